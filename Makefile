@@ -1,0 +1,48 @@
+# Each target sets up everything it needs in .venv, from nothing.
+PY     ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# pip may be configured with a folder of local wheels (a CPU build of torch, say);
+# uv does not read pip's settings, so hand that one on. Empty on most machines.
+FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PY) -m pip config get global.find-links 2>/dev/null))
+UVFLAGS := $(addprefix --find-links=,$(FIND_LINKS))
+UV      = $(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python $(UVFLAGS) -c constraints.txt
+# Two threads spinning for one free core make torch some 17 times slower.
+export OMP_WAIT_POLICY ?= PASSIVE
+export RAY_USAGE_STATS_ENABLED ?= 0
+export MPLBACKEND ?= Agg
+
+.PHONY: demo test lint bench docs clean
+
+$(VENV)/.uv:
+	$(PY) -m venv $(VENV)
+	$(BIN)/python -m pip install -q uv==0.13.7 2>/dev/null
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.uv pyproject.toml constraints.txt
+	$(UV) -e '.[fast]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.uv pyproject.toml constraints.txt
+	$(UV) -e '.[demo,nifti,dicom,test,oracle,lint,docs]'
+	@touch $@
+
+demo: $(VENV)/.demo
+	$(BIN)/taskuq demo -o runs/demo
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+bench: $(VENV)/.test
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m benchmarks
+
+docs: $(VENV)/.test
+	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
+
+clean:
+	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache

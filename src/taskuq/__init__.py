@@ -1,0 +1,8 @@
+"""Intervals with a guarantee for what a task network would have said about the true image."""
+
+from taskuq.errors import InputError
+from taskuq.interval import Interval
+
+__version__ = "0.1.0"
+
+__all__ = ["InputError", "Interval", "__version__"]
