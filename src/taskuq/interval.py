@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -82,5 +82,5 @@ class Interval:
     def __len__(self) -> int:
         return len(self.lower)
 
-    def __getitem__(self, index: object) -> Interval:
-        return Interval(self.lower[index], self.upper[index])  # type: ignore[index]  # any NumPy index
+    def __getitem__(self, index: Any) -> Interval:
+        return Interval(self.lower[index], self.upper[index])
