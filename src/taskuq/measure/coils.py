@@ -1,0 +1,33 @@
+"""From coil images to one magnitude image."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rss(images: Tensor, axis: int = -3) -> Tensor:
+    r"""Combine coil images by the root of the sum of squares.
+
+    .. math:: |\hat w| = \sqrt{\textstyle\sum_{b=1}^B |x_b|^2}
+
+    :math:`x_b` is the image of coil :math:`b`. The result does not change when the coils are
+    mixed by a unitary matrix.
+
+    References:
+        Roemer et al., The NMR Phased Array, Magnetic Resonance in Medicine 1990.
+
+    Arguments:
+        images: Real or complex coil images (..., coil, height, width).
+        axis: The coil axis.
+
+    Returns:
+        A real tensor without the coil axis.
+
+    Example:
+        >>> import torch
+        >>> rss(torch.tensor([3.0, 4.0j]).reshape(2, 1, 1)).item()
+        5.0
+    """
+    magnitude: Tensor = torch.linalg.vector_norm(images, dim=axis)
+    return magnitude

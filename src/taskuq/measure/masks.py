@@ -1,0 +1,172 @@
+"""Nested sampling masks: each round keeps the lines of the rounds before it and adds some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from taskuq.errors import InputError
+from taskuq.interval import BoolArray
+from taskuq.measure.gro import gro_mask
+
+Rule = Literal["inverse-distance", "uniform"]
+
+# The widths of the fully sampled centre in the later rounds of the paper, for 320 columns.
+_ACS_STEP, _ACS_SIZE = 8, 320
+
+
+def nested_masks(
+    width: int,
+    accelerations: Sequence[float],
+    *,
+    rng: np.random.Generator,
+    rule: Rule = "inverse-distance",
+    acs: Sequence[int] | None = None,
+    density: float | None = None,
+    sharpness: float = 8.0,
+) -> BoolArray:
+    r"""Masks for any size and any decreasing list of accelerations.
+
+    The first round is a GRO mask. Each later round adds the lines of a wider centre and then
+    random lines, until :math:`N / R` lines are measured:
+
+    .. math:: M_k = M_{k-1} \cup \text{centre}(w_k) \cup S_k, \qquad |M_k| = N / R_k
+
+    :math:`N` is the width, :math:`R_k` the acceleration, :math:`w_k` the width of the centre
+    (autocalibration signal, ACS). The lines of :math:`S_k` are drawn without replacement from
+    those left, with weights :math:`1 / |\ell - N/2|` (``"inverse-distance"``, as the paper says)
+    or equal ones (``"uniform"``, as its published masks look).
+
+    Arguments:
+        width: The number of k-space columns :math:`N`.
+        accelerations: :math:`R`, decreasing, larger than or equal to 1.
+        rng: Where the random lines come from.
+        rule: How the random lines are drawn.
+        acs: The width of the centre in each round; 0 asks for none. By default the first round
+            has what GRO gives and round :math:`k = 2, 3, \dots` has :math:`8 k` lines for each 320
+            columns: 16, 24, 32 in the paper.
+        density: The GRO density :math:`s`; by default 15/16 of the first acceleration, the paper's
+            15 at R = 16.
+        sharpness: The GRO sharpness :math:`\alpha`.
+
+    Returns:
+        Booleans (round, width); True is measured, and a line measured in one round is measured in
+        all later ones.
+
+    Example:
+        >>> masks = nested_masks(320, (16, 8, 4, 2), rng=rng)
+        >>> masks.sum(axis=1)
+        array([ 20,  40,  80, 160])
+        >>> bool((masks[1:] >= masks[:-1]).all())
+        True
+    """
+    lines = _line_counts(width, accelerations)
+    if rule not in ("inverse-distance", "uniform"):
+        raise InputError(f"the rule is {rule!r}; choose 'inverse-distance' or 'uniform'")
+    widths = _acs_widths(width, lines, acs)
+    if density is None:
+        density = max(1.0, 15 / 16 * accelerations[0])
+
+    mask = gro_mask(width, lines[0], density=density, sharpness=sharpness)
+    masks = [_with_center(mask, widths[0], lines[0])]
+    for count, center in zip(lines[1:], widths[1:], strict=True):
+        mask = masks[-1] | center_lines(width, center)
+        if mask.sum() > count:
+            raise InputError(
+                f"{count} of {width} lines cannot hold a centre of {center} lines beside those "
+                "already measured; give a narrower acs or a lower acceleration"
+            )
+        masks.append(_with_random_lines(mask, count, rule, rng))
+    return np.stack(masks)
+
+
+def center_lines(width: int, lines: int) -> BoolArray:
+    """The central columns of k-space, as a mask.
+
+    Arguments:
+        width: The number of k-space columns.
+        lines: How many of them, around column ``width // 2``.
+
+    Returns:
+        Booleans (width,).
+
+    Example:
+        >>> np.flatnonzero(center_lines(320, 9))
+        array([156, 157, 158, 159, 160, 161, 162, 163, 164])
+        >>> np.flatnonzero(center_lines(320, 4))
+        array([158, 159, 160, 161])
+    """
+    mask = np.zeros(width, dtype=bool)
+    start = width // 2 - lines // 2
+    mask[start : start + lines] = True
+    return mask
+
+
+def acs_width(mask: BoolArray) -> int:
+    """How many lines the fully sampled centre of a mask has: the unbroken run through the middle.
+
+    Arguments:
+        mask: Booleans (width,); True is measured.
+
+    Returns:
+        The length of the run, 0 when the central line is missing.
+
+    Example:
+        >>> acs_width(center_lines(320, 9))
+        9
+    """
+    center = len(mask) // 2
+    if not mask[center]:
+        return 0
+    missing = np.flatnonzero(~np.asarray(mask))
+    left = missing[missing < center].max(initial=-1)
+    right = missing[missing > center].min(initial=len(mask))
+    return int(right - left - 1)
+
+
+def _line_counts(width: int, accelerations: Sequence[float]) -> list[int]:
+    if len(accelerations) == 0 or min(accelerations) < 1:
+        raise InputError(f"accelerations are {list(accelerations)}; give numbers of at least 1")
+    lines = [round(width / R) for R in accelerations]
+    if lines[0] < 1 or any(b <= a for a, b in pairwise(lines)):
+        raise InputError(
+            f"accelerations {list(accelerations)} of {width} lines measure {lines} lines; give "
+            "decreasing accelerations that each add a line"
+        )
+    return lines
+
+
+def _acs_widths(width: int, lines: list[int], acs: Sequence[int] | None) -> list[int]:
+    if acs is None:
+        scaled = [round(_ACS_STEP * (k + 1) * width / _ACS_SIZE) for k in range(len(lines))]
+        return [0, *(min(w, n // 2) for w, n in zip(scaled[1:], lines[1:], strict=True))]
+    if len(acs) != len(lines) or any(not 0 <= w <= n for w, n in zip(acs, lines, strict=False)):
+        raise InputError(
+            f"acs is {list(acs)} for rounds of {lines} lines; give one width for each round, no "
+            "larger than its number of lines"
+        )
+    return list(acs)
+
+
+def _with_center(mask: BoolArray, center: int, count: int) -> BoolArray:
+    """Widen the centre of the first mask; its lines just outside the centre make room."""
+    box = center_lines(len(mask), center)
+    outside = np.flatnonzero(mask & ~box)
+    inside_out = outside[np.argsort(np.abs(outside - len(mask) // 2), kind="stable")]
+    mask = mask | box
+    mask[inside_out[: mask.sum() - count]] = False
+    return mask
+
+
+def _with_random_lines(
+    mask: BoolArray, count: int, rule: Rule, rng: np.random.Generator
+) -> BoolArray:
+    free = np.flatnonzero(~mask)
+    # The central line is always measured, so no distance is 0.
+    weight = np.ones(len(free)) if rule == "uniform" else 1 / np.abs(free - len(mask) / 2).clip(0.5)
+    mask = mask.copy()
+    mask[rng.choice(free, count - mask.sum(), replace=False, p=weight / weight.sum())] = True
+    return mask
