@@ -1,0 +1,140 @@
+"""What every data set is: a number of cases, each an image with a label, a group and a name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taskuq.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Item(NamedTuple):
+    """One case.
+
+    Attributes:
+        image: Complex coil images (coil, height, width) or one magnitude image (height, width),
+            divided by ``scale``.
+        label: The class, 0 or 1 for absent and present.
+        group: What the case comes in: a volume, a patient.
+        case: A name to find the image again, unique in its data set.
+        scale: What to multiply ``image`` with to get the numbers of the source.
+    """
+
+    image: Tensor
+    label: int
+    group: str
+    case: str
+    scale: float
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """Cases that are read when they are asked for.
+
+    The labels and groups of all cases are known without reading an image. A data set can be
+    pickled, so that a torch ``DataLoader`` with workers takes it as it is.
+    """
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The label of each case, (case,)."""
+        ...
+
+    @property
+    def groups(self) -> NDArray[np.str_]:
+        """The group of each case, (case,)."""
+        ...
+
+    def __len__(self) -> int:
+        """The number of cases."""
+        ...
+
+    def __getitem__(self, index: int) -> Item:
+        """Read one case."""
+        ...
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some cases of a data set, in the given order; itself a data set.
+
+    Arguments:
+        source: The data set.
+        indices: Which of its cases.
+
+    Example:
+        >>> from taskuq.data.arrays import ArrayDataset
+        >>> images = np.ones((3, 8, 8), dtype=np.float32)
+        >>> data = ArrayDataset(images, label=[0, 1, 0], group=["a", "a", "b"])
+        >>> Subset(data, (2, 0)).groups
+        array(['b', 'a'], dtype='<U1')
+    """
+
+    source: Dataset
+    indices: Sequence[int]
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The label of each case, (case,)."""
+        return np.asarray(self.source.labels[np.asarray(self.indices, dtype=int)])
+
+    @property
+    def groups(self) -> NDArray[np.str_]:
+        """The group of each case, (case,)."""
+        return np.asarray(self.source.groups[np.asarray(self.indices, dtype=int)])
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Item:
+        return self.source[self.indices[index]]
+
+
+def split_by_group(
+    dataset: Dataset, fractions: Sequence[float], *, rng: np.random.Generator
+) -> tuple[Subset, ...]:
+    """Split a data set so that no group falls into two parts.
+
+    Neighbouring slices of a patient are near copies; a split by case would put copies of the
+    training images into the test fold.
+
+    Arguments:
+        dataset: The data set.
+        fractions: The share of groups in each part; the last part takes what is left over.
+        rng: Where the order of the groups comes from.
+
+    Returns:
+        One part for each fraction, the cases of each in their original order.
+
+    Example:
+        >>> from taskuq.data.arrays import ArrayDataset
+        >>> images = np.ones((6, 8, 8), dtype=np.float32)
+        >>> data = ArrayDataset(images, label=[0] * 6, group=["a", "a", "b", "b", "c", "c"])
+        >>> [len(part) for part in split_by_group(data, (2 / 3, 1 / 3), rng=rng)]
+        [4, 2]
+    """
+    if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
+        raise InputError(f"fractions are {list(fractions)}; give positive numbers that sum to 1")
+    groups = dataset.groups
+    names = rng.permutation(np.unique(groups))
+    # Two thirds of three groups is 1.9999... in floats.
+    ends = np.floor(np.cumsum(fractions) * len(names) + 1e-9).astype(int)
+    ends[-1] = len(names)
+    parts = np.split(names, ends[:-1])
+    if any(len(part) == 0 for part in parts):
+        raise InputError(
+            f"{len(names)} groups cannot be split {list(fractions)} without an empty part; give "
+            "more groups or fewer parts"
+        )
+    return tuple(Subset(dataset, _where(np.isin(groups, part))) for part in parts)
+
+
+def _where(chosen: Any) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.flatnonzero(chosen))
