@@ -1,0 +1,128 @@
+"""Multi-coil MRI as a Measure: coil images to zero-filled images, at nested accelerations."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from taskuq.errors import InputError
+from taskuq.measure.fourier import fft2c, ifft2c
+from taskuq.measure.projections import broadcast_mask
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """What an MRI scanner has collected so far.
+
+    Attributes:
+        zero_filled: Coil images with zeros in the lines not measured, complex (..., coil, height,
+            width).
+        mask: The measured columns of k-space, boolean (width,).
+        acceleration: R.
+    """
+
+    zero_filled: Tensor
+    mask: Tensor
+    acceleration: float
+
+    @property
+    def kspace(self) -> Tensor:
+        """The same as k-space: the measured lines, and exact zeros elsewhere."""
+        kspace = fft2c(self.zero_filled)
+        return torch.where(broadcast_mask(self.mask, kspace), kspace, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class MultiCoilMRI:
+    r"""A scanner that measures whole columns of the k-space of every coil.
+
+    .. math:: y = A x + \epsilon, \qquad
+        A = \operatorname{blkdiag}\{F^{\mathsf H} P^{\mathsf T} P F, \dots\}, \qquad
+        \epsilon_b = F^{\mathsf H} P^{\mathsf T} \varepsilon_b
+
+    :math:`x` stacks the coil images, :math:`F` is the unitary Fourier transform, :math:`P` picks
+    the measured samples and :math:`\varepsilon` is complex white noise. A line measured in one
+    round is not measured again: the noise on it is the same in all later rounds.
+
+    Arguments:
+        masks: Nested masks, boolean (round, width); True is measured.
+        accelerations: R of each round, decreasing.
+        noise: Standard deviation of the real and of the imaginary part of :math:`\varepsilon`.
+        seed: Together with the image it decides the noise; required where ``noise`` is not 0.
+
+    Example:
+        >>> from taskuq.measure.masks import nested_masks
+        >>> scanner = MultiCoilMRI(nested_masks(32, (8, 4), rng=rng), accelerations=(8, 4))
+        >>> y = scanner(torch.ones(2, 32, 32, dtype=torch.complex64), acceleration=4)
+        >>> y.zero_filled.shape, int(y.mask.sum()), y.acceleration
+        (torch.Size([2, 32, 32]), 8, 4.0)
+    """
+
+    masks: NDArray[np.bool_]
+    accelerations: Sequence[float]
+    noise: float = 0.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        masks = np.asarray(self.masks, dtype=bool)
+        if masks.ndim != 2 or len(masks) != len(self.accelerations):
+            raise InputError(
+                f"masks have shape {masks.shape} for {len(self.accelerations)} accelerations; "
+                "give one mask (width,) for each acceleration"
+            )
+        if (masks[1:] < masks[:-1]).any():
+            raise InputError(
+                "the masks are not nested; each round must keep the lines of the round before it "
+                "(nested_masks makes such masks)"
+            )
+        if self.noise < 0 or (self.noise > 0 and self.seed is None):
+            raise InputError(
+                f"noise is {self.noise} and seed {self.seed}; give a noise level of at least 0, "
+                "and a seed with it"
+            )
+        object.__setattr__(self, "masks", masks)
+
+    def mask(self, acceleration: float) -> NDArray[np.bool_]:
+        """The columns that are measured at one acceleration; all of them at R = 1."""
+        if acceleration in self.accelerations:
+            return np.asarray(self.masks[list(self.accelerations).index(acceleration)])
+        if acceleration == 1:
+            return np.ones(self.masks.shape[1], dtype=bool)
+        raise InputError(
+            f"acceleration {acceleration} is not measured here; choose from "
+            f"{[*self.accelerations, 1]}"
+        )
+
+    def __call__(self, image: Tensor, acceleration: float) -> Measurement:
+        """Measure coil images (..., coil, height, width), complex or real, on any device."""
+        if image.ndim < 3 or image.shape[-1] != self.masks.shape[1]:
+            raise InputError(
+                f"the image has shape {tuple(image.shape)}; give coil images (coil, height, "
+                f"{self.masks.shape[1]}), for instance one coil as image[None]"
+            )
+        mask = torch.as_tensor(self.mask(acceleration), device=image.device)
+        kspace = fft2c(image)
+        if self.noise > 0:
+            kspace = kspace + self.noise * _line_noise(image, self.seed)
+        zero_filled = ifft2c(torch.where(mask, kspace, 0))
+        return Measurement(zero_filled, mask, float(acceleration))
+
+
+def _line_noise(images: Tensor, seed: int | None) -> Tensor:
+    """Complex white noise that depends on the seed and on each image, not on the mask."""
+    assert seed is not None, "checked when the operator is made"
+    flat = images.detach().cpu().reshape(-1, *images.shape[-3:]).contiguous()
+    noise = []
+    for image in flat:
+        # The image's own bytes tell cases apart, so that batches, workers and devices agree.
+        name = zlib.crc32(image.numpy().tobytes())
+        rng = np.random.default_rng([seed, name])
+        real, imaginary = rng.standard_normal((2, *image.shape), dtype=np.float32)
+        noise.append(torch.as_tensor(real + 1j * imaginary))
+    return torch.stack(noise).reshape(images.shape).to(images.device)
