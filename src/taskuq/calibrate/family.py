@@ -1,0 +1,142 @@
+"""Nested intervals of some cases: one family, read as a score or as intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from taskuq.calibrate.link import Link
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray, Interval
+from taskuq.protocols import Score
+
+Side: TypeAlias = Literal["two", "upper", "lower"]
+SIDES = ("two", "upper", "lower")
+
+
+class Family(Protocol):
+    """The nested intervals of a fixed set of cases."""
+
+    def score(self, targets: FloatArray) -> FloatArray:
+        """Return the smallest quantile whose interval contains the target."""
+        ...
+
+    def interval(self, quantile: ArrayLike) -> Interval:
+        """Return the interval of each case for one quantile, or for one quantile per case."""
+        ...
+
+
+@dataclass(frozen=True)
+class AnchoredFamily:
+    r"""Intervals that grow from two anchors at a speed of their own, on the scale of a link.
+
+    .. math:: \mathcal C_q = g^{-1}[\,a - q u,\; b + q u\,], \qquad
+        s(z) = \frac{\max\{a - g(z),\; g(z) - b\}}{u}
+
+    The absolute residual has :math:`a = b = \bar z, u = 1`; LWR has :math:`u = \sigma_z`; CQR has
+    :math:`a = \hat z(\alpha/2), b = \hat z(1 - \alpha/2), u = 1`. A one-sided family keeps one of
+    the two ends. Where :math:`u = 0` the interval is the point for every :math:`q`: a target
+    there scores 0 (one-sided: minus infinity), any other plus infinity.
+
+    Ends are rounded outwards by a few units in the last place, so that a target whose score is at
+    most :math:`q` is never lost to rounding.
+
+    Arguments:
+        low: The lower anchors :math:`a` (case,).
+        high: The upper anchors :math:`b` (case,).
+        scale: The speeds :math:`u \ge 0` (case,).
+        side: ``two``, or ``upper`` or ``lower`` for a bound on one side.
+        link: The scale :math:`g`.
+
+    Example:
+        >>> family = AnchoredFamily(np.array([0.4, 0.4]), np.array([0.4, 0.4]), np.array([0.1, 0.0]))
+        >>> family.score(np.array([0.6, 0.4])).round(12)
+        array([2., 0.])
+        >>> family.interval(2.0).upper.round(12)
+        array([0.6, 0.4])
+    """
+
+    low: FloatArray
+    high: FloatArray
+    scale: FloatArray
+    side: Side = "two"
+    link: Link = field(default_factory=Link)
+
+    def score(self, targets: FloatArray) -> FloatArray:
+        """Return the smallest quantile whose interval contains the target."""
+        g = self.link(targets)
+        if self.side == "two":
+            residual = np.maximum(self.low - g, g - self.high)
+        else:
+            residual = g - self.high if self.side == "upper" else self.low - g
+        known = self.scale > 0
+        score = np.divide(residual, self.scale, out=np.full(residual.shape, np.inf), where=known)
+        at_point = ~known & (residual <= 0)
+        score[at_point] = 0.0 if self.side == "two" else -np.inf
+        return score
+
+    def interval(self, quantile: ArrayLike) -> Interval:
+        """Return the interval of each case; everything where the quantile is infinite."""
+        q = np.broadcast_to(np.asarray(quantile, dtype=float), self.low.shape)
+        finite = np.isfinite(q)
+        reach = np.where(finite, q, 0.0) * self.scale
+        lower = self._outwards(self.low - reach, self.low, reach, -1.0)
+        upper = self._outwards(self.high + reach, self.high, reach, 1.0)
+        if self.side == "upper":
+            lower = np.full(lower.shape, -np.inf)
+        if self.side == "lower":
+            upper = np.full(upper.shape, np.inf)
+        if not finite.all():
+            everything = q == np.inf
+            # Only a one-sided point has a target that scores minus infinity.
+            nothing = (q == -np.inf) & ((self.scale > 0) | (self.side == "two"))
+            lower = np.where(everything, -np.inf, np.where(nothing, np.inf, lower))
+            upper = np.where(everything, np.inf, np.where(nothing, -np.inf, upper))
+        return Interval(lower, upper)
+
+    def _outwards(
+        self, end: FloatArray, anchor: FloatArray, reach: FloatArray, sign: float
+    ) -> FloatArray:
+        eps = 4 * np.finfo(float).eps
+        slack = np.where(reach == 0.0, 0.0, eps * (np.abs(anchor) + np.abs(reach)))
+        value = self.link.inverse(end + sign * slack)
+        if self.link.kind == "identity":
+            return value
+        # The logit and its inverse round too, on the scale of the task's range.
+        return np.asarray(value + sign * eps * (abs(self.link.low) + abs(self.link.high)))
+
+
+@dataclass(frozen=True)
+class OpaqueFamily:
+    """The family of a user's own score: the samples are kept and asked each time."""
+
+    source: Score
+    outputs: FloatArray
+
+    def score(self, targets: FloatArray) -> FloatArray:
+        """Return what the user's ``score`` says, checked."""
+        values = np.asarray(self.source.score(self.outputs, targets), dtype=float)
+        if values.shape != targets.shape:
+            raise InputError(
+                f"{type(self.source).__name__}.score returned shape {values.shape} for "
+                f"{targets.shape[0]} cases; one score per case is needed"
+            )
+        if np.isnan(values).any():
+            raise InputError(
+                f"{type(self.source).__name__}.score returned NaN for "
+                f"{int(np.isnan(values).sum())} of {values.size} cases; return infinity where a "
+                "target cannot be covered"
+            )
+        return values
+
+    def interval(self, quantile: ArrayLike) -> Interval:
+        """Return what the user's ``interval`` says; everything where the quantile is infinite."""
+        q = np.broadcast_to(np.asarray(quantile, dtype=float), self.outputs.shape[:1])
+        everything = q == np.inf
+        inner = self.source.interval(self.outputs, np.where(everything, 0.0, q))
+        return Interval(
+            np.where(everything, -np.inf, inner.lower), np.where(everything, np.inf, inner.upper)
+        )

@@ -1,0 +1,111 @@
+"""Spread of a few samples, steadied by what the other cases say about spreads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from taskuq.interval import FloatArray
+
+# Identical samples get this variance, so that logarithms exist.
+LEAST_VARIANCE = 1e-12
+MANY_DEGREES = 1000.0
+
+
+@dataclass(frozen=True)
+class SpreadPrior:
+    r"""What is known about the spread of a case before its samples are seen.
+
+    The sample variance :math:`v` on :math:`d = p - 1` degrees of freedom is shrunk towards a
+    trend :math:`s_0^2(x)` in a covariate :math:`x`, as if the trend had been seen on
+    :math:`d_0` degrees of freedom:
+
+    .. math:: \tilde\sigma^2 = \frac{d_0\, s_0^2(x) + d\, v}{d_0 + d}, \qquad
+        s_0^2(x) = \exp\{c_0 + c_1 x + c_2 x^2 + \psi(d_0/2) - \log(d_0/2)\}
+
+    References:
+        Smyth, Linear Models and Empirical Bayes Methods for Assessing Differential Expression,
+        2004.
+
+    Arguments:
+        coefficients: :math:`c_0, c_1, c_2`.
+        degrees: :math:`d_0`.
+        covariate_range: The covariates seen when fitting; others are moved to its ends.
+        typical: The median of :math:`\tilde\sigma` over the fitting cases.
+    """
+
+    coefficients: tuple[float, float, float]
+    degrees: float
+    covariate_range: tuple[float, float]
+    typical: float
+
+    def moderated(self, variance: FloatArray, covariate: FloatArray, samples: int) -> FloatArray:
+        r"""Return :math:`\tilde\sigma` of cases with sample variance :math:`v`."""
+        from scipy.special import digamma
+
+        x = np.clip(covariate, *self.covariate_range)
+        c0, c1, c2 = self.coefficients
+        d0, d = self.degrees, samples - 1
+        trend = np.exp(c0 + (c1 + c2 * x) * x + (digamma(d0 / 2) - np.log(d0 / 2)))
+        v = np.maximum(variance, LEAST_VARIANCE)
+        return np.asarray(np.sqrt((d0 * trend + d * v) / (d0 + d)))
+
+
+def fit_spread_prior(variance: FloatArray, covariate: FloatArray, samples: int) -> SpreadPrior:
+    r"""Fit the prior of spreads by matching two moments of :math:`\log v`.
+
+    With :math:`e = \log v - \psi(d/2) + \log(d/2)` regressed on :math:`(1, x, x^2)`, the excess of
+    the residual variance over :math:`\psi_1(d/2)` is :math:`\psi_1(d_0/2)`.
+
+    Arguments:
+        variance: Sample variances with ``ddof=1`` (case,), at least two samples each.
+        covariate: The covariate :math:`x` (case,); constant where there is no trend.
+        samples: The number :math:`p` of samples behind each variance.
+
+    Example:
+        >>> spread = rng.gamma(4.0, 0.01, size=500)
+        >>> draws = spread[:, None] * rng.standard_normal((500, 4))
+        >>> prior = fit_spread_prior(draws.var(axis=1, ddof=1), np.zeros(500), samples=4)
+        >>> moderated = prior.moderated(draws.var(axis=1, ddof=1), np.zeros(500), samples=4)
+        >>> bool(abs(moderated - spread).mean() < abs(draws.std(axis=1, ddof=1) - spread).mean())
+        True
+    """
+    from scipy.special import digamma, polygamma
+
+    v = np.maximum(np.asarray(variance, dtype=float), LEAST_VARIANCE)
+    half = (samples - 1) / 2
+    e = np.log(v) - digamma(half) + np.log(half)
+    # A centred, scaled covariate keeps the small least-squares problem well conditioned.
+    middle, width = float(np.mean(covariate)), float(np.std(covariate)) or 1.0
+    t = (covariate - middle) / width
+    design = np.stack([np.ones_like(t), t, t**2], axis=1)
+    b0, b1, b2 = np.linalg.lstsq(design, e, rcond=None)[0]
+    excess = float(np.var(e - design @ [b0, b1, b2])) - float(polygamma(1, half))
+    degrees = MANY_DEGREES if excess <= 1e-3 else 2 * _inverse_trigamma(excess)
+    prior = SpreadPrior(
+        coefficients=(
+            float(b0 - b1 * middle / width + b2 * (middle / width) ** 2),
+            float(b1 / width - 2 * b2 * middle / width**2),
+            float(b2 / width**2),
+        ),
+        degrees=min(degrees, MANY_DEGREES),
+        covariate_range=(float(np.min(covariate)), float(np.max(covariate))),
+        typical=1.0,
+    )
+    typical = float(np.median(prior.moderated(v, covariate, samples)))
+    return SpreadPrior(prior.coefficients, prior.degrees, prior.covariate_range, typical)
+
+
+def _inverse_trigamma(value: float) -> float:
+    """Solve trigamma(y) = value by Newton steps on 1/trigamma, which is nearly linear."""
+    from scipy.special import polygamma
+
+    y = 0.5 + 1 / value
+    for _ in range(50):
+        trigamma = float(polygamma(1, y))
+        step = trigamma * (1 - trigamma / value) / float(polygamma(2, y))
+        y += step
+        if abs(step) < 1e-10 * y:
+            break
+    return y

@@ -1,0 +1,132 @@
+"""Scores by name, and the way a score travels in a JSON file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from taskuq.calibrate.family import SIDES, Side
+from taskuq.calibrate.learned import Learned, LocationScale
+from taskuq.calibrate.link import Link
+from taskuq.calibrate.mlwr import MLWR
+from taskuq.calibrate.moderation import SpreadPrior
+from taskuq.calibrate.regression import RobustRidge
+from taskuq.calibrate.scores import AR, CQR, LWR
+from taskuq.errors import InputError
+from taskuq.protocols import Score
+
+SCORE_NAMES = ("ar", "lwr", "cqr", "mlwr", "learned")
+
+
+def resolve_score(score: str | Score, alpha: float, side: Side = "two") -> Score:
+    """Turn a score's name into the score; an object with ``score`` and ``interval`` is one already.
+
+    Arguments:
+        score: One of ar, lwr, cqr, mlwr, learned, or a user's own object.
+        alpha: The error rate, which CQR's sample quantiles depend on.
+        side: ``two``, ``upper`` or ``lower``, for scores by name.
+
+    Example:
+        >>> resolve_score("cqr", alpha=0.1)
+        CQR(alpha=0.1, side='two')
+    """
+    if side not in SIDES:
+        raise InputError(f"side must be 'two', 'upper' or 'lower', got {side!r}")
+    if not isinstance(score, str):
+        if callable(getattr(score, "score", None)) and callable(getattr(score, "interval", None)):
+            return score
+        raise InputError(
+            f"a score is a name or an object with methods score and interval, got {score!r}"
+        )
+    match score.lower():
+        case "ar":
+            return AR(side)
+        case "lwr":
+            return LWR(side)
+        case "cqr":
+            return CQR(alpha, side)
+        case "mlwr":
+            return MLWR(side)
+        case "learned":
+            return Learned(side)
+    raise InputError(f"unknown score {score!r}; choose one of {', '.join(SCORE_NAMES)}")
+
+
+def score_name(score: Score) -> str:
+    """Return what to call a score in tables: its name, or its class.
+
+    Example:
+        >>> score_name(AR())
+        'ar'
+    """
+    return str(getattr(score, "name", type(score).__name__))
+
+
+def score_to_dict(score: Score) -> dict[str, Any]:
+    """Describe a score so that JSON can hold it; a user's own is stored by its class name only."""
+    if isinstance(score, AR | LWR | CQR | MLWR | Learned):
+        return {"name": score.name, **asdict(score)}
+    return {"name": "custom", "class": type(score).__name__}
+
+
+def score_from_dict(record: Mapping[str, Any], custom: Score | None = None) -> Score:
+    """Read a score back from its description.
+
+    Arguments:
+        record: What :func:`score_to_dict` wrote.
+        custom: The object to use where the file names a user's own class.
+
+    Example:
+        >>> score_from_dict({"name": "lwr", "side": "upper"})
+        LWR(side='upper')
+    """
+    fields = {key: value for key, value in record.items() if key != "name"}
+    name = record.get("name")
+    match name:
+        case "ar":
+            return AR(**fields)
+        case "lwr":
+            return LWR(**fields)
+        case "cqr":
+            return CQR(**fields)
+        case "mlwr":
+            fields["link"] = Link(**fields["link"])
+            fields["prior"] = _prior(fields["prior"])
+            return MLWR(**fields)
+        case "learned":
+            fields["link"] = Link(**fields["link"])
+            fit = fields["fit"]
+            if fit is not None:
+                fields["fit"] = LocationScale(
+                    prior=_prior(fit["prior"]),
+                    location=_ridge(fit["location"]),
+                    scale=_ridge(fit["scale"]),
+                    typical_spreads=tuple(fit["typical_spreads"]),
+                    typical_moves=tuple(fit["typical_moves"]),
+                )
+            return Learned(**fields)
+        case "custom":
+            if custom is None or type(custom).__name__ != record.get("class"):
+                raise InputError(
+                    f"the file was made with your own score {record.get('class')!r}; pass an "
+                    "object of that class as score="
+                )
+            return custom
+    raise InputError(f"unknown score {name!r} in the file; it may come from a newer version")
+
+
+def _prior(record: Mapping[str, Any] | None) -> SpreadPrior | None:
+    if record is None:
+        return None
+    return SpreadPrior(
+        coefficients=tuple(record["coefficients"]),
+        degrees=record["degrees"],
+        covariate_range=tuple(record["covariate_range"]),
+        typical=record["typical"],
+    )
+
+
+def _ridge(record: Mapping[str, Any]) -> RobustRidge:
+    vectors = {k: tuple(v) for k, v in record.items() if k != "intercept"}
+    return RobustRidge(intercept=record["intercept"], **vectors)

@@ -1,0 +1,144 @@
+"""What we accept as arrays: right shapes, finite numbers, and one clear sentence otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray
+
+
+def as_array(values: Any, name: str) -> np.ndarray:
+    """Take an array, a list or a torch tensor on any device as a NumPy array.
+
+    Arguments:
+        values: What was handed in.
+        name: What to call it in an error.
+
+    Example:
+        >>> as_array([[1, 2], [3]], "outputs")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: outputs cannot be read as an array of numbers (...)
+    """
+    if hasattr(values, "detach"):  # a torch tensor, which we must not import torch to recognise
+        values = values.detach().cpu().numpy()
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{name} cannot be read as an array of numbers ({error})") from None
+    if array.dtype == object:
+        raise InputError(f"{name} cannot be read as an array of numbers (mixed or ragged entries)")
+    return array
+
+
+def as_numbers(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArray:
+    """Take real, finite numbers; float32 stays float32, everything else becomes float64.
+
+    Arguments:
+        values: What was handed in.
+        name: What to call it in an error.
+        ndim: The numbers of axes that are acceptable.
+
+    Example:
+        >>> as_numbers([0.1, float("nan"), 0.2], "targets", ndim=(1,))
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: targets hold 1 NaN or infinite value of 3, first at (1,); ...
+    """
+    array = as_array(values, name)
+    if array.dtype.kind not in "fiub":
+        raise InputError(f"{name} must be real numbers, got an array of {array.dtype}")
+    if array.ndim not in ndim:
+        wanted = " or ".join(map(str, ndim))
+        raise InputError(f"{name} must have {wanted} axes, got shape {array.shape}")
+    if array.dtype not in (np.float32, np.float64):
+        array = array.astype(float)
+    require_finite(array, name)
+    return array
+
+
+def require_finite(array: FloatArray, name: str) -> None:
+    """Refuse NaN and infinity, saying how many there are and where the first one is."""
+    # The sum is finite only if every entry is, and costs no second array; when it overflows
+    # although all are finite, the exact look below finds nothing to complain about.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(array.sum(dtype=float)):
+            return
+    bad = ~np.isfinite(array)
+    count = int(bad.sum())
+    if count:
+        first = tuple(int(i[0]) for i in np.nonzero(bad))
+        plural = "s" if count > 1 else ""
+        raise InputError(
+            f"{name} hold {count} NaN or infinite value{plural} of {array.size}, first at "
+            f"{first}; remove those cases or repair them first"
+        )
+
+
+def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
+    """Take one integer or string per case.
+
+    Arguments:
+        values: What was handed in.
+        name: What to call it in an error.
+        cases: How many there must be.
+
+    Example:
+        >>> as_ids(["a", "b"], "group", cases=3)
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: group must hold one entry for each of 3 cases, got shape (2,)
+    """
+    array = np.asarray(values) if not hasattr(values, "detach") else as_array(values, name)
+    if array.dtype == object:
+        array = np.asarray([str(v) for v in array.ravel()]).reshape(array.shape)
+    if array.shape != (cases,):
+        raise InputError(
+            f"{name} must hold one entry for each of {cases} cases, got shape {array.shape}"
+        )
+    if array.dtype.kind == "f":
+        whole = array.astype(np.int64, casting="unsafe") if np.isfinite(array).all() else None
+        if whole is None or (whole != array).any():
+            raise InputError(f"{name} must be integers or strings, got fractions or NaN")
+        return whole
+    if array.dtype.kind not in "iubUS":
+        raise InputError(f"{name} must be integers or strings, got an array of {array.dtype}")
+    return array
+
+
+def as_range(value: Any) -> tuple[float, float] | None:
+    """Take a task range (low, high), or None where there is none.
+
+    Arguments:
+        value: Two numbers with low < high; either may be infinite.
+
+    Example:
+        >>> as_range([0, 1])
+        (0.0, 1.0)
+    """
+    if value is None:
+        return None
+    try:
+        low, high = (float(v) for v in value)
+    except (TypeError, ValueError):
+        low, high = np.nan, np.nan
+    if not low < high:
+        raise InputError(f"a task range is two numbers low < high, got {value}")
+    return low, high
+
+
+def require_in_range(values: FloatArray, range_: tuple[float, float] | None, name: str) -> None:
+    """Refuse values outside the declared task range."""
+    if range_ is None or values.size == 0:
+        return
+    outside = (values < range_[0]) | (values > range_[1])
+    if outside.any():
+        first = tuple(int(i[0]) for i in np.nonzero(outside))
+        raise InputError(
+            f"{int(outside.sum())} of {values.size} {name} lie outside the declared range "
+            f"[{range_[0]:g}, {range_[1]:g}], first {values[first]:g} at {first}; declare the "
+            "true range or none"
+        )
