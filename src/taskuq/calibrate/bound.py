@@ -203,9 +203,7 @@ def read_json(path: str | os.PathLike[str], schema: str) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError):
-        raise InputError(
-            f"{path} is not a JSON file; it may be truncated or of another kind"
-        ) from None
+        raise InputError(f"{path} is not a JSON file, or it is truncated; write it again") from None
     found = record.get("schema") if isinstance(record, dict) else None
     kind, version = schema.split("/")
     if not isinstance(found, str) or not found.startswith(f"{kind}/"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from taskuq.calibrate.link import Link
+from taskuq.calibrate.link import IDENTITY, Link
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval
 from taskuq.protocols import Score
@@ -52,7 +52,8 @@ class AnchoredFamily:
         link: The scale :math:`g`.
 
     Example:
-        >>> family = AnchoredFamily(np.array([0.4, 0.4]), np.array([0.4, 0.4]), np.array([0.1, 0.0]))
+        >>> center = np.array([0.4, 0.4])
+        >>> family = AnchoredFamily(center, center, np.array([0.1, 0.0]))
         >>> family.score(np.array([0.6, 0.4])).round(12)
         array([2., 0.])
         >>> family.interval(2.0).upper.round(12)
@@ -63,7 +64,7 @@ class AnchoredFamily:
     high: FloatArray
     scale: FloatArray
     side: Side = "two"
-    link: Link = field(default_factory=Link)
+    link: Link = IDENTITY
 
     def score(self, targets: FloatArray) -> FloatArray:
         """Return the smallest quantile whose interval contains the target."""
@@ -76,7 +77,7 @@ class AnchoredFamily:
         score = np.divide(residual, self.scale, out=np.full(residual.shape, np.inf), where=known)
         at_point = ~known & (residual <= 0)
         score[at_point] = 0.0 if self.side == "two" else -np.inf
-        return score
+        return np.asarray(score)
 
     def interval(self, quantile: ArrayLike) -> Interval:
         """Return the interval of each case; everything where the quantile is infinite."""

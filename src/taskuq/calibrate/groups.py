@@ -112,7 +112,7 @@ def worst_scores(scores: FloatArray, group: np.ndarray, share: float | Fraction)
     ordered = np.lexsort((scores, index))
     starts = np.cumsum(sizes) - sizes
     rank = np.array([math.ceil(exact * int(n)) for n in sizes])
-    return np.asarray(scores)[ordered[starts + rank - 1]]
+    return np.asarray(np.asarray(scores)[ordered[starts + rank - 1]])
 
 
 def pac_mean_loss(groups: int, alpha: float | Fraction, delta: float | Fraction) -> Fraction:

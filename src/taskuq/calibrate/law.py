@@ -66,7 +66,7 @@ class CoverageLaw:
 
         n, k, m = self.n_calibration, self.rank, self.n_test
         if k > n:
-            return np.r_[np.zeros(m), 1.0]
+            return np.append(np.zeros(m), 1.0)
         j = np.arange(m + 1)
         choose = gammaln(m + 1) - gammaln(j + 1) - gammaln(m - j + 1)
         return np.asarray(np.exp(choose + betaln(k + j, n + 1 - k + m - j) - betaln(k, n + 1 - k)))

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, final
 import numpy as np
 
 from taskuq.calibrate.family import AnchoredFamily, Side
-from taskuq.calibrate.link import Link, natural_link
+from taskuq.calibrate.link import IDENTITY, Link, natural_link
 from taskuq.calibrate.moderation import SpreadPrior, fit_spread_prior
 from taskuq.calibrate.regression import RobustRidge, fit_robust_ridge
 from taskuq.calibrate.scores import FamilyScore
@@ -81,7 +81,7 @@ class Learned(FamilyScore):
 
     side: Side = "two"
     fit: LocationScale | None = None
-    link: Link = Link()
+    link: Link = IDENTITY
 
     def tuned(
         self,

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from taskuq.calibrate.family import AnchoredFamily, Side
-from taskuq.calibrate.link import Link, natural_link
+from taskuq.calibrate.link import IDENTITY, Link, natural_link
 from taskuq.calibrate.moderation import SpreadPrior, fit_spread_prior
 from taskuq.calibrate.scores import FamilyScore
 from taskuq.calibrate.summaries import mean_and_variance
@@ -53,7 +53,7 @@ class MLWR(FamilyScore):
     side: Side = "two"
     floor: float = 0.5
     prior: SpreadPrior | None = None
-    link: Link = Link()
+    link: Link = IDENTITY
 
     def tuned(
         self,

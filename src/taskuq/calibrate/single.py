@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -127,7 +128,7 @@ def calibrate(
 
 
 def _require_fit(outputs: FloatArray, targets: FloatArray) -> int:
-    n = outputs.shape[-2]
+    n = int(outputs.shape[-2])
     if targets.shape != (n,):
         raise InputError(
             f"outputs of shape {outputs.shape} are {n} cases, but targets have shape "
@@ -178,8 +179,6 @@ def _threshold(
     weights: FloatArray | None,
 ) -> tuple[Guarantee, Threshold]:
     """Turn scores into a threshold, and complete the promise with what it rests on."""
-    from dataclasses import replace
-
     group = group if promise.unit == "group" else None
     if group is not None:
         promise = replace(promise, n_groups=len(np.unique(group)))

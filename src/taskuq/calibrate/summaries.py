@@ -1,4 +1,4 @@
-"""What the scores need to know of the posterior samples: mean, spread and quantiles of each case."""
+"""What the scores need of the samples of each case: mean, spread and quantiles."""
 
 from __future__ import annotations
 
