@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from taskuq.errors import InputError
 from taskuq.measure.fourier import fft2c, ifft2c
+from taskuq.measure.noise import noise_for
 from taskuq.measure.projections import broadcast_mask
 
 
@@ -115,14 +115,8 @@ class MultiCoilMRI:
 
 
 def _line_noise(images: Tensor, seed: int | None) -> Tensor:
-    """Complex white noise that depends on the seed and on each image, not on the mask."""
+    """Complex white noise on the k-space of coil images (..., coil, height, width)."""
     assert seed is not None, "checked when the operator is made"
-    flat = images.detach().cpu().reshape(-1, *images.shape[-3:]).contiguous()
-    noise = []
-    for image in flat:
-        # The image's own bytes tell cases apart, so that batches, workers and devices agree.
-        name = zlib.crc32(image.numpy().tobytes())
-        rng = np.random.default_rng([seed, name])
-        real, imaginary = rng.standard_normal((2, *image.shape), dtype=np.float32)
-        noise.append(torch.as_tensor(real + 1j * imaginary))
-    return torch.stack(noise).reshape(images.shape).to(images.device)
+    flat = images.reshape(-1, *images.shape[-3:])
+    noise = torch.stack([noise_for(image, (2, *image.shape), seed) for image in flat])
+    return torch.complex(noise[:, 0], noise[:, 1]).reshape(images.shape).to(images.device)

@@ -1,0 +1,123 @@
+"""Other people's imaging systems as a Measure: any callables, any deepinv physics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from taskuq.errors import InputError
+from taskuq.measure.layout import to_channels
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """A Measure put together from one callable for each acceleration.
+
+    A function ``h(image, acceleration)`` is a Measure as it stands; this is for functions
+    ``h(image)``.
+
+    Arguments:
+        systems: For each acceleration, largest first, a callable from image to measurement.
+
+    Example:
+        >>> measure = Rounds({4: lambda image: image[::4], 2: lambda image: image[::2]})
+        >>> measure(np.arange(8), acceleration=2)
+        array([0, 2, 4, 6])
+    """
+
+    systems: Mapping[float, Callable[[Any], Any]]
+
+    def __post_init__(self) -> None:
+        if not self.systems or list(self.systems) != sorted(self.systems, reverse=True):
+            raise InputError(
+                f"accelerations are {list(self.systems)}; give at least one, in decreasing order"
+            )
+
+    @property
+    def accelerations(self) -> tuple[float, ...]:
+        """R of each round, decreasing."""
+        return tuple(self.systems)
+
+    def __call__(self, image: Any, acceleration: float) -> Any:
+        """Measure one image with the callable of one acceleration."""
+        if acceleration not in self.systems:
+            raise InputError(
+                f"acceleration {acceleration} is not measured here; choose from "
+                f"{list(self.systems)}"
+            )
+        return self.systems[acceleration](image)
+
+
+@dataclass(frozen=True, eq=False)
+class PhysicsMeasurement:
+    """A measurement by a deepinv physics, with the physics that a recovery method asks for.
+
+    Attributes:
+        y: What ``physics(x)`` returned; its first axis is a batch of one.
+        physics: The physics object: ``A``, ``A_adjoint``, ``A_dagger``.
+        acceleration: R.
+    """
+
+    y: Any
+    physics: Any
+    acceleration: float
+
+
+@dataclass(frozen=True, eq=False)
+class PhysicsMeasure:
+    """Any deepinv physics as a Measure: one physics object for each acceleration.
+
+    Images enter as deepinv wants them, (batch, channel, height, width): a magnitude image has one
+    channel, a complex image a real and an imaginary one.
+
+    Arguments:
+        physics: For each acceleration, largest first, a deepinv physics object (or any object that
+            is called on such a batch).
+        seed: Handed to the noise of the physics on each call, so that a measurement repeats; leave
+            it out for physics without noise.
+
+    Example:
+        >>> class Halve:  # stands for deepinv.physics.Inpainting(...) and the like
+        ...     def __call__(self, x): return x[..., ::2]
+        >>> measure = PhysicsMeasure({2: Halve()})
+        >>> measure(torch.ones(4, 6), acceleration=2).y.shape
+        torch.Size([1, 1, 4, 3])
+    """
+
+    physics: Mapping[float, Any]
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        Rounds(self.physics)
+
+    @property
+    def accelerations(self) -> tuple[float, ...]:
+        """R of each round, decreasing."""
+        return tuple(self.physics)
+
+    def __call__(self, image: Tensor, acceleration: float) -> PhysicsMeasurement:
+        """Measure one image: (height, width), or (channel, height, width)."""
+        batch = _as_batch(image)
+        keywords = {} if self.seed is None else {"seed": self.seed}
+        y = Rounds({R: _call(p, keywords) for R, p in self.physics.items()})(batch, acceleration)
+        return PhysicsMeasurement(y, self.physics[acceleration], float(acceleration))
+
+
+def _call(physics: Any, keywords: dict[str, int]) -> Callable[[Tensor], Any]:
+    return lambda batch: physics(batch, **keywords)
+
+
+def _as_batch(image: Tensor) -> Tensor:
+    if image.ndim not in (2, 3):
+        raise InputError(
+            f"the image has shape {tuple(image.shape)}; give one image (height, width) or "
+            "(channel, height, width)"
+        )
+    channels = image if image.ndim == 3 else image[None]
+    if torch.is_complex(channels):
+        channels = to_channels(channels)
+    return channels[None]
