@@ -1,0 +1,303 @@
+"""Recovery networks on one GPU, in the published configuration: times, memory, precision.
+
+Run from the root of the repository, on a machine with an NVIDIA GPU:
+
+    PYTHONPATH=src python3 benchmarks/recover_gpu.py
+
+Weights are random, started as training starts them, and the couplings' last convolutions are
+random too, so that every kernel does its full work. Times are medians of CUDA events. The
+"plain" rows run the network as it is trained: float32, the condition computed again for every
+chunk of 4 samples, log-determinants on. The authors' code was measured on the same kind of GPU;
+its numbers are text here.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from taskuq.measure.coils import rss
+from taskuq.measure.fourier import fft2c
+from taskuq.measure.layout import to_channels, to_complex
+from taskuq.measure.projections import data_consistent, keep_measured, null_space
+from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
+from taskuq.recover.flow.sampler import Sampler
+from taskuq.recover.recorded import Recorded
+from taskuq.recover.varnet import VarNet
+
+SIZE, COILS = 320, 8
+ROWS: list[tuple[str, str, str, str]] = []
+
+
+def report(what: str, ours: str, memory: str = "", authors: str = "") -> None:
+    ROWS.append((what, ours, memory, authors))
+    print(f"{what:58s} {ours:>16s} {memory:>10s}  {authors}", flush=True)
+
+
+def milliseconds(work: Callable[[], object], repeats: int = 10, warm: int = 3) -> float:
+    for _ in range(warm):
+        work()
+    times = []
+    for _ in range(repeats):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop))
+    return median(times)
+
+
+def peak_gib(work: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    work()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / 2**30
+
+
+class Classifier(nn.Module):
+    """ResNet-50 on three equal channels with the published head; batch normalisation folded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from torch.nn.utils.fusion import fuse_conv_bn_eval
+        from torchvision.models import resnet50
+
+        self.backbone = resnet50(weights=None).eval()
+        self.backbone.fc = nn.Identity()
+        pairs = [("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3")]
+        for module in list(self.backbone.modules()):
+            for conv, norm in pairs:
+                if isinstance(getattr(module, norm, None), nn.BatchNorm2d):
+                    fused = fuse_conv_bn_eval(getattr(module, conv), getattr(module, norm))
+                    setattr(module, conv, fused)
+                    setattr(module, norm, nn.Identity())
+            if isinstance(getattr(module, "downsample", None), nn.Sequential):
+                module.downsample = fuse_conv_bn_eval(*module.downsample)
+        self.head = nn.Sequential(
+            nn.Linear(2048, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 1)
+        )
+
+    def forward(self, magnitude: Tensor) -> Tensor:
+        low, high = magnitude.amin((1, 2), keepdim=True), magnitude.amax((1, 2), keepdim=True)
+        unit = ((magnitude - low) / (high - low))[:, None].expand(-1, 3, -1, -1)
+        mean = unit.new_tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1)
+        std = unit.new_tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1)
+        dtype = self.head[0].weight.dtype
+        x = ((unit - mean) / std).to(dtype).contiguous(memory_format=torch.channels_last)
+        return torch.sigmoid(self.head(self.backbone(x)).float())[:, 0]
+
+
+def published_flow() -> ConditionalFlow:
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        flow = ConditionalFlow(FlowConfig(limit=1e6))
+    generator = torch.Generator("cuda").manual_seed(1)
+    with torch.no_grad():
+        for layer in flow.layers:
+            for step in layer.steps:
+                step.coupling.subnet.third.weight.normal_(0, 0.005, generator=generator)
+    return flow
+
+
+def case(generator: torch.Generator, batch: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """A smooth image with eight coils, its zero-filled image at R = 8, and the mask."""
+    noise = torch.randn(batch, COILS, 20, 20, generator=generator, device="cuda")
+    smooth = nn.functional.interpolate(noise, size=(SIZE, SIZE), mode="bicubic")
+    x = torch.complex(smooth, smooth.roll(7, -1))
+    x = x + 0.02 * torch.randn(x.shape, generator=generator, device="cuda")
+    mask = torch.zeros(batch, SIZE, dtype=torch.bool, device="cuda")
+    mask[:, ::12] = True
+    mask[:, 152:168] = True
+    return x, keep_measured(x, mask), mask
+
+
+def start(flow: ConditionalFlow, generator: torch.Generator) -> None:
+    """Start the ActNorms from data, as training does."""
+    x, y, mask = case(generator, batch=2)
+    with torch.no_grad():
+        conditions = flow.condition(to_channels(y))
+        flow(to_channels(null_space(x, mask)), conditions, start=True)
+    flow.eval()
+
+
+def plain_outputs(
+    flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Tensor, z: Tensor
+) -> Tensor:
+    """Draw as a first implementation would: chunks of 4, the condition again for each."""
+    outputs = []
+    shapes = flow.latent_shapes(SIZE, SIZE)
+    sizes = [a * b * c for a, b, c in shapes]
+    with torch.no_grad():
+        for chunk in z.split(4):
+            conditions = flow.condition(to_channels(y).expand(len(chunk), -1, -1, -1))
+            latents = [
+                part.view(-1, h, w, c).permute(0, 3, 1, 2).contiguous()
+                for part, (c, h, w) in zip(chunk.split(sizes, dim=1), shapes, strict=True)
+            ]
+            x = flow.inverse(latents, conditions)
+            flow(x, conditions)  # the log-determinant
+            images = data_consistent(to_complex(x), y, mask[0])
+            outputs.append(classifier(rss(images)))
+    return torch.cat(outputs)
+
+
+def sampling(flow: ConditionalFlow, generator: torch.Generator) -> None:
+    _, y, mask = case(generator)
+    plain_classifier = Classifier().cuda().eval()
+    classifier = Classifier().eval()
+    classifier.load_state_dict(plain_classifier.state_dict())
+    classifier = classifier.to("cuda", torch.bfloat16).to(memory_format=torch.channels_last)
+
+    z = torch.randn(32, 1_638_400, device="cuda", generator=generator)
+    plain = milliseconds(lambda: plain_outputs(flow, plain_classifier, y, mask, z), 3, 1)
+    report("flow, p=32, plain: chunks of 4, fp32", f"{plain:.1f} ms", "", "384 ms, 4.1 GiB")
+    plain = milliseconds(lambda: plain_outputs(flow, plain_classifier, y, mask, z[:2]), 3, 1)
+    report("flow, p=2, plain", f"{plain:.1f} ms", "", "46 to 61 ms")
+
+    # What a user of the sampler keeps on the GPU: the folded weights and the classifier.
+    precision(flow, plain_classifier, y, mask)
+    flow.cpu()
+    torch.cuda.empty_cache()
+    sampler = Sampler(flow, device="cuda", finish=lambda images: classifier(rss(images)))
+
+    def slice_at(p: int) -> tuple[float, float]:
+        outputs = sampler(y, mask, samples=p, seeds=[5]).images[0].float()
+        mean, spread = outputs.mean(), outputs.std()
+        lower, upper = (mean + torch.tensor([-1.0, 1.0], device="cuda") * 2.5 * spread).tolist()
+        return lower, upper
+
+    for p, goal in ((32, "146 to 384 ms, 4.1 to 16.5 GiB"), (2, "46 to 61 ms, 3.2 GiB")):
+        peak = peak_gib(lambda p=p: slice_at(p))
+        ms = milliseconds(lambda p=p: slice_at(p), 20, 3)
+        report(f"flow, one slice with ResNet-50 and interval, p={p}", f"{ms:.2f} ms", f"{peak:.2f} GiB", goal)
+    parts(sampler, classifier)
+    _, many, masks = case(generator, batch=16)
+    for p, goal in ((32, "173 ms"), (2, "43 ms")):
+        ms = milliseconds(
+            lambda p=p: sampler(many, masks, samples=p, seeds=list(range(16))), 3, 1
+        )
+        report(f"flow, 16 slices in one call, p={p}, per slice", f"{ms / 16:.2f} ms", "", goal)
+
+
+def parts(sampler: Sampler, classifier: nn.Module) -> None:
+    recording = sampler._recording(1, 32, SIZE, SIZE)
+    assert recording.graphs is not None
+    report("  condition alone", f"{milliseconds(recording.graphs[0].replay):.2f} ms", "", "14.9 ms")
+    report("  draws, consistency, ResNet-50, p=32", f"{milliseconds(recording.graphs[1].replay):.2f} ms")
+    seeds = list(range(32))
+    from taskuq.recover.flow.seeds import gaussian_rows
+
+    report("  latents, p=32", f"{milliseconds(lambda: gaussian_rows(recording.z, seeds)):.2f} ms")
+    magnitude = torch.rand(32, SIZE, SIZE, device="cuda")
+    recorded = Recorded(classifier)
+    report("  ResNet-50, 32 images", f"{milliseconds(lambda: recorded(magnitude)):.2f} ms", "", "9.7 ms")
+    if "--profile" in sys.argv:
+        profile(lambda: (recording.graphs[0].replay(), recording.graphs[1].replay()))
+
+
+def profile(work: Callable[[], object]) -> None:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as torch_profile
+
+    work()
+    torch.cuda.synchronize()
+    with torch_profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        work()
+        torch.cuda.synchronize()
+    print(recorded.key_averages().table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=90))
+
+
+def precision(flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Tensor) -> None:
+    """How far bfloat16 moves the task output, beside the posterior's own spread."""
+    results = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        sampler = Sampler(flow, device="cuda", dtype=dtype, graphs=False, finish=rss)
+        images = sampler(y, mask, samples=32, seeds=[5]).images[0]
+        with torch.no_grad():
+            results[dtype] = torch.cat([classifier(part) for part in images.split(8)])
+        del sampler
+    exact, rounded = results[torch.float32], results[torch.bfloat16]
+    change, spread = (rounded - exact).abs().mean().item(), exact.std().item()
+    report("bf16: mean change of output / posterior spread", f"{change / spread:.4f}", "", f"spread {spread:.2e}")
+
+
+def training(flow: ConditionalFlow, generator: torch.Generator) -> None:
+    flow = flow.cuda().train()
+    flow.unet.to(memory_format=torch.channels_last)
+    flow.conditioner.to(memory_format=torch.channels_last)
+    optimiser = torch.optim.Adam(flow.parameters(), lr=1e-4, weight_decay=1e-7, fused=True)
+    x, y, mask = case(generator, batch=8)
+    target, measured = to_channels(null_space(x, mask)), to_channels(y)
+    measured = measured.contiguous(memory_format=torch.channels_last)
+    for name, condition in _conditions(flow):
+
+        def step(condition: Callable[[Tensor], list[Tensor]] = condition) -> None:
+            with torch.autocast("cuda", torch.bfloat16):
+                conditions = condition(measured)
+                latents, log_det = flow(target, conditions)
+            loss = bits_per_dimension(latents, log_det).mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(flow.parameters(), 1.0, foreach=True)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+
+        begin = time.time()
+        step()
+        torch.cuda.synchronize()
+        first = time.time() - begin
+        peak = peak_gib(step)
+        ms = milliseconds(step, 5, 2)
+        report(f"flow, training step, batch 8, bf16, {name}", f"{ms:.1f} ms", f"{peak:.1f} GiB", f"421 ms, 42.7 GiB (first step {first:.0f} s)")
+        if "--profile-training" in sys.argv:
+            profile(step)
+
+
+def _conditions(flow: ConditionalFlow) -> list[tuple[str, Callable[[Tensor], list[Tensor]]]]:
+    choices = [("eager", flow.condition)]
+    if "--compile" in sys.argv:
+        choices.append(("compiled", torch.compile(flow.condition)))
+    return choices
+
+
+def varnet(generator: torch.Generator) -> None:
+    torch.manual_seed(0)
+    net = VarNet().cuda().eval()
+    _, y, mask = case(generator, batch=16)
+    kspace, lines = fft2c(y), torch.full((16,), 16, device="cuda")
+    recorded = Recorded(net)
+    for batch, authors in ((1, "53 to 73 ms"), (16, "10.9 ms")):
+        inputs = kspace[:batch], mask[:batch], lines[:batch]
+        with torch.no_grad():
+            plain = milliseconds(lambda inputs=inputs: net(*inputs), 5, 2)
+            ms = milliseconds(lambda inputs=inputs: recorded(*inputs), 10, 2)
+        report(f"VarNet, batch {batch}, per slice (not recorded {plain / batch:.1f})", f"{ms / batch:.2f} ms", "", authors)
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        print("no GPU here: this benchmark needs one", file=sys.stderr)
+        return
+    torch.backends.cudnn.benchmark = True
+    print(torch.cuda.get_device_name(), "torch", torch.__version__)
+    report("what", "ours", "peak", "authors, same GPU")
+    generator = torch.Generator("cuda").manual_seed(0)
+    flow = published_flow()
+    start(flow, generator)
+    for section in (lambda: varnet(generator), lambda: sampling(flow, generator), lambda: training(flow, generator)):
+        try:
+            section()
+        except Exception:
+            traceback.print_exc()
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

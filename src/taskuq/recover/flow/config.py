@@ -1,0 +1,63 @@
+"""The size of a conditional flow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from taskuq.errors import InputError
+
+
+@dataclass(frozen=True)
+class FlowConfig:
+    """The size of a conditional flow; the defaults are the paper's (507 million parameters).
+
+    Arguments:
+        coils: The number of (virtual) coils; the flow has two real channels for each.
+        unet_width: Channels of the first level of the conditioning U-Net.
+        unet_pools: How many times the conditioning U-Net halves the image.
+        condition_channels: Channels of every condition.
+        layers: Layers of the flow, each at half the size of the one before.
+        steps: Steps in each layer; their couplings alternate between single pixels and 3×3
+            neighbourhoods.
+        noise: Standard deviation of the noise that fills the measured subspace in training. It
+            gives the null-space target a density; data consistency removes it from every sample.
+        normalise: Whether to divide each case by the 95 % quantile of its own zero-filled
+            magnitudes; off where the data set has done so for whole volumes, as the paper does.
+        limit: A sample with a value beyond this (in normalised units) is drawn again and counted.
+        seed: Draws the rotations and the start of the weights.
+
+    Example:
+        >>> FlowConfig().size_multiple  # images must be divisible by this
+        4
+    """
+
+    coils: int = 8
+    unet_width: int = 256
+    unet_pools: int = 4
+    condition_channels: int = 64
+    layers: int = 2
+    steps: int = 10
+    noise: float = 0.05
+    normalise: bool = False
+    limit: float = 10.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("coils", "unet_width", "unet_pools", "condition_channels", "layers", "steps"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; give a whole number above 0")
+        if self.noise < 0 or self.limit <= 0:
+            raise InputError(
+                f"noise is {self.noise} and limit {self.limit}; give a noise of at least 0 and a "
+                "positive limit"
+            )
+
+    @property
+    def size_multiple(self) -> int:
+        """What height and width must be divisible by."""
+        return int(2**self.layers)
+
+    @property
+    def channels(self) -> int:
+        """Real channels of the image, two for each coil."""
+        return 2 * self.coils

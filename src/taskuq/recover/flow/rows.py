@@ -1,0 +1,135 @@
+"""The elementwise parts of a draw on rows of pixels; fused kernels take over on a GPU.
+
+Images are (image, pixel, channel), channels last. Every function here defines what its twin in
+``kernels`` computes, and is what runs on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
+
+from taskuq.recover.flow import kernels
+from taskuq.recover.flow.coupling import log_scale
+from taskuq.recover.flow.imap import FLOOR
+
+EPS = 1e-5
+
+
+class Fold(NamedTuple):
+    """What follows a subnet: the bias of its last convolution, then one affine map of channels.
+
+    The map is rotation and ActNorm undone at once, ``y @ matrix + bias``.
+    """
+
+    raw_bias: Tensor
+    matrix: Tensor
+    bias: Tensor
+
+
+class Attend(NamedTuple):
+    """An iMAP to be undone: its filter, one over its gates, its offset."""
+
+    filter: Tensor
+    inverse_gate: Tensor
+    offset: Tensor
+
+
+def leaky(y: Tensor, add: Tensor, slope: float, samples: int = 1) -> Tensor:
+    """Add a bias or a map, then a leaky ReLU, in place where that is possible.
+
+    Arguments:
+        y: (case * sample, pixel, channel).
+        add: A bias (channel,) or a map (case, pixel, channel) shared by the samples of a case.
+        slope: The slope for negative values.
+        samples: How many images of ``y`` follow each other for one case.
+
+    Returns:
+        The result, the shape of ``y``.
+
+    Example:
+        >>> import torch
+        >>> leaky(torch.zeros(2, 1, 2), torch.tensor([[[1.0, -1.0]]]), 0.1, samples=2).tolist()
+        [[[1.0, -0.1...]], [[1.0, -0.1...]]]
+    """
+    if fused := _kernels(y):
+        result: Tensor = fused.leaky(y, add, slope, samples)
+        return result
+    if add.ndim > 1:
+        add = add.repeat_interleave(samples, dim=0)
+    return F.leaky_relu(y.add_(add.to(y.dtype)), slope, inplace=True)
+
+
+def normalise_leaky(x: Tensor, slope: float) -> Tensor:
+    """Instance normalisation and a leaky ReLU.
+
+    Arguments:
+        x: (image, pixel, channel).
+        slope: The slope for negative values.
+
+    Returns:
+        The result, the shape of ``x``.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([[[1.0], [3.0]]])
+        >>> [round(v, 4) for v in normalise_leaky(x, slope=0.2).flatten().tolist()]
+        [-0.2, 1.0]
+    """
+    if fused := _kernels(x):
+        result: Tensor = fused.normalise_leaky(x, slope, EPS)
+        return result
+    var, mean = torch.var_mean(x, dim=1, keepdim=True, correction=0)
+    return F.leaky_relu((x - mean) * torch.rsqrt(var + EPS), slope)
+
+
+def between(
+    x: Tensor, raw: Tensor | None, fold: Fold | None, attend: Attend | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """Finish one step (coupling, rotation, ActNorm) and undo the attention of the next.
+
+    Arguments:
+        x: The state, (image, pixel, channel), float32.
+        raw: The subnet's raw scale and shift without its last bias, or None to finish nothing.
+        fold: What follows the subnet; None with ``raw``.
+        attend: The attention to undo, or None.
+        dtype: The precision of the next subnet.
+
+    Returns:
+        The state, and its first half of channels in ``dtype`` for the next subnet (None when no
+        attention is undone).
+
+    Example:
+        >>> import torch
+        >>> half = Attend(torch.zeros(2), torch.tensor([2.0, 2.0]), torch.tensor(50.0))
+        >>> between(torch.ones(1, 2, 2), None, None, half, torch.float32)[0].round().tolist()
+        [[[1.0, 2.0], [2.0, 1.0]]]
+    """
+    fused = _kernels(x)
+    if fused and fused.supports(x.shape[-1]):
+        kept = x.new_empty((*x.shape[:-1], x.shape[-1] // 2), dtype=dtype)
+        precision = "tf32x3" if dtype == torch.float32 else "tf32"
+        fused.between(x, raw, fold, attend, kept, precision)
+        return x, kept if attend is not None else None
+    if raw is not None:
+        assert fold is not None
+        scale, shift = (raw.to(x.dtype) + fold.raw_bias).chunk(2, dim=-1)
+        first, second = x.chunk(2, dim=-1)
+        second = (second - shift) * torch.exp(-log_scale(scale))
+        x = torch.cat([first, second], dim=-1) @ fold.matrix + fold.bias
+    if attend is None:
+        return x, None
+    channel = torch.arange(x.shape[-1], device=x.device)
+    pixel = torch.arange(x.shape[1], device=x.device)
+    decides = (channel + pixel[:, None]) % 2 == 1
+    opened = x * attend.inverse_gate
+    weighted = torch.where(decides, opened * attend.filter, 0).sum(-1, keepdim=True)
+    x = torch.where(decides, opened, x / (torch.sigmoid(weighted + attend.offset) + FLOOR))
+    return x, x[..., : x.shape[-1] // 2].to(dtype)
+
+
+def _kernels(x: Tensor) -> Any:
+    return kernels if x.is_cuda and kernels.is_available() else None

@@ -1,0 +1,306 @@
+"""Draw posterior samples quickly: conditions once per case, samples in chunks, graphs on a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from taskuq.errors import InputError
+from taskuq.measure.layout import to_channels, to_complex
+from taskuq.recover.columns import consistent_columns
+from taskuq.recover.flow.folded import FoldedFlow, fold
+from taskuq.recover.flow.model import ConditionalFlow
+from taskuq.recover.flow.seeds import gaussian_rows, mixed_seed
+
+ATTEMPTS = 11
+
+
+class Samples(NamedTuple):
+    """Posterior samples of a batch of cases.
+
+    Attributes:
+        images: Complex coil images (case, sample, coil, height, width), or what ``finish`` made.
+        rejected: How many draws of each case were beyond the limit and drawn again, (case,).
+    """
+
+    images: Tensor
+    rejected: Tensor
+
+
+class Sampler:
+    """Draws from the posterior of a flow; the same seed always gives the same samples.
+
+    A sample depends on its case's measurement, the case's seed and its own index, not on how
+    many samples or cases are drawn together.
+
+    Arguments:
+        flow: The flow; it is not changed, and can stay on the CPU while the draws run elsewhere.
+        device: Where to draw; by default where the flow is.
+        dtype: The precision of the convolutions; by default bfloat16 on a GPU, float32 elsewhere.
+        memory: Bytes that the samples of one chunk may take beside the weights.
+        graphs: Whether to record GPU work once and replay it, which saves the launches.
+        finish: Applied to complex coil images (image, coil, height, width) of each chunk, for
+            instance :func:`taskuq.measure.coils.rss`; part of the recorded work.
+
+    Example:
+        >>> import torch
+        >>> from taskuq.recover.flow import FlowConfig
+        >>> flow = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2,
+        ...                                   condition_channels=4, steps=2, limit=1e9))
+        >>> y, mask = torch.randn(1, 1, 16, 16) + 0j, torch.ones(1, 16, dtype=torch.bool)
+        >>> two = Sampler(flow)(y, mask, samples=2, seeds=[7], temperature=0.01)
+        >>> torch.allclose(two.images[:, 0], y, atol=1e-5)  # everything is measured
+        True
+    """
+
+    def __init__(
+        self,
+        flow: ConditionalFlow,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        memory: float = 2.5 * 2**30,
+        graphs: bool = True,
+        finish: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.device = torch.device(device or next(flow.parameters()).device)
+        on_gpu = self.device.type == "cuda"
+        self.config = flow.config
+        self.shapes = flow.latent_shapes
+        self.folded: FoldedFlow = fold(
+            flow,
+            device=self.device,
+            dtype=dtype or (torch.bfloat16 if on_gpu else torch.float32),
+        )
+        self.memory, self.graphs = memory, graphs and on_gpu
+        self.finish = finish or (lambda images: images)
+        self._recorded: dict[tuple[int, ...], _Recording] = {}
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        measured: Tensor,
+        mask: Tensor,
+        *,
+        samples: int,
+        seeds: Sequence[int],
+        temperature: float = 1.0,
+    ) -> Samples:
+        """Draw samples for a batch of cases.
+
+        Arguments:
+            measured: Zero-filled images, complex (case, coil, height, width).
+            mask: Booleans (case, width); True is measured.
+            samples: How many samples of each case.
+            seeds: One seed for each case.
+            temperature: Standard deviation of the latents; 1 is the posterior, 0 its mode in the
+                latents.
+        """
+        self._check(measured, mask, samples, seeds)
+        y, scale = self._normalise(measured.to(self.device, torch.complex64))
+        chunk, count = self._chunks(samples, *y.shape[-2:])
+        # Cases are drawn together as far as one chunk reaches.
+        cases = max(1, min(len(y), self.chunk_limit(*y.shape[-2:]) // samples))
+        images, rejected = [], []
+        for start in range(0, len(y), cases):
+            batch = slice(start, start + cases)
+            recording = self._recording(len(y[batch]), chunk, *y.shape[-2:])
+            recording.measure(y[batch], scale[batch], mask[batch].to(self.device))
+            drawn, counts = self._draw(recording, seeds[batch], samples, count, temperature)
+            images.append(drawn)
+            rejected.append(counts)
+        return Samples(torch.cat(images), torch.cat(rejected))
+
+    def chunk_limit(self, height: int, width: int) -> int:
+        """How many samples fit into the memory budget at one time."""
+        c = self.config
+        bytes_each = 2 if self.folded.dtype == torch.bfloat16 else 4
+        hidden = self.folded.layers[0].steps[0].second.shape[0]
+        # Three hidden maps and three states of the finest layer, then the images' transforms.
+        layer = height * width / 4 * (3 * hidden * bytes_each + 3 * 4 * c.channels * 4)
+        finish = 6 * height * width * c.channels * 4
+        return max(1, int(self.memory / max(layer, finish)))
+
+    def _chunks(self, samples: int, height: int, width: int) -> tuple[int, int]:
+        """The samples in each chunk, and the number of chunks: equal, so that one graph serves."""
+        count = math.ceil(samples / self.chunk_limit(height, width))
+        return math.ceil(samples / count), count
+
+    def _draw(
+        self,
+        recording: _Recording,
+        seeds: Sequence[int],
+        samples: int,
+        count: int,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        cases, chunk = recording.cases, recording.samples
+        images, bad = [], []
+        for i in range(count):
+            rows = [mixed_seed(seed, i * chunk + j, 0) for seed in seeds for j in range(chunk)]
+            drawn, beyond = recording.draw(rows, temperature)
+            images.append(drawn.unflatten(0, (cases, chunk)).clone())
+            bad.append(beyond.view(cases, chunk).clone())
+        result = torch.cat(images, 1)[:, :samples]
+        beyond = torch.cat(bad, 1)[:, :samples]
+        rejected = torch.zeros(cases, dtype=torch.long)
+        attempt = 0
+        while bool(beyond.any()):
+            attempt += 1
+            if attempt == ATTEMPTS:
+                raise InputError(
+                    f"a sample is not finite or beyond {self.config.limit} after {ATTEMPTS} draws; "
+                    "train the flow longer, or give a lower temperature or a higher limit"
+                )
+            rejected += beyond.sum(1).cpu()
+            self._redraw(recording, result, beyond, seeds, attempt, temperature)
+        return result, rejected
+
+    @staticmethod
+    def _redraw(
+        recording: _Recording,
+        result: Tensor,
+        beyond: Tensor,
+        seeds: Sequence[int],
+        attempt: int,
+        temperature: float,
+    ) -> None:
+        cases, chunk = recording.cases, recording.samples
+        for column in range(0, beyond.shape[1], chunk):
+            part = beyond[:, column : column + chunk]
+            if not bool(part.any()):
+                continue
+            rows = [mixed_seed(s, column + j, attempt) for s in seeds for j in range(chunk)]
+            drawn, again = recording.draw(rows, temperature)
+            drawn = drawn.unflatten(0, (cases, chunk))[:, : part.shape[1]]
+            result[:, column : column + chunk][part] = drawn[part]
+            part &= again.view(cases, chunk)[:, : part.shape[1]]
+
+    def _recording(self, cases: int, samples: int, height: int, width: int) -> _Recording:
+        key = (cases, samples, height, width)
+        if key not in self._recorded:
+            # Recorded work holds its memory; keep that of one shape at a time.
+            self._recorded.clear()
+            self._recorded[key] = _Recording(self, *key)
+        return self._recorded[key]
+
+    def _normalise(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        scale = case_scale(y) if self.config.normalise else y.real.new_ones(len(y))
+        return y / scale.view(-1, 1, 1, 1), scale
+
+    def _check(self, y: Tensor, mask: Tensor, samples: int, seeds: Sequence[int]) -> None:
+        c = self.config
+        if not y.is_complex() or y.ndim != 4 or y.shape[1] != c.coils:
+            raise InputError(
+                f"zero-filled images have shape {tuple(y.shape)} and type {y.dtype}; give complex "
+                f"images (case, {c.coils} coils, height, width)"
+            )
+        if any(side % c.size_multiple for side in y.shape[-2:]):
+            raise InputError(
+                f"images of {y.shape[-2]}×{y.shape[-1]} do not fit; this flow needs sides "
+                f"divisible by {c.size_multiple}"
+            )
+        if mask.shape != (len(y), y.shape[-1]):
+            raise InputError(
+                f"masks have shape {tuple(mask.shape)}; give one for each case, "
+                f"{(len(y), y.shape[-1])}"
+            )
+        if samples < 1 or len(seeds) != len(y):
+            raise InputError(
+                f"got {samples} samples and {len(seeds)} seeds for {len(y)} cases; give at least "
+                "one sample and one seed for each case"
+            )
+
+
+def case_scale(y: Tensor) -> Tensor:
+    """The 95 % quantile of the magnitudes of each case, at least the smallest positive float.
+
+    Arguments:
+        y: Complex images (case, coil, height, width).
+
+    Returns:
+        One scale for each case, (case,).
+
+    Example:
+        >>> import torch
+        >>> case_scale(torch.full((1, 2, 4, 4), 3j)).item()
+        3.0
+    """
+    magnitudes = y.abs().flatten(1)
+    rank = max(1, math.ceil(0.95 * magnitudes.shape[1]))
+    return magnitudes.kthvalue(rank, dim=1).values.clamp_min(torch.finfo(torch.float32).tiny)
+
+
+class _Recording:
+    """The work for one shape of input, with its buffers; on a GPU two graphs replay it."""
+
+    def __init__(self, sampler: Sampler, cases: int, samples: int, height: int, width: int) -> None:
+        self.sampler, self.cases, self.samples = sampler, cases, samples
+        c, device = sampler.config, sampler.device
+        self.shapes = sampler.shapes(height, width)
+        self.y = torch.zeros(cases, c.coils, height, width, dtype=torch.complex64, device=device)
+        self.scale = torch.ones(cases, 1, 1, 1, 1, device=device)
+        self.mask = torch.zeros(cases, 1, 1, 1, width, dtype=torch.bool, device=device)
+        numbers = sum(math.prod(shape) for shape in self.shapes)
+        self.z = torch.zeros(cases * samples, numbers, device=device)
+        self.temperature = torch.ones((), device=device)
+        self.shares: list[list[Tensor]] = []
+        self.drawn: tuple[Tensor, Tensor] | None = None
+        self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
+        if sampler.graphs:
+            self._record()
+
+    def measure(self, y: Tensor, scale: Tensor, mask: Tensor) -> None:
+        """Take a measurement and compute what all of its samples share."""
+        self.y.copy_(y)
+        self.scale.copy_(scale.view(-1, 1, 1, 1, 1))
+        self.mask.copy_(mask.view(self.mask.shape))
+        if self.graphs:
+            self.graphs[0].replay()
+        else:
+            self.shares = self._shares()
+
+    def draw(self, seeds: Sequence[int], temperature: float) -> tuple[Tensor, Tensor]:
+        """Draw one chunk; the result is overwritten by the next one."""
+        gaussian_rows(self.z, seeds)
+        self.temperature.fill_(temperature)
+        if self.graphs:
+            self.graphs[1].replay()
+            assert self.drawn is not None
+            return self.drawn
+        return self._images()
+
+    def _shares(self) -> list[list[Tensor]]:
+        return self.sampler.folded.shares(to_channels(self.y))
+
+    def _images(self) -> tuple[Tensor, Tensor]:
+        c = self.sampler.config
+        latents, start = [], 0
+        for channels, height, width in self.shapes:
+            stop = start + channels * height * width
+            latents.append(self.z[:, start:stop].view(-1, height, width, channels))
+            start = stop
+        x = self.sampler.folded.inverse([z * self.temperature for z in latents], self.shares)
+        beyond = ~(x.abs().amax((1, 2, 3)) <= c.limit)
+        images = to_complex(x).unflatten(0, (self.cases, self.samples))
+        images = consistent_columns(images, self.y[:, None], self.mask) * self.scale
+        return self.sampler.finish(images.flatten(0, 1)), beyond
+
+    def _record(self) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            # Kernels are compiled and algorithms chosen before anything is recorded.
+            self.shares = self._shares()
+            self._images()
+        torch.cuda.current_stream().wait_stream(side)
+        first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(first):
+            self.shares = self._shares()
+        with torch.cuda.graph(second, pool=first.pool()):
+            self.drawn = self._images()
+        self.graphs = (first, second)

@@ -1,0 +1,156 @@
+"""The U-Net that conditions the flow and refines the variational network."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
+
+from taskuq.errors import InputError
+
+SLOPE = 0.2
+
+
+class ConvBlock(nn.Module):
+    """Two 3×3 convolutions, each followed by instance normalisation and a leaky ReLU.
+
+    Arguments:
+        inputs: Channels in.
+        outputs: Channels out.
+
+    Example:
+        >>> import torch
+        >>> ConvBlock(2, 4)(torch.zeros(1, 2, 8, 8)).shape
+        torch.Size([1, 4, 8, 8])
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        # The positions 0 and 4 give the parameter names of the public fastMRI weights.
+        self.layers = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+            nn.InstanceNorm2d(outputs),
+            nn.LeakyReLU(SLOPE),
+            nn.Identity(),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            nn.InstanceNorm2d(outputs),
+            nn.LeakyReLU(SLOPE),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply both convolutions."""
+        y: Tensor = self.layers(x)
+        return y
+
+
+class UpBlock(nn.Module):
+    """A 2×2 transposed convolution that doubles the size, normalised like :class:`ConvBlock`.
+
+    Arguments:
+        inputs: Channels in.
+        outputs: Channels out.
+
+    Example:
+        >>> import torch
+        >>> UpBlock(4, 2)(torch.zeros(1, 4, 8, 8)).shape
+        torch.Size([1, 2, 16, 16])
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.ConvTranspose2d(inputs, outputs, 2, stride=2, bias=False),
+            nn.InstanceNorm2d(outputs),
+            nn.LeakyReLU(SLOPE),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Double height and width."""
+        y: Tensor = self.layers(x)
+        return y
+
+
+class UNet(nn.Module):
+    r"""A U-Net with average pooling, instance normalisation and transposed convolutions.
+
+    Width doubles at each of the ``pools`` halvings. Parameter names are those of the public
+    fastMRI networks, so that their weights load.
+
+    References:
+        Ronneberger et al., U-Net, MICCAI 2015.
+        Zbontar et al., fastMRI, arXiv:1811.08839.
+
+    Arguments:
+        inputs: Channels in.
+        outputs: Channels out.
+        width: Channels of the first level.
+        pools: How many times the image is halved.
+
+    Example:
+        >>> import torch
+        >>> unet = UNet(inputs=2, outputs=2, width=4, pools=2)
+        >>> unet(torch.zeros(1, 2, 16, 18)).shape
+        torch.Size([1, 2, 16, 18])
+        >>> unet.features(torch.zeros(1, 2, 16, 18)).shape  # before the last 1×1 convolution
+        torch.Size([1, 4, 16, 18])
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, width: int, pools: int) -> None:
+        super().__init__()
+        widths = [width * 2**level for level in range(pools + 1)]
+        self.pools = pools
+        self.down_sample_layers = nn.ModuleList(
+            ConvBlock(inputs if level == 0 else widths[level - 1], widths[level])
+            for level in range(pools)
+        )
+        self.conv = ConvBlock(widths[-2], widths[-1])
+        self.up_transpose_conv = nn.ModuleList(
+            UpBlock(widths[level + 1], widths[level]) for level in reversed(range(pools))
+        )
+        blocks = [ConvBlock(2 * widths[level], widths[level]) for level in reversed(range(pools))]
+        self.up_conv = nn.ModuleList(
+            [*blocks[:-1], nn.Sequential(blocks[-1], nn.Conv2d(width, outputs, 1))]
+        )
+
+    def features(self, x: Tensor) -> Tensor:
+        """The output of the last decoder block, (batch, width, height, width of the image)."""
+        if min(x.shape[-2:]) < 2 ** (self.pools + 1):
+            raise InputError(
+                f"images of {x.shape[-2]}×{x.shape[-1]} are too small for {self.pools} halvings; "
+                f"give at least {2 ** (self.pools + 1)} pixels a side, or fewer pools"
+            )
+        skips = []
+        for down in self.down_sample_layers:
+            x = down(x)
+            skips.append(x)
+            x = F.avg_pool2d(x, 2)
+        x = self.conv(x)
+        for i, (up, block) in enumerate(zip(self.up_transpose_conv, self.up_conv, strict=True)):
+            skip = skips.pop()
+            x = self._match(up(x), skip)
+            x = (block if i < self.pools - 1 else self._last_block)(torch.cat([x, skip], dim=1))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, inputs, height, width) to (batch, outputs, height, width)."""
+        y: Tensor = self.output(self.features(x))
+        return y
+
+    @property
+    def output(self) -> nn.Module:
+        """The last 1×1 convolution."""
+        last = self.up_conv[-1]
+        assert isinstance(last, nn.Sequential)
+        return last[1]
+
+    @property
+    def _last_block(self) -> nn.Module:
+        last = self.up_conv[-1]
+        assert isinstance(last, nn.Sequential)
+        return last[0]
+
+    @staticmethod
+    def _match(x: Tensor, skip: Tensor) -> Tensor:
+        # Pooling drops the last row or column of an odd size; reflection gives it back.
+        rows, columns = skip.shape[-2] - x.shape[-2], skip.shape[-1] - x.shape[-1]
+        return F.pad(x, (0, columns, 0, rows), mode="reflect") if rows or columns else x

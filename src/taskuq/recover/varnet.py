@@ -1,0 +1,205 @@
+"""The end-to-end variational network: a point estimate from multi-coil k-space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
+
+from taskuq.errors import InputError
+from taskuq.measure.coils import rss
+from taskuq.measure.fourier import fft2c, ifft2c
+from taskuq.measure.layout import to_channels, to_complex
+from taskuq.measure.projections import broadcast_mask
+from taskuq.recover.low_frequencies import central_window
+from taskuq.recover.unet import UNet
+
+
+@dataclass(frozen=True)
+class VarNetConfig:
+    """The size of a variational network; the defaults are the paper's.
+
+    Arguments:
+        cascades: How many refinements follow each other.
+        width: Channels of the first level of each refinement U-Net.
+        pools: How many times a refinement U-Net halves the image.
+        sensitivity_width: Channels of the first level of the sensitivity U-Net.
+        sensitivity_pools: How many times the sensitivity U-Net halves the image.
+
+    Example:
+        >>> VarNetConfig().cascades
+        12
+    """
+
+    cascades: int = 12
+    width: int = 18
+    pools: int = 4
+    sensitivity_width: int = 8
+    sensitivity_pools: int = 4
+
+
+class NormUnet(nn.Module):
+    """A U-Net on one complex image, blind to the image's scale and offset.
+
+    Real and imaginary part are normalised to mean 0 and standard deviation 1 over the pixels, the
+    image is padded with zeros to a multiple of 16, and both are undone afterwards.
+
+    Arguments:
+        width: Channels of the first level.
+        pools: How many times the image is halved.
+
+    Example:
+        >>> import torch
+        >>> NormUnet(4, 2)(torch.randn(3, 1, 20, 24, dtype=torch.complex64)).shape
+        torch.Size([3, 1, 20, 24])
+    """
+
+    def __init__(self, width: int, pools: int) -> None:
+        super().__init__()
+        self.unet = UNet(2, 2, width=width, pools=pools)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Refine complex images (case, 1, height, width)."""
+        x = to_channels(images)
+        # A constant image (an empty coil) has no spread; the smallest float keeps it finite.
+        std, mean = torch.std_mean(x, dim=(-2, -1), keepdim=True)
+        std = std.clamp_min(torch.finfo(std.dtype).tiny)
+        height, width = x.shape[-2:]
+        rows, columns = -height % 16, -width % 16
+        top, left = rows // 2, columns // 2
+        padded = F.pad((x - mean) / std, (left, columns - left, top, rows - top))
+        y = self.unet(padded)[..., top : top + height, left : left + width]
+        return to_complex(y.to(std.dtype) * std + mean)
+
+
+class SensitivityModel(nn.Module):
+    """Estimate coil sensitivities from the central lines of k-space.
+
+    Arguments:
+        width: Channels of the first level of the U-Net, which sees each coil separately.
+        pools: How many times the image is halved.
+
+    Example:
+        >>> import torch
+        >>> kspace = torch.randn(1, 4, 16, 16, dtype=torch.complex64)
+        >>> maps = SensitivityModel(4, 2)(kspace, count=torch.tensor([6]))
+        >>> (maps.abs().square().sum(1) - 1).abs().max().item() < 1e-5  # unit sum of squares
+        True
+    """
+
+    def __init__(self, width: int, pools: int) -> None:
+        super().__init__()
+        self.norm_unet = NormUnet(width, pools)
+
+    def forward(self, kspace: Tensor, count: Tensor) -> Tensor:
+        """Return maps (case, coil, height, width) from k-space and ``count`` central lines."""
+        window = central_window(count, kspace.shape[-1])
+        images = ifft2c(torch.where(broadcast_mask(window, kspace), kspace, 0))
+        maps = self.norm_unet(images.flatten(0, 1)[:, None]).reshape(images.shape)
+        norm = rss(maps)[:, None].clamp_min(torch.finfo(maps.real.dtype).tiny)
+        return maps / norm
+
+
+class VarNetBlock(nn.Module):
+    r"""One refinement of k-space.
+
+    .. math:: k \leftarrow k - \eta M (k - k_0) - F\big(S \cdot U(S^{\mathsf H} F^{\mathsf H} k)\big)
+
+    :math:`k_0` is the measurement, :math:`M` its mask, :math:`S` the sensitivities, :math:`U` a
+    U-Net and :math:`\eta` a learned step.
+
+    Arguments:
+        width: Channels of the first level of the U-Net.
+        pools: How many times the image is halved.
+
+    Example:
+        >>> VarNetBlock(4, 2).dc_weight.item()
+        1.0
+    """
+
+    def __init__(self, width: int, pools: int) -> None:
+        super().__init__()
+        self.model = NormUnet(width, pools)
+        self.dc_weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, kspace: Tensor, measured: Tensor, mask: Tensor, maps: Tensor) -> Tensor:
+        """Refine k-space (case, coil, height, width)."""
+        combined = (ifft2c(kspace) * maps.conj()).sum(1, keepdim=True)
+        refined = fft2c(self.model(combined) * maps)
+        return kspace - self.dc_weight * torch.where(mask, kspace - measured, 0) - refined
+
+
+class VarNet(nn.Module):
+    r"""The end-to-end variational network, a point estimate of the magnitude image.
+
+    Every case of a batch may have its own mask. The number of central lines from which
+    sensitivities are estimated is an argument; :func:`~taskuq.recover.central_lines` counts those
+    that a mask really has. Where every line is measured nothing is left to recover, and the
+    measured image is returned.
+
+    References:
+        Sriram et al., End-to-End Variational Networks for Accelerated MRI Reconstruction,
+        MICCAI 2020.
+
+    Arguments:
+        config: The size; the default is the paper's, with 29,936,966 parameters.
+
+    Example:
+        >>> import torch
+        >>> net = VarNet(VarNetConfig(cascades=2, width=4, pools=2, sensitivity_pools=2))
+        >>> kspace = torch.randn(2, 4, 16, 16, dtype=torch.complex64)
+        >>> mask = torch.ones(2, 16, dtype=torch.bool)
+        >>> image = net(kspace, mask, low_frequencies=torch.tensor([16, 16]))
+        >>> torch.allclose(image, rss(ifft2c(kspace)))  # everything is measured
+        True
+    """
+
+    def __init__(self, config: VarNetConfig | None = None) -> None:
+        super().__init__()
+        self.config = config or VarNetConfig()
+        c = self.config
+        self.sens_net = SensitivityModel(c.sensitivity_width, c.sensitivity_pools)
+        self.cascades = nn.ModuleList(VarNetBlock(c.width, c.pools) for _ in range(c.cascades))
+
+    def forward(self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> Tensor:
+        """Recover magnitude images.
+
+        Arguments:
+            kspace: Measured k-space, complex (case, coil, height, width), 0 where not measured.
+            mask: Booleans (case, width); True is measured.
+            low_frequencies: The number of central lines for each case, integers (case,).
+
+        Returns:
+            Magnitude images, (case, height, width).
+        """
+        return rss(self.coil_images(kspace, mask, low_frequencies))
+
+    def coil_images(self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> Tensor:
+        """Recover complex coil images (case, coil, height, width); arguments as in forward."""
+        _check(kspace, mask, low_frequencies)
+        columns = broadcast_mask(mask, kspace)
+        maps = self.sens_net(kspace, low_frequencies)
+        refined = kspace
+        for cascade in self.cascades:
+            refined = cascade(refined, kspace, columns, maps)
+        return ifft2c(torch.where(columns.all(-1, keepdim=True), kspace, refined))
+
+
+def _check(kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> None:
+    if kspace.ndim != 4 or not kspace.is_complex():
+        raise InputError(
+            f"k-space has shape {tuple(kspace.shape)} and type {kspace.dtype}; give a complex "
+            "tensor (case, coil, height, width)"
+        )
+    if mask.shape != (kspace.shape[0], kspace.shape[-1]):
+        raise InputError(
+            f"the masks have shape {tuple(mask.shape)}; give one for each case, "
+            f"{(kspace.shape[0], kspace.shape[-1])}"
+        )
+    if low_frequencies.shape != kspace.shape[:1]:
+        raise InputError(
+            f"low_frequencies has shape {tuple(low_frequencies.shape)}; give one number of "
+            f"central lines for each of the {kspace.shape[0]} cases"
+        )
