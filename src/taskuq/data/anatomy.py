@@ -1,0 +1,152 @@
+"""The anatomy the atlas starts from: an average brain, and a head around it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from taskuq.data.files import written_whole
+from taskuq.errors import InputError
+
+BASE_VARIABLE = "TASKUQ_ATLAS_BASE"
+# Depth is stored as a byte: eighths of a millimetre outside the brain's hull, up to 31 mm.
+_DEPTH_UNIT = 0.125
+_TEMPLATES = {"t1": "t1", "grey": "gm", "white": "wm"}
+
+
+@dataclass(frozen=True, eq=False)
+class Anatomy:
+    """An average brain on a grid of 1 mm: (left-right, back-front, bottom-top).
+
+    Attributes:
+        t1: T1-weighted signal of the brain, 0 outside, bytes.
+        grey: Probability of grey matter, 255 is certain.
+        white: Probability of white matter, 255 is certain.
+        depth: Distance to the hull of the brain from outside, in eighths of a millimetre; 0 inside.
+    """
+
+    t1: NDArray[np.uint8]
+    grey: NDArray[np.uint8]
+    white: NDArray[np.uint8]
+    depth: NDArray[np.uint8]
+
+    def sample(self, points: NDArray[np.floating]) -> dict[str, NDArray[np.float32]]:
+        """Values at points (3, ...) in voxels, by linear interpolation; depth in millimetres."""
+        values = {}
+        for name, unit in (("t1", 255), ("grey", 255), ("white", 255), ("depth", 1 / _DEPTH_UNIT)):
+            volume = getattr(self, name)
+            edge = 255 if name == "depth" else 0
+            raw = ndimage.map_coordinates(
+                volume, points, output=np.float32, order=1, mode="constant", cval=edge
+            )
+            values[name] = raw / np.float32(unit)
+        return values
+
+
+def load_anatomy(path: Path | str | None = None) -> Anatomy:
+    """Load the base volumes of the atlas, building them once where nilearn is installed.
+
+    Looked for in this order: the given path, the file named by the environment variable
+    TASKUQ_ATLAS_BASE, the cache of this user, and the MNI152 volumes that the nilearn package
+    carries (from which the cached file is then made).
+
+    Arguments:
+        path: A file that :func:`save_anatomy` wrote.
+
+    Returns:
+        The volumes.
+    """
+    given = path or os.environ.get(BASE_VARIABLE)
+    return _load(str(given) if given else None)
+
+
+def save_anatomy(path: Path | str, anatomy: Anatomy | None = None) -> Path:
+    """Write the base volumes into one .npz file, for machines without nilearn.
+
+    Arguments:
+        path: The file to write.
+        anatomy: The volumes; those that :func:`load_anatomy` finds by default.
+
+    Returns:
+        The path.
+    """
+    anatomy = anatomy or load_anatomy()
+    with written_whole(Path(path)) as partial, partial.open("wb") as file:
+        np.savez_compressed(
+            file, t1=anatomy.t1, grey=anatomy.grey, white=anatomy.white, depth=anatomy.depth
+        )
+    return Path(path)
+
+
+def cache_folder() -> Path:
+    """Where files that can be made again are kept: taskuq in the user's cache folder."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "taskuq"
+
+
+@lru_cache(maxsize=2)
+def _load(given: str | None) -> Anatomy:
+    cached = cache_folder() / "atlas-base-1.npz"
+    if given is not None:
+        return _read(Path(given))
+    if cached.exists():
+        return _read(cached)
+    anatomy = _build()
+    try:
+        save_anatomy(cached, anatomy)
+    except OSError:
+        # A cache saves two seconds; a home that cannot be written is no reason to stop.
+        return anatomy
+    return anatomy
+
+
+def _read(path: Path) -> Anatomy:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return Anatomy(**{name: file[name] for name in ("t1", "grey", "white", "depth")})
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{path} is not a base file of the atlas ({error}); write one with "
+            "'taskuq data atlas-base' where nilearn is installed"
+        ) from error
+
+
+def _build() -> Anatomy:
+    volumes = {name: _nilearn_volume(short) for name, short in _TEMPLATES.items()}
+    return Anatomy(**volumes, depth=_depth(volumes["t1"] > 0))
+
+
+def _nilearn_volume(short: str) -> NDArray[np.uint8]:
+    # Reading the files beside the package avoids importing nilearn, which takes seconds.
+    spec = find_spec("nilearn")
+    folders: Any = spec.submodule_search_locations if spec else []
+    for folder in folders:
+        name = f"mni_icbm152_{short}_tal_nlin_sym_09a_converted.nii.gz"
+        file = Path(folder) / "datasets" / "data" / name
+        if file.exists():
+            import nibabel
+
+            return np.asarray(nibabel.load(file).dataobj, dtype=np.uint8)
+    raise InputError(
+        "the atlas needs the MNI152 volumes of nilearn, which is not installed; pip install "
+        f"'taskuq[demo]', or name a base file in {BASE_VARIABLE}"
+    )
+
+
+def _depth(brain: NDArray[np.bool_], closing: float = 10.0) -> NDArray[np.uint8]:
+    """Distance to the hull: the brain with its fissures closed, as the skull sees it."""
+    pad = int(closing) + 2
+    padded = np.pad(brain, pad)
+    grown = ndimage.distance_transform_edt(~padded) <= closing
+    hull = ndimage.distance_transform_edt(grown) > closing
+    outside = ndimage.distance_transform_edt(~hull)
+    inner = tuple(slice(pad, -pad) for _ in range(3))
+    return np.asarray(np.minimum(outside[inner] / _DEPTH_UNIT, 255).astype(np.uint8))

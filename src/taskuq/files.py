@@ -1,0 +1,69 @@
+"""Files that are never half written, and JSON records that say what they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from taskuq.errors import InputError
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a temporary name to write to; on success it becomes the file, on failure nothing does.
+
+    Arguments:
+        path: The final name.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "a.txt"
+        >>> with whole_file(target) as partial:
+        ...     _ = partial.write_text("all of it")
+        >>> target.read_text()
+        'all of it'
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.partial")
+    try:
+        yield partial
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Path:
+    """Write a record as JSON and return its path; NaN and infinity are refused."""
+    with whole_file(path) as partial:
+        partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+    return Path(path)
+
+
+def read_json(path: str | os.PathLike[str], schema: str) -> dict[str, Any]:
+    """Read a record of the given schema, or say why that is impossible.
+
+    Arguments:
+        path: The file.
+        schema: A kind and a version, e.g. ``taskuq.bound/1``.
+    """
+    try:
+        record = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is not a JSON file, or it is truncated; write it again") from None
+    found = record.get("schema") if isinstance(record, dict) else None
+    kind = schema.split("/")[0]
+    if not isinstance(found, str) or not found.startswith(f"{kind}/"):
+        raise InputError(f"{path} holds {found or 'no schema'}, but {schema} is needed")
+    if found != schema:
+        raise InputError(
+            f"{path} has schema {found}, but this version reads {schema}; update taskuq"
+        )
+    return dict(record)

@@ -1,0 +1,342 @@
+"""Tables as a folder of immutable Parquet shards: many writers, killed runs, no half-written work.
+
+A folder holds ``table.json`` (attributes and schema) and shards with one row per round and case. A
+shard is written under a temporary name and renamed, so that readers see only whole ones.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taskuq.checks import as_range
+from taskuq.errors import InputError
+from taskuq.files import read_json, whole_file, write_json
+from taskuq.outputs import TaskOutputs
+
+SCHEMA = "taskuq.outputs/1"
+HEADER = "table.json"
+
+
+@dataclass(frozen=True)
+class Header:
+    """The attributes of a table on disk.
+
+    Arguments:
+        accelerations: One per round, decreasing.
+        samples: The number of samples per row.
+        task_names: One per task.
+        task_range: The range of outputs and targets, if declared.
+        round_targets: Whether targets depend on the round.
+        order: 'sorted' puts cases in the order of their identities, 'written' as they were saved.
+        provenance: How the table was made.
+    """
+
+    accelerations: tuple[float, ...]
+    samples: int
+    task_names: tuple[str, ...] = ("task",)
+    task_range: tuple[float, float] | None = None
+    round_targets: bool = False
+    order: str = "sorted"
+    provenance: Mapping[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold."""
+        return {
+            "schema": SCHEMA,
+            "accelerations": [None if np.isnan(R) else R for R in self.accelerations],
+            "samples": self.samples,
+            "task_names": list(self.task_names),
+            "task_range": self.task_range and [str(v) for v in self.task_range],
+            "round_targets": self.round_targets,
+            "order": self.order,
+            "provenance": dict(self.provenance or {}),
+        }
+
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """The names of each task's target and outputs columns."""
+        if len(self.task_names) == 1:
+            return [("target", "outputs")]
+        return [(f"target_{name}", f"outputs_{name}") for name in self.task_names]
+
+
+class TableWriter:
+    """Writes rows of a table as they are computed, and knows which are there already.
+
+    Opening a folder that holds a table of the same header goes on with it; another header is
+    refused. Several writers, also on several machines, may share a folder.
+
+    Arguments:
+        folder: Where the table lives.
+        header: Its attributes.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> writer = TableWriter(folder, Header(accelerations=(4.0, 2.0), samples=3))
+        >>> for R in (4.0, 2.0):
+        ...     _ = writer.write(["a", "b"], R, rng.random((2, 3)), targets=[0.1, 0.2])
+        >>> sorted(TableWriter(folder, writer.header).finished())[:2]
+        [('a', 2.0), ('a', 4.0)]
+        >>> TaskOutputs.load(folder)
+        TaskOutputs(2 rounds (R = 4, 2), 2 cases, 3 samples, 1 task)
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], header: Header) -> None:
+        self.folder = Path(folder)
+        self.header = header
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / HEADER
+        if path.exists():
+            _refuse_other_header(read_header(self.folder), header, self.folder)
+        else:
+            write_json(path, header.to_dict())
+
+    def finished(self) -> set[tuple[str, float]]:
+        """Return the (case, acceleration) pairs that whole shards hold."""
+        done: set[tuple[str, float]] = set()
+        for shard in shard_paths(self.folder):
+            rows = read_shard(shard, ["case", "acceleration"])
+            done.update(
+                zip(
+                    map(str, rows["case"].to_pylist()),
+                    rows["acceleration"].to_pylist(),
+                    strict=True,
+                )
+            )
+        return done
+
+    def write(
+        self,
+        case: Sequence[Any] | np.ndarray,
+        acceleration: float | Sequence[float],
+        outputs: Any,
+        targets: Any,
+        *,
+        group: Any = None,
+        label: Any = None,
+    ) -> Path:
+        """Write one shard of rows and return its path.
+
+        Arguments:
+            case: The identity of each row's case.
+            acceleration: The acceleration of all rows, or of each.
+            outputs: (row, sample) or (row, sample, task).
+            targets: (row,) or (row, task).
+            group: The group of each row's case.
+            label: The class of each row's case.
+        """
+        import pyarrow as pa
+
+        x = np.asarray(outputs, dtype=np.float32)
+        z = np.asarray(targets, dtype=float)
+        x = x[..., None] if x.ndim == 2 else x
+        z = z[..., None] if z.ndim == 1 else z
+        rows, tasks = len(case), len(self.header.task_names)
+        if x.shape != (rows, self.header.samples, tasks) or z.shape != (rows, tasks):
+            raise InputError(
+                f"rows of outputs {x.shape} and targets {z.shape} do not fit a table of "
+                f"{self.header.samples} samples and {tasks} tasks with {rows} cases given"
+            )
+        columns: dict[str, Any] = {"case": pa.array(np.asarray(case))}
+        if group is not None:
+            columns["group"] = pa.array(np.asarray(group))
+        if label is not None:
+            columns["label"] = pa.array(np.asarray(label))
+        columns["acceleration"] = pa.array(np.broadcast_to(np.asarray(acceleration, float), rows))
+        for k, (target, output) in enumerate(self.header.columns):
+            flat = pa.array(np.ascontiguousarray(x[:, :, k]).ravel())
+            columns[target] = pa.array(z[:, k])
+            columns[output] = pa.FixedSizeListArray.from_arrays(flat, self.header.samples)
+        return self._write_table(pa.table(columns))
+
+    def _write_table(self, table: Any) -> Path:
+        import pyarrow.parquet as pq
+
+        number = len(shard_paths(self.folder))
+        path = self.folder / f"part-{number:06d}-{uuid.uuid4().hex[:12]}.parquet"
+        with whole_file(path) as partial:
+            pq.write_table(table, partial, compression="zstd")
+        return path
+
+
+def shard_paths(folder: Path) -> list[Path]:
+    """Return the whole shards of a table, in the order of their names."""
+    return sorted(folder.glob("part-*.parquet"))
+
+
+def read_shard(path: Path, columns: list[str] | None = None) -> Any:
+    """Read columns of a shard, or say that it is damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(path, columns=columns, partitioning=None)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise InputError(
+            f"shard {path.name} cannot be read ({str(error).splitlines()[0]}); it is truncated or "
+            "damaged: delete it and run again to compute its cases anew"
+        ) from None
+
+
+def read_header(folder: Path) -> Header:
+    """Read the attributes of a table, or say why that is impossible."""
+    path = folder / HEADER
+    if not path.exists():
+        raise InputError(f"{folder} holds no {HEADER}, so it is not a table")
+    record = read_json(path, SCHEMA)
+    try:
+        return Header(
+            accelerations=tuple(np.nan if R is None else float(R) for R in record["accelerations"]),
+            samples=int(record["samples"]),
+            task_names=tuple(map(str, record["task_names"])),
+            task_range=as_range(record["task_range"]),
+            round_targets=bool(record["round_targets"]),
+            order=str(record["order"]),
+            provenance=dict(record["provenance"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is not a complete header ({error!r})") from None
+
+
+def write_shards(table: TaskOutputs, folder: Path) -> Path:
+    """Write a whole table into a new or empty folder, one shard per round."""
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty; choose another name for the table")
+    header = Header(
+        accelerations=tuple(map(float, table.accelerations)),
+        samples=table.samples,
+        task_names=table.task_names,
+        task_range=table.task_range,
+        round_targets=table.has_round_targets,
+        order="written",
+        provenance=table.provenance,
+    )
+    writer = TableWriter(folder, header)
+    case = np.arange(table.cases) if table.case is None else table.case
+    for k, R in enumerate(table.accelerations):
+        writer.write(
+            case,
+            float(R),
+            table.outputs[k],
+            table.targets_at(k),
+            group=table.group,
+            label=table.label,
+        )
+    return folder
+
+
+def read_shards(folder: Path) -> TaskOutputs:
+    """Read a table, shard by shard into arrays of the final size."""
+    header = read_header(folder)
+    shards = shard_paths(folder)
+    if not shards:
+        raise InputError(f"the table in {folder} has no rows yet; run it first")
+    ids, position, complete = _place_rows(header, shards)
+    rounds, n, tasks = len(header.accelerations), int(complete.sum()), len(header.task_names)
+    if n == 0:
+        raise InputError(f"no case of the table in {folder} has all {rounds} rounds yet")
+    outputs = np.empty((rounds, n, header.samples, tasks), dtype=np.float32)
+    targets = np.empty((rounds, n, tasks))
+    extras: dict[str, dict[int, Any]] = {"group": {}, "label": {}}
+    for shard, (case, round) in zip(shards, position, strict=True):
+        rows = read_shard(shard)
+        keep = case >= 0
+        for k, (target, output) in enumerate(header.columns):
+            outputs[round[keep], case[keep], :, k] = _lists(rows, output, header, shard)[keep]
+            targets[round[keep], case[keep], k] = _column(rows, target, shard)[keep]
+        for name, known in extras.items():
+            if name in rows.column_names:
+                values = rows[name].to_pylist()
+                known.update({int(i): values[j] for j, i in enumerate(case) if i >= 0})
+    if not header.round_targets:
+        if (targets != targets[:1]).any():
+            raise InputError(f"the table in {folder} has targets that differ between rounds")
+        targets = targets[0]
+    if tasks == 1:
+        outputs, targets = outputs[..., 0], targets[..., 0]
+    return TaskOutputs(
+        outputs, targets, header.accelerations,
+        case=np.asarray(ids)[complete],
+        task_names=header.task_names,
+        task_range=header.task_range,
+        provenance=header.provenance,
+        missing=[str(c) for c, whole in zip(ids, complete, strict=True) if not whole],
+        **{
+            name: [known[i] for i in range(n)] if len(known) == n else None
+            for name, known in extras.items()
+        },
+    )  # fmt: skip
+
+
+def _place_rows(
+    header: Header, shards: list[Path]
+) -> tuple[list[Any], list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
+    """Say for each row of each shard which case and round of the arrays it fills; -1 for none."""
+    keys = [read_shard(shard, ["case", "acceleration"]) for shard in shards]
+    seen: dict[Any, int] = {}
+    for key in keys:
+        for case in key["case"].to_pylist():
+            seen.setdefault(case, len(seen))
+    ids = list(seen)
+    if header.order == "sorted":
+        ids = sorted(ids, key=lambda c: (isinstance(c, str), c))
+        seen = {case: i for i, case in enumerate(ids)}
+    rates = np.asarray(header.accelerations)
+    there = np.zeros((len(rates), len(ids)), dtype=bool)
+    placed = []
+    for key, shard in zip(keys, shards, strict=True):
+        case = np.array([seen[c] for c in key["case"].to_pylist()], dtype=np.int64)
+        rate = key["acceleration"].to_numpy()
+        match = (rate[:, None] == rates) | (np.isnan(rate)[:, None] & np.isnan(rates))
+        if not match.any(axis=1).all():
+            raise InputError(f"shard {shard.name} has rows of an acceleration not in {HEADER}")
+        round = match.argmax(axis=1)
+        # A case computed twice, by two workers or after a kill, counts once.
+        first = ~there[round, case]
+        _, where = np.unique(case * len(rates) + round, return_index=True)
+        alone = np.zeros(len(case), dtype=bool)
+        alone[where] = True
+        there[round, case] = True
+        placed.append((np.where(first & alone, case, -1), round))
+    complete = np.asarray(there.all(axis=0))
+    number = np.where(complete, np.cumsum(complete) - 1, -1)
+    return ids, [(np.where(c >= 0, number[c], -1), r) for c, r in placed], complete
+
+
+def _lists(rows: Any, name: str, header: Header, shard: Path) -> np.ndarray:
+    import pyarrow as pa
+
+    if name not in rows.column_names:
+        raise InputError(f"shard {shard.name} has no column {name}")
+    column = rows[name].combine_chunks()
+    kind = column.type
+    if not pa.types.is_fixed_size_list(kind) or kind.list_size != header.samples:
+        raise InputError(
+            f"shard {shard.name} holds {kind} in {name}, but the table has {header.samples} samples"
+        )
+    return np.asarray(column.flatten().to_numpy(zero_copy_only=False)).reshape(-1, header.samples)
+
+
+def _column(rows: Any, name: str, shard: Path) -> np.ndarray:
+    if name not in rows.column_names:
+        raise InputError(f"shard {shard.name} has no column {name}")
+    return np.asarray(rows[name].to_numpy())
+
+
+def _refuse_other_header(found: Header, wanted: Header, folder: Path) -> None:
+    old, new = found.to_dict(), wanted.to_dict()
+    differing = [name for name in new if old[name] != new[name]]
+    if differing:
+        name = differing[0]
+        raise InputError(
+            f"{folder} holds a table with {name} {old[name]}, but now {name} is {new[name]}; "
+            "choose another folder or start afresh"
+        )
