@@ -134,7 +134,8 @@ def _nilearn_volume(short: str) -> NDArray[np.uint8]:
         if file.exists():
             import nibabel
 
-            return np.asarray(nibabel.load(file).dataobj, dtype=np.uint8)
+            image: Any = nibabel.load(file)
+            return np.asarray(image.dataobj, dtype=np.uint8)
     raise InputError(
         "the atlas needs the MNI152 volumes of nilearn, which is not installed; pip install "
         f"'taskuq[demo]', or name a base file in {BASE_VARIABLE}"

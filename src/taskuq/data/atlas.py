@@ -1,10 +1,10 @@
-"""The embedded atlas: an endless, seeded brain data set with lesions, made from an average brain."""
+"""The embedded atlas: an endless, seeded brain data set with lesions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -39,7 +39,8 @@ class Atlas:
         coils: The number of receive coils; 0 gives magnitude images (height, width).
         plan: Size, slices, contrast and lesions.
         first: The number of the first patient.
-        base: A base file for machines without nilearn (see :func:`taskuq.data.anatomy.load_anatomy`).
+        base: A base file, for machines without nilearn; see
+            :func:`taskuq.data.anatomy.load_anatomy`.
 
     Example:
         >>> atlas = Atlas(patients=2, seed=0, plan=PatientPlan(size=64, slices=4))
@@ -52,7 +53,7 @@ class Atlas:
     patients: int
     seed: int
     coils: int = 8
-    plan: PatientPlan = PatientPlan()
+    plan: PatientPlan = field(default_factory=PatientPlan)
     first: int = 0
     base: Path | None = None
 

@@ -24,6 +24,8 @@ class LesionPlan:
         spot_radius: Smallest and largest radius of a spot.
         spots: Smallest and largest number of spots.
         visibility: Smallest and largest share of the full lesion signal; the low end is hard.
+        dots: The mean number of dots that only look like a lesion, in every patient.
+        dot_radius: Smallest and largest radius of a dot.
     """
 
     patients: float = 0.62
@@ -31,7 +33,9 @@ class LesionPlan:
     mass_radius: tuple[float, float] = (6.0, 22.0)
     spot_radius: tuple[float, float] = (3.0, 7.0)
     spots: tuple[int, int] = (2, 6)
-    visibility: tuple[float, float] = (0.3, 1.0)
+    visibility: tuple[float, float] = (0.2, 1.0)
+    dots: float = 3.0
+    dot_radius: tuple[float, float] = (1.2, 2.4)
 
 
 def draw_lesions(
@@ -70,7 +74,7 @@ def draw_lesions(
     low, high = plan.mass_radius if has_mass else plan.spot_radius
     # Hard and easy lesions differ between patients more than within one.
     faint, clear = plan.visibility
-    visibility = faint + (clear - faint) * rng.random() ** 0.6
+    visibility = faint + (clear - faint) * rng.random() ** 0.8
     for _ in range(count):
         place = np.unravel_index(int(rng.choice(places)), white.shape)
         center = np.array([axis[i] for axis, i in zip(axes, place, strict=True)])
@@ -84,6 +88,31 @@ def draw_lesions(
         shown = np.where(alpha > share, alpha * strength, shown).astype(np.float32)
         share = np.maximum(share, alpha)
     return shown, share
+
+
+def draw_dots(
+    plan: LesionPlan, axes: Axes, white: FloatArray, *, rng: np.random.Generator
+) -> FloatArray:
+    """Dots that are not lesions: vessels and dilated spaces around them, too small to count.
+
+    Arguments:
+        plan: How many and how large.
+        axes: Coordinates of slices, rows and columns, in millimetres.
+        white: Fraction of white matter, (slice, height, width).
+        rng: Where everything comes from.
+
+    Returns:
+        How much of the full lesion signal each pixel shows, (slice, height, width).
+    """
+    shown = np.zeros(white.shape, dtype=np.float32)
+    places = np.flatnonzero(white > 0.7)
+    for _ in range(int(rng.poisson(plan.dots)) if len(places) else 0):
+        k, i, j = np.unravel_index(int(rng.choice(places)), white.shape)
+        radius = rng.uniform(*plan.dot_radius)
+        squared = (axes[1][:, None] - axes[1][i]) ** 2 + (axes[2][None, :] - axes[2][j]) ** 2
+        dot = rng.uniform(0.3, 0.9) * np.exp(-squared / radius**2)
+        shown[k] = np.maximum(shown[k], dot)
+    return shown
 
 
 def _uneven_distance(

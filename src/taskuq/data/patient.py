@@ -16,7 +16,7 @@ from taskuq.data.contrast import (
     head_signal,
     split_tissue,
 )
-from taskuq.data.lesions import LesionPlan, draw_lesions
+from taskuq.data.lesions import Axes, LesionPlan, draw_dots, draw_lesions
 from taskuq.measure.smooth import smooth_field
 
 FloatArray = NDArray[np.float32]
@@ -81,9 +81,9 @@ def draw_patient(plan: PatientPlan, anatomy: Anatomy, *, rng: np.random.Generato
         The patient.
     """
     pixel = plan.field_of_view / plan.size
-    in_plane = (np.arange(plan.size) - (plan.size - 1) / 2) * pixel
+    in_plane: NDArray[np.float64] = (np.arange(plan.size) - (plan.size - 1) / 2) * pixel
     heights = rng.uniform(*plan.lowest) - _CENTER[2] + plan.spacing * np.arange(plan.slices)
-    axes = (heights, in_plane, in_plane)
+    axes: Axes = (heights, in_plane, in_plane)
     contrast: Contrast = ("t1", "flair")[int(rng.random() < 0.5)]
     if plan.contrast != "both":
         contrast = plan.contrast
@@ -116,6 +116,7 @@ def draw_patient(plan: PatientPlan, anatomy: Anatomy, *, rng: np.random.Generato
         near_fluid = ndimage.gaussian_filter(tissue.csf, (0, 3.5 / pixel, 3.5 / pixel))
         clean += rng.uniform(0.0, 0.5) * near_fluid * tissue.white
     shown, share = draw_lesions(plan.lesions, axes, tissue.white, parenchyma, rng=rng)
+    shown = np.maximum(shown, draw_dots(plan.lesions, axes, tissue.white, rng=rng))
     clean += shown * (signals.lesion - clean)
 
     bias = np.exp(rng.uniform(0.05, 0.18) * draw(90))
@@ -133,9 +134,7 @@ def draw_patient(plan: PatientPlan, anatomy: Anatomy, *, rng: np.random.Generato
     )
 
 
-def _deformed_points(
-    axes: tuple[NDArray[np.float64], ...], rng: np.random.Generator
-) -> NDArray[np.float32]:
+def _deformed_points(axes: Axes, rng: np.random.Generator) -> NDArray[np.float32]:
     """Template positions (3, slice, height, width), in voxels, of the pixels of a patient."""
     z, y, x = np.meshgrid(*axes, indexing="ij")
     # Rows run from front to back: the nose is at the top of the picture.
@@ -164,12 +163,9 @@ def _rotation(angles: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(turns[0] @ turns[1] @ turns[2])
 
 
-def _texture(
-    axes: tuple[NDArray[np.float64], ...], pixel: float, rng: np.random.Generator
-) -> FloatArray:
+def _texture(axes: Axes, pixel: float, rng: np.random.Generator) -> FloatArray:
     """Fine grain of living tissue, at about two millimetres."""
     grain = rng.standard_normal([len(axis) for axis in axes], dtype=np.float32)
     sigma = 1.2 / pixel
-    # Filtering shrinks the deviation by about 1 / (2 sqrt(pi) sigma) once the filter is wide.
     grain = ndimage.gaussian_filter(grain, (0, sigma, sigma))
     return np.asarray(grain / grain.std(), dtype=np.float32)
