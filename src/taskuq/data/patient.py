@@ -44,7 +44,7 @@ class PatientPlan:
     spacing: float = 6.0
     field_of_view: float = 240.0
     lowest: tuple[float, float] = (66.0, 92.0)
-    contrast: Literal["t1", "flair", "both"] = "both"
+    contrast: Literal["t1", "flair", "both"] = "flair"
     noise: tuple[float, float] = (0.015, 0.045)
     minimum_area: float = 30.0
     lesions: LesionPlan = field(default_factory=LesionPlan)
@@ -81,7 +81,7 @@ def draw_patient(plan: PatientPlan, anatomy: Anatomy, *, rng: np.random.Generato
         The patient.
     """
     pixel = plan.field_of_view / plan.size
-    in_plane: NDArray[np.float64] = (np.arange(plan.size) - (plan.size - 1) / 2) * pixel
+    in_plane = (np.arange(plan.size, dtype=np.float64) - (plan.size - 1) / 2) * pixel
     heights = rng.uniform(*plan.lowest) - _CENTER[2] + plan.spacing * np.arange(plan.slices)
     axes: Axes = (heights, in_plane, in_plane)
     contrast: Contrast = ("t1", "flair")[int(rng.random() < 0.5)]

@@ -1,0 +1,218 @@
+"""fastMRI+ annotations: which slices and volumes show a pathology, and where."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from taskuq.errors import InputError
+
+_COLUMNS = ("file", "slice", "study_level", "x", "y", "width", "height", "label")
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """One row of a fastMRI+ file.
+
+    Attributes:
+        file: Name of the volume, without its ending.
+        slice_index: Number of the slice, from 0.
+        is_study_level: Whether the row is about the whole volume.
+        box: x, y, width, height for the image flipped up/down; None for rows without a box.
+        label: Name of the pathology.
+    """
+
+    file: str
+    slice_index: int
+    is_study_level: bool
+    box: tuple[int, int, int, int] | None
+    label: str
+
+    def rows_and_columns(self, image_height: int) -> tuple[slice, slice]:
+        """The box in the image as it is stored, not flipped.
+
+        Annotators saw the image flipped up/down: row r of the stored image was row
+        ``image_height - 1 - r`` for them. A few boxes begin a pixel outside the image; they are
+        cut there.
+
+        Example:
+            >>> note = Annotation("file1", 0, False, (10, 30, 5, 20), "Meniscus Tear")
+            >>> note.rows_and_columns(320)
+            (slice(270, 290, None), slice(10, 15, None))
+        """
+        if self.box is None:
+            raise InputError(
+                f"the row for {self.file}, slice {self.slice_index} has no box; ask rows with one"
+            )
+        x, y, width, height = self.box
+        bottom = min(image_height - y, image_height)
+        return slice(max(image_height - y - height, 0), bottom), slice(max(x, 0), x + width)
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """All rows of a fastMRI+ file.
+
+    Attributes:
+        rows: The rows that could be read.
+        unreadable: For each other row, its line number and what is wrong with it.
+    """
+
+    rows: tuple[Annotation, ...]
+    unreadable: tuple[str, ...] = ()
+
+    @property
+    def pathologies(self) -> list[str]:
+        """The names that occur, sorted."""
+        return sorted({row.label for row in self.rows})
+
+    def positive_slices(self, pathology: str) -> dict[str, set[int]]:
+        """For each volume with the pathology, the slices that show it.
+
+        Names are compared without surrounding spaces (the file has some) and without regard to
+        case. Rows about a whole volume name no slice and are left to :meth:`positive_volumes`.
+
+        Arguments:
+            pathology: A name such as ``"Meniscus Tear"``.
+
+        Returns:
+            Slice numbers by volume name.
+
+        Example:
+            >>> row = Annotation("file1", 7, False, (1, 2, 3, 4), "Meniscus Tear")
+            >>> Annotations((row,)).positive_slices("Meniscus Tear")
+            {'file1': {7}}
+        """
+        positive: dict[str, set[int]] = {}
+        for row in self._chosen(pathology):
+            if not row.is_study_level:
+                positive.setdefault(row.file, set()).add(row.slice_index)
+        return positive
+
+    def positive_volumes(self, pathology: str) -> set[str]:
+        """The volumes with the pathology, in a slice or as a whole.
+
+        Arguments:
+            pathology: A name such as ``"Meniscus Tear"``.
+
+        Returns:
+            Volume names.
+        """
+        return {row.file for row in self._chosen(pathology)}
+
+    def _chosen(self, pathology: str) -> list[Annotation]:
+        wanted = pathology.strip().lower()
+        chosen = [row for row in self.rows if row.label.lower() == wanted]
+        if not chosen:
+            raise InputError(
+                f"no row is labelled {pathology!r}; choose from {', '.join(self.pathologies)}"
+            )
+        return chosen
+
+
+def read_annotations(path: Path | str, *, strict: bool = False) -> Annotations:
+    r"""Read a fastMRI+ file such as knee.csv or brain.csv.
+
+    References:
+        Zhao et al., fastMRI+: Clinical Pathology Annotations for Knee and Brain Fully Sampled
+        Multi-Coil MRI Data, Scientific Data 2022.
+
+    Arguments:
+        path: A CSV with the columns file, slice, study_level, x, y, width, height, label.
+        strict: Stop at the first row that cannot be read instead of listing it.
+
+    Returns:
+        The annotations.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "knee.csv"
+        >>> _ = path.write_text(
+        ...     "file,slice,study_level,x,y,width,height,label\n"
+        ...     "file1,14,No,90,173,35,10,Meniscus Tear\n"
+        ...     "file1,fifteen,No,90,173,35,10,Meniscus Tear\n"
+        ... )
+        >>> notes = read_annotations(path)
+        >>> len(notes.rows), notes.unreadable
+        (1, ("line 3: slice is 'fifteen', not a number",))
+    """
+    path = Path(path)
+    rows, unreadable = [], []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = set(_COLUMNS) - set(reader.fieldnames or ())
+            if missing:
+                raise InputError(
+                    f"{path} has no column {', '.join(sorted(missing))}; give a fastMRI+ file with "
+                    f"the columns {', '.join(_COLUMNS)}"
+                )
+            for row in reader:
+                try:
+                    rows.append(_annotation(row))
+                except _RowError as error:
+                    unreadable.append(f"line {reader.line_num}: {error}")
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} cannot be read ({error}); give a fastMRI+ CSV file") from error
+    if strict and unreadable:
+        raise InputError(f"{path}, {unreadable[0]}; correct the row or leave out --strict")
+    return Annotations(tuple(rows), tuple(unreadable))
+
+
+def read_file_list(path: Path | str) -> frozenset[str]:
+    """Read the list of volumes that annotators looked at, one name in each line.
+
+    A volume on the list without a row is free of findings; a volume that is not on the list is
+    not labelled at all.
+
+    Arguments:
+        path: A file such as knee_file_list.csv.
+
+    Returns:
+        Volume names.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}); give a list of file names") from error
+    return frozenset(line.strip().strip(",").removesuffix(".h5") for line in lines if line.strip())
+
+
+class _RowError(Exception):
+    """What is wrong with one row."""
+
+
+def _annotation(row: dict[str, str | None]) -> Annotation:
+    text = {name: (row.get(name) or "").strip() for name in _COLUMNS}
+    if not text["file"] or not text["label"]:
+        raise _RowError("file or label is empty")
+    if text["study_level"].lower() not in ("yes", "no"):
+        raise _RowError(f"study_level is {text['study_level']!r}, not Yes or No")
+    corners: Sequence[str] = [text[name] for name in ("x", "y", "width", "height")]
+    box = None
+    if any(corners):
+        x, y, width, height = (_whole(text[name], name) for name in ("x", "y", "width", "height"))
+        box = (x, y, width, height)
+    return Annotation(
+        file=text["file"].removesuffix(".h5"),
+        slice_index=_slice_index(text["slice"]),
+        is_study_level=text["study_level"].lower() == "yes",
+        box=box,
+        label=text["label"],
+    )
+
+
+def _slice_index(text: str) -> int:
+    index = _whole(text, "slice")
+    if index < 0:
+        raise _RowError(f"slice is {index}, below 0")
+    return index
+
+
+def _whole(text: str, name: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise _RowError(f"{name} is {text!r}, not a number") from None

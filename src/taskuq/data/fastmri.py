@@ -1,0 +1,207 @@
+"""A folder of fastMRI volumes as a data set: filtered, cropped, compressed, scaled, labelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taskuq.data.annotations import Annotations
+from taskuq.data.dataset import Item
+from taskuq.data.preparation import Preparation, Recipe, cached_recipe, cropped_coils
+from taskuq.data.volume import Volume, open_volume
+from taskuq.errors import InputError
+from taskuq.measure.compression import compress_coils
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found under one file name.
+
+    Attributes:
+        file: The file.
+        volume: The volume, where it could be opened.
+        reason: Why it is not used; empty where it is.
+        slices: How many slices are used.
+        positives: How many of these carry the pathology.
+    """
+
+    file: Path
+    volume: Volume | None
+    reason: str
+    slices: int = 0
+    positives: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Where labels come from.
+
+    Attributes:
+        annotations: fastMRI+ rows.
+        pathology: Which pathology is 1.
+        files: The volumes that annotators looked at; others are skipped. None takes all.
+        per: ``"slice"`` labels each slice by its own rows; ``"volume"`` gives all slices of a
+            volume with the pathology the label 1.
+    """
+
+    annotations: Annotations
+    pathology: str = "Meniscus Tear"
+    files: frozenset[str] | None = None
+    per: Literal["slice", "volume"] = "slice"
+
+    def of(self, name: str, slices: range) -> NDArray[np.int64]:
+        """Labels of the given slices of a volume."""
+        if self.per == "volume":
+            return np.full(len(slices), name in self._positive_volumes, dtype=np.int64)
+        positive = self._positive_slices.get(name, set())
+        return np.array([index in positive for index in slices], dtype=np.int64)
+
+    @cached_property
+    def _positive_slices(self) -> dict[str, set[int]]:
+        return self.annotations.positive_slices(self.pathology)
+
+    @cached_property
+    def _positive_volumes(self) -> set[str]:
+        return self.annotations.positive_volumes(self.pathology)
+
+
+def survey(
+    folder: Path | str,
+    preparation: Preparation,
+    labels: Labels | None = None,
+    *,
+    strict: bool = False,
+    thorough: bool = False,
+) -> list[Finding]:
+    """Look at every .h5 file of a folder: what is used, what is skipped and why.
+
+    Arguments:
+        folder: The folder; folders inside it are looked through too.
+        preparation: Which volumes and slices are used.
+        labels: Where labels come from.
+        strict: Stop at the first file that cannot be used instead of listing it. A volume of
+            another acquisition is no fault and is listed all the same.
+        thorough: Read the k-space of every volume that is used, which finds files that break off.
+
+    Returns:
+        One finding for each file, sorted by path.
+    """
+    files = sorted(Path(folder).rglob("*.h5"))
+    if not files:
+        raise InputError(f"{folder} holds no .h5 file; give the folder of fastMRI volumes")
+    findings = []
+    for file in files:
+        finding = _finding(file, preparation, labels, thorough)
+        is_choice = finding.reason.startswith(("acquisition is", "not annotated"))
+        if strict and finding.reason and not is_choice:
+            raise InputError(f"{file}: {finding.reason}; remove the file or leave out --strict")
+        findings.append(finding)
+    return findings
+
+
+class FastMRI:
+    """Slices of fastMRI multi-coil volumes, complex (coil, size, size), divided by their scale.
+
+    A volume is a group. The first slice read from a volume prepares it, which reads it whole; a
+    cache keeps the result for later runs and other workers.
+
+    Arguments:
+        folder: A folder with .h5 files as fastMRI distributes them.
+        preparation: Filter, crop, compression and slices; the paper's by default.
+        labels: Where labels come from; without, all labels are 0.
+        cache: A folder for prepared volumes; None keeps nothing on disk.
+        strict: Stop at the first unusable file instead of skipping it.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        preparation: Preparation | None = None,
+        labels: Labels | None = None,
+        *,
+        cache: Path | str | None = None,
+        strict: bool = False,
+    ) -> None:
+        self.preparation = preparation or Preparation()
+        self.cache = None if cache is None else Path(cache)
+        self.findings = survey(folder, self.preparation, labels, strict=strict)
+        self.volumes = [f.volume for f in self.findings if f.volume is not None and not f.reason]
+        if not self.volumes:
+            reasons = sorted({f.reason for f in self.findings})
+            raise InputError(
+                f"none of the {len(self.findings)} files in {folder} can be used "
+                f"({'; '.join(reasons[:3])}); run 'taskuq data check {folder}'"
+            )
+        names = [volume.name for volume in self.volumes]
+        if len(set(names)) != len(names):
+            raise InputError(f"file names repeat below {folder}; give one copy of each volume")
+        self._cases = [
+            (number, index)
+            for number, volume in enumerate(self.volumes)
+            for index in self.preparation.chosen_slices(volume.slices)
+        ]
+        self.labels = np.concatenate(list(self._labels(labels)))
+        self.groups: NDArray[np.str_] = np.array([names[number] for number, _ in self._cases])
+
+    def __len__(self) -> int:
+        return len(self._cases)
+
+    def __getitem__(self, index: int) -> Item:
+        number, slice_ = self._cases[index]
+        volume = self.volumes[number]
+        recipe = self.recipe(number)
+        images = cropped_coils(volume, slice_, self.preparation.size)
+        import torch
+
+        matrix = torch.as_tensor(recipe.matrices[slice_])
+        return Item(
+            image=compress_coils(images, matrix) / recipe.scale,
+            label=int(self.labels[index]),
+            group=volume.name,
+            case=f"{volume.name}-{slice_}",
+            scale=recipe.scale,
+        )
+
+    def recipe(self, number: int) -> Recipe:
+        """Virtual coils and scale of one volume."""
+        return _recipe(self.volumes[number], self.preparation, self.cache)
+
+    def _labels(self, labels: Labels | None) -> Iterator[NDArray[np.int64]]:
+        for volume in self.volumes:
+            slices = self.preparation.chosen_slices(volume.slices)
+            none = np.zeros(len(slices), dtype=np.int64)
+            yield none if labels is None else labels.of(volume.name, slices)
+
+
+def _finding(
+    file: Path, preparation: Preparation, labels: Labels | None, thorough: bool
+) -> Finding:
+    try:
+        volume = open_volume(file)
+        if thorough and preparation.refusal(volume) is None:
+            for index in range(volume.slices):
+                volume.kspace(index)
+    except InputError as error:
+        # The table already names the file.
+        return Finding(file, None, str(error).removeprefix(f"{file} ").split(";")[0])
+    reason = preparation.refusal(volume)
+    if reason is None and labels is not None and labels.files is not None:
+        reason = None if volume.name in labels.files else "not annotated in fastMRI+"
+    if reason is not None:
+        return Finding(file, volume, reason)
+    slices = preparation.chosen_slices(volume.slices)
+    if len(slices) == 0:
+        return Finding(file, volume, f"no slice is left of {volume.slices}")
+    positives = 0 if labels is None else int(labels.of(volume.name, slices).sum())
+    return Finding(file, volume, "", len(slices), positives)
+
+
+@lru_cache(maxsize=2048)
+def _recipe(volume: Volume, preparation: Preparation, cache: Path | None) -> Recipe:
+    return cached_recipe(volume, preparation, cache)
