@@ -1,0 +1,81 @@
+"""Any callable and any deepinv physics can be the measurement."""
+
+import warnings
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from taskuq.measure.adapters import PhysicsMeasure, Rounds
+from taskuq.measure.masks import nested_masks
+from taskuq.measure.projections import keep_measured
+from taskuq.protocols import Measure
+
+RATES = (8, 4)
+
+
+def test_rounds_pick_the_callable_of_an_acceleration():
+    measure = Rounds({4: lambda x: x + 4, 2: lambda x: x + 2})
+    assert isinstance(measure, Measure)
+    assert [measure(0, R) for R in measure.accelerations] == [4, 2]
+    with pytest.raises(ValueError, match=r"choose from \[4, 2\]"):
+        measure(0, 8)
+
+
+@pytest.mark.parametrize("systems", [{}, {2: abs, 4: abs}])
+def test_rounds_want_decreasing_accelerations(systems):
+    with pytest.raises(ValueError, match="decreasing"):
+        Rounds(systems)
+
+
+def test_images_reach_a_physics_as_a_batch_with_channels():
+    measure = PhysicsMeasure({2: lambda x: x})
+    assert measure(torch.ones(4, 6), 2).y.shape == (1, 1, 4, 6)
+    assert measure(torch.ones(3, 4, 6), 2).y.shape == (1, 3, 4, 6)
+    assert measure(torch.full((4, 6), 1 + 2j), 2).y[0, :, 0, 0].tolist() == [1, 2]
+    with pytest.raises(ValueError, match="give one image"):
+        measure(torch.ones(1, 1, 4, 6), 2)
+
+
+@pytest.fixture(scope="module")
+def deepinv():
+    """The deepinv package, where it is installed; it has an environment of its own."""
+    if find_spec("deepinv") is None:
+        pytest.skip("deepinv is not installed; it is tested in an environment of its own")
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    # A torchvision built for another torch lacks its compiled operators; deepinv needs only
+    # that they can be named.
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import deepinv
+    return deepinv
+
+
+def test_deepinv_mri_measures_what_ours_measures(deepinv):
+    masks = nested_masks(32, RATES, rng=np.random.default_rng(0))
+    physics = {
+        R: deepinv.physics.MRI(
+            mask=torch.as_tensor(mask).float().expand(1, 1, 32, 32), img_size=(32, 32)
+        )
+        for R, mask in zip(RATES, masks, strict=True)
+    }
+    real, imaginary = np.random.default_rng(1).normal(size=(2, 32, 32)).astype(np.float32)
+    image = torch.as_tensor(real + 1j * imaginary)
+    for R, mask in zip(RATES, masks, strict=True):
+        y = PhysicsMeasure(physics)(image, R)
+        back = y.physics.A_adjoint(y.y)
+        ours = torch.view_as_real(keep_measured(image, mask)).movedim(-1, 0)[None]
+        assert torch.allclose(back, ours, atol=1e-5)
+
+
+def test_deepinv_noise_repeats_under_a_seed(deepinv):
+    physics = deepinv.physics.Denoising(deepinv.physics.GaussianNoise(0.5))
+    one, again, other = (
+        PhysicsMeasure({1: physics}, seed=seed)(torch.ones(8, 8), 1).y for seed in (0, 0, 1)
+    )
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)

@@ -1,0 +1,132 @@
+"""Masks are nested, have the promised number of lines, and reproduce the published ones."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taskuq.measure.gro import gro_lines, gro_mask
+from taskuq.measure.masks import acs_width, center_lines, nested_masks
+from taskuq.measure.published import published_masks
+
+# Lines of the published files, 0-based, the zero frequency at 160.
+FIRST_ROUND = [0, 86, 126, 144, 151, 154, *range(156, 165), 166, 169, 176, 194, 234]
+ACS = {16: 9, 8: 17, 4: 25, 2: 34}
+
+accelerations = st.lists(
+    st.sampled_from([16, 12, 10, 8, 6, 5, 4, 3, 2.5, 2, 1.5]), min_size=1, max_size=5, unique=True
+).map(lambda rates: tuple(sorted(rates, reverse=True)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    width=st.integers(48, 400),
+    rates=accelerations,
+    rule=st.sampled_from(["inverse-distance", "uniform"]),
+    seed=st.integers(0, 2**31),
+)
+def test_masks_are_nested_and_measure_the_promised_lines(width, rates, rule, seed):
+    masks = nested_masks(width, rates, rng=np.random.default_rng(seed), rule=rule)
+    assert masks.shape == (len(rates), width)
+    assert masks.sum(axis=1).tolist() == [round(width / R) for R in rates]
+    assert (masks[1:] >= masks[:-1]).all()
+    assert masks[:, width // 2].all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(width=st.integers(64, 400), seed=st.integers(0, 2**31), data=st.data())
+def test_every_round_has_the_center_that_was_asked_for(width, seed, data):
+    rates, widths = (16, 8, 4), []
+    for R in rates:
+        low = widths[-1] if widths else 0
+        widths.append(data.draw(st.integers(low, max(low, round(width / R) // 2))))
+    masks = nested_masks(width, rates, rng=np.random.default_rng(seed), acs=widths)
+    for mask, R, lines in zip(masks, rates, widths, strict=True):
+        assert mask[center_lines(width, lines)].all()
+        assert mask.sum() == round(width / R)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    width=st.integers(2, 400),
+    share=st.floats(0.01, 1),
+    density=st.floats(1, 20),
+    sharpness=st.floats(1, 10),
+    frame=st.integers(0, 5),
+)
+def test_gro_has_exactly_the_lines_asked_for_and_the_central_one(
+    width, share, density, sharpness, frame
+):
+    lines = max(1, round(share * width))
+    mask = gro_mask(width, lines, density=density, sharpness=sharpness, frame=frame)
+    assert mask.sum() == lines
+    assert mask[width // 2]
+
+
+def test_gro_is_the_published_first_round():
+    assert gro_lines(320, 20) == FIRST_ROUND
+    assert (
+        np.flatnonzero(nested_masks(320, (16,), rng=np.random.default_rng(0))[0]).tolist()
+        == FIRST_ROUND
+    )
+
+
+def test_gro_loses_lines_where_positions_coincide():
+    assert [len(gro_lines(320, n)) for n in (40, 80, 160)] == [32, 50, 80]
+
+
+def test_published_masks_have_their_documented_shape():
+    masks = published_masks((16, 8, 4, 2, 1))
+    assert masks.sum(axis=1).tolist() == [20, 40, 80, 160, 320]
+    assert (masks[1:] >= masks[:-1]).all()
+    assert [acs_width(mask) for mask in masks[:4]] == list(ACS.values())
+
+
+def test_published_lines_hold_the_documented_sums():
+    # Sums of the published index lists: a single wrong line would change one.
+    assert [int(np.flatnonzero(mask).sum()) for mask in published_masks()] == [
+        3040,
+        5894,
+        13244,
+        26219,
+    ]
+
+
+def test_the_same_seed_gives_the_same_masks_and_another_seed_others():
+    draw = [nested_masks(320, (16, 8), rng=np.random.default_rng(seed)) for seed in (1, 1, 2)]
+    assert np.array_equal(draw[0], draw[1])
+    assert not np.array_equal(draw[0], draw[2])
+
+
+def test_inverse_distance_draws_nearer_lines_than_uniform():
+    def mean_distance(rule):
+        masks = [
+            nested_masks(320, (16, 2), rng=np.random.default_rng(seed), rule=rule)[1]
+            for seed in range(40)
+        ]
+        return np.mean([np.abs(np.flatnonzero(mask) - 160).mean() for mask in masks])
+
+    # Means of 40 draws of 160 lines; their standard deviations are near 0.5, the gap near 14.
+    assert mean_distance("inverse-distance") + 5 < mean_distance("uniform")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"accelerations": (4, 8)}, "decreasing"),
+        ({"accelerations": ()}, "at least 1"),
+        ({"accelerations": (0.5,)}, "at least 1"),
+        ({"accelerations": (16, 8), "acs": (9,)}, "one width for each round"),
+        ({"accelerations": (16, 8), "acs": (9, 500)}, "no larger than its number of lines"),
+        ({"accelerations": (8, 7.9), "acs": (0, 40)}, "narrower acs"),
+        ({"accelerations": (8, 4), "rule": "nearest"}, "choose"),
+    ],
+)
+def test_impossible_masks_are_refused(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        nested_masks(320, rng=np.random.default_rng(0), **arguments)
+
+
+def test_published_masks_exist_only_for_published_rates():
+    with pytest.raises(ValueError, match="16, 8, 4, 2"):
+        published_masks((16, 3))

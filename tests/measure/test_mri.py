@@ -1,0 +1,108 @@
+"""The scanner keeps its noise over rounds and refuses what it is not for."""
+
+import numpy as np
+import pytest
+import torch
+
+from taskuq.measure.coils import rss
+from taskuq.measure.fourier import fft2c
+from taskuq.measure.masks import nested_masks
+from taskuq.measure.mri import MultiCoilMRI
+from taskuq.measure.projections import keep_measured
+from taskuq.measure.sensitivity import coil_sensitivities, simulate_coils, smooth_phase
+from taskuq.protocols import Measure
+
+RATES = (8, 4, 2)
+
+
+@pytest.fixture
+def masks():
+    return nested_masks(64, RATES, rng=np.random.default_rng(0))
+
+
+@pytest.fixture
+def image():
+    real, imaginary = np.random.default_rng(1).normal(size=(2, 3, 48, 64))
+    return torch.as_tensor(real + 1j * imaginary)
+
+
+def test_without_noise_a_measurement_is_the_zero_filled_image(masks, image):
+    scanner = MultiCoilMRI(masks, RATES)
+    assert isinstance(scanner, Measure)
+    for mask, R in zip(masks, RATES, strict=True):
+        assert torch.equal(scanner(image, R).zero_filled, keep_measured(image, mask))
+
+
+def test_everything_is_measured_at_r_1(masks, image):
+    assert torch.allclose(MultiCoilMRI(masks, RATES)(image, 1).zero_filled, image)
+
+
+def test_kspace_is_exactly_zero_where_nothing_was_measured(masks, image):
+    y = MultiCoilMRI(masks, RATES, noise=0.1, seed=0)(image, 4)
+    assert torch.equal(y.kspace.abs().amax((0, 1)) > 0, y.mask)
+
+
+def test_a_line_keeps_its_noise_in_later_rounds(masks, image):
+    scanner = MultiCoilMRI(masks, RATES, noise=0.5, seed=3)
+    early, late = (fft2c(scanner(image, R).zero_filled) for R in (8, 2))
+    assert torch.allclose(early[..., masks[0]], late[..., masks[0]])
+    assert not torch.allclose(late[..., masks[0]], fft2c(image)[..., masks[0]])
+
+
+def test_noise_has_the_given_level_and_differs_between_images_and_seeds(masks, image):
+    def noise(x, seed):
+        return fft2c(MultiCoilMRI(masks, RATES, noise=0.5, seed=seed)(x, 1).zero_filled - x)
+
+    first = noise(image, 0)
+    # 9216 numbers: the standard error of the deviation is 0.0037, far inside the tolerance.
+    assert first.real.std().item() == pytest.approx(0.5, abs=0.025)
+    assert first.imag.std().item() == pytest.approx(0.5, abs=0.025)
+    assert not torch.allclose(first, noise(image, 1))
+    assert not torch.allclose(first, noise(2 * image, 0))
+
+
+def test_a_batch_is_measured_like_its_cases(masks, image):
+    scanner = MultiCoilMRI(masks, RATES, noise=0.1, seed=0)
+    batch = torch.stack([image, 2 * image])
+    assert torch.allclose(scanner(batch, 4).zero_filled[1], scanner(2 * image, 4).zero_filled)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"masks": np.eye(3, 64, dtype=bool)}, "not nested"),
+        ({"accelerations": (8, 4)}, "one mask"),
+        ({"noise": 0.1}, "seed"),
+        ({"noise": -1.0, "seed": 0}, "at least 0"),
+    ],
+)
+def test_impossible_scanners_are_refused(masks, change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        MultiCoilMRI(**({"masks": masks, "accelerations": RATES} | change))
+
+
+def test_a_scanner_refuses_other_sizes_and_rates(masks, image):
+    scanner = MultiCoilMRI(masks, RATES)
+    with pytest.raises(ValueError, match="64"):
+        scanner(image[..., :32], 8)
+    with pytest.raises(ValueError, match=r"choose from \[8, 4, 2, 1\]"):
+        scanner(image, 3)
+
+
+@pytest.mark.parametrize("coils", [1, 4, 8, 15])
+@pytest.mark.parametrize("size", [(64, 64), (96, 80), (31, 47)])
+def test_rss_of_simulated_coils_is_the_image(coils, size):
+    rng = np.random.default_rng(0)
+    image = torch.as_tensor(rng.uniform(size=size).astype(np.float32))
+    phase = smooth_phase(*size, rng=rng)
+    images = simulate_coils(image, coil_sensitivities(coils, *size, rng=rng), phase)
+    assert images.shape == (coils, *size)
+    assert torch.allclose(rss(images), image, atol=1e-6)
+
+
+def test_sensitivities_are_smooth_and_each_coil_sees_its_own_side():
+    maps = coil_sensitivities(8, 128, 128, rng=np.random.default_rng(0))
+    assert maps.diff(dim=-1).abs().max() < 0.1
+    assert maps.diff(dim=-2).abs().max() < 0.1
+    brightest = maps.abs().flatten(1).argmax(1)
+    assert len(set(brightest.tolist())) == 8

@@ -1,0 +1,100 @@
+"""Masking is an orthogonal projection, and data consistency repairs exactly what was measured."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taskuq.measure.coils import rss
+from taskuq.measure.fourier import fft2c
+from taskuq.measure.projections import (
+    broadcast_mask,
+    data_consistent,
+    keep_measured,
+    null_space,
+)
+
+
+def complex_images(seed, *shape):
+    real, imaginary = np.random.default_rng(seed).normal(size=(2, *shape))
+    return torch.as_tensor(real + 1j * imaginary)
+
+
+@st.composite
+def images_and_mask(draw):
+    height, width, seed = (
+        draw(st.integers(1, 8)),
+        draw(st.integers(1, 12)),
+        draw(st.integers(0, 9999)),
+    )
+    mask = draw(st.lists(st.booleans(), min_size=width, max_size=width))
+    return (
+        complex_images(seed, 2, height, width),
+        complex_images(seed + 1, 2, height, width),
+        np.array(mask),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(images_and_mask())
+def test_masking_is_an_orthogonal_projection(drawn):
+    x, y, mask = drawn
+    Ax, Ay = keep_measured(x, mask), keep_measured(y, mask)
+    assert torch.allclose(keep_measured(Ax, mask), Ax)
+    assert torch.allclose(torch.vdot(Ax.ravel(), y.ravel()), torch.vdot(x.ravel(), Ay.ravel()))
+    assert torch.allclose(keep_measured(2 * x - 3j * y, mask), 2 * Ax - 3j * Ay)
+
+
+@settings(max_examples=60, deadline=None)
+@given(images_and_mask())
+def test_range_and_null_space_split_an_image(drawn):
+    x, _, mask = drawn
+    seen, unseen = keep_measured(x, mask), null_space(x, mask)
+    assert torch.allclose(seen + unseen, x)
+    assert abs(torch.vdot(seen.ravel(), unseen.ravel())) < 1e-9
+    assert torch.allclose(keep_measured(unseen, mask), torch.zeros_like(x), atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(images_and_mask())
+def test_consistent_recoveries_agree_with_the_measurement_and_else_with_the_recovery(drawn):
+    truth, recovery, mask = drawn
+    repaired = data_consistent(recovery, keep_measured(truth, mask), mask)
+    assert torch.allclose(keep_measured(repaired, mask), keep_measured(truth, mask))
+    assert torch.allclose(null_space(repaired, mask), null_space(recovery, mask))
+
+
+def test_each_case_of_a_batch_can_have_its_own_mask():
+    x = complex_images(0, 3, 2, 4, 6)
+    masks = np.array([[1, 0, 0, 1, 0, 0], [0, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]], dtype=bool)
+    together = keep_measured(x, masks)
+    assert torch.allclose(
+        together, torch.stack([keep_measured(a, m) for a, m in zip(x, masks, strict=True)])
+    )
+
+
+def test_the_last_axis_of_a_mask_is_the_column():
+    x = complex_images(1, 5, 5)
+    mask = np.array([0, 0, 1, 0, 0], dtype=bool)
+    assert fft2c(keep_measured(x, mask)).abs().sum(0).gt(1e-9).tolist() == mask.tolist()
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (2, 6), (3, 2, 5, 6, 6)])
+def test_a_mask_that_does_not_fit_is_refused(shape):
+    with pytest.raises(ValueError, match="mask"):
+        broadcast_mask(np.ones(shape, dtype=bool), like=torch.ones(3, 2, 5, 6))
+
+
+@settings(max_examples=30, deadline=None)
+@given(coils=st.integers(1, 6), seed=st.integers(0, 9999))
+def test_rss_does_not_see_a_unitary_mixing_of_coils(coils, seed):
+    x = complex_images(seed, coils, 3, 4)
+    Q = torch.linalg.qr(complex_images(seed + 1, coils, coils)).Q
+    assert torch.allclose(rss(torch.einsum("ab,bhw->ahw", Q, x)), rss(x))
+
+
+def test_rss_equals_the_written_out_sum():
+    x = complex_images(3, 2, 4, 5, 6).numpy()
+    expected = np.sqrt((x.real**2 + x.imag**2).sum(axis=1))
+    np.testing.assert_allclose(rss(torch.as_tensor(x)).numpy(), expected)
