@@ -15,6 +15,8 @@ from taskuq.protocols import Score
 
 Side: TypeAlias = Literal["two", "upper", "lower"]
 SIDES = ("two", "upper", "lower")
+# A few units in the last place: more than score and interval lose between them.
+ROUNDING = 4 * float(np.finfo(float).eps)
 
 
 class Family(Protocol):
@@ -80,12 +82,23 @@ class AnchoredFamily:
         return np.asarray(score)
 
     def interval(self, quantile: ArrayLike) -> Interval:
-        """Return the interval of each case; everything where the quantile is infinite."""
-        q = np.broadcast_to(np.asarray(quantile, dtype=float), self.low.shape)
+        """Return the interval of each case; everything where the quantile is infinite.
+
+        Quantiles (quantile, 1) give all intervals at each of them, (quantile, case).
+        """
+        q = np.asarray(quantile, dtype=float)
         finite = np.isfinite(q)
-        reach = np.where(finite, q, 0.0) * self.scale
-        lower = self._outwards(self.low - reach, self.low, reach, -1.0)
-        upper = self._outwards(self.high + reach, self.high, reach, 1.0)
+        # Ends move outwards by a few units in the last place, except where they are exact.
+        rounding = np.where(q == 0, 0.0, ROUNDING)
+        moving = self.scale > 0
+        reach = np.where(finite, q + rounding * np.abs(q), 0.0) * self.scale
+        lower = self.low - (rounding * (np.abs(self.low) * moving)) - reach
+        upper = self.high + (rounding * (np.abs(self.high) * moving)) + reach
+        if self.link.kind != "identity":
+            # The logit and its inverse round too, on the scale of the task's range.
+            slack = ROUNDING * (abs(self.link.low) + abs(self.link.high))
+            lower = self.link.inverse(lower) - slack
+            upper = self.link.inverse(upper) + slack
         if self.side == "upper":
             lower = np.full(lower.shape, -np.inf)
         if self.side == "lower":
@@ -93,21 +106,10 @@ class AnchoredFamily:
         if not finite.all():
             everything = q == np.inf
             # Only a one-sided point has a target that scores minus infinity.
-            nothing = (q == -np.inf) & ((self.scale > 0) | (self.side == "two"))
+            nothing = (q == -np.inf) & (moving | (self.side == "two"))
             lower = np.where(everything, -np.inf, np.where(nothing, np.inf, lower))
             upper = np.where(everything, np.inf, np.where(nothing, -np.inf, upper))
         return Interval(lower, upper)
-
-    def _outwards(
-        self, end: FloatArray, anchor: FloatArray, reach: FloatArray, sign: float
-    ) -> FloatArray:
-        eps = 4 * np.finfo(float).eps
-        slack = np.where(reach == 0.0, 0.0, eps * (np.abs(anchor) + np.abs(reach)))
-        value = self.link.inverse(end + sign * slack)
-        if self.link.kind == "identity":
-            return value
-        # The logit and its inverse round too, on the scale of the task's range.
-        return np.asarray(value + sign * eps * (abs(self.link.low) + abs(self.link.high)))
 
 
 @dataclass(frozen=True)
@@ -141,3 +143,24 @@ class OpaqueFamily:
         return Interval(
             np.where(everything, -np.inf, inner.lower), np.where(everything, np.inf, inner.upper)
         )
+
+
+def intervals_at(family: Family, quantiles: FloatArray) -> Interval:
+    """Return the intervals of all cases at each of several quantiles, (quantile, case).
+
+    Arguments:
+        family: The nested intervals of some cases.
+        quantiles: Several quantiles.
+
+    Example:
+        >>> center = np.array([0.4, 0.6])
+        >>> family = AnchoredFamily(center, center, np.ones(2))
+        >>> intervals_at(family, np.array([0.1, 0.2, 0.3])).width.round(12)
+        array([[0.2, 0.2],
+               [0.4, 0.4],
+               [0.6, 0.6]])
+    """
+    if isinstance(family, AnchoredFamily):
+        return family.interval(np.asarray(quantiles)[:, None])
+    each = [family.interval(q) for q in quantiles]
+    return Interval(np.stack([i.lower for i in each]), np.stack([i.upper for i in each]))

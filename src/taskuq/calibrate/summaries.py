@@ -84,9 +84,12 @@ def sample_quantiles(outputs: FloatArray, levels: Sequence[float]) -> tuple[Floa
         return _quantiles_from_extremes(outputs, positions, min(low, p), min(high, p))
     results = tuple(np.empty(cases) for _ in levels)
     for block in _blocks(cases):
-        values = np.quantile(outputs[block].astype(float), list(levels), axis=1)
-        for result, value in zip(results, values, strict=True):
-            result[block] = value
+        # Sorting whole rows is vectorised in NumPy and beats its own quantile function.
+        ordered = np.sort(outputs[block], axis=1).astype(float)
+        for result, position in zip(results, positions, strict=True):
+            index = math.floor(position)
+            below, above = ordered[:, index], ordered[:, min(index + 1, p - 1)]
+            result[block] = _between(below, above, position - index)
     return results
 
 
@@ -105,16 +108,19 @@ def _quantiles_from_extremes(
         keep(samples, smallest, largest)
         for result, position in zip(results, positions, strict=True):
             index = math.floor(position)
-            share = position - index
             if index + 2 <= low:
                 below, above = smallest[:, index], smallest[:, index + 1]
             else:
                 below = largest[:, p - 1 - index]
                 above = largest[:, max(p - 2 - index, 0)]
-            step = above - below
-            # The same two formulas as NumPy's, so that both engines agree to the last bit.
-            result[block] = below + step * share if share < 0.5 else above - step * (1 - share)
+            result[block] = _between(below, above, position - index)
     return results
+
+
+def _between(below: FloatArray, above: FloatArray, share: float) -> FloatArray:
+    """Interpolate with NumPy's own two formulas, so that it and we agree to the last bit."""
+    step = above - below
+    return np.asarray(below + step * share if share < 0.5 else above - step * (1 - share))
 
 
 def _blocks(cases: int) -> Iterator[slice]:

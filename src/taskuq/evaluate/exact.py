@@ -1,0 +1,250 @@
+"""The law of coverage and width over all random splits at once, without simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from taskuq.interval import FloatArray
+
+# Ranks less likely than this change no digit of a double.
+NEGLIGIBLE = 1e-18
+
+
+@dataclass(frozen=True)
+class QuantilePosition:
+    r"""Where the quantile of a random calibration fold lies among all :math:`N` ordered scores.
+
+    If the quantile is the :math:`k`-th smallest of :math:`n` calibration scores, its position
+    :math:`J` among the :math:`N = n + m` ordered scores has the negative hypergeometric law
+
+    .. math:: \mathbb P(J = j) = \binom{j - 1}{k - 1} \binom{N - j}{n - k} \Big/ \binom{N}{n}
+
+    Given :math:`J = j` exactly :math:`j - k` test scores lie below, and the test fold is a uniform
+    choice of that many of the :math:`j - 1` scores below and of the rest above.
+
+    Arguments:
+        position: The positions :math:`j` that are not negligible, from 1.
+        probability: Their probabilities.
+        n_calibration: :math:`n`.
+        n_test: :math:`m`.
+        rank: :math:`k`.
+
+    Example:
+        >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
+        >>> law.position, law.probability.round(12)
+        (array([2, 3, 4]), array([0.3, 0.4, 0.3]))
+    """
+
+    position: NDArray[np.int64]
+    probability: FloatArray
+    n_calibration: int
+    n_test: int
+    rank: int
+
+    @property
+    def test_below(self) -> NDArray[np.int64]:
+        """How many test scores lie before the position."""
+        return self.position - self.rank
+
+    @property
+    def test_above(self) -> NDArray[np.int64]:
+        """How many test scores lie after the position."""
+        return self.n_test - self.test_below
+
+
+def quantile_position(n_calibration: int, n_test: int, rank: int) -> QuantilePosition:
+    """Return the law of the quantile's position; ``rank`` must not exceed ``n_calibration``."""
+    from scipy.special import gammaln
+
+    n, m, k = n_calibration, n_test, rank
+    assert 1 <= k <= n
+    j = np.arange(k, k + m + 1)
+
+    def log_choose(total: ArrayLike, part: ArrayLike) -> FloatArray:
+        n_, k_ = np.asarray(total, dtype=float), np.asarray(part, dtype=float)
+        return np.asarray(gammaln(n_ + 1) - gammaln(k_ + 1) - gammaln(n_ - k_ + 1))
+
+    log_probability = log_choose(j - 1, k - 1) + log_choose(n + m - j, n - k) - log_choose(n + m, n)
+    probability = np.exp(log_probability)
+    kept = probability > NEGLIGIBLE
+    # Rounding in the log-gammas is common to all terms; dividing by the sum removes it.
+    return QuantilePosition(j[kept], probability[kept] / probability[kept].sum(), n, m, k)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """A mean and a standard deviation over all splits."""
+
+    mean: float
+    sd: float
+
+
+def coverage_moments(law: QuantilePosition, ordered: FloatArray) -> Moments:
+    """Return mean and sd of the coverage of a test fold, ties included.
+
+    Arguments:
+        law: The law of the quantile's position.
+        ordered: All scores in rising order.
+
+    Example:
+        >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
+        >>> coverage_moments(law, np.array([1.0, 2, 3, 4, 5])).mean  # rank / (n + 1)
+        0.5
+        >>> round(coverage_moments(law, np.array([1.0, 1, 1, 1, 1])).mean, 12)
+        1.0
+    """
+    tied, beyond = _tied_above(law, ordered)
+    above = law.test_above
+    share = tied / np.maximum(beyond, 1)
+    mean = law.test_below + above * share
+    # Of the scores beyond, `tied` equal the quantile; the test fold holds a hypergeometric number.
+    spread = above * share * (1 - share) * (beyond - above) / np.maximum(beyond - 1, 1)
+    return _total(law, mean / law.n_test, spread / law.n_test**2)
+
+
+def coverage_pmf(law: QuantilePosition, ordered: FloatArray) -> FloatArray:
+    """Return the probability that 0, 1, ..., m test cases are covered, ties included.
+
+    Arguments:
+        law: The law of the quantile's position.
+        ordered: All scores in rising order.
+
+    Example:
+        >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
+        >>> coverage_pmf(law, np.array([1.0, 2, 3, 4, 5])).round(12)
+        array([0.3, 0.4, 0.3])
+    """
+    from scipy.special import gammaln
+
+    def log_choose(n: int, k: NDArray[np.int64]) -> FloatArray:
+        return np.asarray(gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0))
+
+    tied, beyond = _tied_above(law, ordered)
+    pmf = np.zeros(law.n_test + 1)
+    for below, above, t, M, probability in zip(
+        law.test_below, law.test_above, tied, beyond, law.probability, strict=True
+    ):
+        extra = np.arange(max(0, above - (M - t)), min(t, above) + 1)
+        chance = log_choose(int(t), extra) + log_choose(int(M - t), above - extra)
+        chance = np.exp(chance - log_choose(int(M), np.array(above)))
+        pmf[below + extra] += probability * chance
+    return pmf
+
+
+def mean_moments(
+    law: QuantilePosition, tables: Callable[[NDArray[np.int64]], FloatArray]
+) -> list[Moments]:
+    """Return mean and sd of test-fold means of numbers that depend on the quantile's position.
+
+    Arguments:
+        law: The law of the quantile's position.
+        tables: Maps positions (from 1) to numbers (table, position, case), cases in the order of
+            their scores.
+
+    Returns:
+        Moments for each table.
+    """
+    parts: list[tuple[list[FloatArray], list[FloatArray]]] = []
+    step = max(1, 4_000_000 // (law.n_calibration + law.n_test))
+    for start in range(0, len(law.position), step):
+        block = slice(start, start + step)
+        position = law.position[block]
+        for k, w in enumerate(tables(position)):
+            if k == len(parts):
+                parts.append(([], []))
+            mean, variance = _combine(
+                law, block, _sums_around(w, position), _sums_around(w * w, position)
+            )
+            parts[k][0].append(mean)
+            parts[k][1].append(variance)
+    return [_total(law, np.concatenate(m), np.concatenate(v)) for m, v in parts]
+
+
+def _sums_around(values: FloatArray, position: NDArray[np.int64]) -> FloatArray:
+    """Sums of each row before its position, up to it, and over all; positions rise by one."""
+    low, high = int(position[0]) - 1, int(position[-1])
+    before = values[:, :low].sum(axis=1)
+    near = np.cumsum(values[:, low:high], axis=1)
+    row = np.arange(len(position))
+    upto = before + near[row, row]
+    return np.stack(
+        [upto - values[row, low + row], upto, before + near[:, -1] + values[:, high:].sum(axis=1)]
+    )
+
+
+def linear_moments(
+    law: QuantilePosition, ordered: FloatArray, base: FloatArray, slope: FloatArray
+) -> Moments:
+    r"""Return mean and sd of the test-fold mean of :math:`b_i + c_i q` from prefix sums.
+
+    Arguments:
+        law: The law of the quantile's position.
+        ordered: All scores in rising order; the quantile is one of them.
+        base: :math:`b_i`, cases in the order of scores.
+        slope: :math:`c_i`.
+
+    Example:
+        >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
+        >>> ordered = np.array([1.0, 2, 3, 4, 5])
+        >>> linear_moments(law, ordered, np.zeros(5), np.full(5, 2.0)).mean  # twice the quantile
+        6.0
+    """
+    q = ordered[law.position - 1]
+    sums = np.cumsum(np.stack([base, slope, base**2, base * slope, slope**2]), axis=1)
+    padded = np.concatenate([np.zeros((len(sums), 1)), sums], axis=1)
+    everything = np.full(len(q), len(ordered))
+    # Sums over the cases before the position, up to it, and over all.
+    b, c, bb, bc, cc = padded[:, np.stack([law.position - 1, law.position, everything])]
+    mean, variance = _combine(law, slice(None), b + c * q, bb + 2 * bc * q + cc * q**2)
+    return _total(law, mean, variance)
+
+
+def _combine(
+    law: QuantilePosition, block: slice, first: FloatArray, second: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Mean and variance of a test-fold mean given the position.
+
+    ``first`` and ``second`` are sums of values and of squares over the cases before the position,
+    up to it, and over all.
+    """
+    N = law.n_calibration + law.n_test
+    mean = np.zeros(first.shape[1])
+    variance = np.zeros(first.shape[1])
+    for total, square, size, taken in (
+        (first[0], second[0], law.position[block] - 1, law.test_below[block]),
+        (
+            first[2] - first[1],
+            second[2] - second[1],
+            N - law.position[block],
+            law.test_above[block],
+        ),
+    ):
+        M = np.maximum(size, 1)
+        mean += taken * total / M
+        deviation = np.maximum(square - total**2 / M, 0.0)
+        # A uniform choice of `taken` out of M without replacement.
+        variance += taken * (M - taken) / (M * np.maximum(M - 1, 1)) * deviation
+    return mean / law.n_test, variance / law.n_test**2
+
+
+def _tied_above(
+    law: QuantilePosition, ordered: FloatArray
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many scores beyond the position equal it, and how many are beyond it in all."""
+    at = ordered[law.position - 1]
+    tied = np.searchsorted(ordered, at, side="right") - law.position
+    return tied, len(ordered) - law.position
+
+
+def _total(law: QuantilePosition, mean: FloatArray, variance: FloatArray) -> Moments:
+    p = law.probability
+    if not np.isfinite(mean).all():
+        return Moments(float("inf"), float("nan"))
+    center = float(p @ mean)
+    spread = float(p @ (variance + (mean - center) ** 2))
+    return Moments(center, math.sqrt(max(spread, 0.0)))
