@@ -11,6 +11,7 @@ from torch import Tensor
 
 from taskuq.errors import InputError
 from taskuq.measure.layout import to_channels
+from taskuq.measure.noise import image_seed
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,10 @@ class PhysicsMeasure:
     Arguments:
         physics: For each acceleration, largest first, a deepinv physics object (or any object that
             is called on such a batch).
-        seed: Handed to the noise of the physics on each call, so that a measurement repeats; leave
-            it out for physics without noise.
+        seed: Together with the image it seeds the noise of the physics on each call, so that a
+            measurement repeats; leave it out for physics without noise. deepinv wants its noise
+            made with a generator for that: ``GaussianNoise(0.1, rng=torch.Generator())``. Whether
+            rounds share the noise of what they share is up to the physics.
 
     Example:
         >>> class Halve:  # stands for deepinv.physics.Inpainting(...) and the like
@@ -102,7 +105,7 @@ class PhysicsMeasure:
     def __call__(self, image: Tensor, acceleration: float) -> PhysicsMeasurement:
         """Measure one image: (height, width), or (channel, height, width)."""
         batch = _as_batch(image)
-        keywords = {} if self.seed is None else {"seed": self.seed}
+        keywords = {} if self.seed is None else {"seed": image_seed(image, self.seed)}
         y = Rounds({R: _call(p, keywords) for R, p in self.physics.items()})(batch, acceleration)
         return PhysicsMeasurement(y, self.physics[acceleration], float(acceleration))
 

@@ -30,6 +30,23 @@ def noise_for(image: Tensor, shape: tuple[int, ...], seed: int) -> Tensor:
         >>> torch.equal(noise_for(image, (3,), seed=0), noise_for(2 * image, (3,), seed=0))
         False
     """
-    name = zlib.crc32(image.detach().cpu().contiguous().numpy().tobytes())
-    rng = np.random.default_rng([seed, name])
+    rng = np.random.default_rng(image_seed(image, seed))
     return torch.as_tensor(rng.standard_normal(shape, dtype=np.float32))
+
+
+def image_seed(image: Tensor, seed: int) -> int:
+    """A seed for one image: another image or another seed gives another number.
+
+    Arguments:
+        image: The image; its bytes tell cases apart.
+        seed: The seed.
+
+    Returns:
+        A number below 2**63.
+
+    Example:
+        >>> image_seed(torch.ones(2), seed=0) == image_seed(torch.ones(2), seed=1)
+        False
+    """
+    name = zlib.crc32(image.detach().cpu().contiguous().numpy().tobytes())
+    return int(np.random.SeedSequence([seed, name]).generate_state(1, np.uint64)[0] >> 1)
