@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taskuq.calibrate.mlwr import FEWEST_TUNING_CASES
 from taskuq.calibrate.rank import cases_needed
@@ -54,18 +55,47 @@ def tuning_cases(
     """
     if not needs_tuning(score):
         return np.zeros(n, dtype=bool)
-    index = np.arange(n) if group is None else np.unique(group, return_inverse=True)[1]
+    index = unit_index(n, group)
     units = int(index.max()) + 1
-    take = math.floor(getattr(score, "tuning_share", 0.3) * units)
+    share = float(getattr(score, "tuning_share", 0.3))
     if not getattr(score, "tuning_needs_targets", True):
-        take = max(0, min(take, units - cases_needed(alpha)))
-        if take * n // units < FEWEST_TUNING_CASES:
-            take = 0
+        take = min(math.floor(share * units), units - cases_needed(alpha))
+        share = max(0, take) / units
+        if share * n < FEWEST_TUNING_CASES:
+            share = 0.0
+    return take_units(index, share, rng)
+
+
+def unit_index(n: int, group: np.ndarray | None) -> NDArray[np.int64]:
+    """Number the units of ``n`` cases from 0: the groups, or the cases themselves.
+
+    Example:
+        >>> unit_index(3, np.array(["b", "a", "b"]))
+        array([1, 0, 1])
+    """
+    return np.arange(n) if group is None else np.unique(group, return_inverse=True)[1]
+
+
+def take_units(
+    index: NDArray[np.int64], share: float, rng: np.random.Generator | None
+) -> BoolArray:
+    """Return which cases belong to a share of the units, at random or at even steps.
+
+    Arguments:
+        index: The unit of each case, numbered from 0.
+        share: The share of units to take, rounded down.
+        rng: Picks at random; without it units are taken at even steps.
+
+    Example:
+        >>> take_units(np.arange(10), 0.3, None)
+        array([False,  True, False, False, False,  True, False, False,  True, False])
+    """
+    units = int(index.max()) + 1
+    take = math.floor(share * units + 1e-9)
     if rng is not None:
-        chosen = rng.permutation(units)[:take]
-    else:
-        chosen = np.floor((np.arange(take) + 0.5) * units / max(take, 1)).astype(int)
-    return np.isin(index, chosen)
+        return np.isin(index, rng.permutation(units)[:take])
+    steps = np.floor((np.arange(take) + 0.5) * units / max(take, 1)).astype(np.int64)
+    return np.isin(index, steps)
 
 
 def tuned_score(

@@ -14,6 +14,7 @@ from taskuq.calibrate.family import Side, intervals_at
 from taskuq.calibrate.groups import pac_mean_loss, worst_scores
 from taskuq.calibrate.guarantee import Guarantee
 from taskuq.calibrate.rank import exact_level
+from taskuq.calibrate.summaries import compiled
 from taskuq.calibrate.threshold import exact_share
 from taskuq.errors import InputError
 from taskuq.evaluate.exact import Moments, coverage_pmf, quantile_position
@@ -122,6 +123,7 @@ class _Rule:
 
     promise: Guarantee
     size_bins: tuple[float, ...]
+    is_compiled: bool
 
 
 def evaluate_scores(
@@ -147,7 +149,9 @@ def evaluate_scores(
         delta=delta,
         n_cases=len(checked.targets),
     )
-    rule = _Rule(promise, as_size_bins(size_bins))
+    rule = _Rule(
+        promise, as_size_bins(size_bins), compiled(trials * len(checked.targets) * len(scores))
+    )
     seed = int(rng.integers(2**63))
     named = [named_score(score, alpha, side) for score in scores]
     found: list[list[_Part]] = [[] for _ in named]
@@ -192,7 +196,12 @@ def _run(cases: Cases, pools_: list[Pool], rule: _Rule, trials: int, seed: int) 
     by_group = cases.unit == "group"
     units = pools_[0].n_calibration + cases.n_test
     splitting = Splitting(
-        units, cases.n_test, trials, seed, unit_of_case if by_group else np.empty(0, np.int64)
+        units=units,
+        n_test=cases.n_test,
+        trials=trials,
+        seed=seed,
+        unit_of_case=unit_of_case if by_group else np.empty(0, np.int64),
+        is_compiled=rule.is_compiled,
     )
     sizes = np.bincount(unit_of_case)
     # A random case of a random group: every group counts the same.

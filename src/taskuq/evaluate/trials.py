@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.calibrate.summaries import compiled
 from taskuq.evaluate.splits import byte_threshold, test_folds
 from taskuq.interval import BoolArray, FloatArray
 
@@ -28,6 +27,7 @@ class Splitting:
         trials: The number of splits.
         seed: Their seed.
         unit_of_case: The group of each case where groups are split; empty where cases are.
+        is_compiled: Whether the compiled loops do the work; the numbers are the same.
     """
 
     units: int
@@ -35,6 +35,7 @@ class Splitting:
     trials: int
     seed: int
     unit_of_case: NDArray[np.int64]
+    is_compiled: bool = False
 
     @property
     def cases(self) -> int:
@@ -108,7 +109,7 @@ def run_trials(splitting: Splitting, rankings: list[Ranking], features: FloatArr
     ends_tie = np.stack([ranking.ends_tie for ranking in rankings])
     # Weights 1/n_v are not exact in floats; a meeting of sums must count as allowed.
     allowed = np.array([ranking.allowed * (1 + 1e-12) for ranking in rankings])
-    if compiled(T * splitting.cases):
+    if splitting.is_compiled:
         from taskuq.evaluate import kernels
 
         kernels.run_trials(
@@ -161,7 +162,7 @@ def _sum_rows(
     splitting: Splitting, numbers: NDArray[np.int64], row: NDArray[np.int64], tables: FloatArray
 ) -> FloatArray:
     sums = np.empty((len(tables), len(numbers)))
-    if compiled(splitting.trials * splitting.cases):
+    if splitting.is_compiled:
         from taskuq.evaluate import kernels
 
         kernels.sum_table_rows(
