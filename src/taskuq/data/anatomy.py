@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
+from scipy.spatial import ConvexHull
 
-from taskuq.data.files import written_whole
 from taskuq.errors import InputError
+from taskuq.files import whole_file
 
 BASE_VARIABLE = "TASKUQ_ATLAS_BASE"
 # Depth is stored as a byte: eighths of a millimetre outside the brain's hull, up to 31 mm.
 _DEPTH_UNIT = 0.125
 _TEMPLATES = {"t1": "t1", "grey": "gm", "white": "wm"}
+_VOLUMES = (*_TEMPLATES, "depth", "outer")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,20 +32,24 @@ class Anatomy:
         t1: T1-weighted signal of the brain, 0 outside, bytes.
         grey: Probability of grey matter, 255 is certain.
         white: Probability of white matter, 255 is certain.
-        depth: Distance to the hull of the brain from outside, in eighths of a millimetre; 0 inside.
+        depth: Distance from outside to the brain with its fissures closed, in eighths of a
+            millimetre; 0 inside. The skull follows it.
+        outer: The same to the convex hull of the brain in each slice. The skin follows it.
     """
 
     t1: NDArray[np.uint8]
     grey: NDArray[np.uint8]
     white: NDArray[np.uint8]
     depth: NDArray[np.uint8]
+    outer: NDArray[np.uint8]
 
     def sample(self, points: NDArray[np.floating]) -> dict[str, NDArray[np.float32]]:
-        """Values at points (3, ...) in voxels, by linear interpolation; depth in millimetres."""
+        """Values at points (3, ...) in voxels, by linear interpolation; distances in mm."""
         values = {}
-        for name, unit in (("t1", 255), ("grey", 255), ("white", 255), ("depth", 1 / _DEPTH_UNIT)):
+        for name in _VOLUMES:
             volume = getattr(self, name)
-            edge = 255 if name == "depth" else 0
+            is_distance = name in ("depth", "outer")
+            unit, edge = (1 / _DEPTH_UNIT, 255) if is_distance else (255, 0)
             raw = ndimage.map_coordinates(
                 volume, points, output=np.float32, order=1, mode="constant", cval=edge
             )
@@ -79,10 +85,8 @@ def save_anatomy(path: Path | str, anatomy: Anatomy | None = None) -> Path:
         The path.
     """
     anatomy = anatomy or load_anatomy()
-    with written_whole(Path(path)) as partial, partial.open("wb") as file:
-        np.savez_compressed(
-            file, t1=anatomy.t1, grey=anatomy.grey, white=anatomy.white, depth=anatomy.depth
-        )
+    with whole_file(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, **{name: getattr(anatomy, name) for name in _VOLUMES})
     return Path(path)
 
 
@@ -111,7 +115,7 @@ def _load(given: str | None) -> Anatomy:
 def _read(path: Path) -> Anatomy:
     try:
         with np.load(path, allow_pickle=False) as file:
-            return Anatomy(**{name: file[name] for name in ("t1", "grey", "white", "depth")})
+            return Anatomy(**{name: file[name] for name in _VOLUMES})
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
             f"{path} is not a base file of the atlas ({error}); write one with "
@@ -121,7 +125,10 @@ def _read(path: Path) -> Anatomy:
 
 def _build() -> Anatomy:
     volumes = {name: _nilearn_volume(short) for name, short in _TEMPLATES.items()}
-    return Anatomy(**volumes, depth=_depth(volumes["t1"] > 0))
+    brain = volumes["t1"] > 0
+    return Anatomy(
+        **volumes, depth=_distance(_closed(brain)), outer=_distance(_convex_slices(brain))
+    )
 
 
 def _nilearn_volume(short: str) -> NDArray[np.uint8]:
@@ -142,12 +149,28 @@ def _nilearn_volume(short: str) -> NDArray[np.uint8]:
     )
 
 
-def _depth(brain: NDArray[np.bool_], closing: float = 10.0) -> NDArray[np.uint8]:
-    """Distance to the hull: the brain with its fissures closed, as the skull sees it."""
-    pad = int(closing) + 2
+def _closed(brain: NDArray[np.bool_], radius: float = 12.0) -> NDArray[np.bool_]:
+    """The brain with fissures narrower than twice the radius closed."""
+    pad = int(radius) + 2
     padded = np.pad(brain, pad)
-    grown = ndimage.distance_transform_edt(~padded) <= closing
-    hull = ndimage.distance_transform_edt(grown) > closing
-    outside = ndimage.distance_transform_edt(~hull)
-    inner = tuple(slice(pad, -pad) for _ in range(3))
-    return np.asarray(np.minimum(outside[inner] / _DEPTH_UNIT, 255).astype(np.uint8))
+    grown = ndimage.distance_transform_edt(~padded) <= radius
+    closed = ndimage.distance_transform_edt(grown) > radius
+    return np.asarray(closed[pad:-pad, pad:-pad, pad:-pad])
+
+
+def _convex_slices(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The convex hull of the brain in each axial slice."""
+    grid = np.stack(np.meshgrid(*map(np.arange, brain.shape[:2]), indexing="ij"), axis=-1)
+    hulls = np.zeros_like(brain)
+    for k in range(brain.shape[2]):
+        points = np.argwhere(brain[:, :, k])
+        # A hull needs an area; the topmost voxels of a brain may lie on a line.
+        if len(points) > 50:
+            sides = ConvexHull(points).equations
+            hulls[:, :, k] = (grid @ sides[:, :2].T + sides[:, 2] <= 1e-9).all(axis=-1)
+    return hulls
+
+
+def _distance(inside: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    outside = ndimage.distance_transform_edt(~inside)
+    return np.asarray(np.minimum(outside / _DEPTH_UNIT, 255).astype(np.uint8))

@@ -186,12 +186,12 @@ def save_npz(dataset: Dataset, path: Path | str, indices: Sequence[int] | None =
         >>> len(read_npz(path, normalise=False))
         2
     """
-    from taskuq.data.files import written_whole
+    from taskuq.files import whole_file
 
     items = [dataset[i] for i in (range(len(dataset)) if indices is None else indices)]
     if not items:
         raise InputError("no cases are asked for; give at least one index")
-    with written_whole(Path(path)) as partial, partial.open("wb") as file:
+    with whole_file(path) as partial, partial.open("wb") as file:
         np.savez(
             file,
             images=np.stack([np.asarray(item.image) for item in items]),

@@ -158,12 +158,12 @@ def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
     Returns:
         The path.
     """
-    from taskuq.data.files import written_whole
+    from taskuq.files import whole_file
 
     patients = draw_patients(atlas, workers=workers)
     area = np.concatenate([patient.area for patient in patients])
     slices = range(atlas.plan.slices)
-    with written_whole(Path(path)) as partial, partial.open("wb") as file:
+    with whole_file(path) as partial, partial.open("wb") as file:
         np.savez_compressed(
             file,
             images=np.concatenate([patient.images for patient in patients]).astype(np.float16),

@@ -63,20 +63,22 @@ def draw_signals(contrast: Contrast, *, rng: np.random.Generator) -> Signals:
 class Tissue:
     """Tissue fractions on the slices of one patient, each (slice, height, width).
 
-    Inside the hull of the brain grey, white and csf sum to 1; ``depth`` is the distance to the
-    hull from outside, in millimetres.
+    Inside the skull grey, white and csf sum to 1. ``depth`` and ``outer`` are the distances to the
+    brain and to its convex hull from outside, in millimetres.
     """
 
     grey: FloatArray
     white: FloatArray
     csf: FloatArray
     depth: FloatArray
+    outer: FloatArray
 
 
 def split_tissue(
     grey: FloatArray,
     white: FloatArray,
     depth: FloatArray,
+    outer: FloatArray,
     *,
     fields: tuple[FloatArray, FloatArray],
     atrophy: float,
@@ -93,7 +95,8 @@ def split_tissue(
     Arguments:
         grey: Average probability of grey matter.
         white: Average probability of white matter.
-        depth: Distance to the hull, in millimetres.
+        depth: Distance to the brain from outside, in millimetres.
+        outer: Distance to the convex hull of the brain from outside, in millimetres.
         fields: Two fields of unit deviation, for grey and for white matter.
         atrophy: What is added to the log-probability of fluid.
         sharpness: :math:`\gamma`.
@@ -110,7 +113,7 @@ def split_tissue(
     top = np.maximum(np.maximum(g, w), c)
     g, w, c = np.exp(g - top), np.exp(w - top), np.exp(c - top)
     total = (g + w + c) / inside.clip(1e-6)
-    return Tissue(g / total, w / total, c / total, depth)
+    return Tissue(g / total, w / total, c / total, depth, outer)
 
 
 def head_signal(
@@ -139,16 +142,16 @@ def head_signal(
     fluid = thickness[0] * np.exp(0.35 * fields[0])
     bone = thickness[1] * np.exp(0.18 * fields[1])
     scalp = thickness[2] * np.exp(0.25 * fields[2])
-    d = tissue.depth
+    d, skin = tissue.depth, fluid + bone + scalp - tissue.outer
     in_fluid = _step(fluid - d) * np.clip(d, 0, 1)
     in_bone = _step(d - fluid) * _step(fluid + bone - d)
-    in_scalp = _step(d - fluid - bone) * _step(fluid + bone + scalp - d)
+    in_scalp = _step(d - fluid - bone) * _step(skin)
     # The spongy middle of the skull holds fatty marrow between two dark tables.
     middle = np.exp(-(((d - fluid - bone / 2) / (0.22 * bone)) ** 2))
     marrow = middle * np.clip(0.55 + 0.35 * fields[0], 0, 1)
     bone_signal = signals.bone + (signals.marrow - signals.bone) * marrow
-    # Skin and muscle below the fat: the scalp is not evenly bright.
-    fatty = np.clip(0.7 + 0.3 * fields[1], 0, 1)
+    # Fat lies below the skin; where the skull is far from it there is muscle, as at the temples.
+    fatty = np.clip(0.75 + 0.3 * fields[1], 0, 1) * _step(6 - skin, 1.0)
     scalp_signal = signals.muscle + (signals.fat - signals.muscle) * fatty
     return np.asarray(
         brain + in_fluid * signals.csf + in_bone * bone_signal + in_scalp * scalp_signal,

@@ -96,6 +96,7 @@ def draw_patient(plan: PatientPlan, anatomy: Anatomy, *, rng: np.random.Generato
         values["grey"],
         values["white"],
         values["depth"],
+        values["outer"],
         fields=(draw(7), draw(7)),
         atrophy=rng.normal(-0.1, 0.3),
     )

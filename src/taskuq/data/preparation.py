@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from taskuq.data.files import written_whole
 from taskuq.data.volume import Volume
 from taskuq.errors import InputError
+from taskuq.files import whole_file
 from taskuq.measure.compression import compress_coils, compression_matrix
 from taskuq.measure.fourier import ifft2c
 from taskuq.measure.gro import gro_mask
@@ -184,6 +184,6 @@ def cached_recipe(volume: Volume, preparation: Preparation, cache: Path | None) 
         with np.load(path, allow_pickle=False) as file:
             return Recipe(file["matrices"], float(file["scale"]))
     recipe = prepare_volume(volume, preparation)
-    with written_whole(path) as partial, partial.open("wb") as file:
+    with whole_file(path) as partial, partial.open("wb") as file:
         np.savez(file, matrices=recipe.matrices, scale=recipe.scale)
     return recipe

@@ -1,0 +1,74 @@
+"""taskuq masks: nested sampling masks as a file and as a picture."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from cyclopts import Parameter
+
+from taskuq.errors import InputError
+from taskuq.measure.drawing import draw_masks
+from taskuq.measure.masks import acs_width, nested_masks
+from taskuq.measure.published import published_masks
+
+
+def masks(
+    *,
+    size: int = 320,
+    accelerations: str = "16,8,4,2",
+    published: bool = False,
+    rule: Literal["inverse-distance", "uniform"] = "inverse-distance",
+    acs: str | None = None,
+    seed: int = 0,
+    picture: Path | None = None,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("masks.npz"),
+) -> None:
+    """Make nested sampling masks: arrays masks (round, size) and accelerations, and a picture.
+
+    Parameters
+    ----------
+    size
+        Number of k-space columns.
+    accelerations
+        Accelerations of the rounds, decreasing, separated by commas.
+    published
+        Take the masks of the paper (size 320; 16, 8, 4, 2).
+    rule
+        How random lines are drawn: as the paper says, or as its masks look.
+    acs
+        Width of the fully sampled centre in each round, separated by commas.
+    seed
+        Seed of the random lines.
+    picture
+        Where the picture goes; by default beside the output.
+    output
+        The .npz file to write.
+    """
+    rates = _numbers(accelerations, "accelerations")
+    if published:
+        if size != 320:
+            raise InputError(f"size is {size}; the published masks have size 320")
+        made = published_masks(rates)
+    else:
+        widths = None if acs is None else [int(w) for w in _numbers(acs, "acs")]
+        made = nested_masks(size, rates, rng=np.random.default_rng(seed), rule=rule, acs=widths)
+    if output.suffix != ".npz":
+        raise InputError(f"the output is {output}; give a name that ends in .npz")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(output, masks=made, accelerations=np.asarray(rates, dtype=float))
+    drawn = draw_masks(made, rates, picture or output.with_suffix(".png"))
+    for mask, R in zip(made, rates, strict=True):
+        text = f"R = {R:g}: {mask.sum()} of {len(mask)} lines, centre of {acs_width(mask)}"
+        print(text, file=sys.stderr)  # noqa: T201 progress
+    print(f"picture: {drawn}", file=sys.stderr)  # noqa: T201 progress
+    print(output)  # noqa: T201 the path is the command's answer
+
+
+def _numbers(text: str, name: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{name} is {text!r}; give numbers separated by commas") from None

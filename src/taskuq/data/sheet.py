@@ -1,0 +1,69 @@
+"""A contact sheet: many small pictures of a data set on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taskuq.data.dataset import Dataset
+from taskuq.errors import InputError
+
+
+def contact_sheet(
+    dataset: Dataset,
+    path: Path | str,
+    *,
+    indices: Sequence[int] | None = None,
+    columns: int = 8,
+    outline: bool = False,
+) -> Path:
+    """Draw cases of a data set side by side, with their label and group.
+
+    All pictures share one grey scale, from 0 to 1.25 times the 99.5 % quantile.
+
+    Arguments:
+        dataset: The data set; coil images are shown as their RSS.
+        path: The picture to write.
+        indices: Which cases; the first 48 by default.
+        columns: Pictures in a row.
+        outline: Draw the outline of lesions, where the data set knows them.
+
+    Returns:
+        The path.
+    """
+    from matplotlib.figure import Figure
+
+    chosen = list(range(min(48, len(dataset))) if indices is None else indices)
+    if not chosen:
+        raise InputError("no cases are asked for; give at least one")
+    rows = -(-len(chosen) // columns)
+    items = [dataset[index] for index in chosen]
+    images = [_magnitude(item.image) for item in items]
+    top = 1.25 * float(np.quantile(np.concatenate([image.ravel() for image in images]), 0.995))
+    figure = Figure(figsize=(1.6 * columns, 1.78 * rows), facecolor="black", layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for ax in axes:
+        ax.axis("off")
+    for ax, index, item, image in zip(axes, chosen, items, images, strict=False):
+        ax.imshow(image, cmap="gray", vmin=0, vmax=top or 1)
+        ax.set_title(
+            f"{item.case}: {item.label}", fontsize=5, pad=1, color="#ffd166" if item.label else "w"
+        )
+        if outline and hasattr(dataset, "lesion_mask"):
+            mask = dataset.lesion_mask(index)
+            if mask.any():
+                ax.contour(mask, [0.5], colors="#ef476f", linewidths=0.6)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return Path(path)
+
+
+def _magnitude(image: Any) -> Any:
+    if image.ndim == 3:
+        from taskuq.measure.coils import rss
+
+        image = rss(image)
+    return np.abs(np.asarray(image))
