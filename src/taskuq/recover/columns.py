@@ -9,7 +9,7 @@ from torch import Tensor
 def consistent_columns(x: Tensor, measured: Tensor, mask: Tensor) -> Tensor:
     r"""Replace the measured columns of a recovery by what was measured, with half of the work.
 
-    .. math:: x - A x + y, \qquad A = F_w^{\mathsf H} M F_w
+    .. math:: (I - A) x + y, \qquad A = F_w^{\mathsf H} M F_w
 
     :math:`A` keeps whole columns, so that the transform along the height cancels and the one
     along the width, :math:`F_w`, suffices; a circular filter needs no centring of the image
@@ -31,5 +31,5 @@ def consistent_columns(x: Tensor, measured: Tensor, mask: Tensor) -> Tensor:
         >>> torch.allclose(consistent_columns(x, 2 * x, full), 2 * x, atol=1e-5)
         True
     """
-    keep = torch.fft.ifftshift(mask, dim=-1)
-    return x - torch.fft.ifft(torch.fft.fft(x) * keep) + measured
+    lost = torch.fft.ifftshift(~mask, dim=-1)
+    return torch.fft.ifft(torch.fft.fft(x) * lost) + measured

@@ -32,13 +32,10 @@ from taskuq.recover.flow.rows import Attend, Fold
 
 
 class FoldedStep(NamedTuple):
-    """One step: three convolutions, what follows them, and the attention before them."""
+    """One step: a subnet, what follows it, and the attention before it."""
 
     kernel: int
-    first: Tensor
-    second: Tensor
-    second_bias: Tensor
-    third: Tensor
+    subnet: rows.Subnet
     fold: Fold
     attend: Attend
 
@@ -59,6 +56,7 @@ class FoldedFlow:
 
     Example:
         >>> import torch
+        >>> from taskuq.measure.layout import to_complex
         >>> from taskuq.recover.flow import ConditionalFlow, FlowConfig
         >>> flow = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2,
         ...                                   condition_channels=4, steps=2)).eval()
@@ -68,7 +66,7 @@ class FoldedFlow:
         >>> with torch.no_grad():
         ...     plain = flow.inverse(z, [c.expand(3, -1, -1, -1) for c in flow.condition(y)])
         ...     quick = folded.inverse([latent.movedim(1, -1) for latent in z], folded.shares(y))
-        >>> torch.allclose(plain, quick, atol=1e-5)
+        >>> torch.allclose(to_complex(plain), quick, atol=1e-5)
         True
     """
 
@@ -110,7 +108,7 @@ class FoldedFlow:
             shares: What :meth:`shares` made of the measurement.
 
         Returns:
-            Real channels (case * sample, 2 * coil, height, width).
+            Complex images (case * sample, coil, height, width).
         """
         *factored, on = latents
         height, width = on.shape[1:3]
@@ -120,9 +118,11 @@ class FoldedFlow:
         ):
             x = torch.cat([x, z.flatten(1, 2)], dim=-1)
             x = self._layer(x, layer, maps, height, width)
+            if layer is self.layers[0]:
+                break
             x = _unsqueeze(x, height, width)
             height, width = 2 * height, 2 * width
-        return x.transpose(1, 2).unflatten(-1, (height, width))
+        return _to_images(x, height, width)
 
     def _layer(
         self, x: Tensor, layer: FoldedLayer, maps: Sequence[Tensor], height: int, width: int
@@ -133,10 +133,7 @@ class FoldedFlow:
         for k in reversed(range(len(steps))):
             step = steps[k]
             assert kept is not None, "every step begins with its attention undone"
-            hidden = rows.leaky(convolve(kept, step.first, height, width), maps[k], SLOPE, samples)
-            hidden = convolve(hidden, step.second, height, width)
-            hidden = rows.leaky(hidden, step.second_bias, SLOPE)
-            raw = convolve(hidden, step.third, height, width)
+            raw = _raw(kept, step, maps[k], samples, height, width)
             x, kept = rows.between(
                 x, raw, step.fold, steps[k - 1].attend if k else None, self.dtype
             )
@@ -183,17 +180,14 @@ def _fold_layer(layer: Layer, device: torch.device, dtype: torch.dtype) -> Folde
             after, after_bias = _undo(layer)
             matrix, bias = matrix @ after, bias @ after + after_bias
         subnet, attention = step.coupling.subnet, step.attention
-        assert subnet.second.bias is not None and subnet.third.bias is not None
+        assert subnet.third.bias is not None
         steps.append(
             FoldedStep(
                 kernel=subnet.kernel,
-                first=weight_of(subnet.first.weight[:, : subnet.inputs], device, dtype),
-                second=weight_of(subnet.second.weight, device, dtype),
-                second_bias=subnet.second.bias.to(device, exact),
-                third=weight_of(subnet.third.weight, device, dtype),
-                fold=Fold(
+                subnet=_subnet(subnet, device, dtype, exact),
+                fold=Fold.of(
                     subnet.third.bias.to(device, exact),
-                    matrix.to(device, exact).contiguous(),
+                    matrix.to(device, exact),
                     bias.to(device, exact),
                 ),
                 attend=Attend(
@@ -210,6 +204,32 @@ def _fold_layer(layer: Layer, device: torch.device, dtype: torch.dtype) -> Folde
     return FoldedLayer(tuple(steps), shares)
 
 
+def _subnet(
+    subnet: Subnet, device: torch.device, dtype: torch.dtype, exact: torch.dtype
+) -> rows.Subnet:
+    assert subnet.second.bias is not None
+    weights = [subnet.first.weight[:, : subnet.inputs], subnet.second.weight, subnet.third.weight]
+    if subnet.kernel == 1:
+        weights = [w.detach()[:, :, 0, 0].T.to(device, dtype).contiguous() for w in weights]
+    else:
+        weights = [weight_of(w, device, dtype) for w in weights]
+    first, second, third = weights
+    return rows.Subnet(first, second, subnet.second.bias.detach().to(device, exact), third)
+
+
+def _raw(
+    kept: Tensor, step: FoldedStep, share: Tensor, samples: int, height: int, width: int
+) -> Tensor:
+    """The raw scale and shift of one step, without the last bias."""
+    subnet = step.subnet
+    if step.kernel == 1:
+        return rows.pixelwise(kept, share, subnet, SLOPE, samples)
+    hidden = rows.leaky(convolve(kept, subnet.first, height, width), share, SLOPE, samples)
+    hidden = convolve(hidden, subnet.second, height, width)
+    hidden = rows.leaky(hidden, subnet.second_bias, SLOPE)
+    return convolve(hidden, subnet.third, height, width)
+
+
 def _undo(part: Step | Layer) -> tuple[Tensor, Tensor]:
     """Rotation and ActNorm undone, as rows: ``y @ matrix + bias``; computed in float64."""
     shrink = torch.exp(-part.norm.scale.detach().double())
@@ -223,6 +243,14 @@ def _share(
     weight = torch.cat([net.first.weight[:, net.inputs :] for net in nets])
     bias = torch.cat([net.first.bias for net in nets if net.first.bias is not None])
     return weight_of(weight, device, dtype), bias.detach().to(device, dtype)
+
+
+def _to_images(x: Tensor, height: int, width: int) -> Tensor:
+    """The last unsqueezing and the complex layout in one copy."""
+    # Channel 4 (2 b + i) + 2 dy + dx: coil b, real or imaginary part i, place (dy, dx) in a block.
+    blocks = x.unflatten(-1, (-1, 2, 2, 2)).unflatten(1, (height, width))
+    image = blocks.permute(0, 3, 1, 5, 2, 6, 4).contiguous()
+    return torch.view_as_complex(image.view(len(x), -1, 2 * height, 2 * width, 2))
 
 
 def _unsqueeze(x: Tensor, height: int, width: int) -> Tensor:

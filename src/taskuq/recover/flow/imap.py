@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 
 FLOOR = 1e-5
+# Where offset and gates start: factors of 0.982, nearly open, and the logistic function still has
+# a slope to learn from.
+OPEN = 4.0
 
 
 def stripes(x: Tensor) -> Tensor:
@@ -63,17 +66,21 @@ class IMap(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.filter = nn.Parameter(torch.zeros(channels))
-        self.offset = nn.Parameter(torch.full((), 8.0))
-        self.gate = nn.Parameter(torch.zeros(channels))
+        self.offset = nn.Parameter(torch.full((), OPEN))
+        self.gate = nn.Parameter(torch.full((channels,), OPEN))
 
     def reset(self, generator: torch.Generator) -> None:
-        """Start near open attention: offset 8, random gates, a small filter."""
+        """Start nearly open, with a small random filter.
+
+        Random gates would be undone by the ActNorms for the first batch but not for Gaussian
+        latents: each step would double the spread of a sample.
+        """
         channels = len(self.filter)
         with torch.no_grad():
             # The mean of `channels` rows drawn from N(0, 0.02²).
             self.filter.normal_(0, 0.02 / channels**0.5, generator=generator)
-            self.offset.fill_(8.0)
-            self.gate.normal_(0, 1, generator=generator)
+            self.offset.fill_(OPEN)
+            self.gate.fill_(OPEN)
 
     def gates(self) -> Tensor:
         """The factors of the deciding entries, (channel,)."""

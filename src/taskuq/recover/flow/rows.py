@@ -22,12 +22,33 @@ EPS = 1e-5
 class Fold(NamedTuple):
     """What follows a subnet: the bias of its last convolution, then one affine map of channels.
 
-    The map is rotation and ActNorm undone at once, ``y @ matrix + bias``.
+    The map is rotation and ActNorm undone at once, ``y @ matrix + bias``; ``pair`` is the matrix
+    as a sum of two bfloat16 ones.
     """
 
     raw_bias: Tensor
     matrix: Tensor
     bias: Tensor
+    pair: Tensor
+
+    @classmethod
+    def of(cls, raw_bias: Tensor, matrix: Tensor, bias: Tensor) -> Fold:
+        """Split the matrix into its pair."""
+        high = matrix.bfloat16()
+        rest = (matrix - high.to(matrix.dtype)).bfloat16()
+        return cls(raw_bias, matrix.contiguous(), bias, torch.stack([high, rest]).contiguous())
+
+
+class Subnet(NamedTuple):
+    """The three convolutions of a coupling, without the condition's share and the last bias.
+
+    Weights of 1×1 convolutions are matrices (inputs, outputs), others (outputs, inputs, 3, 3).
+    """
+
+    first: Tensor
+    second: Tensor
+    second_bias: Tensor
+    third: Tensor
 
 
 class Attend(NamedTuple):
@@ -111,8 +132,7 @@ def between(
     fused = _kernels(x)
     if fused and fused.supports(x.shape[-1]):
         kept = x.new_empty((*x.shape[:-1], x.shape[-1] // 2), dtype=dtype)
-        precision = "tf32x3" if dtype == torch.float32 else "tf32"
-        fused.between(x, raw, fold, attend, kept, precision)
+        fused.between(x, raw, fold, attend, kept)
         return x, kept if attend is not None else None
     if raw is not None:
         assert fold is not None
@@ -129,6 +149,34 @@ def between(
     weighted = torch.where(decides, opened * attend.filter, 0).sum(-1, keepdim=True)
     x = torch.where(decides, opened, x / (torch.sigmoid(weighted + attend.offset) + FLOOR))
     return x, x[..., : x.shape[-1] // 2].to(dtype)
+
+
+def pixelwise(x: Tensor, share: Tensor, subnet: Subnet, slope: float, samples: int) -> Tensor:
+    """A subnet of 1×1 convolutions: raw scale and shift without the last bias.
+
+    Arguments:
+        x: The first half of the channels, (case * sample, pixel, channel).
+        share: What the condition adds, (case, pixel, hidden).
+        subnet: Its weights, as matrices.
+        slope: The slope of the leaky ReLUs.
+        samples: How many images follow each other for one case.
+
+    Returns:
+        (case * sample, pixel, 2 * channel).
+
+    Example:
+        >>> import torch
+        >>> eye = torch.eye(2)
+        >>> pixelwise(torch.ones(1, 3, 2), torch.zeros(1, 3, 2),
+        ...           Subnet(eye, eye, torch.zeros(2), torch.ones(2, 4)), 0.01, 1)[0, 0].tolist()
+        [2.0, 2.0, 2.0, 2.0]
+    """
+    fused = _kernels(x)
+    if fused and fused.supports_pixelwise(x, len(subnet.second)):
+        result: Tensor = fused.pixelwise(x, share, subnet, slope, samples)
+        return result
+    hidden = leaky(x @ subnet.first, share, slope, samples)
+    return leaky(hidden @ subnet.second, subnet.second_bias, slope) @ subnet.third
 
 
 def _kernels(x: Tensor) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from taskuq.errors import InputError
-from taskuq.measure.layout import to_channels, to_complex
+from taskuq.measure.layout import to_channels
 from taskuq.recover.columns import consistent_columns
 from taskuq.recover.flow.folded import FoldedFlow, fold
 from taskuq.recover.flow.model import ConditionalFlow
@@ -119,7 +119,7 @@ class Sampler:
         """How many samples fit into the memory budget at one time."""
         c = self.config
         bytes_each = 2 if self.folded.dtype == torch.bfloat16 else 4
-        hidden = self.folded.layers[0].steps[0].second.shape[0]
+        hidden = self.folded.layers[0].steps[0].subnet.second_bias.shape[0]
         # Three hidden maps and three states of the finest layer, then the images' transforms.
         layer = height * width / 4 * (3 * hidden * bytes_each + 3 * 4 * c.channels * 4)
         finish = 6 * height * width * c.channels * 4
@@ -285,9 +285,13 @@ class _Recording:
             latents.append(self.z[:, start:stop].view(-1, height, width, channels))
             start = stop
         x = self.sampler.folded.inverse([z * self.temperature for z in latents], self.shares)
-        beyond = ~(x.abs().amax((1, 2, 3)) <= c.limit)
-        images = to_complex(x).unflatten(0, (self.cases, self.samples))
-        images = consistent_columns(images, self.y[:, None], self.mask) * self.scale
+        # Not "above the limit": NaN must count as beyond it too.
+        largest = torch.linalg.vector_norm(torch.view_as_real(x).flatten(1), math.inf, dim=1)
+        beyond = ~(largest <= c.limit)
+        images = x.unflatten(0, (self.cases, self.samples))
+        images = consistent_columns(images, self.y[:, None], self.mask)
+        if c.normalise:
+            images = images * self.scale
         return self.sampler.finish(images.flatten(0, 1)), beyond
 
     def _record(self) -> None:
