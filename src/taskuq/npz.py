@@ -20,8 +20,9 @@ ATTRIBUTES = "attributes"
 def write_npz(table: TaskOutputs, path: Path) -> Path:
     """Write a table as compressed arrays of the names in the class, and its attributes as JSON."""
     arrays = {name: getattr(table, name) for name in ARRAYS if getattr(table, name) is not None}
-    if np.isnan(table.accelerations).any():
-        del arrays["accelerations"]
+    for name in ("accelerations", "targets"):
+        if np.isnan(arrays[name]).any():  # unknown
+            del arrays[name]
     attributes = {
         "task_names": table.task_names,
         "task_range": table.task_range and [str(v) for v in table.task_range],
@@ -36,17 +37,15 @@ def write_npz(table: TaskOutputs, path: Path) -> Path:
 
 
 def read_npz(path: Path) -> TaskOutputs:
-    """Read a table from an ``.npz`` file with at least ``outputs`` and ``targets``."""
+    """Read a table from an ``.npz`` file; only ``outputs`` is required."""
     try:
         with zipfile.ZipFile(path) as archive:
             _refuse_lying_headers(archive, path)
         with np.load(path, allow_pickle=False) as archive:
             names = set(archive.files)
-            lacking = {"outputs", "targets"} - names
-            if lacking:
+            if "outputs" not in names:
                 raise InputError(
-                    f"{path} has no array {' or '.join(sorted(lacking))}; it holds "
-                    f"{', '.join(sorted(names)) or 'nothing'}"
+                    f"{path} has no array outputs; it holds {', '.join(sorted(names)) or 'nothing'}"
                 )
             arrays = {name: archive[name] for name in ARRAYS if name in names}
             text = str(archive[ATTRIBUTES]) if ATTRIBUTES in names else "{}"
@@ -63,7 +62,7 @@ def read_npz(path: Path) -> TaskOutputs:
     range_ = attributes.get("task_range")
     return TaskOutputs(
         arrays.pop("outputs"),
-        arrays.pop("targets"),
+        arrays.pop("targets", None),
         arrays.pop("accelerations", None),
         **arrays,
         task_names=attributes.get("task_names"),

@@ -22,6 +22,7 @@ class TaskOutputs:
     Arguments:
         outputs: (round, case, sample) or (round, case, sample, task); (case, sample) is one round.
         targets: (case,), or (case, task); with a leading round axis when they depend on the round.
+            None where they are unknown, as for new cases.
         accelerations: One per round, decreasing; the fully measured round is implied, not stored.
         group: What each case belongs to, e.g. a patient; integers or strings.
         label: The class of each case.
@@ -53,7 +54,7 @@ class TaskOutputs:
     def __init__(
         self,
         outputs: Any,
-        targets: Any,
+        targets: Any = None,
         accelerations: Any = None,
         *,
         group: Any = None,
@@ -70,8 +71,11 @@ class TaskOutputs:
         tasks = x.shape[3] if x.ndim == 4 else 1
         if 0 in x.shape:
             raise InputError(f"outputs of shape {x.shape} are empty; at least one case is needed")
-        z = as_numbers(targets, "targets", ndim=(1, 2, 3)).astype(float)
         per_case = (n, tasks) if x.ndim == 4 else (n,)
+        if targets is None:
+            z = np.full(per_case, np.nan)
+        else:
+            z = as_numbers(targets, "targets", ndim=(1, 2, 3)).astype(float)
         if z.shape not in (per_case, (rounds, *per_case)):
             raise InputError(
                 f"targets have shape {z.shape}, but outputs of shape {x.shape} need {per_case}, or "
@@ -127,6 +131,11 @@ class TaskOutputs:
     def tasks(self) -> int:
         """The number of tasks."""
         return len(self.task_names)
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether targets are known; they are not for new cases."""
+        return not bool(np.isnan(self.targets).any())
 
     @property
     def has_round_targets(self) -> bool:
@@ -242,6 +251,8 @@ class TaskOutputs:
 def replace_arrays(table: TaskOutputs, **changes: Any) -> TaskOutputs:
     """Return a table with some parts exchanged, checked again."""
     parts = {name: getattr(table, name) for name in table.__dataclass_fields__} | changes
+    if np.isnan(parts["targets"]).all():
+        parts["targets"] = None
     return TaskOutputs(
         parts.pop("outputs"), parts.pop("targets"), parts.pop("accelerations"), **parts
     )

@@ -256,14 +256,15 @@ def read_shards(folder: Path) -> TaskOutputs:
             if name in rows.column_names:
                 values = rows[name].to_pylist()
                 known.update({int(i): values[j] for j, i in enumerate(case) if i >= 0})
-    if not header.round_targets:
+    unknown = bool(np.isnan(targets).all())
+    if not header.round_targets and not unknown:
         if (targets != targets[:1]).any():
             raise InputError(f"the table in {folder} has targets that differ between rounds")
         targets = targets[0]
     if tasks == 1:
         outputs, targets = outputs[..., 0], targets[..., 0]
     return TaskOutputs(
-        outputs, targets, header.accelerations,
+        outputs, None if unknown else targets, header.accelerations,
         case=np.asarray(ids)[complete],
         task_names=header.task_names,
         task_range=header.task_range,

@@ -187,9 +187,8 @@ def calibrate_joint(
     chosen = resolve_score(score, alpha, side)
     by_unit = groups if unit == "group" else None
     aside = tuning_cases(chosen, n, alpha, by_unit, rng)
-    if method in ("scale", "minimax"):
-        if aside.mean() < TUNING_SHARE:
-            aside = take_units(unit_index(n, by_unit), TUNING_SHARE, rng)
+    if method in ("scale", "minimax") and aside.mean() < TUNING_SHARE:
+        aside = take_units(unit_index(n, by_unit), TUNING_SHARE, rng)
     kept = ~aside
     scores = tuple(
         tuned_score(chosen, x[aside, :, k], z[aside, k], range_, None) for k in range(tasks)
@@ -257,7 +256,7 @@ class MonotoneScale:
         >>> scale = MonotoneScale((0.0, 1.0, 3.0), (0.0, 0.5, 1.0))
         >>> scale(np.array([0.5, 3.0, 5.0, np.inf]))
         array([0.25, 1.  , 1.5 ,  inf])
-        >>> scale.inverse(1.5)
+        >>> round(scale.inverse(1.5), 12)
         5.0
     """
 
@@ -270,9 +269,10 @@ class MonotoneScale:
 
     def inverse(self, value: float) -> float:
         """Map a value of the common scale back to a score."""
-        return float(
-            _interpolate(np.array([value]), np.array(self.values), np.array(self.knots))[0]
-        )
+        images, knots = np.array(self.values), np.array(self.knots)
+        score = float(_interpolate(np.array([value]), images, knots)[0])
+        # There and back rounds; the score that set the value must not be lost to that.
+        return score if self.knots == self.values else score + 1e-14 * abs(score)
 
 
 def _interpolate(at: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:

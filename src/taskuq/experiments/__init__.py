@@ -1,0 +1,1 @@
+"""One file per claim; defaults are the paper's values."""

@@ -1,0 +1,143 @@
+"""The paper's comparison of scores: interval length against acceleration and sample count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from taskuq.calibrate.family import Side
+from taskuq.errors import InputError
+from taskuq.evaluate.closed_form import evaluate_exact
+from taskuq.evaluate.montecarlo import evaluate_scores
+from taskuq.evaluate.pools import check_cases
+from taskuq.evaluate.result import Evaluation, EvaluationRecord
+from taskuq.evaluate.strata import PAPER_SIZE_BINS
+from taskuq.outputs import TaskOutputs
+from taskuq.protocols import Score
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What to compare; the defaults are the paper's values.
+
+    Arguments:
+        scores: Scores by name, or objects.
+        alpha: The error rate.
+        accelerations: The rounds; all of the table's where None.
+        samples: Numbers of posterior samples; all of the table's where None.
+        trials: Random splits; None takes all splits exactly.
+        seed: The seed of the splits.
+        unit: 'case' or 'group'; the group where the table has groups and splits are random.
+        cases: With groups, whom the promise is about.
+        delta: For a promise given the calibration set.
+        side: 'two', 'upper' or 'lower'.
+        size_bins: Edges of width ranges.
+    """
+
+    scores: tuple[str | Score, ...] = ("ar", "lwr", "cqr")
+    alpha: float = 0.05
+    accelerations: tuple[float, ...] | None = None
+    samples: tuple[int, ...] | None = None
+    trials: int | None = 10_000
+    seed: int = 0
+    unit: str | None = None
+    cases: float | str = "random"
+    delta: float | None = None
+    side: Side = "two"
+    size_bins: tuple[float, ...] = PAPER_SIZE_BINS
+
+
+def compare(table: TaskOutputs, comparison: Comparison) -> EvaluationRecord:
+    """Judge every score at every acceleration and number of samples of a table.
+
+    Arguments:
+        table: The table of task outputs.
+        comparison: What to compare.
+
+    Example:
+        >>> from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+        >>> table = synthetic_outputs(SyntheticScanner(volumes=8), seed=0)
+        >>> record = compare(table, Comparison(trials=None, accelerations=(16.0, 2.0)))
+        >>> [(r.acceleration, r.score) for r in record.results][:3]
+        [(16.0, 'ar'), (16.0, 'lwr'), (16.0, 'cqr')]
+    """
+    if not table.has_targets:
+        raise InputError("the table has no targets, so nothing can be judged on it")
+    results = [
+        result
+        for name in table.task_names
+        for result in _task(table.select(task=name) if table.tasks > 1 else table, comparison)
+    ]
+    return EvaluationRecord(tuple(results), _inputs(table, comparison))
+
+
+def _task(table: TaskOutputs, comparison: Comparison) -> Iterator[Evaluation]:
+    accelerations: Sequence[float] = comparison.accelerations or tuple(table.accelerations)
+    for R in accelerations:
+        k = 0 if np.isnan(R) else table.round_at(R)
+        for p in comparison.samples or (table.samples,):
+            smaller = table.select(samples=p)
+            for result in _round(smaller, k, comparison):
+                yield replace(
+                    result,
+                    acceleration=None if np.isnan(R) else float(R),
+                    task=table.task_names[0] if table.task_names != ("task",) else None,
+                )
+
+
+def _round(table: TaskOutputs, k: int, comparison: Comparison) -> list[Evaluation]:
+    outputs, targets = table.until(k), table.targets_at(k)
+    if comparison.trials is None:
+        if (comparison.unit or "case") != "case":
+            raise InputError("exact evaluation is for splits by case; groups take --trials")
+        return [
+            evaluate_exact(
+                outputs,
+                targets,
+                alpha=comparison.alpha,
+                score=score,
+                side=comparison.side,
+                task_range=table.task_range,
+            )
+            for score in comparison.scores
+        ]
+    checked = check_cases(
+        outputs,
+        targets,
+        group=table.group,
+        label=table.label,
+        unit=comparison.unit,
+        task_range=table.task_range,
+        share=0.7,
+    )
+    return evaluate_scores(
+        checked,
+        comparison.scores,
+        alpha=comparison.alpha,
+        trials=comparison.trials,
+        # The same splits at every acceleration, so that differences are not those of the splits.
+        rng=np.random.default_rng(comparison.seed),
+        cases=comparison.cases,
+        delta=comparison.delta,
+        side=comparison.side,
+        size_bins=comparison.size_bins,
+    )
+
+
+def _inputs(table: TaskOutputs, comparison: Comparison) -> dict[str, Any]:
+    return {
+        "table": repr(table),
+        "task_range": table.task_range,
+        "provenance": dict(table.provenance),
+        "missing_cases": list(table.missing),
+        "scores": [s if isinstance(s, str) else type(s).__name__ for s in comparison.scores],
+        "alpha": comparison.alpha,
+        "trials": comparison.trials,
+        "seed": comparison.seed,
+        "side": comparison.side,
+        "cases": comparison.cases,
+        "delta": comparison.delta,
+    }
