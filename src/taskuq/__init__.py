@@ -1,17 +1,22 @@
 """Intervals with a guarantee for what a task network would have said about the true image."""
 
-from taskuq.calibrate import (
-    Bound,
-    calibrate,
-    calibrate_joint,
-    calibrate_online,
-    calibration_size,
-    load_bound,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from taskuq.errors import InputError
-from taskuq.evaluate import Evaluation, evaluate, evaluate_exact
-from taskuq.interval import Interval
-from taskuq.outputs import TaskOutputs
+
+if TYPE_CHECKING:
+    from taskuq.calibrate import (
+        Bound,
+        calibrate,
+        calibrate_joint,
+        calibrate_online,
+        calibration_size,
+        load_bound,
+    )
+    from taskuq.evaluate import Evaluation, evaluate, evaluate_exact
+    from taskuq.interval import Interval
+    from taskuq.outputs import TaskOutputs
 
 __version__ = "0.1.0"
 
@@ -30,3 +35,30 @@ __all__ = [
     "evaluate_exact",
     "load_bound",
 ]
+
+# Loaded on first use, so that the command line can print its help without NumPy.
+_HOMES = {
+    "Bound": "calibrate",
+    "Evaluation": "evaluate",
+    "Interval": "interval",
+    "TaskOutputs": "outputs",
+    "calibrate": "calibrate",
+    "calibrate_joint": "calibrate",
+    "calibrate_online": "calibrate",
+    "calibration_size": "calibrate",
+    "evaluate": "evaluate",
+    "evaluate_exact": "evaluate",
+    "load_bound": "calibrate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'taskuq' has no attribute {name!r}")
+    value = getattr(import_module(f"taskuq.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -23,13 +23,13 @@ class Stratum:
     Arguments:
         name: The class, or the range of widths.
         coverage: Mean over the trials in which the stratum is not empty; NaN if it always is.
-        share: The mean share of test cases in the stratum.
+        cases: The mean number of test cases in the stratum.
         trials: The number of trials in which it is not empty.
     """
 
     name: str
     coverage: float
-    share: float
+    cases: float
     trials: int
 
 

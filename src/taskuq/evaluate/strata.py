@@ -43,7 +43,7 @@ class StratumCounts:
         return Stratum(
             name=self.name,
             coverage=float(share.mean()) if there.any() else math.nan,
-            share=float(self.inside.mean()),
+            cases=float(self.inside.mean()),
             trials=int(there.sum()),
         )
 

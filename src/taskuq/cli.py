@@ -1,0 +1,63 @@
+"""The command line: parse, call one function, print a path.
+
+Commands are loaded when they are called, so that help is quick and nobody waits for torch.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import cyclopts
+
+from taskuq.errors import InputError
+
+COMMANDS = {
+    "demo": ("demo:demo", "Run the embedded experiment and print the paper's comparison."),
+    "calibrate": ("bounds:calibrate", "Calibrate intervals on a table of task outputs."),
+    "predict": ("bounds:predict", "Write the intervals of a table's cases to a CSV file."),
+    "evaluate": ("evaluate:evaluate", "Judge scores over random or all splits of a table."),
+    "plan-size": ("planning:plan_size", "Say how many calibration cases are needed."),
+}
+
+app = cyclopts.App(
+    name="taskuq",
+    help="Intervals with a guarantee for what a task network would have said about the true image.",
+    version=lambda: __import__("taskuq").__version__,
+    exit_on_error=False,
+    print_error=False,
+    help_on_error=False,
+    help_format="plaintext",
+    # A command says what it has to say itself; what it returns is for Python callers.
+    result_action="return_value",
+)
+for _name, (_where, _help) in COMMANDS.items():
+    app.command(f"taskuq.commands.{_where}", name=_name, help=_help)
+app.register_install_completion_command()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; exit 0 when done, 2 on bad input with one sentence, 1 on our fault."""
+    try:
+        app(arguments)
+    except InputError as error:
+        _refuse(str(error))
+    except cyclopts.CycloptsError as error:
+        _refuse(f"{str(error).rstrip('.')}; see taskuq --help")
+    except KeyboardInterrupt:
+        _say("stopped; nothing half-written is left behind")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+def _refuse(sentence: str) -> None:
+    _say(" ".join(sentence.split()))
+    sys.exit(2)
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"taskuq: {sentence}\n")
+
+
+if __name__ == "__main__":
+    main()

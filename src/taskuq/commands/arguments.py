@@ -1,0 +1,77 @@
+"""Reading the small languages of flags: lists and ranges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from taskuq.errors import InputError
+
+if TYPE_CHECKING:
+    from taskuq.outputs import TaskOutputs
+
+
+def numbers(text: str | None, name: str) -> tuple[float, ...] | None:
+    """Read numbers separated by commas.
+
+    Example:
+        >>> numbers("16,8", "acceleration")
+        (16.0, 8.0)
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--{name} takes numbers separated by commas, got {text!r}") from None
+
+
+def counts(text: str | None, name: str) -> tuple[int, ...] | None:
+    """Read positive whole numbers separated by commas.
+
+    Example:
+        >>> counts("2,32", "samples")
+        (2, 32)
+    """
+    values = numbers(text, name)
+    if values is None:
+        return None
+    if any(v != int(v) or v < 1 for v in values if abs(v) < 1e15) or not all(
+        abs(v) < 1e15 for v in values
+    ):
+        raise InputError(f"--{name} takes positive whole numbers, got {text!r}")
+    return tuple(int(v) for v in values)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Read words separated by commas.
+
+    Example:
+        >>> words("ar, lwr")
+        ('ar', 'lwr')
+    """
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def share(text: str) -> float | str:
+    """Read whom a promise about groups is for: 'random', 'all' or a share.
+
+    Example:
+        >>> share("0.9"), share("all")
+        (0.9, 'all')
+    """
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def load_table(path: Path, range_: str | None, task: str | None = None) -> TaskOutputs:
+    """Read a table with the declared range, and one of its tasks if asked."""
+    from taskuq.outputs import TaskOutputs
+
+    declared = numbers(range_, "range")
+    if declared is not None and len(declared) != 2:
+        raise InputError(f"--range takes two numbers, low,high, got {range_!r}")
+    table = TaskOutputs.load(path, task_range=declared)
+    return table if task is None else table.select(task=task)

@@ -1,0 +1,201 @@
+"""taskuq calibrate and taskuq predict: from a table to a bound, from a bound to intervals."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from taskuq.commands.arguments import load_table, share
+from taskuq.commands.terminal import say, show
+from taskuq.errors import InputError
+
+if TYPE_CHECKING:
+    from taskuq.calibrate.bound import Bound
+    from taskuq.calibrate.joint import JointBound
+    from taskuq.interval import Interval
+    from taskuq.outputs import TaskOutputs
+
+
+def calibrate(
+    table: Path,
+    /,
+    *,
+    score: str = "mlwr",
+    alpha: float = 0.05,
+    acceleration: float | None = None,
+    unit: Literal["case", "group"] | None = None,
+    cases: str = "random",
+    delta: float | None = None,
+    side: Literal["two", "upper", "lower"] = "two",
+    by_label: bool = False,
+    range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
+    task: str | None = None,
+    joint: Literal["max", "scale", "minimax", "rank"] | None = None,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("bound.json"),
+) -> None:
+    """Calibrate intervals and store them as JSON.
+
+    Args:
+        table: A table of task outputs, .npz or folder.
+        score: ar, lwr, cqr, mlwr or learned.
+        alpha: The error rate.
+        acceleration: The acceleration to calibrate for; needed where the table has several.
+        unit: Promise for a new case or a new group; for groups where the table has them.
+        cases: With groups, cover a 'random' case, 'all' cases, or a share of them.
+        delta: Promise coverage given the calibration set, but for this share of sets.
+        side: Two-sided intervals, or upper or lower bounds.
+        by_label: Promise coverage within each class of the table's labels.
+        range: The task's range, low,high, where the table does not declare it.
+        task: One task of a table of several.
+        joint: Cover all tasks of a table together, by this method.
+        output: Where to write the bound.
+    """
+    from taskuq.calibrate.joint import calibrate_joint
+    from taskuq.calibrate.single import calibrate as calibrate_arrays
+
+    loaded = load_table(table, range, task)
+    if not loaded.has_targets:
+        raise InputError(f"{table} has no targets, so nothing can be calibrated on it")
+    if loaded.missing:
+        say(f"taskuq: {len(loaded.missing)} cases of the table are unfinished and left out")
+    k, R = _round(loaded, acceleration)
+    group = None if unit == "case" else loaded.group
+    bound: Bound | JointBound
+    if joint is not None:
+        if loaded.outputs.ndim != 4:
+            raise InputError("--joint needs a table of several tasks")
+        bound = calibrate_joint(
+            loaded.outputs[k], loaded.targets_at(k), alpha=alpha, score=score, method=joint,
+            group=group, unit=unit, cases=share(cases), delta=delta, side=side,
+            task_range=loaded.task_range,
+        )  # fmt: skip
+    else:
+        if loaded.tasks > 1:
+            raise InputError(
+                f"the table has tasks {', '.join(loaded.task_names)}; choose one with --task or "
+                "cover all with --joint"
+            )
+        if by_label and loaded.label is None:
+            raise InputError("--by-label needs a table with labels")
+        bound = calibrate_arrays(
+            loaded.until(k), loaded.targets_at(k), alpha=alpha, score=score, group=group, unit=unit,
+            cases=share(cases), delta=delta, side=side, task_range=loaded.task_range,
+            label=loaded.label if by_label else None, acceleration=R,
+        )  # fmt: skip
+    say(str(bound))
+    show(str(bound.save(output)))
+
+
+def predict(
+    bound: Path,
+    table: Path,
+    /,
+    *,
+    alpha: float | None = None,
+    score: str | None = None,
+    acceleration: float | None = None,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("intervals.csv"),
+) -> None:
+    """Write the interval of each case of a table as CSV.
+
+    Args:
+        bound: A bound that taskuq calibrate wrote.
+        table: A table of task outputs; targets are not needed.
+        alpha: Refuse a bound of another error rate.
+        score: Refuse a bound of another score.
+        acceleration: The acceleration, where the bound does not say.
+        output: Where to write the intervals.
+    """
+    from taskuq.files import whole_file
+
+    calibrated = _load(bound)
+    _require_as_asked(calibrated, bound, alpha, score)
+    loaded = load_table(table, None)
+    remembered = getattr(calibrated, "acceleration", None)
+    if acceleration is not None and remembered not in (None, acceleration):
+        raise InputError(
+            f"{bound} was calibrated at acceleration {remembered:g}, not {acceleration:g}; use the "
+            "bound of that acceleration"
+        )
+    k, R = _round(loaded, remembered if acceleration is None else acceleration)
+    outputs = loaded.outputs[k] if loaded.outputs.ndim == 4 else loaded.until(k)
+    if getattr(calibrated, "rounds", 1) == 1 and outputs.ndim == 3 and loaded.outputs.ndim == 3:
+        outputs = outputs[-1]
+    interval = calibrated(outputs)
+    with whole_file(output) as partial, partial.open("w", newline="") as file:
+        csv.writer(file).writerows(_rows(loaded, k, R, interval))
+    say(str(calibrated))
+    show(str(output))
+
+
+def _rows(
+    table: TaskOutputs, k: int, acceleration: float | None, interval: Interval
+) -> Iterator[list[Any]]:
+    yield ["case", "group", "acceleration", "task", "lower", "upper", "width", "center",
+           "target", "covered"]  # fmt: skip
+    import numpy as np
+
+    several = interval.lower.ndim == 2
+    targets = table.targets_at(k)
+    covered = interval.contains(targets)
+    for i in np.ndindex(interval.lower.shape):
+        case = i[0]
+        yield [
+            case if table.case is None else table.case[case],
+            "" if table.group is None else table.group[case],
+            "" if acceleration is None else f"{acceleration:g}",
+            table.task_names[i[1]] if several else table.task_names[0],
+            *(repr(float(v[i])) for v in (interval.lower, interval.upper, interval.width)),
+            repr(float(interval.center[i])),
+            repr(float(targets[i])) if table.has_targets else "",
+            int(covered[i]) if table.has_targets else "",
+        ]
+
+
+def _round(table: TaskOutputs, acceleration: float | None) -> tuple[int, float | None]:
+    import numpy as np
+
+    if acceleration is not None:
+        if np.isnan(table.accelerations).all():
+            return 0, acceleration
+        return table.round_at(acceleration), acceleration
+    if table.rounds > 1:
+        rates = ", ".join(f"{R:g}" for R in table.accelerations)
+        raise InputError(f"the table has accelerations {rates}; choose one with --acceleration")
+    only = float(table.accelerations[0])
+    return 0, None if np.isnan(only) else only
+
+
+def _load(path: Path) -> Bound | JointBound:
+    import json
+
+    from taskuq.calibrate.bound import load_bound
+    from taskuq.calibrate.joint import SCHEMA, load_joint_bound
+
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        record = None
+    is_joint = isinstance(record, dict) and record.get("schema") == SCHEMA
+    return load_joint_bound(path) if is_joint else load_bound(path)
+
+
+def _require_as_asked(
+    bound: Bound | JointBound, path: Path, alpha: float | None, score: str | None
+) -> None:
+    from taskuq.calibrate.registry import score_name
+
+    if alpha is not None and alpha != bound.guarantee.alpha:
+        raise InputError(
+            f"{path} was calibrated at alpha {bound.guarantee.alpha:g}, not {alpha:g}; calibrate "
+            "again for that error rate"
+        )
+    first = bound.scores[0] if hasattr(bound, "scores") else bound.score
+    if score is not None and score != score_name(first):
+        raise InputError(
+            f"{path} was calibrated with score {score_name(first)}, not {score}; calibrate again"
+        )

@@ -1,0 +1,132 @@
+"""taskuq evaluate: judge scores on a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from taskuq.commands.arguments import counts, load_table, numbers, share, words
+from taskuq.commands.terminal import hand_over, say, show, show_table
+
+
+def evaluate(
+    table: Path,
+    /,
+    *,
+    score: str = "ar,lwr,cqr",
+    alpha: float = 0.05,
+    acceleration: str | None = None,
+    samples: str | None = None,
+    trials: int = 10_000,
+    exact: bool = False,
+    unit: Literal["case", "group"] | None = None,
+    cases: str = "random",
+    delta: float | None = None,
+    side: Literal["two", "upper", "lower"] = "two",
+    range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
+    task: str | None = None,
+    size_bins: str | None = None,
+    seed: int = 0,
+    json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
+    figures: Path | None = None,
+) -> None:
+    """Judge scores over random splits, or exactly over all splits by case.
+
+    Args:
+        table: A table of task outputs, .npz or folder.
+        score: Scores, separated by commas: ar, lwr, cqr, mlwr, learned.
+        alpha: The error rate.
+        acceleration: Accelerations, separated by commas; all by default.
+        samples: Numbers of posterior samples, separated by commas; all by default.
+        trials: The number of random splits.
+        exact: Take all splits at once, in closed form.
+        unit: Split by case or by group; by group where the table has groups.
+        cases: With groups, cover a 'random' case, 'all' cases, or a share of them.
+        delta: Promise coverage given the calibration set, but for this share of sets.
+        side: Two-sided intervals, or upper or lower bounds.
+        range: The task's range, low,high, where the table does not declare it.
+        task: One task of a table of several.
+        size_bins: Edges of width ranges; the paper's by default.
+        seed: The seed of the splits.
+        json: Write the record to this file, or to stdout for '-'.
+        figures: Draw figures into this folder, SVG and PNG.
+    """
+    from taskuq.evaluate.result import EvaluationRecord
+    from taskuq.experiments.comparison import Comparison, compare
+
+    loaded = load_table(table, range, task)
+    if loaded.missing:
+        say(f"taskuq: {len(loaded.missing)} cases of the table are unfinished and left out")
+    bins = numbers(size_bins, "size-bins")
+    comparison = Comparison(
+        scores=words(score),
+        alpha=alpha,
+        accelerations=numbers(acceleration, "acceleration"),
+        samples=counts(samples, "samples"),
+        trials=None if exact else trials,
+        seed=seed,
+        unit="case" if exact and unit is None else unit,
+        cases=share(cases),
+        delta=delta,
+        side=side,
+        **({} if bins is None else {"size_bins": bins}),
+    )
+    record: EvaluationRecord = compare(loaded, comparison)
+    print_record(record, to_stderr=json == "-")
+    hand_over(record.to_dict(), json)
+    if figures is not None:
+        show(str(draw_all(record, figures)))
+
+
+def print_record(record: object, *, to_stderr: bool = False) -> None:
+    """Print an evaluation as a table with a sentence on what it means."""
+    from taskuq.evaluate.result import EvaluationRecord
+
+    assert isinstance(record, EvaluationRecord)
+    first = record.results[0]
+    how = "all splits, exactly" if first.trials is None else f"{first.trials} random splits"
+    title = (
+        f"{how} by {first.unit}: {first.n_calibration} to calibrate, {first.n_test} to test, "
+        f"alpha {first.alpha:g}"
+    )
+    several = len({r.task for r in record.results}) > 1
+    columns = (["task"] if several else []) + [
+        "R", "score", "samples", "coverage", "sd", "width", "sd", "centre error", "infinite",
+    ]  # fmt: skip
+    rows: list[Sequence[str]] = [
+        ([str(r.task)] if several else [])
+        + [
+            "-" if r.acceleration is None else f"{r.acceleration:g}",
+            r.score,
+            str(r.samples),
+            f"{r.coverage.mean:.5f}",
+            _number(r.coverage.sd),
+            _number(r.width.mean),
+            _number(r.width.sd),
+            _number(r.center_error.mean),
+            f"{r.infinite:.3g}",
+        ]
+        for r in record.results
+    ]
+    show_table(title, columns, rows, to_stderr=to_stderr)
+
+
+def draw_all(record: object, folder: Path) -> Path:
+    """Draw every figure of an evaluation as SVG and PNG."""
+    from taskuq.evaluate.result import EvaluationRecord
+    from taskuq.report.evaluations import evaluation_figures
+    from taskuq.report.ink import draw
+
+    assert isinstance(record, EvaluationRecord)
+    for figure in evaluation_figures(record):
+        for ending in (".svg", ".png"):
+            draw(figure, folder / f"{figure.name}{ending}")
+    return folder
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.5f}"

@@ -1,0 +1,47 @@
+"""What commands show a person: tables and sentences on the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from taskuq.files import write_json
+
+
+def say(sentence: str) -> None:
+    """Tell the person something that is not a result, on stderr."""
+    sys.stderr.write(f"{sentence}\n")
+
+
+def show(text: str) -> None:
+    """Print a result on stdout."""
+    sys.stdout.write(f"{text}\n")
+
+
+def show_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, to_stderr: bool = False
+) -> None:
+    """Print a table; numbers are strings already, with the digits that matter."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for k, column in enumerate(columns):
+        table.add_column(column, justify="left" if k == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    width = max(100, sum(max(len(r[k]) for r in [columns, *rows]) + 3 for k in range(len(columns))))
+    console = Console(stderr=to_stderr, width=width, highlight=False)
+    console.print(table)
+
+
+def hand_over(record: Mapping[str, Any], path: str | None) -> None:
+    """Write a record as JSON to a file, or to stdout for '-'."""
+    if path == "-":
+        show(json.dumps(record, indent=1, allow_nan=False))
+    elif path is not None:
+        show(str(write_json(Path(path), record)))

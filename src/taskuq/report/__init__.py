@@ -1,0 +1,1 @@
+"""From stored results to figures and pages; computes no statistics."""
