@@ -12,6 +12,9 @@ from taskuq.calibrate.rank import cases_needed, exact_level
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
 
+# Sizes beyond this are no plan for a calibration set.
+LARGEST_SIZE = 50_000_000
+
 
 @dataclass(frozen=True)
 class CoverageLaw:
@@ -122,17 +125,25 @@ def calibration_size(
     level, unlucky = exact_level(alpha), float(exact_level(delta, "delta"))
     if not 0 < epsilon < 1:
         raise InputError(f"epsilon must lie strictly between 0 and 1, got {epsilon}")
-    if not (group_size >= 1 and 0 <= icc <= 1):
+    if not (1 <= group_size < math.inf and 0 <= icc <= 1):
         raise InputError(
-            f"group_size must be at least 1 and icc in [0, 1], got {group_size} and {icc}"
+            f"group_size must be finite, at least 1, and icc in [0, 1], got {group_size} and {icc}"
         )
 
     a = float(level)
     z = float(ndtri(1 - unlucky / (2 if two_sided else 1)))
     # Twice the normal approximation, and enough lattice steps of size 1/alpha beside it.
     largest = int(2 * z**2 * a * (1 - a) / epsilon**2 + 20 / min(epsilon, a, 1 - a) + 100)
+    if largest > LARGEST_SIZE:
+        raise InputError(
+            f"epsilon={epsilon:g} at alpha={a:g} asks for tens of millions of calibration cases; "
+            "choose a larger epsilon"
+        )
     n = np.arange(1, largest + 1)
-    k = n + 1 - (level.numerator * (n + 1)) // level.denominator
+    # Sixteen decimals of alpha times n do not fit 64 bits; Python's integers hold anything.
+    fits = level.numerator * (largest + 1) < 2**62
+    misses = level.numerator * (n + 1 if fits else (n + 1).astype(object)) // level.denominator
+    k = n + 1 - misses.astype(np.int64)
     finite = k <= n
     beta = np.where(finite, n + 1 - k, 1)
     too_low = np.where(finite, betainc(k, beta, max(0.0, 1 - a - epsilon)), 0.0)

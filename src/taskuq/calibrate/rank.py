@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from numbers import Real
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,8 +24,9 @@ def exact_level(alpha: float | Fraction, name: str = "alpha") -> Fraction:
         Fraction(1, 20)
     """
     try:
-        level = Fraction(str(alpha))
-    except (ValueError, ZeroDivisionError):
+        # Text is refused: it may hide an exponent that takes for ever to write out.
+        level = Fraction(str(alpha)) if isinstance(alpha, Real) else Fraction(0)
+    except ValueError:
         level = Fraction(0)
     if not 0 < level < 1:
         raise InputError(f"{name} must lie strictly between 0 and 1, got {alpha}")
