@@ -74,7 +74,8 @@ def quantile_of_mean_loss(
     # Counting in units of 1/lcm keeps the comparison free of rounding.
     common = math.lcm(*(int(n) for n in np.unique(sizes)))
     weight = np.array([common // int(n) for n in sizes], dtype=object)
-    if common * len(sizes) < 2**62:
+    # Below, sums are multiplied by the denominator: 64 bits must hold that product too.
+    if common * len(sizes) * allowed.denominator < 2**62:
         weight = weight.astype(np.int64)
     order = np.argsort(scores, kind="stable")
     ordered = np.asarray(scores)[order]
