@@ -1,0 +1,307 @@
+"""taskuq data: look at data, make the atlas, prepare fastMRI."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from taskuq.errors import InputError
+
+if TYPE_CHECKING:
+    from taskuq.data.check import Check
+    from taskuq.data.fastmri import FastMRI, Labels
+
+Output = Annotated[Path, Parameter(name=["--output", "-o"])]
+Slices = Literal["central-60", "central-80", "all"]
+
+
+def check(
+    source: Path,
+    /,
+    *,
+    labels: Path | None = None,
+    files: Path | None = None,
+    pathology: str = "Meniscus Tear",
+    acquisition: str = "CORPD_FBK",
+    minimum_coils: int = 9,
+    minimum_width: int = 320,
+    size: int = 320,
+    slices: Slices = "central-60",
+    group: Literal["file", "folder", "each"] | None = None,
+    strict: bool = False,
+    thorough: bool = False,
+    json_file: Annotated[str | None, Parameter(name="--json")] = None,
+) -> None:
+    """Tell in a table what a folder holds, what would be skipped, and why.
+
+    Parameters
+    ----------
+    source
+        A folder of fastMRI volumes (.h5), a folder of your own images, or an .npz file.
+    labels
+        fastMRI+ annotations, or for your own images a CSV with file, label, group.
+    files
+        The fastMRI+ list of annotated volumes; others are skipped.
+    pathology
+        Which fastMRI+ pathology is counted.
+    acquisition
+        Which acquisition is used; '' takes all.
+    minimum_coils
+        Volumes with fewer receive coils are skipped.
+    minimum_width
+        Volumes with fewer encoded lines are skipped.
+    size
+        Rows and columns of the central crop; smaller volumes are skipped.
+    slices
+        Which slices of a volume are used.
+    group
+        What a group is where a table of your own images does not say.
+    strict
+        Stop at the first file or label row that cannot be used.
+    thorough
+        Read all k-space, which finds files that break off.
+    json_file
+        Write the table as JSON; '-' prints it.
+    """
+    from taskuq.data.check import check_arrays, check_fastmri, check_images
+    from taskuq.data.preparation import Preparation
+
+    if not source.exists():
+        raise InputError(f"{source} does not exist; give a folder or an .npz file")
+    if source.suffix == ".npz":
+        if group not in (None, "each"):
+            raise InputError(f"group is {group!r}; for an .npz file it can only be 'each'")
+        checked = check_arrays(source, group=group)
+    elif any(source.rglob("*.h5")):
+        preparation = Preparation(
+            acquisition=acquisition,
+            minimum_coils=minimum_coils,
+            minimum_width=minimum_width,
+            size=size,
+            coils=min(8, minimum_coils),
+            slices=slices,
+        )
+        notes = _labels(labels, files, pathology)
+        checked = check_fastmri(source, preparation, notes, strict=strict, thorough=thorough)
+    elif labels is None:
+        raise InputError(
+            f"{source} holds no .h5 file; for your own images give --labels TABLE.csv with the "
+            "columns file, label, group"
+        )
+    else:
+        checked = check_images(source, labels, group=group)
+    _show(checked, json_file)
+
+
+def prepare(
+    folder: Path,
+    /,
+    *,
+    cache: Path,
+    acquisition: str = "CORPD_FBK",
+    compression: Literal["measured", "full"] = "measured",
+    workers: int = 1,
+    strict: bool = False,
+) -> None:
+    """Compute virtual coils and scale of every fastMRI volume, and keep them.
+
+    Training and evaluation do this by themselves when they first meet a volume; doing it before
+    lets many workers share the work.
+
+    Parameters
+    ----------
+    folder
+        A folder of fastMRI volumes (.h5).
+    cache
+        Where the results are kept.
+    acquisition
+        Which acquisition is used; '' takes all.
+    compression
+        Virtual coils from the lines of the first round, or from all (as the paper's code).
+    workers
+        The number of processes.
+    strict
+        Stop at the first file that cannot be used.
+    """
+    from taskuq.data.fastmri import FastMRI
+    from taskuq.data.preparation import Preparation
+
+    preparation = Preparation(acquisition=acquisition, compression=compression, slices="all")
+    data = FastMRI(folder, preparation, cache=cache, strict=strict)
+    count = len(data.volumes)
+    if workers <= 1:
+        outcomes = map(_prepare_one, [data] * count, range(count))
+        _tell(outcomes, count)
+    else:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            _tell(pool.map(_prepare_one, [data] * count, range(count)), count)
+    print(cache / preparation.key)  # noqa: T201 the path is the command's answer
+
+
+def atlas(
+    *,
+    patients: int = 125,
+    seed: int = 0,
+    first: int = 0,
+    size: int = 128,
+    slices: int = 8,
+    contrast: Literal["t1", "flair", "both"] = "flair",
+    base: Path | None = None,
+    workers: int = 1,
+    output: Output = Path("atlas.npz"),
+) -> None:
+    """Draw synthetic patients into one .npz file: images, label, group, case, lesion masks.
+
+    Parameters
+    ----------
+    patients
+        The number of patients.
+    seed
+        The seed; patient k of a seed is always the same.
+    first
+        The number of the first patient.
+    size
+        Rows and columns of a slice.
+    slices
+        Slices for each patient.
+    contrast
+        What the images look like.
+    base
+        A base file, where nilearn is not installed.
+    workers
+        The number of processes.
+    output
+        The .npz file to write.
+    """
+    from taskuq.data.atlas import Atlas, save_atlas
+    from taskuq.data.patient import PatientPlan
+
+    plan = PatientPlan(size=size, slices=slices, contrast=contrast)
+    drawn = Atlas(patients=patients, seed=seed, first=first, plan=plan, base=base)
+    print(save_atlas(drawn, output, workers=workers))  # noqa: T201 the path is the answer
+
+
+def atlas_base(*, output: Output = Path("atlas-base.npz")) -> None:
+    """Write the base volumes of the atlas into one file, for machines without nilearn.
+
+    Name the file there in the environment variable TASKUQ_ATLAS_BASE.
+
+    Parameters
+    ----------
+    output
+        The .npz file to write.
+    """
+    from taskuq.data.anatomy import save_anatomy
+
+    print(save_anatomy(output))  # noqa: T201 the path is the command's answer
+
+
+def sheet(
+    source: Path | None = None,
+    /,
+    *,
+    seed: int = 0,
+    patients: int = 6,
+    size: int = 128,
+    contrast: Literal["t1", "flair", "both"] = "flair",
+    outline: bool = False,
+    cases: int = 48,
+    output: Output = Path("sheet.png"),
+) -> None:
+    """Draw a contact sheet of the atlas, or of an .npz file of images.
+
+    Parameters
+    ----------
+    source
+        An .npz file; without it the atlas is shown.
+    seed
+        Seed of the atlas.
+    patients
+        Patients of the atlas.
+    size
+        Rows and columns of the atlas.
+    contrast
+        What the atlas looks like.
+    outline
+        Draw the outline of the atlas's lesions.
+    cases
+        How many images of a file, spread over it.
+    output
+        The picture to write.
+    """
+    from taskuq.data.arrays import read_npz
+    from taskuq.data.atlas import Atlas
+    from taskuq.data.patient import PatientPlan
+    from taskuq.data.sheet import contact_sheet
+
+    if source is None:
+        drawn = Atlas(patients, seed=seed, plan=PatientPlan(size=size, contrast=contrast))
+        path = contact_sheet(drawn, output, indices=range(len(drawn)), outline=outline)
+    else:
+        data = read_npz(source)
+        step = max(1, len(data) // cases)
+        path = contact_sheet(data, output, indices=range(0, len(data), step)[:cases])
+    print(path)  # noqa: T201 the path is the command's answer
+
+
+def _labels(labels: Path | None, files: Path | None, pathology: str) -> Labels | None:
+    from taskuq.data.annotations import read_annotations, read_file_list
+    from taskuq.data.fastmri import Labels
+
+    if labels is None:
+        if files is not None:
+            raise InputError(f"files is {files} without labels; give the fastMRI+ CSV too")
+        return None
+    listed = None if files is None else read_file_list(files)
+    return Labels(read_annotations(labels), pathology, listed)
+
+
+def _show(checked: Check, json_file: str | None) -> None:
+    record = json.dumps(checked.as_record(), indent=1)
+    if json_file == "-":
+        print(record)  # noqa: T201 asked for
+        return
+    if json_file is not None:
+        from taskuq.files import whole_file
+
+        with whole_file(json_file) as partial:
+            partial.write_text(record + "\n")
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("file", "kind", "size", "slices", "positive", "skipped because")
+    for row in checked.rows:
+        counts = (str(row.slices), str(row.positives)) if row.used else ("", "")
+        table.add_row(row.file, row.kind, row.size, *counts, row.reason)
+    console = Console()
+    console.print(table)
+    total = checked.summary
+    console.print(
+        f"{total['used']} of {total['files']} files used: {total['groups']} groups, "
+        f"{total['slices']} images, {total['positives']} positive",
+        highlight=False,
+    )
+    for note in checked.notes:
+        console.print(note, highlight=False)
+    if json_file is not None:
+        print(json_file)  # noqa: T201 the path is the command's answer
+
+
+def _prepare_one(data: FastMRI, number: int) -> str:
+    name = data.volumes[number].name
+    try:
+        return f"{name}: scale {data.recipe(number).scale:.4g}"
+    except InputError as error:
+        return f"{name}: skipped, {error}"
+
+
+def _tell(outcomes: Iterable[str], count: int) -> None:
+    for number, outcome in enumerate(outcomes, start=1):
+        print(f"{number}/{count} {outcome}", file=sys.stderr)  # noqa: T201 progress
