@@ -100,6 +100,7 @@ class Classifier(nn.Module):
         return net.avgpool(x).flatten(1)
 
     def forward(self, magnitude: Tensor) -> Tensor:
+        """Soft outputs (image,) of magnitude images (image, height, width)."""
         low, high = magnitude.amin((1, 2), keepdim=True), magnitude.amax((1, 2), keepdim=True)
         unit = ((magnitude - low) / (high - low))[:, None].expand(-1, 3, -1, -1)
         dtype = self.head[0].weight.dtype
@@ -168,7 +169,11 @@ def plain_outputs(
 
 
 def plain_rows(
-    flow: ConditionalFlow, plain_classifier: nn.Module, y: Tensor, mask: Tensor, generator: torch.Generator
+    flow: ConditionalFlow,
+    plain_classifier: nn.Module,
+    y: Tensor,
+    mask: Tensor,
+    generator: torch.Generator,
 ) -> None:
     precision(flow, plain_classifier, y, mask)
     z = torch.randn(32, 1_638_400, device="cuda", generator=generator)
@@ -202,13 +207,16 @@ def sampling(flow: ConditionalFlow, generator: torch.Generator) -> None:
     for p, goal in ((32, "146 to 384 ms, 4.1 to 16.5 GiB"), (2, "46 to 61 ms, 3.2 GiB")):
         peak = peak_gib(lambda p=p: slice_at(p))
         ms = milliseconds(lambda p=p: slice_at(p), 20, 3)
-        report(f"flow, one slice with ResNet-50 and interval, p={p}", f"{ms:.2f} ms", f"{peak:.2f} GiB", goal)
+        report(
+            f"flow, one slice with ResNet-50 and interval, p={p}",
+            f"{ms:.2f} ms",
+            f"{peak:.2f} GiB",
+            goal,
+        )
     parts(sampler, classifier)
     _, many, masks = case(generator, batch=16)
     for p, goal in ((32, "173 ms"), (2, "43 ms")):
-        ms = milliseconds(
-            lambda p=p: sampler(many, masks, samples=p, seeds=list(range(16))), 3, 1
-        )
+        ms = milliseconds(lambda p=p: sampler(many, masks, samples=p, seeds=list(range(16))), 3, 1)
         report(f"flow, 16 slices in one call, p={p}, per slice", f"{ms / 16:.2f} ms", "", goal)
 
 
@@ -216,14 +224,22 @@ def parts(sampler: Sampler, classifier: nn.Module) -> None:
     recording = sampler._recording(1, 32, SIZE, SIZE)
     assert recording.graphs is not None
     report("  condition alone", f"{milliseconds(recording.graphs[0].replay):.2f} ms", "", "14.9 ms")
-    report("  draws, consistency, ResNet-50, p=32", f"{milliseconds(recording.graphs[1].replay):.2f} ms")
+    report(
+        "  draws, consistency, ResNet-50, p=32",
+        f"{milliseconds(recording.graphs[1].replay):.2f} ms",
+    )
     seeds = list(range(32))
-    from taskuq.recover.flow.seeds import gaussian_rows
+    from taskuq.training.seeds import gaussian_rows
 
     report("  latents, p=32", f"{milliseconds(lambda: gaussian_rows(recording.z, seeds)):.2f} ms")
     magnitude = torch.rand(32, SIZE, SIZE, device="cuda")
     recorded = Recorded(classifier)
-    report("  ResNet-50, 32 images", f"{milliseconds(lambda: recorded(magnitude)):.2f} ms", "", "9.7 ms")
+    report(
+        "  ResNet-50, 32 images",
+        f"{milliseconds(lambda: recorded(magnitude)):.2f} ms",
+        "",
+        "9.7 ms",
+    )
     if "--profile" in sys.argv:
         profile(lambda: (recording.graphs[0].replay(), recording.graphs[1].replay()))
 
@@ -237,7 +253,11 @@ def profile(work: Callable[[], object]) -> None:
     with torch_profile(activities=[ProfilerActivity.CUDA]) as recorded:
         work()
         torch.cuda.synchronize()
-    print(recorded.key_averages().table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=90))
+    print(
+        recorded.key_averages().table(
+            sort_by="cuda_time_total", row_limit=40, max_name_column_width=90
+        )
+    )
 
 
 def precision(flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Tensor) -> None:
@@ -251,7 +271,12 @@ def precision(flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Ten
         del sampler
     exact, rounded = results[torch.float32], results[torch.bfloat16]
     change, spread = (rounded - exact).abs().mean().item(), exact.std().item()
-    report("bf16: mean change of output / posterior spread", f"{change / spread:.4f}", "", f"spread {spread:.2e}")
+    report(
+        "bf16: mean change of output / posterior spread",
+        f"{change / spread:.4f}",
+        "",
+        f"spread {spread:.2e}",
+    )
 
 
 def training(flow: ConditionalFlow, generator: torch.Generator) -> None:
@@ -280,7 +305,12 @@ def training(flow: ConditionalFlow, generator: torch.Generator) -> None:
         first = time.time() - begin
         peak = peak_gib(step)
         ms = milliseconds(step, 5, 2)
-        report(f"flow, training step, batch 8, bf16, {name}", f"{ms:.1f} ms", f"{peak:.1f} GiB", f"421 ms, 42.7 GiB (first step {first:.0f} s)")
+        report(
+            f"flow, training step, batch 8, bf16, {name}",
+            f"{ms:.1f} ms",
+            f"{peak:.1f} GiB",
+            f"421 ms, 42.7 GiB (first step {first:.0f} s)",
+        )
         if "--profile-training" in sys.argv:
             profile(step)
 
@@ -303,7 +333,12 @@ def varnet(generator: torch.Generator) -> None:
         with torch.no_grad():
             plain = milliseconds(lambda inputs=inputs: net(*inputs), 5, 2)
             ms = milliseconds(lambda inputs=inputs: recorded(*inputs), 10, 2)
-        report(f"VarNet, batch {batch}, per slice (not recorded {plain / batch:.1f})", f"{ms / batch:.2f} ms", "", authors)
+        report(
+            f"VarNet, batch {batch}, per slice (not recorded {plain / batch:.1f})",
+            f"{ms / batch:.2f} ms",
+            "",
+            authors,
+        )
 
 
 def main() -> None:

@@ -32,4 +32,5 @@ def consistent_columns(x: Tensor, measured: Tensor, mask: Tensor) -> Tensor:
         True
     """
     lost = torch.fft.ifftshift(~mask, dim=-1)
-    return torch.fft.ifft(torch.fft.fft(x) * lost) + measured
+    unseen: Tensor = torch.fft.ifft(torch.fft.fft(x) * lost)
+    return unseen + measured

@@ -39,7 +39,8 @@ class Recorded:
         if key != self._key:
             self._record(arguments)
             self._key = key
-        assert self._graph is not None and self._output is not None
+        assert self._graph is not None
+        assert self._output is not None
         for buffer, argument in zip(self._inputs, arguments, strict=True):
             buffer.copy_(argument)
         self._graph.replay()
@@ -48,7 +49,7 @@ class Recorded:
     def _record(self, arguments: tuple[Tensor, ...]) -> None:
         self._graph, self._output = None, None
         self._inputs = [a.clone() for a in arguments]
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             # Algorithms are chosen and plans made before anything is recorded.

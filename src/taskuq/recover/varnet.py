@@ -99,13 +99,15 @@ class SensitivityModel(nn.Module):
         images = ifft2c(torch.where(broadcast_mask(window, kspace), kspace, 0))
         maps = self.norm_unet(images.flatten(0, 1)[:, None]).reshape(images.shape)
         norm = rss(maps)[:, None].clamp_min(torch.finfo(maps.real.dtype).tiny)
-        return maps / norm
+        unit: Tensor = maps / norm
+        return unit
 
 
 class VarNetBlock(nn.Module):
     r"""One refinement of k-space.
 
-    .. math:: k \leftarrow k - \eta M (k - k_0) - F\big(S \cdot U(S^{\mathsf H} F^{\mathsf H} k)\big)
+    .. math::
+        k \leftarrow k - \eta M (k - k_0) - F\big(S \cdot U(S^{\mathsf H} F^{\mathsf H} k)\big)
 
     :math:`k_0` is the measurement, :math:`M` its mask, :math:`S` the sensitivities, :math:`U` a
     U-Net and :math:`\eta` a learned step.

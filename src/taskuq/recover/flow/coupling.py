@@ -90,7 +90,8 @@ class Coupling(nn.Module):
 
     Example:
         >>> import torch
-        >>> coupling, x, c = Coupling(4, 2, kernel=1), torch.randn(1, 4, 8, 8), torch.ones(1, 2, 8, 8)
+        >>> x, c = torch.randn(1, 4, 8, 8), torch.ones(1, 2, 8, 8)
+        >>> coupling = Coupling(4, 2, kernel=1)
         >>> y, log_det = coupling(x, c)
         >>> torch.allclose(coupling.inverse(y, c), x, atol=1e-6)
         True

@@ -162,7 +162,7 @@ def fold(flow: ConditionalFlow, *, device: torch.device | str, dtype: torch.dtyp
     with torch.no_grad():
         return FoldedFlow(
             unet=fold_unet(flow.unet, device, dtype),
-            stages=tuple(fold_stage(s, device, dtype) for s in flow.conditioner.stages),
+            stages=tuple(fold_stage(s, device, dtype) for s in flow.conditioner.stages),  # type: ignore[arg-type]
             layers=tuple(_fold_layer(layer, device, dtype) for layer in flow.layers),  # type: ignore[arg-type]
             dtype=dtype,
             device=device,
@@ -234,7 +234,7 @@ def _undo(part: Step | Layer) -> tuple[Tensor, Tensor]:
     """Rotation and ActNorm undone, as rows: ``y @ matrix + bias``; computed in float64."""
     shrink = torch.exp(-part.norm.scale.detach().double())
     # Row vectors: y R undoes the rotation of column vectors, R x.
-    return part.rotation.matrix.double() * shrink, -part.norm.bias.detach().double() * shrink
+    return part.rotation.exact() * shrink, -part.norm.bias.detach().double() * shrink
 
 
 def _share(
@@ -248,12 +248,12 @@ def _share(
 def _to_images(x: Tensor, height: int, width: int) -> Tensor:
     """The last unsqueezing and the complex layout in one copy."""
     # Channel 4 (2 b + i) + 2 dy + dx: coil b, real or imaginary part i, place (dy, dx) in a block.
-    blocks = x.unflatten(-1, (-1, 2, 2, 2)).unflatten(1, (height, width))
+    blocks = x.view(len(x), height, width, -1, 2, 2, 2)
     image = blocks.permute(0, 3, 1, 5, 2, 6, 4).contiguous()
     return torch.view_as_complex(image.view(len(x), -1, 2 * height, 2 * width, 2))
 
 
 def _unsqueeze(x: Tensor, height: int, width: int) -> Tensor:
     """Unfold channels into 2×2 blocks of pixels: (image, pixel, channel) to 4 times the pixels."""
-    blocks = x.unflatten(-1, (-1, 2, 2)).unflatten(1, (height, width))
+    blocks = x.view(len(x), height, width, -1, 2, 2)
     return blocks.permute(0, 1, 4, 2, 5, 3).flatten(1, 4)

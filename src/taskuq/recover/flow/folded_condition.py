@@ -40,13 +40,18 @@ def convolve(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
     """
     if weight.shape[-1] == 1:
         return x @ weight[:, :, 0, 0].T
-    image = x.unflatten(1, (height, width)).permute(0, 3, 1, 2)
+    image = to_image(x, height, width)
     return to_rows(F.conv2d(image, weight, padding=weight.shape[-1] // 2))
 
 
 def to_rows(image: Tensor) -> Tensor:
     """(image, channel, height, width) as (image, pixel, channel); no copy when channels last."""
     return image.permute(0, 2, 3, 1).contiguous().flatten(1, 2)
+
+
+def to_image(x: Tensor, height: int, width: int) -> Tensor:
+    """(image, pixel, channel) as (image, channel, height, width), channels last; no copy."""
+    return x.view(len(x), height, width, -1).permute(0, 3, 1, 2)
 
 
 class FoldedUNet(NamedTuple):
@@ -72,7 +77,7 @@ class FoldedUNet(NamedTuple):
             pixels = _reflect(pixels, 2 * height, 2 * width, rows_of_skip, columns_of_skip)
             height, width = rows_of_skip, columns_of_skip
             pixels = _block(torch.cat([pixels, skip], dim=-1), pair, height, width)
-        return pixels.unflatten(1, (height, width)).permute(0, 3, 1, 2)
+        return to_image(pixels, height, width)
 
 
 class FoldedStage(NamedTuple):
@@ -121,11 +126,13 @@ def fold_stage(stage: ConditionStage, device: torch.device, dtype: torch.dtype) 
     """Take the weights of one condition stage, as it is in evaluation."""
 
     def conv(module: nn.Module) -> tuple[Tensor, Tensor]:
-        assert isinstance(module, nn.Conv2d) and module.bias is not None
+        assert isinstance(module, nn.Conv2d)
+        assert module.bias is not None
         return weight_of(module.weight, device, dtype), module.bias.detach().to(device, dtype)
 
     norm = stage.norm
-    assert norm.running_mean is not None and norm.running_var is not None
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
     scale = norm.weight.detach() * torch.rsqrt(norm.running_var + norm.eps)
     shift = norm.bias.detach() - norm.running_mean * scale
     return FoldedStage(
@@ -144,12 +151,12 @@ def _block(x: Tensor, pair: tuple[Tensor, Tensor], height: int, width: int) -> T
 
 
 def _pool(x: Tensor, height: int, width: int) -> tuple[Tensor, int, int]:
-    image = x.unflatten(1, (height, width)).permute(0, 3, 1, 2)
-    return to_rows(F.avg_pool2d(image, 2)), height // 2, width // 2
+    pooled = F.avg_pool2d(to_image(x, height, width), 2)
+    return to_rows(pooled), height // 2, width // 2
 
 
 def _upsample(x: Tensor, matrix: Tensor, height: int, width: int) -> Tensor:
-    blocks = (x @ matrix).unflatten(-1, (2, 2, -1)).unflatten(1, (height, width))
+    blocks = (x @ matrix).view(len(x), height, width, 2, 2, -1)
     doubled = blocks.permute(0, 1, 3, 2, 4, 5).flatten(1, 4)
     return rows.normalise_leaky(doubled, UNET_SLOPE)
 
@@ -157,5 +164,5 @@ def _upsample(x: Tensor, matrix: Tensor, height: int, width: int) -> Tensor:
 def _reflect(x: Tensor, height: int, width: int, to_height: int, to_width: int) -> Tensor:
     if (height, width) == (to_height, to_width):
         return x
-    image = x.unflatten(1, (height, width)).permute(0, 3, 1, 2)
+    image = to_image(x, height, width)
     return to_rows(F.pad(image, (0, to_width - width, 0, to_height - height), mode="reflect"))

@@ -56,6 +56,8 @@ class ConditionalFlow(nn.Module):
         c = self.config
         generator = torch.Generator().manual_seed(c.seed)
         self.unet = UNet(c.channels, c.channels, width=c.unet_width, pools=c.unet_pools)
+        # The flow reads the U-Net's features; its last convolution would only wait for a gradient.
+        self.unet.output.requires_grad_(False)
         self.conditioner = ConditionNet(c.unet_width, c.condition_channels, layers=c.layers)
         layers, channels = [], c.channels
         for _ in range(c.layers):

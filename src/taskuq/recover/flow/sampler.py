@@ -14,7 +14,7 @@ from taskuq.measure.layout import to_channels
 from taskuq.recover.columns import consistent_columns
 from taskuq.recover.flow.folded import FoldedFlow, fold
 from taskuq.recover.flow.model import ConditionalFlow
-from taskuq.recover.flow.seeds import gaussian_rows, mixed_seed
+from taskuq.training.seeds import gaussian_rows, mixed_seed
 
 ATTEMPTS = 11
 
@@ -143,7 +143,7 @@ class Sampler:
         for i in range(count):
             rows = [mixed_seed(seed, i * chunk + j, 0) for seed in seeds for j in range(chunk)]
             drawn, beyond = recording.draw(rows, temperature)
-            images.append(drawn.unflatten(0, (cases, chunk)).clone())
+            images.append(drawn.reshape(cases, chunk, *drawn.shape[1:]).clone())
             bad.append(beyond.view(cases, chunk).clone())
         result = torch.cat(images, 1)[:, :samples]
         beyond = torch.cat(bad, 1)[:, :samples]
@@ -176,7 +176,7 @@ class Sampler:
                 continue
             rows = [mixed_seed(s, column + j, attempt) for s in seeds for j in range(chunk)]
             drawn, again = recording.draw(rows, temperature)
-            drawn = drawn.unflatten(0, (cases, chunk))[:, : part.shape[1]]
+            drawn = drawn.reshape(cases, chunk, *drawn.shape[1:])[:, : part.shape[1]]
             result[:, column : column + chunk][part] = drawn[part]
             part &= again.view(cases, chunk)[:, : part.shape[1]]
 
@@ -203,6 +203,10 @@ class Sampler:
             raise InputError(
                 f"images of {y.shape[-2]}×{y.shape[-1]} do not fit; this flow needs sides "
                 f"divisible by {c.size_multiple}"
+            )
+        if not bool(torch.isfinite(torch.view_as_real(y)).all()):
+            raise InputError(
+                "zero-filled images are not finite; look for NaN or overflow in the k-space"
             )
         if mask.shape != (len(y), y.shape[-1]):
             raise InputError(
@@ -288,14 +292,14 @@ class _Recording:
         # Not "above the limit": NaN must count as beyond it too.
         largest = torch.linalg.vector_norm(torch.view_as_real(x).flatten(1), math.inf, dim=1)
         beyond = ~(largest <= c.limit)
-        images = x.unflatten(0, (self.cases, self.samples))
+        images = x.view(self.cases, self.samples, *x.shape[1:])
         images = consistent_columns(images, self.y[:, None], self.mask)
         if c.normalise:
             images = images * self.scale
         return self.sampler.finish(images.flatten(0, 1)), beyond
 
     def _record(self) -> None:
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             # Kernels are compiled and algorithms chosen before anything is recorded.

@@ -1,0 +1,115 @@
+"""Cases for training a recovery network: an image, and one of the masks drawn for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from taskuq.data.dataset import Dataset
+from taskuq.errors import InputError
+from taskuq.measure.coils import rss
+from taskuq.recover.low_frequencies import central_lines
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredCases:
+    """A data set seen through masks, addressed by (epoch, index).
+
+    Arguments:
+        source: Complex coil images (coil, height, width), or magnitude images, which count as one
+            coil.
+        masks: Booleans (round, width).
+        seed: Draws one of the masks for each case and epoch, each with the same probability. None
+            gives case i the mask i modulo the number of rounds, as validation needs.
+        ranges: The data range of each group; the maximum of the case itself by default.
+
+    Example:
+        >>> from taskuq.data.arrays import ArrayDataset
+        >>> data = ArrayDataset(np.ones((2, 8, 8)), label=[0, 1], group="each")
+        >>> masks = np.array([[0, 0, 0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 1, 0, 1, 0]], dtype=bool)
+        >>> cases = MeasuredCases(data, masks, seed=0)
+        >>> case = cases[5, 1]  # epoch 5, case 1
+        >>> case["image"].shape, case["mask"].shape
+        (torch.Size([1, 8, 8]), torch.Size([8]))
+    """
+
+    source: Dataset
+    masks: NDArray[np.bool_]
+    seed: int | None
+    ranges: Mapping[str, float] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, place: tuple[int, int]) -> dict[str, Tensor]:
+        epoch, index = place
+        item = self.source[index]
+        image = as_coils(item.image)
+        if image.shape[-1] != self.masks.shape[1]:
+            raise InputError(
+                f"case {item.case} has {image.shape[-1]} columns, the masks have "
+                f"{self.masks.shape[1]}; use images of one size"
+            )
+        if not bool(torch.isfinite(torch.view_as_real(image)).all()):
+            raise InputError(f"case {item.case} holds NaN or infinite values; leave it out")
+        mask = torch.as_tensor(self.masks[self._round(epoch, index)])
+        limit = self.ranges.get(item.group) or float(rss(image).max())
+        return {
+            "image": image,
+            "mask": mask,
+            "low_frequencies": central_lines(mask[None])[0],
+            "data_range": torch.tensor(limit, dtype=torch.float32),
+        }
+
+    def _round(self, epoch: int, index: int) -> int:
+        if self.seed is None:
+            return index % len(self.masks)
+        return int(np.random.default_rng([self.seed, epoch, index]).integers(len(self.masks)))
+
+
+def as_coils(image: Tensor) -> Tensor:
+    """Coil images (coil, height, width) of anything a data set gives.
+
+    Arguments:
+        image: Complex coil images, or one magnitude image (height, width).
+
+    Returns:
+        A complex64 tensor.
+
+    Example:
+        >>> import torch
+        >>> as_coils(torch.ones(4, 4)).shape
+        torch.Size([1, 4, 4])
+    """
+    if image.ndim == 2:
+        image = image[None]
+    return image.to(torch.complex64)
+
+
+def group_ranges(source: Dataset) -> dict[str, float]:
+    """The largest magnitude of each group: the data range of its volume.
+
+    Arguments:
+        source: The data set; every case is read once.
+
+    Returns:
+        One number for each group.
+
+    Example:
+        >>> from taskuq.data.arrays import ArrayDataset
+        >>> images = np.stack([np.full((4, 4), 1.0), np.full((4, 4), 3.0)])
+        >>> data = ArrayDataset(images, label=[0, 0], group=["a", "a"], normalise=False)
+        >>> group_ranges(data)
+        {'a': 3.0}
+    """
+    ranges: dict[str, float] = {}
+    for index in range(len(source)):
+        item = source[index]
+        largest = float(rss(as_coils(item.image)).max())
+        ranges[item.group] = max(largest, ranges.get(item.group, 0.0))
+    return ranges

@@ -1,0 +1,137 @@
+"""How the recovery networks are trained: their losses and their starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from taskuq.measure.coils import rss
+from taskuq.measure.fourier import fft2c
+from taskuq.measure.layout import to_channels
+from taskuq.measure.projections import broadcast_mask, keep_measured, null_space
+from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
+from taskuq.recover.flow.sampler import case_scale
+from taskuq.recover.ssim import ssim
+from taskuq.recover.varnet import VarNet, VarNetConfig
+from taskuq.training.recipe import Batch, Recipe
+
+
+def flow_recipe(config: FlowConfig, *, compiled: bool = False) -> Recipe:
+    r"""Train a flow by maximum likelihood of what the measurement cannot see.
+
+    .. math:: \min\; -\log p\big((I - A) x + \sigma A \epsilon \mid A x\big), \qquad
+              \epsilon \sim \mathcal N(0, I)
+
+    :math:`A` keeps the measured lines. The target :math:`(I - A) x` lies in a subspace and has no
+    density of its own; noise of size :math:`\sigma` in the complement, and only there, gives it
+    one and leaves the posterior as it is, because data consistency replaces that part of every
+    sample.
+
+    Arguments:
+        config: The size of the flow.
+        compiled: Whether to compile the conditioning networks.
+
+    Returns:
+        What :func:`taskuq.training.fit.fit` trains; judged by bits per dimension.
+
+    Example:
+        >>> small = FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4, steps=2)
+        >>> flow_recipe(small).monitor
+        'loss'
+    """
+    flow = ConditionalFlow(config)
+    if torch.cuda.is_available():
+        # Convolutions of this size run on tensor cores, which read channels last.
+        flow.unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        flow.conditioner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if compiled:
+        flow.condition = torch.compile(flow.condition)  # type: ignore[method-assign]
+    return Recipe(
+        kind="flow",
+        network=flow,
+        config=config,
+        loss=lambda net, batch, generator: _flow_bits(net, batch, generator).mean(),
+        validate=lambda net, batch, generator: {"loss": _flow_bits(net, batch, generator)},
+        first_batch=_start,
+    )
+
+
+def varnet_recipe(config: VarNetConfig) -> Recipe:
+    """Train a variational network to the structural similarity of magnitude images.
+
+    Arguments:
+        config: The size of the network.
+
+    Returns:
+        What :func:`taskuq.training.fit.fit` trains; judged by 1 - SSIM.
+
+    Example:
+        >>> varnet_recipe(VarNetConfig(cascades=1, width=2)).kind
+        'varnet'
+    """
+    return Recipe(
+        kind="varnet",
+        network=VarNet(config),
+        config=config,
+        loss=lambda net, batch, generator: _dissimilarity(net, batch).mean(),
+        validate=lambda net, batch, generator: {"loss": _dissimilarity(net, batch)},
+    )
+
+
+def flow_target(
+    images: Tensor, mask: Tensor, config: FlowConfig, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """What the flow is given and what it learns, as real channels.
+
+    Arguments:
+        images: True coil images, complex (case, coil, height, width).
+        mask: Booleans (case, width); True is measured.
+        config: The flow's configuration: normalisation and noise.
+        generator: Draws the noise in the measured subspace.
+
+    Returns:
+        Zero-filled images, and null-space images with noise in their complement.
+
+    Example:
+        >>> import torch
+        >>> x, mask = torch.ones(1, 2, 8, 8) + 0j, torch.ones(1, 8, dtype=torch.bool)
+        >>> y, target = flow_target(x, mask, FlowConfig(noise=0.0), torch.Generator())
+        >>> target.abs().max().item()  # everything is measured: nothing is left to learn
+        0.0
+    """
+    measured = keep_measured(images, mask)
+    if config.normalise:
+        scale = case_scale(measured).view(-1, 1, 1, 1)
+        images, measured = images / scale, measured / scale
+    pairs = torch.randn(
+        (*images.shape, 2), generator=generator, device=images.device, dtype=images.real.dtype
+    )
+    noise = keep_measured(torch.view_as_complex(pairs), mask)
+    target = null_space(images, mask) + config.noise * noise
+    return to_channels(measured), to_channels(target)
+
+
+def _flow_bits(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
+    flow = cast(ConditionalFlow, net)
+    measured, target = flow_target(batch["image"], batch["mask"], flow.config, generator)
+    latents, log_det = flow(target, flow.condition(measured))
+    return bits_per_dimension(cast(Sequence[Tensor], latents), log_det)
+
+
+def _start(net: nn.Module, batch: Batch, generator: torch.Generator) -> None:
+    flow = cast(ConditionalFlow, net)
+    if bool(flow.started):
+        return
+    measured, target = flow_target(batch["image"], batch["mask"], flow.config, generator)
+    with torch.no_grad():
+        flow(target, flow.condition(measured), start=True)
+
+
+def _dissimilarity(net: nn.Module, batch: Batch) -> Tensor:
+    kspace = fft2c(batch["image"])
+    kspace = torch.where(broadcast_mask(batch["mask"], kspace), kspace, 0)
+    recovered = net(kspace, batch["mask"], batch["low_frequencies"])
+    return 1 - ssim(recovered, rss(batch["image"]), batch["data_range"])

@@ -1,0 +1,52 @@
+"""What a recovery needs of a measurement, and the check that it is there."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from taskuq.errors import InputError
+
+
+class Scan(Protocol):
+    """What a recovery needs of a measurement (``taskuq.measure.mri.Measurement`` has it)."""
+
+    @property
+    def zero_filled(self) -> Tensor:
+        """Coil images, complex (coil, height, width)."""
+        ...
+
+    @property
+    def mask(self) -> Tensor:
+        """The measured columns, booleans (width,)."""
+        ...
+
+
+def checked(measurement: Scan) -> Scan:
+    """Return the measurement, or say in one sentence why it cannot be used.
+
+    Arguments:
+        measurement: Anything with ``zero_filled`` and ``mask``.
+
+    Returns:
+        The same measurement.
+
+    Example:
+        >>> checked("a picture")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: the measurement is a str without zero_filled or mask; ...
+    """
+    y, mask = getattr(measurement, "zero_filled", None), getattr(measurement, "mask", None)
+    if y is None or mask is None:
+        raise InputError(
+            f"the measurement is a {type(measurement).__name__} without zero_filled or mask; give "
+            "one as taskuq.measure.mri makes it"
+        )
+    if not isinstance(y, Tensor) or y.ndim != 3 or not y.is_complex():
+        raise InputError("zero_filled is not one complex stack (coil, height, width); give that")
+    if not bool(torch.isfinite(torch.view_as_real(y)).all()):
+        raise InputError("the measurement holds NaN or infinite values; measure that case again")
+    return measurement

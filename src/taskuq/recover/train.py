@@ -1,0 +1,171 @@
+"""Train a recovery network from its configuration file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from taskuq.data.dataset import Dataset
+from taskuq.recover.cases import MeasuredCases, as_coils, group_ranges
+from taskuq.recover.flow import FlowConfig
+from taskuq.recover.recipes import flow_recipe, varnet_recipe
+from taskuq.recover.varnet import VarNetConfig
+from taskuq.training.config import TrainingConfig
+from taskuq.training.fit import Machine, fit
+from taskuq.training.sources import DataConfig, MaskConfig, open_data
+from taskuq.training.toml import from_table, read_toml, to_table
+
+
+@dataclass(frozen=True)
+class FlowTraining:
+    """One TOML file for a flow; the defaults are the paper's.
+
+    Arguments:
+        network: The size of the flow.
+        training: Optimiser, epochs, batch.
+        data: Where cases come from.
+        measure: The masks, one of which is drawn for each case and epoch.
+
+    Example:
+        >>> FlowTraining().training.epochs, FlowTraining().training.clip
+        (150, 1.0)
+    """
+
+    network: FlowConfig = field(default_factory=FlowConfig)
+    training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(
+            epochs=150, batch=8, learning_rate=1e-4, weight_decay=1e-7, clip=1.0
+        )
+    )
+    data: DataConfig = field(default_factory=DataConfig)
+    measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
+
+
+@dataclass(frozen=True)
+class VarNetTraining:
+    """One TOML file for a variational network; the defaults are the paper's.
+
+    Arguments:
+        network: The size of the network.
+        training: Optimiser, epochs, batch.
+        data: Where cases come from.
+        measure: The masks, one of which is drawn for each case and epoch.
+        data_range: The range :math:`L` of the structural similarity: ``"volume"`` takes the
+            largest value of a volume, for which every case is read once; ``"slice"`` that of each
+            slice, as the authors do.
+
+    Example:
+        >>> VarNetTraining().training.epochs, VarNetTraining().training.batch
+        (50, 16)
+    """
+
+    network: VarNetConfig = field(default_factory=VarNetConfig)
+    training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(
+            epochs=50, batch=16, learning_rate=1e-4, schedule="step", decay=0.1, decay_epochs=40
+        )
+    )
+    data: DataConfig = field(default_factory=DataConfig)
+    measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
+    data_range: Literal["volume", "slice"] = "volume"
+
+
+def train_from(
+    kind: Literal["flow", "varnet"],
+    config: Path | str,
+    folder: Path | str,
+    *,
+    machine: Machine | None = None,
+    fresh: bool = False,
+) -> Path:
+    """Train the network that a TOML file describes.
+
+    Arguments:
+        kind: ``"flow"`` or ``"varnet"``.
+        config: The TOML file.
+        folder: Where weights, logs and the state go.
+        machine: On what to train.
+        fresh: Whether to begin again and overwrite what is there.
+
+    Returns:
+        The best weights.
+
+    Example:
+        >>> train_from("flow", "absent.toml", "runs/flow")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: cannot read absent.toml: No such file or directory
+    """
+    layout: Any = FlowTraining if kind == "flow" else VarNetTraining
+    return train(read_settings(layout, config), folder, machine=machine, fresh=fresh)
+
+
+def read_settings(layout: Any, config: Path | str) -> Any:
+    """Read a TOML file over the defaults of its kind; tables name only what they change.
+
+    Arguments:
+        layout: :class:`FlowTraining` or :class:`VarNetTraining`.
+        config: The TOML file.
+
+    Returns:
+        An instance of ``layout``.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.toml"
+        >>> _ = path.write_text("[training]\\nepochs = 2\\n")
+        >>> read_settings(FlowTraining, path).training.clip  # the flow's default, not TrainingConfig's
+        1.0
+    """
+    defaults = to_table(layout())
+    return from_table(layout, _merged(defaults, read_toml(config)))
+
+
+def train(
+    settings: FlowTraining | VarNetTraining,
+    folder: Path | str,
+    *,
+    machine: Machine | None = None,
+    fresh: bool = False,
+    data: tuple[Dataset, Dataset] | None = None,
+) -> Path:
+    """Train a recovery network.
+
+    Arguments:
+        settings: Everything that a configuration file says.
+        folder: Where weights, logs and the state go.
+        machine: On what to train.
+        fresh: Whether to begin again and overwrite what is there.
+        data: Training and validation cases; by default those the settings name.
+
+    Returns:
+        The best weights.
+    """
+    training, validation = data or open_data(settings.data)
+    masks = settings.measure.masks(as_coils(training[0].image).shape[-1])
+    if isinstance(settings, FlowTraining):
+        recipe = flow_recipe(settings.network, compiled=settings.training.compile)
+        ranges: list[dict[str, float]] = [{}, {}]
+    else:
+        recipe = varnet_recipe(settings.network)
+        by_volume = settings.data_range == "volume"
+        ranges = [group_ranges(part) if by_volume else {} for part in (training, validation)]
+    return fit(
+        recipe,
+        MeasuredCases(training, masks, settings.training.seed, ranges[0]),  # type: ignore[arg-type]
+        MeasuredCases(validation, masks, None, ranges[1]),  # type: ignore[arg-type]
+        settings.training,
+        folder,
+        settings=to_table(settings),
+        machine=machine,
+        fresh=fresh,
+    )
+
+
+def _merged(defaults: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(defaults)
+    for key, value in table.items():
+        both = isinstance(value, dict) and isinstance(defaults.get(key), dict)
+        merged[key] = _merged(defaults[key], value) if both else value
+    return merged

@@ -1,0 +1,66 @@
+"""How a network is trained, whatever it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from taskuq.errors import InputError
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Settings of the training engine.
+
+    Arguments:
+        epochs: How often every training case is seen.
+        batch: Cases in a step of one process.
+        learning_rate: The step size of Adam.
+        betas: The decay rates of Adam.
+        weight_decay: The weight decay: in Adam's gradient, as torch's Adam takes it.
+        schedule: ``"constant"``, ``"step"`` (times ``decay`` every ``decay_epochs``) or
+            ``"cosine"`` (down to ``decay`` times the rate at the end).
+        decay: What a schedule multiplies the rate by.
+        decay_epochs: Epochs between two steps of the ``"step"`` schedule.
+        clip: The largest norm of a gradient; 0 does not clip.
+        precision: ``"32-true"``, or ``"bf16-mixed"`` on a GPU.
+        accumulate: Batches whose gradients are added to one step.
+        workers: Processes that read data, for each training process.
+        seed: Where all randomness of training comes from.
+        compile: Whether to compile the costly part of the network (minutes at first, faster
+            steps).
+        deterministic: Whether to insist on kernels that give the same bits every time.
+        keep_every: Epochs between two points from which a killed training goes on.
+
+    Example:
+        >>> TrainingConfig(epochs=50, batch=16).learning_rate
+        0.0001
+    """
+
+    epochs: int = 150
+    batch: int = 8
+    learning_rate: float = 1e-4
+    betas: tuple[float, ...] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "step", "cosine"] = "constant"
+    decay: float = 0.1
+    decay_epochs: int = 40
+    clip: float = 0.0
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    accumulate: int = 1
+    workers: int = 0
+    seed: int = 0
+    compile: bool = False
+    deterministic: bool = False
+    keep_every: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "accumulate", "decay_epochs", "keep_every"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; give a whole number above 0")
+        if self.learning_rate <= 0 or min(self.clip, self.weight_decay, self.workers) < 0:
+            raise InputError(
+                f"learning_rate {self.learning_rate}, clip {self.clip}, weight_decay "
+                f"{self.weight_decay}, workers {self.workers}; give a positive learning rate and "
+                "no negative number"
+            )

@@ -1,0 +1,164 @@
+"""Train a recipe: on one process or many, from the start or from where it was killed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from taskuq.errors import InputError
+from taskuq.training.config import TrainingConfig
+from taskuq.training.order import EpochOrder
+from taskuq.training.recipe import Recipe
+from taskuq.training.toml import read_toml, toml_text
+
+
+@dataclass(frozen=True)
+class Machine:
+    """On what to train.
+
+    Arguments:
+        accelerator: ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"mps"``.
+        devices: Processes on each node, one for each device.
+        nodes: How many nodes.
+        progress: Whether to draw a progress bar on stderr.
+
+    Example:
+        >>> Machine(accelerator="cpu", devices=2).nodes
+        1
+    """
+
+    accelerator: str = "auto"
+    devices: int = 1
+    nodes: int = 1
+    progress: bool = True
+
+
+def fit(
+    recipe: Recipe,
+    training: TorchDataset[Any],
+    validation: TorchDataset[Any],
+    config: TrainingConfig,
+    folder: Path | str,
+    *,
+    settings: dict[str, Any] | None = None,
+    machine: Machine | None = None,
+    fresh: bool = False,
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> Path:
+    """Train a recipe and leave its weights in a folder.
+
+    The folder receives ``best`` and ``last`` as .safetensors with a .toml each, ``metrics.csv``,
+    the configuration, and a state. Called again after it was killed, the training goes on behind
+    its last whole epoch and ends with the same bits as if nothing had happened.
+
+    Arguments:
+        recipe: What to train.
+        training: Cases by (epoch, index), as :class:`taskuq.training.order.EpochOrder` yields them.
+        validation: The same for validation; always asked for epoch 0.
+        config: How to train.
+        folder: Where everything goes.
+        settings: The whole configuration; a folder of another configuration is refused.
+        machine: On what to train.
+        fresh: Whether to begin again and overwrite what is there.
+        collate: Makes a batch of a list of cases; torch's own by default.
+
+    Returns:
+        The best weights.
+    """
+    import pytorch_lightning as pl
+    from pytorch_lightning.loggers import CSVLogger
+
+    from taskuq.training.keep import RESUME, Keep, SafeIO
+    from taskuq.training.module import Training
+
+    machine, folder = machine or Machine(), Path(folder)
+    settings = settings or {}
+    resume = _resume(folder, settings, fresh, RESUME)
+    notes = {key: settings[key] for key in settings if key != "network"}
+    trainer = pl.Trainer(
+        accelerator=machine.accelerator,
+        devices=machine.devices,
+        num_nodes=machine.nodes,
+        strategy="ddp" if machine.devices * machine.nodes > 1 else "auto",
+        max_epochs=config.epochs,
+        precision=config.precision,
+        gradient_clip_val=config.clip or None,
+        accumulate_grad_batches=config.accumulate,
+        deterministic=config.deterministic,
+        # Our order knows the processes itself, and stays the same when a training is resumed.
+        use_distributed_sampler=False,
+        callbacks=[Keep(recipe, folder, config.keep_every, notes)],
+        logger=CSVLogger(folder, name="logs", version=""),
+        plugins=[SafeIO()],
+        enable_checkpointing=False,
+        enable_progress_bar=machine.progress,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=min(50, max(1, len(training) // config.batch)),  # type: ignore[arg-type]
+    )
+    with warnings.catch_warnings():
+        # Lightning advises on worker counts and logging intervals; both are choices here.
+        warnings.filterwarnings("ignore", category=UserWarning, module="pytorch_lightning")
+        trainer.fit(
+            Training(recipe, config),
+            _loader(training, config, seed=config.seed, collate=collate),
+            _loader(validation, config, seed=None, collate=collate),
+            ckpt_path=None if resume is None else str(resume),
+            weights_only=None,
+        )
+    return folder / "best.safetensors"
+
+
+def _loader(
+    cases: TorchDataset[Any],
+    config: TrainingConfig,
+    *,
+    seed: int | None,
+    collate: Callable[[list[Any]], Any] | None,
+) -> DataLoader[Any]:
+    length = len(cases)  # type: ignore[arg-type]
+    if length == 0:
+        raise InputError("a part of the data has no cases; give more data or another split")
+    return DataLoader(
+        cases,
+        batch_size=config.batch,
+        sampler=EpochOrder(length, seed, pad=seed is not None),  # type: ignore[arg-type]
+        num_workers=config.workers,
+        persistent_workers=config.workers > 0,
+        collate_fn=collate,
+    )
+
+
+def _resume(folder: Path, settings: dict[str, Any], fresh: bool, name: str) -> Path | None:
+    """Where to go on from, or None; a folder of another configuration is refused."""
+    text, written = toml_text(settings), folder / "config.toml"
+    if fresh:
+        for old in (folder / name, written):
+            old.unlink(missing_ok=True)
+    if written.exists() and settings and read_toml(written) != settings:
+        raise InputError(
+            f"{folder} holds a training of another configuration ({_difference(written, settings)}"
+            "); give another folder, or --fresh to begin again"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    written.write_text(text)
+    return folder / name if (folder / name).exists() else None
+
+
+def _difference(written: Path, settings: dict[str, Any]) -> str:
+    old, new = (_flat(table) for table in (read_toml(written), settings))
+    changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    return ", ".join(f"{key}: {old.get(key)} there, {new.get(key)} here" for key in changed[:3])
+
+
+def _flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value}
+    return flat

@@ -1,0 +1,85 @@
+"""What a training leaves on disk: the best weights, the last ones, and where to go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.plugins.io import CheckpointIO
+
+from taskuq.training.recipe import Recipe
+from taskuq.training.state import load_state, save_state
+from taskuq.training.weights import save_weights
+
+RESUME = "resume.safetensors"
+
+
+class SafeIO(CheckpointIO):
+    """Lightning's checkpoints as safetensors instead of pickles."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        """Write a checkpoint whole or not at all."""
+        save_state(checkpoint, path)
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, **_: Any) -> dict[str, Any]:
+        """Read a checkpoint on the CPU; Lightning moves it."""
+        state: dict[str, Any] = load_state(path)
+        return state
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Remove a checkpoint."""
+        Path(path).unlink(missing_ok=True)
+
+
+class Keep(Callback):
+    """Writes weights after each epoch, and the state from which a killed training goes on.
+
+    Arguments:
+        recipe: What is trained.
+        folder: Where to write.
+        every: Epochs between two states.
+        notes: Tables for the TOML beside the weights.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, every: int, notes: dict[str, Any]) -> None:
+        self.recipe, self.folder, self.every, self.notes = recipe, folder, every, notes
+        self.best: float | None = None
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation of the epoch is over: compare, write, and leave a state to go on from."""
+        if trainer.sanity_checking:
+            return
+        epoch = trainer.current_epoch
+        value = float(trainer.callback_metrics[f"validation_{self.recipe.monitor}"])
+        is_best = self.recipe.is_better(value, self.best)
+        if is_best:
+            self.best = value
+        is_last = epoch + 1 == trainer.max_epochs
+        if trainer.is_global_zero:
+            reached = {"epoch": epoch, self.recipe.monitor: value}
+            if is_best:
+                self._weights("best", reached)
+            if is_last or (epoch + 1) % self.every == 0:
+                self._weights("last", reached)
+        if is_last or (epoch + 1) % self.every == 0:
+            trainer.save_checkpoint(self.folder / RESUME)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value so far belongs to the state."""
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.best = state_dict["best"]
+
+    def _weights(self, name: str, reached: dict[str, Any]) -> None:
+        save_weights(
+            self.recipe.network,
+            self.folder / f"{name}.safetensors",
+            kind=self.recipe.kind,
+            config=self.recipe.config,
+            notes={**self.notes, "reached": reached},
+        )

@@ -1,0 +1,75 @@
+"""What is trained, and how it is judged: the part of training that a network brings itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Batch = Mapping[str, Any]
+Loss = Callable[[nn.Module, Batch, torch.Generator], Tensor]
+Validate = Callable[[nn.Module, Batch, torch.Generator], dict[str, Tensor]]
+
+
+def mean_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """The mean of each quantity over all validation cases.
+
+    Arguments:
+        values: Quantities of all cases, each (case,).
+
+    Returns:
+        One number for each quantity.
+
+    Example:
+        >>> import torch
+        >>> mean_summary({"loss": torch.tensor([1.0, 3.0])})
+        {'loss': 2.0}
+    """
+    return {name: float(value.double().mean()) for name, value in values.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """A network and the functions that train it.
+
+    Arguments:
+        kind: What the network is, e.g. ``"flow"``; stands in its configuration file.
+        network: The network.
+        config: The dataclass it was made from.
+        loss: Network, batch and generator to the loss of a training batch. All randomness comes
+            from the generator, which is seeded by epoch, step and process.
+        validate: The same for a validation batch; returns quantities for each case, (case,).
+        summary: What is made of the quantities of all validation cases; their means by default.
+        monitor: The summary that decides which weights are best.
+        mode: Whether its least or its largest value is best.
+        first_batch: Called once, on the first training batch of all, before any step; for starts
+            that need data.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> line = Recipe("line", nn.Linear(1, 1), config=None,
+        ...               loss=lambda net, batch, generator: net(batch["x"]).square().mean(),
+        ...               validate=lambda net, batch, generator: {"loss": net(batch["x"])[:, 0]})
+        >>> line.monitor, line.mode
+        ('loss', 'min')
+    """
+
+    kind: str
+    network: nn.Module
+    config: Any
+    loss: Loss
+    validate: Validate
+    summary: Callable[[Mapping[str, Tensor]], dict[str, float]] = field(default=mean_summary)
+    monitor: str = "loss"
+    mode: Literal["min", "max"] = "min"
+    first_batch: Callable[[nn.Module, Batch, torch.Generator], None] | None = None
+
+    def is_better(self, new: float, old: float | None) -> bool:
+        """Whether a new value of the monitored summary beats the best one so far."""
+        if old is None:
+            return True
+        return new < old if self.mode == "min" else new > old

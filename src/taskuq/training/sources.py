@@ -1,0 +1,186 @@
+"""The data of a training, as a table of its configuration names them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taskuq.data.dataset import Dataset, Item, split_by_group
+from taskuq.errors import InputError
+from taskuq.interval import BoolArray
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where training and validation cases come from; groups never fall into both.
+
+    Arguments:
+        kind: ``"fastmri"`` (two folders of volumes), ``"npz"`` (one file, split by group) or
+            ``"atlas"`` (the embedded atlas, drawn).
+        path: The folder of training volumes, or the .npz file.
+        validation_path: The folder of validation volumes (fastmri).
+        cache: A folder for prepared volumes (fastmri).
+        coils: Virtual coils (fastmri), or simulated ones for magnitude images (npz, atlas); 0
+            leaves magnitude images as they are.
+        patients: Patients to draw (atlas).
+        size: Rows and columns of a slice (atlas).
+        slices: Slices for each patient (atlas).
+        validation: The share of groups kept for validation (npz, atlas).
+        seed: Where patients, coils and the split come from.
+        in_memory: Whether to read every case once and keep it.
+
+    Example:
+        >>> DataConfig(kind="atlas", patients=10).size
+        128
+    """
+
+    kind: Literal["fastmri", "npz", "atlas"] = "fastmri"
+    path: Path | None = None
+    validation_path: Path | None = None
+    cache: Path | None = None
+    coils: int = 8
+    patients: int = 200
+    size: int = 128
+    slices: int = 8
+    validation: float = 0.1
+    seed: int = 0
+    in_memory: bool = False
+
+
+@dataclass(frozen=True)
+class MaskConfig:
+    """The masks of the rounds; training draws one of them for each case and epoch.
+
+    Arguments:
+        accelerations: R of the rounds, decreasing.
+        published: Whether to take the paper's masks (320 columns; 16, 8, 4, 2).
+        rule: How random lines are drawn where masks are made.
+        seed: Where they come from.
+
+    Example:
+        >>> MaskConfig().masks(320).sum(axis=1)
+        array([ 20,  40,  80, 160])
+    """
+
+    accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
+    published: bool = False
+    rule: Literal["inverse-distance", "uniform"] = "inverse-distance"
+    seed: int = 0
+
+    def masks(self, width: int) -> BoolArray:
+        """The masks, booleans (round, width)."""
+        from taskuq.measure.masks import nested_masks
+        from taskuq.measure.published import published_masks
+
+        if self.published:
+            if width != 320:
+                raise InputError(f"images have {width} columns; the published masks have 320")
+            return published_masks(self.accelerations)
+        rng = np.random.default_rng(self.seed)
+        return nested_masks(width, self.accelerations, rng=rng, rule=self.rule)
+
+
+def open_data(config: DataConfig) -> tuple[Dataset, Dataset]:
+    """Open training and validation data.
+
+    Arguments:
+        config: Where they come from.
+
+    Returns:
+        Two data sets that share no group.
+
+    Example:
+        >>> from taskuq.data.arrays import ArrayDataset, save_npz
+        >>> import tempfile
+        >>> data = ArrayDataset(np.ones((4, 8, 8)), label=[0, 1, 0, 1], group=["a", "a", "b", "b"])
+        >>> path = save_npz(data, Path(tempfile.mkdtemp()) / "mine.npz")
+        >>> train, tune = open_data(DataConfig(kind="npz", path=path, coils=2, validation=0.5))
+        >>> len(train), len(tune), train[0].image.shape
+        (2, 2, torch.Size([2, 8, 8]))
+    """
+    training, validation = _OPEN[config.kind](config)
+    if config.in_memory:
+        return InMemory.of(training), InMemory.of(validation)
+    return training, validation
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """A data set whose cases have all been read.
+
+    Arguments:
+        items: The cases.
+        labels: The label of each case.
+        groups: The group of each case.
+    """
+
+    items: tuple[Item, ...]
+    labels: NDArray[np.int64]
+    groups: NDArray[np.str_]
+
+    @classmethod
+    def of(cls, source: Dataset, workers: int = 8) -> InMemory:
+        """Read every case of another data set."""
+        with ThreadPoolExecutor(workers) as pool:
+            items = tuple(pool.map(source.__getitem__, range(len(source))))
+        return cls(items, source.labels, source.groups)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Item:
+        return self.items[index]
+
+
+def _fastmri(config: DataConfig) -> tuple[Dataset, Dataset]:
+    from dataclasses import replace
+
+    from taskuq.data.fastmri import FastMRI
+    from taskuq.data.preparation import Preparation
+
+    if config.path is None or config.validation_path is None:
+        raise InputError("data.path or data.validation_path is missing; name both folders")
+    preparation = Preparation(coils=config.coils, slices="all")
+    # Training takes every slice; validation those that are judged later.
+    return (
+        FastMRI(config.path, preparation, cache=config.cache),
+        FastMRI(
+            config.validation_path, replace(preparation, slices="central-60"), cache=config.cache
+        ),
+    )
+
+
+def _npz(config: DataConfig) -> tuple[Dataset, Dataset]:
+    from taskuq.data.arrays import read_npz
+    from taskuq.data.simulate import SimulatedCoils
+
+    if config.path is None:
+        raise InputError("data.path is missing; name the .npz file")
+    data: Dataset = read_npz(config.path)
+    if config.coils and not data[0].image.is_complex():
+        data = SimulatedCoils(data, coils=config.coils, seed=config.seed)
+    return _split(data, config)
+
+
+def _atlas(config: DataConfig) -> tuple[Dataset, Dataset]:
+    from taskuq.data.atlas import Atlas
+    from taskuq.data.patient import PatientPlan
+
+    plan = PatientPlan(size=config.size, slices=config.slices)
+    atlas = Atlas(config.patients, config.seed, coils=config.coils, plan=plan)
+    return _split(atlas, config)
+
+
+def _split(data: Dataset, config: DataConfig) -> tuple[Dataset, Dataset]:
+    rng = np.random.default_rng([config.seed, 1])
+    fractions = (1 - config.validation, config.validation)
+    training, validation = split_by_group(data, fractions, rng=rng)
+    return training, validation
+
+
+_OPEN = {"fastmri": _fastmri, "npz": _npz, "atlas": _atlas}

@@ -1,0 +1,153 @@
+"""A trained network as two files: weights in safetensors, its configuration in TOML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from taskuq.errors import InputError
+from taskuq.files import whole_file
+from taskuq.training.toml import read_toml, to_table, toml_text
+
+
+def save_weights(
+    network: nn.Module,
+    path: Path | str,
+    *,
+    kind: str,
+    config: Any,
+    notes: Mapping[str, Any] | None = None,
+    half: bool = False,
+) -> Path:
+    """Write a network's weights and, beside them, what it is.
+
+    Arguments:
+        network: The network.
+        path: The file, ending in .safetensors; the configuration goes to the same name with .toml.
+        kind: What the network is, e.g. ``"flow"``.
+        config: The dataclass it was made from.
+        notes: More tables for the TOML file: how it was trained, what it reached.
+        half: Whether to store numbers in float16, for weights that travel with the package.
+
+    Returns:
+        The path.
+
+    Example:
+        >>> import tempfile
+        >>> from taskuq.recover.varnet import VarNet, VarNetConfig
+        >>> tiny = VarNetConfig(cascades=1, width=2, pools=1, sensitivity_pools=1)
+        >>> path = save_weights(VarNet(tiny), Path(tempfile.mkdtemp()) / "best.safetensors",
+        ...                     kind="varnet", config=tiny)
+        >>> read_toml(path.with_suffix(".toml"))["network"]["cascades"]
+        1
+    """
+    from safetensors.torch import save_file
+
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise InputError(f"the weights' name is {path.name}; let it end in .safetensors")
+    trained = {name for name, _ in network.named_parameters()}
+    state = {
+        name: _stored(value, half and name in trained)
+        for name, value in network.state_dict().items()
+    }
+    table = {"kind": kind, "network": to_table(config), **(notes or {})}
+    with whole_file(path) as partial:
+        save_file(state, partial, metadata={"kind": kind})
+    with whole_file(path.with_suffix(".toml")) as partial:
+        partial.write_text(toml_text(table))
+    return path
+
+
+def read_card(path: Path | str, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """Read the TOML beside a weights file and check what kind of network it is.
+
+    Arguments:
+        path: The weights, ending in .safetensors.
+        kinds: What is accepted.
+
+    Returns:
+        The tables of the TOML file.
+
+    Example:
+        >>> read_card("weights.pt", ("flow",))
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: weights are weights.pt; give a .safetensors file, ...
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise InputError(
+            f"weights are {path}; give a .safetensors file, which cannot run code when it is read"
+        )
+    card = read_toml(path.with_suffix(".toml"))
+    if card.get("kind") not in kinds or not isinstance(card.get("network"), dict):
+        raise InputError(
+            f"{path.with_suffix('.toml')} describes kind {card.get('kind')!r}; "
+            f"give weights of kind {' or '.join(kinds)}"
+        )
+    return card
+
+
+def load_weights(network: nn.Module, path: Path | str) -> None:
+    """Fill a network from a weights file; every name and shape must agree.
+
+    Arguments:
+        network: A network of the same configuration.
+        path: The file.
+
+    Example:
+        >>> from torch import nn
+        >>> load_weights(nn.Linear(1, 1), "absent.safetensors")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: cannot read absent.safetensors as safetensors ...
+    """
+    state, found = network.state_dict(), read_tensors(path)
+    missing, extra = sorted(set(state) - set(found)), sorted(set(found) - set(state))
+    wrong = [k for k in state if k in found and state[k].shape != found[k].shape]
+    if missing or extra or wrong:
+        name = (missing + extra + wrong)[0]
+        raise InputError(
+            f"{path} is of another configuration ({len(missing)} weights missing, {len(extra)} "
+            f"unknown, {len(wrong)} of another shape, first {name}); use the TOML beside it"
+        )
+    with torch.no_grad():
+        for key, value in state.items():
+            value.copy_(found[key])
+
+
+def read_tensors(path: Path | str) -> dict[str, Tensor]:
+    """Read all tensors of a safetensors file, or say why that is impossible.
+
+    Arguments:
+        path: The file.
+
+    Returns:
+        Tensors by name, on the CPU.
+
+    Example:
+        >>> read_tensors("absent.safetensors")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: cannot read absent.safetensors as safetensors ...
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return dict(load_file(path))
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"cannot read {path} as safetensors ({error}); give a weights file of this package"
+        ) from None
+
+
+def _stored(value: Tensor, half: bool) -> Tensor:
+    value = value.detach().cpu().contiguous()
+    # Biases and scalars stay exact: they cost nothing.
+    return value.half() if half and value.is_floating_point() and value.ndim > 1 else value.clone()

@@ -1,0 +1,47 @@
+"""Small networks with random weights: a fresh flow is a rotation, which would hide faults."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from taskuq.recover.flow import ConditionalFlow, FlowConfig
+
+SMALL = FlowConfig(
+    coils=2, unet_width=4, unet_pools=2, condition_channels=6, layers=2, steps=3, limit=1e12
+)
+
+
+def randomised(module, seed=0, scale=0.3):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            fan_in = parameter[0].numel() if parameter.ndim > 1 else 1
+            parameter.add_(scale * noise / fan_in**0.5)
+        for name, buffer in module.named_buffers():
+            if name.endswith("running_mean"):
+                buffer.add_(0.1)
+            if name.endswith("running_var"):
+                buffer.mul_(1.5)
+    return module
+
+
+@pytest.fixture
+def randomise():
+    return randomised
+
+
+@pytest.fixture
+def small_flow():
+    return randomised(ConditionalFlow(SMALL)).eval()
+
+
+@pytest.fixture
+def draw():
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape, dtype=torch.float64):
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    return normal

@@ -1,0 +1,132 @@
+"""Every layer of the flow inverts, and its log-determinant is the Jacobian's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.func import jacrev
+
+from taskuq.errors import InputError
+from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
+from taskuq.recover.flow.actnorm import ActNorm
+from taskuq.recover.flow.coupling import Coupling
+from taskuq.recover.flow.imap import IMap, stripes
+from taskuq.recover.flow.layer import Layer, Step
+from taskuq.recover.flow.squeeze import squeeze, unsqueeze
+
+CHANNELS, CONDITION, SIDE = 4, 2, 4
+
+
+def parts():
+    generator = torch.Generator().manual_seed(5)
+    return {
+        "actnorm": ActNorm(CHANNELS),
+        "coupling-1": Coupling(CHANNELS, CONDITION, kernel=1),
+        "coupling-3": Coupling(CHANNELS, CONDITION, kernel=3),
+        "imap": IMap(CHANNELS),
+        "step": Step(CHANNELS, CONDITION, kernel=3, generator=generator),
+        "layer": Layer(CHANNELS, CONDITION, steps=2, generator=generator),
+    }
+
+
+@pytest.fixture(params=list(parts()))
+def part(request, randomise):
+    module = randomise(parts()[request.param].double())
+    takes_condition = not isinstance(module, ActNorm | IMap)
+    condition = torch.linspace(-1, 1, CONDITION * SIDE * SIDE, dtype=torch.float64)
+    arguments = [condition.view(1, CONDITION, SIDE, SIDE)] if takes_condition else []
+    return (lambda x: module(x, *arguments)), (lambda y: module.inverse(y, *arguments))
+
+
+def test_inverse_undoes_forward(part, draw):
+    forward, inverse = part
+    x = draw(1, CHANNELS, SIDE, SIDE)
+    assert (inverse(forward(x)[0]) - x).abs().max() < 1e-12
+
+
+def test_log_determinant_is_that_of_the_jacobian(part, draw):
+    forward, _ = part
+    x = draw(1, CHANNELS, SIDE, SIDE)
+    jacobian = jacrev(lambda x: forward(x)[0])(x).reshape(x.numel(), x.numel())
+    assert torch.linalg.slogdet(jacobian)[1].item() == pytest.approx(forward(x)[1].item(), abs=1e-9)
+
+
+@pytest.mark.parametrize("side", [8, 12])  # 12 gives an odd side at the last layer
+def test_whole_flow_inverts_and_its_log_determinant_is_that_of_the_jacobian(randomise, draw, side):
+    config = FlowConfig(coils=1, unet_width=4, unet_pools=1, condition_channels=2, steps=2)
+    flow = randomise(ConditionalFlow(config).double()).eval()
+    x, y = draw(1, 2, side, side), draw(1, 2, side, side)
+    conditions = flow.condition(y)
+    latents, log_det = flow(x, conditions)
+    assert (flow.inverse(latents, conditions) - x).abs().max() < 1e-9
+    flat = jacrev(lambda x: torch.cat([z.flatten() for z in flow(x, conditions)[0]]))(x)
+    found = torch.linalg.slogdet(flat.reshape(x.numel(), x.numel()))[1]
+    assert found.item() == pytest.approx(log_det.item(), abs=1e-8)
+
+
+def test_single_precision_inverts_to_1e_4(small_flow, draw):
+    x, y = (draw(2, 4, 32, 32, dtype=torch.float32) for _ in range(2))
+    with torch.no_grad():
+        conditions = small_flow.condition(y)
+        restored = small_flow.inverse(small_flow(x, conditions)[0], conditions)
+    assert (restored - x).abs().max() < 1e-4
+
+
+def test_published_parameter_counts():
+    with torch.device("meta"):
+        flow = ConditionalFlow(FlowConfig())
+    count = {name: sum(p.numel() for p in m.parameters()) for name, m in flow.named_children()}
+    couplings = sum(
+        p.numel()
+        for layer in flow.layers
+        for step in layer.steps
+        for p in step.coupling.parameters()
+    )
+    assert count["unet"] == 496_410_640
+    assert count["conditioner"] == 652_416
+    assert couplings == 9_943_680
+    assert sum(count.values()) == pytest.approx(507_670_180, rel=0.002)
+    assert sum(c * h * w for c, h, w in flow.latent_shapes(320, 320)) == 16 * 320 * 320
+
+
+def test_collapsed_attention_is_the_mean_of_the_full_map(draw):
+    full, bias, r = draw(6, 6), draw(6), draw(1)[0]
+    attend, x = IMap(6).double(), draw(2, 6, 4, 4)
+    with torch.no_grad():
+        attend.filter.copy_(full.mean(0))
+        attend.offset.copy_(bias.mean() + r)
+    masked = torch.where(stripes(x), x, 0)
+    mean = (torch.einsum("oc,bchw->bohw", full, masked) + bias.view(-1, 1, 1)).mean(1, True)
+    expected = x * torch.where(
+        stripes(x), attend.gates().view(-1, 1, 1), torch.sigmoid(mean + r) + 1e-5
+    )
+    assert (attend(x)[0] - expected).abs().max() < 1e-12
+
+
+def test_actnorms_start_from_data(small_flow, draw):
+    x, y = 3 + 5 * draw(4, 4, 16, 16), draw(4, 4, 16, 16)
+    flow = small_flow.double()
+    flow(x, flow.condition(y), start=True)
+    out, _ = flow.layers[0].norm(squeeze(x))
+    assert out.mean((0, 2, 3)).abs().max() < 1e-9
+    assert (out.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-9
+    assert bool(flow.started)
+
+
+def test_squeeze_is_a_permutation(draw):
+    x = draw(2, 3, 6, 8)
+    assert torch.equal(unsqueeze(squeeze(x)), x)
+    assert squeeze(x)[0, 4 * 1 + 2 * 1 + 0, 2, 3] == x[0, 1, 5, 6]  # channel 4c + 2 dy + dx
+
+
+def test_a_standard_normal_has_its_entropy_in_bits(draw):
+    z = draw(200, 4, 10, 10)
+    entropy = 0.5 * torch.log2(torch.tensor(2 * torch.pi * torch.e)).item()
+    assert bits_per_dimension([z], z.new_zeros(200)).mean().item() == pytest.approx(
+        entropy, abs=0.02
+    )
+
+
+def test_sides_that_do_not_divide_are_refused_in_one_sentence(small_flow, draw):
+    with pytest.raises(InputError, match="sides divisible by 4"):
+        small_flow.condition(draw(1, 4, 18, 16, dtype=torch.float32))

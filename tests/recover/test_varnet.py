@@ -1,0 +1,117 @@
+"""The variational network: sizes, masks for each case, and full measurements."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from taskuq.errors import InputError
+from taskuq.measure.coils import rss
+from taskuq.measure.fourier import fft2c, ifft2c
+from taskuq.recover.low_frequencies import central_lines, central_window
+from taskuq.recover.unet import UNet
+from taskuq.recover.varnet import VarNet, VarNetConfig
+
+SMALL = VarNetConfig(cascades=2, width=4, pools=2, sensitivity_width=4, sensitivity_pools=2)
+
+
+@pytest.fixture
+def net(randomise):
+    return randomise(VarNet(SMALL)).eval()
+
+
+@pytest.fixture
+def scan(draw):
+    images = torch.complex(draw(3, 4, 20, 24), draw(3, 4, 20, 24)).to(torch.complex64)
+    mask = central_window(torch.tensor([4, 7, 10]), 24)
+    mask[:, ::5] = True
+    return torch.where(mask[:, None, None], fft2c(images), 0), mask
+
+
+def test_published_parameter_count_and_names():
+    with torch.device("meta"):
+        state = VarNet().state_dict()
+    assert sum(w.numel() for w in state.values()) == 29_936_966
+    # Names of the public fastMRI weights, one of each kind.
+    for name, shape in {
+        "sens_net.norm_unet.unet.down_sample_layers.0.layers.0.weight": (8, 2, 3, 3),
+        "sens_net.norm_unet.unet.conv.layers.4.weight": (128, 128, 3, 3),
+        "cascades.11.dc_weight": (1,),
+        "cascades.0.model.unet.up_transpose_conv.0.layers.0.weight": (288, 144, 2, 2),
+        "cascades.0.model.unet.up_conv.2.layers.4.weight": (36, 36, 3, 3),
+        "cascades.0.model.unet.up_conv.3.0.layers.0.weight": (18, 36, 3, 3),
+        "cascades.0.model.unet.up_conv.3.1.bias": (2,),
+    }.items():
+        assert tuple(state[name].shape) == shape
+
+
+def test_masks_of_a_batch_give_the_results_of_one_by_one(net, scan):
+    kspace, mask = scan
+    lines = central_lines(mask)
+    with torch.no_grad():
+        together = net(kspace, mask, lines)
+        alone = torch.cat([net(kspace[i, None], mask[i, None], lines[i, None]) for i in range(3)])
+    assert (together - alone).abs().max() < 1e-4 * alone.abs().max()
+
+
+def test_everything_measured_is_returned_as_it_is(net, scan):
+    kspace, mask = scan
+    mask = mask.clone()
+    mask[1] = True
+    with torch.no_grad():
+        images = net(kspace, mask, central_lines(mask))
+    assert torch.equal(images[1], rss(ifft2c(kspace))[1])
+    assert (images[0] - rss(ifft2c(kspace))[0]).abs().max() > 1e-3
+
+
+def test_sensitivities_see_only_the_given_lines(net, scan):
+    kspace, _ = scan
+    count = torch.tensor([4, 4, 4])
+    outside = ~central_window(count, 24)[:, None, None]
+    changed = kspace + torch.where(outside, 1.0, 0.0)
+    with torch.no_grad():
+        assert torch.equal(net.sens_net(changed, count), net.sens_net(kspace, count))
+
+
+def test_scaling_the_measurement_scales_the_image(net, scan):
+    kspace, mask = scan
+    lines = central_lines(mask)
+    with torch.no_grad():
+        ratio = net(1e3 * kspace, mask, lines) / net(kspace, mask, lines)
+    assert (ratio - 1e3).abs().max() < 2
+
+
+@pytest.mark.parametrize("width", [10, 11])
+def test_central_lines_is_the_largest_measured_window(width):
+    bits = torch.arange(2**width)[:, None] >> torch.arange(width) & 1
+    masks = bits.bool()[bits[:, width // 2] == 1]
+    counts = torch.arange(1, width + 1)
+    windows = central_window(counts, width)
+    fits = (masks[:, None] | ~windows).all(-1)
+    assert torch.equal(central_lines(masks), torch.where(fits, counts, 0).amax(1))
+
+
+def test_a_mask_without_its_centre_is_refused():
+    with pytest.raises(InputError, match="does not measure the zero frequency"):
+        central_lines(torch.arange(8)[None] % 3 == 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda k, m, n: (k[0], m, n), "complex tensor"),
+        (lambda k, m, n: (k, m[:2], n), "one for each case"),
+        (lambda k, m, n: (k, m, n[:1]), "number of central lines"),
+    ],
+)
+def test_bad_input_is_one_sentence(net, scan, change, sentence):
+    kspace, mask = scan
+    with pytest.raises(InputError, match=sentence):
+        net(*change(kspace, mask, central_lines(mask)))
+
+
+def test_a_unet_keeps_odd_sizes_and_refuses_tiny_ones():
+    unet = UNet(2, 3, width=4, pools=3)
+    assert unet(torch.zeros(1, 2, 37, 50)).shape == (1, 3, 37, 50)
+    with pytest.raises(InputError, match="too small"):
+        unet(torch.zeros(1, 2, 8, 8))
