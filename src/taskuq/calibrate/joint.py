@@ -269,10 +269,16 @@ class MonotoneScale:
 
     def inverse(self, value: float) -> float:
         """Map a value of the common scale back to a score."""
+        if self.knots == self.values or not math.isfinite(value):
+            return value
         images, knots = np.array(self.values), np.array(self.knots)
         score = float(_interpolate(np.array([value]), images, knots)[0])
-        # There and back rounds; the score that set the value must not be lost to that.
-        return score if self.knots == self.values else score + 1e-14 * abs(score)
+        # There and back rounds, relative to the value and to the knots, which may be far larger
+        # than the score; the score that set the value must not be lost to that.
+        low = np.clip(np.searchsorted(images, value, "right") - 1, 0, len(images) - 2)
+        steepness = (knots[low + 1] - knots[low]) / (images[low + 1] - images[low])
+        size = abs(score) + abs(score - knots[low]) + abs(value) * steepness
+        return score + 8 * float(np.finfo(float).eps) * float(size)
 
 
 def _interpolate(at: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:

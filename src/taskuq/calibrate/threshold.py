@@ -127,6 +127,15 @@ class WeightedQuantile(Threshold):
     weights: FloatArray
     alpha: float
 
+    def __eq__(self, other: object) -> bool:
+        """Compare numbers; arrays alone would not say one yes or no."""
+        return (
+            isinstance(other, WeightedQuantile)
+            and self.alpha == other.alpha
+            and np.array_equal(self.scores, other.scores)
+            and np.array_equal(self.weights, other.weights)
+        )
+
     @property
     def quantile(self) -> float:
         """The quantile of a case of weight 1."""
@@ -178,7 +187,11 @@ def threshold_from_dict(record: Mapping[str, Any]) -> Threshold:
         )
     if kind == "weighted":
         scores = np.array([number_from_json(s) for s in record["scores"]])
-        return WeightedQuantile(scores, np.array(record["weights"], float), record["alpha"])
+        weights = as_weights(record["weights"], len(scores))
+        exact_level(record["alpha"])
+        if not scores.size or (scores[1:] < scores[:-1]).any():
+            raise InputError("the file holds scores that do not rise; calibrate again")
+        return WeightedQuantile(scores, weights, record["alpha"])
     raise InputError(f"unknown kind of threshold {kind!r} in the file")
 
 
