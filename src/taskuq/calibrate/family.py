@@ -68,6 +68,10 @@ class AnchoredFamily:
     side: Side = "two"
     link: Link = IDENTITY
 
+    def __post_init__(self) -> None:
+        if self.side not in SIDES:
+            raise InputError(f"side must be 'two', 'upper' or 'lower', got {self.side!r}")
+
     def score(self, targets: FloatArray) -> FloatArray:
         """Return the smallest quantile whose interval contains the target."""
         g = self.link(targets)
@@ -91,7 +95,8 @@ class AnchoredFamily:
         # Ends move outwards by a few units in the last place, except where they are exact.
         rounding = np.where(q == 0, 0.0, ROUNDING)
         moving = self.scale > 0
-        reach = np.where(finite, q + rounding * np.abs(q), 0.0) * self.scale
+        step = np.where(finite, q, 0.0)
+        reach = (step + rounding * np.abs(step)) * self.scale
         lower = self.low - (rounding * (np.abs(self.low) * moving)) - reach
         upper = self.high + (rounding * (np.abs(self.high) * moving)) + reach
         if self.link.kind != "identity":
