@@ -16,7 +16,6 @@ from taskuq.data.dataset import Item
 from taskuq.data.preparation import Preparation, Recipe, cached_recipe, cropped_coils
 from taskuq.data.volume import Volume, open_volume
 from taskuq.errors import InputError
-from taskuq.measure.compression import compress_coils
 
 
 @dataclass(frozen=True)
@@ -156,12 +155,9 @@ class FastMRI:
         number, slice_ = self._cases[index]
         volume = self.volumes[number]
         recipe = self.recipe(number)
-        images = cropped_coils(volume, slice_, self.preparation.size)
-        import torch
-
-        matrix = torch.as_tensor(recipe.matrices[slice_])
+        size, matrix = self.preparation.size, recipe.matrices[slice_]
         return Item(
-            image=compress_coils(images, matrix) / recipe.scale,
+            image=cropped_coils(volume, slice_, size, matrix) / recipe.scale,
             label=int(self.labels[index]),
             group=volume.name,
             case=f"{volume.name}-{slice_}",

@@ -17,7 +17,6 @@ from taskuq.data.volume import Volume
 from taskuq.errors import InputError
 from taskuq.files import whole_file
 from taskuq.measure.compression import compress_coils, compression_matrix
-from taskuq.measure.fourier import ifft2c
 from taskuq.measure.gro import gro_mask
 from taskuq.measure.projections import keep_measured
 from taskuq.measure.published import published_masks
@@ -125,11 +124,38 @@ class Recipe:
     scale: float
 
 
-def cropped_coils(volume: Volume, index: int, size: int) -> Tensor:
-    """Fully sampled coil images of one slice, cut to their centre, (coil, size, size)."""
-    images = ifft2c(torch.as_tensor(volume.kspace(index)))
-    top, left = (volume.height - size) // 2, (volume.width - size) // 2
-    return images[:, top : top + size, left : left + size].contiguous()
+def cropped_coils(
+    volume: Volume, index: int, size: int, matrix: NDArray[np.complex64] | None = None
+) -> Tensor:
+    """Fully sampled coil images of one slice, cut to their centre.
+
+    Arguments:
+        volume: The volume.
+        index: The slice.
+        size: Rows and columns of the crop.
+        matrix: Coil compression (coil, virtual coil); none keeps the receive coils.
+
+    Returns:
+        Complex images (coil, size, size).
+    """
+    kspace = torch.as_tensor(volume.kspace(index))
+    if matrix is not None:
+        # Mixing coils commutes with everything else; doing it first leaves fewer to transform.
+        kspace = compress_coils(kspace, torch.as_tensor(matrix))
+    # Rows outside the crop need no second transform.
+    images = _center(_inverse(kspace, axis=-2), size, axis=-2)
+    return _center(_inverse(images, axis=-1), size, axis=-1).contiguous()
+
+
+def _inverse(kspace: Tensor, axis: int) -> Tensor:
+    """One axis of :func:`taskuq.measure.fourier.ifft2c`."""
+    images = torch.fft.ifft(torch.fft.ifftshift(kspace, dim=axis), dim=axis, norm="ortho")
+    shifted: Tensor = torch.fft.fftshift(images, dim=axis)
+    return shifted
+
+
+def _center(images: Tensor, size: int, axis: int) -> Tensor:
+    return images.narrow(axis, (images.shape[axis] - size) // 2, size)
 
 
 def prepare_volume(volume: Volume, preparation: Preparation) -> Recipe:

@@ -70,5 +70,6 @@ def compress_coils(coil_images: Tensor, matrix: Tensor) -> Tensor:
         >>> torch.allclose(y.norm(dim=0), x.norm(dim=0), atol=1e-4)
         True
     """
-    mixed: Tensor = torch.einsum("...bv,...bhw->...vhw", matrix, coil_images)
-    return mixed
+    # One matrix product over all pixels; einsum would move the coil axis first.
+    mixed = matrix.mT @ coil_images.flatten(-2)
+    return mixed.reshape(*mixed.shape[:-1], *coil_images.shape[-2:])
