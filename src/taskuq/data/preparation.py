@@ -17,8 +17,8 @@ from taskuq.data.volume import Volume
 from taskuq.errors import InputError
 from taskuq.files import whole_file
 from taskuq.measure.compression import compress_coils, compression_matrix
+from taskuq.measure.fourier import fft2c, ifft2c
 from taskuq.measure.gro import gro_mask
-from taskuq.measure.projections import keep_measured
 from taskuq.measure.published import published_masks
 
 # Change this when the same configuration would give other numbers: old caches are then left alone.
@@ -168,16 +168,19 @@ def prepare_volume(volume: Volume, preparation: Preparation) -> Recipe:
     Returns:
         The recipe.
     """
-    mask = preparation.first_mask
+    mask = torch.as_tensor(preparation.first_mask)
     matrices, magnitudes = [], []
     for index in range(volume.slices):
         images = cropped_coils(volume, index, preparation.size)
-        first_round = keep_measured(images, mask)
-        source = first_round if preparation.compression == "measured" else images
+        # The transform is unitary and mixing coils commutes with masking lines, so the few lines
+        # of the first round stand for the zero-filled images.
+        lines = fft2c(images)[..., mask]
+        source = lines if preparation.compression == "measured" else images
         matrix = compression_matrix(source, preparation.coils)
         matrices.append(matrix.numpy())
-        # Mixing coils and masking lines commute, so the first round is transformed only once.
-        magnitudes.append(compress_coils(first_round, matrix).abs().numpy().ravel())
+        virtual = images.new_zeros(preparation.coils, *images.shape[-2:])
+        virtual[..., mask] = compress_coils(lines, matrix)
+        magnitudes.append(ifft2c(virtual).abs().numpy().ravel())
     scale = float(np.quantile(np.concatenate(magnitudes), 0.95))
     if not np.isfinite(scale) or scale <= 0:
         raise InputError(
