@@ -23,15 +23,20 @@ def as_array(values: Any, name: str) -> np.ndarray:
         ...
         taskuq.errors.InputError: outputs cannot be read as an array of numbers (...)
     """
-    if hasattr(values, "detach"):  # a torch tensor, which we must not import torch to recognise
-        values = values.detach().cpu().numpy()
     try:
+        if hasattr(values, "detach"):  # a torch tensor, which we must not import torch to recognise
+            values = _from_tensor(values.detach().cpu())
         array = np.asarray(values)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"{name} cannot be read as an array of numbers ({error})") from None
     if array.dtype == object:
         raise InputError(f"{name} cannot be read as an array of numbers (mixed or ragged entries)")
     return array
+
+
+def _from_tensor(tensor: Any) -> Any:
+    """Take a tensor on the CPU; NumPy has no bfloat16, whose values float32 holds exactly."""
+    return (tensor.float() if "bfloat16" in str(tensor.dtype) else tensor).numpy()
 
 
 def as_numbers(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArray:

@@ -177,7 +177,7 @@ def load_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> B
             acceleration=record["acceleration"],
             provenance=record["provenance"],
         )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
+    except InputError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise InputError(f"{path} is not a complete bound ({error!r}); calibrate again") from None

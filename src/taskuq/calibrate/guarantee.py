@@ -62,11 +62,12 @@ class Guarantee:
     tasks: int = 1
 
     def __post_init__(self) -> None:
-        exact_level(self.alpha)
+        # A float of any kind, or a fraction, becomes the plain float that JSON can hold.
+        object.__setattr__(self, "alpha", float(exact_level(self.alpha)))
         if self.unit not in ("case", "group"):
             raise InputError(f"unit must be 'case' or 'group', got {self.unit!r}")
         if self.delta is not None:
-            exact_level(self.delta, "delta")
+            object.__setattr__(self, "delta", float(exact_level(self.delta, "delta")))
         if self.unit == "group" and self.cases != "random":
             exact_share(self.cases)
 

@@ -97,12 +97,17 @@ class JointBound:
         )
 
 
-def load_joint_bound(path: str | os.PathLike[str]) -> JointBound:
-    """Read a bound that :meth:`JointBound.save` wrote."""
+def load_joint_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> JointBound:
+    """Read a bound that :meth:`JointBound.save` wrote.
+
+    Arguments:
+        path: The JSON file.
+        score: An object of your own score class, where the bound was made with one.
+    """
     record = read_json(path, SCHEMA)
     try:
         return JointBound(
-            scores=tuple(score_from_dict(score) for score in record["scores"]),
+            scores=tuple(score_from_dict(one, score) for one in record["scores"]),
             quantiles=tuple(number_from_json(q) for q in record["quantiles"]),
             guarantee=guarantee_from_dict(record["guarantee"]),
             method=record["method"],
@@ -110,7 +115,9 @@ def load_joint_bound(path: str | os.PathLike[str]) -> JointBound:
             task_range=as_range(record["task_range"]),
             provenance=record["provenance"],
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except InputError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise InputError(f"{path} is not a complete bound ({error!r}); calibrate again") from None
 
 

@@ -16,7 +16,7 @@ from taskuq.calibrate.registry import score_from_dict, score_to_dict
 from taskuq.calibrate.scores import family_of
 from taskuq.calibrate.single import calibrate
 from taskuq.calibrate.threshold import number_from_json, number_to_json
-from taskuq.checks import as_numbers, as_range
+from taskuq.checks import as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
 from taskuq.files import read_json, write_json
 from taskuq.interval import Interval
@@ -114,6 +114,9 @@ class OnlineBound:
                 f"this bound was calibrated with {self.samples} samples per case, got {x.shape[1]}"
             )
         interval = family_of(self.score, x).interval(self.quantile)
+        if self.level >= 1:
+            # Nothing, whatever the score: only misses bring the level down again.
+            interval = Interval(np.full(len(x), np.inf), np.full(len(x), -np.inf))
         if self.task_range is not None:
             interval = interval.clip(*self.task_range)
         return interval[0] if single else interval
@@ -125,7 +128,9 @@ class OnlineBound:
             outputs: The outputs of the audited case (sample,).
             target: Its target, known because it was measured in full.
         """
-        z = float(as_numbers(target, "target", ndim=(0,)))
+        known = as_numbers(target, "target", ndim=(0,))
+        require_in_range(known[None], self.task_range, "targets")
+        z = float(known)
         missed = not bool(self(as_numbers(outputs, "outputs", ndim=(1,))).contains(z))
         return replace(
             self,
@@ -188,9 +193,9 @@ def calibrate_online(
     return OnlineBound(
         score=fixed.score,
         scores=tuple(map(float, values)),
-        alpha=alpha,
-        level=float(exact_level(alpha)),
-        step=step,
+        alpha=fixed.alpha,
+        level=fixed.alpha,
+        step=float(step),
         audits=0,
         misses=0,
         samples=int(x.shape[1]),
@@ -218,5 +223,7 @@ def load_online_bound(path: str | os.PathLike[str], *, score: Score | None = Non
             samples=int(record["samples"]),
             task_range=as_range(record["task_range"]),
         )
-    except (KeyError, TypeError) as error:
+    except InputError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise InputError(f"{path} is not a complete bound ({error!r}); calibrate again") from None

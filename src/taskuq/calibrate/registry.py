@@ -11,6 +11,7 @@ from taskuq.calibrate.learned import Learned, LocationScale
 from taskuq.calibrate.link import Link
 from taskuq.calibrate.mlwr import MLWR
 from taskuq.calibrate.moderation import SpreadPrior
+from taskuq.calibrate.rank import exact_level
 from taskuq.calibrate.regression import RobustRidge
 from taskuq.calibrate.scores import AR, CQR, LWR
 from taskuq.errors import InputError
@@ -45,7 +46,7 @@ def resolve_score(score: str | Score, alpha: float, side: Side = "two") -> Score
         case "lwr":
             return LWR(side)
         case "cqr":
-            return CQR(alpha, side)
+            return CQR(float(exact_level(alpha)), side)
         case "mlwr":
             return MLWR(side)
         case "learned":

@@ -122,7 +122,7 @@ def calibrate(
         samples=x.shape[-1],
         rounds=x.shape[0] if reads_rounds else 1,
         task_range=range_,
-        acceleration=acceleration,
+        acceleration=None if acceleration is None else float(acceleration),
         provenance={"tuning_cases": int(n - kept.sum())},
     )
 
