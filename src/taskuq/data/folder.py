@@ -108,7 +108,7 @@ class ImageFolder:
 
 
 def center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
-    """Cut or pad an image with zeros about its centre.
+    """Cut or pad an image with zeros; the pixel at half its size stays at half its size.
 
     Arguments:
         image: (rows, columns).
@@ -126,10 +126,10 @@ def center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
     for axis, wanted in enumerate((height, width)):
         have = image.shape[axis]
         if have > wanted:
-            start = (have - wanted) // 2
+            start = have // 2 - wanted // 2
             image = np.take(image, range(start, start + wanted), axis=axis)
         elif have < wanted:
-            before = (wanted - have + 1) // 2
+            before = wanted // 2 - have // 2
             pads = [(0, 0), (0, 0)]
             pads[axis] = (before, wanted - have - before)
             image = np.pad(image, pads)

@@ -113,9 +113,10 @@ def draw_patient(plan: PatientPlan, anatomy: Anatomy, *, rng: np.random.Generato
         thickness=(rng.uniform(0.8, 2.5), rng.uniform(5, 8), rng.uniform(4, 8)),
     )
     # Fluid-near white matter is a little bright on FLAIR in healthy people: not a lesion.
+    rim = rng.uniform(0.0, 0.5)
     if contrast == "flair":
         near_fluid = ndimage.gaussian_filter(tissue.csf, (0, 3.5 / pixel, 3.5 / pixel))
-        clean += rng.uniform(0.0, 0.5) * near_fluid * tissue.white
+        clean += rim * near_fluid * tissue.white
     shown, share = draw_lesions(plan.lesions, axes, tissue.white, parenchyma, rng=rng)
     shown = np.maximum(shown, draw_dots(plan.lesions, axes, tissue.white, rng=rng))
     clean += shown * (signals.lesion - clean)

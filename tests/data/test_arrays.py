@@ -1,0 +1,132 @@
+"""Arrays and .npz files become data sets; groups are required, never guessed."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from taskuq.data.arrays import ArrayDataset, read_npz, save_npz
+from taskuq.data.dataset import Dataset, Subset, split_by_group
+from taskuq.data.simulate import SimulatedCoils
+from taskuq.measure.coils import rss
+from taskuq.measure.masks import nested_masks
+from taskuq.measure.mri import MultiCoilMRI
+
+LGG = Path(__file__).resolve().parents[2] / "../shared/data/lgg/lgg_flair_128_all_dev.npz"
+
+
+@pytest.fixture
+def data():
+    images = np.random.default_rng(0).uniform(0, 200, size=(6, 16, 12)).astype(np.float32)
+    images[4:] *= 100
+    return ArrayDataset(images, label=[0, 1, 0, 1, 0, 1], group=list("aabbcc"))
+
+
+def test_groups_are_normalised_together(data):
+    assert isinstance(data, Dataset)
+    assert len({data[i].scale for i in (0, 1)}) == 1
+    assert data[4].scale > 50 * data[0].scale
+    for pair in ((0, 1), (2, 3), (4, 5)):
+        values = torch.stack([data[i].image for i in pair]).numpy()
+        assert np.quantile(values, 0.995) == pytest.approx(1, rel=1e-5)
+
+
+def test_a_saved_data_set_reads_back_the_same_items(data, tmp_path):
+    copy = read_npz(save_npz(data, tmp_path / "copy.npz"), normalise=False)
+    for one, other in zip(data, copy, strict=True):
+        assert torch.equal(one.image, other.image)
+        assert one[1:4] == other[1:4]
+
+
+def test_coil_images_stay_complex_through_a_file(data, tmp_path):
+    coils = SimulatedCoils(data, coils=3, seed=0)
+    copy = read_npz(save_npz(coils, tmp_path / "coils.npz", indices=(1, 4)), normalise=False)
+    assert torch.equal(copy[1].image, coils[4].image)
+
+
+def test_groups_are_required_or_refused_explicitly(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, images=np.ones((3, 8, 8)), label=[0, 1, 0])
+    with pytest.raises(ValueError, match="has no group"):
+        read_npz(path)
+    assert read_npz(path, group="each").groups.tolist() == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"images": np.ones((3, 8))}, "give magnitude images"),
+        ({"images": np.ones((3, 2, 8, 8))}, "give magnitude images"),
+        ({"images": np.full((3, 8, 8), np.nan)}, "NaN"),
+        ({"images": np.ones((0, 8, 8))}, "at least one image"),
+        ({"label": [0, 1]}, "one entry for each image"),
+        ({"label": ["yes", "no", "no"]}, "give integers"),
+        ({"label": [0.5, 0, 0]}, "give integers"),
+        ({"group": [1, 2]}, "group='each'"),
+        ({"case": ["a", "a", "b"]}, "case names repeat"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(change, sentence):
+    arguments = {"images": np.ones((3, 8, 8)), "label": [0, 1, 0], "group": [0, 0, 1]} | change
+    with pytest.raises(ValueError, match=sentence):
+        ArrayDataset(**arguments)
+
+
+def test_a_file_that_is_no_npz_is_refused(tmp_path):
+    path = tmp_path / "text.npz"
+    path.write_text("not an archive")
+    with pytest.raises(ValueError, match=r"give an \.npz file"):
+        read_npz(path)
+
+
+@pytest.mark.parametrize("fractions", [(0.5, 0.5), (0.6, 0.2, 0.2), (1.0,)])
+def test_a_split_by_group_shares_all_groups_out(fractions):
+    groups = np.repeat(np.arange(10), 3)
+    data = ArrayDataset(np.ones((30, 4, 4)), label=np.zeros(30), group=groups)
+    parts = split_by_group(data, fractions, rng=np.random.default_rng(0))
+    seen = [set(part.groups) for part in parts]
+    assert sum(len(part) for part in parts) == 30
+    assert [len(names) for names in seen] == [round(10 * f) for f in fractions]
+    assert len(set.union(*seen)) == sum(len(names) for names in seen)
+
+
+def test_a_split_with_an_empty_part_is_refused(data):
+    with pytest.raises(ValueError, match="empty part"):
+        split_by_group(data, (0.2, 0.8), rng=np.random.default_rng(0))
+
+
+def test_simulated_coils_depend_on_group_and_seed_and_keep_the_magnitude(data):
+    coils = SimulatedCoils(data, coils=4, seed=0)
+    for one, other in zip(coils, data, strict=True):
+        assert torch.allclose(rss(one.image), other.image, atol=1e-5)
+    assert torch.equal(coils[0].image, SimulatedCoils(data, coils=4, seed=0)[0].image)
+    assert not torch.allclose(coils[0].image, SimulatedCoils(data, coils=4, seed=1)[0].image)
+    share = [item.image.abs() / rss(item.image) for item in (coils[0], coils[1], coils[2])]
+    assert torch.allclose(share[0], share[1], atol=1e-4)
+    assert not torch.allclose(share[0], share[2], atol=1e-2)
+
+
+def test_a_subset_is_a_data_set_that_can_be_sent_to_workers(data):
+    part = pickle.loads(pickle.dumps(Subset(data, (3, 1))))
+    assert isinstance(part, Dataset)
+    assert [item.case for item in part] == ["3", "1"]
+    assert part.labels.tolist() == [1, 1]
+
+
+@pytest.mark.skipif(not LGG.exists(), reason="the LGG slices are not here")
+def test_real_slices_read_as_they_are_and_get_worse_with_acceleration():
+    data = read_npz(LGG)
+    assert len(np.unique(data.groups)) == 88
+    rates = (16, 8, 4, 2)
+    scanner = MultiCoilMRI(nested_masks(128, rates, rng=np.random.default_rng(0)), rates)
+    coils = SimulatedCoils(data, coils=4, seed=0)
+    errors = {R: [] for R in rates}
+    for index in range(1000, 1400, 50):
+        item = coils[index]
+        for R in rates:
+            recovered = rss(scanner(item.image, R).zero_filled)
+            errors[R].append(torch.mean((recovered - rss(item.image)) ** 2).item())
+    means = [np.mean(errors[R]) for R in rates]
+    assert means == sorted(means, reverse=True)

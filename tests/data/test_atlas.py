@@ -1,0 +1,148 @@
+"""The atlas repeats under its seed, differs between patients, and agrees within one."""
+
+import pickle
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from taskuq.data.anatomy import load_anatomy, save_anatomy
+from taskuq.data.arrays import read_npz
+from taskuq.data.atlas import Atlas, draw_patients, save_atlas
+from taskuq.data.dataset import Dataset
+from taskuq.data.lesions import LesionPlan
+from taskuq.data.patient import PatientPlan, draw_patient
+from taskuq.data.sheet import contact_sheet
+from taskuq.measure.coils import rss
+
+PLAN = PatientPlan(size=64, slices=4)
+
+
+@pytest.fixture(scope="module")
+def atlas():
+    pytest.importorskip("nilearn")
+    return Atlas(patients=12, seed=0, plan=PLAN)
+
+
+def test_the_same_seed_gives_the_same_bytes(atlas):
+    first = draw_patient(PLAN, load_anatomy(), rng=np.random.default_rng([7, 1]))
+    again = draw_patient(PLAN, load_anatomy(), rng=np.random.default_rng([7, 1]))
+    assert first.images.tobytes() == again.images.tobytes()
+    assert first.lesion.tobytes() == again.lesion.tobytes()
+    assert atlas[5].image.numpy().tobytes() == replace(atlas)[5].image.numpy().tobytes()
+
+
+def test_a_patient_does_not_depend_on_how_many_there_are(atlas):
+    later = Atlas(patients=2, seed=0, plan=PLAN, first=3)
+    assert torch.equal(later[0].image, atlas[12].image)
+    assert later[0].group == atlas[12].group == "patient-3"
+
+
+def test_other_seeds_and_other_patients_are_other_images(atlas):
+    assert not torch.allclose(atlas[0].image, Atlas(patients=1, seed=1, plan=PLAN)[0].image)
+    assert not torch.allclose(atlas[0].image, atlas[4].image)
+
+
+def test_slices_of_a_patient_agree_more_than_slices_of_patients():
+    # Slices 1 mm apart, so that only what is drawn for each patient can differ.
+    plan = PatientPlan(size=64, slices=2, spacing=1.0, lowest=(80.0, 80.0))
+    patients = draw_patients(Atlas(patients=6, seed=0, plan=plan))
+    within = [np.corrcoef(p.images[0].ravel(), p.images[1].ravel())[0, 1] for p in patients]
+    between = [
+        np.corrcoef(p.images[0].ravel(), q.images[0].ravel())[0, 1] for p, q in pairwise(patients)
+    ]
+    assert min(within) > max(between)
+
+
+def test_items_are_coil_images_whose_rss_is_the_magnitude(atlas):
+    assert isinstance(atlas, Dataset)
+    plain = Atlas(patients=12, seed=0, coils=0, plan=PLAN)
+    for index in (0, 17):
+        assert atlas[index].image.shape == (8, 64, 64)
+        assert torch.allclose(rss(atlas[index].image), plain[index].image, atol=1e-5)
+
+
+def test_labels_masks_and_areas_tell_the_same(atlas):
+    pixel = (PLAN.field_of_view / PLAN.size) ** 2
+    for index in range(len(atlas)):
+        area = atlas.lesion_mask(index).sum() * pixel
+        assert atlas.lesion_area[index] == pytest.approx(area)
+        assert atlas[index].label == atlas.labels[index] == int(area >= PLAN.minimum_area)
+
+
+def test_lesions_change_the_image_where_their_mask_is_and_nowhere_else():
+    plan = replace(PLAN, lesions=LesionPlan(patients=1.0, mass=1.0, visibility=(1.0, 1.0)))
+    free = replace(plan, lesions=replace(plan.lesions, visibility=(0.0, 0.0)))
+    ill, well = (
+        draw_patient(p, load_anatomy(), rng=np.random.default_rng(4)) for p in (plan, free)
+    )
+    assert np.array_equal(ill.lesion, well.lesion)
+    difference = np.abs(ill.images - well.images)
+    assert difference[ill.lesion].mean() > 20 * difference[~ill.lesion].mean()
+
+
+def test_about_a_third_of_slices_has_a_lesion():
+    labels = Atlas(patients=60, seed=5, plan=PatientPlan(size=48)).labels
+    # 60 patients of a share near a third: five standard errors are 0.2.
+    assert 0.2 < labels.mean() < 0.5
+
+
+def test_flair_shows_the_brain_of_t1_with_grey_and_white_exchanged():
+    plan = replace(PLAN, size=128, noise=(0.0, 0.0), lesions=LesionPlan(patients=0.0, dots=0.0))
+    t1, flair = (
+        draw_patient(replace(plan, contrast=name), load_anatomy(), rng=np.random.default_rng(2))
+        for name in ("t1", "flair")
+    )
+    middle = (slice(None), slice(44, 84), slice(44, 84))
+    tissue = t1.images[middle] > 0.5
+    assert np.corrcoef(t1.images[middle][tissue], flair.images[middle][tissue])[0, 1] < -0.5
+
+
+def test_a_base_file_stands_for_nilearn(atlas, tmp_path, monkeypatch):
+    path = save_anatomy(tmp_path / "base.npz")
+    assert torch.equal(Atlas(patients=1, seed=0, plan=PLAN, base=path)[2].image, atlas[2].image)
+    (tmp_path / "wrong.npz").write_text("no archive")
+    monkeypatch.setenv("TASKUQ_ATLAS_BASE", str(tmp_path / "wrong.npz"))
+    with pytest.raises(ValueError, match="not a base file"):
+        load_anatomy()
+
+
+def test_without_nilearn_or_a_base_file_the_extra_is_named(tmp_path, monkeypatch):
+    from taskuq.data import anatomy
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(anatomy, "find_spec", lambda name: None)
+    anatomy._load.cache_clear()
+    with pytest.raises(ValueError, match=r"pip install 'taskuq\[demo\]'"):
+        load_anatomy()
+    anatomy._load.cache_clear()
+
+
+def test_a_saved_atlas_reads_as_arrays(atlas, tmp_path):
+    path = save_atlas(atlas, tmp_path / "atlas.npz", workers=2)
+    data = read_npz(path, normalise=False)
+    assert data.labels.tolist() == atlas.labels.tolist()
+    assert data.groups.tolist() == atlas.groups.tolist()
+    assert [item.case for item in data] == [item.case for item in atlas]
+    # Half precision keeps three digits.
+    assert torch.allclose(data[9].image, rss(atlas[9].image), rtol=2e-3, atol=1e-3)
+
+
+def test_an_atlas_travels_to_workers(atlas):
+    copy = pickle.loads(pickle.dumps(atlas))
+    assert torch.equal(copy[3].image, atlas[3].image)
+
+
+def test_a_contact_sheet_is_a_picture(atlas, tmp_path):
+    from PIL import Image
+
+    path = contact_sheet(atlas, tmp_path / "sheet.png", indices=range(8), outline=True)
+    pixels = np.asarray(Image.open(path).convert("L"), dtype=float)
+    assert pixels.std() > 10
+
+
+def test_nothing_cannot_be_drawn():
+    with pytest.raises(ValueError, match="at least 1 patient"):
+        Atlas(patients=0, seed=0)

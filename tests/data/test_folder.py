@@ -1,0 +1,135 @@
+"""Pictures, NIfTI volumes and DICOM series are read with a table of labels."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from taskuq.data.dataset import Dataset
+from taskuq.data.folder import ImageFolder, center_fit
+from taskuq.data.formats import count_frames, read_frame
+
+PIXELS = np.arange(48, dtype=np.uint16).reshape(6, 8) * 100
+
+
+@pytest.fixture
+def table(tmp_path):
+    def write(text, name="labels.csv"):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return write
+
+
+def write_dicom(path, pixels, number=1, series="1.2.3", slope=2.0, intercept=-5.0):
+    pydicom = pytest.importorskip("pydicom")
+    file = pydicom.Dataset()
+    file.file_meta = pydicom.dataset.FileMetaDataset()
+    file.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    file.file_meta.MediaStorageSOPClassUID = pydicom.uid.MRImageStorage
+    file.file_meta.MediaStorageSOPInstanceUID = file.SOPInstanceUID = f"1.2.3.{number}"
+    file.SOPClassUID = pydicom.uid.MRImageStorage
+    file.SeriesInstanceUID, file.InstanceNumber = series, number
+    file.Rows, file.Columns = pixels.shape
+    file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
+    file.BitsAllocated = file.BitsStored = 16
+    file.HighBit, file.PixelRepresentation = 15, 0
+    file.RescaleSlope, file.RescaleIntercept = slope, intercept
+    file.PixelData = pixels.astype("<u2").tobytes()
+    path.parent.mkdir(exist_ok=True)
+    file.save_as(path, enforce_file_format=True)
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_sixteen_bit_pictures_read_back_exactly(tmp_path, ending):
+    Image.fromarray(PIXELS).save(tmp_path / f"a.{ending}")
+    assert np.array_equal(read_frame(tmp_path / f"a.{ending}", 0), PIXELS)
+
+
+def test_a_colour_picture_is_refused(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    with pytest.raises(ValueError, match="colour picture"):
+        read_frame(tmp_path / "a.png", 0)
+
+
+def test_nifti_slices_are_turned_so_that_the_first_axis_runs_from_left_to_right(tmp_path):
+    nibabel = pytest.importorskip("nibabel")
+    volume = np.arange(60, dtype=np.float32).reshape(5, 4, 3)
+    nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / "a.nii.gz")
+    assert count_frames(tmp_path / "a.nii.gz") == 3
+    image = read_frame(tmp_path / "a.nii.gz", 2)
+    assert image.shape == (4, 5)
+    assert np.array_equal(image[::-1].T, volume[:, :, 2])
+
+
+def test_a_dicom_series_is_ordered_by_instance_and_rescaled(tmp_path):
+    write_dicom(tmp_path / "series" / "b.dcm", PIXELS, number=1)
+    write_dicom(tmp_path / "series" / "a.dcm", PIXELS + 1, number=2)
+    assert count_frames(tmp_path / "series") == 2
+    assert np.array_equal(read_frame(tmp_path / "series", 0), PIXELS * 2.0 - 5)
+    assert np.array_equal(read_frame(tmp_path / "series", 1), (PIXELS + 1) * 2.0 - 5)
+
+
+def test_two_series_in_one_folder_are_refused(tmp_path):
+    write_dicom(tmp_path / "two" / "a.dcm", PIXELS, number=1, series="1.2.3")
+    write_dicom(tmp_path / "two" / "b.dcm", PIXELS, number=2, series="1.2.4")
+    with pytest.raises(ValueError, match="2 DICOM series"):
+        count_frames(tmp_path / "two")
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.nii", "a.dcm"])
+def test_a_broken_file_is_refused_in_one_sentence(tmp_path, name):
+    (tmp_path / name).write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="cannot be read") as caught:
+        read_frame(tmp_path / name, 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_formats_can_be_mixed_and_groups_are_normalised(tmp_path, table):
+    nibabel = pytest.importorskip("nibabel")
+    volume = np.full((8, 6, 2), 7, dtype=np.float32)
+    nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / "v.nii")
+    Image.fromarray(np.full((6, 8), 90, dtype=np.uint8)).save(tmp_path / "p.png")
+    path = table("file,slice,label,group\nv.nii,,1,anna\np.png,,0,bert\n")
+    data = ImageFolder(tmp_path, path)
+    assert isinstance(data, Dataset)
+    assert [item.case for item in data] == ["v.nii#0", "v.nii#1", "p.png"]
+    assert data.groups.tolist() == ["anna", "anna", "bert"]
+    assert data.labels.tolist() == [1, 1, 0]
+    assert [(item.scale, item.image.max().item()) for item in data] == [(7, 1), (7, 1), (90, 1)]
+
+
+def test_grouping_is_stated_once_and_never_guessed(tmp_path, table):
+    Image.fromarray(PIXELS).save(tmp_path / "a.png")
+    bare = table("file,label\na.png,1\n")
+    with pytest.raises(ValueError, match="file, folder or each"):
+        ImageFolder(tmp_path, bare)
+    assert ImageFolder(tmp_path, bare, group="each").groups.tolist() == ["a.png"]
+    with pytest.raises(ValueError, match="leave one of the two out"):
+        ImageFolder(tmp_path, table("file,label,group\na.png,1,g\n"), group="each")
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ("a.png,maybe,g", "give whole numbers"),
+        ("a.png,1,", "group is empty"),
+        ("b.png,1,g", "does not exist"),
+        ("a.png,1,g\na.png,1,g", "a.png twice"),
+        ("", "names no image"),
+        ("notes.txt,1,g", "no format we read"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(tmp_path, table, rows, sentence):
+    Image.fromarray(PIXELS).save(tmp_path / "a.png")
+    (tmp_path / "notes.txt").write_text("text")
+    with pytest.raises(ValueError, match=sentence):
+        ImageFolder(tmp_path, table(f"file,label,group\n{rows}\n"))
+
+
+@pytest.mark.parametrize("size", [(5, 5), (6, 8), (7, 3), (12, 11)])
+def test_fitting_keeps_the_centre_in_the_centre(size):
+    image = np.zeros((6, 8), dtype=np.float32)
+    image[3, 4] = 1
+    fitted = center_fit(image, *size)
+    assert fitted.shape == size
+    assert np.argwhere(fitted).tolist() == [[size[0] // 2, size[1] // 2]]
