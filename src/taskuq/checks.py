@@ -9,6 +9,9 @@ import numpy as np
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
 
+# Cubes of larger numbers leave the range of floats, and no task has such outputs.
+LARGEST = 1e100
+
 
 def as_array(values: Any, name: str) -> np.ndarray:
     """Take an array, a list or a torch tensor on any device as a NumPy array.
@@ -66,13 +69,11 @@ def as_numbers(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArray:
 
 
 def require_finite(array: FloatArray, name: str) -> None:
-    """Refuse NaN and infinity, saying how many there are and where the first one is."""
-    # The sum is finite only if every entry is, and costs no second array; when it overflows
-    # although all are finite, the exact look below finds nothing to complain about.
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(array.sum(dtype=float)):
-            return
-    bad = ~np.isfinite(array)
+    """Refuse NaN, infinity and what is as good as it; say how many and where the first one is."""
+    # Smallest and largest see everything, NaN included, and cost no second array.
+    if array.size == 0 or (float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST):
+        return
+    bad = ~(np.abs(array) <= np.float64(LARGEST))
     count = int(bad.sum())
     if count:
         first = tuple(int(i[0]) for i in np.nonzero(bad))
@@ -97,7 +98,12 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
         ...
         taskuq.errors.InputError: group must hold one entry for each of 3 cases, got shape (2,)
     """
-    array = np.asarray(values) if not hasattr(values, "detach") else as_array(values, name)
+    try:
+        array = np.asarray(values) if not hasattr(values, "detach") else as_array(values, name)
+    except ValueError:
+        raise InputError(
+            f"{name} must hold one integer or string per case, got a list of lists"
+        ) from None
     if array.dtype == object:
         array = np.asarray([str(v) for v in array.ravel()]).reshape(array.shape)
     if array.shape != (cases,):
@@ -105,7 +111,8 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
             f"{name} must hold one entry for each of {cases} cases, got shape {array.shape}"
         )
     if array.dtype.kind == "f":
-        whole = array.astype(np.int64, casting="unsafe") if np.isfinite(array).all() else None
+        exact = (np.abs(array) < 2**53).all()
+        whole = array.astype(np.int64) if exact else None
         if whole is None or (whole != array).any():
             raise InputError(f"{name} must be integers or strings, got fractions or NaN")
         return whole
@@ -128,7 +135,7 @@ def as_range(value: Any) -> tuple[float, float] | None:
         return None
     try:
         low, high = (float(v) for v in value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         low, high = np.nan, np.nan
     if not low < high:
         raise InputError(f"a task range is two numbers low < high, got {value}")

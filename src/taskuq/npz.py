@@ -52,10 +52,11 @@ def read_npz(path: Path) -> TaskOutputs:
             attributes = json.loads(text)
     except InputError:
         raise
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError, KeyError, MemoryError) as error:
+    except Exception as error:  # zlib, zipfile and NumPy each have several for damaged bytes
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"{path} cannot be read as a table ({error or type(error).__name__}); it may be "
-            "truncated, or hold Python objects instead of arrays"
+            f"{path} cannot be read as a table ({reason:.80}); it may be truncated, or hold Python "
+            "objects instead of arrays"
         ) from None
     if not isinstance(attributes, dict):
         raise InputError(f"{path} has attributes that are not a table's; write it again")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
+from taskuq.checks import as_array, as_ids, as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
 
@@ -81,7 +81,7 @@ class TaskOutputs:
                 f"targets have shape {z.shape}, but outputs of shape {x.shape} need {per_case}, or "
                 f"{(rounds, *per_case)} where targets depend on the round"
             )
-        names = tuple(map(str, task_names)) if task_names is not None else _names(tasks)
+        names = _names(tasks) if task_names is None else _texts(task_names, "task_names")
         if len(names) != tasks or len(set(names)) != tasks:
             raise InputError(f"{tasks} tasks need as many different names, got {names}")
         range_ = as_range(task_range)
@@ -96,8 +96,8 @@ class TaskOutputs:
             "case": None if case is None else as_ids(case, "case", n),
             "task_names": names,
             "task_range": range_,
-            "provenance": dict(provenance or {}),
-            "missing": tuple(map(str, missing)),
+            "provenance": _provenance(provenance),
+            "missing": _texts(missing, "missing"),
         }
         if values["case"] is not None and len(np.unique(values["case"])) != n:  # type: ignore[arg-type]  # an array
             raise InputError("case holds an identity twice; each case needs its own")
@@ -194,14 +194,15 @@ class TaskOutputs:
                     f"the table has {table.samples} samples per case, cannot keep {samples}"
                 )
             table = replace_arrays(table, outputs=table.outputs[:, :, :samples])
+        if cases is not None:
+            table = _take_cases(table, _positions(cases, table.cases))
         if group is not None:
             if table.group is None:
                 raise InputError("the table has no groups to select by")
-            cases = np.isin(table.group.astype(str), np.atleast_1d(group).astype(str))
-            if not cases.any():
+            members = np.isin(table.group.astype(str), np.atleast_1d(group).astype(str))
+            if not members.any():
                 raise InputError(f"no case belongs to group {group!r}")
-        if cases is not None:
-            table = _take_cases(table, np.asarray(cases))
+            table = _take_cases(table, np.nonzero(members)[0])
         if task is not None:
             if task not in table.task_names:
                 raise InputError(f"unknown task {task!r}; the table has {table.task_names}")
@@ -258,9 +259,8 @@ def replace_arrays(table: TaskOutputs, **changes: Any) -> TaskOutputs:
     )
 
 
-def _take_cases(table: TaskOutputs, cases: np.ndarray) -> TaskOutputs:
+def _take_cases(table: TaskOutputs, index: np.ndarray) -> TaskOutputs:
     axis = 1 if table.has_round_targets else 0
-    index = np.nonzero(cases)[0] if cases.dtype == bool else cases
     ids = {
         name: None if (values := getattr(table, name)) is None else values[index]
         for name in ("group", "label", "case")
@@ -279,7 +279,10 @@ def _accelerations(values: Any, rounds: int) -> FloatArray:
             raise InputError(f"{rounds} rounds need their accelerations, fewest measurements first")
         # One round of unknown acceleration: nothing compares it with another.
         return np.full(1, np.nan)
-    given = np.atleast_1d(np.asarray(values, dtype=float))
+    numbers = np.atleast_1d(as_array(values, "accelerations"))
+    if numbers.dtype.kind not in "fiu":
+        raise InputError(f"accelerations must be numbers, got an array of {numbers.dtype}")
+    given = numbers.astype(float)
     if given.shape != (rounds,):
         raise InputError(f"{rounds} rounds need as many accelerations, got {given.size}")
     if rounds == 1 and np.isnan(given).all():
@@ -290,6 +293,31 @@ def _accelerations(values: Any, rounds: int) -> FloatArray:
             f"{', '.join(f'{R:g}' for R in given)}"
         )
     return given
+
+
+def _texts(values: Any, name: str) -> tuple[str, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InputError(f"{name} must be a list of names, got {values!r:.80}")
+    return tuple(map(str, values))
+
+
+def _provenance(values: Any) -> dict[str, Any]:
+    if not isinstance(values or {}, Mapping):
+        raise InputError(f"provenance must be names with values, got {type(values).__name__}")
+    return dict(values or {})
+
+
+def _positions(cases: Any, n: int) -> np.ndarray:
+    index = as_array(cases, "cases")
+    if index.dtype == bool and index.shape == (n,):
+        index = np.nonzero(index)[0]
+    whole = index.ndim == 1 and index.size > 0 and index.dtype.kind in "iu"
+    if not whole or index.min() < -n or index.max() >= n:
+        raise InputError(
+            f"no case is selected, or one that is not there: give positions below {n}, or one "
+            "boolean for each case"
+        )
+    return index
 
 
 def _names(tasks: int) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ shard is written under a temporary name and renamed, so that readers see only wh
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -178,12 +179,28 @@ def read_shard(path: Path, columns: list[str] | None = None) -> Any:
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_table(path, columns=columns, partitioning=None)
-    except (pa.ArrowException, OSError, KeyError) as error:
+        rows = pq.read_table(path, columns=columns, partitioning=None)
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"shard {path.name} cannot be read ({str(error).splitlines()[0]}); it is truncated or "
-            "damaged: delete it and run again to compute its cases anew"
+            f"shard {path.name} cannot be read ({reason:.80}); it is truncated or damaged: delete "
+            "it and run again to compute its cases anew"
         ) from None
+    for name in columns or ():
+        _require_column(rows.column_names, name, path)
+    return rows
+
+
+def read_schema(path: Path) -> Any:
+    """Read which columns a shard has, or say that it is damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_schema(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"shard {path.name} cannot be read ({reason:.80})") from None
 
 
 def read_header(folder: Path) -> Header:
@@ -202,8 +219,10 @@ def read_header(folder: Path) -> Header:
             order=str(record["order"]),
             provenance=dict(record["provenance"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is not a complete header ({error!r})") from None
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{path} is not a complete header ({error!r:.80})") from None
 
 
 def write_shards(table: TaskOutputs, folder: Path) -> Path:
@@ -243,6 +262,9 @@ def read_shards(folder: Path) -> TaskOutputs:
     rounds, n, tasks = len(header.accelerations), int(complete.sum()), len(header.task_names)
     if n == 0:
         raise InputError(f"no case of the table in {folder} has all {rounds} rounds yet")
+    for shard in shards:
+        # Before memory is set aside for as many samples as the header says.
+        _require_lists(read_schema(shard), header, shard)
     outputs = np.empty((rounds, n, header.samples, tasks), dtype=np.float32)
     targets = np.empty((rounds, n, tasks))
     extras: dict[str, dict[int, Any]] = {"group": {}, "label": {}}
@@ -258,7 +280,8 @@ def read_shards(folder: Path) -> TaskOutputs:
                 known.update({int(i): values[j] for j, i in enumerate(case) if i >= 0})
     unknown = bool(np.isnan(targets).all())
     if not header.round_targets and not unknown:
-        if (targets != targets[:1]).any():
+        # NaN differs from itself; it is reported as what it is when the table is made.
+        if ((targets != targets[:1]) & ~np.isnan(targets)).any():
             raise InputError(f"the table in {folder} has targets that differ between rounds")
         targets = targets[0]
     if tasks == 1:
@@ -283,8 +306,12 @@ def _place_rows(
     """Say for each row of each shard which case and round of the arrays it fills; -1 for none."""
     keys = [read_shard(shard, ["case", "acceleration"]) for shard in shards]
     seen: dict[Any, int] = {}
-    for key in keys:
+    for key, shard in zip(keys, shards, strict=True):
         for case in key["case"].to_pylist():
+            if not isinstance(case, str | int):
+                raise InputError(
+                    f"shard {shard.name} has a case that is neither an integer nor a string"
+                )
             seen.setdefault(case, len(seen))
     ids = list(seen)
     if header.order == "sorted":
@@ -295,7 +322,7 @@ def _place_rows(
     placed = []
     for key, shard in zip(keys, shards, strict=True):
         case = np.array([seen[c] for c in key["case"].to_pylist()], dtype=np.int64)
-        rate = key["acceleration"].to_numpy()
+        rate = _column(key, "acceleration", shard)
         match = (rate[:, None] == rates) | (np.isnan(rate)[:, None] & np.isnan(rates))
         if not match.any(axis=1).all():
             raise InputError(f"shard {shard.name} has rows of an acceleration not in {HEADER}")
@@ -312,28 +339,44 @@ def _place_rows(
     return ids, [(np.where(c >= 0, number[c], -1), r) for c, r in placed], complete
 
 
-def _lists(rows: Any, name: str, header: Header, shard: Path) -> np.ndarray:
+def _require_column(names: list[str], name: str, shard: Path) -> None:
+    if name not in names:
+        raise InputError(f"shard {shard.name} has no column {name}")
+
+
+def _require_lists(schema: Any, header: Header, shard: Path) -> None:
+    """Refuse columns of outputs that are not lists of as many numbers as the table has samples."""
     import pyarrow as pa
 
-    if name not in rows.column_names:
-        raise InputError(f"shard {shard.name} has no column {name}")
+    for _, name in header.columns:
+        _require_column(schema.names, name, shard)
+        kind = schema.field(name).type
+        is_list = pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type)
+        if not is_list or kind.list_size != header.samples:
+            raise InputError(
+                f"shard {shard.name} holds {kind} in {name}, but the table has {header.samples} "
+                "samples"
+            )
+
+
+def _lists(rows: Any, name: str, header: Header, shard: Path) -> np.ndarray:
     column = rows[name].combine_chunks()
-    kind = column.type
-    if not pa.types.is_fixed_size_list(kind) or kind.list_size != header.samples:
-        raise InputError(
-            f"shard {shard.name} holds {kind} in {name}, but the table has {header.samples} samples"
-        )
+    if column.null_count:
+        raise InputError(f"shard {shard.name} has rows without {name}; delete it and run again")
     return np.asarray(column.flatten().to_numpy(zero_copy_only=False)).reshape(-1, header.samples)
 
 
 def _column(rows: Any, name: str, shard: Path) -> np.ndarray:
-    if name not in rows.column_names:
-        raise InputError(f"shard {shard.name} has no column {name}")
-    return np.asarray(rows[name].to_numpy())
+    _require_column(rows.column_names, name, shard)
+    values = np.asarray(rows[name].to_numpy())
+    if values.dtype.kind not in "fiu":
+        raise InputError(f"shard {shard.name} holds {rows[name].type} in {name}, not numbers")
+    return values.astype(float)
 
 
 def _refuse_other_header(found: Header, wanted: Header, folder: Path) -> None:
-    old, new = found.to_dict(), wanted.to_dict()
+    # Through JSON, so that a tuple equals the list it was written as.
+    old, new = found.to_dict(), json.loads(json.dumps(wanted.to_dict()))
     differing = [name for name in new if old[name] != new[name]]
     if differing:
         name = differing[0]
