@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         calibration_size,
         load_bound,
     )
+    from taskuq.decide import Policy, acquire, load_policy, plan
     from taskuq.evaluate import Evaluation, evaluate, evaluate_exact
     from taskuq.interval import Interval
     from taskuq.outputs import TaskOutputs
@@ -25,8 +26,10 @@ __all__ = [
     "Evaluation",
     "InputError",
     "Interval",
+    "Policy",
     "TaskOutputs",
     "__version__",
+    "acquire",
     "calibrate",
     "calibrate_joint",
     "calibrate_online",
@@ -34,6 +37,8 @@ __all__ = [
     "evaluate",
     "evaluate_exact",
     "load_bound",
+    "load_policy",
+    "plan",
 ]
 
 # Loaded on first use, so that the command line can print its help without NumPy.
@@ -41,7 +46,9 @@ _HOMES = {
     "Bound": "calibrate",
     "Evaluation": "evaluate",
     "Interval": "interval",
+    "Policy": "decide",
     "TaskOutputs": "outputs",
+    "acquire": "decide",
     "calibrate": "calibrate",
     "calibrate_joint": "calibrate",
     "calibrate_online": "calibrate",
@@ -49,6 +56,8 @@ _HOMES = {
     "evaluate": "evaluate",
     "evaluate_exact": "evaluate",
     "load_bound": "calibrate",
+    "load_policy": "decide",
+    "plan": "decide",
 }
 
 

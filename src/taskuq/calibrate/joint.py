@@ -17,7 +17,13 @@ from taskuq.calibrate.rank import coverage_rank, order_statistic
 from taskuq.calibrate.registry import resolve_score, score_from_dict, score_to_dict
 from taskuq.calibrate.scores import family_of
 from taskuq.calibrate.threshold import number_from_json, number_to_json
-from taskuq.calibrate.tuning import take_units, tuned_score, tuning_cases, unit_index
+from taskuq.calibrate.tuning import (
+    take_units,
+    tuned_score,
+    tuning_cases,
+    tuning_count,
+    unit_index,
+)
 from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
 from taskuq.files import read_json, write_json
@@ -195,7 +201,9 @@ def calibrate_joint(
     by_unit = groups if unit == "group" else None
     aside = tuning_cases(chosen, n, alpha, by_unit, rng)
     if method in ("scale", "minimax") and aside.mean() < TUNING_SHARE:
-        aside = take_units(unit_index(n, by_unit), TUNING_SHARE, rng)
+        index = unit_index(n, by_unit)
+        take = tuning_count(int(index.max()) + 1, TUNING_SHARE, alpha)
+        aside = take_units(index, take, rng)
     kept = ~aside
     scores = tuple(
         tuned_score(chosen, x[aside, :, k], z[aside, k], range_, None) for k in range(tasks)

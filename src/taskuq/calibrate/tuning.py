@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.calibrate.mlwr import FEWEST_TUNING_CASES
-from taskuq.calibrate.rank import cases_needed
+from taskuq.calibrate.rank import cases_needed, exact_level
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.protocols import Score
 
@@ -49,7 +49,7 @@ def tuning_cases(
     Example:
         >>> from taskuq.calibrate import MLWR
         >>> tuning_cases(MLWR(), 200, 0.05, None, None).sum()
-        np.int64(20)
+        np.int64(21)
         >>> tuning_cases(MLWR(), 20, 0.05, None, None).sum()  # 19 are needed
         np.int64(0)
     """
@@ -57,13 +57,35 @@ def tuning_cases(
         return np.zeros(n, dtype=bool)
     index = unit_index(n, group)
     units = int(index.max()) + 1
-    share = float(getattr(score, "tuning_share", 0.3))
+    take = tuning_count(units, float(getattr(score, "tuning_share", 0.3)), alpha)
     if not getattr(score, "tuning_needs_targets", True):
-        take = min(math.floor(share * units), units - cases_needed(alpha))
-        share = max(0, take) / units
-        if share * n < FEWEST_TUNING_CASES:
-            share = 0.0
-    return take_units(index, share, rng)
+        take = max(0, min(take, units - cases_needed(alpha)))
+        take = take if take * n >= FEWEST_TUNING_CASES * units else 0
+    return take_units(index, take, rng)
+
+
+def tuning_count(units: int, share: float, alpha: float) -> int:
+    r"""Return how many units to set aside: about a share, and none that calibration could use.
+
+    With :math:`n` units left, :math:`\lfloor \alpha (n + 1) \rfloor` may score above the
+    quantile. The nearest :math:`n` at which that number has just risen wastes none.
+
+    Arguments:
+        units: The number of units.
+        share: The share to set aside, roughly.
+        alpha: The error rate.
+
+    Example:
+        >>> tuning_count(1531, 0.3, alpha=0.01)  # leaves 1099, of which 11 may score above
+        432
+    """
+    level = exact_level(alpha)
+    take = math.floor(share * units)
+    left = units - take
+    above = math.floor(level * (left + 1))
+    sizes = [math.ceil(j / level) - 1 for j in (above, above + 1) if j > 0]
+    near = [n for n in sizes if take / 2 <= units - n <= 2 * take and n < units]
+    return units - min(near, key=lambda n: abs(n - left)) if near else take
 
 
 def unit_index(n: int, group: np.ndarray | None) -> NDArray[np.int64]:
@@ -76,22 +98,19 @@ def unit_index(n: int, group: np.ndarray | None) -> NDArray[np.int64]:
     return np.arange(n) if group is None else np.unique(group, return_inverse=True)[1]
 
 
-def take_units(
-    index: NDArray[np.int64], share: float, rng: np.random.Generator | None
-) -> BoolArray:
-    """Return which cases belong to a share of the units, at random or at even steps.
+def take_units(index: NDArray[np.int64], take: int, rng: np.random.Generator | None) -> BoolArray:
+    """Return which cases belong to so many of the units, at random or at even steps.
 
     Arguments:
         index: The unit of each case, numbered from 0.
-        share: The share of units to take, rounded down.
+        take: The number of units to take.
         rng: Picks at random; without it units are taken at even steps.
 
     Example:
-        >>> take_units(np.arange(10), 0.3, None)
+        >>> take_units(np.arange(10), 3, None)
         array([False,  True, False, False, False,  True, False, False,  True, False])
     """
     units = int(index.max()) + 1
-    take = math.floor(share * units + 1e-9)
     if rng is not None:
         return np.isin(index, rng.permutation(units)[:take])
     steps = np.floor((np.arange(take) + 0.5) * units / max(take, 1)).astype(np.int64)

@@ -75,7 +75,7 @@ def evaluate_exact(
         outputs, targets, group=None, label=None, unit="case", task_range=task_range, share=share
     )
     name, chosen = named_score(score, alpha, side)
-    found = [_judge(cases, pool, alpha) for pool in pools(cases, chosen, tunings, rng)]
+    found = [_judge(cases, pool, alpha) for pool in pools(cases, chosen, alpha, tunings, rng)]
     if not found:
         raise InputError(f"tunings must be at least 1, got {tunings}")
     coverage, width, center_error, infinite, n_tuning = zip(*found, strict=True)

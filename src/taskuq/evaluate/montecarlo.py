@@ -157,7 +157,7 @@ def evaluate_scores(
     found: list[list[_Part]] = [[] for _ in named]
     whole: list[tuple[int, Pool]] = []
     for k, (_, score) in enumerate(named):
-        for draw, pool in enumerate(pools(checked, score, min(tunings, trials), rng)):
+        for draw, pool in enumerate(pools(checked, score, alpha, min(tunings, trials), rng)):
             if len(pool.index) == len(checked.targets):
                 whole.append((k, pool))
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from taskuq.calibrate.family import AnchoredFamily, Family, Side
 from taskuq.calibrate.registry import resolve_score, score_name
 from taskuq.calibrate.scores import family_of
-from taskuq.calibrate.tuning import needs_tuning, tuned_score
+from taskuq.calibrate.tuning import needs_tuning, tuned_score, tuning_count
 from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
 from taskuq.evaluate.splits import fold_sizes
@@ -116,7 +115,7 @@ def named_score(score: str | Score, alpha: float, side: Side) -> tuple[str, Scor
 
 
 def pools(
-    cases: Cases, score: Score, tunings: int, rng: np.random.Generator | None
+    cases: Cases, score: Score, alpha: float, tunings: int, rng: np.random.Generator | None
 ) -> Iterator[Pool]:
     """Yield the pools to split for a score.
 
@@ -127,6 +126,7 @@ def pools(
     Arguments:
         cases: The checked inputs.
         score: The score.
+        alpha: The error rate.
         tunings: How many times tuning units are drawn.
         rng: Draws them at random; without it they are taken at even steps.
     """
@@ -138,7 +138,7 @@ def pools(
         tuned = tuned_score(score, cases.outputs, cases.targets, cases.task_range, None)
         yield _pool(cases, tuned, everyone, 0)
     else:
-        take = math.floor(getattr(score, "tuning_share", 0.3) * cases.n_calibration)
+        take = tuning_count(cases.n_calibration, getattr(score, "tuning_share", 0.3), alpha)
         if not 1 <= take < cases.n_calibration:
             raise InputError(
                 f"a score that learns needs several calibration {cases.unit}s, got "

@@ -1,0 +1,19 @@
+"""Multi-round policies with a guarantee for the interval that is reported at the stop."""
+
+from taskuq.decide.acquire import Acquisition, acquire, load_acquisition
+from taskuq.decide.plan import PolicyPlan, plan
+from taskuq.decide.policy import Decision, Policy, load_policy
+from taskuq.decide.simulate import Simulation, simulate
+
+__all__ = [
+    "Acquisition",
+    "Decision",
+    "Policy",
+    "PolicyPlan",
+    "Simulation",
+    "acquire",
+    "load_acquisition",
+    "load_policy",
+    "plan",
+    "simulate",
+]

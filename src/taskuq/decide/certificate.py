@@ -1,0 +1,76 @@
+"""How much acceleration a calibrated policy is certain to give on average."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from taskuq.calibrate.rank import exact_level
+from taskuq.interval import FloatArray
+
+
+def mean_cost(
+    lowest: FloatArray,
+    largest: FloatArray,
+    accelerations: FloatArray,
+    threshold: FloatArray | float,
+    weight: FloatArray | None = None,
+) -> float:
+    r"""Return the mean share of measurements that cases take, :math:`\mathbb E[1 / R_T]`.
+
+    Arguments:
+        lowest: Thresholds below which a round does not stop a case (round, case).
+        largest: Thresholds from which on it does not (round, case).
+        accelerations: Of the stored rounds.
+        threshold: The policy's threshold, or one per round.
+        weight: How much each case counts; all the same where None.
+
+    Example:
+        >>> lowest, largest = np.full((1, 2), -np.inf), np.array([[1.0, 3.0]])
+        >>> mean_cost(lowest, largest, np.array([4.0]), 2.0)  # one goes on to R = 1
+        0.625
+    """
+    at = np.broadcast_to(np.asarray(threshold, float), len(largest))[:, None]
+    stops = (lowest <= at) & (at < largest)
+    stopped = np.concatenate([stops, np.ones((1, stops.shape[1]), bool)]).argmax(axis=0)
+    rates = 1 / np.append(np.where(np.isnan(accelerations), np.inf, accelerations), 1.0)
+    return float(np.average(rates[stopped], weights=weight))
+
+
+def certified_acceleration(
+    cost: float, accelerations: FloatArray, units: int, delta: float, *, groups: bool
+) -> float:
+    r"""Return an average acceleration that new units exceed, but for a share delta of calibrations.
+
+    The mean cost is :math:`\kappa = 1/R_1 + \sum_k (1/R_{k+1} - 1/R_k)\, P_k` with the probability
+    :math:`P_k` of going on after round :math:`k`, a distribution function of the threshold. By the
+    Dvoretzky-Kiefer-Wolfowitz inequality in each of the :math:`K` rounds, for all thresholds at
+    once and so for the calibrated one,
+
+    .. math:: \kappa \le \hat\kappa + \Big(1 - \frac1{R_1}\Big) \varepsilon, \qquad
+        \varepsilon = \sqrt{\frac{\log(K/\delta)}{2n}}
+
+    Averages over groups are conditional means of such distribution functions; by Jensen's
+    inequality the tail :math:`e^{-x}`, :math:`x = 2n\varepsilon^2`, becomes :math:`e\,x\,e^{-x}`.
+
+    Arguments:
+        cost: :math:`\hat\kappa` on the calibration units.
+        accelerations: Of the stored rounds, decreasing.
+        units: The number :math:`n` of calibration units.
+        delta: The probability of an unlucky calibration.
+        groups: Whether units are groups.
+
+    Example:
+        >>> rates = np.array([16.0, 8.0, 4.0, 2.0])
+        >>> round(certified_acceleration(1 / 14, rates, 1531, 0.1, groups=False), 2)
+        9.62
+    """
+    failing = float(exact_level(delta, "delta")) / len(accelerations)
+    x = math.log(1 / failing)
+    if groups:
+        while math.e * x * math.exp(-x) > failing:
+            x += 0.01
+    epsilon = math.sqrt(x / (2 * units))
+    first = accelerations[0] if np.isfinite(accelerations[0]) else np.inf
+    return float(1 / min(1.0, cost + (1 - 1 / first) * epsilon))

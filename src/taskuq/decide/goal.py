@@ -1,0 +1,221 @@
+"""When a scan may stop: an interval that is narrow enough, or a bound that is good enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from taskuq.calibrate.family import SIDES, AnchoredFamily, Family, Side
+from taskuq.calibrate.link import Link
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray, Interval
+
+BISECTIONS = 60
+
+
+@dataclass(frozen=True)
+class Goal:
+    r"""What the reported interval must achieve before the scan may stop.
+
+    Either its width is to be below :math:`\tau` (for a bound on one side: its distance from the
+    estimate), or the bound is to be on the right side of a level.
+
+    Arguments:
+        max_width: The width :math:`\tau`, or None.
+        level: The level, or None. A lower bound has to exceed it, an upper one to stay below.
+        side: 'two', or the side of the bound.
+
+    Example:
+        >>> Goal(max_width=0.1).sentence
+        'the interval is at most 0.1 wide'
+        >>> Goal(level=30.0, side="lower").sentence
+        'the target is at least 30'
+    """
+
+    max_width: float | None = None
+    level: float | None = None
+    side: Side = "two"
+
+    def __post_init__(self) -> None:
+        if self.side not in SIDES:
+            raise InputError(f"side must be 'two', 'upper' or 'lower', got {self.side!r}")
+        if (self.max_width is None) == (self.level is None):
+            raise InputError("a policy needs either a maximal width or a level to reach, not both")
+        if self.max_width is not None and not 0 < self.max_width < np.inf:
+            raise InputError(f"the maximal width must be positive, got {self.max_width}")
+        if self.level is not None and (self.side == "two" or not np.isfinite(self.level)):
+            raise InputError(
+                f"a level to reach is a number for a one-sided bound, got {self.level}"
+            )
+
+    @property
+    def sentence(self) -> str:
+        """The goal in words."""
+        if self.level is not None:
+            return f"the target is at {'least' if self.side == 'lower' else 'most'} {self.level:g}"
+        if self.side == "two":
+            return f"the interval is at most {self.max_width:g} wide"
+        return f"the bound is at most {self.max_width:g} from the estimate"
+
+    def largest_threshold(
+        self, family: Family, task_range: tuple[float, float] | None
+    ) -> FloatArray:
+        r"""Return for each case the threshold below which its interval achieves the goal.
+
+        .. math:: \lambda^* = \sup\{\lambda : |\mathcal C_\lambda| \le \tau\}
+
+        Arguments:
+            family: Nested intervals of the cases.
+            task_range: The range intervals are clipped to, if any.
+
+        Example:
+            >>> center = np.array([0.5, 0.02])
+            >>> family = AnchoredFamily(center, center, np.array([0.05, 0.05]))
+            >>> Goal(max_width=0.1).largest_threshold(family, (0, 1)).round(12)
+            array([1. , 1.6])
+        """
+        if not isinstance(family, AnchoredFamily):
+            return self._search(family, task_range)
+        if self.side != "two":
+            return _over(self._room(family), family.scale)
+        assert self.max_width is not None
+        if family.link.kind != "identity":
+            return self._search(family, task_range)
+        rest = self.max_width - (family.high - family.low)
+        low, high = task_range or (-np.inf, np.inf)
+        near, far = np.sort(
+            [np.maximum(family.low - low, 0.0), np.maximum(high - family.high, 0.0)], axis=0
+        )
+        # Each end moves until it meets the range; then the other one has the rest to itself.
+        reach = np.where(rest <= 2 * near, rest / 2, rest - near)
+        reach = np.where(rest > near + far, np.inf, reach)
+        return _over(reach, family.scale)
+
+    def _room(self, family: AnchoredFamily) -> FloatArray:
+        """How far a one-sided bound may move from its anchor, on the scale of the link."""
+        anchor = family.high if self.side == "upper" else family.low
+        sign = 1.0 if self.side == "upper" else -1.0
+        if self.level is not None:
+            return np.asarray(sign * (family.link(np.full(anchor.shape, self.level)) - anchor))
+        end = family.link.inverse(anchor) + sign * float(self.max_width or 0.0)
+        return np.asarray(sign * (family.link(end) - anchor))
+
+    def achieved(self, interval: Interval, estimate: FloatArray | None = None) -> np.ndarray:
+        """Say for each interval whether it achieves the goal; an empty one never does."""
+        if self.level is not None:
+            good = interval.lower > self.level if self.side == "lower" else (
+                interval.upper < self.level
+            )  # fmt: skip
+        elif self.side == "two":
+            assert self.max_width is not None
+            good = interval.width < self.max_width
+        else:
+            end = interval.upper if self.side == "upper" else interval.lower
+            good = np.abs(end - (0.0 if estimate is None else estimate)) < float(
+                self.max_width or 0.0
+            )
+        return np.asarray(good & ~interval.is_empty)
+
+    def _search(self, family: Family, task_range: tuple[float, float] | None) -> FloatArray:
+        """Bisect for the threshold, for families without a formula."""
+        estimate = _middle(family)
+
+        def good(threshold: FloatArray) -> np.ndarray:
+            interval = family.interval(threshold)
+            interval = interval if task_range is None else interval.clip(*task_range)
+            # Within the search an empty interval counts as narrow: it only lies lower.
+            return self.achieved(interval, estimate) | interval.is_empty
+
+        low = np.full(estimate.shape, -1.0)
+        high = np.full(estimate.shape, 1.0)
+        for _ in range(BISECTIONS):
+            high = np.where(good(high), high * 2, high)
+            low = np.where(good(low), low, low * 2)
+        always, never = good(high), ~good(low)
+        for _ in range(BISECTIONS):
+            middle = low / 2 + high / 2
+            fine = good(middle)
+            low, high = np.where(fine, middle, low), np.where(fine, high, middle)
+        return np.where(always, np.inf, np.where(never, -np.inf, low))
+
+    def window(
+        self, center: FloatArray, link: Link, task_range: tuple[float, float] | None
+    ) -> tuple[Interval, FloatArray]:
+        r"""Return windows that achieve the goal, and how far their ends are from the centre.
+
+        A window of width :math:`\tau` is placed so that both ends are equally far from the centre
+        on the scale of the link; one that would leave the task's range is moved inside, and an end
+        at the range's end is infinitely far.
+
+        Arguments:
+            center: Estimates on the scale of the link (case,).
+            link: The scale.
+            task_range: The range to stay in, if any.
+
+        Example:
+            >>> window, reach = Goal(max_width=0.2).window(np.array([0.5, 0.02]), Link(), (0, 1))
+            >>> window.lower, window.upper.round(12), reach.round(12)
+            (array([0.4, 0. ]), array([0.6, 0.2]), array([0.1 , 0.18]))
+        """
+        if self.side != "two":
+            return self._half_line(center, link)
+        assert self.max_width is not None
+        tau = self.max_width
+        low, high = task_range or (-np.inf, np.inf)
+        lower = center - tau / 2 if link.kind == "identity" else _balanced(center, tau, link)
+        lower = np.clip(lower, low, max(low, high - tau))
+        upper = lower + tau
+        below = np.where(lower <= low, np.inf, center - link(np.where(lower <= low, 0.0, lower)))
+        above = np.where(upper >= high, np.inf, link(np.where(upper >= high, 0.0, upper)) - center)
+        return Interval(lower, upper), np.minimum(below, above)
+
+    def _half_line(self, center: FloatArray, link: Link) -> tuple[Interval, FloatArray]:
+        sign = 1.0 if self.side == "upper" else -1.0
+        if self.level is not None:
+            end = np.full(center.shape, self.level)
+        else:
+            end = link.inverse(center) + sign * float(self.max_width or 0.0)
+        reach = np.asarray(sign * (link(end) - center))
+        if self.side == "upper":
+            return Interval(-np.inf, end), reach
+        return Interval(end, np.inf), reach
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description that JSON can hold."""
+        return asdict(self)
+
+
+def goal_from_dict(record: Mapping[str, Any]) -> Goal:
+    """Read a goal back from its description."""
+    return Goal(**record)
+
+
+def _over(reach: FloatArray, scale: FloatArray) -> FloatArray:
+    """Reach over speed; an interval that does not move achieves the goal always or never."""
+    moving = scale > 0
+    still = np.where(reach > 0, np.inf, -np.inf)
+    return np.divide(reach, scale, out=still, where=moving)
+
+
+def _middle(family: Family) -> FloatArray:
+    interval = family.interval(0.0)
+    finite = np.isfinite(interval.lower), np.isfinite(interval.upper)
+    with np.errstate(invalid="ignore"):
+        center = interval.center
+    return np.where(
+        finite[0] & finite[1], center, np.where(finite[0], interval.lower, interval.upper)
+    )
+
+
+def _balanced(center: FloatArray, tau: float, link: Link) -> FloatArray:
+    """Lower ends of windows of width tau with the centre in their middle on the link's scale."""
+    middle = link.inverse(center)
+    low, high = middle - tau, middle.copy()
+    for _ in range(BISECTIONS):
+        lower = low / 2 + high / 2
+        too_high = link(lower + tau) - center > center - link(lower)
+        low, high = np.where(too_high, low, lower), np.where(too_high, lower, high)
+    return np.asarray(low / 2 + high / 2)

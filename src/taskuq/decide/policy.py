@@ -1,0 +1,270 @@
+"""A stopping policy: frozen, stored as JSON, able to decide and to say what it promises."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from taskuq.calibrate.guarantee import Guarantee, guarantee_from_dict
+from taskuq.calibrate.registry import score_name
+from taskuq.calibrate.threshold import number_from_json, number_to_json
+from taskuq.checks import as_numbers, as_range
+from taskuq.decide.goal import Goal, goal_from_dict
+from taskuq.decide.rules import Examined, Rule, WindowRule, rule_from_dict
+from taskuq.decide.whole_group import group_allowance
+from taskuq.errors import InputError
+from taskuq.files import read_json, write_json
+from taskuq.interval import FloatArray, Interval
+from taskuq.protocols import Score
+
+SCHEMA = "taskuq.policy/1"
+Kind: TypeAlias = Literal["fixed-width", "adaptive", "anytime", "paper"]
+KINDS = ("fixed-width", "adaptive", "anytime", "paper")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a policy says after a round.
+
+    Arguments:
+        stop: Whether to stop scanning; for several cases, whether all may stop.
+        stops: Whether each case may stop (case,).
+        interval: The interval of each case, as it would be reported now.
+        round: The round, counted from 0.
+        acceleration: Its acceleration; 1 when everything is measured.
+        reason: Why, in a sentence.
+    """
+
+    stop: bool
+    stops: np.ndarray
+    interval: Interval
+    round: int
+    acceleration: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When to stop scanning and what to report then.
+
+    Arguments:
+        kind: 'fixed-width', 'adaptive', 'anytime' or 'paper'.
+        goal: What the report has to achieve.
+        accelerations: Of the rounds, decreasing; everything measured is implied at the end.
+        rules: How each task is examined in each round, rules[round][task].
+        thresholds: One per round; the same for all but the paper's policy.
+        guarantee: Whom the promise is for; for the paper's policy, each round taken by itself.
+        samples: The number of posterior samples per case and round.
+        whole_group: Whether all cases of a group are stopped together.
+        task_range: The declared range, if any.
+        task_names: One per task.
+        certificate: The average acceleration measured at calibration, and certified.
+        provenance: What else is known of the calibration.
+    """
+
+    kind: Kind
+    goal: Goal
+    accelerations: tuple[float, ...]
+    rules: tuple[tuple[Rule, ...], ...]
+    thresholds: tuple[float, ...]
+    guarantee: Guarantee
+    samples: int
+    whole_group: bool = False
+    task_range: tuple[float, float] | None = None
+    task_names: tuple[str, ...] = ("task",)
+    certificate: Mapping[str, float] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_guaranteed(self) -> bool:
+        """Whether the report at the stop has a finite-sample guarantee."""
+        return self.kind != "paper"
+
+    @property
+    def alpha(self) -> float:
+        """The error rate."""
+        return self.guarantee.alpha
+
+    @property
+    def sentence(self) -> str:
+        """What is promised about the interval that is reported when the scan stops."""
+        promise = self.guarantee.sentence
+        if self.kind == "paper":
+            return (
+                "Measured, not guaranteed: each round by itself keeps its error rate, but the "
+                "interval reported at the stop is chosen by its width and may miss more often."
+            )
+        what = promise.removeprefix("Guaranteed: ")
+        if self.kind == "anytime":
+            return f"Guaranteed at every round at once, whatever makes you stop: {what}"
+        stopped = f"Guaranteed for the report at the stop, where {self.goal.sentence}: {what}"
+        return f"{stopped} A scan that measures everything knows the target."
+
+    def decide(
+        self, round: int, outputs: Any, *, value: float | FloatArray | None = None
+    ) -> Decision:
+        """Decide after a round whether to stop.
+
+        Arguments:
+            round: The round just measured, counted from 0; the one after the last stored round is
+                the fully measured one.
+            outputs: The outputs of all rounds so far: (round, sample) for one case,
+                (round, case, sample) for several, with a last axis for several tasks.
+            value: The target, known once everything is measured.
+
+        Returns:
+            A decision; its interval is what would be reported now.
+        """
+        last = len(self.accelerations)
+        if not isinstance(round, int | np.integer) or not 0 <= round <= last:
+            raise InputError(f"this policy has rounds 0 to {last}, got {round!r}")
+        if round == last:
+            return self._known(value)
+        x, single = self._check(int(round), outputs)
+        examined = [rule.examine(x[..., t]) for t, rule in enumerate(self.rules[round])]
+        threshold = self.thresholds[round]
+        stops = np.all([e.stops(threshold) for e in examined], axis=0)
+        if self.whole_group:
+            stops = np.full(stops.shape, bool(self._group_stops(int(round), examined)))
+        reports = [e.report(threshold) for e in examined]
+        interval = Interval(
+            np.stack([r.lower for r in reports], axis=-1),
+            np.stack([r.upper for r in reports], axis=-1),
+        )
+        if len(self.task_names) == 1:
+            interval = interval[..., 0]
+        decided = bool(stops.all())
+        return Decision(
+            stop=decided,
+            stops=stops[0] if single else stops,
+            interval=interval[0] if single else interval,
+            round=int(round),
+            acceleration=self.accelerations[round],
+            reason=self._reason(int(round), stops, interval),
+        )
+
+    def _group_stops(self, round: int, examined: list[Examined]) -> bool:
+        allowance = np.min([e.largest for e in examined], axis=0)
+        rule = self.rules[round][0]
+        is_risk = isinstance(rule, WindowRule) and rule.narrowing is None
+        index = np.zeros(len(allowance), dtype=np.int64)
+        return bool(self.thresholds[round] < group_allowance(allowance, index, is_risk)[0])
+
+    def _known(self, value: float | FloatArray | None) -> Decision:
+        if value is None:
+            raise InputError("at the fully measured round the target is known; pass it as value=")
+        z = as_numbers(value, "value", ndim=(0, 1, 2)).astype(float)
+        return Decision(
+            stop=True,
+            stops=np.ones(z.shape, dtype=bool),
+            interval=Interval(z, z),
+            round=len(self.accelerations),
+            acceleration=1.0,
+            reason="stop: everything is measured, so the target is known",
+        )
+
+    def _check(self, round: int, outputs: Any) -> tuple[FloatArray, bool]:
+        """Bring outputs to (round, case, sample, task), or say what is wrong with them."""
+        tasks = len(self.task_names)
+        extra = 1 if tasks > 1 else 0
+        x = as_numbers(outputs, "outputs", ndim=(1 + extra, 2 + extra, 3 + extra))
+        if x.ndim == 1 + extra:
+            # The first round of one case may come without its round axis.
+            x = x[None]
+        single = x.ndim == 2 + extra
+        x = x[:, None] if single else x
+        x = x if extra else x[..., None]
+        if len(x) != round + 1:
+            raise InputError(
+                f"round {round} needs the outputs of rounds 0 to {round} in order, got {len(x)} "
+                "rounds; pass every round so far, (round, case, sample)"
+            )
+        if x.shape[2] != self.samples or x.shape[3] != tasks:
+            raise InputError(
+                f"this policy was calibrated with {self.samples} samples and {tasks} tasks, got "
+                f"outputs of shape {np.shape(outputs)}"
+            )
+        return x, single
+
+    def _reason(self, round: int, stops: np.ndarray, interval: Interval) -> str:
+        R = self.accelerations[round]
+        at = f"at R = {R:g}" if np.isfinite(R) else "after this round"
+        if len(stops) > 1:
+            word = "stop" if stops.all() else "continue"
+            return f"{word}: {int(stops.sum())} of {len(stops)} cases may stop {at}"
+        if stops.all():
+            width = float(np.max(interval.width))
+            return f"stop {at}: {self.goal.sentence} (width {width:.4g}), at alpha {self.alpha:g}"
+        if not np.isfinite(self.thresholds[round]) and self.thresholds[round] > 0:
+            return f"continue {at}: {self.guarantee.shortage}"
+        return f"continue {at}: not yet certain enough that {self.goal.sentence}"
+
+    def __str__(self) -> str:
+        score = score_name(self.rules[0][0].score)
+        return f"{self.kind} ({score}) at alpha {self.alpha:g}. {self.sentence}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold."""
+        return {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "alpha": self.alpha,
+            "goal": self.goal.to_dict(),
+            "accelerations": [None if np.isnan(R) else R for R in self.accelerations],
+            "rules": [[rule.to_dict() for rule in rules] for rules in self.rules],
+            "thresholds": [number_to_json(t) for t in self.thresholds],
+            "guarantee": self.guarantee.to_dict(),
+            "guaranteed": self.is_guaranteed,
+            "sentence": self.sentence,
+            "samples": self.samples,
+            "whole_group": self.whole_group,
+            "task_range": self.task_range and [str(v) for v in self.task_range],
+            "task_names": list(self.task_names),
+            "certificate": dict(self.certificate),
+            "provenance": dict(self.provenance),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the policy as JSON and return the path."""
+        return write_json(path, self.to_dict())
+
+
+def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> Policy:
+    """Read a policy that :meth:`Policy.save` wrote.
+
+    Arguments:
+        path: The JSON file.
+        score: An object of your own score class, where the policy was made with one.
+    """
+    record = read_json(path, SCHEMA)
+    try:
+        goal = goal_from_dict(record["goal"])
+        range_ = as_range(record["task_range"])
+        return Policy(
+            kind=record["kind"],
+            goal=goal,
+            accelerations=tuple(
+                float("nan") if R is None else float(R) for R in record["accelerations"]
+            ),
+            rules=tuple(
+                tuple(rule_from_dict(rule, goal, range_, score) for rule in rules)
+                for rules in record["rules"]
+            ),
+            thresholds=tuple(number_from_json(t) for t in record["thresholds"]),
+            guarantee=guarantee_from_dict(record["guarantee"]),
+            samples=int(record["samples"]),
+            whole_group=bool(record["whole_group"]),
+            task_range=range_,
+            task_names=tuple(record["task_names"]),
+            certificate=record["certificate"],
+            provenance=record["provenance"],
+        )
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} is not a complete policy ({error!r}); plan again") from None

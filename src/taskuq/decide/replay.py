@@ -1,0 +1,206 @@
+"""Replaying stopped scans on stored cases: what would have been measured, reported and missed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taskuq.calibrate.family import AnchoredFamily
+from taskuq.decide.examine import Examination
+from taskuq.evaluate.splits import byte_threshold, test_folds
+from taskuq.evaluate.trials import Splitting
+from taskuq.interval import FloatArray
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Weighted sums over the test cases of each trial, each (trial,) unless said otherwise.
+
+    Arguments:
+        weight: The weight of all test cases.
+        cost: Shares of measurements taken, :math:`1/R_T`.
+        covered: Cases whose report contains the target, fully measured ones included.
+        early: Cases stopped before everything was measured.
+        early_covered: Those of them that are covered.
+        width: Widths of early reports.
+        center_error: Distances between target and centre of early reports.
+        worst_error: Sum over groups of the largest such distance.
+        worst_groups: The number of groups with an early report.
+        stopped: Cases stopped in each round (round, trial).
+        stopped_covered: Those of them that are covered (round, trial).
+        case_tests: How often each case was a test case (case,).
+        case_covered: How often it was covered (case,).
+        case_cost: The sum of its costs (case,).
+    """
+
+    weight: float
+    cost: FloatArray
+    covered: FloatArray
+    early: FloatArray
+    early_covered: FloatArray
+    width: FloatArray
+    center_error: FloatArray
+    worst_error: FloatArray
+    worst_groups: FloatArray
+    stopped: FloatArray
+    stopped_covered: FloatArray
+    case_tests: FloatArray
+    case_covered: FloatArray
+    case_cost: FloatArray
+
+
+@dataclass(frozen=True)
+class Scans:
+    """Stored scans to replay.
+
+    Arguments:
+        seen: The cases in the light of the policy's rules.
+        targets: (round, case, task).
+        accelerations: Of the rounds.
+        weight: How much each case counts (case,).
+        group_of_case: The group of each case, numbered from 0; each its own where unknown.
+        allowance: For whole-group stopping: below which threshold each group stops
+            (round, group); empty otherwise.
+    """
+
+    seen: Examination
+    targets: FloatArray
+    accelerations: FloatArray
+    weight: FloatArray
+    group_of_case: NDArray[np.int64]
+    allowance: FloatArray
+
+    @property
+    def cost(self) -> FloatArray:
+        """The share of measurements at each round, 1 at the end."""
+        known = np.where(np.isnan(self.accelerations), np.inf, self.accelerations)
+        return np.append(1 / known, 1.0)
+
+
+def replay(scans: Scans, splitting: Splitting, thresholds: FloatArray) -> Replayed:
+    """Replay the test cases of every trial with its own thresholds.
+
+    Arguments:
+        scans: The stored scans.
+        splitting: Who is split and how.
+        thresholds: The calibrated threshold of each round and trial (round, trial).
+    """
+    rounds, cases = scans.seen.score.shape
+    sums = np.zeros((8 + 2 * rounds, splitting.trials))
+    totals = np.zeros((3, cases))
+    if splitting.is_compiled and all(
+        isinstance(e.family, AnchoredFamily) for of_round in scans.seen.rounds for e in of_round
+    ):
+        _compiled(scans, splitting, thresholds, sums, totals)
+    else:
+        for t in range(splitting.trials):
+            _one_trial(scans, splitting, thresholds[:, t], t, sums, totals)
+    return Replayed(
+        weight=float(splitting.n_test),
+        cost=sums[0],
+        covered=sums[1],
+        early=sums[2],
+        early_covered=sums[3],
+        width=sums[4],
+        center_error=sums[5],
+        worst_error=sums[6],
+        worst_groups=sums[7],
+        stopped=sums[8 : 8 + rounds],
+        stopped_covered=sums[8 + rounds :],
+        case_tests=totals[0],
+        case_covered=totals[1],
+        case_cost=totals[2],
+    )
+
+
+def _one_trial(
+    scans: Scans,
+    splitting: Splitting,
+    thresholds: FloatArray,
+    t: int,
+    sums: FloatArray,
+    totals: FloatArray,
+) -> None:
+    fold = test_folds(splitting.seed, t, 1, splitting.units, splitting.n_test)[0]
+    of_case = splitting.unit_of_case
+    cases = np.flatnonzero(fold[of_case] if len(of_case) else fold)
+    seen, rounds = scans.seen, len(thresholds)
+    q = thresholds[:, None]
+    if scans.allowance.size:
+        stops = (q < scans.allowance)[:, of_case]
+    else:
+        stops = (seen.lowest <= q) & (q < seen.largest)
+    stopped = np.vstack([stops, np.ones((1, stops.shape[1]), bool)]).argmax(axis=0)[cases]
+    hit = np.ones(len(cases))
+    w = scans.weight[cases]
+    worst = np.full(int(scans.group_of_case.max()) + 1, -1.0)
+    for k in range(rounds):
+        here = cases[stopped == k]
+        if not here.size:
+            continue
+        missed = seen.score[k, here] > thresholds[k]
+        hit[stopped == k] = ~missed
+        width, error = _report(scans, k, thresholds[k], here)
+        wk = scans.weight[here]
+        sums[2, t] += wk.sum()
+        sums[3, t] += (wk * ~missed).sum()
+        sums[4, t] += (wk * width).sum()
+        sums[5, t] += (wk * error).sum()
+        sums[8 + k, t] += wk.sum()
+        sums[8 + rounds + k, t] += (wk * ~missed).sum()
+        np.maximum.at(worst, scans.group_of_case[here], error)
+    sums[0, t] = (w * scans.cost[stopped]).sum()
+    sums[1, t] = (w * hit).sum()
+    sums[6, t] = worst[worst >= 0].sum()
+    sums[7, t] = (worst >= 0).sum()
+    totals[0, cases] += 1
+    totals[1, cases] += hit
+    totals[2, cases] += scans.cost[stopped]
+
+
+def _report(
+    scans: Scans, k: int, threshold: float, cases: NDArray[np.int64]
+) -> tuple[FloatArray, FloatArray]:
+    """Width and distance of the target from the centre, the largest over tasks."""
+    interval = scans.seen.report(k, threshold)[cases]
+    lower, upper = interval.lower.reshape(len(cases), -1), interval.upper.reshape(len(cases), -1)
+    z = scans.targets[k, cases]
+    with np.errstate(invalid="ignore"):
+        center = np.where(
+            np.isinf(lower), upper, np.where(np.isinf(upper), lower, (lower + upper) / 2)
+        )
+    return (upper - lower).max(axis=1), np.abs(z - center).max(axis=1)
+
+
+def _compiled(
+    scans: Scans,
+    splitting: Splitting,
+    thresholds: FloatArray,
+    sums: FloatArray,
+    totals: FloatArray,
+) -> None:
+    from taskuq.decide import kernels
+
+    seen = scans.seen.rounds
+    families = [[e.family for e in of_round] for of_round in seen]
+
+    def stack(name: str) -> FloatArray:
+        return np.ascontiguousarray([[getattr(f, name) for f in row] for row in families], float)
+
+    kernels.replay(
+        np.uint64(splitting.seed), np.arange(splitting.trials), splitting.units, splitting.n_test,
+        byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
+        scans.group_of_case, int(scans.group_of_case.max()) + 1, scans.weight,
+        np.ascontiguousarray(thresholds), scans.seen.lowest, scans.seen.largest, scans.seen.score,
+        np.ascontiguousarray(np.swapaxes(scans.targets, 1, 2)),
+        stack("low"), stack("high"), stack("scale"),
+        np.ascontiguousarray([[e.window.lower for e in row] for row in seen]),
+        np.ascontiguousarray([[e.window.upper for e in row] for row in seen]),
+        np.array([[e.window_from for e in row] for row in seen]),
+        np.array([[f.link.kind == "logit" for f in row] for row in families]),  # type: ignore[attr-defined]  # anchored
+        np.array([[f.link.low for f in row] for row in families]),  # type: ignore[attr-defined]  # anchored
+        np.array([[f.link.high for f in row] for row in families]),  # type: ignore[attr-defined]  # anchored
+        np.ascontiguousarray(scans.allowance), scans.cost, sums, totals[0], totals[1], totals[2],
+    )  # fmt: skip
