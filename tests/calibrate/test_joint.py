@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import taskuq as tq
 from taskuq.calibrate import load_joint_bound
-from taskuq.calibrate.joint import TUNING_SHARE, MonotoneScale, max_rank_quantiles
+from taskuq.calibrate.joint import MonotoneScale, max_rank_quantiles
 from taskuq.calibrate.rank import coverage_rank
 from taskuq.calibrate.tuning import take_units
 
@@ -26,9 +26,10 @@ def covered_rotations(population, alpha, method):
     """
     targets = np.asarray(population, dtype=float)
     n = len(targets) - 1
-    aside = np.zeros(n, dtype=bool)
-    if method in ("scale", "minimax"):
-        aside = take_units(np.arange(n), TUNING_SHARE, None)
+    trial = tq.calibrate_joint(
+        np.zeros((n, 1, targets.shape[1])), targets[:n], alpha=alpha, score="ar", method=method
+    )
+    aside = take_units(np.arange(n), trial.provenance["tuning_cases"], None)
     tuning, turning = targets[: aside.sum()], targets[aside.sum() :]
     covered = 0
     for new in range(len(turning)):
@@ -47,6 +48,15 @@ def test_all_tasks_are_covered_together_in_enough_rotations(method, population, 
     covered, turns = covered_rotations(population, alpha, method)
 
     assert covered >= (1 - Fraction(str(alpha))) * turns
+
+
+def test_methods_that_need_a_scale_do_set_cases_aside():
+    for method, some in (("max", False), ("scale", True), ("minimax", True), ("rank", False)):
+        bound = tq.calibrate_joint(
+            np.zeros((40, 1, 2)), np.ones((40, 2)), alpha=0.2, score="ar", method=method
+        )
+
+        assert (bound.provenance["tuning_cases"] > 0) == some
 
 
 def test_one_task_alone_is_calibrated_like_a_single_score():

@@ -76,6 +76,17 @@ def test_a_table_without_ids_or_accelerations_keeps_its_numbers(name, tmp_path):
     assert after.label is None
 
 
+@pytest.mark.parametrize("name", ["table.npz", "folder"])
+def test_a_table_of_new_cases_has_no_targets_before_or_after(name, tmp_path):
+    before = tq.TaskOutputs(RNG.random((2, 5, 3)).astype(np.float32), accelerations=[4, 2])
+    after = tq.TaskOutputs.load(before.save(tmp_path / name))
+
+    assert not before.has_targets
+    assert not after.has_targets
+    np.testing.assert_array_equal(after.outputs, before.outputs)
+    assert after.select(cases=[1, 2]).cases == 2
+
+
 def test_the_folder_is_parquet_that_others_can_read(tmp_path):
     import pyarrow.parquet as pq
 
