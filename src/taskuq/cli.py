@@ -16,6 +16,8 @@ COMMANDS = {
     "calibrate": ("bounds:calibrate", "Calibrate intervals on a table of task outputs."),
     "predict": ("bounds:predict", "Write the intervals of a table's cases to a CSV file."),
     "evaluate": ("evaluate:evaluate", "Judge scores over random or all splits of a table."),
+    "plan": ("policies:plan", "Plan when to stop scanning, with a guarantee."),
+    "simulate": ("policies:simulate", "Replay policies on a table over random splits."),
     "plan-size": ("planning:plan_size", "Say how many calibration cases are needed."),
 }
 

@@ -34,7 +34,7 @@ def show_table(
         table.add_column(column, justify="left" if k == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    width = max(100, sum(max(len(r[k]) for r in [columns, *rows]) + 3 for k in range(len(columns))))
+    width = max(100, sum(max(len(r[k]) for r in [columns, *rows]) + 4 for k in range(len(columns))))
     console = Console(stderr=to_stderr, width=width, highlight=False)
     console.print(table)
 

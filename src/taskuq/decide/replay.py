@@ -189,13 +189,17 @@ def _compiled(
     def stack(name: str) -> FloatArray:
         return np.ascontiguousarray([[getattr(f, name) for f in row] for row in families], float)
 
+    sides = np.array([[f.side for f in row] for row in families])[..., None]  # type: ignore[attr-defined]  # anchored
+    open_below, open_above = sides == "upper", sides == "lower"
     kernels.replay(
         np.uint64(splitting.seed), np.arange(splitting.trials), splitting.units, splitting.n_test,
         byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
         scans.group_of_case, int(scans.group_of_case.max()) + 1, scans.weight,
         np.ascontiguousarray(thresholds), scans.seen.lowest, scans.seen.largest, scans.seen.score,
         np.ascontiguousarray(np.swapaxes(scans.targets, 1, 2)),
-        stack("low"), stack("high"), stack("scale"),
+        # A one-sided report is open on the other side.
+        np.where(open_below, -np.inf, stack("low")), np.where(open_above, np.inf, stack("high")),
+        stack("scale"),
         np.ascontiguousarray([[e.window.lower for e in row] for row in seen]),
         np.ascontiguousarray([[e.window.upper for e in row] for row in seen]),
         np.array([[e.window_from for e in row] for row in seen]),

@@ -40,8 +40,9 @@ def draw(figure: Figure, path: str | Path) -> Path:
     axes.set_ylabel(figure.y_label)
     axes.grid(axis="y", color="0.9", zorder=-1)
     axes.spines[["top", "right"]].set_visible(False)
-    if len(figure.series) > 1 or figure.series[0].name:
-        axes.legend(frameon=False, fontsize=8)
+    axes.set_axisbelow(True)
+    if len(figure.series) > 1:
+        _legend(canvas, axes, len(figure.series))
     # A fixed identity and no date: the same numbers make the same file.
     metadata: dict[str, Any] = {"Date": None} if target.suffix in (".svg", ".pdf") else {}
     import matplotlib as mpl
@@ -52,6 +53,15 @@ def draw(figure: Figure, path: str | Path) -> Path:
             metadata={"CreationDate": None} if target.suffix == ".pdf" else metadata,
         )  # fmt: skip
     return target
+
+
+def _legend(canvas: Any, axes: Any, entries: int) -> None:
+    """Put the legend above the axes, where it hides nothing."""
+    handles, names = axes.get_legend_handles_labels()
+    columns = 3 if max(map(len, names), default=0) > 12 else min(entries, 6)
+    canvas.legend(
+        handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=8
+    )
 
 
 def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
@@ -80,6 +90,9 @@ def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
     elif series.style == "step":
         axes.step(xs, ys, where="mid", color=colour, label=series.name, linewidth=1.4)
     else:
+        if figure.x_scale == "category":
+            categories = list(dict.fromkeys(x for s in figure.series for x in s.x))
+            xs = tuple(categories.index(x) for x in xs)
         axes.errorbar(
             xs, ys, yerr=errors if series.error else None, color=colour, marker=marker,
             markersize=4, linewidth=1.4 if series.style == "line" else 0, elinewidth=1, capsize=2,
