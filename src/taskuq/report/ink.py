@@ -65,7 +65,10 @@ def _legend(canvas: Any, axes: Any, entries: int) -> None:
 
 
 def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
-    colour, marker = COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)]
+    colour = COLOURS[k % len(COLOURS)]
+    # Past the seventh series colours come round again, with another marker or hatch.
+    again = k // len(COLOURS)
+    marker = MARKERS[(k + 3 * again) % len(MARKERS)]
     shown = [
         (x, y, series.error[i] if series.error else 0.0)
         for i, (x, y) in enumerate(zip(series.x, series.y, strict=True))
@@ -84,7 +87,7 @@ def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
         else:
             width = (max(xs) - min(xs)) / max(len(xs) - 1, 1)
         axes.bar(
-            xs, ys, width=width, color=colour, alpha=0.8, label=series.name,
+            xs, ys, width=width, color=colour, alpha=0.8, label=series.name, hatch=(None, "//", "..")[again % 3],
             yerr=errors if series.error else None, error_kw={"linewidth": 1},
         )  # fmt: skip
     elif series.style == "step":
