@@ -139,7 +139,8 @@ def test_a_contact_sheet_is_a_picture(atlas, tmp_path):
     from PIL import Image
 
     path = contact_sheet(atlas, tmp_path / "sheet.png", indices=range(8), outline=True)
-    pixels = np.asarray(Image.open(path).convert("L"), dtype=float)
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture.convert("L"), dtype=float)
     assert pixels.std() > 10
 
 

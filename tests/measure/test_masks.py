@@ -71,6 +71,13 @@ def test_gro_is_the_published_first_round():
     )
 
 
+@pytest.mark.parametrize(
+    ("lines", "first", "last"), [(9, 156, 164), (16, 152, 167), (24, 148, 171), (32, 144, 175)]
+)
+def test_the_center_lies_where_the_published_boxes_lie(lines, first, last):
+    assert np.flatnonzero(center_lines(320, lines)).tolist() == list(range(first, last + 1))
+
+
 def test_gro_loses_lines_where_positions_coincide():
     assert [len(gro_lines(320, n)) for n in (40, 80, 160)] == [32, 50, 80]
 

@@ -91,9 +91,8 @@ def gro_mask(
     mask = np.zeros(width, dtype=bool)
     mask[gro_lines(width, lines, density=density, sharpness=sharpness, frame=frame)] = True
     center_out = np.argsort(np.abs(np.arange(width) - width // 2), kind="stable")
-    if not mask[width // 2]:
-        if mask.sum() == lines:
-            mask[center_out[mask[center_out]][0]] = False
-        mask[width // 2] = True
+    if not mask[width // 2] and mask.sum() == lines:
+        mask[center_out[mask[center_out]][0]] = False
+    # The central line is the first of the free ones when it is free.
     mask[center_out[~mask[center_out]][: lines - mask.sum()]] = True
     return mask

@@ -1,0 +1,127 @@
+"""The commands write what they say, print its path, and refuse bad input in one sentence."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from taskuq.commands.data import atlas, atlas_base, check, prepare, sheet
+from taskuq.commands.masks import masks
+from taskuq.data.arrays import read_npz
+from taskuq.measure.published import published_masks
+
+SMALL = {"size": 32, "minimum_width": 32, "slices": "all"}
+NOTES = "file,slice,study_level,x,y,width,height,label\n"
+
+
+def test_masks_are_written_with_a_picture(tmp_path, capsys):
+    path = tmp_path / "masks.npz"
+    masks(published=True, output=path)
+    assert capsys.readouterr().out == f"{path}\n"
+    with np.load(path) as file:
+        assert np.array_equal(file["masks"], published_masks())
+        assert file["accelerations"].tolist() == [16, 8, 4, 2]
+    with Image.open(path.with_suffix(".png")) as picture:
+        assert picture.size[0] > 500
+
+
+def test_masks_repeat_under_their_seed(tmp_path):
+    made = []
+    for seed in (3, 3, 4):
+        masks(size=128, accelerations="8,4", seed=seed, output=tmp_path / "m.npz")
+        with np.load(tmp_path / "m.npz") as file:
+            made.append(file["masks"])
+    assert np.array_equal(made[0], made[1])
+    assert not np.array_equal(made[0], made[2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"accelerations": "16,eight"}, "separated by commas"),
+        ({"published": True, "size": 128}, "size 320"),
+        ({"output": "masks.txt"}, "ends in .npz"),
+    ],
+)
+def test_masks_refuse_bad_input(tmp_path, arguments, sentence):
+    name = arguments.pop("output", "masks.npz")
+    with pytest.raises(ValueError, match=sentence.replace(".", r"\.")):
+        masks(output=tmp_path / name, **arguments)
+
+
+def test_check_tells_what_is_used_and_what_is_skipped(write_volume, tmp_path, capsys):
+    write_volume("file1000001.h5")
+    write_volume("few.h5", coils=4)
+    (tmp_path / "knee.csv").write_text(
+        NOTES + "file1000001,1,No,1,2,3,4,Meniscus Tear\nfile1000001,x,No,1,2,3,4,Meniscus Tear\n"
+    )
+    check(tmp_path / "volumes", labels=tmp_path / "knee.csv", json_file="-", **SMALL)
+    record = json.loads(capsys.readouterr().out)
+    assert record["schema"] == "taskuq.data-check/1"
+    assert record["summary"] == {
+        "files": 2,
+        "used": 1,
+        "skipped": {"4 coils, at least 9 are needed": 1},
+        "groups": 1,
+        "slices": 3,
+        "positives": 1,
+    }
+    assert record["notes"] == ["label row skipped: line 3: slice is 'x', not a number"]
+
+
+def test_check_prints_a_table_with_every_reason(write_volume, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    write_volume("good.h5")
+    write_volume("fat.h5", acquisition="CORPDFS_FBK")
+    check(tmp_path / "volumes", **SMALL)
+    shown = capsys.readouterr().out
+    assert "acquisition is CORPDFS_FBK, not CORPD_FBK" in shown
+    assert "1 of 2 files used: 1 groups, 3 images, 0 positive" in shown
+
+
+def test_check_is_strict_when_asked(write_volume, tmp_path):
+    write_volume("good.h5")
+    write_volume("few.h5", coils=4)
+    with pytest.raises(ValueError, match="leave out --strict"):
+        check(tmp_path / "volumes", strict=True, **SMALL)
+
+
+def test_check_reads_your_own_images_and_arrays(tmp_path, capsys):
+    Image.fromarray(np.ones((8, 6), dtype=np.uint8)).save(tmp_path / "a.png")
+    (tmp_path / "labels.csv").write_text("file,label,group\na.png,1,anna\n")
+    check(tmp_path, labels=tmp_path / "labels.csv", json_file="-")
+    assert json.loads(capsys.readouterr().out)["files"][0]["size"] == "8×6"
+    np.savez(tmp_path / "b.npz", images=np.ones((4, 8, 8)), label=[0, 1, 1, 0], group=[1, 1, 2, 2])
+    check(tmp_path / "b.npz", json_file=str(tmp_path / "check.json"))
+    assert json.loads((tmp_path / "check.json").read_text())["summary"]["positives"] == 2
+
+
+def test_check_says_what_is_missing(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        check(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"give --labels TABLE\.csv"):
+        check(tmp_path)
+
+
+def test_prepare_fills_the_cache(write_volume, tmp_path, capsys):
+    write_volume("good.h5", slices=1, coils=9, height=320, width=320)
+    cache = tmp_path / "cache"
+    prepare(tmp_path / "volumes", cache=cache)
+    told = capsys.readouterr()
+    assert "1/1 good: scale" in told.err
+    assert len(list(cache.rglob("good-*.npz"))) == 1
+    assert told.out.startswith(str(cache))
+
+
+def test_an_atlas_is_written_and_shown(tmp_path, capsys):
+    pytest.importorskip("nilearn")
+    base, path = tmp_path / "base.npz", tmp_path / "atlas.npz"
+    atlas_base(output=base)
+    atlas(patients=2, slices=3, size=48, base=base, output=path)
+    sheet(path, output=tmp_path / "sheet.png")
+    sheet(patients=1, size=48, outline=True, output=tmp_path / "drawn.png")
+    assert len(read_npz(path)) == 6
+    assert capsys.readouterr().out.split() == [
+        str(p) for p in (base, path, tmp_path / "sheet.png", tmp_path / "drawn.png")
+    ]
