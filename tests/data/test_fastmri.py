@@ -134,15 +134,28 @@ def test_the_cache_gives_the_same_numbers_and_is_read(write_volume, small_prepar
     )
 
 
-def test_another_configuration_or_another_file_has_another_cache(
+def test_another_configuration_has_another_cache(write_volume, small_preparation, tmp_path):
+    volume, cache = open_volume(write_volume()[0]), tmp_path / "cache"
+    for change in (
+        {},
+        {"compression": "full"},
+        {"coils": 4},
+        {"first_acceleration": 8},
+        {"size": 24},
+    ):
+        fresh = replace(small_preparation, **change)
+        assert cached_recipe(volume, fresh, cache).scale == cached_recipe(volume, fresh, None).scale
+    assert len(list(cache.rglob("*.npz"))) == 5
+
+
+def test_another_file_under_the_same_name_has_another_cache(
     write_volume, small_preparation, tmp_path
 ):
-    cache, kinds = tmp_path / "cache", ("measured", "full")
-    for seed, compression in ((0, kinds[0]), (0, kinds[1]), (1, kinds[0])):
-        path, _ = write_volume(seed=seed)
-        preparation = replace(small_preparation, compression=compression)
-        cached_recipe(open_volume(path), preparation, cache)
-    assert len(list(cache.rglob("*.npz"))) == 3
+    cache, scales = tmp_path / "cache", []
+    for seed in (0, 1):
+        volume = open_volume(write_volume(seed=seed)[0])
+        scales.append(cached_recipe(volume, small_preparation, cache).scale)
+    assert scales[0] != scales[1]
 
 
 def test_a_volume_that_breaks_off_leaves_nothing_in_the_cache(

@@ -144,7 +144,7 @@ def _deformed_points(axes: Axes, rng: np.random.Generator) -> NDArray[np.float32
     turn = _rotation(np.deg2rad(rng.normal(0, (3.0, 3.0, 5.0))))
     # Cut at two deviations: a larger head would leave the picture.
     scale = np.exp(0.04 * rng.normal(size=3).clip(-2, 2) + 0.02 * rng.normal())
-    shift = (4.0, 4.0, 0.0) * rng.normal(size=3).clip(-2, 2)
+    shift = np.array([4.0, 4.0, 0.0]) * rng.normal(size=3).clip(-2, 2)
     matrix = turn / scale
     points = np.tensordot(matrix, points - shift[:, None, None, None], axes=1)
     for spacing, size in ((90.0, 4.5), (32.0, 1.3)):
