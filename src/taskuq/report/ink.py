@@ -87,7 +87,8 @@ def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
         else:
             width = (max(xs) - min(xs)) / max(len(xs) - 1, 1)
         axes.bar(
-            xs, ys, width=width, color=colour, alpha=0.8, label=series.name, hatch=(None, "//", "..")[again % 3],
+            xs, ys, width=width, color=colour, alpha=0.8, label=series.name,
+            hatch=(None, "//", "..")[again % 3],
             yerr=errors if series.error else None, error_kw={"linewidth": 1},
         )  # fmt: skip
     elif series.style == "step":
