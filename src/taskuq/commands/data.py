@@ -276,7 +276,10 @@ def _show(checked: Check, json_file: str | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("file", "kind", "size", "slices", "positive", "skipped because")
+    table = Table()
+    for name in ("file", "kind", "size", "slices", "positive"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("skipped because")
     for row in checked.rows:
         counts = (str(row.slices), str(row.positives)) if row.used else ("", "")
         table.add_row(row.file, row.kind, row.size, *counts, row.reason)
