@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from taskuq.commands.evaluate import draw_all, print_record
+from taskuq.commands.policies import simulate
 from taskuq.commands.terminal import say, show
 from taskuq.files import write_json
 
@@ -18,7 +19,7 @@ def demo(
     seed: int = 0,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/demo"),
 ) -> None:
-    """Make a synthetic table, judge the paper's scores and ours on it, and draw the figures.
+    """Make a synthetic table, judge scores and stopping policies on it, and draw the figures.
 
     Args:
         fast: A smaller table and fewer splits.
@@ -43,4 +44,9 @@ def demo(
     print_record(by_group)
     write_json(output / "evaluate-by-group.json", by_group.to_dict())
     draw_all(record, output / "figures")
+    say("Stopping policies: scan round by round until the interval is at most 0.1 wide.")
+    simulate(
+        path, score="lwr,cqr", alpha=0.05, max_width=0.1, trials=trials, unit="case", seed=seed,
+        json=str(output / "simulate-by-case.json"), figures=output / "figures",
+    )  # fmt: skip
     show(str(output))
