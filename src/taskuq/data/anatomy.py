@@ -69,6 +69,10 @@ def load_anatomy(path: Path | str | None = None) -> Anatomy:
 
     Returns:
         The volumes.
+
+    Example:
+        >>> load_anatomy().white.shape
+        (197, 233, 189)
     """
     given = path or os.environ.get(BASE_VARIABLE)
     return _load(str(given) if given else None)
@@ -83,6 +87,12 @@ def save_anatomy(path: Path | str, anatomy: Anatomy | None = None) -> Path:
 
     Returns:
         The path.
+
+    Example:
+        >>> import tempfile
+        >>> path = save_anatomy(Path(tempfile.mkdtemp()) / "base.npz")
+        >>> bool((load_anatomy(path).grey == load_anatomy().grey).all())
+        True
     """
     anatomy = anatomy or load_anatomy()
     with whole_file(path) as partial, partial.open("wb") as file:

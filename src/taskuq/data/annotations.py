@@ -172,6 +172,13 @@ def read_file_list(path: Path | str) -> frozenset[str]:
 
     Returns:
         Volume names.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "list.csv"
+        >>> _ = path.write_text("file1000001.h5")
+        >>> sorted(read_file_list(path))
+        ['file1000001']
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()

@@ -157,6 +157,13 @@ def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
 
     Returns:
         The path.
+
+    Example:
+        >>> import tempfile
+        >>> from taskuq.data.arrays import read_npz
+        >>> atlas = Atlas(patients=2, seed=0, plan=PatientPlan(size=32, slices=2))
+        >>> len(read_npz(save_atlas(atlas, Path(tempfile.mkdtemp()) / "atlas.npz")))
+        4
     """
     from taskuq.files import whole_file
 

@@ -147,6 +147,13 @@ def check_arrays(path: Path, *, group: str | None = None) -> Check:
 
     Returns:
         The table.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "mine.npz"
+        >>> np.savez(path, images=np.ones((4, 8, 8)), label=[0, 0, 1, 1], group=[7, 7, 9, 9])
+        >>> check_arrays(path).summary
+        {'files': 1, 'used': 1, 'skipped': {}, 'groups': 2, 'slices': 4, 'positives': 2}
     """
     data = read_npz(path, group=group, normalise=False)
     size = "×".join(map(str, data.images.shape[1:]))

@@ -103,6 +103,12 @@ def split_tissue(
 
     Returns:
         The fractions.
+
+    Example:
+        >>> half, zero = np.full((1, 1, 1), 0.5), np.zeros((1, 1, 1))
+        >>> tissue = split_tissue(half, half, zero, zero, fields=(zero + 1, zero), atrophy=0.0)
+        >>> float(tissue.grey.item()) > 0.7  # the field decides for grey
+        True
     """
     inside = np.clip(1 - depth, 0, 1)
     fluid = np.clip(1 - grey - white, 0, 1)

@@ -116,6 +116,18 @@ class FastMRI:
         labels: Where labels come from; without, all labels are 0.
         cache: A folder for prepared volumes; None keeps nothing on disk.
         strict: Stop at the first unusable file instead of skipping it.
+
+    Example:
+        >>> import tempfile, h5py
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with h5py.File(folder / "file1000001.h5", "w") as file:
+        ...     values = rng.normal(size=(3, 10, 40, 36)).astype(np.complex64)
+        ...     file["kspace"] = values
+        ...     file.attrs["acquisition"] = "CORPD_FBK"
+        >>> small = Preparation(size=32, minimum_width=32, slices="all")
+        >>> data = FastMRI(folder, small)
+        >>> len(data), data[0].image.shape, data[0].case
+        (3, torch.Size([8, 32, 32]), 'file1000001-0')
     """
 
     def __init__(

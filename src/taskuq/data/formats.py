@@ -40,6 +40,14 @@ def read_frame(path: Path, index: int) -> FloatArray:
 
     Returns:
         The image, (height, width).
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> path = Path(tempfile.mkdtemp()) / "a.png"
+        >>> Image.fromarray(np.full((2, 3), 7, dtype=np.uint8)).save(path)
+        >>> count_frames(path), read_frame(path, 0).shape
+        (1, (2, 3))
     """
     image = np.asarray(_guarded(path, lambda p: _format(p)[1](p, index)), dtype=np.float32)
     if image.ndim != 2:

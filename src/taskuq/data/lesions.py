@@ -61,6 +61,14 @@ def draw_lesions(
     Returns:
         How much of the full lesion signal each pixel shows, and which share of each pixel is
         lesion; both (slice, height, width).
+
+    Example:
+        >>> axes = (np.arange(3.0), np.arange(40.0), np.arange(40.0))
+        >>> brain = np.ones((3, 40, 40), dtype=np.float32)
+        >>> plan = LesionPlan(patients=1.0, mass=1.0)
+        >>> shown, share = draw_lesions(plan, axes, brain, brain, rng=rng)
+        >>> float(share.max()) > 0.9
+        True
     """
     shown = np.zeros(white.shape, dtype=np.float32)
     share = np.zeros(white.shape, dtype=np.float32)
@@ -103,6 +111,12 @@ def draw_dots(
 
     Returns:
         How much of the full lesion signal each pixel shows, (slice, height, width).
+
+    Example:
+        >>> axes = (np.arange(3.0), np.arange(40.0), np.arange(40.0))
+        >>> white = np.ones((3, 40, 40), dtype=np.float32)
+        >>> draw_dots(LesionPlan(dots=0.0), axes, white, rng=rng).max().item()
+        0.0
     """
     shown = np.zeros(white.shape, dtype=np.float32)
     places = np.flatnonzero(white > 0.7)

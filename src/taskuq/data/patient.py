@@ -79,6 +79,12 @@ def draw_patient(plan: PatientPlan, anatomy: Anatomy, *, rng: np.random.Generato
 
     Returns:
         The patient.
+
+    Example:
+        >>> from taskuq.data.anatomy import load_anatomy
+        >>> patient = draw_patient(PatientPlan(size=64, slices=2), load_anatomy(), rng=rng)
+        >>> patient.images.shape, patient.contrast
+        ((2, 64, 64), 'flair')
     """
     pixel = plan.field_of_view / plan.size
     in_plane = (np.arange(plan.size, dtype=np.float64) - (plan.size - 1) / 2) * pixel

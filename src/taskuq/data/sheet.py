@@ -33,6 +33,13 @@ def contact_sheet(
 
     Returns:
         The path.
+
+    Example:
+        >>> import tempfile
+        >>> from taskuq.data.arrays import ArrayDataset
+        >>> data = ArrayDataset(np.ones((3, 8, 8)), label=[0, 1, 0], group="each")
+        >>> contact_sheet(data, Path(tempfile.mkdtemp()) / "sheet.png").exists()
+        True
     """
     from matplotlib.figure import Figure
 

@@ -97,6 +97,15 @@ def open_volume(path: Path | str) -> Volume:
 
     Returns:
         The volume; fields the file lacks are None or empty.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "file1000001.h5"
+        >>> with h5py.File(path, "w") as file:
+        ...     file["kspace"] = np.ones((2, 15, 8, 6), dtype=np.complex64)
+        >>> volume = open_volume(path)
+        >>> volume.name, volume.coils, volume.kspace(1).shape
+        ('file1000001', 15, (15, 8, 6))
     """
     path = Path(path)
     try:
