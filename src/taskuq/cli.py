@@ -18,6 +18,8 @@ COMMANDS = {
     "evaluate": ("evaluate:evaluate", "Judge scores over random or all splits of a table."),
     "plan": ("policies:plan", "Plan when to stop scanning, with a guarantee."),
     "simulate": ("policies:simulate", "Replay policies on a table over random splits."),
+    "masks": ("masks:masks", "Make nested sampling masks, with a picture."),
+    "quality": ("quality:quality", "Measure the image quality of recoveries."),
     "plan-size": ("planning:plan_size", "Say how many calibration cases are needed."),
 }
 
@@ -32,8 +34,33 @@ app = cyclopts.App(
     # A command says what it has to say itself; what it returns is for Python callers.
     result_action="return_value",
 )
+FOLDERS = {
+    "data": (
+        "Look at data, make the atlas, prepare fastMRI.",
+        {
+            "check": ("data:check", "Tell what a folder holds, what would be skipped, and why."),
+            "prepare": ("data:prepare", "Prepare fastMRI volumes: crop, compress, normalise."),
+            "atlas": ("data:atlas", "Make slices of synthetic patients of the embedded atlas."),
+            "atlas-base": ("data:atlas_base", "Store the anatomy the atlas is made from."),
+            "sheet": ("data:sheet", "Draw a contact sheet of a data set."),
+        },
+    ),
+    "train": (
+        "Train networks from their configuration files.",
+        {
+            "varnet": ("train:varnet", "Train the variational network, a point estimate."),
+            "flow": ("train:flow", "Train the conditional flow, a posterior sampler."),
+        },
+    ),
+}
+
 for _name, (_where, _help) in COMMANDS.items():
     app.command(f"taskuq.commands.{_where}", name=_name, help=_help)
+for _folder, (_about, _commands) in FOLDERS.items():
+    _sub = cyclopts.App(name=_folder, help=_about)
+    for _name, (_where, _help) in _commands.items():
+        _sub.command(f"taskuq.commands.{_where}", name=_name, help=_help)
+    app.command(_sub)
 app.register_install_completion_command()
 
 
