@@ -46,6 +46,15 @@ def test_every_round_has_the_center_that_was_asked_for(width, seed, data):
         assert mask.sum() == round(width / R)
 
 
+@settings(max_examples=60, deadline=None)
+@given(width=st.integers(16, 400), first=st.floats(1.5, 16))
+def test_a_round_may_add_a_single_line(width, first):
+    lines = max(1, round(width / first))
+    rates = (width / lines, width / (lines + 1))
+    masks = nested_masks(width, rates, rng=np.random.default_rng(0))
+    assert masks.sum(axis=1).tolist() == [lines, lines + 1]
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     width=st.integers(2, 400),

@@ -47,7 +47,7 @@ def nested_masks(
         rule: How the random lines are drawn.
         acs: The width of the centre in each round; 0 asks for none. By default the first round
             has what GRO gives and round :math:`k = 2, 3, \dots` has :math:`8 k` lines for each 320
-            columns: 16, 24, 32 in the paper.
+            columns (16, 24, 32 in the paper), or as many as fit.
         density: The GRO density :math:`s`; by default 15/16 of the first acceleration, the paper's
             15 at R = 16.
         sharpness: The GRO sharpness :math:`\alpha`.
@@ -73,6 +73,8 @@ def nested_masks(
     mask = gro_mask(width, lines[0], density=density, sharpness=sharpness)
     masks = [_with_center(mask, widths[0], lines[0])]
     for count, center in zip(lines[1:], widths[1:], strict=True):
+        if acs is None:
+            center = _widest_center(masks[-1], center, count)
         mask = masks[-1] | center_lines(width, center)
         if mask.sum() > count:
             raise InputError(
@@ -149,6 +151,12 @@ def _acs_widths(width: int, lines: list[int], acs: Sequence[int] | None) -> list
             "larger than its number of lines"
         )
     return list(acs)
+
+
+def _widest_center(mask: BoolArray, center: int, count: int) -> int:
+    while (mask | center_lines(len(mask), center)).sum() > count:
+        center -= 1
+    return center
 
 
 def _with_center(mask: BoolArray, center: int, count: int) -> BoolArray:
