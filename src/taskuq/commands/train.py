@@ -92,9 +92,10 @@ def _train(
 ) -> None:
     # torch and lightning take seconds to import: only when there is something to train.
     from taskuq.recover.train import train_from
-    from taskuq.training.fit import Machine
+    from taskuq.training.fit import Machine, is_first_process
 
     folder = output or Path("runs") / f"{config.parent.name}-{config.stem}".lstrip("-.")
     machine = Machine(accelerator, devices, nodes, progress)
     path = train_from(kind, config, folder, machine=machine, fresh=fresh)
-    print(path)  # noqa: T201 - the path is the command's answer
+    if is_first_process():
+        print(path)  # noqa: T201 - the path is the command's answer

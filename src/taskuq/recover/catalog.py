@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from taskuq.errors import InputError
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.training.toml import from_table
-from taskuq.training.weights import load_weights, read_card
+from taskuq.training.weights import fill, read_card, read_tensors
 
 Name = Literal["flow", "varnet"]
 Network = ConditionalFlow | VarNet
@@ -31,7 +32,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "demo": VarNetConfig(
             cascades=6, width=12, pools=3, sensitivity_width=6, sensitivity_pools=3
         ),
-        "tiny": VarNetConfig(cascades=3, width=6, pools=2, sensitivity_width=4, sensitivity_pools=2),
+        "tiny": VarNetConfig(
+            cascades=3, width=6, pools=2, sensitivity_width=4, sensitivity_pools=2
+        ),
     },
 }
 
@@ -96,8 +99,12 @@ def load(path: Path | str) -> Network:
     card = read_card(path, tuple(PRESETS))
     kind = str(card["kind"])
     config: Any = FlowConfig if kind == "flow" else VarNetConfig
-    net = make(kind, from_table(config, card["network"], "network"))
-    load_weights(net, path)
+    tensors = read_tensors(path)
+    # Random numbers for weights that are overwritten at once would take seconds.
+    with torch.device("meta"):
+        net = make(kind, from_table(config, card["network"], "network"))
+    net = net.to_empty(device="cpu")
+    fill(net, tensors, path)
     return net.eval()
 
 
@@ -119,8 +126,6 @@ def load_public_varnet(path: Path | str) -> VarNet:
         taskuq.errors.InputError: cannot read absent.pt ...
     """
     import pickle
-
-    import torch
 
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)

@@ -13,8 +13,9 @@ from taskuq.recover.recipes import flow_recipe, varnet_recipe
 from taskuq.recover.varnet import VarNetConfig
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, fit
+from taskuq.training.seeds import own_randomness
 from taskuq.training.sources import DataConfig, MaskConfig, open_data
-from taskuq.training.toml import from_table, read_toml, to_table
+from taskuq.training.toml import read_settings, to_table
 
 
 @dataclass(frozen=True)
@@ -101,27 +102,6 @@ def train_from(
     return train(read_settings(layout, config), folder, machine=machine, fresh=fresh)
 
 
-def read_settings(layout: Any, config: Path | str) -> Any:
-    """Read a TOML file over the defaults of its kind; tables name only what they change.
-
-    Arguments:
-        layout: :class:`FlowTraining` or :class:`VarNetTraining`.
-        config: The TOML file.
-
-    Returns:
-        An instance of ``layout``.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "a.toml"
-        >>> _ = path.write_text("[training]\\nepochs = 2\\n")
-        >>> read_settings(FlowTraining, path).training.clip  # the flow's default, not TrainingConfig's
-        1.0
-    """
-    defaults = to_table(layout())
-    return from_table(layout, _merged(defaults, read_toml(config)))
-
-
 def train(
     settings: FlowTraining | VarNetTraining,
     folder: Path | str,
@@ -144,13 +124,14 @@ def train(
     """
     training, validation = data or open_data(settings.data)
     masks = settings.measure.masks(as_coils(training[0].image).shape[-1])
-    if isinstance(settings, FlowTraining):
-        recipe = flow_recipe(settings.network, compiled=settings.training.compile)
-        ranges: list[dict[str, float]] = [{}, {}]
-    else:
-        recipe = varnet_recipe(settings.network)
-        by_volume = settings.data_range == "volume"
-        ranges = [group_ranges(part) if by_volume else {} for part in (training, validation)]
+    by_volume = isinstance(settings, VarNetTraining) and settings.data_range == "volume"
+    ranges = [group_ranges(part) if by_volume else {} for part in (training, validation)]
+    with own_randomness(settings.training.seed):
+        recipe = (
+            flow_recipe(settings.network, compiled=settings.training.compile)
+            if isinstance(settings, FlowTraining)
+            else varnet_recipe(settings.network)
+        )
     return fit(
         recipe,
         MeasuredCases(training, masks, settings.training.seed, ranges[0]),  # type: ignore[arg-type]
@@ -161,11 +142,3 @@ def train(
         machine=machine,
         fresh=fresh,
     )
-
-
-def _merged(defaults: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(defaults)
-    for key, value in table.items():
-        both = isinstance(value, dict) and isinstance(defaults.get(key), dict)
-        merged[key] = _merged(defaults[key], value) if both else value
-    return merged

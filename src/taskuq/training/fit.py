@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from taskuq.errors import InputError
 from taskuq.training.config import TrainingConfig
 from taskuq.training.order import EpochOrder
 from taskuq.training.recipe import Recipe
+from taskuq.training.seeds import own_randomness
 from taskuq.training.toml import read_toml, toml_text
 
 
@@ -72,7 +75,6 @@ def fit(
         The best weights.
     """
     import pytorch_lightning as pl
-    from pytorch_lightning.loggers import CSVLogger
 
     from taskuq.training.keep import RESUME, Keep, SafeIO
     from taskuq.training.module import Training
@@ -81,38 +83,65 @@ def fit(
     settings = settings or {}
     resume = _resume(folder, settings, fresh, RESUME)
     notes = {key: settings[key] for key in settings if key != "network"}
-    trainer = pl.Trainer(
-        accelerator=machine.accelerator,
-        devices=machine.devices,
-        num_nodes=machine.nodes,
-        strategy="ddp" if machine.devices * machine.nodes > 1 else "auto",
-        max_epochs=config.epochs,
-        precision=config.precision,
-        gradient_clip_val=config.clip or None,
-        accumulate_grad_batches=config.accumulate,
-        deterministic=config.deterministic,
-        # Our order knows the processes itself, and stays the same when a training is resumed.
-        use_distributed_sampler=False,
-        callbacks=[Keep(recipe, folder, config.keep_every, notes)],
-        logger=CSVLogger(folder, name="logs", version=""),
-        plugins=[SafeIO()],
-        enable_checkpointing=False,
-        enable_progress_bar=machine.progress,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        log_every_n_steps=min(50, max(1, len(training) // config.batch)),  # type: ignore[arg-type]
-    )
-    with warnings.catch_warnings():
-        # Lightning advises on worker counts and logging intervals; both are choices here.
-        warnings.filterwarnings("ignore", category=UserWarning, module="pytorch_lightning")
+    with _quiet(), own_randomness(config.seed):
+        trainer = pl.Trainer(
+            accelerator=machine.accelerator,
+            devices=machine.devices,
+            num_nodes=machine.nodes,
+            strategy="ddp" if machine.devices * machine.nodes > 1 else "auto",
+            max_epochs=config.epochs,
+            precision=config.precision,
+            gradient_clip_val=config.clip or None,
+            accumulate_grad_batches=config.accumulate,
+            deterministic=config.deterministic,
+            # Our order knows the processes itself, and stays the same when a training is resumed.
+            use_distributed_sampler=False,
+            callbacks=[Keep(recipe, folder, config.keep_every, notes)],
+            logger=False,
+            plugins=[SafeIO()],
+            enable_checkpointing=False,
+            enable_progress_bar=machine.progress,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+        )
         trainer.fit(
             Training(recipe, config),
             _loader(training, config, seed=config.seed, collate=collate),
             _loader(validation, config, seed=None, collate=collate),
             ckpt_path=None if resume is None else str(resume),
-            weights_only=None,
         )
     return folder / "best.safetensors"
+
+
+def is_first_process() -> bool:
+    """Whether this is the process of a distributed training that speaks for all.
+
+    Returns:
+        True in the first process of the first node, and where there is only one.
+
+    Example:
+        >>> is_first_process()
+        True
+    """
+    from pytorch_lightning.utilities import rank_zero_only
+
+    return int(getattr(rank_zero_only, "rank", 0)) == 0
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Lightning advises on worker counts and products; what it has to say goes to its log file."""
+    log = logging.getLogger("pytorch_lightning")
+    level = log.level
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="pytorch_lightning")
+        # Lightning 2.6 with torch 2.13: a name that moved.
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        log.setLevel(logging.WARNING)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
 
 
 def _loader(
@@ -128,7 +157,7 @@ def _loader(
     return DataLoader(
         cases,
         batch_size=config.batch,
-        sampler=EpochOrder(length, seed, pad=seed is not None),  # type: ignore[arg-type]
+        sampler=EpochOrder(length, seed, pad=seed is not None),
         num_workers=config.workers,
         persistent_workers=config.workers > 0,
         collate_fn=collate,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.plugins.io import CheckpointIO
 
+from taskuq.training.log import log_epoch
+from taskuq.training.module import Training
 from taskuq.training.recipe import Recipe
 from taskuq.training.state import load_state, save_state
 from taskuq.training.weights import save_weights
@@ -24,7 +27,9 @@ class SafeIO(CheckpointIO):
         """Write a checkpoint whole or not at all."""
         save_state(checkpoint, path)
 
-    def load_checkpoint(self, path: Any, map_location: Any = None, **_: Any) -> dict[str, Any]:
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
         """Read a checkpoint on the CPU; Lightning moves it."""
         state: dict[str, Any] = load_state(path)
         return state
@@ -47,6 +52,11 @@ class Keep(Callback):
     def __init__(self, recipe: Recipe, folder: Path, every: int, notes: dict[str, Any]) -> None:
         self.recipe, self.folder, self.every, self.notes = recipe, folder, every, notes
         self.best: float | None = None
+        self.begun = 0.0
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at the clock."""
+        self.begun = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validation of the epoch is over: compare, write, and leave a state to go on from."""
@@ -58,7 +68,10 @@ class Keep(Callback):
         if is_best:
             self.best = value
         is_last = epoch + 1 == trainer.max_epochs
+        assert isinstance(pl_module, Training)
+        mean_loss = pl_module.mean_loss()
         if trainer.is_global_zero:
+            log_epoch(self.folder / "metrics.csv", self._row(trainer, mean_loss))
             reached = {"epoch": epoch, self.recipe.monitor: value}
             if is_best:
                 self._weights("best", reached)
@@ -66,6 +79,17 @@ class Keep(Callback):
                 self._weights("last", reached)
         if is_last or (epoch + 1) % self.every == 0:
             trainer.save_checkpoint(self.folder / RESUME)
+
+    def _row(self, trainer: Trainer, mean_loss: float) -> dict[str, float]:
+        judged = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("valid")}
+        return {
+            "epoch": trainer.current_epoch,
+            "step": trainer.global_step,
+            "training_loss": mean_loss,
+            **judged,
+            "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "seconds": round(time.monotonic() - self.begun, 3),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far belongs to the state."""

@@ -30,6 +30,7 @@ class Training(LightningModule):
         self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
         self._has_begun: bool | None = None
         self._values: list[dict[str, Tensor]] = []
+        self._losses: list[Tensor] = []
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """One step's loss."""
@@ -41,8 +42,15 @@ class Training(LightningModule):
             self.begun.fill_(True)  # type: ignore[operator]
             self._has_begun = True
         loss = self.recipe.loss(self.network, batch, generator)
+        self._losses.append(loss.detach())
         self.log("training_loss", loss, on_step=True, on_epoch=False, prog_bar=True)
         return loss
+
+    def mean_loss(self) -> float:
+        """The mean loss of the steps since it was asked for last, of this process."""
+        mean = float(torch.stack(self._losses).double().mean())
+        self._losses.clear()
+        return mean
 
     def validation_step(self, batch: Batch, index: int) -> None:
         """Collect the quantities of each case; the same randomness in every epoch."""

@@ -1,8 +1,9 @@
-"""One seed for each sample, so that a draw does not depend on what is drawn beside it."""
+"""Seeds that depend on what is drawn, not on what was drawn before it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -52,3 +53,27 @@ def gaussian_rows(out: Tensor, seeds: Sequence[int]) -> Tensor:
     for row, seed in zip(out, seeds, strict=True):
         row.normal_(generator=generator.manual_seed(seed))
     return out
+
+
+@contextmanager
+def own_randomness(seed: int) -> Iterator[None]:
+    """Seed torch's global generator for a while, and give it back as it was.
+
+    Only for what takes no generator: the start of torch's own layers, and dropout.
+
+    Arguments:
+        seed: The seed.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> def start():
+        ...     with own_randomness(3):
+        ...         return nn.Linear(2, 2).weight
+        >>> torch.equal(start(), start())
+        True
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

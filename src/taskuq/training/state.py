@@ -131,7 +131,6 @@ def same_bits(first: Tensor, second: Tensor) -> bool:
         >>> same_bits(torch.tensor([1.0]), torch.tensor([1.0 + 1e-7]))
         False
     """
-    return first.dtype == second.dtype and torch.equal(
-        first.detach().cpu().contiguous().view(torch.uint8),
-        second.detach().cpu().contiguous().view(torch.uint8),
-    )
+    if first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    return torch.equal(*(t.detach().cpu().reshape(-1).view(torch.uint8) for t in (first, second)))

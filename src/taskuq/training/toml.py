@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
-    """Read a TOML file, or say why it cannot be read.
+    r"""Read a TOML file, or say why it cannot be read.
 
     Arguments:
         path: The file.
@@ -27,7 +27,7 @@ def read_toml(path: Path | str) -> dict[str, Any]:
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "a.toml"
-        >>> _ = path.write_text("[training]\\nepochs = 3\\n")
+        >>> _ = path.write_text("[training]\nepochs = 3\n")
         >>> read_toml(path)
         {'training': {'epochs': 3}}
     """
@@ -71,6 +71,28 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
     if missing:
         raise InputError(f"{where or 'the file'} lacks {', '.join(missing)}; add it")
     return cls(**values)
+
+
+def read_settings(layout: Any, config: Path | str) -> Any:
+    r"""Read a TOML file over the defaults of its kind; tables name only what they change.
+
+    Arguments:
+        layout: A dataclass whose fields are tables and have defaults.
+        config: The TOML file.
+
+    Returns:
+        An instance of ``layout``.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.toml"
+        >>> _ = path.write_text("[training]\nepochs = 2\n")
+        >>> from taskuq.recover.train import FlowTraining
+        >>> read_settings(FlowTraining, path).training.clip  # the flow's own default stays
+        1.0
+    """
+    defaults = to_table(layout())
+    return from_table(layout, _merged(defaults, read_toml(config)))
 
 
 def to_table(config: Any) -> dict[str, Any]:
@@ -178,3 +200,11 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
 
 
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def _merged(defaults: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(defaults)
+    for key, value in table.items():
+        both = isinstance(value, dict) and isinstance(defaults.get(key), dict)
+        merged[key] = _merged(defaults[key], value) if both else value
+    return merged

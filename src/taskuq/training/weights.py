@@ -107,7 +107,26 @@ def load_weights(network: nn.Module, path: Path | str) -> None:
         ...
         taskuq.errors.InputError: cannot read absent.safetensors as safetensors ...
     """
-    state, found = network.state_dict(), read_tensors(path)
+    fill(network, read_tensors(path), path)
+
+
+def fill(network: nn.Module, found: Mapping[str, Tensor], path: Path | str) -> None:
+    """Fill a network from tensors by name; every name and shape must agree.
+
+    Arguments:
+        network: The network.
+        found: Tensors by name.
+        path: Where they come from, for the message.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> fill(nn.Linear(1, 1), {"weight": torch.ones(1, 1)}, "a.safetensors")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: a.safetensors is of another configuration (1 weights missing, ...
+    """
+    state = network.state_dict()
     missing, extra = sorted(set(state) - set(found)), sorted(set(found) - set(state))
     wrong = [k for k in state if k in found and state[k].shape != found[k].shape]
     if missing or extra or wrong:

@@ -1,0 +1,90 @@
+"""Image quality as fastMRI defines it, for whole volumes, and the Fréchet distance of features."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from taskuq.recover.ssim import ssim
+
+FloatArray = NDArray[np.float64]
+
+
+def volume_psnr(recovered: Tensor, truth: Tensor) -> float:
+    r"""Peak signal-to-noise ratio of a whole volume, in decibels.
+
+    .. math:: 10 \log_{10} \frac{\max(x)^2}{\operatorname{mean}(\hat x - x)^2}
+
+    :math:`x` are all slices of the volume, :math:`\hat x` their recoveries.
+
+    References:
+        Zbontar et al., fastMRI, arXiv:1811.08839.
+
+    Arguments:
+        recovered: Magnitude images (slice, height, width).
+        truth: The true images, the same shape.
+
+    Returns:
+        Decibels; infinite for equal volumes.
+
+    Example:
+        >>> import torch
+        >>> round(volume_psnr(torch.full((2, 4, 4), 0.9), torch.ones(2, 4, 4)), 3)
+        20.0
+    """
+    x, y = truth.double(), recovered.double()
+    error = (x - y).square().mean()
+    return float(10 * torch.log10(x.max() ** 2 / error))
+
+
+def volume_ssim(recovered: Tensor, truth: Tensor) -> float:
+    """Structural similarity of a volume: the mean over its slices, with the volume's data range.
+
+    Arguments:
+        recovered: Magnitude images (slice, height, width).
+        truth: The true images, the same shape.
+
+    Returns:
+        A number of at most 1.
+
+    Example:
+        >>> import torch
+        >>> volume_ssim(torch.ones(2, 8, 8), torch.ones(2, 8, 8))
+        1.0
+    """
+    x, y = truth.double(), recovered.double()
+    return float(ssim(y, x, x.max().expand(len(x))).mean())
+
+
+def frechet_distance(first: FloatArray, second: FloatArray) -> float:
+    r"""The Fréchet distance between two clouds of features, each taken as a Gaussian.
+
+    .. math:: |\mu_1 - \mu_2|^2 + \operatorname{tr}\big(\Sigma_1 + \Sigma_2
+              - 2 (\Sigma_1^{1/2} \Sigma_2 \Sigma_1^{1/2})^{1/2}\big)
+
+    :math:`\mu` and :math:`\Sigma` are means and covariances of the features.
+
+    References:
+        Heusel et al., GANs Trained by a Two Time-Scale Update Rule, NeurIPS 2017.
+
+    Arguments:
+        first: Features (image, feature).
+        second: Features (image, feature); the number of images may differ.
+
+    Returns:
+        The distance, 0 for equal clouds.
+
+    Example:
+        >>> cloud = rng.standard_normal((50, 3))
+        >>> round(frechet_distance(cloud, cloud + 2.0), 6)
+        12.0
+    """
+    shift = first.mean(0) - second.mean(0)
+    cov1, cov2 = (np.cov(x, rowvar=False).reshape(x.shape[1], -1) for x in (first, second))
+    values, vectors = np.linalg.eigh(cov1)
+    root = (vectors * np.sqrt(values.clip(0))) @ vectors.T
+    # Symmetric, unlike the product of the covariances: its eigenvalues are real in floats too.
+    cross = np.sqrt(np.linalg.eigvalsh(root @ cov2 @ root).clip(0)).sum()
+    return float(shift @ shift + np.trace(cov1) + np.trace(cov2) - 2 * cross)

@@ -1,0 +1,180 @@
+"""The paper's table of image quality: PSNR, SSIM and FID of each method at each acceleration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from taskuq.data.dataset import Dataset
+from taskuq.errors import InputError
+from taskuq.measure.coils import rss
+from taskuq.measure.mri import MultiCoilMRI
+from taskuq.protocols import Recover
+from taskuq.recover.cases import as_coils
+from taskuq.recover.catalog import load
+from taskuq.recover.flow import ConditionalFlow
+from taskuq.recover.methods import FlowRecovery, VarNetRecovery
+from taskuq.recover.metrics import FloatArray, frechet_distance, volume_psnr, volume_ssim
+from taskuq.recover.vgg import load_vgg
+from taskuq.recover.zero_filled import ZeroFilled
+from taskuq.training.seeds import mixed_seed
+from taskuq.training.sources import DataConfig, MaskConfig, open_data
+from taskuq.training.toml import to_table
+
+SCHEMA = "taskuq.quality/1"
+Features = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class QualityConfig:
+    """What is judged.
+
+    Arguments:
+        data: Where cases come from; validation cases are judged, training cases are FID's
+            reference.
+        measure: The masks.
+        varnet: Weights of a variational network.
+        flow: Weights of a flow; the mean of its samples is judged, and one sample for FID.
+        features: VGG-16 weights (safetensors, torchvision's names); without them there is no FID.
+        samples: Posterior samples whose mean is judged.
+        seed: Where the samples come from.
+        volumes: Judge only so many volumes.
+        references: Use only so many training images for FID.
+
+    Example:
+        >>> QualityConfig().samples
+        32
+    """
+
+    data: DataConfig = field(default_factory=DataConfig)
+    measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
+    varnet: Path | None = None
+    flow: Path | None = None
+    features: Path | None = None
+    samples: int = 32
+    seed: int = 0
+    volumes: int | None = None
+    references: int | None = None
+
+
+def judge(
+    config: QualityConfig, *, tell: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
+    """Judge every method at every acceleration.
+
+    Arguments:
+        config: What to judge.
+        tell: Called with a line of progress now and then.
+
+    Returns:
+        A record: ``results`` has one row for each acceleration and method, with the mean over
+        volumes and its standard error.
+    """
+    training, validation = open_data(config.data)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    methods = _methods(config, device)
+    features = None if config.features is None else load_vgg(config.features).to(device)
+    reference = None
+    if features is not None:
+        count = min(config.references or len(training), len(training))
+        tell(f"features of {count} training images")
+        reference = _reference(training, count, features)
+    rows = []
+    for acceleration in config.measure.accelerations:
+        for name, recover in methods.items():
+            tell(f"R = {acceleration:g}, {name}")
+            found = _judge_method(validation, acceleration, recover, config, features)
+            rows.append(_row(acceleration, name, found, reference))
+    return {"schema": SCHEMA, "config": to_table(config), "results": rows}
+
+
+@dataclass(frozen=True)
+class _Found:
+    psnr: list[float]
+    ssim: list[float]
+    features: list[FloatArray]
+    rejected: int
+
+
+def _judge_method(
+    cases: Dataset,
+    acceleration: float,
+    recover: Recover,
+    config: QualityConfig,
+    features: Features | None,
+) -> _Found:
+    psnr, similarity, seen = [], [], []
+    before = getattr(recover, "rejected", 0)
+    for numbers in _volumes(cases, config.volumes):
+        truth, means, singles = [], [], []
+        for index in numbers:
+            item = cases[index]
+            image = as_coils(item.image)
+            masks = config.measure.masks(image.shape[-1])
+            scan = MultiCoilMRI(masks, config.measure.accelerations)(image, acceleration)
+            seed = mixed_seed(config.seed, index)
+            drawn = recover(scan, samples=config.samples, seed=seed).float().cpu()
+            truth.append(rss(image))
+            means.append(drawn.mean(0))
+            singles.append(drawn[0])
+        true, mean = torch.stack(truth), torch.stack(means)
+        psnr.append(volume_psnr(mean, true))
+        similarity.append(volume_ssim(mean, true))
+        if features is not None:
+            seen.append(_features(features, torch.stack(singles), float(true.max())))
+    return _Found(psnr, similarity, seen, getattr(recover, "rejected", 0) - before)
+
+
+def _row(
+    acceleration: float, method: str, found: _Found, reference: FloatArray | None
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"acceleration": acceleration, "method": method}
+    for name, values in (("psnr", found.psnr), ("ssim", found.ssim)):
+        error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else None
+        row[name] = {"mean": float(np.mean(values)), "standard_error": error}
+    row["volumes"], row["rejected"] = len(found.psnr), found.rejected
+    if reference is not None:
+        row["fid"] = frechet_distance(np.concatenate(found.features), reference)
+    return row
+
+
+def _methods(config: QualityConfig, device: torch.device) -> dict[str, Recover]:
+    methods: dict[str, Recover] = {"zero-filled": ZeroFilled()}
+    if config.varnet is not None:
+        net = load(config.varnet)
+        if isinstance(net, ConditionalFlow):
+            raise InputError(f"{config.varnet} is a flow; give it as 'flow'")
+        methods["varnet"] = VarNetRecovery(net.to(device))
+    if config.flow is not None:
+        flow = load(config.flow)
+        if not isinstance(flow, ConditionalFlow):
+            raise InputError(f"{config.flow} is a variational network; give it as 'varnet'")
+        methods["flow"] = FlowRecovery(flow, device=device)
+    return methods
+
+
+def _volumes(cases: Dataset, limit: int | None) -> Iterator[list[int]]:
+    groups = np.asarray(cases.groups)
+    for name in list(dict.fromkeys(groups.tolist()))[:limit]:
+        yield np.flatnonzero(groups == name).tolist()
+
+
+def _reference(cases: Dataset, count: int, features: Features) -> FloatArray:
+    parts = []
+    for index in range(count):
+        image = rss(as_coils(cases[index].image))
+        parts.append(_features(features, image[None], float(image.max())))
+    return np.concatenate(parts)
+
+
+def _features(features: Features, images: Tensor, data_range: float) -> FloatArray:
+    device = next(features.parameters()).device  # type: ignore[attr-defined]
+    with torch.no_grad():
+        limits = torch.full((len(images),), data_range, device=device)
+        return np.asarray(features(images.to(device), limits).double().cpu())

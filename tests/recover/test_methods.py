@@ -1,0 +1,128 @@
+"""Recovery methods as the pipeline calls them, and the table of image quality."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from taskuq.commands.quality import quality, table
+from taskuq.data.arrays import ArrayDataset, save_npz
+from taskuq.errors import InputError
+from taskuq.files import read_json
+from taskuq.measure.coils import rss
+from taskuq.measure.mri import MultiCoilMRI
+from taskuq.protocols import Recover
+from taskuq.recover import FlowRecovery, VarNetRecovery, ZeroFilled, build
+from taskuq.recover.metrics import frechet_distance, volume_psnr, volume_ssim
+from taskuq.training.toml import toml_text
+from taskuq.training.weights import save_weights
+
+
+@pytest.fixture
+def methods(small_flow, randomise):
+    # Cold latents: a random flow is not a posterior, and its samples would swamp single precision.
+    flow = FlowRecovery(small_flow, temperature=0.1)
+    return [ZeroFilled(), VarNetRecovery(randomise(build("varnet", preset="tiny"))), flow]
+
+
+@pytest.fixture
+def scanner():
+    masks = np.stack([np.arange(32) % 4 == 0, np.arange(32) % 2 == 0])
+    return MultiCoilMRI(masks, (4, 2))
+
+
+@pytest.fixture
+def image(draw):
+    return torch.complex(draw(2, 32, 32), draw(2, 32, 32)).to(torch.complex64)
+
+
+def test_every_method_is_a_recover_and_repeats_itself(methods, scanner, image):
+    scan = scanner(image, 4)
+    for recover in methods:
+        assert isinstance(recover, Recover)
+        first, second = (recover(scan, samples=3, seed=5) for _ in range(2))
+        assert first.shape == ((3, 32, 32) if isinstance(recover, FlowRecovery) else (1, 32, 32))
+        assert torch.equal(first, second)
+        assert not first.is_complex()
+
+
+def test_everything_measured_is_returned(methods, scanner, image):
+    scan = scanner(image, 1)
+    for recover in methods:
+        found = recover(scan, samples=2, seed=0)
+        assert (found - rss(image)).abs().max() < 1e-4 * rss(image).max()
+
+
+def test_another_seed_draws_other_samples(methods, scanner, image):
+    flow, scan = methods[2], scanner(image, 4)
+    one, two = (flow(scan, samples=2, seed=seed) for seed in (0, 1))
+    assert (one - two).abs().max() > 1e-3 * one.abs().max()
+    assert (flow(scan, samples=1, seed=0)[0] - one[0]).abs().max() < 1e-4 * one.abs().max()
+
+
+def test_unusable_measurements_are_one_sentence(methods, scanner, image):
+    scan = scanner(image, 4)
+    bad = {
+        "without zero_filled or mask": SimpleNamespace(zero_filled=scan.zero_filled),
+        "NaN or infinite": replace(scan, zero_filled=scan.zero_filled * float("nan")),
+        "one complex stack": replace(scan, zero_filled=scan.zero_filled.real),
+    }
+    for recover in methods:
+        for sentence, measurement in bad.items():
+            with pytest.raises(InputError, match=sentence):
+                recover(measurement, samples=1, seed=0)
+
+
+def test_psnr_and_ssim_of_a_volume_follow_fastmri():
+    metrics = pytest.importorskip("skimage.metrics")
+    rng = np.random.default_rng(0)
+    truth = rng.random((4, 24, 20)) * np.array([1, 2, 3, 4])[:, None, None]
+    found = truth + 0.2 * rng.standard_normal(truth.shape)
+    peak = truth.max()
+    expected = metrics.peak_signal_noise_ratio(truth, found, data_range=peak)
+    assert volume_psnr(*map(torch.as_tensor, (found, truth))) == pytest.approx(expected)
+    slices = [
+        metrics.structural_similarity(t, f, data_range=peak)
+        for t, f in zip(truth, found, strict=True)
+    ]
+    assert volume_ssim(*map(torch.as_tensor, (found, truth))) == pytest.approx(np.mean(slices))
+
+
+def test_frechet_distance_of_gaussians_is_the_closed_form():
+    rng = np.random.default_rng(0)
+    white = np.linalg.qr(rng.standard_normal((400, 3)) - 0)[0]
+    white = (white - white.mean(0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(white.T))).T
+    first, second = white * [1.0, 2.0, 3.0], white * [2.0, 2.0, 1.0] + [1.0, 0.0, 2.0]
+    # Diagonal covariances: |shift|² + sum of squared differences of the deviations.
+    assert frechet_distance(first, second) == pytest.approx(5 + 1 + 0 + 4)
+    assert frechet_distance(first, first) == pytest.approx(0, abs=1e-9)
+
+
+def test_the_table_of_image_quality(tmp_path, small_flow, randomise, capsys):
+    rng = np.random.default_rng(1)
+    images = np.kron(rng.random((8, 8, 8)), np.ones((4, 4)))
+    data = ArrayDataset(images, label=[0] * 8, group=np.arange(8) // 2)
+    path = save_npz(data, tmp_path / "images.npz")
+    net = randomise(build("varnet", preset="tiny"))
+    save_weights(net, tmp_path / "v.safetensors", kind="varnet", config=net.config)
+    save_weights(small_flow, tmp_path / "f.safetensors", kind="flow", config=small_flow.config)
+    settings = {
+        "varnet": str(tmp_path / "v.safetensors"),
+        "flow": str(tmp_path / "f.safetensors"),
+        "samples": 2,
+        "data": {"kind": "npz", "path": str(path), "coils": 2, "validation": 0.5},
+        "measure": {"accelerations": [4, 2], "published": False},
+    }
+    (tmp_path / "q.toml").write_text(toml_text(settings))
+    quality(tmp_path / "q.toml", output=tmp_path / "q.json")
+    assert capsys.readouterr().out.strip() == str(tmp_path / "q.json")
+    record = read_json(tmp_path / "q.json", "taskuq.quality/1")
+    rows = {(row["acceleration"], row["method"]): row for row in record["results"]}
+    assert len(rows) == 2 * 3
+    assert rows[2, "zero-filled"]["psnr"]["mean"] > rows[4, "zero-filled"]["psnr"]["mean"]
+    assert all(row["volumes"] == 2 and row["ssim"]["mean"] <= 1 for row in rows.values())
+    assert len(table(record)) == 7

@@ -1,0 +1,54 @@
+"""Tiny data and tiny networks: an epoch takes a blink."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from taskuq.data.arrays import ArrayDataset, save_npz
+
+TOML = """
+[network]
+{network}
+
+[training]
+epochs = {epochs}
+batch = {batch}
+learning_rate = 1e-2
+schedule = "cosine"
+clip = 1.0
+
+[data]
+kind = "npz"
+path = "{path}"
+coils = 2
+validation = 0.25
+
+[measure]
+accelerations = [4, 2]
+published = false
+"""
+NETWORKS = {
+    "flow": "coils = 2\nunet_width = 4\nunet_pools = 2\ncondition_channels = 4\nsteps = 2\n"
+    "normalise = true",
+    "varnet": "cascades = 2\nwidth = 4\npools = 2\nsensitivity_width = 4\nsensitivity_pools = 2",
+}
+
+
+@pytest.fixture
+def configure(tmp_path):
+    """Write a configuration of a small training on smooth random images."""
+
+    def write(kind: str, epochs: int = 3, cases: int = 16, batch: int = 4) -> str:
+        rng = np.random.default_rng(0)
+        coarse = rng.random((cases, 4, 4)).astype(np.float32)
+        images = np.kron(coarse, np.ones((4, 4), dtype=np.float32))
+        groups = np.arange(cases) // 2
+        data = ArrayDataset(images, label=np.zeros(cases, dtype=int), group=groups)
+        path = save_npz(data, tmp_path / "images.npz")
+        text = TOML.format(network=NETWORKS[kind], epochs=epochs, batch=batch, path=path)
+        config = tmp_path / f"{kind}-{epochs}-{batch}.toml"
+        config.write_text(text)
+        return str(config)
+
+    return write

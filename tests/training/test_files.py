@@ -1,0 +1,203 @@
+"""Weights, states and configurations: exact when they are right, refused when they are not."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from taskuq.errors import InputError
+from taskuq.recover import build, load, load_public_varnet
+from taskuq.recover.train import FlowTraining, VarNetTraining
+from taskuq.training.state import load_state, same_bits, save_state
+from taskuq.training.toml import from_table, read_settings, read_toml, to_table, toml_text
+from taskuq.training.weights import load_weights, read_tensors, save_weights
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+states = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(state=states)
+def test_plain_state_is_read_back_as_it_was(tmp_path_factory, state):
+    path = save_state(state, tmp_path_factory.mktemp("state") / "a.safetensors")
+    found = load_state(path)
+    assert found == state
+    assert repr(found) == repr(state)  # 1 is not True, (1,) is not [1]
+
+
+def test_tensors_of_a_state_keep_their_bits(tmp_path):
+    tensor = torch.tensor([float("nan"), -0.0, 1e-45], dtype=torch.float32)
+    state = {"a": [tensor, {3: tensor}], "b": torch.tensor(7), "c": torch.tensor([True])}
+    found = load_state(save_state(state, tmp_path / "a.safetensors"))
+    assert same_bits(found["a"][0], tensor)
+    assert same_bits(found["a"][1][3], tensor)
+    assert same_bits(found["b"], state["b"])
+    assert same_bits(found["c"], state["c"])
+
+
+def test_objects_are_not_stored(tmp_path):
+    with pytest.raises(TypeError, match="not plain data"):
+        save_state({"loss": nn.L1Loss()}, tmp_path / "a.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+class Hostile:
+    """Unpickling this would create a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def test_a_hostile_checkpoint_cannot_run_code(tmp_path):
+    mark = tmp_path / "ran"
+    for name in ("best.safetensors", "weights.pt"):
+        (tmp_path / name).write_bytes(pickle.dumps(Hostile(mark), protocol=2))
+    (tmp_path / "best.toml").write_text('kind = "flow"\n[network]\n')
+    for read in (load_state, read_tensors, load):
+        with pytest.raises(InputError, match=r"best\.safetensors"):
+            read(tmp_path / "best.safetensors")
+    with pytest.raises(InputError, match=r"give a \.safetensors file"):
+        load(tmp_path / "weights.pt")
+    with pytest.raises(InputError, match="cannot read"):
+        load_public_varnet(tmp_path / "weights.pt")
+    assert not mark.exists()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    net = build("varnet", preset="tiny")
+    path = tmp_path / "best.safetensors"
+    return net, save_weights(net, path, kind="varnet", config=net.config)
+
+
+def test_weights_are_read_back_bit_for_bit(saved):
+    net, path = saved
+    found = load(path).state_dict()
+    assert all(same_bits(found[name], value) for name, value in net.state_dict().items())
+
+
+def test_half_precision_rounds_weights_and_leaves_rotations_alone(tmp_path):
+    flow = build("flow", preset="tiny")
+    path = tmp_path / "demo.safetensors"
+    save_weights(flow, path, kind="flow", config=flow.config, half=True)
+    found, state = load(path).state_dict(), flow.state_dict()
+    assert path.stat().st_size < 2.2 * sum(p.numel() for p in flow.parameters()) + 2e5
+    for name, value in state.items():
+        if name.endswith("matrix"):
+            assert same_bits(found[name], value)
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-6)
+
+
+def test_the_shipped_size_fits_in_8_megabytes(tmp_path):
+    for name in ("flow", "varnet"):
+        net = build(name, preset="demo")
+        path = tmp_path / f"{name}.safetensors"
+        save_weights(net, path, kind=name, config=net.config, half=True)
+        assert path.stat().st_size <= 8_000_000
+
+
+@pytest.mark.parametrize("change", ["cascades", "width", "kind", "truncated", "absent"])
+def test_a_file_that_does_not_fit_is_one_sentence(saved, change):
+    net, path = saved
+    card = path.with_suffix(".toml")
+    if change in ("cascades", "width"):
+        other = replace(net.config, **{change: 4})
+        card.write_text(toml_text({"kind": "varnet", "network": to_table(other)}))
+    elif change == "kind":
+        card.write_text(toml_text({"kind": "classifier", "network": {}}))
+    elif change == "truncated":
+        path.write_bytes(path.read_bytes()[:-50])
+    else:
+        card.unlink()
+    with pytest.raises(InputError, match=r"another configuration|kind|cannot read") as error:
+        load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_public_weights_load_with_and_without_their_prefix(tmp_path):
+    net = build("varnet")
+    for prefix in ("", "varnet."):
+        state = {prefix + name: value for name, value in net.state_dict().items()}
+        torch.save({"state_dict": state} if prefix else state, tmp_path / "public.pt")
+        found = load_public_varnet(tmp_path / "public.pt").state_dict()
+        assert torch.equal(found["cascades.3.dc_weight"], net.state_dict()["cascades.3.dc_weight"])
+    torch.save({"a": torch.ones(1)}, tmp_path / "public.pt")
+    with pytest.raises(InputError, match="lacks"):
+        load_public_varnet(tmp_path / "public.pt")
+
+
+def test_weights_do_not_fill_another_network(saved):
+    _, path = saved
+    with pytest.raises(InputError, match="another configuration"):
+        load_weights(nn.Linear(2, 2), path)
+
+
+@pytest.mark.parametrize("layout", [FlowTraining, VarNetTraining])
+def test_configurations_survive_toml(tmp_path, layout):
+    path = tmp_path / "a.toml"
+    path.write_text(toml_text(to_table(layout())))
+    assert from_table(layout, read_toml(path)) == layout()
+
+
+@pytest.mark.parametrize(
+    ("file", "layout"),
+    [
+        ("fastmri-knee/flow.toml", FlowTraining),
+        ("fastmri-knee/varnet.toml", VarNetTraining),
+        ("atlas/flow.toml", FlowTraining),
+        ("atlas/varnet.toml", VarNetTraining),
+    ],
+)
+def test_shipped_configurations_are_valid(file, layout):
+    settings = read_settings(layout, CONFIGS / file)
+    if file.startswith("fastmri"):
+        # The paper's values are also the defaults in code.
+        assert settings.network == layout().network
+        for name in ("epochs", "batch", "learning_rate", "weight_decay", "clip", "schedule"):
+            assert getattr(settings.training, name) == getattr(layout().training, name)
+        assert settings.measure == layout().measure
+    else:
+        preset = "flow" if layout is FlowTraining else "varnet"
+        assert settings.network == build(preset, preset="demo").config
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[training]\nepochs = 'many'", "training.epochs is 'many'; give a whole number"),
+        ("[training]\nepochs = true", "training.epochs is True; give a whole number"),
+        ("[training]\nepochs = 0", "epochs is 0"),
+        ("[training]\nlearning_rate = -1", "positive learning rate"),
+        ("[training]\nprecision = 'fp8'", "choose from '32-true', 'bf16-mixed'"),
+        ("[measure]\naccelerations = 4", "give a list"),
+        ("network = 3", r"make it a table, \[network\]"),
+        ("[networks]", "networks is not a setting"),
+        ("[network]\ncoils = -1", "coils is -1"),
+        ("[network", "is not TOML"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(tmp_path, text, sentence):
+    path = tmp_path / "a.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=sentence) as error:
+        read_settings(FlowTraining, path)
+    assert "\n" not in str(error.value)

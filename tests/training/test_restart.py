@@ -1,0 +1,133 @@
+"""A training that is stopped and started again ends with the same bits as one that is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from taskuq.errors import InputError
+from taskuq.recover.train import train_from
+from taskuq.training.fit import Machine
+from taskuq.training.log import read_log
+from taskuq.training.state import load_state, same_bits
+from taskuq.training.weights import read_tensors
+
+CPU = Machine(accelerator="cpu", progress=False)
+SCRIPT = """
+import sys
+from pathlib import Path
+from taskuq.commands.train import {kind}
+if __name__ == "__main__":
+    {kind}(Path(sys.argv[1]), output=Path(sys.argv[2]), devices=int(sys.argv[3]),
+           accelerator="cpu", progress=False)
+"""
+
+
+def same_weights(first: Path, second: Path) -> bool:
+    a, b = read_tensors(first), read_tensors(second)
+    return a.keys() == b.keys() and all(same_bits(a[name], b[name]) for name in a)
+
+
+def command(tmp_path, kind, config, folder, devices=1):
+    script = tmp_path / f"train_{kind}.py"
+    script.write_text(SCRIPT.format(kind=kind))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, str(script), config, str(folder), str(devices)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("kind", ["flow", "varnet"])
+def test_a_restart_is_bit_exact(tmp_path, configure, kind, monkeypatch):
+    config = configure(kind, epochs=4)
+    train_from(kind, config, tmp_path / "whole", machine=CPU)
+    stop_after(monkeypatch, epochs=2)
+    with pytest.raises(StopError):
+        train_from(kind, config, tmp_path / "parts", machine=CPU)
+    assert load_state(tmp_path / "parts" / "resume.safetensors")["epoch"] == 1
+    monkeypatch.undo()
+    train_from(kind, config, tmp_path / "parts", machine=CPU)
+    for name in ("best.safetensors", "last.safetensors"):
+        assert same_weights(tmp_path / "whole" / name, tmp_path / "parts" / name)
+    curves = [read_log(tmp_path / run / "metrics.csv") for run in ("whole", "parts")]
+    for whole, parts in zip(*curves, strict=True):
+        assert {**whole, "seconds": 0} == {**parts, "seconds": 0}
+
+
+def stop_after(monkeypatch, epochs):
+    """Break off in the middle of an epoch, as a fault would."""
+    from taskuq.training.module import Training
+
+    whole = Training.training_step
+
+    def broken(self, batch, index):
+        if self.current_epoch == epochs and index == 1:
+            raise StopError
+        return whole(self, batch, index)
+
+    monkeypatch.setattr(Training, "training_step", broken)
+
+
+class StopError(Exception):
+    pass
+
+
+def test_killed_for_good_and_started_again(tmp_path, configure):
+    config = configure("varnet", epochs=12, cases=32)
+    train_from("varnet", config, tmp_path / "whole", machine=CPU)
+    killed = command(tmp_path, "varnet", config, tmp_path / "killed")
+    state, deadline = tmp_path / "killed" / "resume.safetensors", time.monotonic() + 120
+    while not state.exists() and killed.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert load_state(state)["epoch"] < 11, "killed too late to show anything"
+    train_from("varnet", config, tmp_path / "killed", machine=CPU)
+    assert same_weights(*(tmp_path / run / "last.safetensors" for run in ("whole", "killed")))
+
+
+def test_two_processes_take_the_steps_of_one_with_twice_the_batch(tmp_path, configure):
+    config = configure("varnet", epochs=2, batch=4)
+    both = command(tmp_path, "varnet", config, tmp_path / "two", devices=2)
+    out, err = both.communicate(timeout=200)
+    assert both.returncode == 0, err
+    assert out.splitlines()[-1] == str(tmp_path / "two" / "best.safetensors")
+    alone = configure("varnet", epochs=2, batch=8)
+    train_from("varnet", alone, tmp_path / "one", machine=CPU)
+    for name in ("epoch", "global_step"):  # 12 cases: two steps in an epoch
+        states = [load_state(tmp_path / run / "resume.safetensors") for run in ("one", "two")]
+        assert states[0][name] == states[1][name]
+    curves = [read_log(tmp_path / run / "metrics.csv") for run in ("one", "two")]
+    losses = [[row["validation_loss"] for row in curve] for curve in curves]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    assert abs(losses[0][0] - losses[0][1]) > 1e-3, "the steps must matter"
+
+
+def test_another_configuration_is_refused_in_its_folder(tmp_path, configure):
+    train_from("varnet", configure("varnet", epochs=1), tmp_path / "run", machine=CPU)
+    with pytest.raises(InputError, match=r"training\.epochs: 1 there, 2 here"):
+        train_from("varnet", configure("varnet", epochs=2), tmp_path / "run", machine=CPU)
+    train_from("varnet", configure("varnet", epochs=2), tmp_path / "run", machine=CPU, fresh=True)
+    assert load_state(tmp_path / "run" / "resume.safetensors")["epoch"] == 1
+
+
+def test_best_weights_are_those_of_the_least_validation_loss(tmp_path, configure):
+    from taskuq.training.toml import read_toml
+
+    best = train_from("varnet", configure("varnet", epochs=4), tmp_path / "run", machine=CPU)
+    losses = [row["validation_loss"] for row in read_log(tmp_path / "run" / "metrics.csv")]
+    reached = read_toml(best.with_suffix(".toml"))["reached"]
+    assert len(losses) == 4
+    assert reached["loss"] == pytest.approx(min(losses), abs=1e-6)
+    assert losses[reached["epoch"]] == min(losses)
