@@ -8,8 +8,9 @@ import pytest
 import taskuq as tq
 from taskuq.calibrate import MLWR, summaries
 from taskuq.evaluate import splits
+from taskuq.evaluate.ranking import Ranking
 from taskuq.evaluate.splits import fold_sizes, hash_word
-from taskuq.evaluate.trials import Ranking, Splitting, run_trials, sums_at_quantiles
+from taskuq.evaluate.trials import Splitting, run_trials, sums_at_quantiles
 
 RNG = np.random.default_rng(31)
 N, P = 180, 4

@@ -28,13 +28,13 @@ def test_coverage_follows_its_law_with_ties():
 
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_a_rank_off_by_one_is_seen(shift, monkeypatch):
-    ranking = montecarlo._ranking
+    ranking = montecarlo.promised_ranking
 
-    def off_by_one(pool, promise, unit_of_case, weight):
-        right = ranking(pool, promise, unit_of_case, weight)
+    def off_by_one(*arguments):
+        right = ranking(*arguments)
         return type(right)(right.scores, right.unit, right.weight, right.allowed - shift)
 
-    monkeypatch.setattr(montecarlo, "_ranking", off_by_one)
+    monkeypatch.setattr(montecarlo, "promised_ranking", off_by_one)
 
     assert p_value() < 1e-6
 

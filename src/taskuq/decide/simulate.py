@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.calibrate.groups import pac_mean_loss, worst_scores
 from taskuq.calibrate.guarantee import Guarantee
-from taskuq.calibrate.rank import exact_level
 from taskuq.calibrate.registry import score_name
 from taskuq.calibrate.summaries import compiled
 from taskuq.calibrate.threshold import exact_share
@@ -30,8 +28,9 @@ from taskuq.decide.replay import Replayed, Scans, replay
 from taskuq.decide.stopping import stopping_score
 from taskuq.decide.whole_group import group_allowance, group_losses
 from taskuq.errors import InputError
+from taskuq.evaluate.ranking import allowed_loss, promised_ranking
 from taskuq.evaluate.splits import fold_sizes, hash_word, test_folds
-from taskuq.evaluate.trials import Ranking, Splitting, run_trials
+from taskuq.evaluate.trials import Splitting, run_trials
 from taskuq.interval import FloatArray
 from taskuq.outputs import TaskOutputs
 
@@ -269,7 +268,7 @@ class _Job:
         else:
             scores = [stopping_score(seen.lowest, seen.largest, seen.score)]
         n = splitting.units - self.n_test
-        rankings = [_ranking(s, self.promise, n, unit_of_case, weight) for s in scores]
+        rankings = [promised_ranking(s, self.promise, n, unit_of_case, weight) for s in scores]
         found = run_trials(splitting, rankings, np.zeros((len(scores), 0, len(weight))))
         thresholds = np.stack(
             [r.quantiles(p) for r, p in zip(rankings, found.position, strict=True)]
@@ -285,10 +284,8 @@ class _Job:
         n = splitting.units - self.n_test
         if share is not None:
             allowed = float(n - self.promise.rank(n))
-        elif self.promise.delta is None:
-            allowed = float(exact_level(self.promise.alpha) * (n + 1) - 1)
         else:
-            allowed = float(pac_mean_loss(n, self.promise.alpha, self.promise.delta))
+            allowed = allowed_loss(self.promise, n)
         thresholds = np.empty(splitting.trials)
         step = max(1, 20_000_000 // len(grid))
         for start in range(0, splitting.trials, step):
@@ -363,29 +360,6 @@ class _Job:
             # R = 1 / mean cost, so an error of the cost is stretched by R squared.
             "mean_acceleration": _clustered(cost, index) / float(cost.mean()) ** 2,
         }
-
-
-def _ranking(
-    scores: FloatArray,
-    promise: Guarantee,
-    n: int,
-    unit_of_case: NDArray[np.int64],
-    weight: FloatArray,
-) -> Ranking:
-    """Order scores so that the quantile of a calibration fold can be found."""
-    if promise.unit == "case" or promise.cases != "random":
-        unit = np.arange(len(scores))
-        if promise.unit == "group":
-            scores = worst_scores(scores, unit_of_case, exact_share(promise.cases))
-            unit = np.arange(len(scores))
-        order = np.argsort(scores, kind="stable")
-        return Ranking(scores[order], unit[order], np.ones(len(order)), float(n - promise.rank(n)))
-    if promise.delta is None:
-        allowed = float(exact_level(promise.alpha) * (n + 1) - 1)
-    else:
-        allowed = float(pac_mean_loss(n, promise.alpha, promise.delta))
-    order = np.argsort(scores, kind="stable")
-    return Ranking(scores[order], unit_of_case[order], weight[order], allowed)
 
 
 def _clustered(values: FloatArray, index: NDArray[np.int64]) -> float:

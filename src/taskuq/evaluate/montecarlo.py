@@ -8,14 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taskuq.calibrate.family import Side, intervals_at
-from taskuq.calibrate.groups import pac_mean_loss, worst_scores
 from taskuq.calibrate.guarantee import Guarantee
-from taskuq.calibrate.rank import exact_level
 from taskuq.calibrate.summaries import compiled
-from taskuq.calibrate.threshold import exact_share
 from taskuq.errors import InputError
 from taskuq.evaluate.exact import Moments, coverage_pmf, quantile_position
 from taskuq.evaluate.goodness import coverage_histogram
@@ -30,6 +26,7 @@ from taskuq.evaluate.pools import (
     named_score,
     pools,
 )
+from taskuq.evaluate.ranking import Ranking, promised_ranking
 from taskuq.evaluate.result import Evaluation
 from taskuq.evaluate.splits import hash_word
 from taskuq.evaluate.strata import (
@@ -39,7 +36,7 @@ from taskuq.evaluate.strata import (
     join,
     whole_group_coverage,
 )
-from taskuq.evaluate.trials import Found, Ranking, Splitting, run_trials, sums_at_quantiles
+from taskuq.evaluate.trials import Found, Splitting, run_trials, sums_at_quantiles
 from taskuq.interval import FloatArray
 from taskuq.protocols import Score
 
@@ -206,7 +203,10 @@ def _run(cases: Cases, pools_: list[Pool], rule: _Rule, trials: int, seed: int) 
     sizes = np.bincount(unit_of_case)
     # A random case of a random group: every group counts the same.
     weight = 1 / sizes[unit_of_case] if by_group else np.ones(len(index))
-    rankings = [_ranking(pool, rule.promise, unit_of_case, weight) for pool in pools_]
+    rankings = [
+        promised_ranking(pool.scores, rule.promise, pool.n_calibration, unit_of_case, weight)
+        for pool in pools_
+    ]
     linear = [linear_width(pool.family, cases.task_range) for pool in pools_]
     features = np.zeros((len(pools_), 3, len(index)))
     targets = cases.targets[index]
@@ -219,26 +219,6 @@ def _run(cases: Cases, pools_: list[Pool], rule: _Rule, trials: int, seed: int) 
         _part(cases, pool, rule, splitting, rankings[k], found, k, linear[k], weight)
         for k, pool in enumerate(pools_)
     ]
-
-
-def _ranking(
-    pool: Pool, promise: Guarantee, unit_of_case: NDArray[np.int64], weight: FloatArray
-) -> Ranking:
-    """Order the scores in which the calibration fold's quantile is to be found."""
-    n = pool.n_calibration
-    if promise.unit == "case" or promise.cases != "random":
-        scores, unit = pool.scores, unit_of_case
-        if promise.unit == "group":
-            scores = worst_scores(pool.scores, unit_of_case, exact_share(promise.cases))
-            unit = np.arange(len(scores))
-        order = np.argsort(scores, kind="stable")
-        return Ranking(scores[order], unit[order], np.ones(len(order)), float(n - promise.rank(n)))
-    if promise.delta is None:
-        allowed = float(exact_level(promise.alpha) * (n + 1) - 1)
-    else:
-        allowed = float(pac_mean_loss(n, promise.alpha, promise.delta))
-    order = np.argsort(pool.scores, kind="stable")
-    return Ranking(pool.scores[order], unit_of_case[order], weight[order], allowed)
 
 
 def _part(

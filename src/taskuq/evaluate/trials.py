@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq.evaluate.ranking import Ranking
 from taskuq.evaluate.splits import byte_threshold, test_folds
 from taskuq.interval import BoolArray, FloatArray
 
@@ -46,35 +47,6 @@ class Splitting:
         """Return which cases are in the test fold of the given consecutive trials."""
         folds = test_folds(self.seed, int(numbers[0]), len(numbers), self.units, self.n_test)
         return folds[:, self.unit_of_case] if len(self.unit_of_case) else folds
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Ordered scores, of cases or of groups, in which the quantile of a calibration fold is found.
-
-    The quantile is the smallest calibration score with at most ``allowed`` weight of calibration
-    scores strictly above it.
-
-    Arguments:
-        scores: In rising order.
-        unit: The unit of each score.
-        weight: The weight of each score.
-        allowed: The weight that may lie above; negative where no finite quantile exists.
-    """
-
-    scores: FloatArray
-    unit: NDArray[np.int64]
-    weight: FloatArray
-    allowed: float
-
-    @property
-    def ends_tie(self) -> BoolArray:
-        """Whether each score is the last of its equals."""
-        return np.append(self.scores[1:] != self.scores[:-1], True)
-
-    def quantiles(self, position: NDArray[np.int64]) -> FloatArray:
-        """Return the score at each position; infinity at -1."""
-        return np.append(self.scores, np.inf)[position]
 
 
 @dataclass(frozen=True)
