@@ -45,6 +45,11 @@ def write_json(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Path:
     return Path(path)
 
 
+def _refuse_constant(name: str) -> None:
+    """Refuse NaN and Infinity, which are no JSON and never written by us."""
+    raise ValueError(name)
+
+
 def read_json(path: str | os.PathLike[str], schema: str) -> dict[str, Any]:
     """Read a record of the given schema, or say why that is impossible.
 
@@ -53,7 +58,7 @@ def read_json(path: str | os.PathLike[str], schema: str) -> dict[str, Any]:
         schema: A kind and a version, e.g. ``taskuq.bound/1``.
     """
     try:
-        record = json.loads(Path(path).read_text())
+        record = json.loads(Path(path).read_text(), parse_constant=_refuse_constant)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError):

@@ -20,6 +20,7 @@ from taskuq.checks import as_range
 from taskuq.errors import InputError
 from taskuq.files import read_json, whole_file, write_json
 from taskuq.outputs import TaskOutputs
+from taskuq.roster import read_roster
 
 SCHEMA = "taskuq.outputs/1"
 HEADER = "table.json"
@@ -35,7 +36,8 @@ class Header:
         task_names: One per task.
         task_range: The range of outputs and targets, if declared.
         round_targets: Whether targets depend on the round.
-        order: 'sorted' puts cases in the order of their identities, 'written' as they were saved.
+        order: 'sorted' puts cases in the order of their identities, 'written' as they were saved,
+            'roster' as the run's roster lists them.
         provenance: How the table was made.
     """
 
@@ -107,7 +109,7 @@ class TableWriter:
             rows = read_shard(shard, ["case", "acceleration"])
             done.update(
                 zip(
-                    map(str, rows["case"].to_pylist()),
+                    map(str, _values(rows, "case", shard)),
                     rows["acceleration"].to_pylist(),
                     strict=True,
                 )
@@ -276,7 +278,7 @@ def read_shards(folder: Path) -> TaskOutputs:
             targets[round[keep], case[keep], k] = _column(rows, target, shard)[keep]
         for name, known in extras.items():
             if name in rows.column_names:
-                values = rows[name].to_pylist()
+                values = _values(rows, name, shard)
                 known.update({int(i): values[j] for j, i in enumerate(case) if i >= 0})
     unknown = bool(np.isnan(targets).all())
     if not header.round_targets and not unknown:
@@ -307,21 +309,25 @@ def _place_rows(
     keys = [read_shard(shard, ["case", "acceleration"]) for shard in shards]
     seen: dict[Any, int] = {}
     for key, shard in zip(keys, shards, strict=True):
-        for case in key["case"].to_pylist():
+        for case in _values(key, "case", shard):
             if not isinstance(case, str | int):
                 raise InputError(
                     f"shard {shard.name} has a case that is neither an integer nor a string"
                 )
             seen.setdefault(case, len(seen))
     ids = list(seen)
-    if header.order == "sorted":
+    roster = read_roster(shards[0].parent) if header.order == "roster" else None
+    if roster is not None:
+        # Cases that the run has not come to are missing, and said to be.
+        ids = [*roster, *(case for case in ids if str(case) not in set(roster))]
+    elif header.order != "written":
         ids = sorted(ids, key=lambda c: (isinstance(c, str), c))
-        seen = {case: i for i, case in enumerate(ids)}
+    seen = {case: i for i, case in enumerate(ids)}
     rates = np.asarray(header.accelerations)
     there = np.zeros((len(rates), len(ids)), dtype=bool)
     placed = []
     for key, shard in zip(keys, shards, strict=True):
-        case = np.array([seen[c] for c in key["case"].to_pylist()], dtype=np.int64)
+        case = np.array([seen[c] for c in _values(key, "case", shard)], dtype=np.int64)
         rate = _column(key, "acceleration", shard)
         match = (rate[:, None] == rates) | (np.isnan(rate)[:, None] & np.isnan(rates))
         if not match.any(axis=1).all():
@@ -337,6 +343,15 @@ def _place_rows(
     complete = np.asarray(there.all(axis=0))
     number = np.where(complete, np.cumsum(complete) - 1, -1)
     return ids, [(np.where(c >= 0, number[c], -1), r) for c, r in placed], complete
+
+
+def _values(rows: Any, name: str, shard: Path) -> list[Any]:
+    try:
+        return list(rows[name].to_pylist())
+    except ValueError:  # text whose bytes are no text
+        raise InputError(
+            f"shard {shard.name} is damaged in column {name}: delete it and run again"
+        ) from None
 
 
 def _require_column(names: list[str], name: str, shard: Path) -> None:
@@ -377,6 +392,9 @@ def _column(rows: Any, name: str, shard: Path) -> np.ndarray:
 def _refuse_other_header(found: Header, wanted: Header, folder: Path) -> None:
     # Through JSON, so that a tuple equals the list it was written as.
     old, new = found.to_dict(), json.loads(json.dumps(wanted.to_dict()))
+    for record in (old, new):
+        # Who computed the rows may change between two starts, what was asked for may not.
+        record["provenance"] = {k: v for k, v in record["provenance"].items() if k != "made_by"}
     differing = [name for name in new if old[name] != new[name]]
     if differing:
         name = differing[0]

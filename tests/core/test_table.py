@@ -101,6 +101,13 @@ def test_the_folder_is_parquet_that_others_can_read(tmp_path):
     np.testing.assert_array_equal(rows["outputs_tear 1"], before.outputs[0, :, :, 1])
 
 
+def test_a_value_at_the_end_of_its_range_survives_single_precision(tmp_path):
+    # The float32 next to 0.1 is larger than 0.1.
+    before = tq.TaskOutputs(np.full((4, 2), 0.1), np.full(4, 0.1), task_range=(0, 0.1))
+
+    assert tq.TaskOutputs.load(before.save(tmp_path / "folder")).cases == 4
+
+
 def test_a_bare_npz_is_a_table_and_may_be_given_a_range(tmp_path):
     np.savez(tmp_path / "bare.npz", outputs=RNG.random((4, 3)), targets=RNG.random(4))
 

@@ -12,7 +12,12 @@ import numpy as np
 
 from taskuq.calibrate.guarantee import Guarantee, guarantee_from_dict
 from taskuq.calibrate.law import CoverageLaw
-from taskuq.calibrate.registry import score_from_dict, score_name, score_to_dict
+from taskuq.calibrate.registry import (
+    require_usable,
+    score_from_dict,
+    score_name,
+    score_to_dict,
+)
 from taskuq.calibrate.scores import family_of
 from taskuq.calibrate.threshold import Threshold, threshold_from_dict
 from taskuq.checks import as_numbers, as_range
@@ -167,7 +172,7 @@ def load_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> B
     """
     record = read_json(path, SCHEMA)
     try:
-        return Bound(
+        bound = Bound(
             score=score_from_dict(record["score"], score),
             threshold=threshold_from_dict(record["threshold"]),
             guarantee=guarantee_from_dict(record["guarantee"]),
@@ -177,7 +182,11 @@ def load_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> B
             acceleration=record["acceleration"],
             provenance=record["provenance"],
         )
+        require_usable(path, bound.score, bound.quantile, bound.samples, bound.rounds)
     except InputError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise InputError(f"{path} is not a complete bound ({error!r}); calibrate again") from None
+        raise InputError(
+            f"{path} is not a complete bound ({error!r:.80}); calibrate again"
+        ) from None
+    return bound

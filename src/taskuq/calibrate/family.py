@@ -80,7 +80,11 @@ class AnchoredFamily:
         else:
             residual = g - self.high if self.side == "upper" else self.low - g
         known = self.scale > 0
-        score = np.divide(residual, self.scale, out=np.full(residual.shape, np.inf), where=known)
+        # A spread of next to nothing makes the score infinite, as no spread at all does.
+        with np.errstate(over="ignore"):
+            score = np.divide(
+                residual, self.scale, out=np.full(residual.shape, np.inf), where=known
+            )
         at_point = ~known & (residual <= 0)
         score[at_point] = 0.0 if self.side == "two" else -np.inf
         return np.asarray(score)
@@ -96,7 +100,8 @@ class AnchoredFamily:
         rounding = np.where(q == 0, 0.0, ROUNDING)
         moving = self.scale > 0
         step = np.where(finite, q, 0.0)
-        reach = (step + rounding * np.abs(step)) * self.scale
+        with np.errstate(over="ignore"):  # too wide for a float is as wide as can be
+            reach = (step + rounding * np.abs(step)) * self.scale
         lower = self.low - (rounding * (np.abs(self.low) * moving)) - reach
         upper = self.high + (rounding * (np.abs(self.high) * moving)) + reach
         if self.link.kind != "identity":

@@ -14,7 +14,12 @@ import numpy as np
 from taskuq.calibrate.family import Side
 from taskuq.calibrate.guarantee import Guarantee, Unit, guarantee_from_dict
 from taskuq.calibrate.rank import coverage_rank, order_statistic
-from taskuq.calibrate.registry import resolve_score, score_from_dict, score_to_dict
+from taskuq.calibrate.registry import (
+    require_usable,
+    resolve_score,
+    score_from_dict,
+    score_to_dict,
+)
 from taskuq.calibrate.scores import family_of
 from taskuq.calibrate.threshold import number_from_json, number_to_json
 from taskuq.calibrate.tuning import (
@@ -112,7 +117,7 @@ def load_joint_bound(path: str | os.PathLike[str], *, score: Score | None = None
     """
     record = read_json(path, SCHEMA)
     try:
-        return JointBound(
+        bound = JointBound(
             scores=tuple(score_from_dict(one, score) for one in record["scores"]),
             quantiles=tuple(number_from_json(q) for q in record["quantiles"]),
             guarantee=guarantee_from_dict(record["guarantee"]),
@@ -121,10 +126,15 @@ def load_joint_bound(path: str | os.PathLike[str], *, score: Score | None = None
             task_range=as_range(record["task_range"]),
             provenance=record["provenance"],
         )
+        for one, quantile in zip(bound.scores, bound.quantiles, strict=True):
+            require_usable(path, one, quantile, bound.samples)
     except InputError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise InputError(f"{path} is not a complete bound ({error!r}); calibrate again") from None
+        raise InputError(
+            f"{path} is not a complete bound ({error!r:.80}); calibrate again"
+        ) from None
+    return bound
 
 
 def calibrate_joint(

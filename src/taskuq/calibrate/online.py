@@ -12,7 +12,7 @@ import numpy as np
 
 from taskuq.calibrate.family import Side
 from taskuq.calibrate.rank import coverage_rank, exact_level
-from taskuq.calibrate.registry import score_from_dict, score_to_dict
+from taskuq.calibrate.registry import require_usable, score_from_dict, score_to_dict
 from taskuq.calibrate.scores import family_of
 from taskuq.calibrate.single import calibrate
 from taskuq.calibrate.threshold import number_from_json, number_to_json
@@ -212,7 +212,7 @@ def load_online_bound(path: str | os.PathLike[str], *, score: Score | None = Non
     """
     record: Mapping[str, Any] = read_json(path, SCHEMA)
     try:
-        return OnlineBound(
+        bound = OnlineBound(
             score=score_from_dict(record["score"], score),
             scores=tuple(number_from_json(s) for s in record["scores"]),
             alpha=float(record["alpha"]),
@@ -223,7 +223,11 @@ def load_online_bound(path: str | os.PathLike[str], *, score: Score | None = Non
             samples=int(record["samples"]),
             task_range=as_range(record["task_range"]),
         )
+        require_usable(path, bound.score, bound.quantile, bound.samples)
     except InputError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise InputError(f"{path} is not a complete bound ({error!r}); calibrate again") from None
+        raise InputError(
+            f"{path} is not a complete bound ({error!r:.80}); calibrate again"
+        ) from None
+    return bound

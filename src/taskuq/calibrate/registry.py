@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
+
+import numpy as np
 
 from taskuq.calibrate.family import SIDES, Side
 from taskuq.calibrate.learned import Learned, LocationScale
@@ -13,10 +16,12 @@ from taskuq.calibrate.mlwr import MLWR
 from taskuq.calibrate.moderation import SpreadPrior
 from taskuq.calibrate.rank import exact_level
 from taskuq.calibrate.regression import RobustRidge
-from taskuq.calibrate.scores import AR, CQR, LWR
+from taskuq.calibrate.scores import AR, CQR, LWR, FamilyScore
 from taskuq.errors import InputError
 from taskuq.protocols import Score
 
+# More than anybody draws; a file that says more is damaged.
+MOST_SAMPLES = 1_000_000
 SCORE_NAMES = ("ar", "lwr", "cqr", "mlwr", "learned")
 
 
@@ -115,6 +120,35 @@ def score_from_dict(record: Mapping[str, Any], custom: Score | None = None) -> S
                 )
             return custom
     raise InputError(f"unknown score {name!r} in the file; it may come from a newer version")
+
+
+def require_usable(
+    path: str | os.PathLike[str], score: Score, quantile: float, samples: int, rounds: int = 1
+) -> None:
+    """Refuse a score from a file whose parts do not fit each other, by trying it once.
+
+    Arguments:
+        path: The file, for the error.
+        score: What it holds.
+        quantile: The quantile it is used with.
+        samples: The number of samples it expects.
+        rounds: The number of rounds it reads.
+    """
+    if not isinstance(score, FamilyScore):
+        return
+    try:
+        if not (1 <= samples <= MOST_SAMPLES and 1 <= rounds <= MOST_SAMPLES):
+            raise ValueError(f"{samples} samples in {rounds} rounds")
+        nothing = np.zeros((rounds, 1, samples) if rounds > 1 else (1, samples))
+        with np.errstate(all="ignore"):
+            interval = score.family(nothing).interval(quantile)
+        if np.isnan([interval.lower, interval.upper]).any():
+            raise ValueError("its intervals are not numbers")
+    except Exception as error:  # whatever numbers of the wrong kind lead to
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"{path} holds a score whose parts do not fit ({reason:.80}); calibrate again"
+        ) from None
 
 
 def _prior(record: Mapping[str, Any] | None) -> SpreadPrior | None:
