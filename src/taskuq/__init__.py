@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from taskuq.evaluate import Evaluation, evaluate, evaluate_exact
     from taskuq.interval import Interval
     from taskuq.outputs import TaskOutputs
+    from taskuq.pipeline import Pipeline
 
 __version__ = "0.1.0"
 
@@ -26,6 +27,7 @@ __all__ = [
     "Evaluation",
     "InputError",
     "Interval",
+    "Pipeline",
     "Policy",
     "TaskOutputs",
     "__version__",
@@ -46,6 +48,7 @@ _HOMES = {
     "Bound": "calibrate",
     "Evaluation": "evaluate",
     "Interval": "interval",
+    "Pipeline": "pipeline",
     "Policy": "decide",
     "TaskOutputs": "outputs",
     "acquire": "decide",

@@ -1,0 +1,65 @@
+"""What happened in a run, case by case: failures are kept, never silently dropped."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NAME = "log.jsonl"
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """A file of lines, one event each, that several workers may append to.
+
+    Arguments:
+        folder: The folder of the table.
+
+    Example:
+        >>> import tempfile
+        >>> log = RunLog(Path(tempfile.mkdtemp()))
+        >>> log.failed("patient-1-slice-2", ValueError("out of range"))
+        >>> log.failures()
+        {'patient-1-slice-2': 'ValueError: out of range'}
+    """
+
+    folder: Path
+
+    def write(self, event: str, **details: Any) -> None:
+        """Append an event."""
+        line = json.dumps({"event": event, "time": round(time.time(), 3), **details})
+        # One short write in append mode is not torn between workers.
+        with (self.folder / NAME).open("a") as file:
+            file.write(line + "\n")
+
+    def failed(self, case: str, error: BaseException) -> None:
+        """Remember that a case could not be finished, and why."""
+        sentence = " ".join(str(error).split())[:500]
+        self.write("failed", case=case, error=f"{type(error).__name__}: {sentence}")
+
+    def failures(self) -> dict[str, str]:
+        """Return the cases that failed when they were last tried, and why."""
+        found: dict[str, str] = {}
+        for event in self.events():
+            if event.get("event") == "failed":
+                found[str(event["case"])] = str(event["error"])
+            elif event.get("event") == "retrying":
+                found.clear()
+        return found
+
+    def events(self) -> Iterator[Mapping[str, Any]]:
+        """Yield all events; a line torn by a power cut is passed over."""
+        path = self.folder / NAME
+        if not path.exists():
+            return
+        for line in path.read_text().splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                yield event

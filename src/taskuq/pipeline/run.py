@@ -1,0 +1,240 @@
+"""Running a pipeline: what is finished stays finished, whatever happens in between."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taskuq.errors import InputError
+from taskuq.outputs import TaskOutputs
+from taskuq.pipeline.cases import Cases, as_cases
+from taskuq.pipeline.chain import CaseOutputs, scan_case
+from taskuq.pipeline.local import run_locally
+from taskuq.pipeline.log import RunLog
+from taskuq.pipeline.progress import Progress
+from taskuq.pipeline.provenance import provenance
+from taskuq.protocols import Measure, Recover, Task
+from taskuq.roster import read_roster, write_roster
+from taskuq.shards import HEADER, Header, TableWriter, read_header
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    r"""Measurement, recovery and task in a row: :math:`\hat z^{(j)} = f(g(h(x), v^{(j)}))`.
+
+    Any callables will do, on NumPy arrays or torch tensors; see :mod:`taskuq.protocols`.
+
+    Arguments:
+        measure: :math:`h`, called with an image and an acceleration.
+        recover: :math:`g`, called with a measurement, ``samples`` and ``seed``.
+        task: :math:`f`, called with images.
+
+    Example:
+        >>> def measure(image, acceleration):
+        ...     return image[:: int(acceleration)]
+        >>> def recover(measurement, *, samples, seed):
+        ...     noise = np.random.default_rng(seed).standard_normal((samples, 1))
+        ...     return measurement.mean() + 0.1 * noise
+        >>> def task(images):
+        ...     return images.reshape(len(images), -1).mean(axis=1)
+        >>> pipeline = Pipeline(measure, recover, task)
+        >>> pipeline.run(rng.random((6, 8)), accelerations=(4, 2), samples=5, seed=0, quiet=True)
+        TaskOutputs(2 rounds (R = 4, 2), 6 cases, 5 samples, 1 task)
+    """
+
+    measure: Measure
+    recover: Recover
+    task: Task
+
+    def run(
+        self,
+        images: Any,
+        *,
+        accelerations: Sequence[float],
+        samples: int,
+        seed: int,
+        store: str | Path | None = None,
+        case: Sequence[Any] | None = None,
+        group: Sequence[Any] | None = None,
+        label: Sequence[Any] | None = None,
+        task_names: Sequence[str] | None = None,
+        task_range: tuple[float, float] | None = None,
+        configuration: Mapping[str, Any] | None = None,
+        fresh: bool = False,
+        quiet: bool = False,
+    ) -> TaskOutputs:
+        """Fill a table of task outputs, or go on filling it.
+
+        Started again with the same ``store``, a run that was killed goes on: finished cases are
+        not repeated, and half-written work is never read. Cases that fail are listed in the
+        table's ``missing`` and, with the reason, in its log.
+
+        Arguments:
+            images: A data set, an array (case, ...), or a sequence of images.
+            accelerations: The rounds, the fewest measurements first.
+            samples: Posterior samples per case and round.
+            seed: The seed of all samples.
+            store: The folder of the table; a temporary one where None.
+            case: The identity of each image.
+            group: The group of each image.
+            label: The class of each image.
+            task_names: One per task.
+            task_range: The range of the task.
+            configuration: Remembered with the table; a resumed run must have the same.
+            fresh: Throw away what the folder holds and begin again.
+            quiet: Show no progress.
+        """
+        if samples < 1:
+            raise InputError(f"samples must be at least 1, got {samples}")
+        cases = as_cases(images, case, group, label)
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch if store is None else store)
+            if fresh and store is not None:
+                remove_table(folder)
+            rates = tuple(float(R) for R in accelerations)
+            header = self._header(
+                folder, cases, rates, samples, seed, task_names, task_range, configuration
+            )
+            writer = TableWriter(folder, header)
+            _check_roster(folder, cases)
+            done = writer.finished()
+            todo = [
+                i for i, name in enumerate(cases.case) if any((name, R) not in done for R in rates)
+            ]
+            log = RunLog(folder)
+            log.write("retrying" if done else "started", cases=len(todo))
+            progress = Progress(len(cases), len(cases) - len(todo), quiet=quiet)
+            run_locally(
+                self.measure, self.recover, self.task, cases, todo, writer,
+                seed=seed, samples=samples, progress=progress,
+            )  # fmt: skip
+            _report_failures(log, quiet)
+            return TaskOutputs.load(folder)
+
+    def _header(
+        self,
+        folder: Path,
+        cases: Cases,
+        accelerations: tuple[float, ...],
+        samples: int,
+        seed: int,
+        task_names: Sequence[str] | None,
+        task_range: tuple[float, float] | None,
+        configuration: Mapping[str, Any] | None,
+    ) -> Header:
+        """Describe the table; how many samples and tasks there are is seen on the first case."""
+        if (folder / HEADER).exists():
+            found = read_header(folder)
+            drawn, tasks = found.samples, len(found.task_names)
+        else:
+            first = self._first(cases, accelerations, samples, seed)
+            drawn, tasks = int(first.outputs.shape[1]), len(first.targets)
+        names = task_names or getattr(self.task, "names", None)
+        if names is None:
+            names = ["task"] if tasks == 1 else [f"task{i}" for i in range(tasks)]
+        range_ = task_range if task_range is not None else getattr(self.task, "range", None)
+        return Header(
+            accelerations=accelerations,
+            samples=drawn,
+            task_names=tuple(map(str, names)),
+            task_range=None if range_ is None else (float(range_[0]), float(range_[1])),
+            order="roster",
+            provenance=provenance({"samples": samples, **(configuration or {})}, seed),
+        )
+
+    def _first(
+        self, cases: Cases, accelerations: tuple[float, ...], samples: int, seed: int
+    ) -> CaseOutputs:
+        """Run the first case that works, to see what the task gives."""
+        reason: Exception | None = None
+        for index in range(min(len(cases), 20)):
+            try:
+                return scan_case(
+                    self.measure, self.recover, self.task, cases.image(index),
+                    case=cases.case[index], accelerations=accelerations, samples=samples, seed=seed,
+                )  # fmt: skip
+            except Exception as error:  # the next case may do
+                reason = error
+        raise InputError(
+            f"none of the first cases could be run: {type(reason).__name__}: "
+            f"{' '.join(str(reason).split())[:300]}"
+        ) from reason
+
+
+def remove_table(folder: Path) -> None:
+    """Remove a table and its log; refuse a folder that holds anything else.
+
+    Arguments:
+        folder: The folder of the table.
+    """
+    if not folder.exists():
+        return
+    strangers = [
+        path.name
+        for path in folder.iterdir()
+        if path.name not in (HEADER, "log.jsonl", "_cases.parquet")
+        and not path.name.startswith(("part-", "."))
+    ]
+    if strangers:
+        raise InputError(
+            f"{folder} holds {strangers[0]}, which is not part of a table; choose another folder"
+        )
+    shutil.rmtree(folder)
+
+
+def _check_roster(folder: Path, cases: Cases) -> None:
+    known = read_roster(folder)
+    if known is None:
+        write_roster(folder, list(cases.case), cases.group, cases.label)
+    elif known != list(cases.case):
+        other = next(
+            (a for a, b in zip(known, cases.case, strict=False) if a != b), "another number"
+        )
+        raise InputError(
+            f"{folder} was begun with other cases ({len(known)}, first difference {other}), now "
+            f"there are {len(cases)}; choose another folder or start afresh"
+        )
+
+
+def _report_failures(log: RunLog, quiet: bool) -> None:
+    failures = log.failures()
+    if failures and not quiet:
+        case, reason = next(iter(failures.items()))
+        sys.stderr.write(
+            f"{len(failures)} cases failed and are missing from the table, e.g. {case}: {reason}\n"
+        )
+
+
+def status(folder: str | Path) -> dict[str, Any]:
+    """Tell how far a run is.
+
+    Arguments:
+        folder: The folder of the table.
+
+    Returns:
+        Numbers of cases in all, finished, failed and left; and how the table is made.
+    """
+    path = Path(folder)
+    header = read_header(path)
+    roster = read_roster(path) or []
+    finished = TableWriter(path, header).finished()
+    whole = [c for c in roster if all((c, R) in finished for R in header.accelerations)]
+    failed = RunLog(path).failures()
+    return {
+        "schema": "taskuq.status/1",
+        "cases": len(roster),
+        "finished": len(whole),
+        "failed": {c: failed[c] for c in roster if c in failed and c not in set(whole)},
+        "left": len(roster) - len(whole),
+        "accelerations": [None if np.isnan(R) else R for R in header.accelerations],
+        "samples": header.samples,
+        "tasks": list(header.task_names),
+        "provenance": dict(header.provenance or {}),
+    }

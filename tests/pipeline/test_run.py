@@ -1,0 +1,155 @@
+"""From images to the table: seeds, resuming, failures, refusals."""
+
+import numpy as np
+import pytest
+import toy
+
+import taskuq as tq
+from taskuq.pipeline import local, status
+from taskuq.pipeline.chain import scan_case
+
+RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
+PIPELINE = tq.Pipeline(toy.measure, toy.recover, toy.task)
+
+
+def same(a, b):
+    return (
+        np.array_equal(a.outputs, b.outputs)
+        and np.array_equal(a.targets, b.targets)
+        and np.array_equal(a.case, b.case)
+    )
+
+
+def test_the_table_holds_what_a_plain_loop_computes(tmp_path):
+    images = toy.images(5)
+    table = PIPELINE.run(images, store=tmp_path / "t", group=list("aabbc"), **RUN)
+
+    for i, image in enumerate(images):
+        one = scan_case(
+            toy.measure, toy.recover, toy.task, image, case=str(i),
+            accelerations=toy.ACCELERATIONS, samples=4, seed=3,
+        )  # fmt: skip
+        assert np.array_equal(table.outputs[:, i], one.outputs[..., 0].astype(np.float32))
+        assert table.targets[i] == one.targets[0]
+    assert list(table.group) == list("aabbc")
+
+
+def test_the_order_of_cases_changes_nothing_but_the_order(tmp_path):
+    images, back = toy.images(6), np.arange(6)[::-1]
+    forth = PIPELINE.run(images, case=list("uvwxyz"), **RUN)
+    reversed_ = PIPELINE.run(images[back], case=list("zyxwvu"), **RUN)
+
+    assert np.array_equal(forth.outputs, reversed_.outputs[:, back])
+    assert list(reversed_.case) == list("zyxwvu")
+
+
+def test_the_size_of_shards_changes_nothing(tmp_path, monkeypatch):
+    whole = PIPELINE.run(toy.images(7), store=tmp_path / "whole", **RUN)
+    monkeypatch.setattr(local, "ROWS", 1)
+    single = PIPELINE.run(toy.images(7), store=tmp_path / "single", **RUN)
+
+    assert len(list((tmp_path / "single").glob("part-*"))) == 7
+    assert same(whole, single)
+
+
+def test_another_seed_gives_other_samples_and_the_same_targets():
+    one, other = (PIPELINE.run(toy.images(4), **{**RUN, "seed": s}) for s in (0, 1))
+
+    assert not np.array_equal(one.outputs, other.outputs)
+    assert np.array_equal(one.targets, other.targets)
+
+
+def test_several_tasks_and_point_estimates_fit_in_a_table():
+    def point(measurement, *, samples, seed):
+        return np.nan_to_num(measurement)[None]
+
+    both = tq.Pipeline(toy.measure, toy.recover, toy.two_tasks).run(toy.images(3), **RUN)
+    single = tq.Pipeline(toy.measure, point, toy.task).run(toy.images(3), **RUN)
+
+    assert both.outputs.shape == (3, 3, 4, 2)
+    assert single.samples == 1
+
+
+def test_finished_cases_are_not_run_again(tmp_path):
+    PIPELINE.run(toy.images(4), store=tmp_path / "t", **RUN)
+
+    def never(measurement, *, samples, seed):
+        raise AssertionError("a finished case was run again")
+
+    again = tq.Pipeline(toy.measure, never, toy.task).run(
+        toy.images(4), store=tmp_path / "t", **RUN
+    )
+    assert again.cases == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"samples": 5}, {"seed": 4}, {"accelerations": (8.0, 2.0)}, {"configuration": {"net": "b"}}],
+)
+def test_a_changed_configuration_is_refused_with_the_difference(tmp_path, change):
+    base = {**RUN, "configuration": {"net": "a"}}
+    PIPELINE.run(toy.images(3), store=tmp_path / "t", **base)
+
+    with pytest.raises(tq.InputError, match="but now"):
+        PIPELINE.run(toy.images(3), store=tmp_path / "t", **{**base, **change})
+    fresh = PIPELINE.run(toy.images(3), store=tmp_path / "t", fresh=True, **{**base, **change})
+    assert fresh.cases == 3
+
+
+def test_other_cases_are_refused(tmp_path):
+    PIPELINE.run(toy.images(3), store=tmp_path / "t", **RUN)
+
+    with pytest.raises(tq.InputError, match="other cases"):
+        PIPELINE.run(toy.images(4), store=tmp_path / "t", **RUN)
+
+
+def test_fresh_never_removes_a_folder_with_other_things(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+
+    with pytest.raises(tq.InputError, match="not part of a table"):
+        PIPELINE.run(toy.images(3), store=tmp_path, fresh=True, **RUN)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_failing_cases_are_listed_with_their_reason_and_can_be_tried_again(tmp_path):
+    images = list(toy.images(5))
+    good = images[2]
+    images[2] = np.full_like(good, np.nan)
+    table = PIPELINE.run(images, store=tmp_path / "t", **RUN)
+
+    assert table.missing == ("2",)
+    assert table.cases == 4
+    assert "NaN" in status(tmp_path / "t")["failed"]["2"]
+    images[2] = good
+    mended = PIPELINE.run(images, store=tmp_path / "t", **RUN)
+    assert same(mended, PIPELINE.run(toy.images(5), **RUN))
+    assert status(tmp_path / "t")["failed"] == {}
+
+
+def test_an_unreadable_image_is_a_failure_of_its_case_alone(tmp_path):
+    class Torn:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            if index == 1:
+                raise OSError("truncated file")
+            return toy.images(4)[index]
+
+    table = PIPELINE.run(Torn(), store=tmp_path / "t", **RUN)
+    assert table.missing == ("1",)
+
+
+def test_a_set_up_in_which_nothing_works_ends_soon():
+    def broken(images):
+        raise RuntimeError("no such weights")
+
+    with pytest.raises(tq.InputError, match="no such weights"):
+        tq.Pipeline(toy.measure, toy.recover, broken).run(toy.images(30), **RUN)
+
+
+def test_calibration_takes_a_finished_table_as_it_is():
+    table = PIPELINE.run(toy.images(30), **{**RUN, "samples": 8})
+    bound = tq.calibrate(table.outputs[1], table.targets, alpha=0.1, score="lwr")
+
+    assert bound(table.outputs[1]).contains(table.targets).mean() >= 0.9

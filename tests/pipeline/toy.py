@@ -1,0 +1,39 @@
+"""A small imaging system on NumPy arrays: columns of a noisy image, and a random completion."""
+
+import time
+
+import numpy as np
+
+ACCELERATIONS = (8.0, 4.0, 2.0)
+
+
+def images(n=30, size=16):
+    return np.random.default_rng(0).random((n, size, size))
+
+
+def measure(image, acceleration):
+    kept = image.copy()
+    kept[:, int(image.shape[1] // acceleration) :] = np.nan
+    return kept
+
+
+def recover(measurement, *, samples, seed):
+    rng = np.random.default_rng(seed)
+    missing = np.isnan(measurement)
+    drawn = np.repeat(measurement[None], samples, axis=0)
+    drawn[:, missing] = rng.random((samples, int(missing.sum())))
+    return drawn
+
+
+def task(recoveries):
+    return recoveries.reshape(len(recoveries), -1).mean(axis=1)
+
+
+def two_tasks(recoveries):
+    flat = recoveries.reshape(len(recoveries), -1)
+    return np.stack([flat.mean(axis=1), flat.max(axis=1)], axis=1)
+
+
+def slow_recover(measurement, *, samples, seed):
+    time.sleep(0.01)
+    return recover(measurement, samples=samples, seed=seed)
