@@ -1,0 +1,105 @@
+"""The code in the README and the docs runs as it is printed.
+
+Blocks of a file run in order and share their names, in an empty folder: ``python`` blocks as one
+program, ``console`` blocks line by line where a line starts with ``$ taskuq``. A block that only
+shows something says so by another language, or by ``no-run`` after it.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```\s*$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    language: str
+    code: str
+    line: int
+
+
+def blocks_of(text):
+    """The blocks of a document that are meant to run, in order."""
+    for match in FENCE.finditer(text):
+        indent, words, code = match.group(1), match.group(2).split(), match.group(3)
+        language = words[0].strip("{}") if words else ""
+        if language in ("python", "console") and "no-run" not in words:
+            lines = [line.removeprefix(indent) for line in code.splitlines()]
+            yield Block(language, "\n".join(lines) + "\n", text[: match.start()].count("\n") + 2)
+
+
+def commands_of(code):
+    """The commands of a console block, continued lines joined."""
+    joined = code.replace("\\\n", " ")
+    return [line[2:].strip() for line in joined.splitlines() if line.startswith("$ taskuq")]
+
+
+def run_document(text, name, folder):
+    """Run what a document shows, in a folder of its own."""
+    names = {"__name__": "__main__"}
+    for block in blocks_of(text):
+        if block.language == "python":
+            # Padding makes the line numbers of a traceback those of the document.
+            exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), names)
+            continue
+        for command in commands_of(block.code):
+            # The command as this Python has it, whether or not a script is on the path.
+            program = [sys.executable, "-c", "from taskuq.cli import main; main()"]
+            done = subprocess.run(
+                [*program, *shlex.split(command, comments=True)[1:]],
+                cwd=folder, capture_output=True, text=True,
+                env=os.environ | {"MPLBACKEND": "Agg"},
+            )  # fmt: skip
+            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def documents():
+    built = ROOT / "docs/_build"
+    pages = sorted(p for p in (ROOT / "docs").rglob("*.md") if built not in p.parents)
+    return [p for p in (ROOT / "README.md", *pages) if p.exists()]
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_documents_code_runs(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_document(document.read_text(), str(document), tmp_path)
+
+
+def test_the_readme_shows_code_and_commands():
+    languages = {block.language for block in blocks_of((ROOT / "README.md").read_text())}
+
+    assert languages == {"python", "console"}
+
+
+def test_blocks_share_their_names_and_run_in_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = "```python\nfrom pathlib import Path\nx = 2\n```\n"
+    then = "text\n```python\nPath('out.txt').write_text(str(x + 1))\n```\n"
+    run_document(first + then, "page.md", tmp_path)
+
+    assert (tmp_path / "out.txt").read_text() == "3"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\nassert False\n```\n",
+        "- item\n  ```python\n  1 / 0\n  ```\n",
+        "```console\n$ taskuq no-such-command\n```\n",
+    ],
+)
+def test_code_that_fails_is_seen(text, tmp_path):
+    with pytest.raises((AssertionError, ZeroDivisionError)):
+        run_document(text, "page.md", tmp_path)
+
+
+def test_blocks_that_only_show_something_do_not_run(tmp_path):
+    run_document("```text\nno\n```\n```python no-run\n1 / 0\n```\n```\n1 / 0\n```\n", "p", tmp_path)
+    assert commands_of("$ taskuq a \\\n  --b\nprinted\n$ ls\n") == ["taskuq a    --b"]

@@ -1,0 +1,139 @@
+"""Imports go down only, and loading the package loads little."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "src/taskuq"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# What each part may import of the others. A part may always import itself and the ground floor.
+GROUND = {
+    "interval", "outputs", "protocols", "errors", "checks", "files", "npz", "roster", "shards", "verb",
+}  # fmt: skip
+NETWORKS = {"measure", "data", "recover", "task", "training", "pipeline"}
+ALLOWED = {
+    "calibrate": set(),
+    "evaluate": {"calibrate"},
+    "decide": {"calibrate", "evaluate"},
+    "pipeline": {"calibrate", "evaluate", "decide"},
+    "measure": set(),
+    # A network never imports the statistics that judge it.
+    **dict.fromkeys(("data", "recover", "task", "training"), NETWORKS),
+}
+WITHOUT_TORCH = ("calibrate", "evaluate", "decide", *sorted(GROUND))
+HEAVY = {"torch", "lightning", "pytorch_lightning", "torchmetrics", "monai", "torchvision"}
+
+
+def part_of(module):
+    return module.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports_of(module):
+    """Every module a file imports, at its top or inside functions, by full name."""
+    package = "taskuq." + ".".join(module.relative_to(PACKAGE).parts[:-1])
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.rstrip(".").split(".")
+                base = ".".join([*parents[: len(parents) - node.level + 1], *filter(None, [base])])
+            yield base
+            # "from taskuq import calibrate" names the part only here.
+            if base == "taskuq":
+                yield from (f"taskuq.{name.name}" for name in node.names)
+
+
+def parts_imported(module):
+    """The parts of the package that a file imports; other names of its menu are no parts."""
+    names = {name.split(".")[1] for name in imports_of(module) if name.startswith("taskuq.")}
+    return {n for n in names if (PACKAGE / n).is_dir() or (PACKAGE / f"{n}.py").exists()}
+
+
+def forbidden(module):
+    """The parts a module imports although it may not."""
+    part = part_of(module)
+    if part in GROUND:
+        return parts_imported(module) - GROUND
+    if part in ALLOWED:
+        return parts_imported(module) - GROUND - {part} - ALLOWED[part]
+    return set()
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: str(m.relative_to(PACKAGE)))
+def test_imports_go_down_only(module):
+    assert forbidden(module) == set()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [m for m in MODULES if part_of(m) in WITHOUT_TORCH],
+    ids=lambda m: str(m.relative_to(PACKAGE)),
+)
+def test_the_statistics_never_import_torch(module):
+    assert {name.split(".")[0] for name in imports_of(module)} & HEAVY == set()
+
+
+@pytest.mark.parametrize("part", sorted(ALLOWED))
+def test_nothing_below_imports_the_experiments_or_the_command_line(part):
+    above = {"cli", "commands", "experiments", "report"}
+    found = {m.name for m in MODULES if part_of(m) == part and parts_imported(m) & above}
+
+    assert found == set()
+
+
+def test_no_folder_is_called_after_what_has_no_name():
+    names = {m.stem for m in MODULES} | {m.parent.name for m in MODULES}
+
+    assert names & {"utils", "util", "helpers", "helper", "common", "misc"} == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from taskuq.evaluate.exact import Moments", {"evaluate"}),
+        ("import taskuq.decide", {"decide"}),
+        ("def f():\n    from taskuq import evaluate", {"evaluate"}),
+        ("from ..evaluate import exact", {"evaluate"}),
+        ("from taskuq.errors import InputError\nfrom . import rank", set()),
+    ],
+)
+def test_a_planted_import_is_found(source, found, tmp_path, monkeypatch):
+    folder = tmp_path / "calibrate"
+    folder.mkdir()
+    for name in ("evaluate", "decide"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "errors.py").touch()
+    (folder / "planted.py").write_text(source)
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+
+    assert forbidden(folder / "planted.py") == found
+
+
+def loaded_by(statement):
+    """The top-level modules that a fresh Python holds after a statement."""
+    code = f"import sys\n{statement}\nprint(*sorted({{m.split('.')[0] for m in sys.modules}}))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(run.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import taskuq", {"torch", "matplotlib", "scipy", "pyarrow", "numba"}),
+        ("import taskuq; taskuq.calibrate; taskuq.evaluate", {"torch", "matplotlib", "scipy"}),
+        ("import taskuq; taskuq.calibrate([[0.], [1.]] * 9, [0.] * 18, alpha=.1, score='lwr')",
+         {"torch", "matplotlib", "pyarrow", "numba"}),
+    ],
+)  # fmt: skip
+def test_loading_the_package_is_cheap(statement, heavy):
+    assert loaded_by(statement) & heavy == set()
+
+
+def test_what_is_loaded_is_seen():
+    assert {"taskuq", "scipy"} <= loaded_by("import taskuq, scipy")
