@@ -113,6 +113,13 @@ def print_record(record: object, *, to_stderr: bool = False) -> None:
         for r in record.results
     ]
     show_table(title, columns, rows, to_stderr=to_stderr)
+    fits = [r.histogram for r in record.results if r.histogram is not None]
+    if fits:
+        worst = min(fit.p_value for fit in fits)
+        say(
+            f"Coverage against its exact law: goodness-of-fit p-value {worst:.2g}, the smallest of "
+            f"{len(fits)}. {fits[0].reading}"
+        )
 
 
 def draw_all(record: object, folder: Path) -> Path:
