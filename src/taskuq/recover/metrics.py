@@ -58,6 +58,32 @@ def volume_ssim(recovered: Tensor, truth: Tensor) -> float:
     return float(ssim(y, x, x.max().expand(len(x))).mean())
 
 
+def spread_error_correlation(samples: Tensor, truth: Tensor, *, foreground: float = 0.05) -> float:
+    """Whether samples differ where their mean is wrong: a rank correlation over pixels.
+
+    Arguments:
+        samples: Posterior samples of one image, (sample, height, width), at least two.
+        truth: The true image, (height, width).
+        foreground: Only pixels above this share of the maximum count; dark background has
+            neither spread nor error and would flatter the result.
+
+    Returns:
+        Spearman's correlation of the samples' deviation and the absolute error of their mean.
+
+    Example:
+        >>> import torch
+        >>> truth = torch.linspace(1, 2, 16).reshape(4, 4)
+        >>> samples = torch.stack([truth, 1.5 * truth])  # spread and error both grow with truth
+        >>> round(spread_error_correlation(samples, truth), 6)
+        1.0
+    """
+    from scipy.stats import spearmanr
+
+    inside = truth > foreground * truth.max()
+    spread, error = samples.std(0)[inside], (samples.mean(0) - truth).abs()[inside]
+    return float(spearmanr(spread.numpy(), error.numpy()).statistic)
+
+
 def frechet_distance(first: FloatArray, second: FloatArray) -> float:
     r"""The Fréchet distance between two clouds of features, each taken as a Gaussian.
 

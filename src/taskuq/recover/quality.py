@@ -20,7 +20,13 @@ from taskuq.recover.cases import as_coils
 from taskuq.recover.catalog import load
 from taskuq.recover.flow import ConditionalFlow
 from taskuq.recover.methods import FlowRecovery, VarNetRecovery
-from taskuq.recover.metrics import FloatArray, frechet_distance, volume_psnr, volume_ssim
+from taskuq.recover.metrics import (
+    FloatArray,
+    frechet_distance,
+    spread_error_correlation,
+    volume_psnr,
+    volume_ssim,
+)
 from taskuq.recover.vgg import load_vgg
 from taskuq.recover.zero_filled import ZeroFilled
 from taskuq.training.seeds import mixed_seed
@@ -98,6 +104,7 @@ def judge(
 class _Found:
     psnr: list[float]
     ssim: list[float]
+    correlation: list[float]
     features: list[FloatArray]
     rejected: int
 
@@ -109,7 +116,7 @@ def _judge_method(
     config: QualityConfig,
     features: Features | None,
 ) -> _Found:
-    psnr, similarity, seen = [], [], []
+    psnr, similarity, correlation, seen = [], [], [], []
     before = getattr(recover, "rejected", 0)
     for numbers in _volumes(cases, config.volumes):
         truth, means, singles = [], [], []
@@ -121,6 +128,8 @@ def _judge_method(
             seed = mixed_seed(config.seed, index)
             drawn = recover(scan, samples=config.samples, seed=seed).float().cpu()
             truth.append(rss(image))
+            if len(drawn) > 1:
+                correlation.append(spread_error_correlation(drawn, truth[-1]))
             means.append(drawn.mean(0))
             singles.append(drawn[0])
         true, mean = torch.stack(truth), torch.stack(means)
@@ -128,7 +137,7 @@ def _judge_method(
         similarity.append(volume_ssim(mean, true))
         if features is not None:
             seen.append(_features(features, torch.stack(singles), float(true.max())))
-    return _Found(psnr, similarity, seen, getattr(recover, "rejected", 0) - before)
+    return _Found(psnr, similarity, correlation, seen, getattr(recover, "rejected", 0) - before)
 
 
 def _row(
@@ -139,6 +148,8 @@ def _row(
         error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else None
         row[name] = {"mean": float(np.mean(values)), "standard_error": error}
     row["volumes"], row["rejected"] = len(found.psnr), found.rejected
+    if found.correlation:
+        row["spread_error_correlation"] = float(np.mean(found.correlation))
     if reference is not None:
         row["fid"] = frechet_distance(np.concatenate(found.features), reference)
     return row

@@ -155,7 +155,30 @@ def _fastmri(config: DataConfig) -> tuple[Dataset, Dataset]:
     )
 
 
+def open_all(config: DataConfig) -> Dataset:
+    """Open all cases that may be judged, without a split: of fastMRI, the validation folder.
+
+    Arguments:
+        config: Where they come from.
+
+    Returns:
+        One data set.
+
+    Example:
+        >>> len(open_all(DataConfig(kind="atlas", patients=2, slices=3)))
+        6
+    """
+    if config.kind == "fastmri":
+        return _fastmri(config)[1]
+    data = _all_npz(config) if config.kind == "npz" else _all_atlas(config)
+    return InMemory.of(data) if config.in_memory else data
+
+
 def _npz(config: DataConfig) -> tuple[Dataset, Dataset]:
+    return _split(_all_npz(config), config)
+
+
+def _all_npz(config: DataConfig) -> Dataset:
     from taskuq.data.arrays import read_npz
     from taskuq.data.simulate import SimulatedCoils
 
@@ -164,16 +187,19 @@ def _npz(config: DataConfig) -> tuple[Dataset, Dataset]:
     data: Dataset = read_npz(config.path)
     if config.coils and not data[0].image.is_complex():
         data = SimulatedCoils(data, coils=config.coils, seed=config.seed)
-    return _split(data, config)
+    return data
 
 
 def _atlas(config: DataConfig) -> tuple[Dataset, Dataset]:
+    return _split(_all_atlas(config), config)
+
+
+def _all_atlas(config: DataConfig) -> Dataset:
     from taskuq.data.atlas import Atlas
     from taskuq.data.patient import PatientPlan
 
     plan = PatientPlan(size=config.size, slices=config.slices)
-    atlas = Atlas(config.patients, config.seed, coils=config.coils, plan=plan)
-    return _split(atlas, config)
+    return Atlas(config.patients, config.seed, coils=config.coils, plan=plan)
 
 
 def _split(data: Dataset, config: DataConfig) -> tuple[Dataset, Dataset]:

@@ -1,0 +1,95 @@
+"""Train the small recovery networks on the embedded atlas and judge them.
+
+    python benchmarks/recover_atlas.py prepare atlas.npz      # needs nilearn; a few minutes
+    python benchmarks/recover_atlas.py train atlas.npz out    # needs a GPU to be quick
+
+The first command writes magnitude slices of atlas patients, which a GPU host without nilearn can
+read. The second trains configs/atlas/{varnet,flow}.toml, judges both and zero-filling on
+validation patients at R = 16, 8, 4, 2, and leaves in the output folder: quality.json, the two
+learning curves, and the two networks' weights in float16 with their cards.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from taskuq.commands.quality import table
+from taskuq.recover import load
+from taskuq.recover.quality import QualityConfig, judge
+from taskuq.recover.train import FlowTraining, VarNetTraining, train
+from taskuq.training.fit import Machine
+from taskuq.training.sources import open_data
+from taskuq.training.toml import read_settings, read_toml
+from taskuq.training.weights import save_weights
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "atlas"
+
+
+def prepare(path: Path, patients: int = 200) -> None:
+    from taskuq.data.atlas import Atlas, save_atlas
+
+    begin = time.monotonic()
+    save_atlas(Atlas(patients, seed=0, coils=0), path, workers=2)
+    print(f"{path}: {patients} patients in {time.monotonic() - begin:.0f} s")
+
+
+def train_both(path: Path, folder: Path) -> None:
+    weights = {}
+    for kind, layout in (("varnet", VarNetTraining), ("flow", FlowTraining)):
+        settings = read_settings(layout, CONFIGS / f"{kind}.toml")
+        data = replace(settings.data, kind="npz", path=path, in_memory=True)
+        settings = replace(settings, data=data)
+        begin = time.monotonic()
+        cases = open_data(data)
+        print(f"{kind}: {len(cases[0])} cases read in {time.monotonic() - begin:.0f} s", flush=True)
+        begin = time.monotonic()
+        best = train(
+            settings,
+            folder / "runs" / kind,
+            machine=Machine(progress=False),
+            data=cases,
+            fresh=True,
+        )
+        print(f"{kind}: trained in {time.monotonic() - begin:.0f} s", flush=True)
+        weights[kind] = ship(best, folder / f"{kind}.safetensors", kind)
+        shutil.copy(best.parent / "metrics.csv", folder / f"{kind}.csv")
+    record = judge(
+        QualityConfig(data=data, measure=settings.measure, **weights, volumes=12),
+        tell=lambda line: print(line, flush=True),
+    )
+    (folder / "quality.json").write_text(json.dumps(record, indent=1))
+    print("\n".join(table(record)))
+    for row in record["results"]:
+        if "spread_error_correlation" in row:
+            found = row["spread_error_correlation"]
+            print(
+                f"R = {row['acceleration']:g}: spread against error, rank correlation {found:.3f}"
+            )
+
+
+def ship(best: Path, target: Path, kind: str) -> Path:
+    """The best weights in float16, for the package."""
+    net, card = load(best), read_toml(best.with_suffix(".toml"))
+    notes = {k: v for k, v in card.items() if k not in ("kind", "network")}
+    notes["data"] = {k: v for k, v in notes["data"].items() if k != "path"}
+    return save_weights(net, target, kind=kind, config=net.config, notes=notes, half=True)
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["prepare", path]:
+            prepare(Path(path))
+        case ["train", path, folder]:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            train_both(Path(path), Path(folder))
+        case _:
+            print(__doc__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Any network trains: the engine knows nothing about images."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from taskuq.errors import InputError
+from taskuq.training.config import TrainingConfig
+from taskuq.training.fit import Machine, fit
+from taskuq.training.module import Training
+from taskuq.training.order import EpochOrder
+from taskuq.training.recipe import Recipe
+from taskuq.training.seeds import own_randomness
+from taskuq.training.state import same_bits
+from taskuq.training.toml import read_toml
+from taskuq.training.weights import read_tensors
+
+CPU = Machine(accelerator="cpu", progress=False)
+CONFIG = TrainingConfig(epochs=4, batch=4, learning_rate=0.1)
+
+
+class Points:
+    """Cases that are numbers; each knows the epoch in which it was asked for."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, place):
+        epoch, index = place
+        return {"x": torch.tensor([float(index)]), "epoch": torch.tensor(epoch)}
+
+
+def growing(seen=None):
+    """A network whose monitored value gets worse with every step, with dropout on the way."""
+    with own_randomness(0):
+        net = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+
+    def loss(net, batch, generator):
+        noise = torch.randn(len(batch["x"]), 1, generator=generator)
+        return -(net(batch["x"] / 10) + 0.01 * noise).mean()
+
+    def validate(net, batch, generator):
+        if seen is not None:
+            seen.extend(batch["x"][:, 0].tolist())
+        return {"value": net(batch["x"] / 10)[:, 0]}
+
+    return Recipe("line", net, CONFIG, loss, validate, monitor="value")
+
+
+def test_a_restart_keeps_the_best_weights_of_before_and_the_bits_of_dropout(tmp_path, monkeypatch):
+    fit(growing(), Points(10), Points(5), CONFIG, tmp_path / "whole", machine=CPU)
+    whole_step = Training.training_step
+
+    def broken(self, batch, index):
+        if self.current_epoch == 2:
+            raise RuntimeError("a fault in epoch 2")
+        return whole_step(self, batch, index)
+
+    monkeypatch.setattr(Training, "training_step", broken)
+    with pytest.raises(RuntimeError, match="a fault in epoch 2"):
+        fit(growing(), Points(10), Points(5), CONFIG, tmp_path / "parts", machine=CPU)
+    monkeypatch.undo()
+    fit(growing(), Points(10), Points(5), CONFIG, tmp_path / "parts", machine=CPU)
+    assert read_toml(tmp_path / "parts" / "best.toml")["reached"]["epoch"] == 0
+    for name in ("best", "last"):
+        one, two = (
+            read_tensors(tmp_path / run / f"{name}.safetensors") for run in ("whole", "parts")
+        )
+        assert all(same_bits(one[key], two[key]) for key in one)
+
+
+def test_every_validation_case_is_judged_once_in_each_epoch(tmp_path):
+    seen = []
+    fit(growing(seen), Points(10), Points(5), CONFIG, tmp_path, machine=CPU)
+    assert sorted(seen) == sorted(4 * [0.0, 1.0, 2.0, 3.0, 4.0])
+
+
+def test_a_summary_of_all_cases_decides(tmp_path):
+    recipe = growing()
+    largest = Recipe(
+        "line", recipe.network, CONFIG, recipe.loss, recipe.validate, monitor="top", mode="max",
+        summary=lambda values: {"top": float(values["value"].max())},
+    )  # fmt: skip
+    best = fit(largest, Points(10), Points(5), CONFIG, tmp_path, machine=CPU)
+    assert read_toml(best.with_suffix(".toml"))["reached"]["epoch"] == 3
+
+
+@pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
+def test_schedules_end_where_they_say(tmp_path, schedule):
+    from taskuq.training.log import read_log
+
+    config = TrainingConfig(
+        epochs=4, batch=4, learning_rate=0.1, schedule=schedule, decay=0.5, decay_epochs=2
+    )
+    fit(growing(), Points(8), Points(4), config, tmp_path, machine=CPU)
+    rates = [row["learning_rate"] for row in read_log(tmp_path / "metrics.csv")]
+    first = {"constant": 0.1, "step": 0.1, "cosine": 0.05 + 0.05 * (1 + 2**0.5 / 2) / 2}
+    last = {"constant": 0.1, "step": 0.025, "cosine": 0.05}
+    assert rates[0] == pytest.approx(first[schedule])
+    assert rates[-1] == pytest.approx(last[schedule])
+
+
+def test_an_order_is_a_permutation_that_changes_with_the_epoch():
+    order = EpochOrder(50, seed=3)
+    orders = []
+    for epoch in (0, 1, 0):
+        order.set_epoch(epoch)
+        orders.append([index for _, index in order])
+    assert sorted(orders[0]) == list(range(50))
+    assert orders[0] == orders[2]
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize(("length", "world"), [(10, 3), (7, 7), (5, 8), (64, 2)])
+def test_processes_share_an_order(monkeypatch, length, world):
+    """Together they see every case; filled up, they take the same number of steps."""
+    for pad in (True, False):
+        parts = []
+        for rank in range(world):
+            monkeypatch.setattr("taskuq.training.order._process", lambda r=rank: (r, world))
+            order = EpochOrder(length, seed=0, pad=pad)
+            parts.append([index for _, index in order])
+            assert len(parts[-1]) == len(order)
+        together = [index for part in parts for index in part]
+        assert set(together) == set(range(length))
+        assert len({len(part) for part in parts}) == 1 or not pad
+        assert pad or len(together) == length
+
+
+def test_a_part_without_cases_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no cases"):
+        fit(growing(), Points(0), Points(5), CONFIG, tmp_path, machine=CPU)
