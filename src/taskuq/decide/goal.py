@@ -166,8 +166,10 @@ class Goal:
         tau = self.max_width
         low, high = task_range or (-np.inf, np.inf)
         lower = center - tau / 2 if link.kind == "identity" else _balanced(center, tau, link)
-        lower = np.clip(lower, low, max(low, high - tau))
-        upper = lower + tau
+        top = max(low, high - tau)
+        lower = np.clip(lower, low, top)
+        # (high - tau) + tau may round to less than high, and would lose a target there.
+        upper = np.maximum(lower + tau, np.where(lower >= top, high, -np.inf))
         below = np.where(lower <= low, np.inf, center - link(np.where(lower <= low, 0.0, lower)))
         above = np.where(upper >= high, np.inf, link(np.where(upper >= high, 0.0, upper)) - center)
         return Interval(lower, upper), np.minimum(below, above)
