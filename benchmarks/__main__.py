@@ -1,0 +1,32 @@
+"""Run benchmarks: ``python -m benchmarks`` for all that need no GPU, or by name.
+
+python -m benchmarks
+python -m benchmarks statistics recover_gpu
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def main(names: list[str]) -> int:
+    """Run each benchmark's ``main`` and return how many names were unknown."""
+    known = sorted(path.stem for path in HERE.glob("[a-z]*.py"))
+    # Those for a GPU host run by name only.
+    chosen = names or [name for name in known if not name.endswith("_gpu")]
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        print(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
+        return 2
+    for name in chosen:
+        print(f"== {name}", flush=True)
+        importlib.import_module(f"benchmarks.{name}").main()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
