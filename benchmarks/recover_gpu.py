@@ -7,8 +7,8 @@ Run from the root of the repository, on a machine with an NVIDIA GPU:
 Weights are random, started as training starts them, and the couplings' last convolutions are
 random too, so that every kernel does its full work. Times are medians of CUDA events. The
 "plain" rows run the network module as it is: float32 (convolutions in TF32), the condition
-computed again for every chunk of 4 samples, nothing fused. The authors' code was measured on the same kind of GPU;
-its numbers are text here.
+computed again for every chunk of 4 samples, nothing fused. The authors' code was measured on the
+same kind of GPU; its numbers are text here.
 """
 
 from __future__ import annotations

@@ -63,6 +63,21 @@ def test_a_sample_does_not_depend_on_what_is_drawn_beside_it(small_flow, measure
     assert (both[0, 0] - both[0, 1]).abs().max() > 1e-2 * both.abs().max()
 
 
+@pytest.mark.parametrize(("cases", "each"), [(5, 2), (7, 3), (4, 9)])
+def test_batches_of_cases_are_equal_and_lose_none(small_flow, draw, cases, each):
+    y = torch.complex(draw(cases, 2, 16, 16), draw(cases, 2, 16, 16)).to(torch.complex64)
+    mask = torch.arange(16).expand(cases, -1) % 3 == 0
+    y, seeds = keep_measured(y, mask), list(range(cases))
+    sampler = Sampler(small_flow)
+    sampler.memory *= 2 * each / sampler.chunk_limit(16, 16) * (1 + 1e-9)
+    assert len({len(batch) for batch in sampler._batches(cases, 2, 16, 16)}) == 1
+    found = sampler(y, mask, samples=2, seeds=seeds)
+    alone = [Sampler(small_flow)(y[i, None], mask[i, None], samples=2, seeds=[i]) for i in seeds]
+    expected = torch.cat([one.images for one in alone])
+    assert found.images.shape == expected.shape
+    assert (found.images - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
 def test_temperature_scales_the_latents(small_flow, measurement):
     y, mask = measurement
     cold = Sampler(small_flow)(y, mask, samples=2, seeds=[1, 2], temperature=0.0).images

@@ -103,17 +103,15 @@ class Sampler:
         self._check(measured, mask, samples, seeds)
         y, scale = self._normalise(measured.to(self.device, torch.complex64))
         chunk, count = self._chunks(samples, *y.shape[-2:])
-        # Cases are drawn together as far as one chunk reaches.
-        cases = max(1, min(len(y), self.chunk_limit(*y.shape[-2:]) // samples))
         images, rejected = [], []
-        for start in range(0, len(y), cases):
-            batch = slice(start, start + cases)
-            recording = self._recording(len(y[batch]), chunk, *y.shape[-2:])
-            recording.measure(y[batch], scale[batch], mask[batch].to(self.device))
-            drawn, counts = self._draw(recording, seeds[batch], samples, count, temperature)
+        for batch in self._batches(len(y), samples, *y.shape[-2:]):
+            recording = self._recording(len(batch), chunk, *y.shape[-2:])
+            recording.measure(y[batch], scale[batch], mask.to(self.device)[batch])
+            of_batch = [seeds[i] for i in batch]
+            drawn, counts = self._draw(recording, of_batch, samples, count, temperature)
             images.append(drawn)
             rejected.append(counts)
-        return Samples(torch.cat(images), torch.cat(rejected))
+        return Samples(torch.cat(images)[: len(y)], torch.cat(rejected)[: len(y)])
 
     def chunk_limit(self, height: int, width: int) -> int:
         """How many samples fit into the memory budget at one time."""
@@ -129,6 +127,16 @@ class Sampler:
         """The samples in each chunk, and the number of chunks: equal, so that one graph serves."""
         count = math.ceil(samples / self.chunk_limit(height, width))
         return math.ceil(samples / count), count
+
+    def _batches(self, cases: int, samples: int, height: int, width: int) -> list[list[int]]:
+        """Cases that are drawn together, equally many each time, so that one graph serves.
+
+        The last batch is filled up with the last case, which is then drawn for nothing.
+        """
+        most = max(1, self.chunk_limit(height, width) // samples)
+        size = math.ceil(cases / math.ceil(cases / most))
+        places = [min(i, cases - 1) for i in range(size * math.ceil(cases / size))]
+        return [places[i : i + size] for i in range(0, len(places), size)]
 
     def _draw(
         self,
