@@ -65,10 +65,10 @@ def replay(  # type: ignore[no-untyped-def]  # compiled
                         a = low[k, task, i] - q * scale[k, task, i]
                         b = high[k, task, i] + q * scale[k, task, i]
                         logit = is_logit[k, task]
-                        bottom = max(
-                            bottom, _inverse(a, logit, link_low[k, task], link_high[k, task])
-                        )
-                        top = min(top, _inverse(b, logit, link_low[k, task], link_high[k, task]))
+                        lower = _inverse(a, logit, link_low[k, task], link_high[k, task])
+                        upper = _inverse(b, logit, link_low[k, task], link_high[k, task])
+                        # Beyond the window the report is its nearest end.
+                        bottom, top = min(max(bottom, lower), top), max(min(top, upper), bottom)
                     width = max(width, top - bottom)
                     if np.isinf(bottom):
                         off = abs(targets[k, task, i] - top)

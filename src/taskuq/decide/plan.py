@@ -22,6 +22,7 @@ from taskuq.calibrate.tuning import (
 from taskuq.decide.certificate import certified_acceleration, mean_cost
 from taskuq.decide.examine import Examination, examine
 from taskuq.decide.goal import Goal
+from taskuq.decide.opening import LEAST
 from taskuq.decide.policy import KINDS, Kind, Policy
 from taskuq.decide.rules import FamilyRule, Rule, WindowRule, spread_score
 from taskuq.decide.stopping import stopping_score
@@ -199,7 +200,7 @@ def require_whole_group(spec: PolicyPlan, seen: Examination) -> None:
 
 def _always_open(seen: Examination) -> bool:
     """Whether no interval is empty at any threshold that can occur."""
-    return bool(((seen.lowest == 0) | (seen.lowest == -np.inf)).all())
+    return bool(((seen.lowest == 0) | (seen.lowest <= LEAST)).all())
 
 
 def make_goal(

@@ -16,6 +16,7 @@ from taskuq.calibrate.mlwr import MLWR
 from taskuq.calibrate.registry import score_from_dict, score_to_dict
 from taskuq.calibrate.scores import family_of
 from taskuq.decide.goal import Goal
+from taskuq.decide.opening import opening
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval
 from taskuq.protocols import Score
@@ -59,9 +60,11 @@ class Examined:
         level = np.asarray(threshold, dtype=float)
         if self.window_from == -np.inf or (level.ndim == 0 and level >= self.window_from):
             return self.window
-        inner = self.family.interval(level)
+        inner, low, high = self.family.interval(level), self.window.lower, self.window.upper
+        # An interval beyond the window is its nearest end, so that only crossed ends are empty.
         return Interval(
-            np.maximum(inner.lower, self.window.lower), np.minimum(inner.upper, self.window.upper)
+            np.minimum(np.maximum(inner.lower, low), high),
+            np.maximum(np.minimum(inner.upper, high), low),
         )
 
 
@@ -115,15 +118,10 @@ class FamilyRule(Rule):
         family = family_of(self.base, outputs)
         low, high = self.task_range or (-np.inf, np.inf)
         cases = outputs.shape[-2]
-        lowest = np.full(cases, -np.inf)
-        if isinstance(family, AnchoredFamily) and family.side == "two":
-            # Below this the ends cross; an empty interval never counts as certain.
-            np.divide(family.low - family.high, 2 * family.scale, out=lowest,
-                      where=family.scale > 0)  # fmt: skip
         return Examined(
             family=family,
             window=Interval(np.full(cases, low), np.full(cases, high)),
-            lowest=lowest,
+            lowest=opening(family, cases),
             largest=self.goal.largest_threshold(family, self.task_range),
         )
 
@@ -194,15 +192,15 @@ class WindowRule(Rule):
     def examine(self, outputs: FloatArray) -> Examined:
         """Examine cases, outputs of all rounds so far (round, case, sample)."""
         h, window, family = self.risk(outputs)
-        never = np.full(h.shape, -np.inf)
         if self.narrowing is None:
-            return Examined(family, window, never, -h, window_from=-np.inf)
+            return Examined(family, window, np.full(h.shape, -np.inf), -h, window_from=-np.inf)
         t0, B = self.narrowing
         largest = np.divide(t0, h, out=np.full(h.shape, np.inf), where=h > 0)
+        narrowed = replace(family, scale=B * family.scale)
         return Examined(
-            family=replace(family, scale=B * family.scale),
+            family=narrowed,
             window=window,
-            lowest=never,
+            lowest=opening(narrowed, len(h)),
             largest=np.where(h < t0, largest, -np.inf),
             window_from=1.0,
         )
