@@ -18,6 +18,8 @@ COMMANDS = {
     "evaluate": ("evaluate:evaluate", "Judge scores over random or all splits of a table."),
     "plan": ("policies:plan", "Plan when to stop scanning, with a guarantee."),
     "simulate": ("policies:simulate", "Replay policies on a table over random splits."),
+    "run": ("run:run", "Fill a table: measure, recover and read every image."),
+    "status": ("run:status", "Tell how far a run is and what failed."),
     "masks": ("masks:masks", "Make nested sampling masks, with a picture."),
     "quality": ("quality:quality", "Measure the image quality of recoveries."),
     "plan-size": ("planning:plan_size", "Say how many calibration cases are needed."),

@@ -395,10 +395,25 @@ def _refuse_other_header(found: Header, wanted: Header, folder: Path) -> None:
     for record in (old, new):
         # Who computed the rows may change between two starts, what was asked for may not.
         record["provenance"] = {k: v for k, v in record["provenance"].items() if k != "made_by"}
-    differing = [name for name in new if old[name] != new[name]]
+    before, now = _flat(old), _flat(new)
+    differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if differing:
-        name = differing[0]
-        raise InputError(
-            f"{folder} holds a table with {name} {old[name]}, but now {name} is {new[name]}; "
-            "choose another folder or start afresh"
+        shown = "; ".join(
+            f"{n} was {before.get(n)}, but now it is {now.get(n)}" for n in differing[:3]
         )
+        more = f" (and {len(differing) - 3} more)" if len(differing) > 3 else ""
+        raise InputError(
+            f"{folder} holds a table in which {shown}{more}; choose another folder or start afresh"
+        )
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names, so that a difference can be named."""
+    found: dict[str, Any] = {}
+    for key, value in record.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{name}.")
+        else:
+            found[name] = value
+    return found

@@ -87,7 +87,7 @@ def test_a_failed_write_leaves_nothing(tmp_path):
 def test_another_header_is_refused_and_the_same_is_not(tmp_path):
     TableWriter(tmp_path, HEADER)
     TableWriter(tmp_path, HEADER)
-    with pytest.raises(tq.InputError, match="holds a table with samples 3, but now samples is 4"):
+    with pytest.raises(tq.InputError, match="samples was 3, but now it is 4"):
         TableWriter(tmp_path, Header(accelerations=(4.0, 2.0), samples=4))
 
 
