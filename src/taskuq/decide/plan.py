@@ -285,7 +285,12 @@ def _narrowed(
     Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
     level = float(exact_level(spec.alpha)) * spec.budget
     t0 = -conformal_quantile(Lambda, level)
+    if t0 == np.inf:
+        # Hardly any window misses, so every risk seen is small enough.
+        risks = -seen.largest[np.isfinite(seen.largest)]
+        t0 = 2 * float(risks.max(initial=0.0))
     t0 = t0 if np.isfinite(t0) and t0 > 0 else float(np.median(-seen.largest[-1]))
+    t0 = t0 if np.isfinite(t0) and t0 > 0 else 1.0
     # Any scale is valid; a large residual over predicted error makes the useful range about [0, 1].
     residuals = [
         e.family.score(targets[k, :, t])
@@ -320,9 +325,11 @@ def calibrated_thresholds(
         index, _ = group_index(group)
         is_risk = spec.kind == "fixed-width" and not spec.narrows
         allowance = np.stack([group_allowance(a, index, is_risk) for a in seen.largest])
-        return (whole_group_threshold(allowance, seen.score, group, promise),) * rounds
+        threshold = whole_group_threshold(allowance, seen.score, group, promise)
+        return (max(threshold, float(seen.lowest.max())),) * rounds
     Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
-    return (promise.quantile(Lambda, group),) * rounds
+    # A larger threshold keeps the promise too, and below every opening no case could stop.
+    return (max(promise.quantile(Lambda, group), float(seen.lowest.min())),) * rounds
 
 
 def _certificate(

@@ -273,6 +273,9 @@ class _Job:
         thresholds = np.stack(
             [r.quantiles(p) for r, p in zip(rankings, found.position, strict=True)]
         )
+        if self.spec.kind in ("fixed-width", "adaptive"):
+            # Below every opening no case could stop; a larger threshold keeps the promise too.
+            thresholds = np.maximum(thresholds, seen.lowest.min())
         return np.broadcast_to(thresholds, (len(seen.score), splitting.trials))
 
     def _whole_group_thresholds(
@@ -297,6 +300,7 @@ class _Job:
             thresholds[start : start + count] = np.append(grid, np.inf)[first]
         if allowed < 0:
             thresholds[:] = np.inf
+        thresholds = np.maximum(thresholds, seen.lowest.max())
         return np.broadcast_to(thresholds, (len(seen.score), splitting.trials))
 
     def _summarise(
