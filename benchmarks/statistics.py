@@ -7,9 +7,8 @@ One process, one thread, medians of repeats. Real fastMRI outputs are used where
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from math import ceil
@@ -221,52 +220,28 @@ def raw_samples(cases: int) -> None:
         "ar": lambda: outputs.mean(axis=1),
         "lwr": lambda: (outputs.mean(axis=1), outputs.std(axis=1)),
         "cqr": lambda: np.quantile(outputs, [ALPHA / 2, 1 - ALPHA / 2], axis=1),
+        "mlwr": lambda: (outputs.mean(axis=1), outputs.var(axis=1, ddof=1)),
     }
+    t_all = seconds(lambda: summaries(outputs), repeats=3)
     print(f"\n(c) calibrate and predict from raw samples {outputs.shape} float64, seconds")
-    rows = [("", "taskuq", "NumPy's summaries alone", "ratio", "peak memory / input")]
-    times = {}
+    print(f"    NumPy's mean, std and two quantiles alone take {t_all:.3f}")
+    rows = [("", "taskuq", "all of NumPy's / ours", "its own / ours", "peak memory / input")]
     for score in (*SCORES, "mlwr"):
-        times[score] = seconds(ours(score), repeats=3)
-        alone = by_numpy.get(score)
-        t_numpy = seconds(alone, repeats=2) if alone else None
-        rows.append(
-            (
-                score,
-                f"{times[score]:.3f}",
-                f"{t_numpy:.3f}" if t_numpy else "",
-                f"{t_numpy / times[score]:.1f}" if t_numpy else "",
-                f"{peak_over_input(score, cases):.2f}",
-            )
-        )
-    t_all = seconds(lambda: summaries(outputs), repeats=2)
-    total = sum(times[score] for score in SCORES)
-    rows.append(("ar, lwr and cqr", f"{total:.3f}", f"{t_all:.3f}", f"{t_all / total:.1f}", ""))
+        t_ours = seconds(ours(score))
+        t_own = seconds(by_numpy[score], repeats=3)
+        peak = peak_over_input(ours(score), outputs.nbytes)
+        ratios = (f"{t_all / t_ours:.1f}", f"{t_own / t_ours:.1f}", f"{peak:.2f}")
+        rows.append((score, f"{t_ours:.3f}", *ratios))
     table(*rows)
 
 
-MEASURE = """
-import resource, sys
-from benchmarks.statistics import synthetic
-import taskuq as tq
-tq.calibrate(*synthetic(70_000, 32), alpha=0.05, score=sys.argv[1])  # load what is loaded once
-outputs, targets = synthetic(int(sys.argv[2]), 32)
-if sys.argv[3] == "ours":
-    tq.calibrate(outputs, targets, alpha=0.05, score=sys.argv[1])(outputs)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, outputs.nbytes)
-"""
-
-
-def peak_over_input(score: str, cases: int) -> float:
-    """Peak memory of a fresh process as a multiple of the input, the input itself included."""
-    peaks = []
-    for what in ("nothing", "ours"):
-        run = subprocess.run(
-            [sys.executable, "-c", MEASURE, score, str(cases), what],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        peak, size = map(int, run.stdout.split())
-        peaks.append(peak)
-    return 1 + (peaks[1] - peaks[0]) / size
+def peak_over_input(work: Callable[[], object], size: int) -> float:
+    """Peak memory as a multiple of the input, the input itself included."""
+    tracemalloc.start()
+    work()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return 1 + peak / size
 
 
 def growth() -> None:

@@ -70,8 +70,7 @@ def as_numbers(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArray:
 
 def require_finite(array: FloatArray, name: str) -> None:
     """Refuse NaN, infinity and what is as good as it; say how many and where the first one is."""
-    # Smallest and largest see everything, NaN included, and cost no second array.
-    if array.size == 0 or (float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST):
+    if array.size == 0 or _all_moderate(array):
         return
     bad = ~(np.abs(array) <= np.float64(LARGEST))
     count = int(bad.sum())
@@ -82,6 +81,16 @@ def require_finite(array: FloatArray, name: str) -> None:
             f"{name} hold {count} NaN or infinite value{plural} of {array.size}, first at "
             f"{first}; remove those cases or repair them first"
         )
+
+
+def _all_moderate(array: FloatArray) -> bool:
+    """Whether all is surely finite and not too large, in one pass and without a second array."""
+    if not array.flags.c_contiguous:
+        return bool(float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST)
+    flat = array.ravel()
+    with np.errstate(over="ignore", invalid="ignore"):
+        # One large number makes the sum of squares large, and NaN makes it NaN.
+        return bool(np.vdot(flat, flat) <= np.float64(LARGEST) ** 2)
 
 
 def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
