@@ -69,6 +69,8 @@ class PolicyPlan:
             raise InputError(f"statistic must be 'spread' or 'learned', got {self.statistic!r}")
         if not 0 < self.budget <= 1:
             raise InputError(f"budget must lie in (0, 1], got {self.budget}")
+        if not -10 <= self.lateness <= 10:
+            raise InputError(f"lateness must lie in [-10, 10], got {self.lateness}; 0.25 is usual")
 
     @property
     def base(self) -> Score:

@@ -13,7 +13,7 @@ import numpy as np
 from taskuq.calibrate.guarantee import Guarantee, guarantee_from_dict
 from taskuq.calibrate.registry import score_name
 from taskuq.calibrate.threshold import number_from_json, number_to_json
-from taskuq.checks import as_numbers, as_range
+from taskuq.checks import as_numbers, as_range, require_in_range
 from taskuq.decide.goal import Goal, goal_from_dict
 from taskuq.decide.rules import Examined, Rule, WindowRule, rule_from_dict
 from taskuq.decide.whole_group import group_allowance
@@ -79,6 +79,17 @@ class Policy:
     task_names: tuple[str, ...] = ("task",)
     certificate: Mapping[str, float] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(f"unknown policy {self.kind!r}; choose one of {', '.join(KINDS)}")
+        rounds, tasks = len(self.accelerations), len(self.task_names)
+        rules = [len(of_round) for of_round in self.rules]
+        if rules != [tasks] * rounds or len(self.thresholds) != rounds or not rounds * tasks:
+            raise InputError(
+                f"a policy of {rounds} rounds and {tasks} tasks needs as many thresholds and rules,"
+                f" got {len(self.thresholds)} and {rules}; plan again"
+            )
 
     @property
     def is_guaranteed(self) -> bool:
@@ -189,6 +200,9 @@ class Policy:
                 f"this policy was calibrated with {self.samples} samples and {tasks} tasks, got "
                 f"outputs of shape {np.shape(outputs)}"
             )
+        if x.shape[1] == 0:
+            raise InputError("outputs hold no case, so there is nothing to decide; give one")
+        require_in_range(x, self.task_range, "outputs")
         return x, single
 
     def _reason(self, round: int, stops: np.ndarray, interval: Interval) -> str:
