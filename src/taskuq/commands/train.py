@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -80,6 +81,114 @@ def flow(
     _train("flow", config, output, devices, nodes, accelerator, fresh, progress)
 
 
+def simclr(
+    config: Path,
+    /,
+    *,
+    output: Folder = None,
+    devices: int = 1,
+    nodes: int = 1,
+    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto",
+    fresh: bool = False,
+    progress: bool = True,
+) -> None:
+    """Pre-train the classifier's backbone without labels.
+
+    Only training patients are learnt from; which patients those are is stored with the first
+    training and the same for all. Started again after it was stopped, a training goes on behind its
+    last whole epoch.
+
+    Parameters
+    ----------
+    config
+        A TOML file; configs/ has one for each data set.
+    output
+        The folder for weights, logs and the state; by default runs/ and the file's name.
+    devices
+        Processes on each node, one for each GPU.
+    nodes
+        How many nodes take part; start the same command on each.
+    accelerator
+        What to train on.
+    fresh
+        Begin again and overwrite what the folder holds.
+    progress
+        Draw a progress bar.
+    """
+    from taskuq.task.train import read_task_settings, train
+    from taskuq.training.fit import Machine, is_first_process
+
+    settings = read_task_settings("simclr", config)
+    machine = Machine(accelerator, devices, nodes, progress)
+    path = train(settings, _folder(config, output), machine=machine, fresh=fresh)
+    if is_first_process():
+        print(path)  # noqa: T201 - the path is the command's answer
+
+
+def classifier(
+    config: Path,
+    /,
+    *,
+    output: Folder = None,
+    devices: int = 1,
+    nodes: int = 1,
+    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto",
+    fresh: bool = False,
+    progress: bool = True,
+) -> None:
+    """Train the task network, with adversarial images where the configuration says so.
+
+    Weights are chosen by tuning patients; the table that follows is also about patients that
+    nothing was chosen by. The folder receives quality.json and the ROC and reliability curves too.
+    Started again after it was stopped, a training goes on behind its last whole epoch.
+
+    Parameters
+    ----------
+    config
+        A TOML file; configs/ has one for each data set.
+    output
+        The folder for weights, logs and the state; by default runs/ and the file's name.
+    devices
+        Processes on each node, one for each GPU.
+    nodes
+        How many nodes take part; start the same command on each.
+    accelerator
+        What to train on.
+    fresh
+        Begin again and overwrite what the folder holds.
+    progress
+        Draw a progress bar.
+    """
+    from taskuq.task.train import read_task_settings, train
+    from taskuq.training.fit import Machine, is_first_process
+
+    settings = read_task_settings("classifier", config)
+    machine = Machine(accelerator, devices, nodes, progress)
+    path = train(settings, _folder(config, output), machine=machine, fresh=fresh)
+    if is_first_process():
+        _judge(settings, path)
+        print(path)  # noqa: T201 - the path is the command's answer
+
+
+def _judge(settings: Any, path: Path) -> None:
+    from taskuq.files import write_json
+    from taskuq.report.ink import draw
+    from taskuq.report.tasks import task_figures
+    from taskuq.task.judgement import judge_trained, table
+    from taskuq.task.train import open_parts
+
+    record = judge_trained(settings, path, open_parts(settings))
+    write_json(path.parent / "quality.json", record)
+    for figure in task_figures(record):
+        draw(figure, path.parent / f"{figure.name}.svg")
+    for line in table(record):
+        print(line, file=sys.stderr)  # noqa: T201 - what a person wants to know, beside the answer
+
+
+def _folder(config: Path, output: Path | None) -> Path:
+    return output or Path("runs") / f"{config.parent.name}-{config.stem}".lstrip("-.")
+
+
 def _train(
     kind: Literal["flow", "varnet"],
     config: Path,
@@ -94,8 +203,7 @@ def _train(
     from taskuq.recover.train import train_from
     from taskuq.training.fit import Machine, is_first_process
 
-    folder = output or Path("runs") / f"{config.parent.name}-{config.stem}".lstrip("-.")
     machine = Machine(accelerator, devices, nodes, progress)
-    path = train_from(kind, config, folder, machine=machine, fresh=fresh)
+    path = train_from(kind, config, _folder(config, output), machine=machine, fresh=fresh)
     if is_first_process():
         print(path)  # noqa: T201 - the path is the command's answer

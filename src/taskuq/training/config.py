@@ -31,6 +31,7 @@ class TrainingConfig:
             steps).
         deterministic: Whether to insist on kernels that give the same bits every time.
         keep_every: Epochs between two points from which a killed training goes on.
+        patience: Epochs without a better value after which training stops; 0 never stops early.
 
     Example:
         >>> TrainingConfig(epochs=50, batch=16).learning_rate
@@ -53,14 +54,16 @@ class TrainingConfig:
     compile: bool = False
     deterministic: bool = False
     keep_every: int = 1
+    patience: int = 0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "accumulate", "decay_epochs", "keep_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; give a whole number above 0")
-        if self.learning_rate <= 0 or min(self.clip, self.weight_decay, self.workers) < 0:
+        smallest = min(self.clip, self.weight_decay, self.workers, self.patience)
+        if self.learning_rate <= 0 or smallest < 0:
             raise InputError(
                 f"learning_rate {self.learning_rate}, clip {self.clip}, weight_decay "
-                f"{self.weight_decay}, workers {self.workers}; give a positive learning rate and "
-                "no negative number"
+                f"{self.weight_decay}, workers {self.workers}, patience {self.patience}; give a "
+                "positive learning rate and no negative number"
             )

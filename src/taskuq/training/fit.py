@@ -96,7 +96,7 @@ def fit(
             deterministic=config.deterministic,
             # Our order knows the processes itself, and stays the same when a training is resumed.
             use_distributed_sampler=False,
-            callbacks=[Keep(recipe, folder, config.keep_every, notes)],
+            callbacks=[Keep(recipe, folder, config.keep_every, notes, config.patience)],
             logger=False,
             plugins=[SafeIO()],
             enable_checkpointing=False,

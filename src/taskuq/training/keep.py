@@ -47,12 +47,27 @@ class Keep(Callback):
         folder: Where to write.
         every: Epochs between two states.
         notes: Tables for the TOML beside the weights.
+        patience: Epochs without a better value after which training stops; 0 never does.
     """
 
-    def __init__(self, recipe: Recipe, folder: Path, every: int, notes: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        every: int,
+        notes: dict[str, Any],
+        patience: int = 0,
+    ) -> None:
         self.recipe, self.folder, self.every, self.notes = recipe, folder, every, notes
+        self.patience = patience
         self.best: float | None = None
+        self.since_best = 0
         self.begun = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A training that had stopped early has nothing left to do when it is started again."""
+        if self._is_exhausted():
+            trainer.should_stop = True
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look at the clock."""
@@ -67,7 +82,10 @@ class Keep(Callback):
         is_best = self.recipe.is_better(value, self.best)
         if is_best:
             self.best = value
-        is_last = epoch + 1 == trainer.max_epochs
+        self.since_best = 0 if is_best else self.since_best + 1
+        if self._is_exhausted():
+            trainer.should_stop = True
+        is_last = epoch + 1 == trainer.max_epochs or self._is_exhausted()
         assert isinstance(pl_module, Training)
         mean_loss = pl_module.mean_loss()
         if trainer.is_global_zero:
@@ -93,11 +111,14 @@ class Keep(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far belongs to the state."""
-        return {"best": self.best}
+        return {"best": self.best, "since_best": self.since_best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state."""
-        self.best = state_dict["best"]
+        self.best, self.since_best = state_dict["best"], state_dict["since_best"]
+
+    def _is_exhausted(self) -> bool:
+        return 0 < self.patience <= self.since_best
 
     def _weights(self, name: str, reached: dict[str, Any]) -> None:
         save_weights(

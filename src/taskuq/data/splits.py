@@ -1,0 +1,224 @@
+"""Who is trained on, who is tuned on, who is judged: decided once, stored, never mixed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taskuq.data.dataset import Dataset, Subset
+from taskuq.errors import InputError
+from taskuq.files import read_json, write_json
+
+SCHEMA = "taskuq.split/1"
+PARTS = ("train", "tune", "judge")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Three disjoint sets of groups (patients, volumes).
+
+    Calibration and test draw from ``judge`` alone: whoever chose weights, thresholds or settings by
+    looking at a patient must not measure coverage on that patient.
+
+    Arguments:
+        train: Groups whose images networks learn from.
+        tune: Groups that decide when training stops and which weights are kept.
+        judge: Groups that calibrate and test.
+
+    Example:
+        >>> Split(train=("a", "b"), tune=("c",), judge=("a",))
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: 1 group is both in train and in judge, first a; ...
+    """
+
+    train: tuple[str, ...]
+    tune: tuple[str, ...]
+    judge: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for one, other in combinations(PARTS, 2):
+            common = sorted(set(getattr(self, one)) & set(getattr(self, other)))
+            if common:
+                raise InputError(
+                    f"{_groups(len(common))} both in {one} and in {other}, first {common[0]}; let "
+                    "each patient be in one part only"
+                )
+        for part in PARTS:
+            names = getattr(self, part)
+            if len(set(names)) != len(names):
+                raise InputError(f"{part} names a group twice; name each group once")
+
+    def of(self, dataset: Dataset) -> tuple[Subset, Subset, Subset]:
+        """The three parts of a data set; every group of it must have a part."""
+        return _part(dataset, self.train), _part(dataset, self.tune), self.judged(dataset)
+
+    def judged(self, dataset: Dataset) -> Subset:
+        """The cases of the groups that may calibrate and test."""
+        known = {*self.train, *self.tune, *self.judge}
+        unknown = sorted(set(map(str, dataset.groups)) - known)
+        if unknown:
+            raise InputError(
+                f"{_groups(len(unknown))} in no part of the split, first {unknown[0]}; use the "
+                "data the split was made for, or make a split of its own"
+            )
+        return _part(dataset, self.judge)
+
+
+def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int) -> Split:
+    """Split groups at random; what is not for training or tuning is judged.
+
+    Arguments:
+        groups: The group of each case, or each group once.
+        train: The share of groups to train on.
+        tune: The share of groups to tune on.
+        seed: Where the order comes from.
+
+    Returns:
+        The split; it depends on the set of names and the seed, not on their order.
+
+    Example:
+        >>> split = split_groups(["a", "a", "b", "c", "d"], 0.5, 0.25, seed=0)
+        >>> len(split.train), len(split.tune), len(split.judge)
+        (2, 1, 1)
+    """
+    if min(train, tune) <= 0 or train + tune > 1 + 1e-9:
+        raise InputError(
+            f"shares are {train} to train and {tune} to tune; give positive shares that sum to at "
+            "most 1"
+        )
+    names = np.random.default_rng(seed).permutation(sorted({str(group) for group in groups}))
+    # Half of four groups must be two even where 0.5 came out of arithmetic.
+    ends = np.floor(np.cumsum([train, tune]) * len(names) + 1e-9).astype(int)
+    parts = [tuple(str(n) for n in part) for part in np.split(names, ends)]
+    if not (parts[0] and parts[1]):
+        raise InputError(
+            f"{_groups(len(names))} too few for shares {train} and {tune}; give more groups or "
+            "larger shares"
+        )
+    return Split(*parts)
+
+
+def folds(groups: Iterable[str], count: int, tune: float, *, seed: int) -> list[Split]:
+    """Cross-validation by group: each group is judged in exactly one of the splits.
+
+    Arguments:
+        groups: The group of each case, or each group once.
+        count: The number of folds.
+        tune: The share of the other groups to tune on.
+        seed: Where the order comes from.
+
+    Returns:
+        One split for each fold.
+
+    Example:
+        >>> parts = folds("abcdef", 3, 0.25, seed=0)
+        >>> sorted(name for split in parts for name in split.judge)
+        ['a', 'b', 'c', 'd', 'e', 'f']
+    """
+    names = np.random.default_rng(seed).permutation(sorted({str(group) for group in groups}))
+    if not 2 <= count <= len(names):
+        raise InputError(f"{count} folds of {len(names)} groups; give 2 to {len(names)} folds")
+    splits = []
+    for k, judged in enumerate(np.array_split(names, count)):
+        others = [str(name) for name in names if name not in set(judged)]
+        rest = split_groups(others, 1 - tune, tune, seed=seed + k + 1)
+        # Shares are rounded down; nobody is left out.
+        splits.append(
+            Split(rest.train + rest.judge, rest.tune, tuple(str(name) for name in judged))
+        )
+    return splits
+
+
+def save_split(split: Split, path: Path | str) -> Path:
+    """Store a split; a file that holds another one is refused, not overwritten.
+
+    Arguments:
+        split: The split.
+        path: The JSON file.
+
+    Returns:
+        The path.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "split.json"
+        >>> _ = save_split(Split(("a",), ("b",), ("c",)), path)
+        >>> save_split(Split(("b",), ("a",), ("c",)), path)
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: ...split.json holds another split ...
+    """
+    path = Path(path)
+    if path.exists():
+        if _as_sets(load_split(path)) != _as_sets(split):
+            raise InputError(
+                f"{path} holds another split (other patients, shares or seed); give another file, "
+                "or delete it together with everything that was trained or calibrated with it"
+            )
+        return path
+    record: dict[str, Any] = {"schema": SCHEMA}
+    record |= {part: list(getattr(split, part)) for part in PARTS}
+    return write_json(path, record)
+
+
+def load_split(path: Path | str) -> Split:
+    """Read a split; one in which a group has two parts is refused.
+
+    Arguments:
+        path: The JSON file.
+
+    Returns:
+        The split.
+
+    Example:
+        >>> load_split("absent.json")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: cannot read absent.json: No such file or directory
+    """
+    record = read_json(path, SCHEMA)
+    parts = [record.get(part) for part in PARTS]
+    if not all(isinstance(p, list) and all(isinstance(n, str) for n in p) for p in parts):
+        raise InputError(f"{path} lacks lists of names {', '.join(PARTS)}; write it again")
+    try:
+        return Split(*(tuple(part) for part in parts))  # type: ignore[arg-type]  # checked above
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def fingerprint(split: Split) -> str:
+    """A short name of a split, for records: equal exactly where all three parts are equal.
+
+    Arguments:
+        split: The split.
+
+    Returns:
+        Twelve hexadecimal digits.
+
+    Example:
+        >>> one, same = Split(("a", "b"), ("c",), ()), Split(("b", "a"), ("c",), ())
+        >>> fingerprint(one) == fingerprint(same)
+        True
+    """
+    text = "|".join(repr(sorted(getattr(split, part))) for part in PARTS)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _part(dataset: Dataset, names: Sequence[str]) -> Subset:
+    chosen = np.isin(dataset.groups, list(names))
+    return Subset(dataset, tuple(int(i) for i in np.flatnonzero(chosen)))
+
+
+def _as_sets(split: Split) -> tuple[frozenset[str], ...]:
+    return tuple(frozenset(getattr(split, part)) for part in PARTS)
+
+
+def _groups(count: int) -> str:
+    return "1 group is" if count == 1 else f"{count} groups are"

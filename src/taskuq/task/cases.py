@@ -1,0 +1,89 @@
+"""Cases as task networks learn from them: magnitude images and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from taskuq.data.dataset import Dataset
+from taskuq.errors import InputError
+from taskuq.measure.coils import rss
+
+
+@dataclass(frozen=True, eq=False)
+class TaskCases:
+    """A data set by (epoch, index), with the target of each case.
+
+    Views are drawn later, on the device: a case is the same in every epoch.
+
+    Arguments:
+        source: The data set.
+        targets: What the network should say, (case, task).
+
+    Example:
+        >>> from taskuq.data.arrays import ArrayDataset
+        >>> data = ArrayDataset(np.ones((2, 8, 8)), label=[0, 1], group="each")
+        >>> case = TaskCases(data, np.array([[0.0], [1.0]]))[0, 1]
+        >>> case["image"].shape, case["target"]
+        (torch.Size([8, 8]), tensor([1.]))
+    """
+
+    source: Dataset
+    targets: NDArray[np.floating]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, place: tuple[int, int]) -> dict[str, Tensor]:
+        item = self.source[place[1]]
+        image = magnitude(item.image)
+        if not bool(torch.isfinite(image).all()):
+            raise InputError(f"case {item.case} holds NaN or infinite values; leave it out")
+        target = torch.as_tensor(self.targets[place[1]], dtype=torch.float32)
+        return {"image": image, "target": target}
+
+
+def magnitude(image: Tensor) -> Tensor:
+    """The magnitude image of anything a data set gives.
+
+    Arguments:
+        image: Complex coil images (coil, height, width), or a magnitude image (height, width).
+
+    Returns:
+        A float32 image (height, width).
+
+    Example:
+        >>> magnitude(torch.tensor([3.0, 4.0j]).reshape(2, 1, 1))
+        tensor([[5.]])
+    """
+    return (rss(image) if image.ndim == 3 else image).to(torch.float32)
+
+
+def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Make a batch of cases; images must be of one size.
+
+    Arguments:
+        cases: What :class:`TaskCases` gives.
+
+    Returns:
+        Images (case, height, width) and targets (case, task).
+
+    Example:
+        >>> some = [{"image": torch.ones(n, 8), "target": torch.ones(1)} for n in (8, 9)]
+        >>> collate(some)
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: images are of size 8×8 and 9×8; give images of one size, ...
+    """
+    sizes = sorted({tuple(case["image"].shape) for case in cases})
+    if len(sizes) > 1:
+        raise InputError(
+            f"images are of size {' and '.join('×'.join(map(str, s)) for s in sizes[:2])}; give "
+            "images of one size, or cut them (data.size for a folder of images)"
+        )
+    return {name: torch.stack([case[name] for case in cases]) for name in ("image", "target")}

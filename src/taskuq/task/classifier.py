@@ -1,0 +1,106 @@
+"""The task network: a magnitude image to a probability, a number, or several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from taskuq.errors import InputError
+from taskuq.task.backbone import Backbone, BackboneConfig
+from taskuq.task.scaling import require_images, unit_scale
+
+
+@dataclass(frozen=True)
+class ClassifierConfig:
+    """A task network; the defaults are the paper's.
+
+    Arguments:
+        backbone: The convolutional part.
+        hidden: Widths of the layers between features and outputs.
+        dropout: The share of features dropped in training.
+        tasks: A name for each output.
+        output: ``"probability"`` (a sigmoid; how sure the network is that the finding is there) or
+            ``"number"`` (regression, e.g. lesion area).
+
+    Example:
+        >>> ClassifierConfig().hidden
+        (256, 128)
+    """
+
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)
+    hidden: tuple[int, ...] = (256, 128)
+    dropout: float = 0.2
+    tasks: tuple[str, ...] = ("finding",)
+    output: Literal["probability", "number"] = "probability"
+
+    def __post_init__(self) -> None:
+        if not self.tasks or len(set(self.tasks)) != len(self.tasks):
+            raise InputError(f"tasks are {list(self.tasks)}; give each output a name of its own")
+        if not 0 <= self.dropout < 1 or any(width < 1 for width in self.hidden):
+            raise InputError(
+                f"dropout is {self.dropout} and hidden {list(self.hidden)}; give a share below 1 "
+                "and widths above 0"
+            )
+
+
+class Classifier(nn.Module):
+    r"""A task network :math:`f`: images to one number each, or several.
+
+    .. math:: f(x) = \varsigma\big(\mathrm{MLP}(\mathrm{backbone}(\tilde x))\big)
+
+    :math:`\tilde x` is the image between 0 and 1, and :math:`\varsigma` a sigmoid; regression has
+    :math:`\mu + s\,\cdot` in its place, with mean and spread of the training targets.
+
+    Arguments:
+        config: Its layers.
+
+    Example:
+        >>> net = Classifier(ClassifierConfig(BackboneConfig("small", width=4))).eval()
+        >>> images = torch.rand(3, 32, 32)
+        >>> net(images).shape
+        torch.Size([3])
+        >>> bool(torch.allclose(net(images), net(50 * images + 7), atol=1e-5))
+        True
+    """
+
+    shift: Tensor
+    spread: Tensor
+
+    def __init__(self, config: ClassifierConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or ClassifierConfig()
+        self.backbone = Backbone(config.backbone)
+        self.dropout = nn.Dropout(config.dropout)
+        layers: list[nn.Module] = []
+        widths = (self.backbone.features, *config.hidden, len(config.tasks))
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        self.head = nn.Sequential(*layers[:-1])
+        self.register_buffer("shift", torch.zeros(len(config.tasks)))
+        self.register_buffer("spread", torch.ones(len(config.tasks)))
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The smallest and largest possible output, or None where there are none."""
+        return (0.0, 1.0) if self.config.output == "probability" else None
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Magnitude images (image, height, width) to outputs (image,), or (image, task)."""
+        require_images(images)
+        outputs = self.outputs(self.raw(unit_scale(images)))
+        return outputs[:, 0] if len(self.config.tasks) == 1 else outputs
+
+    def raw(self, scaled: Tensor) -> Tensor:
+        """Images in [0, 1] to what the loss sees: logits or standardised numbers, (image, task)."""
+        values: Tensor = self.head(self.dropout(self.backbone(scaled)))
+        return values
+
+    def outputs(self, raw: Tensor) -> Tensor:
+        """What :meth:`raw` gave, as probabilities or numbers in their own unit."""
+        if self.config.output == "probability":
+            return raw.float().sigmoid()
+        return self.shift + self.spread * raw.float()

@@ -1,0 +1,152 @@
+"""How good a classifier is: areas, rates and reliability, from outputs and labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray
+
+
+def auroc(outputs: Any, labels: Any) -> float:
+    r"""The probability that a case with the finding scores above one without it.
+
+    .. math:: \mathrm{AUROC} = \Pr(f(x) > f(x')) + \tfrac12 \Pr(f(x) = f(x'))
+
+    over all pairs of a positive :math:`x` and a negative :math:`x'`.
+
+    References:
+        Hanley and McNeil, The Meaning and Use of the Area under a ROC Curve, Radiology 1982.
+
+    Arguments:
+        outputs: One number for each case, (case,).
+        labels: 0 or 1 for each case.
+
+    Returns:
+        A number between 0 and 1.
+
+    Example:
+        >>> auroc([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1])
+        0.875
+    """
+    z, y = _checked(outputs, labels)
+    positives = int(y.sum())
+    ranks = rankdata(z)[y].sum() - positives * (positives + 1) / 2
+    return float(ranks / (positives * (len(y) - positives)))
+
+
+def roc_curve(outputs: Any, labels: Any) -> tuple[FloatArray, FloatArray]:
+    """False and true positive rates at every threshold.
+
+    Arguments:
+        outputs: One number for each case, (case,).
+        labels: 0 or 1 for each case.
+
+    Returns:
+        False positive rates and true positive rates, from (0, 0) to (1, 1).
+
+    Example:
+        >>> roc_curve([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1])
+        (array([0. , 0. , 0.5, 1. ]), array([0. , 0.5, 1. , 1. ]))
+    """
+    z, y = _checked(outputs, labels)
+    order = np.argsort(-z, kind="stable")
+    z, y = z[order], y[order]
+    # Cases with the same output pass a threshold together.
+    ends = np.flatnonzero(np.append(np.diff(z) != 0, True))
+    true, false = np.cumsum(y)[ends], np.cumsum(~y)[ends]
+    return np.append(0.0, false / (~y).sum()), np.append(0.0, true / y.sum())
+
+
+def rates(outputs: Any, labels: Any, threshold: float = 0.5) -> dict[str, float]:
+    """Accuracy, precision and recall of calling everything above a threshold positive.
+
+    Arguments:
+        outputs: One number for each case, (case,).
+        labels: 0 or 1 for each case.
+        threshold: Above it a case is called positive.
+
+    Returns:
+        The three rates; precision is NaN where nothing is called positive.
+
+    Example:
+        >>> rates([0.1, 0.7, 0.4, 0.9], [0, 0, 1, 1])
+        {'accuracy': 0.5, 'precision': 0.5, 'recall': 0.5}
+    """
+    z, y = _checked(outputs, labels)
+    called = z > threshold
+    hits = int((called & y).sum())
+    return {
+        "accuracy": float((called == y).mean()),
+        "precision": hits / int(called.sum()) if called.any() else float("nan"),
+        "recall": hits / int(y.sum()),
+    }
+
+
+def reliability(outputs: Any, labels: Any, bins: int = 10) -> list[dict[str, float]]:
+    """How often the finding is there among cases whose probability falls into each bin.
+
+    Arguments:
+        outputs: Probabilities, (case,).
+        labels: 0 or 1 for each case.
+        bins: The number of bins of equal width between 0 and 1.
+
+    Returns:
+        For each bin that holds a case: mean probability, share of positives, number of cases.
+
+    Example:
+        >>> reliability([0.1, 0.1, 0.9, 0.9], [0, 1, 1, 1], bins=2)
+        [{'mean': 0.1, 'positive': 0.5, 'cases': 2}, {'mean': 0.9, 'positive': 1.0, 'cases': 2}]
+    """
+    z, y = _checked(outputs, labels)
+    index = np.minimum((z * bins).astype(int), bins - 1)
+    return [
+        {
+            "mean": float(z[index == k].mean()),
+            "positive": float(y[index == k].mean()),
+            "cases": int((index == k).sum()),
+        }
+        for k in range(bins)
+        if (index == k).any()
+    ]
+
+
+def require_classes(labels: Any, what: str) -> None:
+    """Refuse labels other than 0 and 1, and a set in which one of them is missing.
+
+    Arguments:
+        labels: Labels of any shape; each column of (case, task) must have both.
+        what: Whose labels they are, for the message.
+
+    Example:
+        >>> require_classes([1, 1, 1], "training patients")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: all 3 labels of the training patients are 1; give patients ...
+    """
+    columns = np.asarray(labels).reshape(len(labels), -1)
+    found = np.unique(columns)
+    if not np.isin(found, (0, 1)).all():
+        odd = [f"{value:g}" for value in found if value not in (0, 1)]
+        raise InputError(
+            f"labels of the {what} hold {', '.join(odd[:3])}; give 0 (absent) and 1 (present)"
+        )
+    for column in columns.T:
+        if len(np.unique(column)) < 2:
+            raise InputError(
+                f"all {len(column)} labels of the {what} are {column[0]:g}; give patients with and "
+                "without the finding, or another split"
+            )
+
+
+def _checked(outputs: Any, labels: Any) -> tuple[FloatArray, np.ndarray]:
+    z, y = np.asarray(outputs, dtype=float), np.asarray(labels)
+    if z.ndim != 1 or z.shape != y.shape:
+        raise InputError(f"{z.shape} outputs for {y.shape} labels; give one of each for each case")
+    if not np.isfinite(z).all():
+        raise InputError("outputs hold NaN or infinite values; repair the network first")
+    require_classes(y, "judged cases")
+    return z, y.astype(bool)

@@ -1,0 +1,148 @@
+"""How good a task network is on given cases, by itself and under attack."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray
+from taskuq.task.attack import AttackConfig, attacked
+from taskuq.task.cases import TaskCases, collate
+from taskuq.task.classifier import Classifier
+from taskuq.task.metrics import auroc, rates, reliability, roc_curve
+from taskuq.task.scaling import unit_scale
+from taskuq.task.sources import Part
+
+
+def judge_classifier(
+    network: Classifier, part: Part, attack: AttackConfig | None = None, *, batch: int = 256
+) -> list[dict[str, Any]]:
+    """Judge a classifier on patients it has not seen.
+
+    Arguments:
+        network: The task network, on the device to judge it on.
+        part: Cases to judge it on.
+        attack: An attack under which to judge it once more; None leaves that out.
+        batch: Images at a time.
+
+    Returns:
+        For each task the number of cases and patients, accuracy, precision, recall, AUROC,
+        reliability, points of the ROC curve, and accuracy and AUROC under attack.
+
+    Example:
+        >>> from taskuq.data.arrays import ArrayDataset
+        >>> from taskuq.task import build
+        >>> data = ArrayDataset(rng.random((4, 32, 32)), label=[0, 1, 0, 1], group="each")
+        >>> part = Part(data, np.array([[0.0], [1.0], [0.0], [1.0]]))
+        >>> (row,) = judge_classifier(build("classifier", preset="tiny"), part)
+        >>> row["task"], row["cases"], row["groups"]
+        ('finding', 4, 4)
+    """
+    if network.config.output != "probability":
+        raise InputError("the network gives numbers; judge_classifier judges probabilities")
+    clean = task_outputs(network, part, batch=batch)
+    harmed = None
+    if attack is not None and attack.radius > 0:
+        harmed = task_outputs(network, part, attack, batch=batch)
+    tasks = []
+    for k, name in enumerate(network.config.tasks):
+        z, y = clean[:, k], part.targets[:, k]
+        false, true = roc_curve(z, y)
+        row: dict[str, Any] = {
+            "task": name,
+            "cases": len(y),
+            "groups": len(np.unique(part.cases.groups)),
+            "positive": int(y.sum()),
+            **{key: _plain(value) for key, value in rates(z, y).items()},
+            "auroc": auroc(z, y),
+            "reliability": reliability(z, y),
+            "roc": {"false": false.tolist(), "true": true.tolist()},
+        }
+        if harmed is not None:
+            row["robust_accuracy"] = rates(harmed[:, k], y)["accuracy"]
+            row["robust_auroc"] = auroc(harmed[:, k], y)
+        tasks.append(row)
+    return tasks
+
+
+def judge_numbers(network: Classifier, part: Part, *, batch: int = 256) -> list[dict[str, Any]]:
+    """Judge a regression network: mean absolute error and the share of variance explained.
+
+    Arguments:
+        network: The task network.
+        part: Cases to judge it on.
+        batch: Images at a time.
+
+    Returns:
+        One row for each task.
+
+    Example:
+        >>> from taskuq.data.arrays import ArrayDataset
+        >>> from taskuq.task import build
+        >>> data = ArrayDataset(rng.random((2, 32, 32)), label=[0, 1], group="each")
+        >>> part = Part(data, np.array([[0.0], [1.0]]))
+        >>> (row,) = judge_numbers(build("classifier", preset="tiny"), part)
+        >>> sorted(row)
+        ['cases', 'error', 'explained', 'groups', 'task']
+    """
+    z = task_outputs(network, part, batch=batch)
+    rows = []
+    for k, name in enumerate(network.config.tasks):
+        error, y = z[:, k] - part.targets[:, k], part.targets[:, k]
+        variance = float(y.var())
+        rows.append(
+            {
+                "task": name,
+                "cases": len(y),
+                "groups": len(np.unique(part.cases.groups)),
+                "error": float(np.abs(error).mean()),
+                "explained": 1 - float((error**2).mean()) / variance if variance else None,
+            }
+        )
+    return rows
+
+
+def task_outputs(
+    network: Classifier, part: Part, attack: AttackConfig | None = None, *, batch: int = 256
+) -> FloatArray:
+    """What a task network says about images, or about the same images under attack.
+
+    Arguments:
+        network: The task network; asked in evaluation mode.
+        part: The cases.
+        attack: The attack; None leaves the images alone.
+        batch: Images at a time.
+
+    Returns:
+        Outputs (case, task).
+
+    Example:
+        >>> from taskuq.data.arrays import ArrayDataset
+        >>> from taskuq.task import build
+        >>> data = ArrayDataset(rng.random((3, 32, 32)), label=[0, 1, 0], group="each")
+        >>> part = Part(data, np.array([[0.0], [1.0], [0.0]]))
+        >>> task_outputs(build("classifier", preset="tiny"), part).shape
+        (3, 1)
+    """
+    was_training, device = network.training, network.shift.device
+    cases, outputs = TaskCases(part.cases, part.targets), []
+    network.eval()
+    for first in range(0, len(cases), batch):
+        chosen = range(first, min(first + batch, len(cases)))
+        together = collate([cases[0, index] for index in chosen])
+        images = unit_scale(together["image"].to(device))
+        if attack is not None:
+            images = attacked(network, images, together["target"].to(device), attack)
+        with torch.no_grad():
+            outputs.append(network.outputs(network.raw(images)).double().cpu().numpy())
+    network.train(was_training)
+    return np.concatenate(outputs)
+
+
+def _plain(value: float) -> float | None:
+    """JSON has no NaN: a rate of nothing is missing."""
+    return None if math.isnan(value) else value

@@ -1,0 +1,91 @@
+"""ResNet-50 with torchvision's parameter names, and its ImageNet weights from a local file."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from taskuq.errors import InputError
+from taskuq.training.weights import fill, read_tensors
+
+FEATURES = 2048
+
+
+def resnet50() -> nn.Module:
+    """Make a ResNet-50 without its last layer: three channels to 2048 features.
+
+    The network comes from MONAI, or from torchvision where MONAI is missing; parameter names and
+    outputs are the same.
+
+    References:
+        He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
+
+    Returns:
+        A torch module with random weights.
+
+    Example:
+        >>> sum(p.numel() for p in resnet50().parameters())
+        23508032
+    """
+    try:
+        from monai.networks.nets.resnet import resnet50 as monai_resnet50
+    except ImportError:
+        return _from_torchvision()
+    # MONAI's defaults differ from torchvision's in the first stride and in a bias.
+    network: nn.Module = monai_resnet50(
+        spatial_dims=2,
+        n_input_channels=3,
+        conv1_t_stride=2,
+        bias_downsample=False,
+        feed_forward=False,
+    )
+    return network
+
+
+def read_imagenet(network: nn.Module, path: Path | str) -> None:
+    """Fill a ResNet-50 from a file with torchvision's names; its last layer is left out.
+
+    Arguments:
+        network: What :func:`resnet50` made.
+        path: A state dict, .safetensors or .pth; read without unpickling objects.
+
+    Example:
+        >>> read_imagenet(resnet50(), "absent.pth")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: cannot read absent.pth as a plain state dict ...
+    """
+    path = Path(path)
+    found = read_tensors(path) if path.suffix == ".safetensors" else _read_pickled(path)
+    fill(network, {k: v for k, v in found.items() if not k.startswith("fc.")}, path)
+
+
+def _from_torchvision() -> nn.Module:
+    try:
+        from torchvision.models import (  # type: ignore[import-not-found,unused-ignore]
+            resnet50 as torchvision_resnet50,
+        )
+    except ImportError:
+        raise InputError(
+            "ResNet-50 needs MONAI or torchvision and neither is installed; "
+            "pip install 'taskuq[mri]'"
+        ) from None
+    network: nn.Module = torchvision_resnet50(weights=None)
+    network.fc = nn.Identity()
+    return network
+
+
+def _read_pickled(path: Path) -> dict[str, Tensor]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"cannot read {path} as a plain state dict ({reason}); give torchvision's file"
+        ) from None
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise InputError(f"{path} holds no plain state dict; give torchvision's file")
+    return state
