@@ -283,3 +283,15 @@ def test_a_bound_from_a_newer_version_or_another_kind_is_refused(kind, tmp_path)
     refused(load, path, "is needed")
     path.write_text(json.dumps(record)[:-20])
     refused(load, path, "truncated")
+
+
+@pytest.mark.parametrize("part", ["typical_spreads", "typical_moves", "location", "scale", "prior"])
+@pytest.mark.parametrize("value", [[[]], ["a"], {"coefficients": [1]}, 3])
+def test_a_learned_score_whose_parts_do_not_fit_is_refused(part, value, tmp_path):
+    x, z = RNG.random((60, 3)), RNG.random(60)
+    path = tq.calibrate(x, z, alpha=0.2, score="learned").save(tmp_path / "bound.json")
+    record = json.loads(path.read_text())
+    record["score"]["fit"][part] = value
+    path.write_text(json.dumps(record))
+
+    refused(tq.load_bound, path)

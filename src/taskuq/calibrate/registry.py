@@ -108,8 +108,8 @@ def score_from_dict(record: Mapping[str, Any], custom: Score | None = None) -> S
                     prior=_prior(fit["prior"]),
                     location=_ridge(fit["location"]),
                     scale=_ridge(fit["scale"]),
-                    typical_spreads=tuple(fit["typical_spreads"]),
-                    typical_moves=tuple(fit["typical_moves"]),
+                    typical_spreads=_numbers(fit["typical_spreads"]),
+                    typical_moves=_numbers(fit["typical_moves"]),
                 )
             return Learned(**fields)
         case "custom":
@@ -155,13 +155,18 @@ def _prior(record: Mapping[str, Any] | None) -> SpreadPrior | None:
     if record is None:
         return None
     return SpreadPrior(
-        coefficients=tuple(record["coefficients"]),
-        degrees=record["degrees"],
-        covariate_range=tuple(record["covariate_range"]),
-        typical=record["typical"],
+        coefficients=_numbers(record["coefficients"]),  # type: ignore[arg-type]  # three, by use
+        degrees=float(record["degrees"]),
+        covariate_range=_numbers(record["covariate_range"]),  # type: ignore[arg-type]  # two
+        typical=float(record["typical"]),
     )
 
 
 def _ridge(record: Mapping[str, Any]) -> RobustRidge:
-    vectors = {k: tuple(v) for k, v in record.items() if k != "intercept"}
-    return RobustRidge(intercept=record["intercept"], **vectors)
+    vectors = {k: _numbers(v) for k, v in record.items() if k != "intercept"}
+    return RobustRidge(intercept=float(record["intercept"]), **vectors)
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    """Read a list of numbers; anything else in it raises, and the reader says so."""
+    return tuple(float(value) for value in values)
