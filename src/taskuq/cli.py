@@ -56,6 +56,20 @@ FOLDERS = {
     ),
 }
 
+# What to install for a package that a light installation does not have.
+EXTRAS = {
+    "torch": "mri",
+    "pytorch_lightning": "mri",
+    "torchmetrics": "mri",
+    "monai": "mri",
+    "einops": "mri",
+    "h5py": "mri",
+    "safetensors": "mri",
+    "nilearn": "demo",
+    "nibabel": "nifti",
+    "pydicom": "dicom",
+}
+
 for _name, (_where, _help) in COMMANDS.items():
     app.command(f"taskuq.commands.{_where}", name=_name, help=_help)
 for _folder, (_about, _commands) in FOLDERS.items():
@@ -72,6 +86,14 @@ def main(arguments: list[str] | None = None) -> None:
         app(arguments)
     except InputError as error:
         _refuse(str(error))
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        _refuse(
+            f"this command needs {error.name}, which is not installed; run pip install "
+            f"'taskuq[{extra}]'"
+        )
     except cyclopts.CycloptsError as error:
         _refuse(f"{str(error).rstrip('.')}; see taskuq --help")
     except KeyboardInterrupt:
