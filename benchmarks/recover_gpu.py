@@ -28,6 +28,7 @@ from taskuq.measure.layout import to_channels, to_complex
 from taskuq.measure.projections import data_consistent, keep_measured, null_space
 from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
 from taskuq.recover.flow.sampler import Sampler
+from taskuq.recover.recipes import compile_flow
 from taskuq.recover.recorded import Recorded
 from taskuq.recover.varnet import VarNet
 
@@ -286,12 +287,12 @@ def training(flow: ConditionalFlow, generator: torch.Generator) -> None:
     x, y, mask = case(generator, batch=8)
     target, measured = to_channels(null_space(x, mask)), to_channels(y)
     measured = measured.contiguous(memory_format=torch.channels_last)
-    for name, condition in _conditions(flow):
+    for name, change in (("eager", lambda flow: None), ("compiled", compile_flow)):
+        change(flow)
 
-        def step(condition: Callable[[Tensor], list[Tensor]] = condition) -> None:
+        def step() -> None:
             with torch.autocast("cuda", torch.bfloat16):
-                conditions = condition(measured)
-                latents, log_det = flow(target, conditions)
+                latents, log_det = flow(target, flow.condition(measured))
             loss = bits_per_dimension(latents, log_det).mean()
             loss.backward()
             nn.utils.clip_grad_norm_(flow.parameters(), 1.0, foreach=True)
@@ -304,18 +305,11 @@ def training(flow: ConditionalFlow, generator: torch.Generator) -> None:
         first = time.time() - begin
         peak = peak_gib(step)
         ms = milliseconds(step, 5, 2)
-        report(
-            f"flow, training step, batch 8, bf16, {name}",
-            f"{ms:.1f} ms",
-            f"{peak:.1f} GiB",
-            f"421 ms, 42.7 GiB (first step {first:.0f} s)",
-        )
+        authors = f"421 ms, 42.7 GiB (first step {first:.0f} s)"
+        what = f"flow, training step, batch 8, bf16, {name}"
+        report(what, f"{ms:.1f} ms", f"{peak:.1f} GiB", authors)
         if "--profile-training" in sys.argv:
             profile(step)
-
-
-def _conditions(flow: ConditionalFlow) -> list[tuple[str, Callable[[Tensor], list[Tensor]]]]:
-    return [("eager", flow.condition), ("compiled", torch.compile(flow.condition))]
 
 
 def varnet(generator: torch.Generator) -> None:

@@ -48,7 +48,7 @@ def flow_recipe(config: FlowConfig, *, compiled: bool = False) -> Recipe:
         flow.unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         flow.conditioner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if compiled:
-        flow.condition = torch.compile(flow.condition)  # type: ignore[method-assign]
+        compile_flow(flow)
     return Recipe(
         kind="flow",
         network=flow,
@@ -57,6 +57,26 @@ def flow_recipe(config: FlowConfig, *, compiled: bool = False) -> Recipe:
         validate=lambda net, batch, generator: {"loss": _flow_bits(net, batch, generator)},
         first_batch=_start,
     )
+
+
+def compile_flow(flow: ConditionalFlow) -> None:
+    """Compile the conditioning networks, in place; the weights stay where they are.
+
+    They are nine tenths of the arithmetic of a training step. The steps of the flow are left
+    alone: each of their shapes would be compiled again for training, validation and precision.
+
+    Arguments:
+        flow: The flow.
+
+    Example:
+        >>> small = FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4, steps=2)
+        >>> flow = ConditionalFlow(small)
+        >>> names = set(flow.state_dict())
+        >>> compile_flow(flow)
+        >>> set(flow.state_dict()) == names
+        True
+    """
+    flow.condition = torch.compile(flow.condition)  # type: ignore[method-assign]
 
 
 def varnet_recipe(config: VarNetConfig) -> Recipe:

@@ -49,7 +49,7 @@ class ActNorm(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scaled channels and the log-determinant."""
-        y = x * self.scale.exp().view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+        y = torch.addcmul(self.bias.view(1, -1, 1, 1), x, self.scale.exp().view(1, -1, 1, 1))
         return y, x.shape[-2] * x.shape[-1] * self.scale.sum()
 
     def inverse(self, y: Tensor) -> Tensor:
