@@ -121,7 +121,8 @@ def acquire(
 
     With ``state`` every round is stored before the next one begins: the record as a small JSON
     file, and what was measured beside it. Calling again with the same file goes on after the last
-    stored round.
+    stored round. Arrays, or a dictionary of them, can be stored; tensors become arrays, from the
+    first round on, so that the recovery is given the same before and after a power cut.
 
     Arguments:
         policy: When to stop.
@@ -141,7 +142,9 @@ def acquire(
     scan = Acquisition() if path is None or not path.exists() else load_acquisition(path, policy)
     while not scan.is_finished:
         k = len(scan.rounds)
-        pieces = (*scan.pieces, scanner.measure(k))
+        piece = scanner.measure(k)
+        arrays = None if path is None else _as_arrays(piece)
+        pieces = (*scan.pieces, piece if arrays is None else _from_arrays(arrays))
         record = _round(policy, scanner, recover, task, samples, seed + k, scan.rounds, pieces)
         scan = Acquisition((*scan.rounds, record), pieces)
         if path is not None:
@@ -202,7 +205,7 @@ def _store(path: Path, policy: Policy, scan: Acquisition) -> None:
             "schema": SCHEMA,
             "policy": _fingerprint(policy),
             "finished": scan.is_finished,
-            "pieces_stored": arrays is not None,
+            "pieces_stored": all(_as_arrays(piece) is not None for piece in scan.pieces),
             "rounds": [record.to_dict() for record in scan.rounds],
         },
     )
@@ -250,26 +253,41 @@ def load_acquisition(path: str | os.PathLike[str], policy: Policy) -> Acquisitio
 
 
 def _as_arrays(piece: Any) -> dict[str, np.ndarray] | None:
-    """What can be stored without pickling: an array, or a mapping of arrays."""
-    parts = piece if isinstance(piece, dict) else {"piece": piece}
+    """What can be stored without pickling: an array, or a dictionary of arrays."""
+    # The leading mark keeps names apart from the arguments of np.savez, and from a lone array.
+    parts = {f"of {name}": v for name, v in piece.items()} if isinstance(piece, dict) else {
+        "alone": piece
+    }  # fmt: skip
     try:
-        arrays = {str(name): as_array(value, "measurement") for name, value in parts.items()}
+        arrays = {name: as_array(value, "measurement") for name, value in parts.items()}
     except InputError:
         return None
     return arrays if all(a.dtype.kind in "biufcUS" for a in arrays.values()) else None
 
 
+def _from_arrays(arrays: dict[str, np.ndarray]) -> Any:
+    if list(arrays) == ["alone"]:
+        return arrays["alone"]
+    return {name.removeprefix("of "): array for name, array in arrays.items()}
+
+
 def _read_piece(path: Path, k: int) -> Any:
     try:
-        with np.load(_piece_path(path, k), allow_pickle=False) as archive:
+        with (
+            _piece_path(path, k).open("rb") as file,
+            np.load(file, allow_pickle=False) as archive,
+        ):
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError) as error:
-        raise InputError(f"the measurements of round {k} cannot be read ({error})") from None
-    return arrays["piece"] if list(arrays) == ["piece"] else arrays
+    except Exception as error:  # zlib, zipfile and NumPy each have several for damaged bytes
+        raise InputError(
+            f"the measurements of round {k} beside {path} cannot be read ({error}); start again"
+        ) from None
+    return _from_arrays(arrays)
 
 
 def _piece_path(path: Path, k: int) -> Path:
-    return path.with_name(f"{path.stem}-round{k}.npz")
+    # The whole name: scans named patient.1 and patient.2 must not share their measurements.
+    return path.with_name(f"{path.name}-round{k}.npz")
 
 
 def _fingerprint(policy: Policy) -> str:

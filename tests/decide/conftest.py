@@ -1,0 +1,20 @@
+"""The toy scanner, which also runs as a process of its own."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def toy():
+    path = Path(__file__).with_name("toy_scanner.py")
+    spec = importlib.util.spec_from_file_location("toy_scanner", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def toy_policy(toy):
+    return toy.policy()

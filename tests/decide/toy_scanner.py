@@ -1,0 +1,94 @@
+"""A small simulated scanner: k-space columns of an image, measured in nested rounds."""
+
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+import taskuq as tq
+
+SIZE = 16
+ACCELERATIONS = (8.0, 4.0, 2.0)
+# The columns each round adds, low frequencies first; the last entry is all the rest.
+FREQUENCY = np.abs(np.fft.fftfreq(SIZE, 1 / SIZE))
+ORDER = np.argsort(FREQUENCY, kind="stable")
+ADDED = [ORDER[:2], ORDER[2:4], ORDER[4:8], ORDER[8:]]
+
+
+def image(seed):
+    """A bright spot of random strength in a texture of random strength."""
+    rng = np.random.default_rng(seed)
+    rows, columns = np.mgrid[:SIZE, :SIZE]
+    spot = np.exp(-((rows - 8) ** 2 + (columns - rng.uniform(6, 10)) ** 2) / 4)
+    return rng.uniform(0, 1) * spot + rng.uniform(0, 1) ** 3 * rng.standard_normal((SIZE, SIZE))
+
+
+@dataclass
+class ToyScanner:
+    """Measures columns of k-space and remembers which."""
+
+    kspace: np.ndarray
+    measured: list = field(default_factory=list)
+    die_in_round: int | None = None
+
+    def measure(self, round):
+        if round == self.die_in_round:
+            os.kill(os.getpid(), signal.SIGKILL)
+        columns = ADDED[round]
+        self.measured += columns.tolist()
+        return {"columns": columns, "lines": self.kspace[:, columns]}
+
+    def combine(self, pieces):
+        filled, mask = np.zeros_like(self.kspace), np.zeros(SIZE, dtype=bool)
+        for piece in pieces:
+            filled[:, piece["columns"]] = piece["lines"]
+            mask[piece["columns"]] = True
+        return filled, mask
+
+
+def scanner_of(seed, **options):
+    return ToyScanner(np.fft.fft2(image(seed), norm="ortho"), **options)
+
+
+def recover(measurement, *, samples, seed):
+    """Fill the columns that are missing with noise as strong as the measured high frequencies."""
+    kspace, mask = measurement
+    rng = np.random.default_rng(seed)
+    noise = rng.standard_normal((samples, *kspace.shape, 2)) @ np.array([1, 1j])
+    strength = np.abs(kspace[FREQUENCY > 4][:, mask]).mean() / np.sqrt(2)
+    return np.fft.ifft2(np.where(mask, kspace, strength * noise), norm="ortho").real
+
+
+def task(images):
+    """How bright the middle is, as a soft output."""
+    return 1 / (1 + np.exp(-4 * (images[..., 6:10, 6:10].mean(axis=(-2, -1)) - 0.3)))
+
+
+def table(cases=60, samples=6):
+    outputs = np.empty((3, cases, samples))
+    for i in range(cases):
+        scanner, pieces = scanner_of(i), []
+        for k in range(3):
+            pieces.append(scanner.measure(k))
+            outputs[k, i] = task(recover(scanner.combine(pieces), samples=samples, seed=k))
+    targets = np.array([task(image(i)) for i in range(cases)])
+    return tq.TaskOutputs(outputs, targets, ACCELERATIONS, task_range=(0.0, 1.0))
+
+
+def policy(max_width=0.2):
+    return tq.plan(table(), alpha=0.1, max_width=max_width)
+
+
+def scan(scanner, **options):
+    chosen = options.pop("policy", None) or policy()
+    return tq.acquire(chosen, scanner, **{**STEPS, **options})
+
+
+STEPS = {"recover": recover, "task": task, "samples": 6}
+
+if __name__ == "__main__":
+    state, seed, die_in_round = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    scan(scanner_of(seed, die_in_round=die_in_round), state=state)
