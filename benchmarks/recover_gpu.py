@@ -28,7 +28,6 @@ from taskuq.measure.layout import to_channels, to_complex
 from taskuq.measure.projections import data_consistent, keep_measured, null_space
 from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
 from taskuq.recover.flow.sampler import Sampler
-from taskuq.recover.recipes import compile_flow
 from taskuq.recover.recorded import Recorded
 from taskuq.recover.varnet import VarNet
 
@@ -287,12 +286,12 @@ def training(flow: ConditionalFlow, generator: torch.Generator) -> None:
     x, y, mask = case(generator, batch=8)
     target, measured = to_channels(null_space(x, mask)), to_channels(y)
     measured = measured.contiguous(memory_format=torch.channels_last)
-    for name, change in (("eager", lambda flow: None), ("compiled", compile_flow)):
-        change(flow)
+    choices = {"eager": flow.condition, "compiled condition": torch.compile(flow.condition)}
+    for name, condition in choices.items():
 
-        def step() -> None:
+        def step(condition: Callable[[Tensor], list[Tensor]] = condition) -> None:
             with torch.autocast("cuda", torch.bfloat16):
-                latents, log_det = flow(target, flow.condition(measured))
+                latents, log_det = flow(target, condition(measured))
             loss = bits_per_dimension(latents, log_det).mean()
             loss.backward()
             nn.utils.clip_grad_norm_(flow.parameters(), 1.0, foreach=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import cast
 
@@ -48,7 +49,7 @@ def flow_recipe(config: FlowConfig, *, compiled: bool = False) -> Recipe:
         flow.unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         flow.conditioner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if compiled:
-        compile_flow(flow)
+        _compile(flow)
     return Recipe(
         kind="flow",
         network=flow,
@@ -57,26 +58,6 @@ def flow_recipe(config: FlowConfig, *, compiled: bool = False) -> Recipe:
         validate=lambda net, batch, generator: {"loss": _flow_bits(net, batch, generator)},
         first_batch=_start,
     )
-
-
-def compile_flow(flow: ConditionalFlow) -> None:
-    """Compile the conditioning networks, in place; the weights stay where they are.
-
-    They are nine tenths of the arithmetic of a training step. The steps of the flow are left
-    alone: each of their shapes would be compiled again for training, validation and precision.
-
-    Arguments:
-        flow: The flow.
-
-    Example:
-        >>> small = FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4, steps=2)
-        >>> flow = ConditionalFlow(small)
-        >>> names = set(flow.state_dict())
-        >>> compile_flow(flow)
-        >>> set(flow.state_dict()) == names
-        True
-    """
-    flow.condition = torch.compile(flow.condition)  # type: ignore[method-assign]
 
 
 def varnet_recipe(config: VarNetConfig) -> Recipe:
@@ -132,6 +113,15 @@ def flow_target(
     noise = keep_measured(torch.view_as_complex(pairs), mask)
     target = null_space(images, mask) + config.noise * noise
     return to_channels(measured), to_channels(target)
+
+
+def _compile(flow: ConditionalFlow) -> None:
+    # The conditioning networks are nine tenths of the arithmetic. The steps of the flow are left
+    # alone: each of their shapes would be compiled again for training, validation and precision.
+    with warnings.catch_warnings():
+        # torch's compiler imports a part of torch that is deprecated.
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
+        flow.condition = torch.compile(flow.condition)  # type: ignore[method-assign]
 
 
 def _flow_bits(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
