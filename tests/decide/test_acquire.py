@@ -172,7 +172,7 @@ PIECES = {
 
 @pytest.fixture(scope="module")
 def bare_scan(toy, toy_policy):
-    """Scan without combining, under a policy that never stops early; what the recovery was given."""
+    """Scan under a policy that never stops early, and return what the recovery was given."""
     patient = replace(toy_policy, thresholds=(inf, inf, inf))
 
     def scan(state, wrap, cut_in=None):

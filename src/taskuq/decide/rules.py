@@ -57,15 +57,15 @@ class Examined:
 
     def report(self, threshold: ArrayLike) -> Interval:
         """Return the interval that is reported when stopping at a threshold."""
-        level = np.asarray(threshold, dtype=float)
-        if self.window_from == -np.inf or (level.ndim == 0 and level >= self.window_from):
+        if self.window_from == -np.inf:
             return self.window
+        level = np.asarray(threshold, dtype=float)
         inner, low, high = self.family.interval(level), self.window.lower, self.window.upper
         # An interval beyond the window is its nearest end, so that only crossed ends are empty.
-        return Interval(
-            np.minimum(np.maximum(inner.lower, low), high),
-            np.maximum(np.minimum(inner.upper, high), low),
-        )
+        lower = np.minimum(np.maximum(inner.lower, low), high)
+        upper = np.maximum(np.minimum(inner.upper, high), low)
+        is_window = level >= self.window_from
+        return Interval(np.where(is_window, low, lower), np.where(is_window, high, upper))
 
 
 class Rule(ABC):

@@ -1,0 +1,164 @@
+"""What the proofs rest on, as properties of examined cases and group losses."""
+
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taskuq.calibrate import AR, CQR, LWR, MLWR
+from taskuq.calibrate.moderation import SpreadPrior
+from taskuq.decide.examine import examine
+from taskuq.decide.goal import Goal
+from taskuq.decide.rules import FamilyRule, WindowRule, spread_score
+from taskuq.decide.stopping import stopping_score
+from taskuq.decide.whole_group import group_losses
+
+WIDTH = Goal(max_width=0.3)
+RANGE = (0.0, 1.0)
+PRIOR = SpreadPrior((-6.0, 0.0, 0.0), degrees=3.0, covariate_range=(0.0, 0.0), typical=0.05)
+RULES = {
+    "ar": FamilyRule(AR(), WIDTH, RANGE),
+    "lwr": FamilyRule(LWR(), WIDTH, RANGE),
+    "cqr": FamilyRule(CQR(alpha=0.2), WIDTH, RANGE),
+    "mlwr": FamilyRule(MLWR(prior=PRIOR), WIDTH, None),
+    "lower bound": FamilyRule(LWR("lower"), Goal(max_width=0.2, side="lower"), RANGE),
+    "level": FamilyRule(AR("upper"), Goal(level=0.7, side="upper"), None),
+    "window": WindowRule(spread_score("two"), WIDTH, RANGE, 1.0),
+    "two-phase": WindowRule(spread_score("two"), WIDTH, RANGE, 1.5, (2.0, 0.7)),
+}
+SEEDS = st.integers(0, 10**6)
+
+
+def population(seed, rounds=3, cases=12, tasks=1):
+    """Outputs on a coarse grid, so that there are ties and identical samples."""
+    rng = np.random.default_rng(seed)
+    targets = rng.integers(0, 9, (1, cases, tasks)) / 8
+    outputs = targets[:, :, None] + rng.integers(-2, 3, (rounds, cases, 3, tasks)) / 16
+    return np.clip(outputs, 0, 1), np.broadcast_to(targets, (rounds, cases, tasks))
+
+
+def thresholds_of(seen):
+    """All numbers at which anything changes, their neighbours, and infinity."""
+    every = np.concatenate([seen.lowest.ravel(), seen.largest.ravel(), seen.score.ravel()])
+    finite = np.unique(every[np.abs(every) < 1e6])
+    return [-inf, *np.nextafter(finite, -inf), *finite, *np.nextafter(finite, inf), inf]
+
+
+def run(seen, targets, threshold):
+    """Which cases stop with a report that misses, and the widths of all reports at the stop."""
+    scanning = np.ones(seen.score.shape[1], dtype=bool)
+    missed = np.zeros_like(scanning)
+    reports = []
+    for k in range(len(seen.score)):
+        stops = scanning & (seen.lowest[k] <= threshold) & (threshold < seen.largest[k])
+        report = seen.report(k, threshold)
+        inside = report.contains(targets[k] if targets.shape[2] > 1 else targets[k, :, 0])
+        missed |= stops & ~(inside.all(axis=-1) if inside.ndim == 2 else inside)
+        reports.append(report[stops])
+        scanning &= ~stops
+    return missed, reports
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@settings(max_examples=15)
+@given(seed=SEEDS)
+def test_a_policy_misses_only_below_the_stopping_score(rule, tasks, seed):
+    outputs, targets = population(seed, tasks=tasks)
+    seen = examine([[rule] * tasks] * 3, outputs, targets)
+    Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
+
+    for threshold in thresholds_of(seen):
+        missed, _ = run(seen, targets, threshold)
+        assert (Lambda[missed] > threshold).all()
+
+
+@pytest.mark.parametrize("name", ["ar", "lwr", "cqr", "mlwr", "window", "two-phase"])
+@settings(max_examples=15)
+@given(seed=SEEDS)
+def test_reports_at_the_stop_are_as_narrow_as_asked_and_never_empty(name, seed):
+    seen = examine([[RULES[name]]] * 3, *population(seed))
+
+    for threshold in thresholds_of(seen):
+        for report in run(seen, population(seed)[1], threshold)[1]:
+            assert (report.width <= 0.3 + 1e-12).all()
+            assert not report.is_empty.any()
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@settings(max_examples=15)
+@given(seed=SEEDS)
+def test_a_report_contains_the_target_from_its_score_on(rule, seed):
+    outputs, targets = population(seed)
+    seen = examine([[rule]] * 3, outputs, targets)
+    for k in range(3):
+        known = np.isfinite(seen.score[k])
+        at_score = seen.report(k, np.where(known, seen.score[k], 0.0))
+        assert at_score.contains(targets[k, :, 0])[known].all()
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@given(seed=SEEDS)
+def test_the_stopping_score_is_at_most_the_simultaneous_one(rule, seed):
+    seen = examine([[rule]] * 3, *population(seed))
+    Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
+
+    assert (Lambda <= seen.score.max(axis=0)).all()
+
+
+@pytest.mark.parametrize("rule", [RULES[n] for n in ("ar", "lwr", "cqr", "mlwr", "level")])
+@settings(max_examples=15)
+@given(seed=SEEDS)
+def test_at_the_simultaneous_score_all_rounds_contain_the_target(rule, seed):
+    outputs, targets = population(seed)
+    seen = examine([[rule]] * 3, outputs, targets)
+    worst = seen.score.max(axis=0)
+    known = np.isfinite(worst)
+    for k in range(3):
+        report = seen.report(k, np.where(known, worst, 0.0))
+        assert report.contains(targets[k, :, 0])[known].all()
+
+
+LEVEL = st.sampled_from([-inf, -1.0, 0.0, 1.0, 2.0, 3.0, inf])
+
+
+@st.composite
+def groups(draw):
+    """Allowances (round, group) and scores (round, case) of three groups of one to three cases."""
+    rounds = draw(st.integers(1, 3))
+    index = np.repeat(np.arange(3), draw(st.lists(st.integers(1, 3), min_size=3, max_size=3)))
+    allowance = [[draw(LEVEL) for _ in range(3)] for _ in range(rounds)]
+    score = [[draw(LEVEL) for _ in index] for _ in range(rounds)]
+    return np.array(allowance), np.array(score), index
+
+
+def plain_loss(allowance, score, index, v, threshold):
+    """The share of a group missed where it stops."""
+    for k in range(len(allowance)):
+        if threshold < allowance[k, v]:
+            return float((score[k, index == v] > threshold).mean())
+    return 0.0
+
+
+GRID = np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
+
+
+@given(case=groups())
+def test_monotone_losses_fall_and_are_the_smallest_that_dominate(case):
+    losses = group_losses(*case, GRID, None)
+    plain = np.array([[plain_loss(*case, v, t) for t in GRID] for v in range(3)])
+    envelope = np.maximum.accumulate(plain[:, ::-1], axis=1)[:, ::-1]
+
+    assert (np.diff(losses, axis=1) <= 0).all()
+    assert (losses >= plain).all()
+    assert (losses == envelope).all()
+
+
+def test_the_check_of_monotone_losses_can_fail():
+    allowance, score, index = np.array([[1.0], [3.0]]), np.array([[-inf], [inf]]), np.array([0])
+    plain = [plain_loss(allowance, score, index, 0, t) for t in GRID]
+
+    assert (np.diff(plain) > 0).any()
+    assert (group_losses(allowance, score, index, GRID, None)[0] >= plain).all()
