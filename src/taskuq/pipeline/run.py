@@ -16,10 +16,12 @@ from taskuq.errors import InputError
 from taskuq.outputs import TaskOutputs
 from taskuq.pipeline.cases import Cases, as_cases
 from taskuq.pipeline.chain import CaseOutputs, scan_case
-from taskuq.pipeline.local import run_locally
+from taskuq.pipeline.cluster import RayOptions, run_on_ray
 from taskuq.pipeline.log import RunLog
 from taskuq.pipeline.progress import Progress
 from taskuq.pipeline.provenance import provenance
+from taskuq.pipeline.slurm import SlurmOptions, run_on_slurm
+from taskuq.pipeline.work import Work
 from taskuq.protocols import Measure, Recover, Task
 from taskuq.roster import read_roster, write_roster
 from taskuq.shards import HEADER, Header, TableWriter, read_header
@@ -67,6 +69,7 @@ class Pipeline:
         task_names: Sequence[str] | None = None,
         task_range: tuple[float, float] | None = None,
         configuration: Mapping[str, Any] | None = None,
+        engine: RayOptions | SlurmOptions | None = None,
         fresh: bool = False,
         quiet: bool = False,
     ) -> TaskOutputs:
@@ -88,6 +91,7 @@ class Pipeline:
             task_names: One per task.
             task_range: The range of the task.
             configuration: Remembered with the table; a resumed run must have the same.
+            engine: A Ray cluster or SLURM jobs to share the work; this process alone where None.
             fresh: Throw away what the folder holds and begin again.
             quiet: Show no progress.
         """
@@ -111,10 +115,8 @@ class Pipeline:
             log = RunLog(folder)
             log.write("retrying" if done else "started", cases=len(todo))
             progress = Progress(len(cases), len(cases) - len(todo), quiet=quiet)
-            run_locally(
-                self.measure, self.recover, self.task, cases, todo, writer,
-                seed=seed, samples=samples, progress=progress,
-            )  # fmt: skip
+            work = Work(self.measure, self.recover, self.task, cases, folder, header, samples, seed)
+            _do(work, todo, progress, engine)
             _report_failures(log, quiet)
             return TaskOutputs.load(folder)
 
@@ -166,6 +168,17 @@ class Pipeline:
             f"none of the first cases could be run: {type(reason).__name__}: "
             f"{' '.join(str(reason).split())[:300]}"
         ) from reason
+
+
+def _do(
+    work: Work, todo: list[int], progress: Progress, engine: RayOptions | SlurmOptions | None
+) -> None:
+    if isinstance(engine, RayOptions):
+        run_on_ray(work, todo, progress, engine)
+    elif isinstance(engine, SlurmOptions):
+        run_on_slurm(work, todo, progress, engine)
+    else:
+        work.do(todo, progress)
 
 
 def remove_table(folder: Path) -> None:

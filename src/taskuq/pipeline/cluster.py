@@ -1,0 +1,176 @@
+"""The Ray engine: workers on a cluster load the networks once and write shards themselves."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from taskuq.errors import InputError
+from taskuq.pipeline.log import RunLog
+from taskuq.pipeline.progress import Progress
+from taskuq.pipeline.work import Work, chunks
+
+# Seconds without a finished chunk after which the cluster is asked what it is waiting for.
+PATIENCE = 600.0
+TRIES = 3
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """How a Ray cluster is used.
+
+    Arguments:
+        address: Of a running cluster; a local one is started where None.
+        workers: At most so many workers; as many as fit where None.
+        cpus: CPUs of each worker.
+        gpus: GPUs of each worker; a fraction shares one.
+        chunk: Cases handed to a worker at a time.
+        patience: Seconds without progress before the run gives up.
+    """
+
+    address: str | None = None
+    workers: int | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+    chunk: int = 8
+    patience: float = PATIENCE
+
+
+def run_on_ray(work: Work, todo: list[int], progress: Progress, options: RayOptions) -> None:
+    """Run cases on a Ray cluster.
+
+    A worker that dies is replaced and its chunk is done again; nodes may join and leave. Requests
+    never exceed what the cluster has, and a cluster that makes no progress ends in an error
+    rather than in silence.
+
+    Arguments:
+        work: What every worker needs.
+        todo: The numbers of the cases to run.
+        progress: Told of every case.
+        options: How the cluster is used.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise InputError("the ray engine needs Ray; run pip install 'taskuq[ray]'") from None
+
+    started_here = not ray.is_initialized()
+    if started_here:
+        ray.init(address=options.address, log_to_driver=False, include_dashboard=False)
+    try:
+        _Driver(ray, work, progress, options).run(todo)
+    finally:
+        if started_here:
+            ray.shutdown()
+
+
+class _Worker:
+    """What runs on the cluster; Ray turns it into an actor."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    def ready(self) -> bool:
+        return True
+
+    def do(self, todo: list[int]) -> int:
+        return self.work.do(todo)
+
+
+class _Driver:
+    """Hands chunks to workers and replaces those that die."""
+
+    def __init__(self, ray: Any, work: Work, progress: Progress, options: RayOptions) -> None:
+        self.ray, self.work, self.progress, self.options = ray, work, progress, options
+        self.shared = ray.put(work)
+        self.kind = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus)(_Worker)
+        self.busy: dict[Any, tuple[Any, list[int]]] = {}
+        self.tries: dict[int, int] = {}
+
+    def run(self, todo: list[int]) -> None:
+        waiting = deque(chunks(todo, self.options.chunk))
+        if not waiting:
+            return
+        for _ in range(min(self._room(), len(waiting))):
+            self._start(waiting)
+        looked = moved = time.monotonic()
+        while self.busy:
+            done, _ = self.ray.wait(list(self.busy), num_returns=1, timeout=5.0)
+            now = time.monotonic()
+            for reference in done:
+                moved = now
+                self._finish(reference, waiting)
+            if now - looked > 10.0 and waiting:
+                # Nodes may have joined since.
+                looked = now
+                for _ in range(min(self._spare(), len(waiting))):
+                    self._start(waiting)
+            if now - moved > self.options.patience:
+                raise InputError(
+                    f"no chunk was finished for {self.options.patience:.0f} s on a cluster with "
+                    f"{self._resources()}; check its nodes and start the same command again"
+                )
+
+    def _start(self, waiting: deque[list[int]]) -> None:
+        self._hand(self.kind.remote(self.shared), waiting)
+
+    def _hand(self, worker: Any, waiting: deque[list[int]]) -> None:
+        if waiting:
+            chunk = waiting.popleft()
+            self.busy[worker.do.remote(chunk)] = (worker, chunk)
+        else:
+            self.ray.kill(worker)
+
+    def _finish(self, reference: Any, waiting: deque[list[int]]) -> None:
+        worker, chunk = self.busy.pop(reference)
+        try:
+            count = self.ray.get(reference)
+        except self.ray.exceptions.RayTaskError as error:
+            # The worker lives and said why: a full disk, a set-up in which nothing works.
+            raise InputError(" ".join(str(error.cause).split())[:400]) from None
+        except self.ray.exceptions.RayError as error:
+            self._lost(chunk, error, waiting)
+            return
+        for _ in range(count):
+            self.progress.step()
+        self._hand(worker, waiting)
+
+    def _lost(self, chunk: list[int], error: Exception, waiting: deque[list[int]]) -> None:
+        """Do a chunk again whose worker died; give its cases up after a few deaths."""
+        tries = self.tries[chunk[0]] = self.tries.get(chunk[0], 0) + 1
+        if tries < TRIES:
+            waiting.appendleft(chunk)
+        else:
+            log = RunLog(self.work.folder)
+            for index in chunk:
+                log.failed(self.work.cases.case[index], error)
+                self.progress.step(failed=True)
+        if waiting and (self._spare() > 0 or not self.busy):
+            self._start(waiting)
+
+    def _room(self) -> int:
+        """Return how many workers the cluster has room for, within what was asked."""
+        room = self._fits(self.ray.cluster_resources())
+        if room < 1:
+            raise InputError(
+                f"a worker needs {self.options.cpus:g} CPUs and {self.options.gpus:g} GPUs, but "
+                f"the cluster has {self._resources()}; ask for less or add nodes"
+            )
+        return min(room, self.options.workers or room)
+
+    def _spare(self) -> int:
+        wanted = (self.options.workers or math.inf) - len(self.busy)
+        return int(min(wanted, self._fits(self.ray.available_resources())))
+
+    def _fits(self, resources: dict[str, float]) -> int:
+        room = resources.get("CPU", 0.0) / max(self.options.cpus, 1e-9)
+        if self.options.gpus > 0:
+            room = min(room, resources.get("GPU", 0.0) / self.options.gpus)
+        return int(room + 1e-9)
+
+    def _resources(self) -> str:
+        found = self.ray.cluster_resources()
+        return f"{found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs"

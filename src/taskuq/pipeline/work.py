@@ -1,0 +1,56 @@
+"""A share of a run that some process is to do: picklable, and complete in itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from taskuq.pipeline.cases import Cases
+from taskuq.pipeline.local import run_locally
+from taskuq.pipeline.progress import Progress
+from taskuq.protocols import Measure, Recover, Task
+from taskuq.shards import Header, TableWriter
+
+
+@dataclass(frozen=True)
+class Work:
+    """Everything a worker needs; what it computes it writes into the table itself.
+
+    Arguments:
+        measure: :math:`h`.
+        recover: :math:`g`.
+        task: :math:`f`.
+        cases: All cases of the run.
+        folder: The folder of the table, which every worker can reach.
+        header: The table's attributes.
+        samples: Posterior samples to draw.
+        seed: The seed of the run.
+    """
+
+    measure: Measure
+    recover: Recover
+    task: Task
+    cases: Cases
+    folder: Path
+    header: Header
+    samples: int
+    seed: int
+
+    def do(self, todo: list[int], progress: Progress | None = None) -> int:
+        """Run the given cases, write their rows and return how many were tried."""
+        run_locally(
+            self.measure, self.recover, self.task, self.cases, todo,
+            TableWriter(self.folder, self.header), seed=self.seed, samples=self.samples,
+            progress=progress or Progress(len(todo), quiet=True),
+        )  # fmt: skip
+        return len(todo)
+
+
+def chunks(todo: list[int], size: int) -> list[list[int]]:
+    """Cut a list of cases into pieces of at most ``size``.
+
+    Example:
+        >>> chunks([3, 4, 5], 2)
+        [[3, 4], [5]]
+    """
+    return [todo[start : start + size] for start in range(0, len(todo), size)]

@@ -1,0 +1,90 @@
+"""The same table comes out of every engine, also when workers are killed."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import toy
+
+import taskuq as tq
+from taskuq.pipeline import RayOptions, SlurmOptions
+
+RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
+SLOW = tq.Pipeline(toy.measure, toy.slow_recover, toy.task)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return tq.Pipeline(toy.measure, toy.recover, toy.task).run(toy.images(30), **RUN)
+
+
+def same(a, b):
+    return np.array_equal(a.outputs, b.outputs) and np.array_equal(a.targets, b.targets)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray = pytest.importorskip("ray")
+    # The workers have to find the toy imaging system.
+    here = os.path.dirname(__file__)
+    ray.init(
+        num_cpus=2, include_dashboard=False, log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": here}},
+    )  # fmt: skip
+    yield ray
+    ray.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+def test_ray_gives_the_same_table(cluster, expected, tmp_path):
+    table = SLOW.run(toy.images(30), store=tmp_path / "t", engine=RayOptions(chunk=4), **RUN)
+
+    assert same(table, expected)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+def test_killed_ray_workers_are_replaced(cluster, expected, tmp_path):
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    driver = os.getpid()
+
+    def recover(measurement, *, samples, seed):
+        if os.getpid() != driver:
+            (marks / str(os.getpid())).touch()
+        return toy.slow_recover(measurement, samples=samples, seed=seed)
+
+    def kill_two():
+        for _ in range(2):
+            while not list(marks.iterdir()):
+                time.sleep(0.05)
+            for mark in list(marks.iterdir())[:1]:
+                mark.unlink()
+                os.kill(int(mark.name), signal.SIGKILL)
+
+    assassin = threading.Thread(target=kill_two)
+    assassin.start()
+    table = tq.Pipeline(toy.measure, recover, toy.task).run(
+        toy.images(30), store=tmp_path / "t", engine=RayOptions(chunk=2, workers=2), **RUN
+    )
+    assassin.join()
+    assert same(table, expected)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+def test_a_request_beyond_the_cluster_is_refused_and_does_not_hang(cluster, tmp_path):
+    with pytest.raises(tq.InputError, match="the cluster has 2 CPUs"):
+        SLOW.run(toy.images(3), store=tmp_path / "t", engine=RayOptions(cpus=64), **RUN)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+def test_submitit_gives_the_same_table(expected, tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    options = SlurmOptions(jobs=2, cluster="local", logs=tmp_path / "jobs")
+    table = SLOW.run(toy.images(30), store=tmp_path / "t", engine=options, **RUN)
+
+    assert same(table, expected)
