@@ -1,0 +1,174 @@
+"""Replays: compiled and NumPy loops agree, seeds repeat, and the summaries add up."""
+
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from taskuq.calibrate.family import AnchoredFamily
+from taskuq.calibrate.link import Link
+from taskuq.calibrate.scores import FamilyScore
+from taskuq.decide.goal import Goal
+from taskuq.decide.plan import PolicyPlan
+from taskuq.decide.simulate import simulate
+from taskuq.errors import InputError
+from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+
+# The name taskuq.decide.simulate is the function; this is the module behind it.
+MODULE = import_module("taskuq.decide.simulate")
+TABLE = synthetic_outputs(SyntheticScanner(volumes=20, samples=4), seed=1)
+TWO = Goal(max_width=0.2)
+
+
+class BeyondTheRange(FamilyScore):
+    """Predictions on both sides of the end of the range."""
+
+    def family(self, outputs):
+        link = Link("logit")
+        center = link(outputs[:, 0] + 0.5)
+        return AnchoredFamily(center, center, 0.1 + outputs.std(axis=1), "two", link)
+
+
+def two_tasks():
+    outputs = np.stack([TABLE.outputs, 1 - TABLE.outputs**2], axis=-1)
+    targets = np.stack([TABLE.targets, 1 - TABLE.targets**2], axis=-1)
+    return tq.TaskOutputs(
+        outputs, targets, TABLE.accelerations, group=TABLE.group, task_range=(0.0, 1.0)
+    )
+
+
+PLANS = {
+    "paper lwr": PolicyPlan("paper", 0.1, TWO, score="lwr"),
+    "spread": PolicyPlan("fixed-width", 0.1, TWO),
+    "learned": PolicyPlan("fixed-width", 0.1, TWO, statistic="learned"),
+    "two-phase": PolicyPlan("fixed-width", 0.1, TWO, budget=0.5),
+    "two-phase learned": PolicyPlan("fixed-width", 0.1, TWO, budget=0.5, statistic="learned"),
+    "adaptive ar": PolicyPlan("adaptive", 0.1, TWO, score="ar"),
+    "adaptive cqr": PolicyPlan("adaptive", 0.1, TWO, score="cqr"),
+    "adaptive mlwr": PolicyPlan("adaptive", 0.1, TWO),
+    "adaptive learned": PolicyPlan("adaptive", 0.1, TWO, score="learned"),
+    "adaptive beyond": PolicyPlan("adaptive", 0.5, Goal(max_width=0.6), score=BeyondTheRange()),
+    "anytime mlwr": PolicyPlan("anytime", 0.1, TWO),
+    "lower": PolicyPlan("adaptive", 0.1, Goal(max_width=0.1, side="lower")),
+    "at most": PolicyPlan("fixed-width", 0.1, Goal(level=0.5, side="upper")),
+    "two-phase at least": PolicyPlan(
+        "fixed-width", 0.1, Goal(level=0.05, side="lower"), budget=0.5
+    ),
+}
+COUNTS = ("early", "early_covered", "covered", "stopped", "stopped_covered", "worst_groups",
+          "case_tests", "case_covered")  # fmt: skip
+SUMS = ("cost", "width", "center_error", "worst_error", "case_cost", *COUNTS)
+UNITS = ("case", "group", "whole-group")
+
+
+def replays(monkeypatch, is_compiled, table, spec, unit):
+    """Everything one engine adds up."""
+    kept, original = [], MODULE.replay
+
+    def keep(*arguments):
+        kept.append(original(*arguments))
+        return kept[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MODULE, "compiled", lambda work: is_compiled)
+        patch.setattr(MODULE, "replay", keep)
+        simulate(table, [spec], trials=12, rng=np.random.default_rng(7), unit=unit, tunings=2)
+    return kept
+
+
+def agree(one, other, unit):
+    names = {name: (getattr(one, name), getattr(other, name)) for name in SUMS}
+    exact = all((names[n][0] == names[n][1]).all() for n in COUNTS) if unit == "case" else True
+    return exact and all(np.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in names.values())
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("name", PLANS)
+def test_compiled_and_numpy_replays_agree(monkeypatch, name, unit):
+    if unit == "whole-group" and name in ("paper lwr", "anytime mlwr", "adaptive cqr"):
+        with pytest.raises(InputError, match="whole groups"):
+            replays(monkeypatch, False, TABLE, PLANS[name], unit)
+        return
+    pair = [replays(monkeypatch, c, TABLE, PLANS[name], unit) for c in (True, False)]
+
+    assert len(pair[0]) == len(pair[1]) > 0
+    assert all(agree(a, b, unit) for a, b in zip(*pair, strict=True))
+    assert sum(a.early.sum() for a in pair[0]) > 0 or unit == "whole-group"
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("name", ["spread", "two-phase", "adaptive mlwr"])
+def test_the_engines_agree_on_two_tasks(monkeypatch, name, unit):
+    pair = [replays(monkeypatch, c, two_tasks(), PLANS[name], unit) for c in (True, False)]
+
+    assert all(agree(a, b, unit) for a, b in zip(*pair, strict=True))
+
+
+def test_the_comparison_of_engines_can_fail(monkeypatch):
+    (one,) = replays(monkeypatch, False, TABLE, PLANS["spread"], "case")
+    (other,) = replays(monkeypatch, False, TABLE, PLANS["adaptive mlwr"], "case")
+
+    assert not agree(one, other, "case")
+
+
+def records(seed, unit="case"):
+    found = simulate(
+        TABLE, list(PLANS.values()), trials=15, rng=np.random.default_rng(seed), unit=unit
+    )
+    return [r.to_dict() for r in found]
+
+
+def test_a_seed_repeats_everything_and_another_does_not():
+    assert records(5) == records(5)
+    assert records(5) != records(6)
+
+
+@pytest.mark.parametrize("unit", ["case", "group"])
+def test_shares_of_stops_and_sources_of_coverage_add_up(unit):
+    for r in records(2, unit):
+        assert sum(stop["fraction"] for stop in r["stops"]) == pytest.approx(1)
+        assert r["early"] + r["coverage_from_full"] == pytest.approx(1)
+        early = r["early"] * (r["coverage_early"] or 0)
+        assert r["coverage"] == pytest.approx(early + r["coverage_from_full"])
+        by_stop = [s["fraction"] * s["coverage"] for s in r["stops"] if s["coverage"] is not None]
+        assert sum(by_stop) == pytest.approx(r["coverage"])
+
+
+@pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "anytime", "paper"])
+def test_one_replayed_trial_is_what_plan_and_decide_do(monkeypatch, kind):
+    # AR learns nothing and all cases of a window rule share one prior: the trial can be redone.
+    spec = PolicyPlan(kind, 0.1, TWO, score="ar")
+    monkeypatch.setattr(MODULE, "compiled", lambda work: False)
+    seen = []
+    original = MODULE.replay
+    monkeypatch.setattr(MODULE, "replay", lambda *a: seen.append(a) or original(*a))
+    (found,) = simulate(TABLE, [spec], trials=1, rng=np.random.default_rng(3), unit="case")
+    scans, splitting, thresholds = seen[0]
+
+    test = splitting.case_folds(np.array([0]))[0].astype(bool)
+    covered, scanning = np.ones(test.sum(), bool), np.ones(test.sum(), bool)
+    for k, threshold in enumerate(thresholds[:, 0]):
+        (examined,) = scans.seen.rounds[k]
+        stops = scanning & examined.stops(threshold)[test]
+        hits = examined.report(threshold).contains(TABLE.targets)[test]
+        covered[stops] = hits[stops]
+        scanning &= ~stops
+    assert found.coverage == pytest.approx(covered.mean())
+    assert found.early == pytest.approx(1 - scanning.mean())
+
+
+def test_the_calibrated_threshold_of_a_trial_is_the_planned_one(monkeypatch):
+    seen, original = [], MODULE.replay
+    monkeypatch.setattr(MODULE, "replay", lambda *a: seen.append(a) or original(*a))
+    for unit in ("case", "group"):
+        spec = PolicyPlan("adaptive", 0.1, TWO, score="lwr")
+        simulate(TABLE, [spec], trials=4, rng=np.random.default_rng(3), unit=unit)
+        _, splitting, thresholds = seen[-1]
+        for t in range(4):
+            calibration = splitting.case_folds(np.array([t]))[0] == 0
+            policy = tq.plan(
+                TABLE.select(cases=calibration), alpha=0.1, max_width=0.2, policy="adaptive",
+                score="lwr", unit=unit,
+            )  # fmt: skip
+            assert policy.thresholds == tuple(thresholds[:, t])
