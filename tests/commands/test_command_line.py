@@ -1,0 +1,177 @@
+"""The command line: exit status, records, and one sentence for bad input."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from taskuq.cli import main
+from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    made = synthetic_outputs(SyntheticScanner(volumes=30, samples=8), seed=0)
+    return str(made.save(tmp_path_factory.mktemp("table") / "table.npz"))
+
+
+def run(*arguments):
+    """Run a command in this process and return its exit status."""
+    try:
+        main([*map(str, arguments)])
+    except SystemExit as ended:
+        return ended.code
+    return 0
+
+
+def refused(capsys, *arguments):
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("taskuq: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_evaluate_writes_the_record_to_stdout(table, capsys):
+    assert run("evaluate", table, "--score", "ar,lwr", "--exact", "--json", "-") == 0
+    record = json.loads(capsys.readouterr().out)
+
+    assert record["schema"] == "taskuq.evaluate/1"
+    assert record["n"] == record["n_calibration"] + record["n_test"]
+    assert [r["score"] for r in record["results"][:2]] == ["ar", "lwr"]
+    assert {r["acceleration"] for r in record["results"]} == {16, 8, 4, 2}
+
+
+def test_exact_and_drawn_evaluations_agree(table, capsys):
+    flags = ("--score", "lwr", "--acceleration", "8", "--unit", "case", "--json", "-")
+    run("evaluate", table, "--exact", *flags)
+    exact = json.loads(capsys.readouterr().out)["results"][0]
+    run("evaluate", table, "--trials", "500", *flags)
+    drawn = json.loads(capsys.readouterr().out)["results"][0]
+
+    # Six standard errors of a seeded mean.
+    spread = 6 * exact["width"]["sd"] / np.sqrt(500)
+    assert abs(drawn["width"]["mean"] - exact["width"]["mean"]) < spread
+
+
+def test_the_same_seed_gives_the_same_record(table, tmp_path, capsys):
+    for name in ("a.json", "b.json"):
+        run("evaluate", table, "--trials", "50", "--seed", "4", "--json", tmp_path / name)
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_a_bound_goes_from_calibrate_to_predict(table, tmp_path, capsys):
+    bound, intervals = tmp_path / "bound.json", tmp_path / "intervals.csv"
+    assert run("calibrate", table, "--acceleration", "8", "--alpha", "0.1", "-o", bound) == 0
+    assert run("predict", bound, table, "-o", intervals) == 0
+    with intervals.open() as file:
+        rows = list(csv.DictReader(file))
+    loaded = tq.TaskOutputs.load(table)
+    interval = tq.load_bound(bound)(loaded.outputs[1])
+
+    assert [float(row["lower"]) for row in rows] == list(interval.lower)
+    assert np.mean([int(row["covered"]) for row in rows]) > 0.85
+
+
+def test_new_cases_need_no_targets(table, tmp_path, capsys):
+    bound, new = tmp_path / "bound.json", tmp_path / "new.npz"
+    run("calibrate", table, "--acceleration", "8", "--score", "lwr", "-o", bound)
+    loaded = tq.TaskOutputs.load(table)
+    np.savez(new, outputs=loaded.outputs[1])
+    assert run("predict", bound, new, "-o", tmp_path / "i.csv") == 0
+    capsys.readouterr()
+
+    assert "no targets" in refused(capsys, "evaluate", new)
+
+
+def test_a_policy_goes_from_plan_to_file(table, tmp_path, capsys):
+    path = tmp_path / "policy.json"
+    assert run("plan", table, "--alpha", "0.1", "--max-width", "0.2", "-o", path) == 0
+    assert tq.load_policy(path).goal.max_width == 0.2
+
+
+def test_simulate_has_the_layout_of_its_schema(table, capsys):
+    assert run("simulate", table, "--alpha", "0.1", "--max-width", "0.2", "--trials", "20",
+               "--unit", "case", "--json", "-") == 0  # fmt: skip
+    record = json.loads(capsys.readouterr().out)
+
+    assert record["schema"] == "taskuq.simulate/1"
+    for result in record["results"]:
+        assert result["guaranteed"] == (result["policy"] != "paper")
+        assert sum(stop["fraction"] for stop in result["stops"]) == pytest.approx(1)
+
+
+def test_figures_are_drawn_on_request(table, tmp_path, capsys):
+    run("evaluate", table, "--exact", "--figures", tmp_path / "figures")
+
+    assert (tmp_path / "figures" / "width-against-acceleration.svg").stat().st_size > 1000
+
+
+def test_plan_size_answers_in_a_sentence_and_a_record(capsys):
+    assert run("plan-size", "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["n_calibration"] == 442
+    run("plan-size")
+    assert capsys.readouterr().out.startswith("442 calibration cases")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("evaluate", "absent.npz"), "no table"),
+        (("evaluate", "{table}", "--alpha", "2"), "alpha"),
+        (("evaluate", "{table}", "--score", "best"), "unknown score"),
+        (("evaluate", "{table}", "--acceleration", "3"), "not in the table"),
+        (("evaluate", "{table}", "--samples", "99"), "cannot keep"),
+        (("evaluate", "{table}", "--samples", "two"), "numbers separated by commas"),
+        (("evaluate", "{table}", "--range", "0.4,0.5"), "outside the declared range"),
+        (("evaluate", "{table}", "--exact", "--unit", "group"), "splits by case"),
+        (("evaluate", "{table}", "--no-such-flag"), "no-such-flag"),
+        (("evaluate",), "TABLE"),
+        (("calibrate", "{table}"), "--acceleration"),
+        (("calibrate", "{table}", "--acceleration", "8", "--joint", "max"), "several tasks"),
+        (("plan", "{table}"), "maximal width"),
+        (("simulate", "{table}", "--max-width", "-1"), "positive"),
+        (("plan-size", "--epsilon", "0"), "epsilon"),
+        (("run", "absent.toml", "-o", "x"), "absent.toml"),
+        (("status", "absent"), "table"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_status_2(arguments, word, table, tmp_path, capsys,
+                                                  monkeypatch):  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    said = refused(capsys, *(a.format(table=table) for a in arguments))
+
+    assert word in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("asked", [("--alpha", "0.2"), ("--score", "ar"), ("--acceleration", "4")])
+def test_a_bound_of_another_kind_than_asked_is_refused(asked, table, tmp_path, capsys):
+    bound = tmp_path / "bound.json"
+    run("calibrate", table, "--acceleration", "8", "--score", "lwr", "-o", bound)
+    capsys.readouterr()
+
+    assert "was calibrated" in refused(capsys, "predict", bound, table, *asked)
+
+
+def test_help_loads_neither_numpy_nor_torch():
+    code = (
+        "import sys; from taskuq.cli import app\n"
+        "app(['--help']); app(['evaluate', '--help'])\n"
+        "sys.exit(sum(name in sys.modules for name in ('numpy', 'torch', 'matplotlib')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_a_missing_extra_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    monkeypatch.delitem(sys.modules, "taskuq.data.fastmri", raising=False)
+    monkeypatch.delitem(sys.modules, "taskuq.data.volume", raising=False)
+    monkeypatch.delitem(sys.modules, "taskuq.data.check", raising=False)
+
+    assert "taskuq[mri]" in refused(capsys, "data", "check", ".")
