@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.checks import as_range
+from taskuq.checks import as_range, require_finite
 from taskuq.errors import InputError
 from taskuq.files import read_json, whole_file, write_json
 from taskuq.outputs import TaskOutputs
-from taskuq.roster import read_roster
+from taskuq.roster import read_roster, write_roster
 
 SCHEMA = "taskuq.outputs/1"
 HEADER = "table.json"
@@ -148,6 +148,7 @@ class TableWriter:
                 f"rows of outputs {x.shape} and targets {z.shape} do not fit a table of "
                 f"{self.header.samples} samples and {tasks} tasks with {rows} cases given"
             )
+        require_finite(x, "outputs")
         columns: dict[str, Any] = {"case": pa.array(np.asarray(case))}
         if group is not None:
             columns["group"] = pa.array(np.asarray(group))
@@ -237,11 +238,15 @@ def write_shards(table: TaskOutputs, folder: Path) -> Path:
         task_names=table.task_names,
         task_range=table.task_range,
         round_targets=table.has_round_targets,
-        order="written",
+        order="roster" if table.missing else "written",
         provenance=table.provenance,
     )
     writer = TableWriter(folder, header)
     case = np.arange(table.cases) if table.case is None else table.case
+    if table.missing:
+        # The roster remembers who is missing; it knows cases by their names.
+        case = case.astype(str)
+        write_roster(folder, [*case, *table.missing])
     for k, R in enumerate(table.accelerations):
         writer.write(
             case,

@@ -178,3 +178,13 @@ def test_targets_of_a_round_are_the_rounds_own():
     np.testing.assert_array_equal(by_round.targets_at(1), by_round.targets[1])
     np.testing.assert_array_equal(shared.targets_at(1), shared.targets)
     assert by_round.until(0).shape[0] == 1
+
+
+def test_a_saved_table_remembers_who_is_missing(tmp_path):
+    table = tq.TaskOutputs(
+        np.zeros((1, 2, 3)), np.zeros(2), (4.0,), case=["a", "c"], missing=["b", "d"]
+    )
+    again = tq.TaskOutputs.load(table.save(tmp_path / "t"))
+
+    assert again.missing == ("b", "d")
+    assert list(again.case) == ["a", "c"]

@@ -111,7 +111,10 @@ def as_size_bins(edges: Sequence[float] | None) -> tuple[float, ...]:
     """Take rising edges of ranges of widths, or none."""
     if edges is None:
         return ()
-    given = tuple(float(e) for e in edges)
+    try:
+        given = tuple(float(e) for e in edges)
+    except (TypeError, ValueError):
+        raise InputError(f"size bins are rising numbers, got {edges!r}") from None
     if len(given) < 2 or any(not a < b for a, b in pairwise(given)):
         raise InputError(f"size bins are rising edges, at least two, got {given}")
     return given
