@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import taskuq as tq
 from taskuq.calibrate.family import AnchoredFamily
 from taskuq.calibrate.link import IDENTITY, Link
-from taskuq.decide.goal import Goal
+from taskuq.decide.goal import Goal, _balanced, _searched
 from taskuq.errors import InputError
 
 LOGIT = Link("logit")
@@ -105,6 +105,15 @@ def test_both_ends_of_a_window_are_equally_far_on_the_scale_of_the_link(center, 
     above = LOGIT(window.upper) - LOGIT(np.array([center]))
     assert below[0] == pytest.approx(above[0], rel=1e-6)
     assert reach[0] == pytest.approx(below[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("link", [LOGIT, Link("logit", -3.0, 5.0)], ids=["unit", "wide"])
+@given(center=st.floats(-40, 40), share=st.floats(0.001, 1.5))
+def test_windows_by_formula_and_by_search_are_the_same(link, center, share):
+    m, width = np.array([center]), share * (link.high - link.low)
+
+    formula = _balanced(m, width, link)
+    assert formula == pytest.approx(_searched(m, width, link), abs=1e-9)
 
 
 @given(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.calibrate.family import SIDES, AnchoredFamily, Family, Side
-from taskuq.calibrate.link import Link
+from taskuq.calibrate.link import TAIL, Link
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval
 
@@ -213,7 +213,22 @@ def _middle(family: Family) -> FloatArray:
 
 
 def _balanced(center: FloatArray, tau: float, link: Link) -> FloatArray:
-    """Lower ends of windows of width tau with the centre in their middle on the link's scale."""
+    r"""Lower ends of windows of width tau with the centre in their middle on the link's scale.
+
+    On a pure logit, :math:`g(l) + g(l + \tau) = 2m` is a quadratic equation in :math:`l`. Where an
+    end lies on the logit's tangent the window is searched.
+    """
+    length = link.high - link.low
+    a, w = tau / length, 1 / (1 + np.exp(-2 * np.clip(center, -300, 300)))
+    b = a + 2 * w * (1 - a)
+    root = np.sqrt(np.maximum(b**2 + 4 * (1 - 2 * w) * w * (1 - a), 0.0))
+    t = 2 * w * (1 - a) / (b + root)
+    is_pure = (t >= TAIL) & (t + a <= 1 - TAIL)
+    lower = link.low + length * t
+    return lower if is_pure.all() else np.where(is_pure, lower, _searched(center, tau, link))
+
+
+def _searched(center: FloatArray, tau: float, link: Link) -> FloatArray:
     middle = link.inverse(center)
     low, high = middle - tau, middle.copy()
     for _ in range(BISECTIONS):

@@ -1,0 +1,66 @@
+"""How fast policies decide, and how fast they are judged over many random splits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import taskuq as tq
+from taskuq.decide.goal import Goal
+from taskuq.decide.plan import PolicyPlan
+from taskuq.decide.simulate import simulate
+from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+
+SPLITS = 10_000
+ALPHA, WIDTH = 0.05, 0.2
+# Every policy of the command's default.
+PLANS = {
+    "paper lwr": {"policy": "paper", "score": "lwr"},
+    "paper cqr": {"policy": "paper", "score": "cqr"},
+    "fixed-width spread": {"policy": "fixed-width", "statistic": "spread"},
+    "fixed-width learned": {"policy": "fixed-width", "statistic": "learned"},
+    "adaptive lwr": {"policy": "adaptive", "score": "lwr"},
+    "adaptive cqr": {"policy": "adaptive", "score": "cqr"},
+    "anytime lwr": {"policy": "anytime", "score": "lwr"},
+    "anytime cqr": {"policy": "anytime", "score": "cqr"},
+}
+
+
+def main() -> None:
+    table = synthetic_outputs(SyntheticScanner(), seed=0)
+    print(f"Policies on a synthetic table: {table}\n")
+    print(f"{'policy':<22}{'decide, ms per case':>22}{f'{SPLITS} splits, s':>22}")
+    goal, total = Goal(max_width=WIDTH), 0.0
+    for name, options in PLANS.items():
+        policy = tq.plan(table, alpha=ALPHA, max_width=WIDTH, unit="case", **options)
+        last = table.rounds - 1
+        decide = _median(lambda: policy.decide(last, table.outputs[:, 0]), repeats=200)  # noqa: B023  # called at once
+        detail = {k: v for k, v in options.items() if k != "policy"}
+        spec = PolicyPlan(options["policy"], ALPHA, goal, **detail)
+        _judge(table, spec, 1000)  # compiles, or reads what was compiled before
+        seconds = _judge(table, spec, SPLITS)
+        total += seconds
+        print(f"{name:<22}{1e3 * decide:>22.3f}{seconds:>22.2f}")
+    print(f"{'all':<44}{total:>22.2f}")
+
+
+def _judge(table: tq.TaskOutputs, spec: PolicyPlan, trials: int) -> float:
+    start = time.perf_counter()
+    simulate(table, [spec], trials=trials, rng=np.random.default_rng(0), unit="case")
+    return time.perf_counter() - start
+
+
+def _median(call: Callable[[], object], repeats: int) -> float:
+    """The median time of a call, in seconds; the first calls are not counted."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times[repeats // 10 :]))
+
+
+if __name__ == "__main__":
+    main()
