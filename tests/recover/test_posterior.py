@@ -72,3 +72,22 @@ def test_likelihood_is_the_entropy_of_the_posterior(trained):
     entropy = log_det / 4 / math.log(2)
     # No density has fewer bits on average than the truth; sampling error is below 0.01.
     assert entropy - 0.01 < bits < entropy + 0.05
+
+
+def test_training_noise_fills_the_subspaces_it_is_meant_for():
+    from taskuq.measure.layout import to_complex
+    from taskuq.measure.projections import keep_measured, null_space
+    from taskuq.recover.recipes import flow_target
+
+    x = torch.randn(1, 2, 64, 64, generator=torch.Generator().manual_seed(0)) + 0j
+    mask = torch.arange(64)[None] % 4 == 0
+    for noise, null_noise in ((0.5, 0.0), (0.0, 0.25)):
+        config = FlowConfig(coils=2, noise=noise, null_noise=null_noise)
+        y, target = flow_target(x, mask, config, torch.Generator().manual_seed(1))
+        added = to_complex(target) - null_space(x, mask)
+        assert torch.allclose(to_complex(y), keep_measured(x, mask), atol=1e-6)
+        # A projection on a quarter of the lines keeps a quarter of the energy of white noise.
+        energies = [
+            part(added, mask).abs().square().mean().item() for part in (keep_measured, null_space)
+        ]
+        assert energies == pytest.approx([noise**2 / 2, null_noise**2 * 3 / 2], rel=0.05, abs=1e-9)

@@ -21,7 +21,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "flow": {
         "paper": FlowConfig(),
         # 128×128, 8 coils: 3.5 million parameters, 7.5 MB in float16.
-        "demo": FlowConfig(unet_width=16, condition_channels=16, steps=4, normalise=True),
+        "demo": FlowConfig(
+            unet_width=16,
+            condition_channels=16,
+            steps=4,
+            normalise=True,
+            noise=0.02,
+            null_noise=0.02,
+        ),
         # For teaching and tests: 0.7 million parameters.
         "tiny": FlowConfig(
             coils=1, unet_width=16, unet_pools=3, condition_channels=16, steps=4, normalise=True

@@ -91,7 +91,7 @@ def flow_target(
         images: True coil images, complex (case, coil, height, width).
         mask: Booleans (case, width); True is measured.
         config: The flow's configuration: normalisation and noise.
-        generator: Draws the noise in the measured subspace.
+        generator: Draws the noise.
 
     Returns:
         Zero-filled images, and null-space images with noise in their complement.
@@ -110,8 +110,9 @@ def flow_target(
     pairs = torch.randn(
         (*images.shape, 2), generator=generator, device=images.device, dtype=images.real.dtype
     )
-    noise = keep_measured(torch.view_as_complex(pairs), mask)
-    target = null_space(images, mask) + config.noise * noise
+    noise = torch.view_as_complex(pairs)
+    seen = keep_measured(noise, mask)
+    target = null_space(images, mask) + config.noise * seen + config.null_noise * (noise - seen)
     return to_channels(measured), to_channels(target)
 
 

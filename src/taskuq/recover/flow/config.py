@@ -21,6 +21,9 @@ class FlowConfig:
             neighbourhoods.
         noise: Standard deviation of the noise that fills the measured subspace in training. It
             gives the null-space target a density; data consistency removes it from every sample.
+        null_noise: The same for the null space itself. It makes directions in which images hardly
+            vary easier to learn, and widens the posterior by as much: keep it below the noise
+            that the images carry. 0, as the paper has it, adds none.
         normalise: Whether to divide each case by the 95 % quantile of its own zero-filled
             magnitudes; off where the data set has done so for whole volumes, as the paper does.
         limit: A sample with a value beyond this (in normalised units) is drawn again and counted.
@@ -38,6 +41,7 @@ class FlowConfig:
     layers: int = 2
     steps: int = 10
     noise: float = 0.05
+    null_noise: float = 0.0
     normalise: bool = False
     limit: float = 10.0
     seed: int = 0
@@ -46,10 +50,10 @@ class FlowConfig:
         for name in ("coils", "unet_width", "unet_pools", "condition_channels", "layers", "steps"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; give a whole number above 0")
-        if self.noise < 0 or self.limit <= 0:
+        if min(self.noise, self.null_noise) < 0 or self.limit <= 0:
             raise InputError(
-                f"noise is {self.noise} and limit {self.limit}; give a noise of at least 0 and a "
-                "positive limit"
+                f"noise is {self.noise}, null_noise {self.null_noise} and limit {self.limit}; give "
+                "noise of at least 0 and a positive limit"
             )
 
     @property
