@@ -120,8 +120,10 @@ def records(seed, unit="case"):
 
 
 def test_a_seed_repeats_everything_and_another_does_not():
-    assert records(5) == records(5)
-    assert records(5) != records(6)
+    first = records(5)
+
+    assert first == records(5)
+    assert first != records(6)
 
 
 @pytest.mark.parametrize("unit", ["case", "group"])

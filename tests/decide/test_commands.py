@@ -1,0 +1,74 @@
+"""taskuq plan and taskuq simulate: files, exit statuses, and the figures of a simulation."""
+
+import json
+
+import pytest
+
+import taskuq as tq
+from taskuq.cli import main
+from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+
+TABLE = synthetic_outputs(SyntheticScanner(volumes=12, samples=4), seed=0)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(TABLE.save(tmp_path / "table.npz"))
+
+
+def test_plan_prints_the_path_of_a_policy_that_decides(path, tmp_path, capsys):
+    out = tmp_path / "policy.json"
+    main(["plan", path, "--max-width", "0.3", "--alpha", "0.1", "--unit", "case", "-o", str(out)])
+
+    shown = capsys.readouterr()
+    assert shown.out.strip() == str(out)
+    assert "Guaranteed" in shown.err
+    expected = tq.plan(TABLE, alpha=0.1, max_width=0.3, unit="case")
+    assert tq.load_policy(out).to_dict() == expected.to_dict()
+
+
+def test_plan_says_when_there_are_too_few_cases(path, tmp_path, capsys):
+    main(["plan", path, "--max-width", "0.3", "--alpha", "0.01", "-o", str(tmp_path / "p.json")])
+
+    assert "needs at least 99 calibration groups" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan"],
+        ["plan", "--max-width", "-1"],
+        ["plan", "--max-width", "0.1", "--at-least", "0.5"],
+        ["plan", "--max-width", "0.1", "--alpha", "2"],
+        ["plan", "--max-width", "0.1", "--samples", "99"],
+        ["simulate"],
+        ["simulate", "--max-width", "0.1", "--policy", "hopeful"],
+        ["simulate", "--max-width", "0.1", "--policy", ""],
+        ["simulate", "--max-width", "0.1", "--budget", "most"],
+        ["simulate", "--max-width", "0.1", "--trials", "0"],
+        ["simulate", "--max-width", "0.1", "--samples", "0"],
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(path, arguments, capsys):
+    command, *rest = arguments
+    with pytest.raises(SystemExit) as ended:
+        main([command, path, *rest])
+
+    assert ended.value.code == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_simulate_prints_json_alone_and_draws_what_it_measured(path, tmp_path, capsys):
+    figures = tmp_path / "figures"
+    main(
+        ["simulate", path, "--max-width", "0.3", "--trials", "20", "--alpha", "0.2", "--json", "-"]
+    )
+    record = json.loads(capsys.readouterr().out)
+    main(["simulate", path, "--max-width", "0.3", "--trials", "20", "--alpha", "0.2",
+          "--policy", "fixed-width", "--figures", str(figures)])  # fmt: skip
+
+    assert record["schema"] == "taskuq.simulate/1"
+    assert {r["policy"]: r["guaranteed"] for r in record["results"]} == {
+        "paper": False, "fixed-width": True, "adaptive": True, "anytime": True,
+    }  # fmt: skip
+    assert len(list(figures.glob("*.svg"))) == len(list(figures.glob("*.png"))) == 3
