@@ -4,7 +4,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import taskuq as tq
@@ -31,6 +31,7 @@ def achieved_at(goal, family, range_, threshold):
 @pytest.mark.parametrize("range_", RANGES.values(), ids=RANGES)
 @pytest.mark.parametrize("link", [IDENTITY, LOGIT], ids=["identity", "logit"])
 @pytest.mark.parametrize("side", WIDTH_GOALS)
+@settings(max_examples=40)
 @given(low=INSIDE, gap=st.floats(0, 0.3), scale=SCALE, width=WIDTH)
 def test_the_goal_is_achieved_below_the_largest_threshold(
     side, link, range_, low, gap, scale, width
@@ -49,6 +50,7 @@ def test_the_goal_is_achieved_below_the_largest_threshold(
 @pytest.mark.parametrize("range_", [None, (-3.0, 5.0)], ids=["none", "wide"])
 @pytest.mark.parametrize("link", [IDENTITY, LOGIT], ids=["identity", "logit"])
 @pytest.mark.parametrize("side", WIDTH_GOALS)
+@settings(max_examples=40)
 @given(low=INSIDE, scale=SCALE, width=WIDTH)
 def test_the_goal_is_not_achieved_above_it(side, link, range_, low, scale, width):
     anchor = link(np.array([low]))
