@@ -92,6 +92,20 @@ def test_the_loop_decides_as_the_policy_does(toy, toy_policy, seed):
     assert [r.stop for r in scan.rounds] == [False] * (len(scan.rounds) - 1) + [True]
 
 
+def test_every_round_recovers_with_a_seed_of_its_own(toy, toy_policy, longest):
+    seeds = []
+
+    def watched(measurement, *, samples, seed):
+        seeds.append((samples, seed))
+        return toy.recover(measurement, samples=samples, seed=seed)
+
+    toy.scan(toy.scanner_of(longest), policy=toy_policy, recover=watched)
+    toy.scan(toy.scanner_of(longest), policy=toy_policy, recover=watched, seed=70)
+
+    assert seeds[:4] == [(6, 0), (6, 1), (6, 2), (1, 3)]
+    assert seeds[4:][0] == (6, 70)
+
+
 def test_at_the_end_the_value_is_known(toy, toy_policy, longest):
     scan = toy.scan(toy.scanner_of(longest), policy=toy_policy)
 

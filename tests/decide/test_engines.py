@@ -137,40 +137,69 @@ def test_shares_of_stops_and_sources_of_coverage_add_up(unit):
         assert sum(by_stop) == pytest.approx(r["coverage"])
 
 
-@pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "anytime", "paper"])
-def test_one_replayed_trial_is_what_plan_and_decide_do(monkeypatch, kind):
-    # AR learns nothing and all cases of a window rule share one prior: the trial can be redone.
-    spec = PolicyPlan(kind, 0.1, TWO, score="ar")
-    monkeypatch.setattr(MODULE, "compiled", lambda work: False)
-    seen = []
-    original = MODULE.replay
-    monkeypatch.setattr(MODULE, "replay", lambda *a: seen.append(a) or original(*a))
-    (found,) = simulate(TABLE, [spec], trials=1, rng=np.random.default_rng(3), unit="case")
-    scans, splitting, thresholds = seen[0]
+def tied_table():
+    """The table on a coarse grid, where many cases have the same risk and the same score."""
+    outputs, targets = (np.round(v * 8) / 8 for v in (TABLE.outputs, TABLE.targets))
+    return tq.TaskOutputs(
+        outputs, targets, TABLE.accelerations, group=TABLE.group, task_range=(0.0, 1.0)
+    )
 
+
+def watched_trials(monkeypatch, table, spec, trials, is_compiled=False, **options):
+    """Simulate, and return the result with what was replayed."""
+    seen, original = [], MODULE.replay
+    with monkeypatch.context() as patch:
+        patch.setattr(MODULE, "compiled", lambda work: is_compiled)
+        patch.setattr(MODULE, "replay", lambda *a: seen.append(a) or original(*a))
+        rng = np.random.default_rng(3)
+        (found,) = simulate(table, [spec], trials=trials, rng=rng, **options)
+    return found, *seen[0]
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "anytime", "paper"])
+def test_a_replayed_trial_is_what_the_rules_say(monkeypatch, kind, is_compiled):
+    table, spec = tied_table(), PolicyPlan(kind, 0.1, Goal(max_width=0.1), score="lwr")
+    found, scans, splitting, thresholds = watched_trials(
+        monkeypatch, table, spec, 1, is_compiled, unit="case"
+    )
     test = splitting.case_folds(np.array([0]))[0].astype(bool)
     covered, scanning = np.ones(test.sum(), bool), np.ones(test.sum(), bool)
+    ties = 0
     for k, threshold in enumerate(thresholds[:, 0]):
         (examined,) = scans.seen.rounds[k]
+        ties += int((examined.largest[test] == threshold)[scanning].sum())
         stops = scanning & examined.stops(threshold)[test]
-        hits = examined.report(threshold).contains(TABLE.targets)[test]
+        hits = examined.report(threshold).contains(table.targets)[test]
         covered[stops] = hits[stops]
         scanning &= ~stops
     assert found.coverage == pytest.approx(covered.mean())
     assert found.early == pytest.approx(1 - scanning.mean())
+    # The statistic of a window is what its threshold ties with.
+    assert ties > 0 or kind != "fixed-width"
 
 
-def test_the_calibrated_threshold_of_a_trial_is_the_planned_one(monkeypatch):
-    seen, original = [], MODULE.replay
-    monkeypatch.setattr(MODULE, "replay", lambda *a: seen.append(a) or original(*a))
-    for unit in ("case", "group"):
-        spec = PolicyPlan("adaptive", 0.1, TWO, score="lwr")
-        simulate(TABLE, [spec], trials=4, rng=np.random.default_rng(3), unit=unit)
-        _, splitting, thresholds = seen[-1]
-        for t in range(4):
-            calibration = splitting.case_folds(np.array([t]))[0] == 0
-            policy = tq.plan(
-                TABLE.select(cases=calibration), alpha=0.1, max_width=0.2, policy="adaptive",
-                score="lwr", unit=unit,
-            )  # fmt: skip
-            assert policy.thresholds == tuple(thresholds[:, t])
+PROMISES = [
+    {"unit": "case"},
+    {"unit": "case", "delta": 0.2},
+    {"unit": "group"},
+    {"unit": "group", "cases": "all"},
+    {"unit": "group", "cases": 0.7},
+    {"unit": "whole-group"},
+    {"unit": "whole-group", "cases": 0.7},
+]
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=str)
+def test_the_threshold_of_a_trial_is_the_planned_one(monkeypatch, promise):
+    spec = PolicyPlan("adaptive", 0.2, TWO, score="lwr")
+    _, _, splitting, thresholds = watched_trials(monkeypatch, TABLE, spec, 3, **promise)
+
+    for t in range(3):
+        calibration = splitting.case_folds(np.array([t]))[0] == 0
+        policy = tq.plan(
+            TABLE.select(cases=calibration), alpha=0.2, max_width=0.2, policy="adaptive",
+            score="lwr", **promise,
+        )  # fmt: skip
+        assert policy.thresholds == tuple(thresholds[:, t])
+        assert np.isfinite(policy.thresholds).all()

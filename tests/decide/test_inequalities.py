@@ -100,6 +100,35 @@ def test_a_report_contains_the_target_from_its_score_on(rule, seed):
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@settings(max_examples=15)
+@given(seed=SEEDS)
+def test_a_report_does_not_contain_the_target_below_its_score(rule, seed):
+    outputs, targets = population(seed)
+    seen = examine([[rule]] * 3, outputs, targets)
+    for k in range(3):
+        (examined,) = seen.rounds[k]
+        # Identical samples make a point that does not move; it has no below.
+        below = seen.score[k] - 1e-6
+        sharp = np.isfinite(below) & (examined.family.scale > 0) & (below >= seen.lowest[k])
+        report = seen.report(k, np.where(sharp, below, 0.0))
+        z = targets[k, :, 0]
+        at_end = (z == examined.window.lower) | (z == examined.window.upper)
+        assert not report.contains(z)[sharp & ~at_end].any()
+
+
+@settings(max_examples=15)
+@given(seed=SEEDS)
+def test_several_tasks_stop_when_each_of_them_would(seed):
+    rules = [RULES["lwr"], RULES["cqr"]]
+    seen = examine([rules] * 3, *population(seed, tasks=2))
+    for threshold in thresholds_of(seen):
+        for k in range(3):
+            each = [e.stops(threshold) for e in seen.rounds[k]]
+            together = (seen.lowest[k] <= threshold) & (threshold < seen.largest[k])
+            assert (together == np.all(each, axis=0)).all()
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @given(seed=SEEDS)
 def test_the_stopping_score_is_at_most_the_simultaneous_one(rule, seed):
     seen = examine([[rule]] * 3, *population(seed))
