@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from taskuq.calibrate.link import IDENTITY, Link
 from taskuq.errors import InputError
@@ -28,6 +28,10 @@ class Family(Protocol):
 
     def interval(self, quantile: ArrayLike) -> Interval:
         """Return the interval of each case for one quantile, or for one quantile per case."""
+        ...
+
+    def take(self, index: NDArray[np.int64]) -> Family:
+        """Return the family of some of the cases, in the given order."""
         ...
 
 
@@ -71,6 +75,11 @@ class AnchoredFamily:
     def __post_init__(self) -> None:
         if self.side not in SIDES:
             raise InputError(f"side must be 'two', 'upper' or 'lower', got {self.side!r}")
+
+    def take(self, index: NDArray[np.int64]) -> AnchoredFamily:
+        """Return the family of some of the cases, in the given order."""
+        low, high, scale = self.low[index], self.high[index], self.scale[index]
+        return replace(self, low=low, high=high, scale=scale)
 
     def score(self, targets: FloatArray) -> FloatArray:
         """Return the smallest quantile whose interval contains the target."""
@@ -128,6 +137,10 @@ class OpaqueFamily:
 
     source: Score
     outputs: FloatArray
+
+    def take(self, index: NDArray[np.int64]) -> OpaqueFamily:
+        """Return the family of some of the cases, in the given order."""
+        return OpaqueFamily(self.source, self.outputs[index])
 
     def score(self, targets: FloatArray) -> FloatArray:
         """Return what the user's ``score`` says, checked."""

@@ -33,7 +33,11 @@ class RobustRidge:
         """Predict from features (case, feature)."""
         inside = np.clip(features, self.lows, self.highs)
         standard = (inside - self.centers) / np.asarray(self.widths)
-        return np.asarray(self.intercept + standard @ np.asarray(self.coefficients))
+        # Column by column: a matrix product would round differently for other numbers of cases.
+        total = np.full(len(features), self.intercept)
+        for column, coefficient in zip(standard.T, self.coefficients, strict=True):
+            total += column * coefficient
+        return total
 
 
 def fit_robust_ridge(

@@ -135,9 +135,11 @@ def _judge(cases: Cases, pool: Pool, alpha: float) -> tuple[Moments, Moments, Mo
         centers = linear_moments(law, ordered, error, np.zeros_like(error))
         return coverage, width, centers, infinite, pool.n_tuning
 
-    def tables(position: NDArray[np.int64]) -> FloatArray:
-        interval = clipped(intervals_at(pool.family, ordered[position - 1]), cases.task_range)
-        return np.stack([interval.width, distance(interval, targets)])[:, :, order]
+    family, targets = pool.family.take(order), targets[order]
+
+    def tables(position: NDArray[np.int64]) -> list[FloatArray]:
+        interval = clipped(intervals_at(family, ordered[position - 1]), cases.task_range)
+        return [interval.width, distance(interval, targets)]
 
     with np.errstate(invalid="ignore"):  # infinite widths are reported as such
         width, centers = mean_moments(law, tables)

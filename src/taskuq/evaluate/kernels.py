@@ -74,11 +74,22 @@ def _scan(entry_unit, entry_weight, ends_tie, fold, allowed):  # type: ignore[no
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
-def _masked_sum(fold, values):  # type: ignore[no-untyped-def]  # compiled
+def _masked_sum(chosen, values):  # type: ignore[no-untyped-def]  # compiled
     total = 0.0
     for i in range(values.size):
-        total += fold[i] * values[i]
+        total += chosen[i] * values[i]
     return total
+
+
+@njit(cache=True, nogil=True)
+def _fill_chosen(fold, unit_of_case, chosen):  # type: ignore[no-untyped-def]  # compiled
+    """Mark the test cases with ones, as floats: converted once, multiplied many times."""
+    if unit_of_case.size > 0:
+        for i in range(chosen.size):
+            chosen[i] = fold[unit_of_case[i]]
+    else:
+        for i in range(chosen.size):
+            chosen[i] = fold[i]
 
 
 @njit(cache=True, nogil=True)
@@ -98,23 +109,19 @@ def run_trials(  # type: ignore[no-untyped-def]  # compiled
     test_above,
     sums,
 ):
-    """Split, find the quantile of each score, and add its features over the test cases."""
+    """Split, find the quantile of each score, and add features over the test cases."""
     words = np.empty(-(-units // 8), np.uint64)
     fold = np.empty(units, np.uint8)
-    by_group = unit_of_case.size > 0
-    case_fold = np.empty(unit_of_case.size, np.uint8)
+    chosen = np.empty(features.shape[1])
     for t in range(trial_numbers.size):
         fill_test_fold(seed, trial_numbers[t], units, n_test, threshold, words, fold)
-        if by_group:
-            for i in range(unit_of_case.size):
-                case_fold[i] = fold[unit_of_case[i]]
-        cases = case_fold if by_group else fold
+        _fill_chosen(fold, unit_of_case, chosen)
         for s in range(entry_unit.shape[0]):
             position[s, t], test_above[s, t] = _scan(
                 entry_unit[s], entry_weight[s], ends_tie[s], fold, allowed[s]
             )
-            for f in range(features.shape[1]):
-                sums[s, f, t] = _masked_sum(cases, features[s, f])
+        for f in range(features.shape[0]):
+            sums[f, t] = _masked_sum(chosen, features[f])
 
 
 @njit(cache=True, nogil=True)
@@ -124,13 +131,9 @@ def sum_table_rows(  # type: ignore[no-untyped-def]  # compiled
     """Add, over the test cases of each trial, the row of each table that belongs to the trial."""
     words = np.empty(-(-units // 8), np.uint64)
     fold = np.empty(units, np.uint8)
-    by_group = unit_of_case.size > 0
-    case_fold = np.empty(unit_of_case.size, np.uint8)
+    chosen = np.empty(tables.shape[2])
     for t in range(trial_numbers.size):
         fill_test_fold(seed, trial_numbers[t], units, n_test, threshold, words, fold)
-        if by_group:
-            for i in range(unit_of_case.size):
-                case_fold[i] = fold[unit_of_case[i]]
-        cases = case_fold if by_group else fold
+        _fill_chosen(fold, unit_of_case, chosen)
         for k in range(tables.shape[0]):
-            sums[k, t] = _masked_sum(cases, tables[k, rows[t]])
+            sums[k, t] = _masked_sum(chosen, tables[k, rows[t]])

@@ -75,7 +75,9 @@ def run_trials(splitting: Splitting, rankings: list[Ranking], features: FloatArr
     R, T = len(rankings), splitting.trials
     position = np.empty((R, T), dtype=np.int64)
     test_above = np.empty((R, T))
-    sums = np.empty((R, features.shape[1], T))
+    # Scores share features, and many are constant: each distinct one is added up once.
+    distinct, which = np.unique(features.reshape(-1, splitting.cases), axis=0, return_inverse=True)
+    added = np.empty((len(distinct), T))
     entry_unit = np.stack([ranking.unit for ranking in rankings])
     entry_weight = np.stack([ranking.weight for ranking in rankings])
     ends_tie = np.stack([ranking.ends_tie for ranking in rankings])
@@ -87,9 +89,9 @@ def run_trials(splitting: Splitting, rankings: list[Ranking], features: FloatArr
         kernels.run_trials(
             np.uint64(splitting.seed), np.arange(T), splitting.units, splitting.n_test,
             byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
-            entry_unit, entry_weight, ends_tie, allowed, features, position, test_above, sums,
+            entry_unit, entry_weight, ends_tie, allowed, distinct, position, test_above, added,
         )  # fmt: skip
-        return Found(position, test_above, sums)
+        return Found(position, test_above, added[which].reshape(*features.shape[:2], T))
     for block in _trial_blocks(splitting):
         folds = test_folds(
             splitting.seed, int(block[0]), len(block), splitting.units, splitting.n_test
@@ -100,8 +102,8 @@ def run_trials(splitting: Splitting, rankings: list[Ranking], features: FloatArr
             position[s, block], test_above[s, block] = _scan(
                 folds, entry_unit[s], entry_weight[s], ends_tie[s], allowed[s]
             )
-            sums[s][:, block] = features[s] @ cases.T
-    return Found(position, test_above, sums)
+        added[:, block] = distinct @ cases.T
+    return Found(position, test_above, added[which].reshape(*features.shape[:2], T))
 
 
 def sums_at_quantiles(
