@@ -36,25 +36,28 @@ from taskuq.training.weights import fill, read_card, read_tensors
 
 @dataclass(frozen=True)
 class StartConfig:
-    """What the backbone starts from: pre-trained weights, ImageNet weights, or random ones.
+    """What a network starts from: weights of an earlier training, ImageNet's, or random ones.
 
     Arguments:
         simclr: Weights that ``taskuq train simclr`` wrote.
         imagenet: A file of torchvision's ResNet-50 weights.
+        classifier: Weights that ``taskuq train classifier`` wrote, head included: plain training
+            first and adversarial training after it is much quicker than the second alone.
 
     Example:
         >>> StartConfig(simclr=Path("a.safetensors"), imagenet=Path("b.pth"))
         Traceback (most recent call last):
         ...
-        taskuq.errors.InputError: start names two files; name one
+        taskuq.errors.InputError: start names several files; name one
     """
 
     simclr: Path | None = None
     imagenet: Path | None = None
+    classifier: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.simclr is not None and self.imagenet is not None:
-            raise InputError("start names two files; name one")
+        if sum(path is not None for path in (self.simclr, self.imagenet, self.classifier)) > 1:
+            raise InputError("start names several files; name one")
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class ClassifierTraining:
         split: Who is trained on, tuned on, judged.
         views: How far a view is from its image.
         attack: Radius and steps of adversarial training; radius 0 trains plainly.
-        start: What the backbone starts from.
+        start: What the network starts from.
         balance: Whether both classes count alike in the loss.
 
     Example:
@@ -220,10 +223,15 @@ def train(
 def _recipe(settings: Settings, training: Part, tuning: Part) -> Recipe:
     if isinstance(settings, ContrastiveTraining):
         recipe = simclr_recipe(settings.network, settings.views)
+        if settings.start.classifier is not None:
+            raise InputError("start.classifier is for a classifier; name simclr or imagenet")
         _start(recipe.network.backbone, settings.start)  # type: ignore[arg-type]
         return recipe
     network = Classifier(settings.network)
     _start(network.backbone, settings.start)
+    if settings.start.classifier is not None:
+        read_card(settings.start.classifier, ("classifier",))
+        fill(network, read_tensors(settings.start.classifier), settings.start.classifier)
     tasks = len(settings.network.tasks)
     if training.targets.shape[1] != tasks:
         raise InputError(
@@ -248,6 +256,7 @@ def _standardise(network: Classifier, training: Part) -> None:
 
 
 def _start(backbone: Backbone, start: StartConfig) -> None:
+    """Fill a backbone from what was pre-trained."""
     if start.imagenet is not None:
         if backbone.config.kind != "resnet50":
             raise InputError("start.imagenet is for a resnet50; the backbone is small: leave it")

@@ -1,0 +1,216 @@
+"""The task network: its size, its scale, its files; tasks without a network."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from taskuq.errors import InputError
+from taskuq.protocols import Task
+from taskuq.task import (
+    AsTask,
+    BackboneConfig,
+    Classifier,
+    ClassifierConfig,
+    MeanIntensity,
+    build,
+    load,
+)
+from taskuq.task.backbone import Backbone
+from taskuq.task.resnet50 import read_imagenet, resnet50
+from taskuq.task.scaling import unit_scale
+from taskuq.training.weights import save_weights
+
+HERE = Path(__file__).resolve().parent
+_spec = importlib.util.spec_from_file_location("numbered", HERE / "numbered.py")
+numbered = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(numbered)
+
+# torchvision 0.26.0, resnet50(weights=None) in float64, weights by numbered_state, last layer left
+# out, on numbered_images: first four features of each image, sum and norm of all 2 x 2048.
+TORCHVISION = [
+    57.681668848285305, 25.488459569745075, 9.821905194699742, 21.0114994967032,
+    63.42772877870003, 26.53474693323504, 9.397496615469011, 21.73033797931283,
+]  # fmt: skip
+TORCHVISION_SUM, TORCHVISION_NORM = 220088.02250059013, 4603.568662442984
+
+images = st.integers(0, 99).map(
+    lambda seed: torch.rand(2, 16, 16, generator=torch.Generator().manual_seed(seed))
+)
+
+
+@pytest.fixture(scope="module")
+def paper():
+    return build("classifier", preset="paper").eval()
+
+
+@pytest.fixture(scope="module")
+def imagenet():
+    """A state dict with torchvision's 320 names; the last layer included."""
+    shapes = {name: tuple(value.shape) for name, value in resnet50().state_dict().items()}
+    state = numbered.numbered_state(shapes | {"fc.weight": (1000, 2048), "fc.bias": (1000,)})
+    assert len(state) == 320
+    return state
+
+
+def test_the_published_network_has_its_published_size(paper):
+    assert sum(p.numel() for p in paper.parameters()) == 24_065_601
+
+
+def test_torchvision_weights_give_torchvision_outputs(imagenet, tmp_path):
+    torch.save(imagenet, tmp_path / "resnet50.pth")
+    network = resnet50().double().eval()
+    read_imagenet(network, tmp_path / "resnet50.pth")
+    with torch.no_grad():
+        features = network(numbered.numbered_images())
+
+    assert features[:, :4].flatten().tolist() == pytest.approx(TORCHVISION, rel=1e-9)
+    assert float(features.sum()) == pytest.approx(TORCHVISION_SUM, rel=1e-9)
+    assert float(features.norm()) == pytest.approx(TORCHVISION_NORM, rel=1e-9)
+
+
+def test_the_paper_sees_three_equal_channels_normalised_as_imagenet():
+    backbone = Backbone(BackboneConfig("resnet50"))
+    seen = []
+    backbone.body = nn.Sequential()
+    backbone.body.register_forward_hook(lambda module, given, result: seen.append(given[0]))
+    backbone(torch.full((1, 2, 2), 0.5))
+
+    wanted = [(0.5 - 0.485) / 0.229, (0.5 - 0.456) / 0.224, (0.5 - 0.406) / 0.225]
+    assert seen[0][0, :, 0, 0].tolist() == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("fault", ["missing", "hostile", "other"])
+def test_weights_of_something_else_are_refused(imagenet, tmp_path, fault):
+    path = tmp_path / "weights.pth"
+    if fault == "missing":
+        torch.save({k: v for k, v in imagenet.items() if k != "layer1.0.conv1.weight"}, path)
+    elif fault == "hostile":
+        path.write_bytes(pickle.dumps(Path(tmp_path), protocol=2))
+    else:
+        torch.save([1, 2], path)
+
+    with pytest.raises(InputError, match=r"weights\.pth"):
+        read_imagenet(resnet50(), path)
+
+
+@given(x=images, scale=st.floats(1e-3, 1e3), offset=st.floats(-10, 10))
+def test_scale_and_offset_of_an_image_do_not_matter(x, scale, offset):
+    # In float64: an offset far above the image's span costs float32 its digits.
+    changed = unit_scale(x.double() * scale + offset)
+
+    assert torch.allclose(changed, unit_scale(x.double()), atol=1e-9)
+    assert float(changed.amin()) == 0
+    assert float(changed.amax()) == 1
+
+
+@pytest.mark.parametrize("value", [0.0, 7.0, 1e-42, -3e38])
+def test_a_constant_image_has_an_output_and_a_gradient(value):
+    net, x = build("classifier", preset="tiny").eval(), torch.full((2, 16, 16), value)
+    x.requires_grad_()
+    outputs = net(x)
+    outputs.sum().backward()
+
+    assert torch.isfinite(outputs).all()
+    assert torch.isfinite(x.grad).all()
+
+
+def test_outputs_are_probabilities_of_each_image_alone():
+    net, x = build("classifier", preset="tiny").eval(), torch.rand(5, 24, 24)
+    together = net(x)
+
+    assert together.shape == (5,)
+    assert ((together > 0) & (together < 1)).all()
+    assert torch.allclose(together[2:3], net(x[2:3]), atol=1e-6)
+
+
+def test_several_tasks_have_an_axis_and_numbers_a_unit():
+    config = ClassifierConfig(
+        BackboneConfig("small", width=4), tasks=("area", "count"), output="number"
+    )
+    net = Classifier(config).eval()
+    net.shift.copy_(torch.tensor([100.0, 5.0]))
+    net.spread.copy_(torch.tensor([20.0, 0.0]))
+    outputs = net(torch.rand(3, 16, 16))
+
+    assert outputs.shape == (3, 2)
+    assert (outputs[:, 1] == 5).all()
+    assert net.range is None
+    assert build("classifier", preset="tiny").range == (0, 1)
+
+
+def test_a_network_is_read_back_with_the_same_outputs(tmp_path):
+    net, x = build("classifier", preset="tiny").eval(), torch.rand(2, 16, 16)
+    path = save_weights(net, tmp_path / "a.safetensors", kind="classifier", config=net.config)
+    state = torch.get_rng_state()
+
+    assert torch.equal(load(path)(x), net(x))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (1, 3, 16, 16), (0, 16, 16)])
+def test_other_shapes_are_refused_in_one_sentence(shape):
+    with pytest.raises(InputError, match=r"give real magnitude images"):
+        build("classifier", preset="tiny")(torch.ones(shape))
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(InputError, match="there is no classifier huge"):
+        build("classifier", preset="huge")
+    with pytest.raises(InputError, match="name of its own"):
+        ClassifierConfig(tasks=("a", "a"))
+
+
+def test_any_module_is_a_task_and_keeps_its_mode():
+    net = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.Linear(64, 3)).train()
+    task, x = AsTask(net, batch=2), np.random.default_rng(0).random((5, 8, 8))
+
+    assert isinstance(task, Task)
+    assert torch.equal(task(x), task(x))  # dropout would differ
+    assert task(x).shape == (5, 3)
+    assert torch.allclose(task(x)[3:], task(x[3:]), atol=1e-6)
+    assert net.training
+
+
+def test_any_function_is_a_task_and_a_wrong_one_is_told():
+    assert AsTask(lambda x: x.amax((1, 2)))(torch.ones(3, 4, 4)).tolist() == [1, 1, 1]
+    with pytest.raises(InputError, match=r"the task gave shape \(4,\) for 3 images"):
+        AsTask(lambda x: torch.ones(4))(torch.ones(3, 4, 4))
+
+
+def test_the_mean_of_parts_makes_the_mean_of_the_whole():
+    x = torch.rand(2, 8, 8)
+    upper, lower = MeanIntensity(rows=(0, 0.5))(x), MeanIntensity(rows=(0.5, 1))(x)
+
+    assert torch.allclose((upper + lower) / 2, x.mean((1, 2)))
+    assert torch.allclose(MeanIntensity((0.25, 0.5), (0, 0.25))(x), x[:, 2:4, :2].mean((1, 2)))
+
+
+def test_the_small_network_needs_neither_monai_nor_torchvision(monkeypatch):
+    import sys
+
+    for name in ("monai.networks.nets.resnet", "torchvision.models"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+    assert build("classifier", preset="demo")(torch.rand(2, 32, 32)).shape == (2,)
+    with pytest.raises(InputError, match=r"taskuq\[mri\]"):
+        build("classifier", preset="paper")
+
+
+def test_a_residual_block_starts_from_what_it_gets():
+    """Without its two convolutions a block is the identity on what is not negative."""
+    net = build("classifier", preset="tiny").backbone.body.eval()
+    block, x = net.blocks[0], torch.rand(1, 8, 6, 6)
+    with torch.no_grad():
+        block.second_norm.weight.zero_()
+
+    assert torch.equal(block(x), functional.relu(x))

@@ -1,0 +1,292 @@
+"""Training task networks: they learn, go on, stop, and refuse what they cannot learn from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from taskuq.commands.train import classifier, simclr
+from taskuq.data.arrays import ArrayDataset
+from taskuq.errors import InputError
+from taskuq.task import AttackConfig, BackboneConfig, ClassifierConfig, load
+from taskuq.task.augment import AugmentConfig
+from taskuq.task.cases import collate
+from taskuq.task.quality import judge_classifier, judge_numbers
+from taskuq.task.simclr import ContrastiveConfig
+from taskuq.task.sources import Part, SplitConfig, TaskData
+from taskuq.task.train import (
+    ClassifierTraining,
+    ContrastiveTraining,
+    StartConfig,
+    open_parts,
+    read_task_settings,
+    train,
+)
+from taskuq.training.config import TrainingConfig
+from taskuq.training.fit import Machine
+from taskuq.training.log import read_log
+from taskuq.training.state import same_bits
+from taskuq.training.weights import read_tensors
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = Machine(accelerator="cpu", progress=False)
+TINY = BackboneConfig("small", width=4, blocks=(1, 1))
+SPLIT = SplitConfig(train=0.5, tune=0.25)
+
+
+@pytest.fixture
+def settings(spots):
+    return ClassifierTraining(
+        network=ClassifierConfig(TINY, hidden=(8,), dropout=0.1, tasks=("spot",)),
+        training=TrainingConfig(epochs=6, batch=16, learning_rate=1e-2),
+        data=TaskData(kind="npz", path=spots, in_memory=True),
+        split=SPLIT,
+        views=AugmentConfig(rotation=5.0, shift=0.05, crop=0.9),
+        attack=AttackConfig(radius=2.0, steps=3, step=0.5),
+    )
+
+
+def final(folder):
+    return read_tensors(folder / "last.safetensors")
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(same_bits(v, second[k]) for k, v in first.items())
+
+
+def test_a_classifier_learns_what_it_is_shown(settings, tmp_path):
+    best = train(settings, tmp_path, machine=CPU)
+    judged = open_parts(settings)[2]
+    (row,) = judge_classifier(load(best), judged, AttackConfig(radius=0.5))
+
+    assert row["cases"] == 24
+    assert row["auroc"] > 0.95
+    assert row["robust_accuracy"] <= row["accuracy"]
+    assert max(r["validation_auroc"] for r in read_log(tmp_path / "metrics.csv")) > 0.95
+
+
+def test_a_stopped_training_ends_with_the_same_bits(settings, tmp_path):
+    """Views, attacks and dropout are drawn for the epoch and the step, not one after the other."""
+    train(settings, tmp_path / "whole", machine=CPU)
+    # The constant schedule lets the same training be cut short by asking for fewer epochs.
+    half = replace(settings, training=replace(settings.training, epochs=3))
+    train(half, tmp_path / "parts", machine=CPU)
+    config = tmp_path / "parts" / "config.toml"
+    config.write_text(config.read_text().replace("epochs = 3", "epochs = 6"))
+    train(settings, tmp_path / "parts", machine=CPU)
+
+    assert same(final(tmp_path / "parts"), final(tmp_path / "whole"))
+
+
+def test_another_seed_ends_elsewhere(settings, tmp_path):
+    one_epoch = replace(settings.training, epochs=1)
+    for seed in (0, 1):
+        changed = replace(settings, training=replace(one_epoch, seed=seed))
+        train(changed, tmp_path / str(seed), machine=CPU)
+
+    assert not same(final(tmp_path / "0"), final(tmp_path / "1"))
+
+
+def test_training_stops_when_tuning_patients_see_no_progress(settings, tmp_path):
+    training = replace(settings.training, epochs=40, patience=2, keep_every=7)
+    patient = replace(settings, training=training)
+    train(patient, tmp_path, machine=CPU)
+    stopped = final(tmp_path)
+    rows = read_log(tmp_path / "metrics.csv")
+    best = max(range(len(rows)), key=lambda k: rows[k]["validation_auroc"])
+
+    assert len(rows) == best + 3 < 40
+    train(patient, tmp_path, machine=CPU)  # started again, it has nothing left to do
+    assert len(read_log(tmp_path / "metrics.csv")) == len(rows)
+    assert same(final(tmp_path), stopped)
+
+
+def test_pre_training_tells_images_apart_and_the_classifier_starts_from_it(settings, tmp_path):
+    contrastive = ContrastiveTraining(
+        network=ContrastiveConfig(TINY, hidden=8, embedding=8, temperature=0.2),
+        training=replace(settings.training, epochs=4),
+        data=settings.data,
+        split=SPLIT,
+        views=AugmentConfig(rotation=5.0, contrast=0.5, blur=1.0),
+    )
+    best = train(contrastive, tmp_path / "simclr", machine=CPU)
+    losses = [row["validation_loss"] for row in read_log(tmp_path / "simclr" / "metrics.csv")]
+    # A step of length 0 shows what training starts from; batch statistics move all the same.
+    still = replace(settings.training, epochs=1, learning_rate=1e-30)
+    begun = replace(settings, training=still, start=StartConfig(simclr=best))
+    train(begun, tmp_path / "classifier", machine=CPU)
+    before, after = read_tensors(best), final(tmp_path / "classifier")
+
+    assert min(losses) < losses[0]
+    shared = [k for k in before if k.startswith("backbone.") and k.endswith("weight")]
+    assert len(shared) > 5
+    assert all(same_bits(before[name], after[name]) for name in shared)
+
+
+def test_the_least_contrastive_loss_is_kept(settings, tmp_path):
+    contrastive = ContrastiveTraining(
+        network=ContrastiveConfig(TINY, hidden=8, embedding=8),
+        training=replace(settings.training, epochs=3),
+        data=settings.data,
+        split=SPLIT,
+    )
+    best = train(contrastive, tmp_path, machine=CPU)
+    losses = [row["validation_loss"] for row in read_log(tmp_path / "metrics.csv")]
+    from taskuq.training.toml import read_toml
+
+    assert read_toml(best.with_suffix(".toml"))["reached"]["loss"] == pytest.approx(min(losses))
+
+
+def test_a_lesion_area_is_learnt_in_its_own_unit(settings, tmp_path):
+    numbers = replace(
+        settings,
+        network=replace(settings.network, tasks=("area",), output="number"),
+        data=replace(settings.data, target="area"),
+        attack=AttackConfig(radius=0),
+        training=replace(settings.training, epochs=12),
+    )
+    network = load(train(numbers, tmp_path, machine=CPU))
+    (row,) = judge_numbers(network, open_parts(numbers)[2])
+
+    assert row["explained"] > 0.5
+    assert network.range is None
+
+
+def test_several_findings_are_learnt_at_once(settings, tmp_path):
+    both = replace(
+        settings,
+        network=replace(settings.network, tasks=("spot", "none")),
+        data=replace(settings.data, target="both"),
+        attack=AttackConfig(radius=0),
+    )
+    rows = judge_classifier(load(train(both, tmp_path, machine=CPU)), open_parts(both)[2])
+
+    assert [row["task"] for row in rows] == ["spot", "none"]
+    assert min(row["auroc"] for row in rows) > 0.9
+
+
+def test_only_the_cases_that_are_kept_are_used(settings):
+    some = replace(settings, data=replace(settings.data, keep="first_half"))
+
+    assert sum(len(part.cases) for part in open_parts(some)) == 48
+
+
+def labelled(label, path):
+    np.savez(path, images=np.ones((len(label), 8, 8)), label=label, group=np.arange(len(label)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("label", "sentence"),
+    [
+        ([0] * 20, "all 10 labels of the training patients are 0; give patients with and without"),
+        ([0, 1, 2, 1] * 5, "labels of the training patients hold 2; give 0"),
+    ],
+)
+def test_labels_that_teach_nothing_are_refused(settings, tmp_path, label, sentence):
+    data = replace(settings.data, path=labelled(label, tmp_path / "a.npz"))
+    with pytest.raises(InputError, match=sentence):
+        train(replace(settings, data=data), tmp_path / "run", machine=CPU)
+
+
+def test_images_of_mixed_sizes_are_refused(settings, tmp_path):
+    class Mixed(ArrayDataset):
+        def __getitem__(self, index):
+            item = super().__getitem__(index)
+            return item._replace(image=item.image[:, : 8 - index % 2])
+
+    mixed = Mixed(np.random.default_rng(0).random((4, 8, 8)), [0, 1, 0, 1], "each")
+    part = Part(mixed, np.array([[0.0], [1.0], [0.0], [1.0]]))
+    with pytest.raises(InputError, match="images are of size 8×7 and 8×8; give images of one size"):
+        train(settings, tmp_path, machine=CPU, parts=(part, part))
+
+
+def test_broken_images_are_named(settings, tmp_path):
+    class Broken(ArrayDataset):
+        def __getitem__(self, index):
+            item = super().__getitem__(index)
+            return item._replace(image=item.image * float("nan"))
+
+    broken = Broken(np.ones((2, 8, 8)), [0, 1], "each", case=["a", "b"])
+    part = Part(broken, np.array([[0.0], [1.0]]))
+    with pytest.raises(InputError, match=r"case [ab] holds NaN"):
+        train(settings, tmp_path, machine=CPU, parts=(part, part))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"data": {"target": "volume"}}, "has no volume; choose from"),
+        ({"data": {"keep": "area"}}, "data.keep needs one boolean"),
+        ({"data": {"path": None}}, "data.path is missing"),
+        ({"data": {"target": "both"}}, "2 targets for each case and the network 1 outputs"),
+        ({"start": {"imagenet": Path("a.pth")}}, "for a resnet50"),
+        ({"start": {"simclr": Path("a.safetensors")}}, "cannot read a.toml"),
+    ],
+)
+def test_settings_that_do_not_fit_the_data_are_refused(settings, tmp_path, change, sentence):
+    ((table, changes),) = change.items()
+    wrong = replace(settings, **{table: replace(getattr(settings, table), **changes)})
+    with pytest.raises(InputError, match=sentence):
+        train(wrong, tmp_path, machine=CPU)
+
+
+def test_a_batch_of_cases_is_a_batch_of_images():
+    cases = [{"image": torch.full((2, 3), float(k)), "target": torch.ones(1)} for k in range(3)]
+
+    assert collate(cases)["image"][:, 0, 0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.toml")), ids=str)
+def test_every_configuration_of_a_task_network_is_read(path):
+    kind = next((k for k in ("simclr", "classifier") if path.stem.startswith(k)), None)
+    if kind is None:
+        return
+    settings = read_task_settings(kind, path)
+    if "fastmri" in str(path):
+        layout = ClassifierTraining if kind == "classifier" else ContrastiveTraining
+        paper = layout()
+        assert settings.network.backbone == paper.network.backbone
+        assert settings.training.epochs == paper.training.epochs
+        assert settings.training.batch == 128
+
+
+COMMAND = """
+[network.backbone]
+kind = "small"
+width = 4
+blocks = [1, 1]
+[training]
+epochs = 2
+batch = 16
+[data]
+kind = "npz"
+path = "{path}"
+[split]
+path = "{split}"
+train = 0.5
+tune = 0.25
+"""
+
+
+def test_the_commands_leave_weights_a_table_and_curves(spots, tmp_path, capsys):
+    text = COMMAND.format(path=spots, split=tmp_path / "split.json")
+    (tmp_path / "a.toml").write_text(text)
+    options = {"accelerator": "cpu", "progress": False}
+    simclr(tmp_path / "a.toml", output=tmp_path / "s", **options)
+    start = f'[start]\nsimclr = "{tmp_path}/s/best.safetensors"\n[attack]\nradius = 0\n'
+    (tmp_path / "b.toml").write_text(text + start)
+    classifier(tmp_path / "b.toml", output=tmp_path / "c", **options)
+    said = capsys.readouterr()
+
+    assert said.out.split() == [str(tmp_path / f / "best.safetensors") for f in "sc"]
+    assert "AUROC" in said.err
+    record = json.loads((tmp_path / "c" / "quality.json").read_text())
+    assert [record["parts"][p][0]["groups"] for p in ("tune", "judge")] == [6, 6]
+    for name in ("roc-finding.svg", "reliability-finding.svg"):
+        assert (tmp_path / "c" / name).read_text().startswith("<?xml")
