@@ -20,7 +20,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from taskuq.commands.quality import table
 from taskuq.recover import load
 from taskuq.recover.quality import QualityConfig, judge
 from taskuq.recover.train import FlowTraining, VarNetTraining, train
@@ -78,13 +77,8 @@ def train_both(path: Path, folder: Path) -> None:
         tell=lambda line: print(line, flush=True),
     )
     (folder / "quality.json").write_text(json.dumps(record, indent=1))
-    print("\n".join(table(record)))
     for row in record["results"]:
-        if "spread_error_correlation" in row:
-            found = row["spread_error_correlation"]
-            print(
-                f"R = {row['acceleration']:g}: spread against error, rank correlation {found:.3f}"
-            )
+        print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
 
 
 def ship(best: Path, target: Path, kind: str) -> Path:

@@ -180,8 +180,8 @@ def _between(x, raw, raw_bias, pair, bias, filters, inverse_gate, offset, kept, 
         tl.store(base + c[None, :], out, live)
 
 
-# Rows of a tile, warps, programs for each multiprocessor: measured on an H200.
-BETWEEN = {64: (128, 4, 2), 128: (128, 8, 2)}
+# Rows of a tile, warps, programs for each multiprocessor, stages of loading: measured on an H200.
+BETWEEN = {64: (128, 4, 2, 2), 128: (64, 4, 2, 1)}
 
 
 def supports(channels: int) -> bool:
@@ -193,13 +193,13 @@ def between(x: Tensor, raw: Tensor | None, fold, attend, kept: Tensor) -> None:
     """Finish one step and open the next, in place (see ``rows.between``)."""
     images, pixels, channels = x.shape
     rows = images * pixels
-    block, warps, each = BETWEEN.get(channels, (64, 4, 4))
+    block, warps, each, stages = BETWEEN.get(channels, (64, 4, 4, 1))
     grid = min(triton.cdiv(rows, block), each * multiprocessors(x.device.index))
     raw_bias, pair, bias = (fold.raw_bias, fold.pair, fold.bias) if fold else (None, None, None)
     _between[(grid,)](
         x, raw, raw_bias, pair, bias, *(attend or (None, None, None)), kept, rows, pixels,
         raw is not None, attend is not None, pixels % 2 == 0, CLAMP * ATAN_SCALE, FLOOR, channels,
-        channels // 2, block, num_warps=warps, num_stages=2,
+        channels // 2, block, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
