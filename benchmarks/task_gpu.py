@@ -64,7 +64,8 @@ def read_atlas(path: Path) -> Part:
 
 def train_atlas(name: str, images: Path, folder: Path, radius: float, start: str) -> None:
     begin = time.monotonic()
-    settings = read_task_settings("classifier", CONFIGS / "atlas" / "classifier.toml")
+    file = "classifier-plain.toml" if start in ("", "simclr") else "classifier.toml"
+    settings = read_task_settings("classifier", CONFIGS / "atlas" / file)
     assert isinstance(settings, ClassifierTraining)
     whole = read_atlas(images)
     stored = folder / "split.json"
@@ -80,8 +81,6 @@ def train_atlas(name: str, images: Path, folder: Path, radius: float, start: str
         print(f"{name}: pre-trained in {time.monotonic() - begin:.0f} s", flush=True)
     elif start:
         settings = replace(settings, start=replace(settings.start, classifier=Path(start)))
-        fewer = replace(settings.training, epochs=8, learning_rate=1e-3)
-        settings = replace(settings, training=fewer)
     settings = replace(settings, attack=replace(settings.attack, radius=radius))
     best = train(settings, folder / "runs" / name, machine=QUIET, parts=parts[:2], fresh=True)
     seconds = time.monotonic() - begin

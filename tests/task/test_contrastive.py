@@ -65,7 +65,8 @@ def share_of_one_process(rank, port, first, second, found):
     loss = nt_xent(*own, temperature=0.2)
     # What DistributedDataParallel differentiates: the mean of the processes' mean losses.
     (loss.mean() / 2).backward()
-    found[rank] = [v.detach().numpy() for v in (loss, own[0].grad, own[1].grad)]
+    alone = nt_xent(*(v.detach()[: 3 - rank] for v in own), temperature=0.2, gather=False)
+    found[rank] = [v.detach().numpy() for v in (loss, own[0].grad, own[1].grad, alone)]
     distributed.destroy_process_group()
 
 
@@ -76,7 +77,7 @@ def test_two_processes_see_the_loss_and_the_gradients_of_the_whole_batch(unused_
         found = manager.dict()
         arguments = (unused_port, first, second, found)
         multiprocessing.spawn(share_of_one_process, arguments, nprocs=2)
-        losses, *gradients = (
+        losses, *gradients, alone = (
             np.concatenate(parts) for parts in zip(found[0], found[1], strict=True)
         )
     first.requires_grad_(), second.requires_grad_()
@@ -87,3 +88,6 @@ def test_two_processes_see_the_loss_and_the_gradients_of_the_whole_batch(unused_
     assert losses == pytest.approx(whole.detach().numpy()[order], abs=1e-6)
     for ours, theirs in zip(gradients, (first.grad, second.grad), strict=True):
         assert ours == pytest.approx(theirs.numpy(), abs=1e-6)
+    # Validation does not gather: 3 images in one process, 2 in the other.
+    apart = [nt_xent(first[a:b], second[a:b], temperature=0.2) for a, b in ((0, 3), (3, 5))]
+    assert alone == pytest.approx(torch.cat(apart).detach().numpy(), abs=1e-6)

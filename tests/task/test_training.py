@@ -142,6 +142,21 @@ def test_the_least_contrastive_loss_is_kept(settings, tmp_path):
     assert read_toml(best.with_suffix(".toml"))["reached"]["loss"] == pytest.approx(min(losses))
 
 
+def test_an_image_that_is_left_alone_in_its_batch_does_no_harm(settings, tmp_path):
+    contrastive = ContrastiveTraining(
+        network=ContrastiveConfig(TINY, hidden=8, embedding=8),
+        training=replace(settings.training, epochs=1, batch=47),  # 48 cases: one is left over
+        data=settings.data,
+        split=SPLIT,
+    )
+    train(contrastive, tmp_path / "a", machine=CPU)
+
+    assert all(torch.isfinite(v.float()).all() for v in final(tmp_path / "a").values())
+    alone = replace(contrastive, training=replace(contrastive.training, batch=1))
+    with pytest.raises(InputError, match="compares images"):
+        train(alone, tmp_path / "b", machine=CPU)
+
+
 def test_a_lesion_area_is_learnt_in_its_own_unit(settings, tmp_path):
     numbers = replace(
         settings,

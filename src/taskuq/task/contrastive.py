@@ -11,7 +11,7 @@ from torch.nn import functional
 SHORTEST = 1e-3
 
 
-def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:
+def nt_xent(first: Tensor, second: Tensor, temperature: float, *, gather: bool = True) -> Tensor:
     r"""The normalised, temperature-scaled cross entropy of each view.
 
     .. math:: \ell_i = -\log \frac{\exp(\langle u_i, u_{p(i)} \rangle / \tau)}
@@ -30,6 +30,8 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:
         first: Embeddings of one view of each image, (image, feature).
         second: Embeddings of the other view.
         temperature: :math:`\tau`.
+        gather: Whether to compare with the views of other processes, which must then call this
+            with as many images as we do.
 
     Returns:
         The loss of each view of this process, (2 image,), the first views first.
@@ -41,7 +43,7 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:
     """
     own = torch.cat([first, second]).float()
     own = functional.normalize(own, eps=SHORTEST)
-    everyone, rank = _gathered(own)
+    everyone, rank = _gathered(own) if gather else (own, 0)
     with torch.autocast(own.device.type, enabled=False):
         similarity = own @ everyone.T / temperature
     count, images = len(own), len(first)

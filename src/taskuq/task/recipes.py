@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from taskuq.errors import InputError
 from taskuq.task.attack import AttackConfig, attacked
 from taskuq.task.augment import AugmentConfig, augment
 from taskuq.task.classifier import Classifier
@@ -99,26 +98,22 @@ def simclr_recipe(config: ContrastiveConfig, views: AugmentConfig) -> Recipe:
         'min'
     """
 
-    def losses(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
-        if len(batch["image"]) < 2:
-            raise InputError(
-                "a batch holds 1 image; give a batch size that leaves no image alone, since a "
-                "contrastive loss compares images"
-            )
+    def losses(net: nn.Module, batch: Batch, generator: torch.Generator, *, gather: bool) -> Tensor:
         scaled = unit_scale(batch["image"])
         both = [unit_scale(augment(scaled, views, generator)) for _ in range(2)]
         # One pass for both views: their batch statistics must not tell them apart.
         first, second = net(torch.cat(both)).chunk(2)
-        return nt_xent(first, second, config.temperature)
+        return nt_xent(first, second, config.temperature, gather=gather)
 
     def validate(net: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-        return {"loss": losses(net, batch, generator).reshape(2, -1).mean(0)}
+        # Processes may hold different numbers of validation cases: each compares its own.
+        return {"loss": losses(net, batch, generator, gather=False).reshape(2, -1).mean(0)}
 
     return Recipe(
         kind="simclr",
         network=ContrastiveNetwork(config),
         config=config,
-        loss=lambda net, batch, generator: losses(net, batch, generator).mean(),
+        loss=lambda net, batch, generator: losses(net, batch, generator, gather=True).mean(),
         validate=validate,
     )
 

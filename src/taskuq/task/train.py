@@ -222,6 +222,8 @@ def train(
 
 def _recipe(settings: Settings, training: Part, tuning: Part) -> Recipe:
     if isinstance(settings, ContrastiveTraining):
+        if settings.training.batch < 2:
+            raise InputError("training.batch is 1; a contrastive loss compares images: give more")
         recipe = simclr_recipe(settings.network, settings.views)
         if settings.start.classifier is not None:
             raise InputError("start.classifier is for a classifier; name simclr or imagenet")
