@@ -159,25 +159,26 @@ def classifier(
     progress
         Draw a progress bar.
     """
-    from taskuq.task.train import read_task_settings, train
+    from taskuq.task.train import open_parts, read_task_settings, train
     from taskuq.training.fit import Machine, is_first_process
 
     settings = read_task_settings("classifier", config)
+    parts = open_parts(settings)
     machine = Machine(accelerator, devices, nodes, progress)
-    path = train(settings, _folder(config, output), machine=machine, fresh=fresh)
+    folder = _folder(config, output)
+    path = train(settings, folder, machine=machine, fresh=fresh, parts=parts[:2])
     if is_first_process():
-        _judge(settings, path)
+        _judge(settings, path, parts)
         print(path)  # noqa: T201 - the path is the command's answer
 
 
-def _judge(settings: Any, path: Path) -> None:
+def _judge(settings: Any, path: Path, parts: Any) -> None:
     from taskuq.files import write_json
     from taskuq.report.ink import draw
     from taskuq.report.tasks import task_figures
     from taskuq.task.judgement import judge_trained, table
-    from taskuq.task.train import open_parts
 
-    record = judge_trained(settings, path, open_parts(settings))
+    record = judge_trained(settings, path, parts)
     write_json(path.parent / "quality.json", record)
     for figure in task_figures(record):
         draw(figure, path.parent / f"{figure.name}.svg")

@@ -84,6 +84,6 @@ def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     if len(sizes) > 1:
         raise InputError(
             f"images are of size {' and '.join('×'.join(map(str, s)) for s in sizes[:2])}; give "
-            "images of one size, or cut them (data.size for a folder of images)"
+            "images of one size, or cut them (data.cut for a folder of images)"
         )
     return {name: torch.stack([case[name] for case in cases]) for name in ("image", "target")}

@@ -27,10 +27,11 @@ class TaskData:
         path: The folder, or the .npz file.
         labels: The CSV of labels: fastMRI+ annotations, or file, label and group of each image.
         files: The list of volumes that annotators looked at (fastmri).
-        finding: Which pathology is 1 (fastmri).
+        finding: Which pathology is 1 (fastmri); Meniscus Tear by default.
         cache: A folder for prepared volumes (fastmri).
         patients: Patients to draw (atlas).
-        size: Rows and columns of a slice (atlas); cut or pad to this size (folder; 0 does not).
+        size: Rows and columns of a slice (atlas).
+        cut: Cut or pad images to this many rows and columns (folder).
         slices: Slices for each patient (atlas).
         seed: Which patients are drawn (atlas).
         keep: The name of a boolean array in the .npz; only its cases are used.
@@ -47,13 +48,14 @@ class TaskData:
     path: Path | None = None
     labels: Path | None = None
     files: Path | None = None
-    finding: str = "Meniscus Tear"
+    finding: str | None = None
     cache: Path | None = None
     patients: int = 600
     size: int = 128
+    cut: int | None = None
     slices: int = 8
     seed: int = 0
-    keep: str = ""
+    keep: str | None = None
     target: str = "label"
     in_memory: bool = False
 
@@ -166,7 +168,8 @@ def _fastmri(config: TaskData) -> Part:
     if config.labels is None or config.target != "label":
         raise InputError("data.labels is missing; name the fastMRI+ annotations (knee.csv)")
     files = None if config.files is None else read_file_list(config.files)
-    labels = Labels(read_annotations(config.labels), config.finding, files=files)
+    finding = config.finding or "Meniscus Tear"
+    labels = Labels(read_annotations(config.labels), finding, files=files)
     cases = FastMRI(config.path, Preparation(), labels, cache=config.cache)
     return Part(cases, _labels(cases))
 
@@ -182,7 +185,7 @@ def _npz(config: TaskData) -> Part:
         raise InputError(
             f"{config.target} has {len(targets)} entries for {len(whole)} images; give one for each"
         )
-    if not config.keep:
+    if config.keep is None:
         return Part(whole, targets)
     kept = _array(config.path, config.keep)
     if kept.dtype != bool or kept.shape != (len(whole),):
@@ -200,21 +203,29 @@ def _folder(config: TaskData) -> Part:
     assert config.path is not None
     if config.labels is None or config.target != "label":
         raise InputError("data.labels is missing; name the CSV with file, label and group")
-    cases = ImageFolder(config.path, config.labels, size=config.size or None)
+    cases = ImageFolder(config.path, config.labels, size=config.cut)
     return Part(cases, _labels(cases))
 
 
 def _atlas(config: TaskData) -> Part:
-    from taskuq.data.atlas import Atlas
+    from taskuq.data.arrays import ArrayDataset
+    from taskuq.data.atlas import Atlas, draw_patients
     from taskuq.data.patient import PatientPlan
 
     plan = PatientPlan(size=config.size, slices=config.slices)
     atlas = Atlas(config.patients, config.seed, coils=0, plan=plan)
-    if config.target == "label":
-        return Part(atlas, _labels(atlas))
-    if config.target != "lesion_area":
+    if config.target not in ("label", "lesion_area"):
         raise InputError(f"the atlas has no {config.target}; choose label or lesion_area")
-    return Part(atlas, atlas.lesion_area[:, None])
+    cases: Dataset = atlas
+    area = atlas.lesion_area if not config.in_memory else None
+    if area is None:
+        # Drawn once for images and areas; case by case every patient would be drawn many times.
+        patients = draw_patients(atlas)
+        area = np.concatenate([patient.area for patient in patients])
+        images = np.concatenate([patient.images for patient in patients])
+        label = (area >= plan.minimum_area).astype(int)
+        cases = ArrayDataset(images, label, atlas.groups, normalise=False)
+    return Part(cases, area[:, None] if config.target == "lesion_area" else _labels(cases))
 
 
 def _array(path: Path, name: str) -> NDArray[np.generic]:
