@@ -157,6 +157,21 @@ def test_an_image_that_is_left_alone_in_its_batch_does_no_harm(settings, tmp_pat
         train(alone, tmp_path / "b", machine=CPU)
 
 
+def test_half_precision_trains_both_networks(settings, tmp_path):
+    half = replace(settings.training, precision="bf16-mixed", epochs=2)
+    contrastive = ContrastiveTraining(
+        network=ContrastiveConfig(TINY, hidden=8, embedding=8),
+        training=half,
+        data=settings.data,
+        split=SPLIT,
+    )
+    for name, chosen in (("c", replace(settings, training=half)), ("s", contrastive)):
+        train(chosen, tmp_path / name, machine=CPU)
+        rows = read_log(tmp_path / name / "metrics.csv")
+        assert np.isfinite([row["validation_loss"] for row in rows]).all()
+        assert all(v.dtype != torch.bfloat16 for v in final(tmp_path / name).values())
+
+
 def test_a_lesion_area_is_learnt_in_its_own_unit(settings, tmp_path):
     numbers = replace(
         settings,

@@ -6,6 +6,8 @@ from typing import Any
 
 from taskuq.report.figure import Figure, Series
 
+PARTS = {"tune": "tuning", "judge": "judged"}
+
 
 def task_figures(record: dict[str, Any]) -> list[Figure]:
     """Return the figures that the record of a task network supports.
@@ -31,7 +33,7 @@ def task_figures(record: dict[str, Any]) -> list[Figure]:
 def _roc(parts: dict[str, Any], k: int, task: str) -> Figure:
     series = tuple(
         Series(
-            f"{part} patients, AUROC {rows[k]['auroc']:.3f}",
+            f"{PARTS[part]}, AUROC {rows[k]['auroc']:.3f}",
             tuple(rows[k]["roc"]["false"]),
             tuple(rows[k]["roc"]["true"]),
             style="step",
@@ -43,14 +45,14 @@ def _roc(parts: dict[str, Any], k: int, task: str) -> Figure:
         caption=f"How many findings ({task}) are seen at the price of how many false alarms.",
         x_label="false positive rate",
         y_label="true positive rate",
-        series=(*series, Series("chance", (0.0, 1.0), (0.0, 1.0), style="step")),
+        series=(*series, Series("chance", (0.0, 1.0), (0.0, 1.0))),
     )
 
 
 def _reliability(parts: dict[str, Any], k: int, task: str) -> Figure:
     series = tuple(
         Series(
-            f"{part} patients",
+            PARTS[part],
             tuple(bin_["mean"] for bin_ in rows[k]["reliability"]),
             tuple(bin_["positive"] for bin_ in rows[k]["reliability"]),
         )
@@ -61,5 +63,5 @@ def _reliability(parts: dict[str, Any], k: int, task: str) -> Figure:
         caption=f"How often the finding ({task}) is there, against the probability that was said.",
         x_label="mean output",
         y_label="share with the finding",
-        series=(*series, Series("as said", (0.0, 1.0), (0.0, 1.0), style="step")),
+        series=(*series, Series("as said", (0.0, 1.0), (0.0, 1.0))),
     )
