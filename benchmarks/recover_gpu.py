@@ -13,6 +13,7 @@ same kind of GPU; its numbers are text here.
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 import traceback
@@ -194,6 +195,7 @@ def sampling(flow: ConditionalFlow, generator: torch.Generator) -> None:
     # What a user of the sampler keeps on the GPU: the folded weights and the classifier.
     flow.cpu()
     del plain_classifier
+    gc.collect()  # recorded graphs of earlier sections hold memory until they are collected
     torch.cuda.empty_cache()
     sampler = Sampler(flow, device="cuda", finish=lambda images: classifier(rss(images)))
 

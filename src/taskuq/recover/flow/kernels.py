@@ -181,7 +181,7 @@ def _between(x, raw, raw_bias, pair, bias, filters, inverse_gate, offset, kept, 
 
 
 # Rows of a tile, warps, programs for each multiprocessor, stages of loading: measured on an H200.
-BETWEEN = {64: (128, 4, 2, 2), 128: (64, 4, 2, 1)}
+BETWEEN = {64: (64, 4, 4, 2), 128: (64, 4, 4, 1)}
 
 
 def supports(channels: int) -> bool:
