@@ -52,6 +52,11 @@ FOLDERS = {
         {
             "varnet": ("train:varnet", "Train the variational network, a point estimate."),
             "flow": ("train:flow", "Train the conditional flow, a posterior sampler."),
+            "simclr": ("train:simclr", "Pre-train the classifier's backbone without labels."),
+            "classifier": (
+                "train:classifier",
+                "Train the task network, adversarially where configured.",
+            ),
         },
     ),
 }

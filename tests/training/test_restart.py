@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from taskuq.errors import InputError
 from taskuq.recover.train import train_from
@@ -83,7 +84,16 @@ class StopError(Exception):
     pass
 
 
-def test_killed_for_good_and_started_again(tmp_path, configure):
+@pytest.fixture
+def one_thread():
+    """Sums are the same bits only on as many threads as the killed process has."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_killed_for_good_and_started_again(tmp_path, configure, one_thread):
     config = configure("varnet", epochs=12, cases=32)
     train_from("varnet", config, tmp_path / "whole", machine=CPU)
     killed = command(tmp_path, "varnet", config, tmp_path / "killed")
