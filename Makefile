@@ -12,7 +12,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED ?= 0
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test test-deepinv lint bench docs clean
 
 $(VENV)/.uv:
 	$(PY) -m venv $(VENV)
@@ -43,6 +43,12 @@ bench: $(VENV)/.test
 
 docs: $(VENV)/.test
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
+
+# The deepinv adapter in an environment of its own: deepinv needs torchvision.
+test-deepinv: $(VENV)/.uv
+	$(PY) -m venv $(VENV)-deepinv
+	$(BIN)/uv pip install -q --python $(VENV)-deepinv/bin/python $(UVFLAGS) -c constraints.txt -e '.[mri,deepinv,test]'
+	$(VENV)-deepinv/bin/python -m pytest -q tests/measure/test_adapters.py
 
 clean:
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache
