@@ -106,7 +106,7 @@ class AnchoredFamily:
         q = np.asarray(quantile, dtype=float)
         finite = np.isfinite(q)
         # Ends move outwards by a few units in the last place, except where they are exact.
-        rounding = np.where(q == 0, 0.0, ROUNDING)
+        rounding = ROUNDING if (q != 0).all() else np.where(q == 0, 0.0, ROUNDING)
         moving = self.scale > 0
         step = np.where(finite, q, 0.0)
         with np.errstate(over="ignore"):  # too wide for a float is as wide as can be

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from taskuq.interval import FloatArray
 
 # Ranks less likely than this change no digit of a double.
-NEGLIGIBLE = 1e-18
+NEGLIGIBLE = 1e-17
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def mean_moments(
     """
     parts: list[tuple[list[FloatArray], list[FloatArray]]] = []
     # Blocks that stay in cache: a few dozen ranks at a time for thousands of cases.
-    step = max(1, 32_768 // (law.n_calibration + law.n_test))
+    step = max(1, 24_576 // (law.n_calibration + law.n_test))
     for start in range(0, len(law.position), step):
         block = slice(start, start + step)
         position = law.position[block]

@@ -184,7 +184,8 @@ def clipped(interval: Interval, task_range: tuple[float, float] | None) -> Inter
 
 def distance(interval: Interval, targets: FloatArray) -> FloatArray:
     """Return how far the target is from the centre, or from the one finite end."""
-    if not interval.is_unbounded.any():
+    # The extremes tell whether any end is infinite, without an array of answers.
+    if np.isfinite(interval.lower.min()) and np.isfinite(interval.upper.max()):
         return np.abs(targets - interval.center)
     lower_open, upper_open = np.isinf(interval.lower), np.isinf(interval.upper)
     finite_end = np.where(lower_open, interval.upper, interval.lower)

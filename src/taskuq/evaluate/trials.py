@@ -76,7 +76,7 @@ def run_trials(splitting: Splitting, rankings: list[Ranking], features: FloatArr
     position = np.empty((R, T), dtype=np.int64)
     test_above = np.empty((R, T))
     # Scores share features, and many are constant: each distinct one is added up once.
-    distinct, which = np.unique(features.reshape(-1, splitting.cases), axis=0, return_inverse=True)
+    distinct, which = _distinct_rows(features.reshape(-1, splitting.cases))
     added = np.empty((len(distinct), T))
     entry_unit = np.stack([ranking.unit for ranking in rankings])
     entry_weight = np.stack([ranking.weight for ranking in rankings])
@@ -149,6 +149,14 @@ def _sum_rows(
         fold = splitting.case_folds(np.array([number]))[0].astype(float)
         sums[:, t] = tables[:, k] @ fold
     return sums
+
+
+def _distinct_rows(rows: FloatArray) -> tuple[FloatArray, list[int]]:
+    """Return the different rows, and which of them each row is."""
+    seen: dict[bytes, int] = {}
+    which = [seen.setdefault(row.tobytes(), len(seen)) for row in rows]
+    first = [which.index(k) for k in range(len(seen))]
+    return np.ascontiguousarray(rows[first]), which
 
 
 def _scan(
