@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from taskuq.interval import FloatArray
 
 # Ranks less likely than this change no digit of a double.
-NEGLIGIBLE = 1e-17
+NEGLIGIBLE = 1e-16
 
 
 @dataclass(frozen=True)
