@@ -234,8 +234,8 @@ class TaskOutputs:
             path: The file or folder.
             task_range: Declares the task's range where the file does not.
         """
+        from taskuq.assembly import read_shards
         from taskuq.npz import read_npz
-        from taskuq.shards import read_shards
 
         source = Path(path)
         if not source.exists():
