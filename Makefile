@@ -16,7 +16,7 @@ export MPLBACKEND ?= Agg
 
 $(VENV)/.uv:
 	$(PY) -m venv $(VENV)
-	$(BIN)/python -m pip install -q uv==0.13.7 2>/dev/null
+	$(BIN)/python -m pip install -q uv==0.13.7
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.uv pyproject.toml constraints.txt

@@ -1,6 +1,5 @@
 """A run that is killed at any moment goes on, and ends in the same table."""
 
-import resource
 import subprocess
 import sys
 import time
@@ -68,7 +67,6 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path):
     ) + SCRIPT.format(here=str(Path(__file__).parent), store=str(store)).replace(
         "local.SECONDS = 0.0", "local.SECONDS = 1e9"
     )
-    assert resource.RLIM_INFINITY  # the limit is set in the process that is to meet it
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
     assert "the disk under" in ended.stderr

@@ -118,7 +118,7 @@ def _judge(cases: Cases, pool: Pool, alpha: float) -> tuple[Moments, Moments, Mo
     if rank > pool.n_calibration:
         everything = clipped(pool.family.interval(math.inf), cases.task_range)
         width = Moments(float(everything.width.mean()), 0.0)
-        error = distance(everything, targets)
+        error = distance(everything, targets, cases.task_range)
         return Moments(1.0, 0.0), width, Moments(float(error.mean()), 0.0), 1.0, pool.n_tuning
     order = np.argsort(pool.scores, kind="stable")
     ordered = pool.scores[order]
@@ -139,7 +139,7 @@ def _judge(cases: Cases, pool: Pool, alpha: float) -> tuple[Moments, Moments, Mo
 
     def tables(position: NDArray[np.int64]) -> list[FloatArray]:
         interval = clipped(intervals_at(family, ordered[position - 1]), cases.task_range)
-        return [interval.width, distance(interval, targets)]
+        return [interval.width, distance(interval, targets, cases.task_range)]
 
     with np.errstate(invalid="ignore"):  # infinite widths are reported as such
         width, centers = mean_moments(law, tables)

@@ -251,7 +251,7 @@ def _part(
             covered = pool.scores <= q[:, None]
             # Infinity times an absent case is not a number; such trials are set apart below.
             unbounded = np.where(np.isinf(interval.width), 0.0, interval.width)
-            error = distance(interval, targets)
+            error = distance(interval, targets, cases.task_range)
             error = np.where(np.isinf(error), 0.0, error)
             return np.stack([covered, unbounded, error]) * weight
 

@@ -182,8 +182,18 @@ def clipped(interval: Interval, task_range: tuple[float, float] | None) -> Inter
     return interval if task_range is None else interval.clip(*task_range)
 
 
-def distance(interval: Interval, targets: FloatArray) -> FloatArray:
-    """Return how far the target is from the centre, or from the one finite end."""
+def distance(
+    interval: Interval, targets: FloatArray, task_range: tuple[float, float] | None
+) -> FloatArray:
+    """Return how far the target is from the centre, or from the one finite end.
+
+    Arguments:
+        interval: Intervals, clipped to the range.
+        targets: Their targets.
+        task_range: The range, if any; within a finite one no end is infinite.
+    """
+    if task_range is not None and np.isfinite(task_range).all() and not interval.is_empty.any():
+        return np.abs(targets - (interval.lower + interval.upper) * 0.5)
     # The extremes tell whether any end is infinite, without an array of answers.
     if np.isfinite(interval.lower.min()) and np.isfinite(interval.upper.max()):
         return np.abs(targets - interval.center)

@@ -15,7 +15,7 @@ from taskuq.training.weights import fill, read_card, read_tensors
 
 PRESETS = {
     "paper": ClassifierConfig(),
-    # 128×128: 0.7 million parameters, 5 ms an image on one core.
+    # 128×128: 0.7 million parameters.
     "demo": ClassifierConfig(BackboneConfig("small", width=16), hidden=(64,)),
     # For teaching and tests.
     "tiny": ClassifierConfig(BackboneConfig("small", width=8, blocks=(1, 1, 1)), hidden=(16,)),
