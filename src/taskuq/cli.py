@@ -22,6 +22,7 @@ COMMANDS = {
     "status": ("run:status", "Tell how far a run is and what failed."),
     "masks": ("masks:masks", "Make nested sampling masks, with a picture."),
     "quality": ("quality:quality", "Measure the image quality of recoveries."),
+    "report": ("report:report", "Rebuild a run's page from its stored results; export them."),
     "plan-size": ("planning:plan_size", "Say how many calibration cases are needed."),
 }
 

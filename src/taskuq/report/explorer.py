@@ -1,0 +1,205 @@
+"""What the explorer shows, as one file of arrays: pictures, task outputs, calibration set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taskuq.checks import as_array, as_ids, as_range, require_finite
+from taskuq.errors import InputError
+from taskuq.files import whole_file
+from taskuq.interval import FloatArray
+from taskuq.npz import _refuse_lying_headers
+
+PICTURES = ("zero_filled", "mean", "sd")
+NEEDED = (
+    "case", "group", "accelerations", "truth", *PICTURES, "outputs", "targets",
+    "calibration_outputs", "calibration_targets",
+)  # fmt: skip
+OPTIONAL = (
+    "label", "masks", "samples", "point", "point_outputs", "calibration_group", "task_range",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Explorer:
+    """Shown slices and the stored calibration set.
+
+    S slices are shown in T rounds, with J of the p posterior samples as pictures of H x W.
+
+    Arguments:
+        case: An identity for each slice (S,).
+        group: Its patient or volume (S,).
+        accelerations: Of the rounds (T,), decreasing.
+        truth: Fully measured images (S, H, W).
+        zero_filled: Images of the measurements alone (S, T, H, W).
+        mean: Posterior means (S, T, H, W).
+        sd: Posterior standard deviations (S, T, H, W).
+        outputs: Task outputs of the recoveries (S, T, p).
+        targets: Task outputs of the truth (S,).
+        calibration_outputs: The same of the calibration cases (n, T, p).
+        calibration_targets: Their targets (n,).
+        label: The class of each slice (S,).
+        masks: Which k-space columns a round measures (T, width).
+        samples: Single posterior samples (S, T, J, H, W).
+        point: Another recovery to compare with, e.g. a variational network's (S, T, H, W).
+        point_outputs: Its task outputs (S, T).
+        calibration_group: The groups of the calibration cases (n,).
+        task_range: The range of the task, (2,).
+    """
+
+    case: np.ndarray
+    group: np.ndarray
+    accelerations: FloatArray
+    truth: FloatArray
+    zero_filled: FloatArray
+    mean: FloatArray
+    sd: FloatArray
+    outputs: FloatArray
+    targets: FloatArray
+    calibration_outputs: FloatArray
+    calibration_targets: FloatArray
+    label: np.ndarray | None = None
+    masks: np.ndarray | None = None
+    samples: FloatArray | None = None
+    point: FloatArray | None = None
+    point_outputs: FloatArray | None = None
+    calibration_group: np.ndarray | None = None
+    task_range: tuple[float, float] | None = None
+
+    @property
+    def slices(self) -> int:
+        """The number of shown slices."""
+        return len(self.truth)
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds."""
+        return len(self.accelerations)
+
+
+def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
+    """Check what the explorer is to show, and write it as one ``.npz`` file.
+
+    Arguments:
+        path: Where to write; ``explorer.npz`` in a run's folder.
+        arrays: The arrays of :class:`Explorer`, by name; tensors are welcome.
+
+    Example:
+        >>> import tempfile
+        >>> picture, outputs = np.zeros((1, 2, 8, 8)), rng.random((1, 2, 4))
+        >>> path = save_explorer(
+        ...     tempfile.mkdtemp() + "/explorer.npz", case=["slice 3"], group=["patient 1"],
+        ...     accelerations=[8, 4], truth=picture[:, 0], zero_filled=picture, mean=picture,
+        ...     sd=picture, outputs=outputs, targets=[0.4],
+        ...     calibration_outputs=rng.random((20, 2, 4)), calibration_targets=rng.random(20))
+        >>> load_explorer(path).slices
+        1
+    """
+    checked = check_explorer(arrays)
+    kept = {
+        name: value
+        for name in (*NEEDED, *OPTIONAL)
+        if (value := getattr(checked, name)) is not None
+    }
+    target = Path(path)
+    with whole_file(target) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **kept)
+    return target
+
+
+def load_explorer(path: str | os.PathLike[str]) -> Explorer:
+    """Read what :func:`save_explorer` wrote, or what somebody wrote with the same names.
+
+    Arguments:
+        path: The ``.npz`` file.
+    """
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _refuse_lying_headers(archive, Path(path))
+        with np.load(path, allow_pickle=False) as archive:
+            known = [n for n in archive.files if n in (*NEEDED, *OPTIONAL)]
+            arrays = {name: archive[name] for name in known}
+    except InputError:
+        raise
+    except Exception as error:  # zlib, zipfile and NumPy each have several for damaged bytes
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{path} cannot be read ({reason:.80}); write it again") from None
+    return check_explorer(arrays)
+
+
+def check_explorer(arrays: Mapping[str, Any]) -> Explorer:
+    """Check that arrays fit each other, and say which one does not.
+
+    Arguments:
+        arrays: The arrays of :class:`Explorer`, by name.
+    """
+    unknown = sorted(set(arrays) - {*NEEDED, *OPTIONAL})
+    missing = [name for name in NEEDED if arrays.get(name) is None]
+    if unknown or missing:
+        what = f"does not know {unknown[0]!r}" if unknown else f"needs {', '.join(missing)}"
+        raise InputError(f"the explorer {what}; give the arrays that its description names")
+    given = {name: value for name, value in arrays.items() if value is not None}
+    x = {n: as_array(given[n], n) for n in given if n not in IDS}
+    outputs, calibration = x["outputs"], x["calibration_outputs"]
+    if outputs.ndim != 3 or x["truth"].ndim != 3:
+        raise InputError(
+            f"outputs must be (slice, round, sample) and truth (slice, height, width), got "
+            f"{outputs.shape} and {x['truth'].shape}; bring them to these axes"
+        )
+    S, T, p = outputs.shape
+    H, W = x["truth"].shape[1:]
+    n = len(calibration)
+    J = x["samples"].shape[2] if "samples" in x and x["samples"].ndim == 5 else 0
+    _require_shapes(x, S=S, T=T, p=p, H=H, W=W, n=n, J=J)
+    if min(S, T, p, H, W) < 1 or n < 2:
+        raise InputError(f"the explorer needs slices and calibration cases, got {S} and {n}")
+    for name in x:
+        if name != "task_range":
+            require_finite(np.asarray(x[name], dtype=float), name)
+    rates = x["accelerations"].astype(float)
+    if (rates <= 1).any() or (np.diff(rates) >= 0).any():
+        raise InputError(f"accelerations must decrease and stay above 1, got {rates.tolist()}")
+    lengths = {"case": S, "group": S, "label": S, "calibration_group": n}
+    ids = {name: as_ids(given[name], name, lengths[name]) for name in IDS if name in given}
+    parts: dict[str, Any] = {name: _kept(value, name) for name, value in x.items()}
+    parts |= {name: value.astype(str) for name, value in ids.items()}
+    parts["task_range"] = as_range(x["task_range"]) if "task_range" in x else None
+    return Explorer(**parts)
+
+
+IDS = ("case", "group", "label", "calibration_group")
+
+
+def _require_shapes(x: Mapping[str, np.ndarray], **n: int) -> None:
+    S, T, H, W = n["S"], n["T"], n["H"], n["W"]
+    expected: dict[str, tuple[int, ...]] = {
+        "accelerations": (T,), "truth": (S, H, W), "outputs": (S, T, n["p"]), "targets": (S,),
+        "calibration_outputs": (n["n"], T, n["p"]), "calibration_targets": (n["n"],),
+        "point_outputs": (S, T), "samples": (S, T, n["J"], H, W), "task_range": (2,),
+        **dict.fromkeys((*PICTURES, "point"), (S, T, H, W)),
+    }  # fmt: skip
+    if "masks" in x and (x["masks"].ndim != 2 or len(x["masks"]) != T):
+        raise InputError(f"masks must be (round, width) with {T} rounds, got {x['masks'].shape}")
+    for name, value in x.items():
+        if name in expected and value.shape != expected[name]:
+            raise InputError(
+                f"{name} has shape {value.shape}, but outputs and truth ask for {expected[name]}; "
+                "give one entry for each slice, round and sample"
+            )
+
+
+def _kept(value: np.ndarray, name: str) -> np.ndarray:
+    """Pictures keep their precision; task outputs are float32 or float64, as calibration wants."""
+    if name == "masks":
+        return value.astype(bool)
+    if name in ("targets", "calibration_targets", "accelerations"):
+        return value.astype(float)
+    return value if value.dtype in (np.float16, np.float32, np.float64) else value.astype(float)
