@@ -7,28 +7,33 @@ from typing import Any
 
 import numpy as np
 
+from taskuq.columns import as_texts, concatenate, identities, positions, to_numpy
 from taskuq.errors import InputError
 from taskuq.outputs import TaskOutputs
 from taskuq.roster import read_roster
 from taskuq.shards import (
-    HEADER,
     Header,
-    column_values,
+    numbers_of,
     read_header,
+    read_parts,
     read_schema,
     read_shard,
     require_column,
+    rounds_of,
     shard_paths,
 )
 
+# For each row of a shard: the case and the round of the arrays that it fills; -1 for none.
+Places = tuple[np.ndarray, np.ndarray]
+
 
 def read_shards(folder: Path) -> TaskOutputs:
-    """Read a table, shard by shard into arrays of the final size."""
+    """Read a table, some rows at a time into arrays of the final size."""
     header = read_header(folder)
     shards = shard_paths(folder)
     if not shards:
         raise InputError(f"the table in {folder} has no rows yet; run it first")
-    ids, position, complete = _place_rows(header, shards)
+    ids, places, complete = _place_rows(header, shards)
     rounds, n, tasks = len(header.accelerations), int(complete.sum()), len(header.task_names)
     if n == 0:
         raise InputError(f"no case of the table in {folder} has all {rounds} rounds yet")
@@ -37,17 +42,8 @@ def read_shards(folder: Path) -> TaskOutputs:
         _require_lists(read_schema(shard), header, shard)
     outputs = np.empty((rounds, n, header.samples, tasks), dtype=np.float32)
     targets = np.empty((rounds, n, tasks))
-    extras: dict[str, dict[int, Any]] = {"group": {}, "label": {}}
-    for shard, (case, round) in zip(shards, position, strict=True):
-        rows = read_shard(shard)
-        keep = case >= 0
-        for k, (target, output) in enumerate(header.columns):
-            outputs[round[keep], case[keep], :, k] = _lists(rows, output, header, shard)[keep]
-            targets[round[keep], case[keep], k] = _column(rows, target, shard)[keep]
-        for name, known in extras.items():
-            if name in rows.column_names:
-                values = column_values(rows, name, shard)
-                known.update({int(i): values[j] for j, i in enumerate(case) if i >= 0})
+    for shard, place in zip(shards, places, strict=True):
+        _fill(outputs, targets, header, shard, place)
     unknown = bool(np.isnan(targets).all())
     if not header.round_targets and not unknown:
         # NaN differs from itself; it is reported as what it is when the table is made.
@@ -58,59 +54,88 @@ def read_shards(folder: Path) -> TaskOutputs:
         outputs, targets = outputs[..., 0], targets[..., 0]
     return TaskOutputs(
         outputs, None if unknown else targets, header.accelerations,
-        case=np.asarray(ids)[complete],
+        case=to_numpy(_chosen(ids, complete), "case"),
+        group=_extra("group", shards, places, n),
+        label=_extra("label", shards, places, n),
         task_names=header.task_names,
         task_range=header.task_range,
         provenance=header.provenance,
-        missing=[str(c) for c, whole in zip(ids, complete, strict=True) if not whole],
-        **{
-            name: [known[i] for i in range(n)] if len(known) == n else None
-            for name, known in extras.items()
-        },
+        missing=as_texts(_chosen(ids, ~complete)).to_pylist(),
     )  # fmt: skip
 
 
-def _place_rows(
-    header: Header, shards: list[Path]
-) -> tuple[list[Any], list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
-    """Say for each row of each shard which case and round of the arrays it fills; -1 for none."""
-    keys = [read_shard(shard, ["case", "acceleration"]) for shard in shards]
-    seen: dict[Any, int] = {}
-    for key, shard in zip(keys, shards, strict=True):
-        for case in column_values(key, "case", shard):
-            if not isinstance(case, str | int):
-                raise InputError(
-                    f"shard {shard.name} has a case that is neither an integer nor a string"
-                )
-            seen.setdefault(case, len(seen))
-    ids = list(seen)
+def _place_rows(header: Header, shards: list[Path]) -> tuple[Any, list[Places], np.ndarray]:
+    """Return all identities, where each row goes, and which cases have all of their rounds."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    cases, rounds = [], []
+    for shard in shards:
+        rows = read_shard(shard, ["case", "acceleration"])
+        cases.append(identities(rows["case"], "case", f"shard {shard.name}"))
+        rounds.append(rounds_of(rows, header, shard))
+    ids = pc.unique(concatenate(cases))
     roster = read_roster(shards[0].parent) if header.order == "roster" else None
     if roster is not None:
         # Cases that the run has not come to are missing, and said to be.
-        ids = [*roster, *(case for case in ids if str(case) not in set(roster))]
+        ids = pc.unique(pa.concat_arrays([pa.array(roster, pa.large_string()), as_texts(ids)]))
     elif header.order != "written":
-        ids = sorted(ids, key=lambda c: (isinstance(c, str), c))
-    seen = {case: i for i, case in enumerate(ids)}
-    rates = np.asarray(header.accelerations)
-    there = np.zeros((len(rates), len(ids)), dtype=bool)
+        ids = ids.take(pc.sort_indices(ids))
+    there = np.zeros((len(header.accelerations), len(ids)), dtype=bool)
     placed = []
-    for key, shard in zip(keys, shards, strict=True):
-        case = np.array([seen[c] for c in column_values(key, "case", shard)], dtype=np.int64)
-        rate = _column(key, "acceleration", shard)
-        match = (rate[:, None] == rates) | (np.isnan(rate)[:, None] & np.isnan(rates))
-        if not match.any(axis=1).all():
-            raise InputError(f"shard {shard.name} has rows of an acceleration not in {HEADER}")
-        round = match.argmax(axis=1)
+    for names, round in zip(cases, rounds, strict=True):
+        case = positions(names, ids)
         # A case computed twice, by two workers or after a kill, counts once.
         first = ~there[round, case]
-        _, where = np.unique(case * len(rates) + round, return_index=True)
+        _, where = np.unique(case.astype(np.int64) * len(there) + round, return_index=True)
         alone = np.zeros(len(case), dtype=bool)
         alone[where] = True
         there[round, case] = True
-        placed.append((np.where(first & alone, case, -1), round))
+        placed.append(np.where(first & alone, case, -1))
     complete = np.asarray(there.all(axis=0))
-    number = np.where(complete, np.cumsum(complete) - 1, -1)
-    return ids, [(np.where(c >= 0, number[c], -1), r) for c, r in placed], complete
+    number = np.where(complete, np.cumsum(complete) - 1, -1).astype(np.int32)
+    places = [np.where(case >= 0, number[case], -1) for case in placed]
+    return ids, list(zip(places, rounds, strict=True)), complete
+
+
+def _fill(
+    outputs: np.ndarray, targets: np.ndarray, header: Header, shard: Path, place: Places
+) -> None:
+    """Put the rows of a shard where they belong."""
+    start = 0
+    for rows in read_parts(shard, [name for pair in header.columns for name in pair]):
+        part = slice(start, start + len(rows))
+        start += len(rows)
+        case, round = place[0][part], place[1][part]
+        keep = case >= 0
+        for k, (target, output) in enumerate(header.columns):
+            outputs[round[keep], case[keep], :, k] = _lists(rows, output, header, shard)[keep]
+            targets[round[keep], case[keep], k] = numbers_of(rows, target, shard)[keep]
+
+
+def _extra(name: str, shards: list[Path], places: list[Places], n: int) -> np.ndarray | None:
+    """Return the groups or classes of all cases, or None where some are not known."""
+    import pyarrow as pa
+
+    found, where = [], []
+    for shard, (case, _) in zip(shards, places, strict=True):
+        if name in read_schema(shard).names:
+            column = read_shard(shard, [name])[name]
+            found.append(identities(column, name, f"shard {shard.name}"))
+            where.append(case)
+    row = np.full(n, -1, dtype=np.int64)
+    if found:
+        case = np.concatenate(where)
+        row[case[case >= 0]] = np.nonzero(case >= 0)[0]
+    if not found or (row < 0).any():
+        return None
+    return to_numpy(concatenate(found).take(pa.array(row)), name)
+
+
+def _chosen(ids: Any, mask: np.ndarray) -> Any:
+    import pyarrow as pa
+
+    return ids.filter(pa.array(mask))
 
 
 def _require_lists(schema: Any, header: Header, shard: Path) -> None:
@@ -129,15 +154,7 @@ def _require_lists(schema: Any, header: Header, shard: Path) -> None:
 
 
 def _lists(rows: Any, name: str, header: Header, shard: Path) -> np.ndarray:
-    column = rows[name].combine_chunks()
+    column = rows[name]
     if column.null_count:
         raise InputError(f"shard {shard.name} has rows without {name}; delete it and run again")
     return np.asarray(column.flatten().to_numpy(zero_copy_only=False)).reshape(-1, header.samples)
-
-
-def _column(rows: Any, name: str, shard: Path) -> np.ndarray:
-    require_column(rows.column_names, name, shard)
-    values = np.asarray(rows[name].to_numpy())
-    if values.dtype.kind not in "fiu":
-        raise InputError(f"shard {shard.name} holds {rows[name].type} in {name}, not numbers")
-    return values.astype(float)

@@ -156,7 +156,9 @@ def require_in_range(values: FloatArray, range_: tuple[float, float] | None, nam
     if range_ is None or values.size == 0:
         return
     # The range takes the precision of the values, so that float32(0.1) lies within [0, 0.1].
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
+        if values.min() >= range_[0] and values.max() <= range_[1]:
+            return  # the usual case, without a second array
         outside = (values < range_[0]) | (values > range_[1])
     if outside.any():
         first = tuple(int(i[0]) for i in np.nonzero(outside))

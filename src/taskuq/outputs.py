@@ -90,7 +90,7 @@ class TaskOutputs:
         values = {
             "outputs": x,
             "targets": z,
-            "accelerations": _accelerations(accelerations, rounds),
+            "accelerations": as_accelerations(accelerations, rounds),
             "group": None if group is None else as_ids(group, "group", n),
             "label": None if label is None else as_ids(label, "label", n),
             "case": None if case is None else as_ids(case, "case", n),
@@ -273,7 +273,19 @@ def _take_cases(table: TaskOutputs, index: np.ndarray) -> TaskOutputs:
     )
 
 
-def _accelerations(values: Any, rounds: int) -> FloatArray:
+def as_accelerations(values: Any, rounds: int) -> FloatArray:
+    """Take one acceleration for each round, decreasing and above 1.
+
+    Arguments:
+        values: What was handed in; None for one round of unknown acceleration.
+        rounds: How many there must be.
+
+    Example:
+        >>> as_accelerations((4, 8), rounds=2)
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: accelerations must decrease and stay above 1 ...
+    """
     if values is None:
         if rounds > 1:
             raise InputError(f"{rounds} rounds need their accelerations, fewest measurements first")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.checks import as_range, require_finite
+from taskuq.columns import as_texts, identities, positions
 from taskuq.errors import InputError
 from taskuq.files import read_json, whole_file, write_json
 from taskuq.outputs import TaskOutputs
@@ -24,6 +25,8 @@ from taskuq.roster import write_roster
 
 SCHEMA = "taskuq.outputs/1"
 HEADER = "table.json"
+# Rows of a group, which is what a reader holds at one time.
+ROWS = 65536
 
 
 @dataclass(frozen=True)
@@ -101,20 +104,36 @@ class TableWriter:
             _refuse_other_header(read_header(self.folder), header, self.folder)
         else:
             write_json(path, header.to_dict())
+        self._number = len(shard_paths(self.folder))
 
     def finished(self) -> set[tuple[str, float]]:
         """Return the (case, acceleration) pairs that whole shards hold."""
         done: set[tuple[str, float]] = set()
         for shard in shard_paths(self.folder):
             rows = read_shard(shard, ["case", "acceleration"])
-            done.update(
-                zip(
-                    map(str, column_values(rows, "case", shard)),
-                    rows["acceleration"].to_pylist(),
-                    strict=True,
-                )
-            )
+            case = as_texts(identities(rows["case"], "case", f"shard {shard.name}"))
+            done.update(zip(case.to_pylist(), rows["acceleration"].to_pylist(), strict=True))
         return done
+
+    def finished_cases(self, names: Sequence[str]) -> np.ndarray:
+        """Say for each of the named cases whether whole shards hold all of its rounds.
+
+        Arguments:
+            names: Identities.
+
+        Returns:
+            One boolean for each.
+        """
+        import pyarrow as pa
+
+        among = pa.array(names, pa.large_string())
+        there = np.zeros((len(self.header.accelerations), len(names)), dtype=bool)
+        for shard in shard_paths(self.folder):
+            rows = read_shard(shard, ["case", "acceleration"])
+            case = positions(identities(rows["case"], "case", f"shard {shard.name}"), among)
+            round = rounds_of(rows, self.header, shard)
+            there[round[case >= 0], case[case >= 0]] = True
+        return np.asarray(there.all(axis=0))
 
     def write(
         self,
@@ -164,10 +183,14 @@ class TableWriter:
     def _write_table(self, table: Any) -> Path:
         import pyarrow.parquet as pq
 
-        number = len(shard_paths(self.folder))
-        path = self.folder / f"part-{number:06d}-{uuid.uuid4().hex[:12]}.parquet"
+        path = self.folder / f"part-{self._number:06d}-{uuid.uuid4().hex[:12]}.parquet"
+        names = [n for n in ("case", "group", "label") if n in table.column_names]
         with whole_file(path) as partial:
-            pq.write_table(table, partial, compression="zstd")
+            # Row groups are what a reader holds at one time; outputs hardly repeat.
+            pq.write_table(
+                table, partial, compression="zstd", row_group_size=ROWS, use_dictionary=names
+            )
+        self._number += 1
         return path
 
 
@@ -176,22 +199,58 @@ def shard_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.parquet"))
 
 
-def read_shard(path: Path, columns: list[str] | None = None) -> Any:
+def read_shard(path: Path, columns: list[str]) -> Any:
     """Read columns of a shard, or say that it is damaged."""
+    import pyarrow as pa
+
+    parts = list(read_parts(path, columns))
+    if not parts:
+        return read_schema(path).empty_table().select(columns)
+    return pa.Table.from_batches(parts)
+
+
+def read_parts(path: Path, columns: list[str]) -> Iterator[Any]:
+    """Read columns of a shard, some rows at a time, or say that it is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    known = read_schema(path).names
+    for name in columns:
+        require_column(known, name, path)
     try:
-        rows = pq.read_table(path, columns=columns, partitioning=None)
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=ROWS, columns=columns, use_threads=False)
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"shard {path.name} cannot be read ({reason:.80}); it is truncated or damaged: delete "
-            "it and run again to compute its cases anew"
-        ) from None
-    for name in columns or ():
-        require_column(rows.column_names, name, path)
-    return rows
+        if isinstance(error, InputError):  # of whoever reads the rows
+            raise
+        raise _damaged(path, error) from None
+
+
+def rounds_of(rows: Any, header: Header, shard: Path) -> np.ndarray:
+    """Say for each row of a shard which round it belongs to."""
+    rate, rates = numbers_of(rows, "acceleration", shard), np.asarray(header.accelerations)
+    round: np.ndarray = np.full(len(rate), -1, dtype=np.int16)
+    for k, R in enumerate(rates):
+        round[np.isnan(rate) if np.isnan(R) else rate == R] = k
+    if (round < 0).any():
+        raise InputError(f"shard {shard.name} has rows of an acceleration not in {HEADER}")
+    return round
+
+
+def numbers_of(rows: Any, name: str, shard: Path) -> np.ndarray:
+    """Return a column of numbers, or say what it holds instead."""
+    values = np.asarray(rows[name].to_numpy(zero_copy_only=False))
+    if values.dtype.kind not in "fiu":
+        raise InputError(f"shard {shard.name} holds {rows[name].type} in {name}, not numbers")
+    return values.astype(float)
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return InputError(
+        f"shard {path.name} cannot be read ({reason:.80}); it is truncated or damaged: delete it "
+        "and run again to compute its cases anew"
+    )
 
 
 def read_schema(path: Path) -> Any:
@@ -201,9 +260,8 @@ def read_schema(path: Path) -> Any:
 
     try:
         return pq.read_schema(path)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"shard {path.name} cannot be read ({reason:.80})") from None
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise _damaged(path, error) from None
 
 
 def read_header(folder: Path) -> Header:
@@ -226,16 +284,6 @@ def read_header(folder: Path) -> Header:
         raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path} is not a complete header ({error!r:.80})") from None
-
-
-def column_values(rows: Any, name: str, shard: Path) -> list[Any]:
-    """Return a column of a shard as Python values, or say that it is damaged."""
-    try:
-        return list(rows[name].to_pylist())
-    except ValueError:  # text whose bytes are no text
-        raise InputError(
-            f"shard {shard.name} is damaged in column {name}: delete it and run again"
-        ) from None
 
 
 def require_column(names: list[str], name: str, shard: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from taskuq.errors import InputError
 from taskuq.pipeline import Pipeline
 from taskuq.pipeline.cases import as_cases
-from taskuq.pipeline.chain import scan_case
+from taskuq.pipeline.chain import Chain, scan_case
 from taskuq.pipeline.progress import duration
 from taskuq.training.sources import DataConfig, MaskConfig
 
@@ -126,7 +126,9 @@ def open_run(config: RunConfig, device: str | None = None) -> Run:
         noise=config.noise,
         seed=config.seed,
     )
-    pipeline = Pipeline(measure, _recovery(config.recover, chosen), _task(config.task, chosen))
+    pipeline = Pipeline(
+        measure, _recovery(config.recover, chosen), _task(config.task, chosen), device=chosen
+    )
     return Run(pipeline, images, config)
 
 
@@ -185,15 +187,15 @@ def estimate(run: Run, probes: int = 3) -> Estimate:
     import resource
 
     cases = as_cases(run.images)
-    rates = tuple(run.config.measure.accelerations)
+    chain = Chain(
+        run.pipeline.measure, run.pipeline.recover, run.pipeline.task,
+        run.config.measure.accelerations, run.config.samples, run.config.seed,
+        device=run.pipeline.device,
+    )  # fmt: skip
     times, numbers = [], 0
     for index in np.linspace(0, len(cases) - 1, min(probes, len(cases))).astype(int):
         start = time.perf_counter()
-        found = scan_case(
-            run.pipeline.measure, run.pipeline.recover, run.pipeline.task, cases.image(int(index)),
-            case=cases.case[index], accelerations=rates, samples=run.config.samples,
-            seed=run.config.seed,
-        )  # fmt: skip
+        found = scan_case(chain, cases.image(int(index)), cases.case[index])
         times.append(time.perf_counter() - start)
         numbers = found.outputs.size
     # The first case pays for what is loaded and compiled once.

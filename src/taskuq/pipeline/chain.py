@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from taskuq.checks import as_array, as_numbers
+from taskuq.checks import as_array
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
 from taskuq.pipeline.seeds import case_seed
@@ -47,28 +49,24 @@ def true_image(image: Any) -> Any:
     return (magnitude**2).sum(-3) ** 0.5 if image.ndim > 2 else magnitude
 
 
-def scan_case(
-    measure: Measure,
-    recover: Recover,
-    task: Task,
-    image: Any,
-    *,
-    case: str,
-    accelerations: Sequence[float],
-    samples: int,
-    seed: int,
-) -> CaseOutputs:
-    """Measure, recover and read one image at every acceleration.
+@dataclass(frozen=True)
+class Chain:
+    r"""Measurement, recovery and task with everything that decides their numbers.
+
+    Cases run together when the recovery has a method ``batch(measurements, samples=, seeds=)``
+    that returns (case, sample, height, width). Batches are always full: a short one is filled up
+    with its last case. Arithmetic on a batch may depend on how many cases it holds, never on
+    which, so that for one ``size`` a case gives the same bits whatever runs beside it.
 
     Arguments:
         measure: :math:`h`.
         recover: :math:`g`.
         task: :math:`f`.
-        image: The true image.
-        case: Its identity, which the seeds depend on.
         accelerations: The rounds.
-        samples: Posterior samples per round.
+        samples: Posterior samples per case and round.
         seed: The seed of the run.
+        size: How many cases run at once.
+        device: Where tensors are put before they are measured; where they are by default.
 
     Example:
         >>> def measure(image, acceleration):
@@ -78,32 +76,120 @@ def scan_case(
         ...     return measurement.mean() + 0.1 * noise
         >>> def task(images):
         ...     return images.reshape(len(images), -1).mean(axis=1)
-        >>> found = scan_case(measure, recover, task, np.ones(8), case="a",
-        ...                   accelerations=(4, 2), samples=3, seed=0)
+        >>> chain = Chain(measure, recover, task, accelerations=(4, 2), samples=3, seed=0)
+        >>> (found,) = chain.scan([np.ones(8)], ["a"])
         >>> found.outputs.shape, found.targets
         ((2, 3, 1), array([1.]))
     """
-    targets = _numbers(task(true_image(image)[None]), "the task on the true image", 1)[0]
-    outputs = []
-    for R in accelerations:
-        recoveries = recover(measure(image, R), samples=samples, seed=case_seed(seed, case, R))
-        read = _numbers(task(recoveries), f"the task at R = {R:g}", None)
-        if len(read) not in (1, samples) or read.shape[1] != len(targets):
+
+    measure: Measure
+    recover: Recover
+    task: Task
+    accelerations: Sequence[float]
+    samples: int
+    seed: int
+    size: int = 1
+    device: str | None = None
+
+    def place(self, image: Any) -> Any:
+        """Put a tensor on the device; an array stays as it is."""
+        if self.device is None or not hasattr(image, "detach"):
+            return image
+        return image.to(self.device, non_blocking=True)
+
+    def scan(self, images: Sequence[Any], names: Sequence[str]) -> list[CaseOutputs | InputError]:
+        """Measure, recover and read images of one shape at every acceleration, all at once.
+
+        Arguments:
+            images: The true images, at most ``size`` of them.
+            names: The identity of each, which its seeds depend on.
+
+        Returns:
+            For each case its numbers, or why there are none.
+        """
+        assert 1 <= len(images) <= self.size
+        with _no_gradients():
+            known = [true_image(image) for image in images]
+            targets = self._read(_stack(self._full(known)), "on the true image")
+            rounds = [self._round(images, names, R, targets.shape[-1]) for R in self.accelerations]
+        counts = {read.shape[1] for read in rounds}
+        if len(counts) > 1:
+            raise InputError(f"the recovery gave {sorted(counts)} samples in different rounds")
+        outputs = np.stack(rounds, axis=1)
+        return [self._case(targets[k], outputs[k]) for k in range(len(images))]
+
+    def _round(
+        self, images: Sequence[Any], names: Sequence[str], R: float, tasks: int
+    ) -> FloatArray:
+        """Return the numbers of one round, (case, sample, task)."""
+        measurements = self._full([self.measure(image, R) for image in images])
+        seeds = self._full([case_seed(self.seed, name, R) for name in names])
+        if self.size == 1:
+            recoveries = self.recover(measurements[0], samples=self.samples, seed=seeds[0])
+        else:
+            batch = self.recover.batch  # type: ignore[attr-defined]  # size is 1 without it
+            drawn = batch(measurements, samples=self.samples, seeds=seeds)
+            if len(drawn) != self.size:
+                raise InputError(
+                    f"the recovery gave {len(drawn)} cases for a batch of {self.size}; let batch "
+                    "return (case, sample, height, width)"
+                )
+            recoveries = drawn.reshape(-1, *drawn.shape[2:])
+        read = self._read(recoveries, f"at R = {R:g}")
+        if len(read) not in (self.size, self.size * self.samples) or read.shape[1] != tasks:
             raise InputError(
-                f"the task gave {read.shape} numbers at R = {R:g}; {samples} samples of "
-                f"{len(targets)} tasks are needed"
+                f"the task gave {read.shape} numbers at R = {R:g}; {self.samples} samples of "
+                f"{tasks} tasks are needed for {self.size} cases"
             )
-        outputs.append(read)
-    counts = {len(read) for read in outputs}
-    if len(counts) > 1:
-        raise InputError(f"the recovery gave {sorted(counts)} samples in different rounds")
-    return CaseOutputs(targets, np.stack(outputs))
+        return read.reshape(self.size, -1, tasks)
+
+    def _read(self, images: Any, where: str) -> FloatArray:
+        """Ask the task about images, (image, task)."""
+        found = as_array(self.task(images), f"the task {where}")
+        if found.dtype.kind not in "fiub" or found.ndim not in (1, 2) or len(found) != len(images):
+            raise InputError(
+                f"the task {where} gave {found.dtype} numbers of shape {found.shape} for "
+                f"{len(images)} images; one row of real numbers for each is needed"
+            )
+        return (found[:, None] if found.ndim == 1 else found).astype(float)
+
+    def _case(self, targets: FloatArray, outputs: FloatArray) -> CaseOutputs | InputError:
+        places = ["on the true image", *(f"at R = {R:g}" for R in self.accelerations)]
+        for where, numbers in zip(places, [targets, *outputs], strict=True):
+            if not np.isfinite(numbers).all():
+                return InputError(f"the task {where} gave NaN or infinite numbers")
+        return CaseOutputs(targets, outputs)
+
+    def _full(self, items: list[Any]) -> list[Any]:
+        return items + items[-1:] * (self.size - len(items))
 
 
-def _numbers(values: Any, name: str, images: int | None) -> FloatArray:
-    """Task results as (image, task), refused when they are not finite numbers."""
-    found = as_numbers(as_array(values, name), name, ndim=(1, 2))
-    found = found[:, None] if found.ndim == 1 else found
-    if images is not None and len(found) != images:
-        raise InputError(f"{name} gave {len(found)} results for {images} image")
+def scan_case(chain: Chain, image: Any, name: str) -> CaseOutputs:
+    """Measure, recover and read one image at every acceleration, by itself.
+
+    Arguments:
+        chain: Measurement, recovery and task.
+        image: The true image.
+        name: Its identity.
+
+    Returns:
+        Its numbers.
+    """
+    (found,) = replace(chain, size=1).scan([chain.place(image)], [name])
+    if isinstance(found, InputError):
+        raise found
     return found
+
+
+def _stack(images: list[Any]) -> Any:
+    if hasattr(images[0], "detach"):
+        import torch
+
+        return torch.stack(images)
+    return np.stack(images)
+
+
+def _no_gradients() -> AbstractContextManager[None]:
+    """Keep torch from remembering how numbers were made; whoever uses no torch needs none."""
+    torch = sys.modules.get("torch")
+    return nullcontext() if torch is None else torch.no_grad()

@@ -91,7 +91,9 @@ class _Driver:
         self.tries: dict[int, int] = {}
 
     def run(self, todo: list[int]) -> None:
-        waiting = deque(chunks(todo, self.options.chunk))
+        # Whole batches, so that none is filled up for nothing.
+        batch = self.work.chain.size
+        waiting = deque(chunks(todo, math.ceil(self.options.chunk / batch) * batch))
         if not waiting:
             return
         for _ in range(min(self._room(), len(waiting))):

@@ -1,25 +1,27 @@
-"""The local engine: one process, images read ahead, shards written as it goes."""
+"""The local engine: one process, cases in batches, images read ahead, shards as it goes."""
 
 from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from taskuq.checks import require_finite, require_in_range
 from taskuq.errors import InputError
+from taskuq.pipeline.batches import Batches
 from taskuq.pipeline.cases import Cases
-from taskuq.pipeline.chain import CaseOutputs, scan_case
+from taskuq.pipeline.chain import CaseOutputs, Chain
 from taskuq.pipeline.log import RunLog
 from taskuq.pipeline.progress import Progress
-from taskuq.protocols import Measure, Recover, Task
-from taskuq.shards import TableWriter
+from taskuq.shards import Header, TableWriter
 
-# Images read ahead of the one that is being recovered.
+# Images read ahead of those that are being recovered, at least.
 AHEAD = 4
 # A shard is written when so many rows or seconds have gathered.
 ROWS, SECONDS = 4096, 5.0
@@ -28,7 +30,7 @@ HOPELESS = 20
 
 
 @dataclass
-class Batch:
+class Rows:
     """Finished cases that wait to be written; the one thing here that changes."""
 
     writer: TableWriter
@@ -76,77 +78,123 @@ class Batch:
 
 
 def run_locally(
-    measure: Measure,
-    recover: Recover,
-    task: Task,
-    cases: Cases,
-    todo: list[int],
-    writer: TableWriter,
-    *,
-    seed: int,
-    samples: int,
-    progress: Progress,
+    chain: Chain, cases: Cases, todo: Sequence[int], writer: TableWriter, *, progress: Progress
 ) -> None:
     """Run the given cases in this process and write their rows.
 
-    A case that fails is written to the log with its reason, and the run goes on. An interruption
-    writes what is finished before it takes effect.
+    Cases run in batches; images of the next ones are read meanwhile. A case that fails is written
+    to the log with its reason, and the run goes on; memory that runs out halves the batches. An
+    interruption writes what is finished before it takes effect.
 
     Arguments:
-        measure: :math:`h`.
-        recover: :math:`g`.
-        task: :math:`f`.
+        chain: Measurement, recovery and task.
         cases: All cases.
         todo: The numbers of those to run.
         writer: Where rows go.
-        seed: The seed of the run.
-        samples: Posterior samples to draw.
         progress: Told of every case.
     """
     log = RunLog(writer.folder)
-    batch = Batch(writer, cases)
+    rows = Rows(writer, cases)
     failures = successes = 0
     try:
-        for index, image in _read_ahead(cases, todo):
-            try:
-                outputs = scan_case(
-                    measure, recover, task, image.result(), case=cases.case[index],
-                    accelerations=writer.header.accelerations, samples=samples, seed=seed,
-                )  # fmt: skip
-                _require_shape(outputs, writer)
-            except Exception as error:  # one bad case must not end a run of hours
-                log.failed(cases.case[index], error)
-                failures += 1
-                progress.step(failed=True)
-                if successes == 0 and failures >= HOPELESS:
-                    raise InputError(
-                        f"the first {failures} cases all failed, the last with "
-                        f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                    ) from error
+        for index, found in run_cases(Batches(chain), cases, todo, log):
+            error = refusal(found, writer.header)
+            if isinstance(found, CaseOutputs) and error is None:
+                successes += 1
+                rows.add(index, found)
+                progress.step()
                 continue
-            successes += 1
-            batch.add(index, outputs)
-            progress.step()
+            assert error is not None
+            log.failed(cases.case[index], error)
+            failures += 1
+            progress.step(failed=True)
+            if successes == 0 and failures >= HOPELESS:
+                raise InputError(
+                    f"the first {failures} cases all failed, the last with "
+                    f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                ) from error
     finally:
-        batch.flush()
+        rows.flush()
 
 
-def _read_ahead(cases: Cases, todo: list[int]) -> Iterator[tuple[int, Future[Any]]]:
-    """Yield cases with their images, which a second thread reads while others are recovered."""
-    with ThreadPoolExecutor(max_workers=1) as reader:
-        waiting: list[tuple[int, Future[Any]]] = []
-        for index in todo:
-            waiting.append((index, reader.submit(cases.image, index)))
-            if len(waiting) > AHEAD:
-                yield waiting.pop(0)
-        yield from waiting
+def refusal(found: CaseOutputs | Exception, header: Header) -> Exception | None:
+    """Return why the numbers of a case cannot stand in a table, or None where they can.
 
-
-def _require_shape(outputs: CaseOutputs, writer: TableWriter) -> None:
-    header = writer.header
+    Arguments:
+        found: What running the case gave.
+        header: The table's attributes.
+    """
+    if isinstance(found, Exception):
+        return found
     wanted = (len(header.accelerations), header.samples, len(header.task_names))
-    if outputs.outputs.shape != wanted:
-        raise InputError(f"the case gave outputs {outputs.outputs.shape}, the table has {wanted}")
+    if found.outputs.shape != wanted or found.targets.shape != wanted[2:]:
+        return InputError(f"the case gave outputs {found.outputs.shape}, the table has {wanted}")
+    try:
+        with np.errstate(over="ignore"):
+            stored = found.outputs.astype(np.float32)
+        require_finite(stored, "outputs")
+        require_in_range(stored, header.task_range, "outputs")
+        require_in_range(found.targets, header.task_range, "targets")
+    except InputError as error:
+        return error
+    return None
+
+
+def run_cases(
+    batches: Batches, cases: Cases, todo: Sequence[int], log: RunLog | None = None
+) -> Iterator[tuple[int, CaseOutputs | Exception]]:
+    """Yield the numbers of each case, or why there are none, batch by batch.
+
+    Arguments:
+        batches: Run what is put together here.
+        cases: All cases.
+        todo: The numbers of those to run.
+        log: Told when memory has run out.
+    """
+    together: list[tuple[int, str, Any]] = []
+
+    def finish() -> Iterator[tuple[int, CaseOutputs | Exception]]:
+        before = batches.halvings
+        yield from batches.run(together)
+        if batches.halvings > before and log is not None:
+            log.write("out of memory", batch=batches.chain.size)
+        together.clear()
+
+    for index, reading in _read_ahead(batches.chain, cases, todo):
+        try:
+            image = reading.result()
+        except Exception as error:  # a file that cannot be read is the failure of its case alone
+            yield index, error
+            continue
+        if together and _shape(together[0][2]) != _shape(image):
+            yield from finish()
+        together.append((index, cases.case[index], image))
+        if len(together) >= batches.chain.size:
+            yield from finish()
+    yield from finish()
+
+
+def _shape(image: Any) -> tuple[int, ...]:
+    return tuple(getattr(image, "shape", ()))
+
+
+def _read_ahead(
+    chain: Chain, cases: Cases, todo: Sequence[int]
+) -> Iterator[tuple[int, Future[Any]]]:
+    """Yield cases with their images, which a second thread reads while others are recovered."""
+    ahead = max(AHEAD, 2 * chain.size)
+    with ThreadPoolExecutor(max_workers=1) as reader:
+        waiting: deque[tuple[int, Future[Any]]] = deque()
+        for index in todo:
+            waiting.append((index, reader.submit(_read, chain, cases, index)))
+            if len(waiting) > ahead:
+                yield waiting.popleft()
+        while waiting:
+            yield waiting.popleft()
+
+
+def _read(chain: Chain, cases: Cases, index: int) -> Any:
+    return chain.place(cases.image(index))
 
 
 def _rows(values: np.ndarray | None, index: list[int], rounds: int) -> np.ndarray | None:

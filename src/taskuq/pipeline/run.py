@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from taskuq.errors import InputError
-from taskuq.outputs import TaskOutputs
+from taskuq.outputs import TaskOutputs, as_accelerations
+from taskuq.pipeline.batches import Batches, batch_size
 from taskuq.pipeline.cases import Cases, as_cases
-from taskuq.pipeline.chain import CaseOutputs, scan_case
+from taskuq.pipeline.chain import CaseOutputs, Chain
 from taskuq.pipeline.cluster import RayOptions, run_on_ray
+from taskuq.pipeline.local import HOPELESS, Rows, refusal, run_cases
 from taskuq.pipeline.log import RunLog
 from taskuq.pipeline.progress import Progress
 from taskuq.pipeline.provenance import provenance
@@ -37,6 +39,7 @@ class Pipeline:
         measure: :math:`h`, called with an image and an acceleration.
         recover: :math:`g`, called with a measurement, ``samples`` and ``seed``.
         task: :math:`f`, called with images.
+        device: Where tensors are put before they are measured; where they are by default.
 
     Example:
         >>> def measure(image, acceleration):
@@ -54,6 +57,7 @@ class Pipeline:
     measure: Measure
     recover: Recover
     task: Task
+    device: str | None = None
 
     def run(
         self,
@@ -70,6 +74,7 @@ class Pipeline:
         task_range: tuple[float, float] | None = None,
         configuration: Mapping[str, Any] | None = None,
         engine: RayOptions | SlurmOptions | None = None,
+        batch: int | None = None,
         fresh: bool = False,
         quiet: bool = False,
     ) -> TaskOutputs:
@@ -92,82 +97,130 @@ class Pipeline:
             task_range: The range of the task.
             configuration: Remembered with the table; a resumed run must have the same.
             engine: A Ray cluster or SLURM jobs to share the work; this process alone where None.
+            batch: How many cases run at once where the recovery has a method ``batch``; chosen by
+                memory where None, and halved when memory runs out all the same.
             fresh: Throw away what the folder holds and begin again.
             quiet: Show no progress.
         """
         if samples < 1:
             raise InputError(f"samples must be at least 1, got {samples}")
+        rates = tuple(as_accelerations(accelerations, len(accelerations)).tolist())
         cases = as_cases(images, case, group, label)
+        chain = self._chain(cases, rates, samples, seed, batch)
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch if store is None else store)
             if fresh and store is not None:
                 remove_table(folder)
-            rates = tuple(float(R) for R in accelerations)
-            header = self._header(
-                folder, cases, rates, samples, seed, task_names, task_range, configuration
-            )
+            begun: dict[int, CaseOutputs | Exception] = {}
+            if not (folder / HEADER).exists():
+                begun, chain = _begin(chain, cases)
+            header = self._header(folder, begun, chain, task_names, task_range, configuration)
             writer = TableWriter(folder, header)
             _check_roster(folder, cases)
-            done = writer.finished()
-            todo = [
-                i for i, name in enumerate(cases.case) if any((name, R) not in done for R in rates)
-            ]
+            done = writer.finished_cases(cases.case)
             log = RunLog(folder)
-            log.write("retrying" if done else "started", cases=len(todo))
-            progress = Progress(len(cases), len(cases) - len(todo), quiet=quiet)
-            work = Work(self.measure, self.recover, self.task, cases, folder, header, samples, seed)
-            _do(work, todo, progress, engine)
+            log.write("retrying" if done.any() else "started", cases=int((~done).sum()))
+            progress = Progress(len(cases), int(done.sum()), quiet=quiet)
+            _write_begun(begun, cases, writer, log, progress)
+            todo = [int(i) for i in np.nonzero(~done)[0] if int(i) not in begun]
+            _do(Work(chain, cases, folder, header), todo, progress, engine)
             _report_failures(log, quiet)
             return TaskOutputs.load(folder)
 
-    def _header(
+    def _chain(
         self,
-        folder: Path,
         cases: Cases,
         accelerations: tuple[float, ...],
         samples: int,
         seed: int,
+        batch: int | None,
+    ) -> Chain:
+        """Put the parts together; how many cases run at once follows from the size of an image."""
+        size = 1
+        for index in range(min(len(cases), HOPELESS)):
+            try:
+                image = cases.image(index)
+            except Exception:  # it will fail again, as a case of its own
+                continue
+            size = batch_size(
+                self.recover, image, samples=samples, cases=len(cases), device=self.device,
+                batch=batch,
+            )  # fmt: skip
+            break
+        return Chain(
+            self.measure, self.recover, self.task, accelerations, samples, seed, size, self.device
+        )
+
+    def _header(
+        self,
+        folder: Path,
+        begun: Mapping[int, CaseOutputs | Exception],
+        chain: Chain,
         task_names: Sequence[str] | None,
         task_range: tuple[float, float] | None,
         configuration: Mapping[str, Any] | None,
     ) -> Header:
-        """Describe the table; how many samples and tasks there are is seen on the first case."""
+        """Describe the table; how many samples and tasks there are is seen on the first cases."""
         if (folder / HEADER).exists():
             found = read_header(folder)
             drawn, tasks = found.samples, len(found.task_names)
         else:
-            first = self._first(cases, accelerations, samples, seed)
+            first = next(f for f in begun.values() if isinstance(f, CaseOutputs))
             drawn, tasks = int(first.outputs.shape[1]), len(first.targets)
         names = task_names or getattr(self.task, "names", None)
         if names is None:
             names = ["task"] if tasks == 1 else [f"task{i}" for i in range(tasks)]
+        if len(names) != tasks or len(set(names)) != tasks:
+            raise InputError(f"the task gives {tasks} numbers, which need as many different names")
         range_ = task_range if task_range is not None else getattr(self.task, "range", None)
+        made = provenance({"samples": chain.samples, **(configuration or {})}, chain.seed)
+        made["made_by"] |= {"batch": chain.size, "device": chain.device or "cpu"}
         return Header(
-            accelerations=accelerations,
+            accelerations=tuple(chain.accelerations),
             samples=drawn,
             task_names=tuple(map(str, names)),
             task_range=None if range_ is None else (float(range_[0]), float(range_[1])),
             order="roster",
-            provenance=provenance({"samples": samples, **(configuration or {})}, seed),
+            provenance=made,
         )
 
-    def _first(
-        self, cases: Cases, accelerations: tuple[float, ...], samples: int, seed: int
-    ) -> CaseOutputs:
-        """Run the first case that works, to see what the task gives."""
-        reason: Exception | None = None
-        for index in range(min(len(cases), 20)):
-            try:
-                return scan_case(
-                    self.measure, self.recover, self.task, cases.image(index),
-                    case=cases.case[index], accelerations=accelerations, samples=samples, seed=seed,
-                )  # fmt: skip
-            except Exception as error:  # the next case may do
-                reason = error
-        raise InputError(
-            f"none of the first cases could be run: {type(reason).__name__}: "
-            f"{' '.join(str(reason).split())[:300]}"
-        ) from reason
+
+def _begin(chain: Chain, cases: Cases) -> tuple[dict[int, CaseOutputs | Exception], Chain]:
+    """Run the first cases until one works, to see what the task gives and how many cases fit.
+
+    What they give is kept; nothing is run twice.
+    """
+    begun: dict[int, CaseOutputs | Exception] = {}
+    batches = Batches(chain)
+    for start in range(0, min(len(cases), HOPELESS), chain.size):
+        begun |= run_cases(batches, cases, range(start, min(start + chain.size, len(cases))))
+        if any(isinstance(found, CaseOutputs) for found in begun.values()):
+            return begun, batches.chain
+    reason = list(begun.values())[-1]
+    assert isinstance(reason, Exception)
+    raise InputError(
+        f"none of the first cases could be run: {type(reason).__name__}: "
+        f"{' '.join(str(reason).split())[:300]}"
+    ) from reason
+
+
+def _write_begun(
+    begun: Mapping[int, CaseOutputs | Exception],
+    cases: Cases,
+    writer: TableWriter,
+    log: RunLog,
+    progress: Progress,
+) -> None:
+    """Write the cases that were run before the table was there."""
+    rows = Rows(writer, cases)
+    for index, found in begun.items():
+        error = refusal(found, writer.header)
+        if isinstance(found, CaseOutputs) and error is None:
+            rows.add(index, found)
+        elif error is not None:
+            log.failed(cases.case[index], error)
+        progress.step(failed=error is not None)
+    rows.flush()
 
 
 def _do(
@@ -237,15 +290,16 @@ def status(folder: str | Path) -> dict[str, Any]:
     path = Path(folder)
     header = read_header(path)
     roster = read_roster(path) or []
-    finished = TableWriter(path, header).finished()
-    whole = [c for c in roster if all((c, R) in finished for R in header.accelerations)]
+    done = TableWriter(path, header).finished_cases(roster)
     failed = RunLog(path).failures()
     return {
         "schema": "taskuq.status/1",
         "cases": len(roster),
-        "finished": len(whole),
-        "failed": {c: failed[c] for c in roster if c in failed and c not in set(whole)},
-        "left": len(roster) - len(whole),
+        "finished": int(done.sum()),
+        "failed": {
+            c: failed[c] for c, whole in zip(roster, done, strict=True) if c in failed and not whole
+        },
+        "left": int((~done).sum()),
         "accelerations": [None if np.isnan(R) else R for R in header.accelerations],
         "samples": header.samples,
         "tasks": list(header.task_names),

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from taskuq.pipeline.cases import Cases
+from taskuq.pipeline.chain import Chain
 from taskuq.pipeline.local import run_locally
 from taskuq.pipeline.progress import Progress
-from taskuq.protocols import Measure, Recover, Task
 from taskuq.shards import Header, TableWriter
 
 
@@ -17,30 +17,21 @@ class Work:
     """Everything a worker needs; what it computes it writes into the table itself.
 
     Arguments:
-        measure: :math:`h`.
-        recover: :math:`g`.
-        task: :math:`f`.
+        chain: Measurement, recovery and task.
         cases: All cases of the run.
         folder: The folder of the table, which every worker can reach.
         header: The table's attributes.
-        samples: Posterior samples to draw.
-        seed: The seed of the run.
     """
 
-    measure: Measure
-    recover: Recover
-    task: Task
+    chain: Chain
     cases: Cases
     folder: Path
     header: Header
-    samples: int
-    seed: int
 
     def do(self, todo: list[int], progress: Progress | None = None) -> int:
         """Run the given cases, write their rows and return how many were tried."""
         run_locally(
-            self.measure, self.recover, self.task, self.cases, todo,
-            TableWriter(self.folder, self.header), seed=self.seed, samples=self.samples,
+            self.chain, self.cases, todo, TableWriter(self.folder, self.header),
             progress=progress or Progress(len(todo), quiet=True),
         )  # fmt: skip
         return len(todo)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -39,12 +43,19 @@ class VarNetRecovery:
 
     def __call__(self, measurement: Scan, *, samples: int, seed: int) -> Tensor:
         """Return the recovered magnitude image, (1, height, width)."""
-        scan = checked(measurement)
-        mask = torch.as_tensor(scan.mask).bool().cpu()[None]
-        lines = central_lines(mask).to(self.device)
-        kspace, mask = fft2c(scan.zero_filled[None].to(self.device)), mask.to(self.device)
+        return self.batch([measurement], samples=samples, seeds=[seed])[0]
+
+    def batch(self, measurements: Sequence[Scan], *, samples: int, seeds: Sequence[int]) -> Tensor:
+        """Return the recovered magnitude images of several cases, (case, 1, height, width)."""
+        zero_filled, mask = _stacked(measurements)
+        lines = central_lines(mask.cpu()).to(self.device)
+        kspace, mask = fft2c(zero_filled.to(self.device)), mask.to(self.device)
         kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
-        return self._recorded(kspace, mask, lines)
+        return self._recorded(kspace, mask, lines)[:, None]
+
+    def __reduce__(self) -> tuple[type[VarNetRecovery], tuple[VarNet]]:
+        # Recorded GPU work cannot travel to another process; it is recorded there again.
+        return VarNetRecovery, (self.net,)
 
 
 class FlowRecovery:
@@ -84,14 +95,28 @@ class FlowRecovery:
 
     def __call__(self, measurement: Scan, *, samples: int, seed: int) -> Tensor:
         """Return posterior samples, (sample, height, width); rejected draws are counted."""
-        scan = checked(measurement)
-        mask = torch.as_tensor(scan.mask).bool()[None]
+        return self.batch([measurement], samples=samples, seeds=[seed])[0]
+
+    def batch(self, measurements: Sequence[Scan], *, samples: int, seeds: Sequence[int]) -> Tensor:
+        """Return posterior samples of several cases, (case, sample, height, width)."""
+        zero_filled, mask = _stacked(measurements)
         drawn = self.sampler(
-            scan.zero_filled[None],
-            mask,
-            samples=samples,
-            seeds=[seed],
-            temperature=self.temperature,
+            zero_filled, mask, samples=samples, seeds=seeds, temperature=self.temperature
         )
         self.rejected += int(drawn.rejected.sum())
-        return drawn.images[0]
+        return drawn.images
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Recorded GPU work cannot travel to another process; it is recorded there again.
+        sampler = copy(self.sampler)
+        sampler._recorded = {}
+        return {**self.__dict__, "sampler": sampler}
+
+
+def _stacked(measurements: Sequence[Scan]) -> tuple[Tensor, Tensor]:
+    """Zero-filled images (case, coil, height, width) and masks (case, width)."""
+    scans = [checked(measurement) for measurement in measurements]
+    return (
+        torch.stack([scan.zero_filled for scan in scans]),
+        torch.stack([torch.as_tensor(scan.mask).bool() for scan in scans]),
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from taskuq.measure.coils import rss
@@ -22,3 +25,7 @@ class ZeroFilled:
     def __call__(self, measurement: Scan, *, samples: int, seed: int) -> Tensor:
         """Return the zero-filled magnitude image, (1, height, width)."""
         return rss(checked(measurement).zero_filled)[None]
+
+    def batch(self, measurements: Sequence[Scan], *, samples: int, seeds: Sequence[int]) -> Tensor:
+        """Return the zero-filled magnitude images of several cases, (case, 1, height, width)."""
+        return rss(torch.stack([checked(scan).zero_filled for scan in measurements]))[:, None]
