@@ -160,9 +160,11 @@ def run_cases(
             log.write("out of memory", batch=batches.chain.size)
         together.clear()
 
-    for index, reading in _read_ahead(batches.chain, cases, todo):
+    for index, reading in _read_ahead(cases, todo, max(AHEAD, 2 * batches.chain.size)):
         try:
-            image = reading.result()
+            # Here, not in the thread that reads: GPU work cannot be recorded while another thread
+            # sets aside memory on the same device.
+            image = batches.chain.place(reading.result())
         except Exception as error:  # a file that cannot be read is the failure of its case alone
             yield index, error
             continue
@@ -178,23 +180,16 @@ def _shape(image: Any) -> tuple[int, ...]:
     return tuple(getattr(image, "shape", ()))
 
 
-def _read_ahead(
-    chain: Chain, cases: Cases, todo: Sequence[int]
-) -> Iterator[tuple[int, Future[Any]]]:
+def _read_ahead(cases: Cases, todo: Sequence[int], ahead: int) -> Iterator[tuple[int, Future[Any]]]:
     """Yield cases with their images, which a second thread reads while others are recovered."""
-    ahead = max(AHEAD, 2 * chain.size)
     with ThreadPoolExecutor(max_workers=1) as reader:
         waiting: deque[tuple[int, Future[Any]]] = deque()
         for index in todo:
-            waiting.append((index, reader.submit(_read, chain, cases, index)))
+            waiting.append((index, reader.submit(cases.image, index)))
             if len(waiting) > ahead:
                 yield waiting.popleft()
         while waiting:
             yield waiting.popleft()
-
-
-def _read(chain: Chain, cases: Cases, index: int) -> Any:
-    return chain.place(cases.image(index))
 
 
 def _rows(values: np.ndarray | None, index: list[int], rounds: int) -> np.ndarray | None:
