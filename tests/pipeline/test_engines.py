@@ -11,6 +11,7 @@ import pytest
 import toy
 
 import taskuq as tq
+from taskuq.cli import main
 from taskuq.pipeline import RayOptions, SlurmOptions
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
@@ -83,6 +84,46 @@ def test_killed_ray_workers_are_replaced(cluster, expected, tmp_path):
 def test_a_request_beyond_the_cluster_is_refused_and_does_not_hang(cluster, tmp_path):
     with pytest.raises(tq.InputError, match="the cluster has 2 CPUs"):
         SLOW.run(toy.images(3), store=tmp_path / "t", engine=RayOptions(cpus=64), **RUN)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+def test_more_workers_than_fit_are_refused_before_anything_is_computed(cluster, tmp_path):
+    def never(measurement, *, samples, seed):
+        raise AssertionError("something was computed")
+
+    pipeline = tq.Pipeline(toy.measure, never, toy.task)
+    with pytest.raises(tq.InputError, match="ask for 1 to 2 workers"):
+        pipeline.run(toy.images(3), store=tmp_path / "t", engine=RayOptions(workers=3), **RUN)
+
+
+CONFIG = """
+part = "all"
+[data]
+kind = "atlas"
+patients = 2
+slices = 3
+size = 64
+coils = 2
+[measure]
+accelerations = [8, 4]
+"""
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+def test_the_command_line_gives_the_same_table_with_every_engine(cluster, tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text(CONFIG)
+    flags = {
+        "local": (),
+        "ray": ("--engine", "ray", "--workers", "2"),
+        "slurm": ("--engine", "slurm", "--address", "local", "--slurm", "timeout_min=5"),
+    }
+    for name, engine in flags.items():
+        main(["run", str(config), "-o", str(tmp_path / name), "--batch", "2", *engine])
+    local, *others = (tq.TaskOutputs.load(tmp_path / name) for name in flags)
+
+    assert local.cases == 6
+    assert all(same(other, local) for other in others)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")

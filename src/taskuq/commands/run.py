@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -15,7 +15,12 @@ def run(
     /,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    engine: Literal["local", "ray", "slurm"] = "local",
+    address: str | None = None,
+    workers: int | None = None,
+    slurm: Annotated[list[str] | None, Parameter(name="--slurm", negative=())] = None,
     device: str | None = None,
+    batch: int | None = None,
     fresh: bool = False,
     dry_run: bool = False,
 ) -> None:
@@ -24,13 +29,21 @@ def run(
     Args:
         config: A TOML file that names data, measurement, recovery and task.
         output: The folder of the table.
+        engine: This process, a Ray cluster, or SLURM jobs.
+        address: Of a running Ray cluster, host:port; a local one is started without it. With
+            slurm, 'local' runs the jobs on this machine.
+        workers: How many Ray workers, or SLURM jobs, share the cases.
+        slurm: What SLURM is asked for, as submitit names it, e.g. slurm_partition=gpu; repeatable.
         device: Where networks run: cpu, cuda, mps; the best there is by default.
+        batch: How many cases run at once; chosen by memory by default.
         fresh: Throw away what the folder holds and begin again.
         dry_run: Try a few cases, say what all of them will take, and write nothing.
     """
-    from taskuq.experiments.runs import estimate, open_run, read_run
+    from taskuq.experiments.runs import engine_options, estimate, open_run, read_run
 
-    opened = open_run(read_run(config), device)
+    settings = read_run(config)
+    chosen = engine_options(engine, address, workers, slurm or (), device)
+    opened = open_run(settings, device)
     if dry_run:
         show(estimate(opened).sentence)
         return
@@ -41,6 +54,8 @@ def run(
         seed=opened.config.seed,
         store=output,
         configuration=opened.configuration,
+        engine=chosen,
+        batch=batch,
         fresh=fresh,
     )
     say(f"{table}" + (f", {len(table.missing)} cases missing" if table.missing else ""))

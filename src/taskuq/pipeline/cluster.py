@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import socket
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +19,8 @@ from taskuq.pipeline.work import Work, chunks
 # Seconds without a finished chunk after which the cluster is asked what it is waiting for.
 PATIENCE = 600.0
 TRIES = 3
+# Seconds in which somebody must answer at an address.
+REACH = 5.0
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class RayOptions:
 
     Arguments:
         address: Of a running cluster; a local one is started where None.
-        workers: At most so many workers; as many as fit where None.
+        workers: So many workers; as many as fit where None.
         cpus: CPUs of each worker.
         gpus: GPUs of each worker; a fraction shares one.
         chunk: Cases handed to a worker at a time.
@@ -39,8 +44,35 @@ class RayOptions:
     patience: float = PATIENCE
 
 
+@contextmanager
+def ray_cluster(options: RayOptions) -> Iterator[None]:
+    """Join a cluster, or start one here; refuse one that cannot be reached or is too small.
+
+    Arguments:
+        options: How the cluster is used.
+    """
+    ray = _ray()
+    started_here = not ray.is_initialized()
+    if started_here:
+        _require_reachable(options.address)
+        try:
+            ray.init(address=options.address, log_to_driver=False, include_dashboard=False)
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise InputError(
+                f"no Ray cluster answers at {options.address or 'this machine'} ({reason:.120}); "
+                "check the address, or leave it out to start one here"
+            ) from None
+    try:
+        _Room(ray, options).require()
+        yield
+    finally:
+        if started_here:
+            ray.shutdown()
+
+
 def run_on_ray(work: Work, todo: list[int], progress: Progress, options: RayOptions) -> None:
-    """Run cases on a Ray cluster.
+    """Run cases on the cluster that was joined.
 
     A worker that dies is replaced and its chunk is done again; nodes may join and leave. Requests
     never exceed what the cluster has, and a cluster that makes no progress ends in an error
@@ -52,19 +84,67 @@ def run_on_ray(work: Work, todo: list[int], progress: Progress, options: RayOpti
         progress: Told of every case.
         options: How the cluster is used.
     """
+    _Driver(_ray(), work, progress, options).run(todo)
+
+
+def _ray() -> Any:
     try:
         import ray
     except ModuleNotFoundError:
         raise InputError("the ray engine needs Ray; run pip install 'taskuq[ray]'") from None
+    return ray
 
-    started_here = not ray.is_initialized()
-    if started_here:
-        ray.init(address=options.address, log_to_driver=False, include_dashboard=False)
+
+def _require_reachable(address: str | None) -> None:
+    """Refuse an address at which nobody listens; Ray itself would try for a minute."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
     try:
-        _Driver(ray, work, progress, options).run(todo)
-    finally:
-        if started_here:
-            ray.shutdown()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"no Ray cluster answers at {address} ({error}); check the address, or leave it out "
+            "to start one here"
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Room:
+    """How many workers a cluster has room for."""
+
+    ray: Any
+    options: RayOptions
+
+    def require(self) -> int:
+        """Return how many workers to start; refuse to ask for more than there is."""
+        room, wanted = self._fits(self.ray.cluster_resources()), self.options.workers
+        each = f"{self.options.cpus:g} CPUs and {self.options.gpus:g} GPUs"
+        if room < 1:
+            raise InputError(
+                f"a worker needs {each}, but the cluster has {self}; ask for less or add nodes"
+            )
+        if wanted is not None and not 1 <= wanted <= room:
+            raise InputError(
+                f"{wanted} workers of {each} were asked for, but the cluster has {self}; ask for "
+                f"1 to {room} workers or add nodes"
+            )
+        return wanted or room
+
+    def spare(self, busy: int) -> int:
+        """Return how many more workers could start now."""
+        wanted = (self.options.workers or math.inf) - busy
+        return int(min(wanted, self._fits(self.ray.available_resources())))
+
+    def _fits(self, resources: dict[str, float]) -> int:
+        room = resources.get("CPU", 0.0) / max(self.options.cpus, 1e-9)
+        if self.options.gpus > 0:
+            room = min(room, resources.get("GPU", 0.0) / self.options.gpus)
+        return int(room + 1e-9)
+
+    def __str__(self) -> str:
+        found = self.ray.cluster_resources()
+        return f"{found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs"
 
 
 class _Worker:
@@ -85,6 +165,7 @@ class _Driver:
 
     def __init__(self, ray: Any, work: Work, progress: Progress, options: RayOptions) -> None:
         self.ray, self.work, self.progress, self.options = ray, work, progress, options
+        self.room = _Room(ray, options)
         self.shared = ray.put(work)
         self.kind = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus)(_Worker)
         self.busy: dict[Any, tuple[Any, list[int]]] = {}
@@ -96,7 +177,7 @@ class _Driver:
         waiting = deque(chunks(todo, math.ceil(self.options.chunk / batch) * batch))
         if not waiting:
             return
-        for _ in range(min(self._room(), len(waiting))):
+        for _ in range(min(self.room.require(), len(waiting))):
             self._start(waiting)
         looked = moved = time.monotonic()
         while self.busy:
@@ -108,12 +189,12 @@ class _Driver:
             if now - looked > 10.0 and waiting:
                 # Nodes may have joined since.
                 looked = now
-                for _ in range(min(self._spare(), len(waiting))):
+                for _ in range(min(self.room.spare(len(self.busy)), len(waiting))):
                     self._start(waiting)
             if now - moved > self.options.patience:
                 raise InputError(
                     f"no chunk was finished for {self.options.patience:.0f} s on a cluster with "
-                    f"{self._resources()}; check its nodes and start the same command again"
+                    f"{self.room}; check its nodes and start the same command again"
                 )
 
     def _start(self, waiting: deque[list[int]]) -> None:
@@ -150,29 +231,5 @@ class _Driver:
             for index in chunk:
                 log.failed(self.work.cases.case[index], error)
                 self.progress.step(failed=True)
-        if waiting and (self._spare() > 0 or not self.busy):
+        if waiting and (self.room.spare(len(self.busy)) > 0 or not self.busy):
             self._start(waiting)
-
-    def _room(self) -> int:
-        """Return how many workers the cluster has room for, within what was asked."""
-        room = self._fits(self.ray.cluster_resources())
-        if room < 1:
-            raise InputError(
-                f"a worker needs {self.options.cpus:g} CPUs and {self.options.gpus:g} GPUs, but "
-                f"the cluster has {self._resources()}; ask for less or add nodes"
-            )
-        return min(room, self.options.workers or room)
-
-    def _spare(self) -> int:
-        wanted = (self.options.workers or math.inf) - len(self.busy)
-        return int(min(wanted, self._fits(self.ray.available_resources())))
-
-    def _fits(self, resources: dict[str, float]) -> int:
-        room = resources.get("CPU", 0.0) / max(self.options.cpus, 1e-9)
-        if self.options.gpus > 0:
-            room = min(room, resources.get("GPU", 0.0) / self.options.gpus)
-        return int(room + 1e-9)
-
-    def _resources(self) -> str:
-        found = self.ray.cluster_resources()
-        return f"{found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs"

@@ -6,6 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ from taskuq.outputs import TaskOutputs, as_accelerations
 from taskuq.pipeline.batches import Batches, batch_size
 from taskuq.pipeline.cases import Cases, as_cases
 from taskuq.pipeline.chain import CaseOutputs, Chain
-from taskuq.pipeline.cluster import RayOptions, run_on_ray
+from taskuq.pipeline.cluster import RayOptions, ray_cluster, run_on_ray
 from taskuq.pipeline.local import HOPELESS, Rows, refusal, run_cases
 from taskuq.pipeline.log import RunLog
 from taskuq.pipeline.progress import Progress
 from taskuq.pipeline.provenance import provenance
-from taskuq.pipeline.slurm import SlurmOptions, run_on_slurm
+from taskuq.pipeline.slurm import SlurmOptions, open_executor, run_on_slurm
 from taskuq.pipeline.work import Work
 from taskuq.protocols import Measure, Recover, Task
 from taskuq.roster import read_roster, write_roster
@@ -107,7 +108,7 @@ class Pipeline:
         rates = tuple(as_accelerations(accelerations, len(accelerations)).tolist())
         cases = as_cases(images, case, group, label)
         chain = self._chain(cases, rates, samples, seed, batch)
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch, _ready(engine, scratch):
             folder = Path(scratch if store is None else store)
             if fresh and store is not None:
                 remove_table(folder)
@@ -221,6 +222,15 @@ def _write_begun(
             log.failed(cases.case[index], error)
         progress.step(failed=error is not None)
     rows.flush()
+
+
+def _ready(engine: RayOptions | SlurmOptions | None, scratch: str) -> AbstractContextManager[None]:
+    """Reach the cluster before anything is computed, so that a mistake shows at once."""
+    if isinstance(engine, RayOptions):
+        return ray_cluster(engine)
+    if isinstance(engine, SlurmOptions):
+        open_executor(engine, Path(scratch))
+    return nullcontext()
 
 
 def _do(

@@ -41,16 +41,9 @@ def run_on_slurm(work: Work, todo: list[int], progress: Progress, options: Slurm
         progress: Told of finished jobs.
         options: How jobs are submitted.
     """
-    try:
-        import submitit
-    except ModuleNotFoundError:
-        raise InputError("the slurm engine needs submitit; pip install 'taskuq[slurm]'") from None
-
     if not todo:
         return
-    logs = options.logs or work.folder.parent / f"{work.folder.name}-jobs"
-    executor = submitit.AutoExecutor(folder=str(logs), cluster=options.cluster)
-    executor.update_parameters(**options.parameters)
+    executor = open_executor(options, work.folder)
     # Every n-th case, so that jobs take about the same time.
     shares = [todo[k :: options.jobs] for k in range(min(options.jobs, len(todo)))]
     jobs = executor.map_array(work.do, shares)
@@ -69,3 +62,31 @@ def run_on_slurm(work: Work, todo: list[int], progress: Progress, options: Slurm
             f"{len(failed)} of {len(jobs)} jobs failed, the first {failed[0]}; start the same "
             "command again to do the rest"
         )
+
+
+def open_executor(options: SlurmOptions, folder: Path) -> Any:
+    """Get ready to submit jobs, or say why that is impossible here.
+
+    Arguments:
+        options: How jobs are submitted.
+        folder: The folder of the table, beside which submitit keeps its files.
+    """
+    try:
+        import submitit
+    except ModuleNotFoundError:
+        raise InputError(
+            "the slurm engine needs submitit; run pip install 'taskuq[slurm]'"
+        ) from None
+    if options.jobs < 1:
+        raise InputError(f"{options.jobs} jobs were asked for; at least 1 is needed")
+    logs = options.logs or folder.parent / f"{folder.name}-jobs"
+    try:
+        executor = submitit.AutoExecutor(folder=str(logs), cluster=options.cluster)
+        executor.update_parameters(**options.parameters)
+    except (RuntimeError, ValueError, NameError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"jobs cannot be submitted here ({reason:.160}); run on a SLURM login node, or choose "
+            "another engine"
+        ) from None
+    return executor
