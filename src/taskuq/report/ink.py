@@ -41,7 +41,10 @@ def draw(figure: Figure, path: str | Path) -> Path:
     axes.grid(axis="y", color="0.9", zorder=-1)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
-    if len(figure.series) > 1:
+    is_strip = any(series.style == "strip" for series in figure.series)
+    if is_strip:
+        axes.set_ylabel("")
+    if len(figure.series) > 1 and not is_strip:
         _legend(canvas, axes, len(figure.series))
     # A fixed identity and no date: the same numbers make the same file.
     metadata: dict[str, Any] = {"Date": None} if target.suffix in (".svg", ".pdf") else {}
@@ -70,11 +73,14 @@ def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
     again = k // len(COLOURS)
     marker = MARKERS[(k + 3 * again) % len(MARKERS)]
     shown = [
-        (x, y, series.error[i] if series.error else 0.0)
+        (x, y, (series.error[i] if series.error else 0.0) or 0.0)
         for i, (x, y) in enumerate(zip(series.x, series.y, strict=True))
         if y is not None and y == y and abs(y) != float("inf")
     ]
     if not shown:
+        return
+    if series.style == "strip":
+        _draw_strip(axes, figure, series, colour)
         return
     xs, ys, errors = zip(*shown, strict=True)
     if series.style == "bars":
@@ -102,6 +108,16 @@ def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
             markersize=4, linewidth=1.4 if series.style == "line" else 0, elinewidth=1, capsize=2,
             label=series.name,
         )  # fmt: skip
+
+
+def _draw_strip(axes: Any, figure: Figure, series: Series, colour: str) -> None:
+    """Draw one row of marks, the first series on top."""
+    row = len(figure.series) - 1 - figure.series.index(series)
+    marked = [x for x, y in zip(series.x, series.y, strict=True) if y]
+    axes.bar(marked, 0.8, width=0.82, bottom=row - 0.4, color=colour, linewidth=0)
+    names = [s.name for s in reversed(figure.series)]
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlim(min(map(float, series.x)) - 1, max(map(float, series.x)) + 1)
 
 
 def _scale(axes: Any, figure: Figure) -> None:

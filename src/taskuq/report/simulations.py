@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from taskuq.decide.simulate import Simulation
 from taskuq.report.figure import Figure, Series
+from taskuq.report.tables import policy_name
 
 
 def simulation_figures(results: Sequence[Simulation]) -> list[Figure]:
@@ -17,12 +18,6 @@ def simulation_figures(results: Sequence[Simulation]) -> list[Figure]:
     return [_accepted(results), _coverage_at_stop(results), _trade_off(results)]
 
 
-def _name(result: Simulation) -> str:
-    detail = result.statistic or result.score
-    budget = "" if result.budget == 1 else f" {result.budget:g}"
-    return f"{result.policy} {detail}{budget}"
-
-
 def _accepted(results: Sequence[Simulation]) -> Figure:
     return Figure(
         name="accepted-by-acceleration",
@@ -32,7 +27,7 @@ def _accepted(results: Sequence[Simulation]) -> Figure:
         x_scale="category",
         series=tuple(
             Series(
-                _name(r),
+                policy_name(r),
                 tuple(f"{s.acceleration:g}" for s in r.stops),
                 tuple(s.fraction for s in r.stops),
                 style="bars",
@@ -53,7 +48,7 @@ def _coverage_at_stop(results: Sequence[Simulation]) -> Figure:
         reference=(("target", 1 - results[0].alpha),),
         series=tuple(
             Series(
-                _name(r),
+                policy_name(r),
                 tuple(f"{s.acceleration:g}" for s in r.stops[:-1]),
                 tuple(None if s.fraction == 0 else s.coverage for s in r.stops[:-1]),
                 style="points",
@@ -71,6 +66,7 @@ def _trade_off(results: Sequence[Simulation]) -> Figure:
         x_label="mean width of early reports",
         y_label="average acceleration",
         series=tuple(
-            Series(_name(r), (r.width,), (r.mean_acceleration,), style="points") for r in results
+            Series(policy_name(r), (r.width,), (r.mean_acceleration,), style="points")
+            for r in results
         ),
     )

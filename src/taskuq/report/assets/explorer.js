@@ -1,0 +1,452 @@
+// The explorer: controls, pictures and the strip of outputs, all drawn from one state.
+"use strict";
+
+(() => {
+  const root = document.getElementById("explorer");
+  if (!root) return;
+  const stored = JSON.parse(document.getElementById("stored").textContent);
+  const found = model(stored);
+  const part = (name) => root.querySelector(`[data-part="${name}"]`);
+  const T = found.rounds;
+  const ALPHAS = [
+    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08,
+    0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5,
+  ];
+  const span = outputSpan();
+  const TAUS = Array.from({ length: 100 }, (_, i) =>
+    Number((((i + 1) / 100) * (span[1] - span[0])).toPrecision(6)));
+  const NAMES = {
+    "zero-filled": "Zero-filled", mean: "Posterior mean", sd: "Standard deviation",
+    error: "Error of the mean", point: "Point estimate", truth: "Fully measured",
+  };
+  const samples = (stored.tiles ?? []).filter((t) => t.startsWith("sample-"));
+  const views = stored.tiles
+    ? [...stored.tiles.filter((t) => !t.startsWith("sample-")), ...samples, "truth"]
+    : [];
+
+  const initial = {
+    slice: 0, round: 0, alpha: stored.alpha, tau: stored.tau,
+    score: Object.keys(stored.score_names).includes("mlwr") ? "mlwr" : "lwr",
+    policy: Object.keys(stored.policies)[0], unit: stored.unit,
+    view: views.includes("mean") ? "mean" : (views[0] ?? ""),
+  };
+  let state = { ...initial, ...fromHash() };
+
+  function outputSpan() {
+    if (stored.range && stored.range.every((v) => Number.isFinite(v))) return stored.range;
+    const all = stored.slices.flatMap((s) => [s.target, ...s.outputs.flat()]);
+    const low = Math.min(...all);
+    const high = Math.max(...all);
+    return high > low ? [low, high] : [low - 0.5, high + 0.5];
+  }
+
+  // A link restores the view; whatever it says that is not possible is left as it was.
+  function fromHash() {
+    const asked = new URLSearchParams(location.hash.slice(1));
+    const wanted = {};
+    const whole = (name, count) => {
+      const value = Number(asked.get(name));
+      if (asked.has(name) && Number.isInteger(value) && value >= 0 && value < count) {
+        wanted[name] = value;
+      }
+    };
+    whole("slice", stored.slices.length);
+    whole("round", T);
+    if (validAlpha(asked.get("alpha"))) wanted.alpha = String(Number(asked.get("alpha")));
+    if (validTau(asked.get("tau"))) wanted.tau = String(Number(asked.get("tau")));
+    const among = (name, names) => {
+      if (names.includes(asked.get(name))) wanted[name] = asked.get(name);
+    };
+    among("score", Object.keys(stored.score_names));
+    among("policy", Object.keys(stored.policies));
+    among("unit", stored.units);
+    among("view", views);
+    return wanted;
+  }
+  function validAlpha(text) {
+    return text !== null && text !== "" && Number(text) > 0 && Number(text) < 1;
+  }
+  function validTau(text) {
+    return text !== null && text !== "" && Number(text) > 0 && Number.isFinite(Number(text));
+  }
+  function link() {
+    return "#" + new URLSearchParams(state).toString();
+  }
+
+  function change(changes) {
+    state = { ...state, ...changes };
+    draw();
+    history.replaceState(null, "", link());
+  }
+
+  const make = (tag, attributes = {}, text = null, space = null) => {
+    const node = space ? document.createElementNS(space, tag) : document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+    if (text !== null) node.textContent = text;
+    return node;
+  };
+  const SVG = "http://www.w3.org/2000/svg";
+  const svg = (tag, attributes, text = null) => make(tag, attributes, text, SVG);
+  const isolated = (text) => `\u2068${text}\u2069`;
+
+  function number(value) {
+    if (value === Infinity) return "∞";
+    if (value === -Infinity) return "−∞";
+    const text = Math.abs(value) >= 1e4 || (value !== 0 && Math.abs(value) < 1e-3)
+      ? value.toPrecision(3) : String(Number(value.toPrecision(4)));
+    return text.replace("-", "−");
+  }
+  const pair = ([a, b]) => (a > b ? "empty" : `${number(a)} to ${number(b)}`);
+  const inside = ([a, b], z) => a <= z && z <= b;
+  const width = ([a, b]) => (a > b ? 0 : b - a);
+
+  // --- controls -------------------------------------------------------------------------------
+  function options(select, entries, chosen) {
+    select.replaceChildren(...entries.map(([value, text]) => {
+      const option = make("option", { value }, text);
+      option.selected = String(value) === String(chosen);
+      return option;
+    }));
+  }
+
+  const groups = [...new Set(stored.slices.map((s) => s.group))];
+
+  function setUp() {
+    part("group").addEventListener("change", (event) => {
+      change({ slice: stored.slices.findIndex((s) => s.group === event.target.value) });
+    });
+    part("slice").addEventListener("change", (event) => change({ slice: Number(event.target.value) }));
+    part("previous").addEventListener("click", () => step(-1));
+    part("next").addEventListener("click", () => step(1));
+    part("score").addEventListener("change", (event) => change({ score: event.target.value }));
+    part("policy").addEventListener("change", (event) => change({ policy: event.target.value }));
+    part("unit").addEventListener("change", (event) => change({ unit: event.target.value }));
+    options(part("group"), groups.map((g) => [g, isolated(g)]), null);
+    options(part("score"), Object.entries(stored.score_names), state.score);
+    options(part("policy"), Object.entries(stored.policies).map(([key, policy]) =>
+      [key, `${policy.name}${policy.guaranteed ? "" : " · no guarantee"}`]), state.policy);
+    options(part("unit"), stored.units.map((u) =>
+      [u, u === "group" ? "a random case of a new patient or volume" : "a new case"]), state.unit);
+    part("unit").closest("label").hidden = stored.units.length < 2;
+    slider("alpha", ALPHAS, validAlpha);
+    slider("tau", TAUS, validTau);
+    for (let k = 0; k < T; k++) {
+      const radio = make("input", { type: "radio", name: "explorer-round", value: k });
+      radio.addEventListener("change", () => change({ round: k }));
+      const label = make("label", {});
+      label.append(radio, make("span", {}, `R = ${number(stored.accelerations[k])}`));
+      part("rounds").append(label);
+    }
+    for (const view of views) {
+      if (view.startsWith("sample-") && view !== "sample-1") continue;
+      const text = view === "sample-1" ? "Sample" : NAMES[view];
+      const button = make("button", { type: "button", "data-view": view }, text);
+      button.addEventListener("click", () => (view === "sample-1" ? flip(1) : change({ view })));
+      part("views").append(button);
+    }
+    part("flip").hidden = samples.length < 2;
+    part("flip").addEventListener("click", toggleFlipping);
+    part("viewer").addEventListener("keydown", onArrow);
+    root.addEventListener("keydown", onLetter);
+    part("restore").addEventListener("click", (event) => {
+      event.preventDefault();
+      change({ ...initial, slice: state.slice, round: state.round, view: state.view });
+    });
+    window.addEventListener("hashchange", () => {
+      if (!location.hash.includes("=")) return;
+      state = { ...initial, ...fromHash() };
+      draw();
+    });
+    new ResizeObserver(() => drawStrip()).observe(part("strip"));
+  }
+
+  function slider(name, values, valid) {
+    const range = part(name);
+    const exact = part(`${name}-exact`);
+    range.max = values.length - 1;
+    range.addEventListener("input", () => change({ [name]: String(values[Number(range.value)]) }));
+    exact.addEventListener("input", () => {
+      const good = valid(exact.value);
+      exact.setAttribute("aria-invalid", String(!good));
+      if (good) change({ [name]: String(Number(exact.value)) });
+    });
+  }
+  function place(name, values) {
+    const value = Number(state[name]);
+    const range = part(name);
+    let nearest = 0;
+    values.forEach((v, i) => {
+      if (Math.abs(Math.log(v / value)) < Math.abs(Math.log(values[nearest] / value))) nearest = i;
+    });
+    range.value = nearest;
+    range.setAttribute("aria-valuetext", state[name]);
+    const exact = part(`${name}-exact`);
+    if (document.activeElement !== exact) exact.value = state[name];
+  }
+
+  function step(by) {
+    const S = stored.slices.length;
+    change({ slice: (state.slice + by + S) % S });
+  }
+  function flip(by) {
+    if (!samples.length) return;
+    const at = samples.indexOf(state.view);
+    change({ view: samples[at < 0 ? 0 : (at + by + samples.length) % samples.length] });
+  }
+  let flipping = null;
+  function toggleFlipping() {
+    if (flipping) clearInterval(flipping);
+    flipping = flipping ? null : setInterval(() => flip(1), 350);
+    part("flip").textContent = flipping ? "Stop flipping" : "Flip through samples";
+    part("flip").setAttribute("aria-pressed", String(Boolean(flipping)));
+  }
+  function onArrow(event) {
+    const keys = {
+      ArrowLeft: () => change({ round: Math.max(0, state.round - 1) }),
+      ArrowRight: () => change({ round: Math.min(T - 1, state.round + 1) }),
+      ArrowUp: () => step(-1),
+      ArrowDown: () => step(1),
+      " ": () => flip(event.shiftKey ? -1 : 1),
+    };
+    if (!keys[event.key] || event.ctrlKey || event.altKey || event.metaKey) return;
+    event.preventDefault();
+    keys[event.key]();
+  }
+  function onLetter(event) {
+    if (event.ctrlKey || event.altKey || event.metaKey) return;
+    if (event.target.closest("input[type=number], select")) return;
+    const letters = { z: "zero-filled", m: "mean", d: "sd", e: "error", p: "point", t: "truth" };
+    const view = letters[event.key.toLowerCase()];
+    if (view && views.includes(view)) change({ view });
+    else if (event.key.toLowerCase() === "s") flip(1);
+  }
+
+  // --- pictures -------------------------------------------------------------------------------
+  const decoded = new Map();
+  function sheet(source) {
+    if (!decoded.has(source)) {
+      const image = new Image();
+      image.src = source;
+      // A few sheets are kept ready; older ones are decoded again when they are asked for.
+      if (decoded.size > 64) decoded.delete(decoded.keys().next().value);
+      decoded.set(source, image.decode().then(() => image));
+    }
+    return decoded.get(source);
+  }
+  const STOPS = [
+    [0, 0, 4], [51, 10, 94], [120, 28, 109], [187, 55, 84], [237, 105, 37], [251, 180, 26],
+    [252, 255, 164],
+  ];
+  function heat(grey) {
+    const at = (grey / 255) * (STOPS.length - 1);
+    const low = Math.min(Math.floor(at), STOPS.length - 2);
+    return STOPS[low].map((v, c) => v + (STOPS[low + 1][c] - v) * (at - low));
+  }
+  const HEAT = Array.from({ length: 256 }, (_, grey) => heat(grey));
+
+  let painting = 0;
+  async function paint(canvas, view, turn) {
+    const slice = stored.slices[state.slice];
+    const source = view === "truth" ? slice.truth : slice.rounds[state.round];
+    const image = await sheet(source);
+    if (turn !== painting) return;
+    const [height, wide] = stored.size;
+    const stride = Math.ceil(wide / 8) * 8;
+    const offset = view === "truth" ? 0 : stored.tiles.indexOf(view) * stride;
+    canvas.width = wide;
+    canvas.height = height;
+    const context = canvas.getContext("2d", { willReadFrequently: true });
+    context.drawImage(image, offset, 0, wide, height, 0, 0, wide, height);
+    if (view === "sd" || view === "error") {
+      const pixels = context.getImageData(0, 0, wide, height);
+      for (let i = 0; i < pixels.data.length; i += 4) {
+        const [r, g, b] = HEAT[pixels.data[i]];
+        pixels.data[i] = r;
+        pixels.data[i + 1] = g;
+        pixels.data[i + 2] = b;
+      }
+      context.putImageData(pixels, 0, 0);
+    }
+    canvas.dataset.shown = `${state.slice}/${state.round}/${view}`;
+  }
+  function viewName(view) {
+    return view.startsWith("sample-") ? `Sample ${view.slice(7)} of ${samples.length}` : NAMES[view];
+  }
+  function drawPictures() {
+    if (!stored.tiles) return;
+    const slice = stored.slices[state.slice];
+    const at = state.view === "truth" ? "" : ` at R = ${number(stored.accelerations[state.round])}`;
+    const name = viewName(state.view) + at;
+    painting += 1;
+    const main = part("picture");
+    main.setAttribute("aria-label", `${name}, ${slice.case}`);
+    part("picture-name").textContent = name;
+    part("heat").hidden = state.view !== "sd" && state.view !== "error";
+    part("truth").setAttribute("aria-label", `Fully measured, ${slice.case}`);
+    paint(main, state.view, painting);
+    paint(part("truth"), "truth", painting);
+    for (const button of part("views").children) {
+      const mine = button.dataset.view;
+      const on = mine === state.view || (mine === "sample-1" && state.view.startsWith("sample-"));
+      button.setAttribute("aria-pressed", String(on));
+    }
+  }
+
+  // --- the strip of outputs -------------------------------------------------------------------
+  let answer = null;
+  function drawStrip() {
+    if (!answer) return;
+    const box = part("strip");
+    const slice = stored.slices[state.slice];
+    const wide = Math.max(260, box.clientWidth);
+    const left = 58;
+    const right = 14;
+    const row = 56;
+    const high = T * row + 30;
+    const all = [slice.target, ...slice.outputs.flat()];
+    const ends = answer.rounds.flatMap((r) => [...r.interval, ...r.report]).filter(Number.isFinite);
+    const bounded = stored.range && stored.range.every((v) => Number.isFinite(v));
+    const low = bounded ? stored.range[0] : Math.min(...all, ...ends);
+    const top = bounded ? stored.range[1] : Math.max(...all, ...ends);
+    const pad = (top - low) * 0.02 || 0.5;
+    const x = (v) => left + ((Math.min(Math.max(v, low - pad), top + pad) - low + pad)
+      / (top - low + 2 * pad)) * (wide - left - right);
+    const chart = svg("svg", { viewBox: `0 0 ${wide} ${high}`, width: wide, height: high,
+      role: "img", "aria-label": stripText() });
+    for (let i = 0; i <= 5; i++) {
+      const v = low + ((top - low) * i) / 5;
+      chart.append(svg("path", { class: "grid", d: `M${x(v)} 4V${T * row + 4}` }));
+      chart.append(svg("text", { class: "tick", x: x(v), y: T * row + 22, "text-anchor": "middle" },
+        number(v)));
+    }
+    answer.rounds.forEach((round, k) => {
+      const y = k * row + 4;
+      const group = svg("g", { class: `round${k === state.round ? " current" : ""}`
+        + `${k > answer.stop ? " later" : ""}` });
+      group.append(svg("rect", { class: "bed", x: 0, y: y + 2, width: wide, height: row - 4, rx: 6 }));
+      group.append(svg("text", { class: "name", x: 10, y: y + row / 2 + 4 },
+        `R ${number(round.acceleration)}`));
+      const [a, b] = round.interval;
+      if (a <= b) {
+        group.append(svg("rect", { class: "interval", x: x(a), y: y + 12,
+          width: Math.max(x(b) - x(a), 1.5), height: 8, rx: 4 }));
+      }
+      const [c, d] = round.report;
+      if (round.stops && c <= d) {
+        group.append(svg("rect", { class: "report", x: x(c), y: y + 36,
+          width: Math.max(x(d) - x(c), 1.5), height: 8, rx: 4 }));
+      }
+      for (const [j, v] of slice.outputs[k].entries()) {
+        // A fixed scatter keeps dots apart without hiding how many there are.
+        group.append(svg("circle", { class: "dot", cx: x(v), cy: y + 28 + ((j * 7) % 5) - 2, r: 2.6 }));
+      }
+      if (slice.point) {
+        group.append(svg("path", { class: "point",
+          d: `M${x(slice.point[k])} ${y + 22}l5 6l-5 6l-5 -6z` }));
+      }
+      if (k === answer.stop) {
+        const label = svg("text", { class: "stop", x: wide - right - 4, y: y + row - 9,
+          "text-anchor": "end" }, "stops here");
+        group.append(label);
+      }
+      group.addEventListener("click", () => change({ round: k }));
+      chart.append(group);
+    });
+    chart.append(svg("path", { class: "target", d: `M${x(slice.target)} 2V${T * row + 6}` }));
+    box.replaceChildren(chart);
+  }
+  function stripText() {
+    const slice = stored.slices[state.slice];
+    const rounds = answer.rounds.map((r) =>
+      `R = ${number(r.acceleration)}: interval ${pair(r.interval)}`).join("; ");
+    return `Task outputs and intervals of each round. Truth ${number(slice.target)}. ${rounds}.`;
+  }
+
+  // --- words and numbers ----------------------------------------------------------------------
+  function drawWords() {
+    const slice = stored.slices[state.slice];
+    const stopped = answer.rounds[answer.stop];
+    const policy = stored.policies[state.policy];
+    const verdict = part("verdict");
+    let text;
+    let kind = "full";
+    if (stopped) {
+      const hit = inside(stopped.report, slice.target);
+      kind = hit ? "hit" : "miss";
+      text = `The scan stops at R = ${number(stopped.acceleration)} and reports `
+        + `${pair(stopped.report)}, width ${number(width(stopped.report))}. The truth, `
+        + `${number(slice.target)}, is ${hit ? "inside" : "outside"}.`;
+    } else {
+      text = "No round is certain enough, so the scan goes on until everything is measured and the "
+        + `truth, ${number(slice.target)}, is known.`;
+    }
+    verdict.className = `verdict ${kind}`;
+    part("verdict-text").textContent = text;
+    const unit = answer.unit === "group" ? "groups" : "cases";
+    const share = number(1 - Number(state.alpha));
+    const short = answer.units < answer.needed;
+    const who = answer.unit === "group" ? "a random case of a new group" : "a new case";
+    if (short) {
+      part("promise").textContent = `α = ${state.alpha} needs at least ${answer.needed} calibration `
+        + `${unit}, there are ${answer.units}: intervals are the whole range, and no scan stops early.`;
+    } else if (policy.guaranteed) {
+      part("promise").textContent = `Guaranteed: the report of ${who} contains its target with `
+        + `probability at least ${share}, if it is exchangeable with the ${answer.units} calibration `
+        + `${unit} and the settings were fixed before looking.`;
+    } else {
+      part("promise").textContent = "Measured, not guaranteed: each round by itself keeps its error "
+        + "rate, but a report that is chosen by its width may miss more often.";
+    }
+    part("tau-note").textContent = `stop below ${state.tau}`;
+    const kept = answer.rank === null ? `${answer.scoreUnits} groups`
+      : `the ${answer.rank}-th smallest of ${answer.scoreUnits}`;
+    part("alpha-note").textContent = answer.rank > answer.scoreUnits
+      ? `rank ${answer.rank} of ${answer.scoreUnits}: too few` : `q̂ from ${kept}`;
+    const rows = answer.rounds.map((round, k) => {
+      const row = make("tr", {
+        "data-round": k, "data-lower": round.interval[0], "data-upper": round.interval[1],
+        "data-quantile": round.quantile, "data-threshold": round.threshold,
+        "data-report-lower": round.report[0], "data-report-upper": round.report[1],
+        "data-stops": round.stops,
+      });
+      if (k === state.round) row.className = "current";
+      row.append(make("th", { scope: "row" }, number(round.acceleration)));
+      const cells = [
+        number(round.quantile), pair(round.interval), number(width(round.interval)),
+        inside(round.interval, slice.target) ? "yes" : "no",
+        round.stops ? pair(round.report) : "–", k === answer.stop ? "stops" : round.stops ? "would" : "goes on",
+      ];
+      row.append(...cells.map((cell) => make("td", {}, cell)));
+      return row;
+    });
+    part("numbers").replaceChildren(...rows);
+    part("link").setAttribute("href", link());
+  }
+
+  function draw() {
+    const slice = stored.slices[state.slice];
+    answer = found.at(state);
+    root.dataset.stop = answer.stop;
+    part("group").value = slice.group;
+    const mine = stored.slices.map((s, i) => [i, s]).filter(([, s]) => s.group === slice.group);
+    options(part("slice"), mine.map(([i, s]) =>
+      [i, isolated(s.case) + (s.label === null ? "" : ` (${isolated(s.label)})`)]), state.slice);
+    part("score").value = state.score;
+    part("policy").value = state.policy;
+    part("unit").value = state.unit;
+    for (const radio of part("rounds").querySelectorAll("input")) {
+      radio.checked = Number(radio.value) === state.round;
+    }
+    place("alpha", ALPHAS);
+    place("tau", TAUS);
+    drawPictures();
+    drawStrip();
+    drawWords();
+  }
+
+  setUp();
+  draw();
+  root.hidden = false;
+  // For whoever wants the numbers themselves.
+  window.taskuqExplorer = { at: (asked) => found.at({ ...state, ...asked }), state: () => ({ ...state }) };
+})();

@@ -1,0 +1,246 @@
+// Calibration in the browser, in the order of the Python package and with its arithmetic:
+// sums, products, quotients and comparisons of doubles, and exact ranks by whole numbers.
+"use strict";
+
+const statistics = (() => {
+  const ROUNDING = 4 * Number.EPSILON;
+  const TAIL = 1e-4;
+  const LEAST = -Number.MAX_VALUE;
+  const BISECTIONS = 60;
+  const IDENTITY = { kind: "identity", low: 0, high: 1 };
+
+  // An error rate as the decimal number that was written: a fraction of whole numbers.
+  function exactLevel(text) {
+    const value = Number(text);
+    if (!(value > 0 && value < 1)) return null;
+    const [digits, exponent = "0"] = String(value).split("e");
+    const [whole, part = ""] = digits.split(".");
+    const shift = part.length - Number(exponent);
+    return shift >= 0
+      ? { top: BigInt(whole + part), bottom: 10n ** BigInt(shift) }
+      : { top: BigInt(whole + part) * 10n ** BigInt(-shift), bottom: 1n };
+  }
+
+  const ceiling = (top, bottom) => (top + bottom - 1n) / bottom;
+
+  // k = ceil((1 - alpha)(n + 1))
+  function coverageRank(n, level) {
+    return Number(ceiling((level.bottom - level.top) * BigInt(n + 1), level.bottom));
+  }
+
+  function orderStatistic(scores, rank) {
+    if (rank > scores.length) return Infinity;
+    if (rank < 1) return -Infinity;
+    return Float64Array.from(scores).sort()[rank - 1];
+  }
+
+  const divisor = (a, b) => (b === 0n ? a : divisor(b, a % b));
+
+  // The smallest score q with (1 + sum over groups of the share above q) / (V + 1) <= alpha.
+  function hierarchicalQuantile(scores, groups, level) {
+    const V = groups.sizes.length;
+    const allowed = level.top * BigInt(V + 1) - level.bottom;
+    if (allowed < 0n) return Infinity;
+    // Counting in units of 1/common keeps the comparison free of rounding.
+    const common = groups.sizes.reduce((c, n) => (c * BigInt(n)) / divisor(c, BigInt(n)), 1n);
+    const weight = groups.sizes.map((n) => common / BigInt(n));
+    const order = Array.from(scores.keys()).sort((a, b) => compare(scores[a], scores[b]));
+    const limit = allowed * common;
+    let above = common * BigInt(V);
+    for (let i = 0; i < order.length; ) {
+      const value = scores[order[i]];
+      // Tied scores are all at most q.
+      for (; i < order.length && scores[order[i]] === value; i++) {
+        above -= weight[groups.index[order[i]]];
+      }
+      if (above * level.bottom <= limit) return value;
+    }
+    return Infinity;
+  }
+
+  const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+
+  // The quantile that keeps the promise: for a new case, or a random case of a new group.
+  function promisedQuantile(scores, level, unit, groups) {
+    if (unit === "group") return hierarchicalQuantile(scores, groups, level);
+    return orderStatistic(scores, coverageRank(scores.length, level));
+  }
+
+  // Linear interpolation between order statistics, with NumPy's two formulas.
+  function between(below, above, share) {
+    const step = above - below;
+    return share < 0.5 ? below + step * share : above - step * (1 - share);
+  }
+
+  function sampleQuantile(ordered, start, p, omega) {
+    const position = omega * (p - 1);
+    const index = Math.floor(position);
+    return between(
+      ordered[start + index], ordered[start + Math.min(index + 1, p - 1)], position - index);
+  }
+
+  function clip(value, low, high) {
+    return Math.min(Math.max(value, low), high);
+  }
+
+  function toScale(link, z) {
+    if (link.kind === "identity") return z;
+    const t = (z - link.low) / (link.high - link.low);
+    const inner = clip(t, TAIL, 1 - TAIL);
+    return Math.log(inner / (1 - inner)) + (t - inner) / (TAIL * (1 - TAIL));
+  }
+
+  function fromScale(link, w) {
+    if (link.kind === "identity") return w;
+    const edge = Math.log((1 - TAIL) / TAIL);
+    const inner = clip(w, -edge, edge);
+    const t = 1 / (1 + Math.exp(-inner)) + (w - inner) * (TAIL * (1 - TAIL));
+    return link.low + (link.high - link.low) * t;
+  }
+
+  // Nested intervals of one case: anchors low <= high and a speed, on the scale of a link.
+  function scoreOf(f, target) {
+    const g = toScale(f.link, target);
+    const residual = Math.max(f.low - g, g - f.high);
+    if (f.scale > 0) return residual / f.scale;
+    return residual <= 0 ? 0 : Infinity;
+  }
+
+  function intervalOf(f, q) {
+    if (q === Infinity) return [-Infinity, Infinity];
+    if (q === -Infinity) return [Infinity, -Infinity];
+    const rounding = q === 0 ? 0 : ROUNDING;
+    const moving = f.scale > 0 ? 1 : 0;
+    const reach = (q + rounding * Math.abs(q)) * f.scale;
+    let lower = f.low - rounding * (Math.abs(f.low) * moving) - reach;
+    let upper = f.high + rounding * (Math.abs(f.high) * moving) + reach;
+    if (f.link.kind !== "identity") {
+      const slack = ROUNDING * (Math.abs(f.link.low) + Math.abs(f.link.high));
+      lower = fromScale(f.link, lower) - slack;
+      upper = fromScale(f.link, upper) + slack;
+    }
+    return [lower, upper];
+  }
+
+  // The threshold below which the interval is empty.
+  function opening(f) {
+    return f.scale > 0 ? (f.low - f.high) / (2 * f.scale) : LEAST;
+  }
+
+  // The threshold below which the interval, clipped to the range, is at most tau wide.
+  function largestThreshold(f, tau, range) {
+    if (f.link.kind !== "identity") return searchedThreshold(f, tau, range);
+    const rest = tau - (f.high - f.low);
+    const a = Math.max(f.low - range[0], 0);
+    const b = Math.max(range[1] - f.high, 0);
+    const near = Math.min(a, b);
+    const far = Math.max(a, b);
+    let reach = rest <= 2 * near ? rest / 2 : rest - near;
+    if (rest > near + far) reach = Infinity;
+    if (f.scale > 0) return reach / f.scale;
+    return reach > 0 ? Infinity : -Infinity;
+  }
+
+  function searchedThreshold(f, tau, range) {
+    const good = (q) => {
+      const [a, b] = intervalOf(f, q);
+      const lower = Math.max(a, range[0]);
+      const upper = Math.min(b, range[1]);
+      return lower > upper || upper - lower < tau;
+    };
+    let low = -1;
+    let high = 1;
+    for (let i = 0; i < BISECTIONS; i++) {
+      if (good(high)) high *= 2;
+      if (!good(low)) low *= 2;
+    }
+    if (good(high)) return Infinity;
+    if (!good(low)) return -Infinity;
+    for (let i = 0; i < BISECTIONS; i++) {
+      const middle = low / 2 + high / 2;
+      if (good(middle)) low = middle;
+      else high = middle;
+    }
+    return low;
+  }
+
+  // A window of width tau around the centre, kept in its place, and how far its ends are.
+  function windowOf(f, tau, place) {
+    const [low, high] = place;
+    const center = f.high;
+    let lower = f.link.kind === "identity" ? center - tau / 2 : balanced(center, tau, f.link);
+    const top = Math.max(low, high - tau);
+    lower = clip(lower, low, top);
+    const upper = Math.max(lower + tau, lower >= top ? high : -Infinity);
+    const below = lower <= low ? Infinity : center - toScale(f.link, lower);
+    const above = upper >= high ? Infinity : toScale(f.link, upper) - center;
+    return { lower, upper, reach: Math.min(below, above) };
+  }
+
+  function balanced(center, tau, link) {
+    const length = link.high - link.low;
+    const a = tau / length;
+    const w = 1 / (1 + Math.exp(-2 * clip(center, -300, 300)));
+    const b = a + 2 * w * (1 - a);
+    const root = Math.sqrt(Math.max(b * b + 4 * (1 - 2 * w) * w * (1 - a), 0));
+    const t = (2 * w * (1 - a)) / (b + root);
+    if (t >= TAIL && t + a <= 1 - TAIL) return link.low + length * t;
+    let low = fromScale(link, center) - tau;
+    let high = fromScale(link, center);
+    for (let i = 0; i < BISECTIONS; i++) {
+      const lower = low / 2 + high / 2;
+      if (toScale(link, lower + tau) - center > center - toScale(link, lower)) high = lower;
+      else low = lower;
+    }
+    return low / 2 + high / 2;
+  }
+
+  // What a rule sees in one case: when it stops, what it reports, and what scores.
+  function examineInterval(f, tau, range) {
+    return {
+      lowest: opening(f),
+      largest: largestThreshold(f, tau, range),
+      score: (z) => (range[0] <= z && z <= range[1] ? scoreOf(f, z) : Infinity),
+      report: (threshold) => {
+        const [lower, upper] = intervalOf(f, threshold);
+        return [
+          Math.min(Math.max(lower, range[0]), range[1]),
+          Math.max(Math.min(upper, range[1]), range[0]),
+        ];
+      },
+    };
+  }
+
+  function examineWindow(f, tau, range, place, weight) {
+    const window = windowOf(f, tau, place);
+    const ratio = window.reach > 0 ? f.scale / window.reach : Infinity;
+    const lower = Math.max(window.lower, range[0]);
+    const upper = Math.min(window.upper, range[1]);
+    return {
+      lowest: -Infinity,
+      largest: -(weight * ratio),
+      score: (z) => (lower <= z && z <= upper ? -Infinity : Infinity),
+      report: () => [lower, upper],
+    };
+  }
+
+  // The supremum of the thresholds at which the policy stops with a miss; arrays by round.
+  function stoppingScore(lowest, largest, score) {
+    let result = -Infinity;
+    for (let k = 0; k < largest.length; k++) {
+      let top = Math.min(largest[k], score[k]);
+      for (let i = 0; i < k; i++) {
+        for (let j = 0; j < k; j++) {
+          if (lowest[j] < top && top <= largest[j]) top = lowest[j];
+        }
+      }
+      if (top > lowest[k]) result = Math.max(result, top);
+    }
+    return result;
+  }
+
+  return {
+    IDENTITY, exactLevel, coverageRank, promisedQuantile, sampleQuantile, scoreOf, intervalOf,
+    examineInterval, examineWindow, stoppingScore,
+  };
+})();

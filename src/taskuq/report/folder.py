@@ -1,0 +1,172 @@
+"""A run's folder: which results lie in it, and what could not be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from taskuq.calibrate.bound import SCHEMA as BOUND
+from taskuq.calibrate.bound import Bound, load_bound
+from taskuq.decide.policy import SCHEMA as POLICY
+from taskuq.decide.policy import Policy, load_policy
+from taskuq.errors import InputError
+from taskuq.outputs import TaskOutputs
+from taskuq.report.explorer import Explorer, load_explorer
+from taskuq.report.records import EXPERIMENT, RUN
+from taskuq.shards import HEADER
+
+# What the page has a place for; other records are listed by name.
+SHOWN = (
+    EXPERIMENT, "taskuq.evaluate/1", "taskuq.simulate/1", "taskuq.status/1", "taskuq.quality/1",
+    "taskuq.task/1", "taskuq.split/1", "taskuq.data-check/1", "taskuq.plan-size/1",
+)  # fmt: skip
+# Written by the report itself, or pictures of what is read elsewhere.
+NOT_RESULTS = ("figures", "exports", "report.html")
+LARGEST_RECORD = 200_000_000
+
+
+@dataclass(frozen=True)
+class Found:
+    """One JSON record.
+
+    Arguments:
+        path: Where it lies, from the run's folder.
+        schema: What it says it is.
+        record: What it holds.
+    """
+
+    path: str
+    schema: str
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Everything a run's folder holds that a page can show.
+
+    Arguments:
+        path: The folder.
+        run: What was run, as ``run.json`` says.
+        records: Records the page has a place for, in the order of their paths.
+        others: Paths and schemas of records it has none for.
+        unreadable: Paths, and why they cannot be read.
+        table: The table of task outputs.
+        table_path: Where it lies.
+        policy: The policy that decided.
+        bounds: Calibrated bounds by their path.
+        explorer: What the explorer shows.
+    """
+
+    path: Path
+    run: dict[str, Any] = field(default_factory=dict)
+    records: tuple[Found, ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
+    unreadable: tuple[tuple[str, str], ...] = ()
+    table: TaskOutputs | None = None
+    table_path: str | None = None
+    policy: Policy | None = None
+    bounds: dict[str, Bound] = field(default_factory=dict)
+    explorer: Explorer | None = None
+
+    def of(self, schema: str) -> list[Found]:
+        """Return the records of a schema."""
+        return [found for found in self.records if found.schema == schema]
+
+
+def read_folder(path: Path) -> RunFolder:
+    """Read a run's folder; what cannot be read is remembered, not raised.
+
+    Arguments:
+        path: The folder.
+    """
+    if not path.is_dir():
+        raise InputError(f"there is no folder {path}; give the folder of a run")
+    unreadable: list[tuple[str, str]] = []
+    run: dict[str, Any] = {}
+    records, others, policies, bounds = [], [], [], {}
+    for file in _json_files(path):
+        name = file.relative_to(path).as_posix()
+        try:
+            record = _read(file)
+            schema = str(record.get("schema") or "no schema")
+            if schema == RUN:
+                run = run or record
+            elif schema == POLICY:
+                policies.append((name, load_policy(file)))
+            elif schema == BOUND:
+                bounds[name] = load_bound(file)
+            elif schema in SHOWN:
+                records.append(Found(name, schema, record))
+            else:
+                others.append((name, schema))
+        except InputError as error:
+            unreadable.append((name, str(error).replace(str(path), ".")))
+    table, table_path = _table(path, unreadable)
+    # A policy called policy.json decided; others lie beside it to be compared.
+    policies.sort(key=lambda pair: (Path(pair[0]).name != "policy.json", pair[0]))
+    others += [(name, POLICY) for name, _ in policies[1:]]
+    return RunFolder(
+        path=path,
+        run=run,
+        records=tuple(records),
+        others=tuple(others),
+        unreadable=tuple(unreadable),
+        table=table,
+        table_path=table_path,
+        policy=policies[0][1] if policies else None,
+        bounds=bounds,
+        explorer=_explorer(path, unreadable),
+    )
+
+
+def _json_files(path: Path) -> Iterator[Path]:
+    tables = {header.parent for header in path.rglob(HEADER)}
+    for file in sorted(path.rglob("*.json")):
+        inside = file.relative_to(path).parts
+        if inside[0] in NOT_RESULTS or any(parent in tables for parent in file.parents):
+            continue
+        yield file
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > LARGEST_RECORD:
+            raise InputError("is too large for a record; leave it out of the run's folder")
+        record = json.loads(file.read_text())
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise InputError("is not JSON, or it is truncated; write it again") from None
+    if not isinstance(record, dict):
+        raise InputError("holds no record; write it again")
+    return record
+
+
+def _table(path: Path, unreadable: list[tuple[str, str]]) -> tuple[TaskOutputs | None, str | None]:
+    """Find the table: a folder of shards, table.npz, or the only other file of arrays with one."""
+    candidates = [path / "table", path / "table.npz"]
+    candidates += sorted(header.parent for header in path.glob(f"*/{HEADER}"))
+    candidates += sorted(p for p in path.glob("*.npz") if p.name != "explorer.npz")
+    for candidate in dict.fromkeys(candidates):
+        if not candidate.exists() or candidate.name in NOT_RESULTS:
+            continue
+        name = candidate.relative_to(path).as_posix()
+        try:
+            return TaskOutputs.load(candidate), name
+        except InputError as error:
+            unreadable.append((name, str(error).replace(str(path), ".")))
+    return None, None
+
+
+def _explorer(path: Path, unreadable: list[tuple[str, str]]) -> Explorer | None:
+    file = path / "explorer.npz"
+    if not file.exists():
+        return None
+    try:
+        return load_explorer(file)
+    except InputError as error:
+        unreadable.append((file.name, str(error).replace(str(path), ".")))
+        return None

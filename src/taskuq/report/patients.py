@@ -1,0 +1,86 @@
+"""The run patient by patient: how many cases, where they stopped, what was missed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from taskuq.outputs import TaskOutputs
+from taskuq.report.reports import CaseReport
+from taskuq.report.tables import Table
+
+
+def patient_table(table: TaskOutputs, reports: Sequence[CaseReport]) -> Table | None:
+    """Return one row for each group of a table, or None where it has no groups.
+
+    Arguments:
+        table: The run's table.
+        reports: What the policy and the bounds say about its cases.
+    """
+    if table.group is None:
+        return None
+    groups = [str(g) for g in dict.fromkeys(table.group.tolist())]
+    counts = Counter(str(g) for g in table.group.tolist())
+    sources = list(dict.fromkeys((r.source, r.acceleration) for r in reports if _is_bound(r)))
+    stopped = [r for r in reports if not _is_bound(r)]
+    columns = ["group", "cases"]
+    labels = _labels(table)
+    columns += [f"label {name}" for name in labels]
+    if stopped:
+        columns += ["stopped early", "average R", "mean width", "missed"]
+    columns += [f"missed by {source}{_at(R)}" for source, R in sources]
+    by_group: dict[str, list[CaseReport]] = {g: [] for g in groups}
+    for report in reports:
+        by_group[report.group].append(report)
+    rows = []
+    for g in groups:
+        row: list[object] = [g, counts[g]]
+        if labels:
+            assert table.label is not None
+            mine = Counter(map(str, table.label[table.group.astype(str) == g].tolist()))
+            row += [mine[name] for name in labels]
+        if stopped:
+            row += _stopping([r for r in by_group[g] if not _is_bound(r)])
+        for source, R in sources:
+            here = [r for r in by_group[g] if (r.source, r.acceleration) == (source, R)]
+            row.append(_missed(here))
+        rows.append(tuple(row))
+    caption = f"The {len(groups)} groups of the table, one row each."
+    if stopped:
+        caption += (
+            f" Scans are stopped by the stored policy ({stopped[0].source}, {stopped[0].promise}); "
+            "the table may hold the cases it was calibrated on, so these rows describe and do not "
+            "prove."
+        )
+    return Table("patients", caption, tuple(columns), tuple(rows))
+
+
+def _is_bound(report: CaseReport) -> bool:
+    return not report.source.startswith(("fixed-width", "adaptive", "anytime", "paper"))
+
+
+def _labels(table: TaskOutputs) -> list[str]:
+    found = [] if table.label is None else sorted({str(v) for v in table.label.tolist()})
+    return found if len(found) <= 4 else []
+
+
+def _stopping(reports: list[CaseReport]) -> list[object]:
+    rates = [r.acceleration or 1.0 for r in reports]
+    early = [r for r in reports if (r.acceleration or 1.0) > 1]
+    return [
+        len(early),
+        float(1 / np.mean([1 / R for R in rates])),
+        float(np.mean([r.width for r in early])) if early else None,
+        _missed(early),
+    ]
+
+
+def _missed(reports: list[CaseReport]) -> int | None:
+    known = [r.covered for r in reports if r.covered is not None]
+    return sum(not covered for covered in known) if known or not reports else None
+
+
+def _at(acceleration: float | None) -> str:
+    return "" if acceleration is None else f", R = {acceleration:g}"
