@@ -74,7 +74,8 @@ def _place_rows(header: Header, shards: list[Path]) -> tuple[Any, list[Places], 
         rows = read_shard(shard, ["case", "acceleration"])
         cases.append(identities(rows["case"], "case", f"shard {shard.name}"))
         rounds.append(rounds_of(rows, header, shard))
-    ids = pc.unique(concatenate(cases))
+    names = concatenate(cases)
+    ids = pc.unique(names)
     roster = read_roster(shards[0].parent) if header.order == "roster" else None
     if roster is not None:
         # Cases that the run has not come to are missing, and said to be.
@@ -83,8 +84,9 @@ def _place_rows(header: Header, shards: list[Path]) -> tuple[Any, list[Places], 
         ids = ids.take(pc.sort_indices(ids))
     there = np.zeros((len(header.accelerations), len(ids)), dtype=bool)
     placed = []
-    for names, round in zip(cases, rounds, strict=True):
-        case = positions(names, ids)
+    # All at once: the identities are put in order once, not for every shard.
+    ends = np.cumsum([len(round) for round in rounds])[:-1]
+    for case, round in zip(np.split(positions(names, ids), ends), rounds, strict=True):
         # A case computed twice, by two workers or after a kill, counts once.
         first = ~there[round, case]
         _, where = np.unique(case.astype(np.int64) * len(there) + round, return_index=True)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.checks import as_range, require_finite
-from taskuq.columns import as_texts, identities, positions
+from taskuq.columns import as_texts, concatenate, identities, positions
 from taskuq.errors import InputError
 from taskuq.files import read_json, whole_file, write_json
 from taskuq.outputs import TaskOutputs
@@ -126,13 +126,15 @@ class TableWriter:
         """
         import pyarrow as pa
 
-        among = pa.array(names, pa.large_string())
         there = np.zeros((len(self.header.accelerations), len(names)), dtype=bool)
+        cases, rounds = [], []
         for shard in shard_paths(self.folder):
             rows = read_shard(shard, ["case", "acceleration"])
-            case = positions(identities(rows["case"], "case", f"shard {shard.name}"), among)
-            round = rounds_of(rows, self.header, shard)
-            there[round[case >= 0], case[case >= 0]] = True
+            cases.append(identities(rows["case"], "case", f"shard {shard.name}"))
+            rounds.append(rounds_of(rows, self.header, shard))
+        if cases:
+            case = positions(concatenate(cases), pa.array(names, pa.large_string()))
+            there[np.concatenate(rounds)[case >= 0], case[case >= 0]] = True
         return np.asarray(there.all(axis=0))
 
     def write(

@@ -1,0 +1,51 @@
+"""A large table needs little more memory than its outputs."""
+
+import json
+import subprocess
+import sys
+
+CASES = 100_000
+
+# What a million cases may take is 2 GB; a tenth of them, a tenth.
+ALLOWED = 2e9 * CASES / 1e6
+
+SCRIPT = """
+import json, resource, sys, tempfile
+from pathlib import Path
+import numpy as np
+import taskuq as tq
+from taskuq.shards import Header, TableWriter
+
+RATES = (16.0, 8.0, 4.0, 2.0)
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+def write_and_read(folder, cases):
+    writer = TableWriter(folder, Header(RATES, 32))
+    for start in range(0, cases, 5000):
+        names = np.char.add("patient-", np.arange(start, min(start + 5000, cases)).astype(str))
+        outputs = np.random.default_rng(start).random((len(names), 32), dtype=np.float32)
+        for R in RATES:
+            writer.write(names, R, outputs, outputs[:, 0], group=names, label=outputs[:, 0] > 0.5)
+    writing = peak()
+    table = tq.TaskOutputs.load(folder)
+    assert table.cases == cases
+    return writing
+
+with tempfile.TemporaryDirectory() as scratch:
+    write_and_read(Path(scratch) / "small", 5000)  # what libraries take once
+    before = peak()
+    writing = write_and_read(Path(scratch) / "large", int(sys.argv[1]))
+    print(json.dumps([writing - before, peak() - before]))
+"""
+
+
+def test_a_large_table_is_written_and_read_within_its_share_of_memory():
+    command = [sys.executable, "-c", SCRIPT, str(CASES)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    writing, reading = json.loads(ended.stdout)
+
+    assert writing < 0.1 * ALLOWED
+    # The outputs themselves are 51 MB: without them in the count it would measure nothing.
+    assert 4 * CASES * 32 * 4 < reading < ALLOWED
