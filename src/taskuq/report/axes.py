@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from taskuq.report.figure import Figure, is_number
+from taskuq.report.figure import Figure, Series, is_number
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,22 @@ def nice_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     return [round(k * step, 12) for k in range(first, last + 1)]
 
 
+def offset(figure: Figure, series: Series) -> float:
+    """Return how far aside a series stands within its category, so that none hides another.
+
+    Example:
+        >>> bars = [Series(name, ("a",), (1.0,), style="bars") for name in ("one", "two")]
+        >>> figure = Figure("f", "It falls.", "x", "y", tuple(bars), x_scale="category")
+        >>> [offset(figure, s) for s in bars]
+        [-0.2, 0.2]
+    """
+    if figure.x_scale != "category" or series.style not in ("bars", "points"):
+        return 0.0
+    beside = [s for s in figure.series if s.style == series.style]
+    place = next(i for i, s in enumerate(beside) if s is series)
+    return (place - (len(beside) - 1) / 2) * 0.8 / len(beside)
+
+
 def x_axis(figure: Figure, start: float, end: float) -> Axis:
     """Return the horizontal axis of a figure between two positions."""
     if figure.x_reversed:
@@ -93,9 +109,10 @@ def y_axis(figure: Figure, start: float, end: float) -> Axis:
         ticks = tuple((10.0**k, f"{10.0**k:g}") for k in range(first, max(last, first + 1) + 1))
         return Axis(*ends, start, end, ticks, is_log=True)
     low, high = min(numbers, default=0.0), max(numbers, default=1.0)
-    # Bars start at zero, unless they are shares near one, which zero would press together.
-    has_bars = any(s.style == "bars" for s in figure.series)
-    if low >= 0 and (low < 0.5 * high or (has_bars and not low > 0.8 * high)):
+    # The length of a bar is read from zero; points and lines may leave zero out.
+    if any(s.style == "bars" for s in figure.series):
+        low, high = min(low, 0.0), max(high, 0.0)
+    elif 0 <= low < 0.5 * high:
         low = 0.0
     pad = 0.06 * (high - low)
     low, high = _apart(low if low == 0 else low - pad, high + pad)

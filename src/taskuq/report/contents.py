@@ -22,6 +22,9 @@ from taskuq.report.simulations import simulation_figures
 from taskuq.report.tables import Table, policy_table, score_table
 from taskuq.report.tasks import task_figures
 
+ACRONYMS = ("psnr", "ssim", "roc", "ar", "lwr", "cqr", "mlwr")
+LAW = "Coverage against its exact law"
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -56,6 +59,7 @@ class Contents:
         figures: Figures by heading.
         tables: Tables of results.
         experiments: Experiments.
+        titles: Headings of figures by their names, where another than the name is wanted.
         notes: What is missing or could not be shown.
     """
 
@@ -64,6 +68,7 @@ class Contents:
     figures: dict[str, list[Figure]] = field(default_factory=dict)
     tables: list[Table] = field(default_factory=list)
     experiments: list[Experiment] = field(default_factory=list)
+    titles: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -126,6 +131,21 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:80] or "unnamed"
 
 
+def title_of(name: str) -> str:
+    """Return the heading of a figure from its name.
+
+    Example:
+        >>> title_of("psnr-against-acceleration"), title_of("coverage-R16-lwr")
+        ('PSNR against acceleration', 'Coverage, R = 16, LWR')
+    """
+    words = name.replace("_", "-").split("-")
+    words = [word.upper() if word in ACRONYMS else word for word in words]
+    words = [re.sub(r"^R(\d+(\.\d+)?)$", r"R = \1", word) for word in words]
+    text = " ".join(words).replace(" R = ", ", R = ")
+    text = re.sub(r"(R = [\d.]+) ", r"\1, ", text)
+    return text[:1].upper() + text[1:]
+
+
 def _stem(found: Found) -> str:
     return slug(found.path.removesuffix(".json"))
 
@@ -140,12 +160,13 @@ def _add_evaluation(contents: Contents, found: Found) -> None:
     by = f"splits by {record.results[0].unit}"
     for figure in figures:
         short = figure.name.removeprefix(f"{name}-")
+        contents.titles[figure.name] = f"{title_of(short)}, {by}"
         if short.startswith("width-against"):
-            heading = f"Widths of intervals, {by}"
+            heading = "Widths of intervals"
         elif short.startswith("coverage-"):
-            heading = f"Coverage against its exact law, {by}"
+            heading = LAW
         else:
-            heading = f"Coverage within classes and widths, {by}"
+            heading = "Coverage within classes and widths"
         contents.add(heading, [figure])
 
 
@@ -158,10 +179,11 @@ def _add_simulation(contents: Contents, found: Found) -> None:
     table = policy_table(results, goal.sentence, name)
     contents.simulations[name] = results
     contents.tables.append(table)
-    contents.add(
-        f"Stopping, splits by {results[0][1].unit}",
-        [replace(f, name=f"{name}-{f.name}") for f in figures],
-    )
+    for figure in figures:
+        renamed = replace(figure, name=f"{name}-{figure.name}")
+        by = f"splits by {results[0][1].unit}"
+        contents.titles[renamed.name] = f"{title_of(figure.name)}, {by}"
+        contents.add("When scans stop", [renamed])
 
 
 def _add_quality(contents: Contents, found: Found) -> None:
@@ -208,8 +230,9 @@ def _add_task(contents: Contents, found: Found) -> None:
 
 
 def _add_split(contents: Contents, found: Found) -> None:
-    figure = split_figure(found.record)
-    contents.add("Measurement and images", [replace(figure, name=f"{_stem(found)}-split")])
+    figure = replace(split_figure(found.record), name=f"{_stem(found)}-groups")
+    contents.titles[figure.name] = "Who is learnt from and who is judged"
+    contents.add("Measurement and images", [figure])
 
 
 def _add_experiment(contents: Contents, found: Found) -> None:

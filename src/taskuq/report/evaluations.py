@@ -93,7 +93,7 @@ def _histogram(result: Evaluation) -> Figure:
         if result.acceleration
         else f"coverage-{result.score}",
         caption=f"Empirical coverage of {result.score}{at} over {result.trials} random splits, "
-        f"against its exact law (goodness-of-fit p = {histogram.p_value:.2g}). {histogram.reading}",
+        f"against its exact law (goodness-of-fit p = {histogram.p_value:.2g}).",
         x_label="empirical coverage",
         y_label="splits",
         series=(
@@ -125,7 +125,7 @@ def _conditional(results: Sequence[Evaluation], where: str) -> list[Figure]:
                         r.score,
                         tuple(s.name for s in getattr(r, name)),
                         tuple(s.coverage if s.trials else None for s in getattr(r, name)),
-                        style="bars",
+                        style="points",
                     )
                     for r in results
                 ),

@@ -42,7 +42,11 @@ def failure_tables(folder: RunFolder) -> tuple[list[Table], str]:
     if folder.table is None:
         known = "No table of task outputs is stored here, so failed cases cannot be counted."
     elif failed:
-        known = f"{len(failed)} cases failed or are unfinished; {folder.table.cases} are complete."
+        one = len(failed) == 1
+        known = (
+            f"{len(failed)} {'case' if one else 'cases'} failed or {'is' if one else 'are'} "
+            f"unfinished; {folder.table.cases} are complete."
+        )
     else:
         known = f"All {folder.table.cases} cases of the table are complete."
     return tables, known + (f" {len(skipped)} files were skipped." if skipped else "")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from taskuq.files import whole_file
+from taskuq.report.axes import offset
 from taskuq.report.figure import Figure, Series
 
 # Okabe and Ito's palette, told apart by most colour-blind readers, with markers for print.
@@ -88,8 +89,7 @@ def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
         if figure.x_scale == "category":
             categories = list(dict.fromkeys(x for s in figure.series for x in s.x))
             width = 0.8 / len(bars)
-            offset = (bars.index(series) - (len(bars) - 1) / 2) * width
-            xs = tuple(categories.index(x) + offset for x in xs)
+            xs = tuple(categories.index(x) + offset(figure, series) for x in xs)
         else:
             width = (max(xs) - min(xs)) / max(len(xs) - 1, 1)
         axes.bar(
@@ -102,7 +102,7 @@ def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
     else:
         if figure.x_scale == "category":
             categories = list(dict.fromkeys(x for s in figure.series for x in s.x))
-            xs = tuple(categories.index(x) for x in xs)
+            xs = tuple(categories.index(x) + offset(figure, series) for x in xs)
         axes.errorbar(
             xs, ys, yerr=errors if series.error else None, color=colour, marker=marker,
             markersize=4, linewidth=1.4 if series.style == "line" else 0, elinewidth=1, capsize=2,

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from markupsafe import Markup
 
 import taskuq
 from taskuq.errors import InputError
+from taskuq.evaluate.result import HONESTLY
 from taskuq.files import whole_file
-from taskuq.report.contents import Contents, gather, run_alpha, run_width, slug
+from taskuq.report.contents import LAW, Contents, gather, run_alpha, run_width, slug, title_of
 from taskuq.report.explorer import Explorer
 from taskuq.report.failures import failure_tables
 from taskuq.report.figure import Figure
@@ -117,12 +118,11 @@ def _plate(figure: Figure, used: set[str], short: str) -> dict[str, Any]:
     }
 
 
-def _title(figure: Figure, prefixes: Sequence[str]) -> str:
+def _title(figure: Figure, contents: Contents) -> str:
     name = figure.name
-    for prefix in prefixes:
-        name = name.removeprefix(f"{prefix}-")
-    words = name.replace("-", " ").replace("_", " ").strip()
-    return words[:1].upper() + words[1:]
+    for table in contents.tables:
+        name = name.removeprefix(f"{table.name}-")
+    return contents.titles.get(figure.name) or title_of(name)
 
 
 def _context(folder: RunFolder) -> dict[str, Any]:
@@ -133,9 +133,12 @@ def _context(folder: RunFolder) -> dict[str, Any]:
     explorer, explorer_note = _explorer(folder, contents)
     failures, failures_sentence = failure_tables(folder)
     used: set[str] = set()
-    prefixes = [*contents.evaluations, *contents.simulations, *(t.name for t in contents.tables)]
     figures = [
-        (heading, [_plate(f, used, _title(f, prefixes)) for f in under])
+        (
+            heading,
+            HONESTLY if heading == LAW else "",
+            [_plate(f, used, _title(f, contents)) for f in under],
+        )
         for heading, under in contents.figures.items()
     ]
     experiments = [
@@ -144,7 +147,7 @@ def _context(folder: RunFolder) -> dict[str, Any]:
             "title": e.title,
             "claim": e.claim,
             "finding": e.finding,
-            "figures": [_plate(f, used, _title(f, [e.name])) for f in e.figures],
+            "figures": [_plate(f, used, title_of(f.name)) for f in e.figures],
             "tables": [_grid(t) for t in e.tables],
             "settings": [(str(k), _words(v)) for k, v in e.settings.items()],
         }
@@ -173,7 +176,8 @@ def _context(folder: RunFolder) -> dict[str, Any]:
         "networks": [_network(n) for n in run.get("networks") or () if isinstance(n, Mapping)],
         "key_table": _grid(key) if key else None,
         "key_sentence": key_sentence,
-        "tables": [_grid(t) for t in contents.tables],
+        "tables": [_grid(t) for t in contents.tables if t.name in contents.simulations],
+        "more_tables": [_grid(t) for t in contents.tables if t.name not in contents.simulations],
         "explorer": explorer,
         "experiments": experiments,
         "figures": figures,

@@ -172,7 +172,7 @@ def tiles(folder: RunFolder, contents: Contents) -> list[tuple[str, str]]:
     alpha, tau = run_alpha(folder, contents), run_width(folder)
     best = best_simulation(folder, contents)
     if alpha is not None:
-        found.append((f"{1 - alpha:.4g}", "coverage aimed at, 1 − α"))
+        found.append((f"{1 - alpha:.4g}", "coverage aimed at, 1\u00a0−\u00a0α"))
     if best is not None:
         found.append((f"{best.coverage:.4f}", f"coverage measured, {policy_name(best)}"))
         found.append((f"{best.mean_acceleration:.2f}×", "average acceleration, measured"))

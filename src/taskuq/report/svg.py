@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from markupsafe import Markup, escape
 
-from taskuq.report.axes import Axis, x_axis, y_axis
+from taskuq.report.axes import Axis, offset, x_axis, y_axis
 from taskuq.report.figure import Figure, Series, is_number
 
 WIDTH, HEIGHT = 520, 300
@@ -26,7 +26,7 @@ def figure_svg(figure: Figure) -> Markup:
         >>> from taskuq.report.figure import Series
         >>> line = Series("<a>", (1, 2), (2, 1))
         >>> text = figure_svg(Figure("f", "It falls.", "R", "width", (line,)))
-        >>> text[:4], "It falls." in text
+        >>> str(text[:4]), "It falls." in text
         ('<svg', True)
     """
     if any(series.style == "strip" for series in figure.series):
@@ -36,6 +36,14 @@ def figure_svg(figure: Figure) -> Markup:
     parts = [*_grid(figure, x, y)]
     for k, series in enumerate(figure.series):
         parts += _series(figure, series, k, x, y)
+    for name, value in figure.reference:
+        at = y.at(value)
+        parts.append(
+            Markup(
+                '<path class="reference" d="M{} {:.1f}H{}"/><text class="note" x="{}" y="{:.1f}" '
+                'text-anchor="end">{} {:.4g}</text>'
+            ).format(LEFT, at, WIDTH - RIGHT, WIDTH - RIGHT - 2, at - 5, name, value)
+        )
     return _wrapped(figure, parts, HEIGHT)
 
 
@@ -74,12 +82,6 @@ def _grid(figure: Figure, x: Axis, y: Axis) -> Iterator[Markup]:
             at, bottom + 18, _short(text, len(shown))
         )
     yield Markup('<path class="axis" d="M{} {}H{}"/>').format(LEFT, bottom, WIDTH - RIGHT)
-    for name, value in figure.reference:
-        at = y.at(value)
-        yield Markup('<path class="reference" d="M{} {:.1f}H{}"/>').format(LEFT, at, WIDTH - RIGHT)
-        yield Markup(
-            '<text class="note" x="{}" y="{:.1f}" text-anchor="end">{} {:.4g}</text>'
-        ).format(WIDTH - RIGHT - 2, at - 5, name, value)
     yield Markup('<text class="label" x="{:.1f}" y="{}" text-anchor="middle">{}</text>').format(
         (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, figure.x_label
     )
@@ -108,14 +110,14 @@ def _series(figure: Figure, series: Series, k: int, x: Axis, y: Axis) -> Iterato
         if not is_number(value) or (y.is_log and not (value or 0) > 0):
             continue
         assert value is not None
-        place = x.categories.index(at) if x.categories else at
+        place = x.categories.index(at) + offset(figure, series) if x.categories else at
         if not is_number(place) or (x.is_log and not float(place) > 0):
             continue
         reach = series.error[i] if series.error else None
         points.append((float(place), value, reach if is_number(reach) else None))
     yield Markup('<g class="c{}">').format(k % 7)
     if series.style == "bars":
-        yield from _bars(figure, series, points, x, y)
+        yield from _bars(figure, points, x, y)
     else:
         path = _path([(x.at(a), y.at(b)) for a, b, _ in points], steps=series.style == "step")
         if series.style != "points" and len(points) > 1:
@@ -130,7 +132,6 @@ def _series(figure: Figure, series: Series, k: int, x: Axis, y: Axis) -> Iterato
 
 def _bars(
     figure: Figure,
-    series: Series,
     points: list[tuple[float, float, float | None]],
     x: Axis,
     y: Axis,
@@ -138,20 +139,19 @@ def _bars(
     bars = [s for s in figure.series if s.style == "bars"]
     if x.categories:
         width = 0.8 / len(bars)
-        shift = (bars.index(series) - (len(bars) - 1) / 2) * width
     else:
         spots = sorted(a for a, _, _ in points)
         gaps = [b - a for a, b in itertools.pairwise(spots) if b > a]
-        width, shift = (min(gaps) if gaps else (x.high - x.low) / 20) * 0.96, 0.0
+        width = (min(gaps) if gaps else (x.high - x.low) / 20) * 0.96
     floor = y.at(max(y.low, 0.0) if not y.is_log else y.low)
     for a, b, reach in points:
-        left, right = sorted((x.at(a + shift - width / 2), x.at(a + shift + width / 2)))
+        left, right = sorted((x.at(a - width / 2), x.at(a + width / 2)))
         top = y.at(b)
         yield Markup('<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
             left, min(top, floor), max(right - left - 0.6, 0.6), abs(floor - top)
         )
         if reach:
-            yield _error_bar(x.at(a + shift), b, reach, y)
+            yield _error_bar(x.at(a), b, reach, y)
 
 
 def _error_bar(at: float, value: float, reach: float, y: Axis) -> Markup:

@@ -36,7 +36,6 @@ def _roc(parts: dict[str, Any], k: int, task: str) -> Figure:
             f"{PARTS[part]}, AUROC {rows[k]['auroc']:.3f}",
             tuple(rows[k]["roc"]["false"]),
             tuple(rows[k]["roc"]["true"]),
-            style="step",
         )
         for part, rows in parts.items()
     )

@@ -306,15 +306,16 @@
     const all = [slice.target, ...slice.outputs.flat()];
     const ends = answer.rounds.flatMap((r) => [...r.interval, ...r.report]).filter(Number.isFinite);
     const bounded = stored.range && stored.range.every((v) => Number.isFinite(v));
-    const low = bounded ? stored.range[0] : Math.min(...all, ...ends);
-    const top = bounded ? stored.range[1] : Math.max(...all, ...ends);
-    const pad = (top - low) * 0.02 || 0.5;
+    // As much of the scale as is needed, from one round number to another.
+    const ticks = niceTicks(Math.min(...all, ...ends), Math.max(...all, ...ends), wide < 480 ? 4 : 6);
+    const low = bounded ? Math.max(stored.range[0], ticks[0]) : ticks[0];
+    const top = bounded ? Math.min(stored.range[1], ticks.at(-1)) : ticks.at(-1);
+    const pad = (top - low) * 0.02;
     const x = (v) => left + ((Math.min(Math.max(v, low - pad), top + pad) - low + pad)
       / (top - low + 2 * pad)) * (wide - left - right);
     const chart = svg("svg", { viewBox: `0 0 ${wide} ${high}`, width: wide, height: high,
       role: "img", "aria-label": stripText() });
-    for (let i = 0; i <= 5; i++) {
-      const v = low + ((top - low) * i) / 5;
+    for (const v of ticks.filter((t) => t >= low - pad && t <= top + pad)) {
       chart.append(svg("path", { class: "grid", d: `M${x(v)} 4V${T * row + 4}` }));
       chart.append(svg("text", { class: "tick", x: x(v), y: T * row + 22, "text-anchor": "middle" },
         number(v)));
@@ -354,6 +355,15 @@
     });
     chart.append(svg("path", { class: "target", d: `M${x(slice.target)} 2V${T * row + 6}` }));
     box.replaceChildren(chart);
+  }
+  function niceTicks(low, high, wanted) {
+    const span = high - low || 1;
+    const power = 10 ** Math.floor(Math.log10(span / wanted));
+    const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= span / wanted);
+    const first = Math.floor(low / step + 1e-9);
+    const last = Math.max(Math.ceil(high / step - 1e-9), first + 1);
+    return Array.from({ length: last - first + 1 }, (_, i) =>
+      Number(((first + i) * step).toPrecision(12)));
   }
   function stripText() {
     const slice = stored.slices[state.slice];
@@ -414,7 +424,7 @@
       const cells = [
         number(round.quantile), pair(round.interval), number(width(round.interval)),
         inside(round.interval, slice.target) ? "yes" : "no",
-        round.stops ? pair(round.report) : "–", k === answer.stop ? "stops" : round.stops ? "would" : "goes on",
+        round.stops ? pair(round.report) : "–", k === answer.stop ? "stops" : round.stops ? "could stop" : "goes on",
       ];
       row.append(...cells.map((cell) => make("td", {}, cell)));
       return row;
