@@ -123,7 +123,7 @@ def _extra(name: str, shards: list[Path], places: list[Places], n: int) -> np.nd
     for shard, (case, _) in zip(shards, places, strict=True):
         if name in read_schema(shard).names:
             column = read_shard(shard, [name])[name]
-            found.append(identities(column, name, f"shard {shard.name}"))
+            found.append(identities(column, name, f"shard {shard.name}", floats=True))
             where.append(case)
     row = np.full(n, -1, dtype=np.int64)
     if found:

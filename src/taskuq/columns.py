@@ -15,13 +15,14 @@ LONGEST = 1000
 ROWS = 65536
 
 
-def identities(column: Any, name: str, where: str) -> Any:
+def identities(column: Any, name: str, where: str, *, floats: bool = False) -> Any:
     """Take a column of integers or strings, or say in one sentence what it holds instead.
 
     Arguments:
         column: An Arrow column.
         name: Its name.
         where: The file it is from.
+        floats: Whether integers may stand in a column of floats.
 
     Returns:
         One Arrow array of int64, or of strings.
@@ -37,11 +38,11 @@ def identities(column: Any, name: str, where: str) -> Any:
 
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     texts = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    whole = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating)
+    whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
     try:
-        if column.null_count or not (texts or any(is_kind(kind) for is_kind in whole)):
+        if column.null_count or not (texts or whole or (floats and pa.types.is_floating(kind))):
             raise pa.ArrowInvalid(kind)
-        # Integers may stand in a column of floats; a cast that would round is refused.
+        # A cast that would round is refused.
         found = column.cast(pa.large_string() if texts else pa.int64())
     except pa.ArrowException:
         raise InputError(f"{where} has a {name} that is neither an integer nor a string") from None
