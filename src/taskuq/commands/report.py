@@ -1,18 +1,25 @@
-"""taskuq report: the page of a run, rebuilt from its stored results."""
+"""taskuq report: the page of a run, rebuilt from its stored results, and its exports."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from taskuq.commands.terminal import show
+from taskuq.commands.terminal import say, show
 
 
-def report(run_dir: Path, /) -> None:
+def report(run_dir: Path, /, *, export: bool = False) -> None:
     """Build report.html from the results stored in a run's folder.
 
     Args:
         run_dir: The folder of the run.
+        export: Also write tables (CSV, JSON, LaTeX), figures (SVG, PNG, PDF) and intervals.csv.
     """
     from taskuq.report.page import write_report
 
-    show(str(write_report(run_dir)))
+    page = write_report(run_dir)
+    if export:
+        from taskuq.report.exports import export as write_exports
+
+        folder = write_exports(run_dir)
+        say(f"{folder}: tables and numbers; {folder.parent / 'figures'}: drawings")
+    show(str(page))

@@ -325,7 +325,8 @@
       const group = svg("g", { class: `round${k === state.round ? " current" : ""}`
         + `${k > answer.stop ? " later" : ""}` });
       group.append(svg("rect", { class: "bed", x: 0, y: y + 2, width: wide, height: row - 4, rx: 6 }));
-      group.append(svg("text", { class: "name", x: 10, y: y + row / 2 + 4 },
+      const lift = k === answer.stop ? -4 : 4;
+      group.append(svg("text", { class: "name", x: 10, y: y + row / 2 + lift },
         `R ${number(round.acceleration)}`));
       const [a, b] = round.interval;
       if (a <= b) {
@@ -346,9 +347,7 @@
           d: `M${x(slice.point[k])} ${y + 22}l5 6l-5 6l-5 -6z` }));
       }
       if (k === answer.stop) {
-        const label = svg("text", { class: "stop", x: wide - right - 4, y: y + row - 9,
-          "text-anchor": "end" }, "stops here");
-        group.append(label);
+        group.append(svg("text", { class: "stop", x: 10, y: y + row / 2 + 12 }, "stops"));
       }
       group.addEventListener("click", () => change({ round: k }));
       chart.append(group);
