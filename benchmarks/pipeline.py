@@ -1,0 +1,179 @@
+"""What the pipeline costs beside the work itself, on one core, on Ray, and on many workers.
+
+python -m benchmarks pipeline             # against a plain loop, and Ray with two workers
+python -m benchmarks.pipeline --scaling   # 1 to 64 sleeping workers, drawn to docs/figures
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import taskuq as tq
+from taskuq.pipeline import RayOptions
+
+RATES = (16.0, 8.0, 4.0, 2.0)
+FIGURES = Path(__file__).resolve().parents[1] / "docs/figures"
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def against_a_loop(repeats: int = 7) -> None:
+    """The atlas with zero-filled recovery and the built-in task, in memory, one case at a time."""
+    from taskuq.data.atlas import Atlas
+    from taskuq.data.patient import PatientPlan
+    from taskuq.measure.masks import nested_masks
+    from taskuq.measure.mri import MultiCoilMRI
+    from taskuq.pipeline.chain import true_image
+    from taskuq.recover import ZeroFilled
+    from taskuq.task.simple import MeanIntensity
+
+    atlas = Atlas(25, 0, coils=8, plan=PatientPlan(size=128, slices=8))
+    images = [atlas[i].image for i in range(len(atlas))]
+    measure = MultiCoilMRI(nested_masks(128, RATES, rng=np.random.default_rng(0)), RATES)
+    recover, task = ZeroFilled(), MeanIntensity()
+
+    def loop() -> None:
+        for image in images:
+            float(task(true_image(image)[None]))
+            for R in RATES:
+                float(task(recover(measure(image, R), samples=32, seed=0)))
+
+    def pipeline() -> None:
+        tq.Pipeline(measure, recover, task).run(
+            images, accelerations=RATES, samples=32, seed=0, quiet=True
+        )
+
+    pipeline()
+    # Turn by turn, so that whatever else the machine does falls on both.
+    pairs = [(seconds(loop), seconds(pipeline)) for _ in range(repeats)]
+    plain, ours = (median(times) for times in zip(*pairs, strict=True))
+    ratio = median(b / a for a, b in pairs)
+    print(f"{len(images)} atlas cases, {len(RATES)} rounds, zero-filled, mean intensity")
+    print(f"  plain loop {plain:6.2f} s   pipeline {ours:6.2f} s   ratio {ratio:.3f}  (goal 1.1)")
+
+
+def measure(image: np.ndarray, acceleration: float) -> np.ndarray:
+    return image
+
+
+class Sleep:
+    """A recovery that takes a known time and no core, as one on somebody else's GPU does."""
+
+    def __init__(self, pause: float, start: float = 0.0) -> None:
+        self.pause, self.start = pause, start
+
+    def __call__(self, measurement: np.ndarray, *, samples: int, seed: int) -> np.ndarray:
+        """Say when it ended and where it ran."""
+        time.sleep(self.pause)
+        return np.array([[time.time() - self.start, os.getpid()]])
+
+
+def numbers(images: np.ndarray) -> np.ndarray:
+    return images
+
+
+class Busy:
+    """A recovery that takes a known time of a core."""
+
+    def __init__(self, pause: float) -> None:
+        self.pause = pause
+
+    def __call__(self, measurement: np.ndarray, *, samples: int, seed: int) -> np.ndarray:
+        """Return something when the time is over."""
+        end = time.process_time() + self.pause
+        while time.process_time() < end:
+            pass
+        return np.zeros((1, 2))
+
+
+def join_ray(cpus: int) -> Any:
+    import ray
+
+    ray.init(
+        num_cpus=cpus, include_dashboard=False, log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}},
+    )  # fmt: skip
+    return ray
+
+
+def run_on(workers: int, recover: Sleep | Busy, cases: int) -> tq.TaskOutputs:
+    return tq.Pipeline(measure, recover, numbers).run(
+        np.zeros((cases, 2)), accelerations=(2.0,), samples=1, seed=0, quiet=True,
+        engine=RayOptions(workers=workers, chunk=1),
+    )  # fmt: skip
+
+
+def on_ray(pause: float = 0.2, batches: int = 200) -> None:
+    """Two workers on one node against half of the time that the work takes."""
+    ray = join_ray(2)
+    ideal = pause * batches / 2
+    print(f"Ray, 2 workers, {batches} batches of {pause} s; the start of the workers counts")
+    for name, recover in (("sleeping", Sleep(pause)), ("busy", Busy(pause))):
+        ours = seconds(lambda recover=recover: run_on(2, recover, batches))
+        ratio = ours / ideal
+        print(
+            f"  {name:9s} ideal {ideal:6.2f} s   Ray {ours:6.2f} s   ratio {ratio:.3f}  (goal 1.3)"
+        )
+    ray.shutdown()
+
+
+def scaling(pause: float = 1.0, each: int = 12) -> None:
+    """Sleeping workers on this machine: which share of their rate does the driver keep up with?"""
+    from taskuq.report.figure import Figure, Series
+    from taskuq.report.ink import draw
+
+    counts, shares = (1, 2, 4, 8, 16, 32, 64), []
+    ray = join_ray(max(counts))
+    for workers in counts:
+        start = time.time()
+        table = run_on(workers, Sleep(pause, start), workers * each)
+        finished, worker = table.outputs[0, :, 0, :].T
+        rate = steady_rate(finished, worker, workers)
+        shares.append(rate * pause / workers)
+        print(f"  {workers:3d} workers {rate:7.2f} batches/s, {100 * shares[-1]:5.1f} % of ideal, "
+              f"{time.time() - start:5.1f} s with the start", flush=True)  # fmt: skip
+    ray.shutdown()
+    figure = Figure(
+        "pipeline-scaling",
+        f"Up to {counts[-1]} workers that take {pause:g} s for a batch, the driver keeps all of "
+        f"them busy for at least {100 * min(shares):.0f} % of their time.",
+        "workers", "share of the ideal rate", (Series("measured", counts, tuple(shares)),),
+        x_scale="log2", reference=(("ideal", 1.0),),
+    )  # fmt: skip
+    print(draw(figure, FIGURES / f"{figure.name}.svg"))
+
+
+def steady_rate(finished: np.ndarray, worker: np.ndarray, workers: int) -> float:
+    """Batches a second while all workers are there and all have work."""
+    # The driver's own first case is not one of theirs.
+    theirs = worker != os.getpid()
+    finished, worker = finished[theirs], worker[theirs]
+    everyone = np.unique(worker)
+    assert len(everyone) == workers
+    begin = max(finished[worker == one].min() for one in everyone)
+    end = min(finished[worker == one].max() for one in everyone)
+    return float(((finished > begin) & (finished <= end)).sum() / (end - begin))
+
+
+def main() -> None:
+    if "--scaling" in sys.argv:
+        scaling()
+        return
+    against_a_loop()
+    on_ray()
+
+
+if __name__ == "__main__":
+    main()
