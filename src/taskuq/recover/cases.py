@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -42,6 +43,9 @@ class MeasuredCases:
     masks: NDArray[np.bool_]
     seed: int | None
     ranges: Mapping[str, float] = field(default_factory=dict)
+    # What one look at a case tells stays true: looking again in every epoch would cost more than a
+    # training step, and on a GPU each look waits for it.
+    _looked_at: dict[int, float] = field(init=False, repr=False, default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -50,21 +54,33 @@ class MeasuredCases:
         epoch, index = place
         item = self.source[index]
         image = as_coils(item.image)
-        if image.shape[-1] != self.masks.shape[1]:
-            raise InputError(
-                f"case {item.case} has {image.shape[-1]} columns, the masks have "
-                f"{self.masks.shape[1]}; use images of one size"
-            )
-        if not bool(torch.isfinite(torch.view_as_real(image)).all()):
-            raise InputError(f"case {item.case} holds NaN or infinite values; leave it out")
-        mask = torch.as_tensor(self.masks[self._round(epoch, index)])
-        limit = self.ranges.get(item.group) or float(rss(image).max())
+        if index not in self._looked_at:
+            self._looked_at[index] = self._largest(image, item.case)
+        mask, lines = self._rounds[self._round(epoch, index)]
+        limit = self.ranges.get(item.group) or self._looked_at[index]
         return {
             "image": image,
             "mask": mask,
-            "low_frequencies": central_lines(mask[None])[0],
+            "low_frequencies": lines,
             "data_range": torch.tensor(limit, dtype=torch.float32),
         }
+
+    def _largest(self, image: Tensor, case: str) -> float:
+        """The largest magnitude of an image that is fit for training."""
+        if image.shape[-1] != self.masks.shape[1]:
+            raise InputError(
+                f"case {case} has {image.shape[-1]} columns, the masks have "
+                f"{self.masks.shape[1]}; use images of one size"
+            )
+        if not bool(torch.isfinite(torch.view_as_real(image)).all()):
+            raise InputError(f"case {case} holds NaN or infinite values; leave it out")
+        return float(rss(image).max())
+
+    @cached_property
+    def _rounds(self) -> list[tuple[Tensor, Tensor]]:
+        """Mask and low-frequency lines of each round."""
+        masks = torch.as_tensor(self.masks)
+        return list(zip(masks, central_lines(masks), strict=True))
 
     def _round(self, epoch: int, index: int) -> int:
         if self.seed is None:

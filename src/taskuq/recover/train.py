@@ -14,7 +14,7 @@ from taskuq.recover.varnet import VarNetConfig
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, fit
 from taskuq.training.seeds import own_randomness
-from taskuq.training.sources import DataConfig, MaskConfig, open_data
+from taskuq.training.sources import DataConfig, InMemory, MaskConfig, open_data
 from taskuq.training.toml import read_settings, to_table
 
 
@@ -122,7 +122,10 @@ def train(
     Returns:
         The best weights.
     """
-    training, validation = data or open_data(settings.data)
+    training, validation = (
+        _resident(part, machine, settings.training.workers)
+        for part in data or open_data(settings.data)
+    )
     masks = settings.measure.masks(as_coils(training[0].image).shape[-1])
     by_volume = isinstance(settings, VarNetTraining) and settings.data_range == "volume"
     ranges = [group_ranges(part) if by_volume else {} for part in (training, validation)]
@@ -142,3 +145,19 @@ def train(
         machine=machine,
         fresh=fresh,
     )
+
+
+def _resident(cases: Dataset, machine: Machine | None, workers: int) -> Dataset:
+    """Cases in memory go to the one GPU that trains, where they fit and nobody loads for it."""
+    import torch
+
+    machine = machine or Machine()
+    one_gpu = (
+        machine.accelerator in ("auto", "gpu", "cuda") and machine.devices * machine.nodes == 1
+    )
+    if not (isinstance(cases, InMemory) and one_gpu and workers == 0):
+        return cases
+    if not torch.cuda.is_available():
+        return cases
+    size = sum(item.image.nbytes for item in cases.items)
+    return cases.to("cuda") if size < torch.cuda.mem_get_info()[0] / 4 else cases
