@@ -17,6 +17,7 @@ from taskuq.interval import FloatArray
 from taskuq.npz import _refuse_lying_headers
 
 PICTURES = ("zero_filled", "mean", "sd")
+SEEN = ("truth", *PICTURES, "samples", "point")
 NEEDED = (
     "case", "group", "accelerations", "truth", *PICTURES, "outputs", "targets",
     "calibration_outputs", "calibration_targets",
@@ -197,9 +198,13 @@ def _require_shapes(x: Mapping[str, np.ndarray], **n: int) -> None:
 
 
 def _kept(value: np.ndarray, name: str) -> np.ndarray:
-    """Pictures keep their precision; task outputs are float32 or float64, as calibration wants."""
+    """Task outputs stay float32 or float64, as calibration wants; pictures need less."""
     if name == "masks":
         return value.astype(bool)
     if name in ("targets", "calibration_targets", "accelerations"):
         return value.astype(float)
-    return value if value.dtype in (np.float16, np.float32, np.float64) else value.astype(float)
+    if name in SEEN:
+        # Pictures are shown in 256 greys; half precision is plenty where it does not overflow.
+        fits = np.abs(value).max(initial=0) < float(np.finfo(np.float16).max)
+        return value.astype(np.float16 if fits else np.float32)
+    return value if value.dtype in (np.float32, np.float64) else value.astype(float)

@@ -105,6 +105,7 @@ def read_folder(path: Path) -> RunFolder:
         except InputError as error:
             unreadable.append((name, str(error).replace(str(path), ".")))
     table, table_path = _table(path, unreadable)
+    explorer = _explorer(path, unreadable)
     # A policy called policy.json decided; others lie beside it to be compared.
     policies.sort(key=lambda pair: (Path(pair[0]).name != "policy.json", pair[0]))
     others += [(name, POLICY) for name, _ in policies[1:]]
@@ -118,7 +119,7 @@ def read_folder(path: Path) -> RunFolder:
         table_path=table_path,
         policy=policies[0][1] if policies else None,
         bounds=bounds,
-        explorer=_explorer(path, unreadable),
+        explorer=explorer,
     )
 
 

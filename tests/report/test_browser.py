@@ -1,0 +1,232 @@
+"""The page in a real browser, opened from disk."""
+
+import re
+
+import pytest
+from run_folder import HOSTILE
+
+STATE = "window.taskuqExplorer.state()"
+
+
+@pytest.fixture
+def page(open_page, run_dir):
+    return open_page(run_dir / "report.html")
+
+
+def settled(page):
+    """Wait until both pictures are those of the state."""
+    page.wait_for_function(
+        """() => { const s = window.taskuqExplorer.state();
+        return document.querySelector('[data-part=picture]').dataset.shown
+            === `${s.slice}/${s.round}/${s.view}`; }"""
+    )
+
+
+def test_it_opens_from_disk_silently_and_alone(page):
+    settled(page)
+
+    assert page.heard.messages == []
+    assert page.heard.outside == []
+    assert len([url for url in page.heard.requests if url.startswith("file:")]) == 1
+
+
+def test_the_listener_hears_messages_and_requests(open_page, tmp_path):
+    (tmp_path / "loud.html").write_text(
+        "<script>console.log('loud')</script><img src='http://localhost:9/x.png'>"
+    )
+    page = open_page(tmp_path / "loud.html")
+
+    assert "loud" in page.heard.messages
+    assert page.heard.outside == ["http://localhost:9/x.png"]
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(360, "light"), (360, "dark"), (768, "light"), (1280, "light")]
+)
+def test_nothing_scrolls_sideways(open_page, run_dir, keep, width, scheme):
+    page = open_page(run_dir / "report.html", width=width, scheme=scheme)
+    settled(page)
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = false)")
+    keep(page, f"page-{scheme}-{width}", full_page=True)
+
+    assert wide <= width
+
+
+def test_dark_is_dark_and_print_is_on_white(open_page, run_dir, keep):
+    page = open_page(run_dir / "report.html", scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = [int(v) for v in re.findall(r"\d+", page.evaluate(ground))]
+    page.emulate_media(media="print")
+    printed = [int(v) for v in re.findall(r"\d+", page.evaluate(ground))]
+    keep(page, "page-print", full_page=True)
+
+    assert max(dark[:3]) < 60
+    assert min(printed[:3]) == 255
+    assert page.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
+    assert page.pdf()[:4] == b"%PDF"
+
+
+def test_pictures_are_painted_and_differ(page, keep):
+    sums = set()
+    for key in "zmdept":
+        page.locator("[data-part=viewer]").press(key)
+        settled(page)
+        sums.add(
+            page.evaluate(
+                """() => { const c = document.querySelector('[data-part=picture]');
+            return c.getContext('2d').getImageData(0, 0, c.width, c.height).data
+                .reduce((a, b) => a + b, 0); }"""
+            )
+        )
+        keep(page.locator("#explorer"), f"explorer-{key}")
+
+    assert len(sums) == 6
+
+
+def test_the_keyboard_is_enough(page):
+    viewer = page.locator("[data-part=viewer]")
+    viewer.press("ArrowRight")
+    viewer.press("ArrowRight")
+    viewer.press("ArrowDown")
+    viewer.press(" ")
+    viewer.press(" ")
+    state = page.evaluate(STATE)
+
+    assert (state["round"], state["slice"], state["view"]) == (2, 1, "sample-2")
+    viewer.press("ArrowUp")
+    viewer.press("ArrowUp")
+    assert page.evaluate(STATE)["slice"] == 5  # round the corner, to the last of six
+
+
+def test_tab_reaches_every_control(page):
+    page.locator("[data-part=viewer]").focus()
+    reached = set()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.dataset.part ?? ''"))
+
+    assert {"group", "slice", "previous", "next", "alpha", "alpha-exact", "tau", "tau-exact",
+            "policy", "score", "unit", "link", "flip"} <= reached  # fmt: skip
+
+
+def test_a_link_restores_the_view(page, open_page, run_dir):
+    page.locator("[data-part=viewer]").press("ArrowRight")
+    page.locator("[data-part=score]").select_option("cqr")
+    page.locator("[data-part=policy]").select_option("paper")
+    page.locator("[data-part=unit]").select_option("case")
+    page.locator("[data-part=alpha-exact]").fill("0.0625")
+    page.locator("[data-part=viewer]").press("d")
+    state = page.evaluate(STATE)
+    fragment = page.evaluate("location.hash")
+    again = open_page(run_dir / "report.html", fragment=fragment)
+
+    assert page.locator("[data-part=link]").get_attribute("href") == fragment
+    assert again.evaluate(STATE) == state
+    assert again.locator("[data-part=verdict]").inner_text() == page.locator(
+        "[data-part=verdict]").inner_text()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fragment",
+    ["#slice=99&round=-1&alpha=2&tau=x&score=none&view=<img>", "#figures", "#alpha=&tau=",
+     "#slice=1e9&round=0.5&policy=__proto__&unit=constructor"],
+)  # fmt: skip
+def test_a_link_that_asks_for_nonsense_changes_nothing(page, open_page, run_dir, fragment):
+    other = open_page(run_dir / "report.html", fragment=fragment)
+
+    assert other.evaluate(STATE) == page.evaluate(STATE)
+    assert other.heard.messages == []
+
+
+def test_nonsense_in_a_number_field_is_marked_and_ignored(page):
+    before = page.evaluate(STATE)
+    for text in ("1.5", "0", "-3", ""):
+        page.locator("[data-part=alpha-exact]").fill(text)
+        assert page.locator("[data-part=alpha-exact]").get_attribute("aria-invalid") == "true"
+
+    assert page.evaluate(STATE) == before
+    assert page.heard.messages == []
+
+
+@pytest.mark.parametrize(
+    ("name", "fragment"),
+    [
+        ("stops-early", "#slice=0&round=0&policy=fixed-width"),
+        ("too-few", "#slice=1&round=1&alpha=0.001&policy=adaptive&score=lwr"),
+        ("paper", "#slice=2&round=2&policy=paper&score=cqr&unit=case&view=sample-2"),
+        ("goes-on", "#slice=3&round=3&tau=0.002&policy=anytime&view=sd"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_state_says_what_it_means(open_page, run_dir, keep, name, fragment, scheme):
+    page = open_page(run_dir / "report.html", fragment=fragment, scheme=scheme)
+    settled(page)
+    keep(page.locator("#explorer"), f"explorer-{name}-{scheme}")
+    words = page.locator("[data-part=verdict]").inner_text()
+
+    assert ("Guaranteed" in words) == (name in ("stops-early", "goes-on"))
+    assert ("not guaranteed" in words) == (name == "paper")
+    assert ("needs at least 999" in words) == (name == "too-few")
+    assert ("everything is measured" in words) == (name in ("too-few", "goes-on"))
+
+
+def test_hostile_names_are_shown_as_text(open_page, hostile_run, keep):
+    page = open_page(hostile_run / "report.html")
+    settled(page)
+    shown = page.locator("body").inner_text()
+    options = page.locator("[data-part=group] option").all_inner_texts()
+    keep(page, "hostile", full_page=True)
+
+    assert page.heard.messages == []
+    assert page.heard.dialogs == []
+    assert page.title() == HOSTILE[2]
+    for name in HOSTILE:
+        plain = " ".join(name.split())
+        assert plain in " ".join(shown.split())
+        assert any(plain in " ".join(option.split()) for option in options)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+def test_a_script_that_is_not_ours_does_not_run(open_page, run_dir, tmp_path):
+    text = (run_dir / "report.html").read_text()
+    planted = text.replace("</main>", "<script>document.title = 'owned'</script></main>")
+    (tmp_path / "planted.html").write_text(planted)
+    page = open_page(tmp_path / "planted.html")
+
+    assert page.title() != "owned"
+    assert any("Content Security Policy" in message for message in page.heard.messages)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])
+def test_axe_finds_no_serious_violation(open_page, run_dir, axe, scheme, width):
+    page = open_page(run_dir / "report.html", scheme=scheme, width=width, bypass_csp=True)
+    settled(page)
+
+    assert violations(page, axe) == []
+
+
+def test_axe_finds_none_in_what_can_be_unfolded(open_page, hostile_run, axe):
+    page = open_page(hostile_run / "report.html", bypass_csp=True)
+    settled(page)
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+
+    assert violations(page, axe) == []
+
+
+def violations(page, axe):
+    page.evaluate(axe)
+    result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        (v["id"], v["impact"], [n["html"][:160] for n in v["nodes"][:4]])
+        for v in result["violations"]
+        if v["impact"] in ("serious", "critical")
+    ]
+
+
+def test_axe_finds_what_is_wrong(open_page, tmp_path, axe):
+    (tmp_path / "bad.html").write_text("<title>t</title><img src='data:,'><input>")
+    found = violations(open_page(tmp_path / "bad.html"), axe)
+
+    assert {"image-alt", "label"} <= {name for name, _, _ in found}
