@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -71,11 +72,21 @@ def measure(image: np.ndarray, acceleration: float) -> np.ndarray:
 class Sleep:
     """A recovery that takes a known time and no core, as one on somebody else's GPU does."""
 
-    def __init__(self, pause: float, start: float = 0.0) -> None:
-        self.pause, self.start = pause, start
+    def __init__(self, pause: float, meeting: Path | None = None, workers: int = 0) -> None:
+        self.pause, self.start, self.driver = pause, time.time(), os.getpid()
+        self.meeting, self.workers = meeting, workers
 
     def __call__(self, measurement: np.ndarray, *, samples: int, seed: int) -> np.ndarray:
         """Say when it ended and where it ran."""
+        if self.meeting is not None and os.getpid() != self.driver:
+            # All workers begin together, however long their processes take to start and to
+            # load what writes shards.
+            import pyarrow.parquet  # noqa: F401
+
+            (self.meeting / str(os.getpid())).touch()
+            while len(os.listdir(self.meeting)) < self.workers:
+                time.sleep(0.2)
+            self.meeting = None
         time.sleep(self.pause)
         return np.array([[time.time() - self.start, os.getpid()]])
 
@@ -129,7 +140,7 @@ def on_ray(pause: float = 0.2, batches: int = 200) -> None:
     ray.shutdown()
 
 
-def scaling(pause: float = 1.0, each: int = 12) -> None:
+def scaling(pause: float = 1.0, each: int = 10) -> None:
     """Sleeping workers on this machine: which share of their rate does the driver keep up with?"""
     from taskuq.report.figure import Figure, Series
     from taskuq.report.ink import draw
@@ -138,7 +149,9 @@ def scaling(pause: float = 1.0, each: int = 12) -> None:
     ray = join_ray(max(counts))
     for workers in counts:
         start = time.time()
-        table = run_on(workers, Sleep(pause, start), workers * each)
+        with tempfile.TemporaryDirectory() as meeting:
+            recover = Sleep(pause, Path(meeting), workers)
+            table = run_on(workers, recover, workers * each)
         finished, worker = table.outputs[0, :, 0, :].T
         rate = steady_rate(finished, worker, workers)
         shares.append(rate * pause / workers)

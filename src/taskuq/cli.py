@@ -19,6 +19,7 @@ COMMANDS = {
     "plan": ("policies:plan", "Plan when to stop scanning, with a guarantee."),
     "simulate": ("policies:simulate", "Replay policies on a table over random splits."),
     "run": ("run:run", "Fill a table: measure, recover and read every image."),
+    "table": ("table:table", "Make a table of task outputs that were made elsewhere."),
     "status": ("run:status", "Tell how far a run is and what failed."),
     "masks": ("masks:masks", "Make nested sampling masks, with a picture."),
     "quality": ("quality:quality", "Measure the image quality of recoveries."),

@@ -38,6 +38,35 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def inside(folder: str | os.PathLike[str], name: str) -> Path:
+    """Return the path of a name inside a folder; refuse one that leads out of it.
+
+    Names of cases come from files that others wrote, and ``../../home`` is a name too.
+
+    Arguments:
+        folder: The folder.
+        name: A name, perhaps with subfolders.
+
+    Example:
+        >>> inside("runs", "../secrets")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: the name '../secrets' is no file name or leads out of runs; ...
+    """
+    try:
+        root = Path(folder).resolve()
+        path = (root / name).resolve()
+        too_long = any(len(os.fsencode(part)) > 255 for part in path.parts)
+        leads_out = path == root or too_long or not path.is_relative_to(root)
+    except (ValueError, OSError, RuntimeError):  # a zero byte, a name too long, a loop of links
+        leads_out = True
+    if leads_out:
+        raise InputError(
+            f"the name {name!r:.80} is no file name or leads out of {folder}; rename that case"
+        )
+    return path
+
+
 def write_json(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Path:
     """Write a record as JSON and return its path; NaN and infinity are refused."""
     with whole_file(path) as partial:

@@ -228,19 +228,22 @@ class TaskOutputs:
     def load(
         path: str | os.PathLike[str], *, task_range: tuple[float, float] | None = None
     ) -> TaskOutputs:
-        """Read a table from a ``.npz`` file or a folder of Parquet shards.
+        """Read a table from a folder of Parquet shards, or from a file.
 
         Arguments:
-            path: The file or folder.
+            path: The folder; or a ``.npz`` file of arrays; or a ``.csv`` or ``.parquet`` file of
+                rows, as :func:`taskuq.foreign.read_foreign` describes it.
             task_range: Declares the task's range where the file does not.
         """
         from taskuq.assembly import read_shards
+        from taskuq.foreign import ENDINGS, read_foreign
         from taskuq.npz import read_npz
 
         source = Path(path)
         if not source.exists():
             raise InputError(f"there is no table at {path}; check the name")
-        table = read_shards(source) if source.is_dir() else read_npz(source)
+        read = read_foreign if source.suffix in ENDINGS else read_npz
+        table = read_shards(source) if source.is_dir() else read(source)
         if task_range is not None:
             declared = as_range(task_range)
             require_in_range(table.targets, declared, "targets")

@@ -12,11 +12,12 @@ from typing import Any, Literal
 import numpy as np
 
 from taskuq.errors import InputError
-from taskuq.pipeline import Pipeline, RayOptions, SlurmOptions
+from taskuq.pipeline import Pipeline, RayOptions, RecoveryFolder, SlurmOptions
 from taskuq.pipeline.cases import as_cases
 from taskuq.pipeline.chain import Chain, scan_case
 from taskuq.pipeline.progress import duration
 from taskuq.training.sources import DataConfig, MaskConfig
+from taskuq.weights import locate
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,17 @@ class RecoverConfig:
 
     Arguments:
         kind: 'zero-filled', 'varnet' or 'flow'.
-        weights: The trained network, a .safetensors file; not for zero-filled.
+        weights: The trained network: a .safetensors file, or a name of the package's own, e.g.
+            'flow-atlas'; not for zero-filled.
         temperature: Of the flow's latents; 1 draws from the posterior.
+        precision: 'auto' draws in bfloat16 on a GPU, 'float32' as a CPU does.
     """
 
-    kind: Literal["zero-filled", "varnet", "flow"] = "zero-filled"
+    kind: Literal["zero-filled", "varnet", "flow", "folder"] = "zero-filled"
     weights: Path | None = None
+    path: Path | None = None
     temperature: float = 1.0
+    precision: Literal["auto", "float32"] = "auto"
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class TaskConfig:
 
     Arguments:
         kind: 'classifier', or 'mean-intensity' of a rectangle for whoever has no network.
-        weights: The trained classifier, a .safetensors file.
+        weights: The trained classifier: a .safetensors file, or 'classifier-atlas'.
         rows: The rectangle's first and last edge, as shares of the height.
         columns: The same for the width.
     """
@@ -265,18 +270,25 @@ def _images(config: RunConfig) -> Any:
 
 
 def _recovery(config: RecoverConfig, device: str) -> Any:
+    import torch
+
     from taskuq.recover import ConditionalFlow, FlowRecovery, VarNetRecovery, ZeroFilled, load
 
     if config.kind == "zero-filled":
         return ZeroFilled()
+    if config.kind == "folder":
+        if config.path is None:
+            raise InputError("recover.path is missing; name the folder of recoveries")
+        return RecoveryFolder(config.path)
     if config.weights is None:
         raise InputError(f"recover.weights is missing; name the trained {config.kind}")
-    network = load(config.weights)
+    network = load(locate(config.weights))
     is_flow = isinstance(network, ConditionalFlow)
     if is_flow != (config.kind == "flow"):
         raise InputError(f"{config.weights} does not hold a {config.kind}; name another file")
     if isinstance(network, ConditionalFlow):
-        return FlowRecovery(network, device=device, temperature=config.temperature)
+        dtype = torch.float32 if config.precision == "float32" else None
+        return FlowRecovery(network, device=device, dtype=dtype, temperature=config.temperature)
     return VarNetRecovery(network.to(device))
 
 
@@ -288,4 +300,4 @@ def _task(config: TaskConfig, device: str) -> Any:
         return MeanIntensity(config.rows, config.columns)
     if config.weights is None:
         raise InputError("task.weights is missing; name the trained classifier")
-    return load(config.weights).to(device)
+    return load(locate(config.weights)).to(device)

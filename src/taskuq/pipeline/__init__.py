@@ -1,7 +1,16 @@
 """From images to the table: the one place where measurement, recovery and task meet."""
 
+from taskuq.pipeline.adapters import PhysicsRecovery
 from taskuq.pipeline.cluster import RayOptions
+from taskuq.pipeline.precomputed import RecoveryFolder
 from taskuq.pipeline.run import Pipeline, status
 from taskuq.pipeline.slurm import SlurmOptions
 
-__all__ = ["Pipeline", "RayOptions", "SlurmOptions", "status"]
+__all__ = [
+    "PhysicsRecovery",
+    "Pipeline",
+    "RayOptions",
+    "RecoveryFolder",
+    "SlurmOptions",
+    "status",
+]

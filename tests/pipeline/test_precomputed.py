@@ -1,0 +1,160 @@
+"""Recoveries made elsewhere are judged as our own are, and no file leads out of their folder."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+import toy
+
+import taskuq as tq
+from taskuq.cli import main
+from taskuq.pipeline import RecoveryFolder, status
+from taskuq.pipeline.seeds import case_seed
+from taskuq.task.simple import MeanIntensity
+
+RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
+NAMES = ["a", "b", "ward-2/c"]
+
+
+def drawn(name, image, R):
+    seed = case_seed(3, name, R)
+    return toy.recover(toy.measure(image, R), samples=4, seed=seed).astype(np.float32)
+
+
+def as_npz(stem, samples):
+    np.savez(f"{stem}.npz", recoveries=samples)
+
+
+def as_npy(stem, samples):
+    np.save(f"{stem}.npy", samples)
+
+
+def as_nifti(stem, samples):
+    nibabel = pytest.importorskip("nibabel")
+    # What reading turns by a quarter has to be written turned back.
+    volume = np.rot90(np.moveaxis(samples, 0, -1), -1)
+    nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), f"{stem}.nii.gz")
+
+
+def as_single_files(stem, samples):
+    os.mkdir(stem)
+    for k, image in enumerate(samples):
+        np.save(f"{stem}/sample-{k:03d}.npy", image)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    root = tmp_path / "recoveries"
+    for name in NAMES:
+        (root / name).mkdir(parents=True)
+    return root
+
+
+def fill(folder, write):
+    for name, image in zip(NAMES, toy.images(3), strict=True):
+        for R in toy.ACCELERATIONS:
+            write(folder / name / f"R{R:g}", drawn(name, image, R))
+
+
+@pytest.mark.parametrize("write", [as_npz, as_npy, as_nifti, as_single_files])
+def test_a_folder_of_recoveries_gives_the_table_of_the_sampler_that_made_them(folder, write):
+    fill(folder, write)
+
+    def in_single_precision(measurement, *, samples, seed):
+        return toy.recover(measurement, samples=samples, seed=seed).astype(np.float32)
+
+    runs = [RecoveryFolder(folder), in_single_precision]
+    found, expected = (
+        tq.Pipeline(toy.measure, recover, toy.task).run(toy.images(3), case=NAMES, **RUN)
+        for recover in runs
+    )
+    assert np.array_equal(found.outputs, expected.outputs)
+
+
+def test_tensors_meet_tensors(folder):
+    fill(folder, as_npz)
+    images = [torch.as_tensor(image) for image in toy.images(3)]
+    pipeline = tq.Pipeline(toy.measure, RecoveryFolder(folder), MeanIntensity())
+
+    assert pipeline.run(images, case=NAMES, **RUN).cases == 3
+
+
+def test_a_case_without_recoveries_is_missing_and_said_to_be(folder, tmp_path):
+    fill(folder, as_npz)
+    (folder / "b/R4.npz").unlink()
+    pipeline = tq.Pipeline(toy.measure, RecoveryFolder(folder), toy.task)
+    table = pipeline.run(toy.images(3), case=NAMES, store=tmp_path / "t", **RUN)
+
+    assert table.missing == ("b",)
+    assert "0 files hold recoveries of b at R = 4" in status(tmp_path / "t")["failed"]["b"]
+
+
+def test_a_point_estimate_and_too_many_samples_are_taken_too_few_are_not(folder):
+    stored = RecoveryFolder(folder).stored
+    for k in (1, 3, 9):
+        as_npz(folder / f"a/R{k + 1}", np.ones((k, 4, 4)))
+
+    assert len(stored("a", 2.0, samples=4)) == 1
+    assert len(stored("a", 10.0, samples=4)) == 4
+    with pytest.raises(tq.InputError, match="holds 3 samples, but 4 are needed"):
+        stored("a", 4.0, samples=4)
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside", "/etc", "a/../../outside", "a\0b", "link", "x" * 5000]
+)
+def test_a_name_that_leads_out_of_the_folder_is_refused(folder, tmp_path, name):
+    (tmp_path / "outside").mkdir()
+    as_npz(tmp_path / "outside/R8", np.ones((4, 4, 4)))
+    (folder / "link").symlink_to(tmp_path / "outside")
+
+    with pytest.raises(tq.InputError, match="leads out of"):
+        RecoveryFolder(folder).stored(name, 8.0, samples=4)
+
+
+def test_a_file_that_is_a_link_to_elsewhere_is_refused(folder, tmp_path):
+    as_npz(tmp_path / "secret", np.ones((4, 4, 4)))
+    (folder / "a/R8.npz").symlink_to(tmp_path / "secret.npz")
+
+    with pytest.raises(tq.InputError, match="leads out of"):
+        RecoveryFolder(folder).stored("a", 8.0, samples=4)
+
+
+HOSTILE = {
+    "objects": lambda stem: np.savez(f"{stem}.npz", recoveries=np.array([{}], dtype=object)),
+    "a pickle": lambda stem: np.save(f"{stem}.npy", np.array([{}], dtype=object)),
+    "no numbers": lambda stem: np.save(f"{stem}.npy", np.array(["a"])),
+    "one axis": lambda stem: np.save(f"{stem}.npy", np.ones(4)),
+    "garbage": lambda stem: stem.with_suffix(".nii.gz").write_bytes(b"nothing of use"),
+    "several arrays": lambda stem: np.savez(f"{stem}.npz", a=np.ones((4, 2, 2)), b=np.ones(3)),
+    "no array": lambda stem: np.savez(f"{stem}.npz"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_file_that_holds_something_else_is_refused(folder, kind):
+    HOSTILE[kind](folder / "a/R8")
+
+    with pytest.raises(tq.InputError):
+        RecoveryFolder(folder).stored("a", 8.0, samples=4)
+
+
+def test_a_configuration_file_can_name_the_folder(tmp_path):
+    folder = tmp_path / "recoveries"
+    for case in range(2):
+        (folder / str(case)).mkdir(parents=True)
+        as_npz(folder / str(case) / "R4", np.full((3, 64, 64), 0.5 + case))
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f"""
+        part = "all"
+        samples = 3
+        data = {{ kind = "atlas", patients = 1, slices = 2, size = 64, coils = 1 }}
+        measure = {{ accelerations = [4] }}
+        recover = {{ kind = "folder", path = "{folder}" }}
+        """
+    )
+    main(["run", str(config), "-o", str(tmp_path / "t")])
+
+    assert tq.TaskOutputs.load(tmp_path / "t").outputs[0].tolist() == [[0.5] * 3, [1.5] * 3]
