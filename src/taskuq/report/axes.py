@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from taskuq.report.figure import Figure, Series, is_number
 
+# What is smaller has no place of its own on any axis.
+SMALLEST = 1e-280
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -81,7 +84,7 @@ def x_axis(figure: Figure, start: float, end: float) -> Axis:
         return Axis(-0.5, len(names) - 0.5, start, end, ticks, categories=names)
     numbers = [float(x) for x in values if is_number(x)]
     if figure.x_scale == "log2":
-        positive = sorted({x for x in numbers if x > 0}) or [1.0]
+        positive = sorted({x for x in numbers if x > SMALLEST}) or [1.0]
         low, high = positive[0] / 1.15, positive[-1] * 1.15
         return Axis(low, high, start, end, tuple((x, f"{x:g}") for x in positive), is_log=True)
     low, high = min(numbers, default=0.0), max(numbers, default=1.0)
@@ -100,9 +103,9 @@ def y_axis(figure: Figure, start: float, end: float) -> Axis:
             if is_number(y):
                 assert y is not None
                 reach = (series.error[i] if series.error else 0.0) or 0.0
-                numbers += [y - reach, y + reach]
+                numbers += [y - reach, y, y + reach]
     if figure.y_scale == "log":
-        positive = [y for y in numbers if y > 0] or [1.0, 10.0]
+        positive = [y for y in numbers if y > SMALLEST] or [1.0, 10.0]
         first = math.floor(math.log10(min(positive)) + 1e-9)
         last = math.ceil(math.log10(max(positive)) - 1e-9)
         ends = 10.0**first, 10.0 ** max(last, first + 1)
@@ -120,9 +123,11 @@ def y_axis(figure: Figure, start: float, end: float) -> Axis:
 
 
 def _apart(low: float, high: float) -> tuple[float, float]:
-    if high > low:
+    """Keep the ends of an axis so far apart that round numbers fit between them."""
+    size = max(abs(low), abs(high))
+    if high - low > 1e-9 * size and high - low > SMALLEST:
         return low, high
-    size = abs(low) or 1.0
+    size = size if size > SMALLEST else 1.0
     return low - 0.1 * size, high + 0.1 * size
 
 

@@ -36,7 +36,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     },
     "adaptive": {"kind": "adaptive", "name": "Adaptive width"},
     "anytime": {"kind": "anytime", "name": "Any time"},
-    "paper": {"kind": "paper", "name": "Each round by itself (the paper's rule)"},
+    "paper": {"kind": "paper", "name": "The paper's, round by round"},
 }
 SCORES = {
     "ar": "AR, absolute residual",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from markupsafe import Markup, escape
 
-from taskuq.report.axes import Axis, offset, x_axis, y_axis
+from taskuq.report.axes import SMALLEST, Axis, offset, x_axis, y_axis
 from taskuq.report.figure import Figure, Series, is_number
 
 WIDTH, HEIGHT = 520, 300
@@ -107,11 +107,11 @@ def _short(text: str, count: int) -> str:
 def _series(figure: Figure, series: Series, k: int, x: Axis, y: Axis) -> Iterator[Markup]:
     points = []
     for i, (at, value) in enumerate(zip(series.x, series.y, strict=True)):
-        if not is_number(value) or (y.is_log and not (value or 0) > 0):
+        if not is_number(value) or (y.is_log and not (value or 0) > SMALLEST):
             continue
         assert value is not None
         place = x.categories.index(at) + offset(figure, series) if x.categories else at
-        if not is_number(place) or (x.is_log and not float(place) > 0):
+        if not is_number(place) or (x.is_log and not float(place) > SMALLEST):
             continue
         reach = series.error[i] if series.error else None
         points.append((float(place), value, reach if is_number(reach) else None))
@@ -137,21 +137,20 @@ def _bars(
     y: Axis,
 ) -> Iterator[Markup]:
     bars = [s for s in figure.series if s.style == "bars"]
+    places = sorted(x.at(a) for a, _, _ in points)
     if x.categories:
-        width = 0.8 / len(bars)
+        width = 0.8 / len(bars) * abs(x.at(1.0) - x.at(0.0))
     else:
-        spots = sorted(a for a, _, _ in points)
-        gaps = [b - a for a, b in itertools.pairwise(spots) if b > a]
-        width = (min(gaps) if gaps else (x.high - x.low) / 20) * 0.96
+        gaps = [b - a for a, b in itertools.pairwise(places) if b - a > 0.01]
+        width = 0.96 * (min(gaps) if gaps else (WIDTH - LEFT - RIGHT) / 20)
     floor = y.at(max(y.low, 0.0) if not y.is_log else y.low)
     for a, b, reach in points:
-        left, right = sorted((x.at(a - width / 2), x.at(a + width / 2)))
-        top = y.at(b)
+        middle, top = x.at(a), y.at(b)
         yield Markup('<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
-            left, min(top, floor), max(right - left - 0.6, 0.6), abs(floor - top)
+            middle - width / 2, min(top, floor), max(width - 0.6, 0.6), abs(floor - top)
         )
         if reach:
-            yield _error_bar(x.at(a), b, reach, y)
+            yield _error_bar(middle, b, reach, y)
 
 
 def _error_bar(at: float, value: float, reach: float, y: Axis) -> Markup:

@@ -407,10 +407,10 @@
         + "rate, but a report that is chosen by its width may miss more often.";
     }
     part("tau-note").textContent = `stop below ${state.tau}`;
-    const kept = answer.rank === null ? `${answer.scoreUnits} groups`
-      : `the ${answer.rank}-th smallest of ${answer.scoreUnits}`;
-    part("alpha-note").textContent = answer.rank > answer.scoreUnits
-      ? `rank ${answer.rank} of ${answer.scoreUnits}: too few` : `q̂ from ${kept}`;
+    part("alpha-note").textContent = answer.rank === null
+      ? `q̂ from ${answer.scoreUnits} groups`
+      : `q̂ is score ${answer.rank} of ${answer.scoreUnits}`
+        + (answer.rank > answer.scoreUnits ? ": too few" : "");
     const rows = answer.rounds.map((round, k) => {
       const row = make("tr", {
         "data-round": k, "data-lower": round.interval[0], "data-upper": round.interval[1],

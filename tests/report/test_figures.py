@@ -1,0 +1,155 @@
+"""Figures are tested by their numbers, and their ink by being there."""
+
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+import run_folder
+from hypothesis import given
+from hypothesis import strategies as st
+
+import taskuq as tq
+from taskuq.calibrate.law import calibration_size
+from taskuq.experiments.comparison import Comparison, compare
+from taskuq.report.axes import SMALLEST, nice_ticks, x_axis, y_axis
+from taskuq.report.contents import gather, slug, title_of
+from taskuq.report.evaluations import evaluation_figures
+from taskuq.report.figure import Figure, Series, figure_from_dict
+from taskuq.report.folder import read_folder
+from taskuq.report.ink import draw
+from taskuq.report.planner import planner_figure
+from taskuq.report.records import read_evaluation, read_simulations
+from taskuq.report.scans import masks_figure, quality_figures, split_figure
+from taskuq.report.svg import figure_svg
+from taskuq.report.tables import figure_table
+
+texts = st.text(max_size=12)
+numbers = st.none() | st.floats(-1e6, 1e6)
+styles = st.sampled_from(["line", "bars", "points", "step"])
+
+
+@st.composite
+def figures(draw_):
+    """Any figure an experiment may hand in."""
+    scale = draw_(st.sampled_from(["linear", "log2", "category"]))
+    place = {"linear": st.floats(-1e3, 1e3), "log2": st.floats(0.1, 1e3), "category": texts}[scale]
+    series = []
+    for _ in range(draw_(st.integers(1, 9))):
+        x = tuple(draw_(st.lists(place, min_size=1, max_size=5, unique=True)))
+        y = tuple(draw_(numbers) for _ in x)
+        error = draw_(st.none() | st.just(tuple(0.5 for _ in x)))
+        series.append(Series(draw_(texts), x, y, error, draw_(styles)))
+    return Figure(
+        draw_(texts), draw_(texts), draw_(texts), draw_(texts), tuple(series), x_scale=scale,
+        y_scale=draw_(st.sampled_from(["linear", "log"])), x_reversed=draw_(st.booleans()),
+    )  # fmt: skip
+
+
+@given(figures())
+def test_any_figure_comes_back_from_json_and_is_drawn_as_whole_svg(figure):
+    assert figure_from_dict(figure.to_dict()) == figure
+    text = str(figure_svg(figure))
+    # Control characters are no XML, and a browser reads HTML, where they are harmless.
+    root = ET.fromstring("".join(c for c in text if c.isprintable()))
+
+    assert root.tag == "svg"
+    assert "nan" not in " ".join(e.get("d", "") + e.get("y", "") for e in root.iter())
+
+
+@given(figures())
+def test_everything_drawn_lies_on_its_axis(figure):
+    axis = y_axis(figure, 250.0, 10.0)
+    drawn = [y for s in figure.series for y in s.y if y is not None]
+    drawn = [y for y in drawn if y > SMALLEST or figure.y_scale == "linear"]
+
+    assert all(10 - 1e-6 <= axis.at(y) <= 250 + 1e-6 for y in drawn)
+    places = x_axis(figure, 0.0, 100.0)
+    assert all(-1e-6 <= places.at(v) <= 100 + 1e-6 for v, _ in places.ticks)
+
+
+@given(st.floats(-1e5, 1e5), st.floats(1e-3, 1e5))
+def test_ticks_are_evenly_spaced_and_inside(low, length):
+    ticks = nice_ticks(low, low + length)
+    steps = np.diff(ticks)
+
+    assert 2 <= len(ticks) <= 7
+    assert np.allclose(steps, steps[0], rtol=1e-6, atol=1e-9)
+    assert low - 1e-6 * length <= ticks[0]
+    assert ticks[-1] <= low + length * (1 + 1e-6)
+
+
+def test_bars_start_at_zero():
+    bars = Figure("f", "c", "x", "y", (Series("a", ("p", "q"), (0.95, 0.97), style="bars"),),
+                  x_scale="category")  # fmt: skip
+
+    assert y_axis(bars, 100.0, 0.0).low == 0
+
+
+def test_the_planner_draws_what_the_planner_says():
+    figure = planner_figure(0.1, delta=0.1, have=500)
+    both, lower = figure.series
+
+    for x, y in zip(both.x, both.y, strict=True):
+        assert y == calibration_size(0.1, x, 0.1)
+    assert lower.y[0] == calibration_size(0.1, lower.x[0], 0.1, two_sided=False)
+    assert figure.reference == (("this run:", 500.0),)
+
+
+def test_masks_that_are_not_nested_are_said_to_be_none():
+    masks = np.array([[1, 0, 0, 0], [0, 1, 1, 0]], dtype=bool)
+
+    assert "not nested" in masks_figure(masks, [4, 2]).caption
+    masks[1, 0] = True
+    assert "not nested" not in masks_figure(masks, [4, 2]).caption
+    assert figure_table(masks_figure(masks, [4, 2])).rows[1] == ("R = 2: 3 of 4 lines", 3, 4)
+
+
+def test_quality_and_split_figures_hold_their_records(run_dir):
+    found = read_folder(run_dir)
+    quality = found.of("taskuq.quality/1")[0].record
+    psnr, ssim = quality_figures(quality)
+    flow = [row for row in quality["results"] if row["method"] == "flow"]
+
+    assert psnr.series[1].y == tuple(row["psnr"]["mean"] for row in flow)
+    assert ssim.series[1].error == tuple(row["ssim"]["standard_error"] for row in flow)
+    assert split_figure(found.of("taskuq.split/1")[0].record).series[0].y == (3.0, 1.0, 2.0)
+
+
+def test_records_come_back_from_json(run_dir):
+    table = run_folder.table_of(volumes=8, samples=4)
+    record = compare(table, Comparison(trials=30, unit="case", alpha=0.2)).to_dict()
+    again = read_evaluation(record)
+
+    assert again.to_dict() == record
+    assert [f.to_dict() for f in evaluation_figures(again)] == [
+        f.to_dict() for f in evaluation_figures(read_evaluation(again.to_dict()))
+    ]
+    stored = read_folder(run_dir).of("taskuq.simulate/1")[0].record
+    for (samples, result), row in zip(read_simulations(stored), stored["results"], strict=True):
+        assert {"samples": samples, **result.to_dict()} == row
+
+
+def test_every_figure_of_a_run_is_there_and_none_is_empty(run_dir):
+    contents = gather(read_folder(run_dir))
+    names = {f.name for f in contents.all_figures}
+
+    assert {"masks", "calibration-size", "task-roc-finding", "split-groups", "samples-against-p",
+            "quality-psnr-against-acceleration", "simulate-acceleration-against-width",
+            "evaluate-by-case-coverage-R16-lwr", "evaluate-by-group-class-coverage-R8",
+            "simulate-accepted-by-acceleration"} <= names  # fmt: skip
+    assert not any(f.is_empty for f in contents.all_figures)
+    assert len({slug(name) for name in names}) == len(contents.all_figures)
+
+
+@pytest.mark.parametrize("ending", [".svg", ".png", ".pdf"])
+def test_ink_is_put_on_paper_twice_alike(ending, tmp_path):
+    figure = masks_figure(np.eye(4, dtype=bool).cumsum(0).astype(bool), [8, 4, 3, 2])
+    first = draw(figure, tmp_path / f"a{ending}").read_bytes()
+
+    assert first == draw(figure, tmp_path / f"b{ending}").read_bytes()
+    assert first[:4] in (b"<?xm", b"\x89PNG", b"%PDF")
+
+
+def test_titles_are_words():
+    assert title_of("size-coverage-R2.5") == "Size coverage, R = 2.5"
+    assert tq.__version__  # the package is what the page names
