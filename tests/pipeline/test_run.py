@@ -101,12 +101,26 @@ def test_other_cases_are_refused(tmp_path):
         PIPELINE.run(toy.images(4), store=tmp_path / "t", **RUN)
 
 
-def test_fresh_never_removes_a_folder_with_other_things(tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
+@pytest.mark.parametrize("name", ["thesis.tex", ".keys", "part-1.parquet", "part-0-a.parquet/x"])
+def test_fresh_never_removes_a_folder_with_other_things(tmp_path, name):
+    PIPELINE.run(toy.images(3), store=tmp_path, **RUN)
+    before = sorted(tmp_path.iterdir())
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("years of work")
 
     with pytest.raises(tq.InputError, match="not part of a table"):
         PIPELINE.run(toy.images(3), store=tmp_path, fresh=True, **RUN)
-    assert (tmp_path / "thesis.tex").exists()
+    assert (tmp_path / name).read_text() == "years of work"
+    assert set(before) < set(tmp_path.iterdir())
+
+
+def test_names_of_cases_never_become_names_of_files(tmp_path):
+    names = ["../evil", "/tmp/evil", "a/b", "..", "C:\\evil"]
+    table = PIPELINE.run(toy.images(5), store=tmp_path / "t", case=names, **RUN)
+
+    assert list(table.case) == names
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+    assert all(path.is_file() for path in (tmp_path / "t").iterdir())
 
 
 def test_failing_cases_are_listed_with_their_reason_and_can_be_tried_again(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,14 @@ from taskuq.pipeline.cases import Cases, as_cases
 from taskuq.pipeline.chain import CaseOutputs, Chain
 from taskuq.pipeline.cluster import RayOptions, ray_cluster, run_on_ray
 from taskuq.pipeline.local import HOPELESS, Rows, refusal, run_cases
+from taskuq.pipeline.log import NAME as LOG
 from taskuq.pipeline.log import RunLog
 from taskuq.pipeline.progress import Progress
 from taskuq.pipeline.provenance import provenance
 from taskuq.pipeline.slurm import SlurmOptions, open_executor, run_on_slurm
 from taskuq.pipeline.work import Work
 from taskuq.protocols import Measure, Recover, Task
+from taskuq.roster import NAME as ROSTER
 from taskuq.roster import read_roster, write_roster
 from taskuq.shards import HEADER, Header, TableWriter, read_header
 
@@ -245,24 +247,30 @@ def _do(
 
 
 def remove_table(folder: Path) -> None:
-    """Remove a table and its log; refuse a folder that holds anything else.
+    """Remove the files of a table and its log; refuse a folder that holds anything else.
 
     Arguments:
         folder: The folder of the table.
     """
     if not folder.exists():
         return
-    strangers = [
-        path.name
-        for path in folder.iterdir()
-        if path.name not in (HEADER, "log.jsonl", "_cases.parquet")
-        and not path.name.startswith(("part-", "."))
-    ]
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file, not a table; choose another name")
+    files = sorted(folder.iterdir())
+    strangers = [path.name for path in files if not _is_ours(path)]
     if strangers:
         raise InputError(
             f"{folder} holds {strangers[0]}, which is not part of a table; choose another folder"
         )
-    shutil.rmtree(folder)
+    for path in files:
+        path.unlink()
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a run has written this file, whole or in part."""
+    known = rf"({re.escape(HEADER)}|{re.escape(LOG)}|{re.escape(ROSTER)}|part-\d+-\w+\.parquet)"
+    is_name = re.fullmatch(rf"{known}|\.{known}\.\w+\.partial", path.name)
+    return is_name is not None and path.is_file() and not path.is_symlink()
 
 
 def _check_roster(folder: Path, cases: Cases) -> None:
