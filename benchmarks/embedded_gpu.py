@@ -1,0 +1,199 @@
+"""Everything of the embedded experiment that needs a GPU, in one call of minutes.
+
+    taskuq data atlas-base -o base.npz                         # where nilearn is installed
+    TASKUQ_ATLAS_BASE=base.npz python benchmarks/embedded_gpu.py OUT SECONDS [LGG_FOLDER]
+
+Trains the atlas's variational network and flow side by side for about SECONDS, judges them, and
+fills the two tables (flow with 32 samples, variational network) on patients that nothing was
+trained on. With a folder that benchmarks/lgg.py made, the same for real slices at the same time,
+task network included. OUT receives weights.tar (the networks in float16, with cards) and
+records.tar (tables, learning curves, judgements).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+CONFIGS = ROOT / "configs"
+NETWORKS = ("varnet", "flow")
+BEGIN = time.monotonic()
+
+
+def say(text: str) -> None:
+    print(f"[{time.monotonic() - BEGIN:5.0f} s] {text}", flush=True)
+
+
+def main(out: Path, seconds: float, lgg: Path | None) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    work = out.parent / f"{out.name}-work"
+    sets = {"atlas": None} if lgg is None else {"atlas": None, "lgg": lgg}
+    for name in sets:
+        (work / name).mkdir(parents=True, exist_ok=True)
+    trainings = [("recovery", s, k) for s in sets for k in NETWORKS]
+    trainings += [("task", "lgg", "classifier")] if lgg else []
+    side_by_side(trainings, work, seconds, lgg)
+    pack(out, work)
+    tables = [("table", s, k) for s in sets for k in NETWORKS]
+    side_by_side([*tables, *(("quality", s, "both") for s in sets)], work, seconds, lgg)
+    pack(out, work)
+    for name in sets:
+        show(work / name / "quality.json")
+    say("done")
+
+
+def side_by_side(
+    jobs: Sequence[tuple[str, str, str]], work: Path, seconds: float, lgg: Path | None
+) -> None:
+    # Small networks leave most of a GPU idle.
+    rest = [str(work), str(seconds), str(lgg or "")]
+    running = [subprocess.Popen([sys.executable, __file__, "job", *job, *rest]) for job in jobs]
+    failed = [job for job, process in zip(jobs, running, strict=True) if process.wait()]
+    say(f"{len(jobs)} jobs, failed: {failed or 'none'}")
+
+
+def job(kind: str, which: str, network: str, work: Path, seconds: float, lgg: Path | None) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    begin = time.monotonic()
+    folder = work / which
+    if kind == "recovery":
+        train_recovery(which, network, folder, seconds, lgg)
+    elif kind == "task":
+        train_task(folder, lgg)
+    elif kind == "table":
+        fill_table(which, network, folder, lgg)
+    else:
+        judge_quality(which, folder, lgg)
+    say(f"{kind} {which} {network}: {time.monotonic() - begin:.0f} s")
+
+
+def train_recovery(which: str, kind: str, folder: Path, seconds: float, lgg: Path | None) -> None:
+    from benchmarks.shipping import LAYOUTS, train_one
+
+    from taskuq.training.toml import read_settings
+
+    settings = read_settings(LAYOUTS[kind], CONFIGS / which / f"{kind}.toml")
+    if lgg is not None and which == "lgg":
+        settings = replace(settings, data=replace(settings.data, path=lgg / "lgg-training.npz"))
+    train_one(kind, settings, folder, seconds, say=say)
+
+
+def train_task(folder: Path, lgg: Path | None) -> None:
+    """Plain training, then adversarial training from there."""
+    from taskuq.task.train import ClassifierTraining, StartConfig, read_task_settings, train
+    from taskuq.training.fit import Machine
+
+    settings = read_task_settings("classifier", CONFIGS / "lgg" / "classifier.toml")
+    assert isinstance(settings, ClassifierTraining)
+    assert lgg is not None
+    data = replace(settings.data, path=lgg / "lgg-training.npz", keep=None, in_memory=True)
+    split = replace(settings.split, path=None, train=0.88, tune=0.12)
+    plain = replace(settings, data=data, split=split)
+    machine = Machine(progress=False)
+    first = train(plain, folder / "plain", machine=machine, fresh=True)
+    say("lgg: plain task network trained")
+    robust = replace(
+        plain,
+        attack=replace(plain.attack, radius=0.75),
+        start=StartConfig(classifier=first),
+        training=replace(plain.training, epochs=10, patience=0, learning_rate=5e-4),
+    )
+    train(robust, folder / "classifier", machine=machine, fresh=True)
+
+
+def fill_table(which: str, kind: str, folder: Path, lgg: Path | None) -> None:
+    import torch
+
+    from taskuq.experiments.runs import open_run, read_run
+
+    # As on a CPU: no shortened products.
+    torch.backends.cudnn.allow_tf32 = False
+    config = read_run(CONFIGS / which / f"table-{kind}.toml")
+    recover = replace(config.recover, weights=folder / f"{kind}.safetensors")
+    config = replace(config, recover=recover)
+    names = [("", config.task.weights)]
+    if lgg is not None and which == "lgg":
+        config = replace(config, data=replace(config.data, path=lgg / "lgg-judged.npz"))
+        names = [(f"-{n}", folder / n / "best.safetensors") for n in ("classifier", "plain")]
+    for suffix, weights in names:
+        config = replace(config, task=replace(config.task, weights=weights))
+        run = open_run(config)
+        begin = time.monotonic()
+        table = run.pipeline.run(
+            run.images,
+            accelerations=config.measure.accelerations,
+            samples=config.samples,
+            seed=config.seed,
+            store=folder / f"store-{kind}{suffix}",
+            quiet=True,
+        )
+        say(f"{which} {kind}{suffix}: {table} in {time.monotonic() - begin:.0f} s")
+        table.save(folder / f"table-{kind}{suffix}.npz")
+
+
+def judge_quality(which: str, folder: Path, lgg: Path | None) -> None:
+    from taskuq.recover.quality import QualityConfig, judge
+    from taskuq.recover.train import FlowTraining
+    from taskuq.training.toml import read_settings
+
+    settings = read_settings(FlowTraining, CONFIGS / which / "flow.toml")
+    data = settings.data
+    if lgg is not None and which == "lgg":
+        data = replace(data, path=lgg / "lgg-judged.npz", validation=0.5)
+    else:
+        data = replace(data, patients=24, seed=2, validation=0.5)  # patients of a third seed
+    weights = {kind: folder / f"{kind}.safetensors" for kind in NETWORKS}
+    record = judge(QualityConfig(data=data, measure=settings.measure, **weights))
+    (folder / "quality.json").write_text(json.dumps(record, indent=1))
+
+
+def pack(out: Path, work: Path) -> None:
+    """What is there so far, in two files."""
+    weights = [
+        work / "atlas" / f"{k}.{e}" for k in ("varnet", "flow") for e in ("safetensors", "toml")
+    ]
+    records = [
+        path
+        for pattern in ("*/*.csv", "*/*.npz", "*/quality.json", "lgg/*.toml", "lgg/*/metrics.csv")
+        for path in work.glob(pattern)
+    ]
+    for name, files in (("weights", weights), ("records", records)):
+        with tarfile.open(out / f"{name}.tar", "w") as tar:
+            for path in files:
+                if path.exists():
+                    tar.add(path, str(path.relative_to(work)))
+
+
+def show(path: Path) -> None:
+    if not path.exists():
+        return
+    for row in json.loads(path.read_text())["results"]:
+        numbers: dict[str, Any] = {k: row[k]["mean"] for k in ("psnr", "ssim")}
+        numbers["spread-error"] = row.get("spread_error_correlation", float("nan"))
+        print(
+            f"{path.parent.name:6s} R={row['acceleration']:<5g} {row['method']:12s}",
+            *(f"{k} {v:7.3f}" for k, v in numbers.items()),
+            f"rejected {row['rejected']}",
+        )
+
+
+if __name__ == "__main__":
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["job"]:
+        kind, which, network, work, seconds, lgg = arguments[1:]
+        job(kind, which, network, Path(work), float(seconds), Path(lgg) if lgg else None)
+    elif len(arguments) in (2, 3):
+        main(Path(arguments[0]), float(arguments[1]), Path(arguments[2]) if arguments[2:] else None)
+    else:
+        print(__doc__)
