@@ -1,5 +1,7 @@
 """The page as text: its numbers are the records', names stay names, missing results are noted."""
 
+import base64
+import io
 import json
 import subprocess
 import sys
@@ -9,12 +11,14 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import run_folder
+from PIL import Image
 
 import taskuq as tq
 from taskuq.errors import InputError
 from taskuq.outputs import TaskOutputs
 from taskuq.report.explorer import check_explorer, load_explorer, save_explorer
 from taskuq.report.page import write_report
+from taskuq.report.pictures import slice_pictures
 
 
 class Tables(HTMLParser):
@@ -234,3 +238,32 @@ def test_the_explorers_file_comes_back_as_it_was(tmp_path):
 
     for name, value in vars(first).items():
         assert np.array_equal(value, getattr(again, name)), name
+
+
+def test_pictures_give_way_before_the_page_grows_too_large(tmp_path):
+    table = run_folder.table_of(volumes=12, samples=4)
+    path = run_folder.write_explorer(tmp_path, table, slices=2, size=66, samples=2)
+    explorer = load_explorer(path)
+    whole, small = slice_pictures(explorer), slice_pictures(explorer, budget=9_000)
+    length = [sum(len(sheet) for row in p.rounds for sheet in row) for p in (whole, small)]
+
+    assert (whole.shrink, whole.height, whole.width) == (1, 66, 66)
+    assert (small.shrink, small.height, small.width) == (4, 17, 17)
+    assert length[1] < length[0] / 4
+
+
+@pytest.mark.parametrize("size", [64, 66])
+def test_tiles_are_the_pictures_they_say(tmp_path, size):
+    table = run_folder.table_of(volumes=12, samples=4)
+    explorer = load_explorer(
+        run_folder.write_explorer(tmp_path, table, slices=2, size=size, samples=2)
+    )
+    made = slice_pictures(explorer)
+    sheet = np.asarray(Image.open(io.BytesIO(base64.b64decode(made.rounds[1][2].split(",")[1]))))
+    stride = -(-size // 8) * 8
+    wanted = explorer.samples[1, 2, 1].astype(float) / explorer.truth[1].max() * 255
+
+    assert sheet.shape == (stride, stride * len(made.tiles))
+    tiles = [sheet[:size, k * stride : k * stride + size] for k in range(len(made.tiles))]
+    error = [np.abs(tile - np.clip(wanted, 0, 255)).mean() for tile in tiles]
+    assert made.tiles[int(np.argmin(error))] == "sample-2"

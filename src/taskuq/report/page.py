@@ -229,13 +229,18 @@ def _explorer(folder: RunFolder, contents: Contents) -> tuple[dict[str, Any] | N
         )
     except InputError as error:
         return None, [f"The explorer cannot be shown: {error}"]
+    notes = []
+    if payload["shrink"] > 1:
+        notes.append(
+            f"The explorer's pictures are {payload['shrink']} times smaller than the stored ones, "
+            "so that the page stays small; store fewer slices or samples to see them whole."
+        )
     # Inside a script element only "<" could end it.
     text = json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return {
         "json": Markup(text),
         "has_point": found.point_outputs is not None,
-        "has_pictures": True,
-    }, []
+    }, notes
 
 
 def _unit(folder: RunFolder) -> str:

@@ -98,6 +98,7 @@ def explorer_payload(
         "policies": policies,
         "tiles": None if made is None else made.tiles,
         "size": None if made is None else [made.height, made.width],
+        "shrink": 1 if made is None else made.shrink,
         "slices": [
             {
                 "case": str(explorer.case[s]),

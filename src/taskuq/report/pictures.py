@@ -11,7 +11,9 @@ import numpy as np
 from taskuq.interval import FloatArray
 from taskuq.report.explorer import Explorer
 
-QUALITY = 84
+# The first of these (quality, shrinking) at which all pictures fit into the budget is taken.
+STEPS = ((84, 1), (72, 1), (60, 1), (48, 1), (80, 2), (64, 2), (48, 2), (64, 4))
+BUDGET = 12_000_000
 # JPEG works on blocks of 8 x 8; tiles that start on a block do not bleed into each other.
 BLOCK = 8
 
@@ -24,7 +26,7 @@ class Pictures:
         tiles: What each tile of a sheet shows, from the left.
         height: Of a picture.
         width: Of a picture.
-        stride: From one tile to the next.
+        shrink: How many times smaller than the stored pictures these are.
         truth: One picture for each slice.
         rounds: One sheet for each slice and round.
     """
@@ -32,12 +34,12 @@ class Pictures:
     tiles: list[str]
     height: int
     width: int
-    stride: int
+    shrink: int
     truth: list[str]
     rounds: list[list[str]]
 
 
-def slice_pictures(explorer: Explorer) -> Pictures:
+def slice_pictures(explorer: Explorer, budget: int = BUDGET) -> Pictures:
     """Compress the pictures of an explorer.
 
     Images are shown between 0 and the truth's maximum. Standard deviation and error have a scale
@@ -45,6 +47,7 @@ def slice_pictures(explorer: Explorer) -> Pictures:
 
     Arguments:
         explorer: The stored slices.
+        budget: How many characters all pictures may take; quality gives way first, then size.
     """
     S, H, W = explorer.truth.shape
     samples = explorer.samples
@@ -52,38 +55,58 @@ def slice_pictures(explorer: Explorer) -> Pictures:
     tiles = ["zero-filled", "mean", "sd", "error"]
     tiles += ["point"] if explorer.point is not None else []
     tiles += [f"sample-{j + 1}" for j in range(J)]
-    truth, rounds = [], []
-    for s in range(S):
-        true = explorer.truth[s].astype(np.float32)
-        top = float(true.max()) or 1.0
-        mean = explorer.mean[s].astype(np.float32)
-        error, sd = np.abs(mean - true), explorer.sd[s].astype(np.float32)
-        doubt = float(np.quantile(np.concatenate([sd.ravel(), error.ravel()]), 0.999)) or 1.0
-        truth.append(_encoded([_grey(true, top)]))
-        sheets = []
-        for k in range(explorer.rounds):
-            row = [_grey(explorer.zero_filled[s, k], top), _grey(mean[k], top)]
-            row += [_grey(sd[k], doubt), _grey(error[k], doubt)]
-            if explorer.point is not None:
-                row.append(_grey(explorer.point[s, k], top))
-            if samples is not None:
-                row += [_grey(samples[s, k, j], top) for j in range(J)]
-            sheets.append(_encoded(row))
-        rounds.append(sheets)
-    return Pictures(tiles, H, W, -(-W // BLOCK) * BLOCK, truth, rounds)
+    for quality, shrink in STEPS:
+        # A few slices tell what all of them will take, and spare encoding them in vain.
+        probes = [_encoded_slice(explorer, s, quality, shrink) for s in range(0, S, max(1, S // 4))]
+        if _length(probes) * S > budget * len(probes):
+            continue
+        encoded = [_encoded_slice(explorer, s, quality, shrink) for s in range(S)]
+        if _length(encoded) <= budget:
+            break
+    else:
+        encoded = [_encoded_slice(explorer, s, quality, shrink) for s in range(S)]
+    height, width = -(-H // shrink), -(-W // shrink)
+    return Pictures(tiles, height, width, shrink, [t for t, _ in encoded], [r for _, r in encoded])
 
 
-def _grey(image: FloatArray, top: float) -> np.ndarray:
+def _length(encoded: list[tuple[str, list[str]]]) -> int:
+    return sum(len(truth) + sum(map(len, sheets)) for truth, sheets in encoded)
+
+
+def _encoded_slice(explorer: Explorer, s: int, quality: int, shrink: int) -> tuple[str, list[str]]:
+    true = explorer.truth[s].astype(np.float32)
+    top = float(true.max()) or 1.0
+    mean = explorer.mean[s].astype(np.float32)
+    error, sd = np.abs(mean - true), explorer.sd[s].astype(np.float32)
+    doubt = float(np.quantile(np.concatenate([sd.ravel(), error.ravel()]), 0.999)) or 1.0
+    sheets = []
+    for k in range(explorer.rounds):
+        row = [_grey(explorer.zero_filled[s, k], top, shrink), _grey(mean[k], top, shrink)]
+        row += [_grey(sd[k], doubt, shrink), _grey(error[k], doubt, shrink)]
+        if explorer.point is not None:
+            row.append(_grey(explorer.point[s, k], top, shrink))
+        if explorer.samples is not None:
+            row += [_grey(image, top, shrink) for image in explorer.samples[s, k]]
+        sheets.append(_encoded(row, quality))
+    return _encoded([_grey(true, top, shrink)], quality), sheets
+
+
+def _grey(image: FloatArray, top: float, shrink: int) -> np.ndarray:
     scaled = np.asarray(image, dtype=np.float32) * (255 / top)
+    if shrink > 1:
+        H, W = scaled.shape
+        scaled = np.pad(scaled, ((0, -H % shrink), (0, -W % shrink)), mode="edge")
+        H, W = scaled.shape
+        scaled = scaled.reshape(H // shrink, shrink, W // shrink, shrink).mean(axis=(1, 3))
     return np.asarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))
 
 
-def _encoded(tiles: list[np.ndarray]) -> str:
+def _encoded(tiles: list[np.ndarray], quality: int) -> str:
     from PIL import Image
 
     H, W = tiles[0].shape
     pad = ((0, -H % BLOCK), (0, -W % BLOCK))
     sheet = np.concatenate([np.pad(tile, pad, mode="edge") for tile in tiles], axis=1)
     file = io.BytesIO()
-    Image.fromarray(sheet).save(file, "JPEG", quality=QUALITY, optimize=True)
+    Image.fromarray(sheet).save(file, "JPEG", quality=quality, optimize=True)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode("ascii")
