@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,9 +57,10 @@ def slice_pictures(explorer: Explorer, budget: int = BUDGET) -> Pictures:
     tiles += ["point"] if explorer.point is not None else []
     tiles += [f"sample-{j + 1}" for j in range(J)]
     for quality, shrink in STEPS:
-        # A few slices tell what all of them will take, and spare encoding them in vain.
-        probes = [_encoded_slice(explorer, s, quality, shrink) for s in range(0, S, max(1, S // 4))]
-        if _length(probes) * S > budget * len(probes):
+        # A few sheets tell what all of them will take, and spare encoding them in vain.
+        some = [(s, s % explorer.rounds) for s in range(0, S, max(1, S // 5))]
+        probes = [_encoded_slice(explorer, s, quality, shrink, (k,)) for s, k in some]
+        if _length(probes) * S * explorer.rounds > budget * len(probes):
             continue
         encoded = [_encoded_slice(explorer, s, quality, shrink) for s in range(S)]
         if _length(encoded) <= budget:
@@ -73,14 +75,16 @@ def _length(encoded: list[tuple[str, list[str]]]) -> int:
     return sum(len(truth) + sum(map(len, sheets)) for truth, sheets in encoded)
 
 
-def _encoded_slice(explorer: Explorer, s: int, quality: int, shrink: int) -> tuple[str, list[str]]:
+def _encoded_slice(
+    explorer: Explorer, s: int, quality: int, shrink: int, rounds: Sequence[int] | None = None
+) -> tuple[str, list[str]]:
     true = explorer.truth[s].astype(np.float32)
     top = float(true.max()) or 1.0
     mean = explorer.mean[s].astype(np.float32)
     error, sd = np.abs(mean - true), explorer.sd[s].astype(np.float32)
     doubt = float(np.quantile(np.concatenate([sd.ravel(), error.ravel()]), 0.999)) or 1.0
     sheets = []
-    for k in range(explorer.rounds):
+    for k in range(explorer.rounds) if rounds is None else rounds:
         row = [_grey(explorer.zero_filled[s, k], top, shrink), _grey(mean[k], top, shrink)]
         row += [_grey(sd[k], doubt, shrink), _grey(error[k], doubt, shrink)]
         if explorer.point is not None:
