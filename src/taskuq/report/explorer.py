@@ -162,9 +162,11 @@ def check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     _require_shapes(x, S=S, T=T, p=p, H=H, W=W, n=n, J=J)
     if min(S, T, p, H, W) < 1 or n < 2:
         raise InputError(f"the explorer needs slices and calibration cases, got {S} and {n}")
-    for name in x:
-        if name != "task_range":
-            require_finite(np.asarray(x[name], dtype=float), name)
+    for name, value in x.items():
+        if name in SEEN and not np.isfinite(value).all():
+            raise InputError(f"{name} holds values that are no numbers; repair those images first")
+        if name not in SEEN and name != "task_range":
+            require_finite(np.asarray(value, dtype=float), name)
     rates = x["accelerations"].astype(float)
     if (rates <= 1).any() or (np.diff(rates) >= 0).any():
         raise InputError(f"accelerations must decrease and stay above 1, got {rates.tolist()}")
@@ -204,6 +206,8 @@ def _kept(value: np.ndarray, name: str) -> np.ndarray:
     if name in ("targets", "calibration_targets", "accelerations"):
         return value.astype(float)
     if name in SEEN:
+        if value.dtype == np.float16:
+            return value
         # Pictures are shown in 256 greys; half precision is plenty where it does not overflow.
         fits = np.abs(value).max(initial=0) < float(np.finfo(np.float16).max)
         return value.astype(np.float16 if fits else np.float32)

@@ -100,8 +100,8 @@ def _grey(image: FloatArray, top: float, shrink: int) -> np.ndarray:
     if shrink > 1:
         H, W = scaled.shape
         scaled = np.pad(scaled, ((0, -H % shrink), (0, -W % shrink)), mode="edge")
-        H, W = scaled.shape
-        scaled = scaled.reshape(H // shrink, shrink, W // shrink, shrink).mean(axis=(1, 3))
+        parts = [scaled[i::shrink, j::shrink] for i in range(shrink) for j in range(shrink)]
+        scaled = sum(parts[1:], parts[0]) / shrink**2
     return np.asarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))
 
 
