@@ -98,6 +98,17 @@ def test_hostile_names_stay_text_in_a_spreadsheet(tmp_path):
     assert not any(b.startswith("=") for b in back)
 
 
+def test_hostile_names_are_drawn_and_written(tmp_path):
+    run_folder.write_hostile(tmp_path)
+    folder = export(tmp_path)
+    drawn = sorted(p.suffix for p in (tmp_path / "figures").iterdir())
+
+    assert drawn.count(".pdf") == drawn.count(".png") == drawn.count(".svg") >= 3
+    assert all(p.parent in (folder, tmp_path / "figures") for p in tmp_path.rglob("*.svg"))
+    with (folder / "patients.csv").open(encoding="utf-8-sig") as file:
+        assert not any(line.startswith("=") for line in file)
+
+
 def test_results_json_and_csv_say_the_same(exported):
     results = json.loads((exported / "exports/results.json").read_text())
     patients = next(t for t in results["tables"] if t["name"] == "patients")

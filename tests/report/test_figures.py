@@ -92,7 +92,7 @@ def test_the_planner_draws_what_the_planner_says():
     for x, y in zip(both.x, both.y, strict=True):
         assert y == calibration_size(0.1, x, 0.1)
     assert lower.y[0] == calibration_size(0.1, lower.x[0], 0.1, two_sided=False)
-    assert figure.reference == (("this run:", 500.0),)
+    assert figure.reference == (("this run", 500.0),)
 
 
 def test_masks_that_are_not_nested_are_said_to_be_none():

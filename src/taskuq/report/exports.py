@@ -10,7 +10,7 @@ from typing import Any
 from taskuq.files import whole_file, write_json
 from taskuq.report.contents import Contents, gather, slug
 from taskuq.report.folder import RunFolder, read_folder
-from taskuq.report.ink import draw
+from taskuq.report.ink import draw_all
 from taskuq.report.latex import latex_table
 from taskuq.report.patients import patient_table
 from taskuq.report.records import plain
@@ -52,8 +52,7 @@ def export(run_dir: str | os.PathLike[str], endings: Sequence[str] = ENDINGS) ->
         name = slug(figure.name)
         numbers = figure_table(figure)
         write_csv(target / f"figure-{name}.csv", numbers.columns, numbers.rows)
-        for ending in endings:
-            draw(figure, folder.path / "figures" / f"{name}{ending}")
+        draw_all(figure, [folder.path / "figures" / f"{name}{ending}" for ending in endings])
     write_json(target / "results.json", _results(folder, contents, tables))
     if reports:
         write_intervals(folder.path / "intervals.csv", reports)

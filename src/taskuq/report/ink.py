@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,38 @@ def draw(figure: Figure, path: str | Path) -> Path:
         figure: The figure as data.
         path: Where to draw it.
     """
+    return draw_all(figure, [Path(path)])[0]
+
+
+def draw_all(figure: Figure, paths: Sequence[Path]) -> list[Path]:
+    """Draw a figure once and write it to several files; their endings pick SVG, PNG or PDF.
+
+    Arguments:
+        figure: The figure as data.
+        paths: Where to write it.
+    """
+    import matplotlib as mpl
+
+    # A fixed identity and no date: the same numbers make the same file. Names are names, with
+    # dollar signs too, and no formulas.
+    settings: Any = {"svg.hashsalt": "taskuq", "text.parse_math": False}
+    with mpl.rc_context(settings), warnings.catch_warnings():
+        # A letter the font does not have is drawn as a box; that is all there is to say.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        canvas = _drawn(figure)
+        for path in paths:
+            undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+            with whole_file(path) as partial:
+                canvas.savefig(
+                    partial, format=path.suffix[1:], dpi=160, metadata=undated.get(path.suffix)
+                )
+    return list(paths)
+
+
+def _drawn(figure: Figure) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
-    target = Path(path)
     canvas = Canvas(figsize=(5.2, 3.4), layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.add_subplot()
@@ -47,16 +77,7 @@ def draw(figure: Figure, path: str | Path) -> Path:
         axes.set_ylabel("")
     if len(figure.series) > 1 and not is_strip:
         _legend(canvas, axes, len(figure.series))
-    # A fixed identity and no date: the same numbers make the same file.
-    metadata: dict[str, Any] = {"Date": None} if target.suffix in (".svg", ".pdf") else {}
-    import matplotlib as mpl
-
-    with mpl.rc_context({"svg.hashsalt": "taskuq"}), whole_file(target) as partial:
-        canvas.savefig(
-            partial, format=target.suffix[1:], dpi=160,
-            metadata={"CreationDate": None} if target.suffix == ".pdf" else metadata,
-        )  # fmt: skip
-    return target
+    return canvas
 
 
 def _legend(canvas: Any, axes: Any, entries: int) -> None:
@@ -126,10 +147,14 @@ def _scale(axes: Any, figure: Figure) -> None:
         axes.set_xscale("log", base=2)
         ticks = sorted({float(x) for x in positions})
         axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
+        axes.xaxis.set_minor_formatter("")
     elif figure.x_scale == "category":
         categories = list(dict.fromkeys(positions))
         axes.set_xticks(range(len(categories)), [str(c) for c in categories])
+        axes.set_xlim(-0.5, len(categories) - 0.5)
     if figure.y_scale == "log":
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
     if figure.x_reversed:
         axes.invert_xaxis()

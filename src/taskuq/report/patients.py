@@ -23,8 +23,8 @@ def patient_table(table: TaskOutputs, reports: Sequence[CaseReport]) -> Table | 
         return None
     groups = [str(g) for g in dict.fromkeys(table.group.tolist())]
     counts = Counter(str(g) for g in table.group.tolist())
-    sources = list(dict.fromkeys((r.source, r.acceleration) for r in reports if _is_bound(r)))
-    stopped = [r for r in reports if not _is_bound(r)]
+    sources = list(dict.fromkeys((r.source, r.acceleration) for r in reports if not r.is_stopped))
+    stopped = [r for r in reports if r.is_stopped]
     columns = ["group", "cases"]
     labels = _labels(table)
     columns += [f"label {name}" for name in labels]
@@ -39,12 +39,13 @@ def patient_table(table: TaskOutputs, reports: Sequence[CaseReport]) -> Table | 
         row: list[object] = [g, counts[g]]
         if labels:
             assert table.label is not None
-            mine = Counter(map(str, table.label[table.group.astype(str) == g].tolist()))
-            row += [mine[name] for name in labels]
+            kinds = Counter(map(str, table.label[table.group.astype(str) == g].tolist()))
+            row += [kinds[name] for name in labels]
         if stopped:
-            row += _stopping([r for r in by_group[g] if not _is_bound(r)])
+            row += _stopping([r for r in by_group[g] if r.is_stopped])
         for source, R in sources:
-            here = [r for r in by_group[g] if (r.source, r.acceleration) == (source, R)]
+            mine = [r for r in by_group[g] if not r.is_stopped]
+            here = [r for r in mine if (r.source, r.acceleration) == (source, R)]
             row.append(_missed(here))
         rows.append(tuple(row))
     caption = f"The {len(groups)} groups of the table, one row each."
@@ -55,10 +56,6 @@ def patient_table(table: TaskOutputs, reports: Sequence[CaseReport]) -> Table | 
             "prove."
         )
     return Table("patients", caption, tuple(columns), tuple(rows))
-
-
-def _is_bound(report: CaseReport) -> bool:
-    return not report.source.startswith(("fixed-width", "adaptive", "anytime", "paper"))
 
 
 def _labels(table: TaskOutputs) -> list[str]:

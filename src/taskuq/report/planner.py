@@ -37,5 +37,5 @@ def planner_figure(alpha: float, delta: float = 0.05, have: int | None = None) -
             Series("neither more nor less", TOLERANCES, sizes[0]),
             Series("not less", TOLERANCES, sizes[1]),
         ),
-        reference=() if not have else (("this run:", float(have)),),
+        reference=() if not have else (("this run", float(have)),),
     )

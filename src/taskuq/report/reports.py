@@ -30,6 +30,7 @@ class CaseReport:
         lower: The lower end.
         upper: The upper end.
         target: The truth, None where unknown.
+        is_stopped: Whether a policy chose when to stop; a bound is for one acceleration.
     """
 
     case: str
@@ -42,6 +43,7 @@ class CaseReport:
     lower: float
     upper: float
     target: float | None
+    is_stopped: bool
 
     @property
     def width(self) -> float:
@@ -112,7 +114,7 @@ def policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[CaseReport]:
             ends = (z if z is not None else np.nan,) * 2 if is_known else (lower[i, t], upper[i, t])
             yield CaseReport(
                 *_who(table, i), source, promise, name, rates[stop[i]], float(ends[0]),
-                float(ends[1]), z,
+                float(ends[1]), z, True,
             )  # fmt: skip
 
 
@@ -136,7 +138,7 @@ def bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[CaseReport]:
         yield CaseReport(
             *_who(table, i), source, "guaranteed", table.task_names[0], bound.acceleration,
             float(interval.lower[i]), float(interval.upper[i]),
-            float(targets[i]) if table.has_targets else None,
+            float(targets[i]) if table.has_targets else None, False,
         )  # fmt: skip
 
 

@@ -199,7 +199,10 @@ const statistics = (() => {
   function examineInterval(f, tau, range) {
     return {
       lowest: opening(f),
-      largest: largestThreshold(f, tau, range),
+      // Some policies never ask for it, and where it is searched for it takes long.
+      get largest() {
+        return largestThreshold(f, tau, range);
+      },
       score: (z) => (range[0] <= z && z <= range[1] ? scoreOf(f, z) : Infinity),
       report: (threshold) => {
         const [lower, upper] = intervalOf(f, threshold);
