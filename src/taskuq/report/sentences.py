@@ -137,7 +137,7 @@ def headline(folder: RunFolder, contents: Contents) -> list[str]:
             f"average (average acceleration {best.mean_acceleration:.2f}). The reports contained "
             f"the target in {best.coverage:.1%} of test cases, measured over {best.trials} random "
             f"splits; {'guaranteed' if best.guaranteed else 'not guaranteed, but aimed at'} is at "
-            f"least {1 - best.alpha:.4g}."
+            f"least {100 * (1 - best.alpha):.6g}%."
         ]
     for record in contents.evaluations.values():
         results = [r for r in record.results if not math.isnan(r.width.mean)]
@@ -178,7 +178,7 @@ def tiles(folder: RunFolder, contents: Contents) -> list[tuple[str, str]]:
         found.append((f"{best.mean_acceleration:.2f}×", "average acceleration, measured"))
         found.append((f"{best.early:.1%}", "of scans stop early"))
     if tau is not None:
-        found.append((f"{tau:g}", "width to stop at, τ"))
+        found.append((f"{tau:g}", "width to stop at,\u00a0τ"))
     if folder.table is not None:
         table = folder.table
         groups = "" if table.group is None else f" of {len(set(table.group.tolist()))} groups"
@@ -211,7 +211,7 @@ def key_table(folder: RunFolder, contents: Contents) -> tuple[Table | None, str]
 
     def cell(score: str, R: float | None) -> Any:
         found = at.get((score, R))
-        return None if found is None else f"{shown(found.width.mean)} ± {shown(found.width.sd)}"
+        return None if found is None else f"{shown(found.width.mean)} ± {found.width.sd:.2g}"
 
     worst = {s: min(r.coverage.mean for r in results if r.score == s) for s in scores}
     columns = ("score", *(f"width at R = {R:g}" if R else "width" for R in rates),
