@@ -54,8 +54,11 @@ def browser():
     )
     if program is None:
         missing("no chromium is installed (Debian: apt-get install chromium)")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError:
+        missing("playwright is not installed (pip install 'taskuq[test]')")
+    with sync_playwright() as driver:
         # A container's root has no sandbox to start in.
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         opened = driver.chromium.launch(executable_path=program, args=arguments)
