@@ -13,12 +13,16 @@ class Progress:
         total: All cases of the run.
         done: Cases finished by an earlier run.
         quiet: Say nothing.
+        since: When the work began, by :func:`time.monotonic`; now where None.
     """
 
-    def __init__(self, total: int, done: int = 0, *, quiet: bool = False) -> None:
+    def __init__(
+        self, total: int, done: int = 0, *, quiet: bool = False, since: float | None = None
+    ) -> None:
         self.total, self.done, self.fresh, self.failed = total, done, 0, 0
         self.quiet = quiet
-        self.started = self.said = time.monotonic()
+        self.said = time.monotonic()
+        self.started = self.said if since is None else since
 
     def step(self, *, failed: bool = False) -> None:
         """Count one case, and speak up if it is time."""

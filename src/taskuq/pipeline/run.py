@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -115,6 +116,7 @@ class Pipeline:
             if fresh and store is not None:
                 remove_table(folder)
             begun: dict[int, CaseOutputs | Exception] = {}
+            since = time.monotonic()
             if not (folder / HEADER).exists():
                 begun, chain = _begin(chain, cases)
             header = self._header(folder, begun, chain, task_names, task_range, configuration)
@@ -123,7 +125,7 @@ class Pipeline:
             done = writer.finished_cases(cases.case)
             log = RunLog(folder)
             log.write("retrying" if done.any() else "started", cases=int((~done).sum()))
-            progress = Progress(len(cases), int(done.sum()), quiet=quiet)
+            progress = Progress(len(cases), int(done.sum()), quiet=quiet, since=since)
             _write_begun(begun, cases, writer, log, progress)
             todo = [int(i) for i in np.nonzero(~done)[0] if int(i) not in begun]
             _do(Work(chain, cases, folder, header), todo, progress, engine)
