@@ -9,8 +9,9 @@ import pytest
 
 CASES = 100_000
 
-# What a million cases may take is 2 GB; a tenth of them, a tenth.
-ALLOWED = 2e9 * CASES / 1e6
+# A million cases may take 2 GB; a tenth of them, a tenth. Reading takes 0.10 to 0.12 GB, and 0.18
+# with one copy too many, which this bound sees.
+ALLOWED = 1.5e9 * CASES / 1e6
 
 SCRIPT = """
 import json, sys, tempfile
