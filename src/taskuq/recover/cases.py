@@ -56,7 +56,7 @@ class MeasuredCases:
         image = as_coils(item.image)
         if index not in self._looked_at:
             self._looked_at[index] = self._largest(image, item.case)
-        mask, lines = self._rounds[self._round(epoch, index)]
+        mask, lines = self._rounds[self.round(epoch, index)]
         limit = self.ranges.get(item.group) or self._looked_at[index]
         return {
             "image": image,
@@ -82,7 +82,8 @@ class MeasuredCases:
         masks = torch.as_tensor(self.masks)
         return list(zip(masks, central_lines(masks), strict=True))
 
-    def _round(self, epoch: int, index: int) -> int:
+    def round(self, epoch: int, index: int) -> int:
+        """Which mask a case has in an epoch."""
         if self.seed is None:
             return index % len(self.masks)
         return int(np.random.default_rng([self.seed, epoch, index]).integers(len(self.masks)))

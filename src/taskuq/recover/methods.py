@@ -16,7 +16,7 @@ from taskuq.recover.flow.model import ConditionalFlow
 from taskuq.recover.flow.sampler import Sampler
 from taskuq.recover.low_frequencies import central_lines
 from taskuq.recover.recorded import Recorded
-from taskuq.recover.scan import Scan, checked
+from taskuq.recover.scan import Scan, stacked
 from taskuq.recover.varnet import VarNet
 
 
@@ -47,7 +47,7 @@ class VarNetRecovery:
 
     def batch(self, measurements: Sequence[Scan], *, samples: int, seeds: Sequence[int]) -> Tensor:
         """Return the recovered magnitude images of several cases, (case, 1, height, width)."""
-        zero_filled, mask = _stacked(measurements)
+        zero_filled, mask = stacked(measurements)
         lines = central_lines(mask.cpu()).to(self.device)
         kspace, mask = fft2c(zero_filled.to(self.device)), mask.to(self.device)
         kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
@@ -99,7 +99,7 @@ class FlowRecovery:
 
     def batch(self, measurements: Sequence[Scan], *, samples: int, seeds: Sequence[int]) -> Tensor:
         """Return posterior samples of several cases, (case, sample, height, width)."""
-        zero_filled, mask = _stacked(measurements)
+        zero_filled, mask = stacked(measurements)
         drawn = self.sampler(
             zero_filled, mask, samples=samples, seeds=seeds, temperature=self.temperature
         )
@@ -111,12 +111,3 @@ class FlowRecovery:
         sampler = copy(self.sampler)
         sampler._recorded = {}
         return {**self.__dict__, "sampler": sampler}
-
-
-def _stacked(measurements: Sequence[Scan]) -> tuple[Tensor, Tensor]:
-    """Zero-filled images (case, coil, height, width) and masks (case, width)."""
-    scans = [checked(measurement) for measurement in measurements]
-    return (
-        torch.stack([scan.zero_filled for scan in scans]),
-        torch.stack([torch.as_tensor(scan.mask).bool() for scan in scans]),
-    )

@@ -60,6 +60,36 @@ def flow_recipe(config: FlowConfig, *, compiled: bool = False) -> Recipe:
     )
 
 
+def around_recipe(config: FlowConfig) -> Recipe:
+    r"""Train a flow by maximum likelihood of the error of an estimate.
+
+    .. math:: \min\; -\log p\big(r + \sigma \epsilon \mid \hat x, y\big), \qquad
+              \epsilon \sim \mathcal N(0, I)
+
+    :math:`r` is the combined error of the estimate :math:`\hat x`
+    (:meth:`taskuq.recover.around.Estimate.error`), :math:`y` the zero-filled image,
+    :math:`\sigma` the configuration's ``null_noise``.
+
+    Arguments:
+        config: The size of the flow: ``coils=1, inputs=4``.
+
+    Returns:
+        What :func:`taskuq.training.fit.fit` trains; judged by bits per dimension.
+
+    Example:
+        >>> around_recipe(FlowConfig(coils=1, inputs=4, unet_width=4, unet_pools=2)).kind
+        'flow'
+    """
+    return Recipe(
+        kind="flow",
+        network=ConditionalFlow(config),
+        config=config,
+        loss=lambda net, batch, generator: _around_bits(net, batch, generator).mean(),
+        validate=lambda net, batch, generator: {"loss": _around_bits(net, batch, generator)},
+        first_batch=lambda net, batch, generator: _begin(net, *_around(net, batch, generator)),
+    )
+
+
 def varnet_recipe(config: VarNetConfig) -> Recipe:
     """Train a variational network to the structural similarity of magnitude images.
 
@@ -132,13 +162,30 @@ def _flow_bits(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tens
     return bits_per_dimension(cast(Sequence[Tensor], latents), log_det)
 
 
+def _around(net: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    config, error = cast(ConditionalFlow, net).config, batch["error"]
+    noise = torch.randn(error.shape, generator=generator, device=error.device, dtype=error.dtype)
+    return batch["inputs"], error + config.null_noise * noise
+
+
+def _around_bits(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
+    flow = cast(ConditionalFlow, net)
+    inputs, error = _around(net, batch, generator)
+    latents, log_det = flow(error, flow.condition(inputs))
+    return bits_per_dimension(cast(Sequence[Tensor], latents), log_det)
+
+
 def _start(net: nn.Module, batch: Batch, generator: torch.Generator) -> None:
+    config = cast(ConditionalFlow, net).config
+    _begin(net, *flow_target(batch["image"], batch["mask"], config, generator))
+
+
+def _begin(net: nn.Module, told: Tensor, target: Tensor) -> None:
     flow = cast(ConditionalFlow, net)
     if bool(flow.started):
         return
-    measured, target = flow_target(batch["image"], batch["mask"], flow.config, generator)
     with torch.no_grad():
-        flow(target, flow.condition(measured), start=True)
+        flow(target, flow.condition(told), start=True)
 
 
 def _dissimilarity(net: nn.Module, batch: Batch) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -50,3 +51,26 @@ def checked(measurement: Scan) -> Scan:
     if not bool(torch.isfinite(torch.view_as_real(y)).all()):
         raise InputError("the measurement holds NaN or infinite values; measure that case again")
     return measurement
+
+
+def stacked(measurements: Sequence[Scan]) -> tuple[Tensor, Tensor]:
+    """Several measurements as one batch.
+
+    Arguments:
+        measurements: Measurements of the same size.
+
+    Returns:
+        Zero-filled images (case, coil, height, width) and masks (case, width).
+
+    Example:
+        >>> import torch
+        >>> from taskuq.measure.mri import Measurement
+        >>> scan = Measurement(torch.ones(4, 8, 8) + 0j, torch.ones(8, dtype=torch.bool), 1.0)
+        >>> [part.shape for part in stacked([scan, scan])]
+        [torch.Size([2, 4, 8, 8]), torch.Size([2, 8])]
+    """
+    scans = [checked(measurement) for measurement in measurements]
+    return (
+        torch.stack([scan.zero_filled for scan in scans]),
+        torch.stack([torch.as_tensor(scan.mask).bool() for scan in scans]),
+    )

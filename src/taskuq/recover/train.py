@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from taskuq.data.dataset import Dataset
+from taskuq.errors import InputError
 from taskuq.recover.cases import MeasuredCases, as_coils, group_ranges
+from taskuq.recover.catalog import load
+from taskuq.recover.estimated import EstimatedCases
 from taskuq.recover.flow import FlowConfig
-from taskuq.recover.recipes import flow_recipe, varnet_recipe
-from taskuq.recover.varnet import VarNetConfig
+from taskuq.recover.recipes import around_recipe, flow_recipe, varnet_recipe
+from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, fit
+from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
 from taskuq.training.sources import DataConfig, InMemory, MaskConfig, open_data
 from taskuq.training.toml import read_settings, to_table
+from taskuq.weights import locate
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,9 @@ class FlowTraining:
         training: Optimiser, epochs, batch.
         data: Where cases come from.
         measure: The masks, one of which is drawn for each case and epoch.
+        estimate: Weights of a variational network around whose estimates the flow is trained: a
+            file, or a name of the package's own. Without them the flow learns whole images, as
+            the paper's does.
 
     Example:
         >>> FlowTraining().training.epochs, FlowTraining().training.clip
@@ -41,6 +49,7 @@ class FlowTraining:
     )
     data: DataConfig = field(default_factory=DataConfig)
     measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
+    estimate: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -129,22 +138,47 @@ def train(
     masks = settings.measure.masks(as_coils(training[0].image).shape[-1])
     by_volume = isinstance(settings, VarNetTraining) and settings.data_range == "volume"
     ranges = [group_ranges(part) if by_volume else {} for part in (training, validation)]
+    measured = [
+        MeasuredCases(training, masks, settings.training.seed, ranges[0]),
+        MeasuredCases(validation, masks, None, ranges[1]),
+    ]
+    cases: list[Any] = list(measured)
+    if isinstance(settings, FlowTraining) and settings.estimate is not None:
+        cases = list(_around_estimates(settings.estimate, measured, machine))
     with own_randomness(settings.training.seed):
-        recipe = (
-            flow_recipe(settings.network, compiled=settings.training.compile)
-            if isinstance(settings, FlowTraining)
-            else varnet_recipe(settings.network)
-        )
+        recipe = _recipe(settings)
     return fit(
         recipe,
-        MeasuredCases(training, masks, settings.training.seed, ranges[0]),  # type: ignore[arg-type]
-        MeasuredCases(validation, masks, None, ranges[1]),  # type: ignore[arg-type]
+        cases[0],
+        cases[1],
         settings.training,
         folder,
         settings=to_table(settings),
         machine=machine,
         fresh=fresh,
     )
+
+
+def _recipe(settings: FlowTraining | VarNetTraining) -> Recipe:
+    if isinstance(settings, VarNetTraining):
+        return varnet_recipe(settings.network)
+    if settings.estimate is not None:
+        return around_recipe(settings.network)
+    return flow_recipe(settings.network, compiled=settings.training.compile)
+
+
+def _around_estimates(
+    weights: Path, cases: list[MeasuredCases], machine: Machine | None
+) -> list[EstimatedCases]:
+    import torch
+
+    net = load(locate(weights))
+    if not isinstance(net, VarNet):
+        raise InputError(f"estimate names {weights}, which is no variational network; name one")
+    on_gpu = (machine or Machine()).accelerator != "cpu" and torch.cuda.is_available()
+    quiet = machine is not None and not machine.progress
+    net = net.to("cuda" if on_gpu else "cpu")
+    return [EstimatedCases.of(part, net, quiet=quiet) for part in cases]
 
 
 def _resident(cases: Dataset, machine: Machine | None, workers: int) -> Dataset:

@@ -13,6 +13,8 @@ class FlowConfig:
 
     Arguments:
         coils: The number of (virtual) coils; the flow has two real channels for each.
+        inputs: Real channels of what the flow is told; two for each coil where 0. A flow around an
+            estimate has 4.
         unet_width: Channels of the first level of the conditioning U-Net.
         unet_pools: How many times the conditioning U-Net halves the image.
         condition_channels: Channels of every condition.
@@ -35,6 +37,7 @@ class FlowConfig:
     """
 
     coils: int = 8
+    inputs: int = 0
     unet_width: int = 256
     unet_pools: int = 4
     condition_channels: int = 64
@@ -55,6 +58,8 @@ class FlowConfig:
                 f"noise is {self.noise}, null_noise {self.null_noise} and limit {self.limit}; give "
                 "noise of at least 0 and a positive limit"
             )
+        if self.inputs < 0:
+            raise InputError(f"inputs is {self.inputs}; give the channels, or 0 for those of coils")
 
     @property
     def size_multiple(self) -> int:
@@ -65,3 +70,8 @@ class FlowConfig:
     def channels(self) -> int:
         """Real channels of the image, two for each coil."""
         return 2 * self.coils
+
+    @property
+    def told(self) -> int:
+        """Real channels of what the flow is told."""
+        return self.inputs or self.channels

@@ -55,7 +55,7 @@ class ConditionalFlow(nn.Module):
         self.config = config or FlowConfig()
         c = self.config
         generator = torch.Generator().manual_seed(c.seed)
-        self.unet = UNet(c.channels, c.channels, width=c.unet_width, pools=c.unet_pools)
+        self.unet = UNet(c.told, c.channels, width=c.unet_width, pools=c.unet_pools)
         # The flow reads the U-Net's features; its last convolution would only wait for a gradient.
         self.unet.output.requires_grad_(False)
         self.conditioner = ConditionNet(c.unet_width, c.condition_channels, layers=c.layers)
@@ -70,7 +70,7 @@ class ConditionalFlow(nn.Module):
 
     def condition(self, measured: Tensor) -> list[Tensor]:
         """Turn zero-filled channels (case, 2 * coil, height, width) into conditions."""
-        self._check(measured)
+        self._check(measured, self.config.told)
         return list(self.conditioner(self.unet.features(measured)))
 
     def forward(
@@ -86,7 +86,7 @@ class ConditionalFlow(nn.Module):
         Returns:
             The latents, finest first, and the log-determinant of each case.
         """
-        self._check(x)
+        self._check(x, self.config.channels)
         latents, log_det = [], x.new_zeros(len(x))
         for layer, condition in zip(self.layers, conditions, strict=True):
             x, by_layer = layer(squeeze(x), condition, start)
@@ -114,15 +114,11 @@ class ConditionalFlow(nn.Module):
             shapes.append((channels, height, width))
         return [*shapes, shapes[-1]]
 
-    def _check(self, x: Tensor) -> None:
+    def _check(self, x: Tensor, channels: int) -> None:
         c = self.config
-        if (
-            x.ndim != 4
-            or x.shape[1] != c.channels
-            or any(n % c.size_multiple for n in x.shape[-2:])
-        ):
+        if x.ndim != 4 or x.shape[1] != channels or any(n % c.size_multiple for n in x.shape[-2:]):
             raise InputError(
-                f"images have shape {tuple(x.shape)}; this flow needs {c.channels} channels "
+                f"images have shape {tuple(x.shape)}; this flow needs {channels} channels "
                 f"({c.coils} coils) and sides divisible by {c.size_multiple}"
             )
 

@@ -1,0 +1,58 @@
+"""Cases for training a flow around an estimate: every estimate is made once, before training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from taskuq.measure.projections import keep_measured
+from taskuq.pipeline.progress import Progress
+from taskuq.recover.around import estimate
+from taskuq.recover.cases import MeasuredCases
+from taskuq.recover.varnet import VarNet
+
+
+@dataclass(frozen=True, eq=False)
+class EstimatedCases:
+    """What a flow is told and what it learns, addressed by (epoch, index).
+
+    Arguments:
+        cases: The cases, with their masks.
+        inputs: What the flow is told, (case, round, 4, height, width).
+        errors: What it learns, (case, round, 2, height, width).
+    """
+
+    cases: MeasuredCases
+    inputs: Tensor
+    errors: Tensor
+
+    @classmethod
+    def of(cls, cases: MeasuredCases, net: VarNet, *, quiet: bool = False) -> EstimatedCases:
+        """Run a variational network on every case at every acceleration.
+
+        Arguments:
+            cases: The cases, with their masks.
+            net: The network; it runs where it is, and the results stay there.
+            quiet: Show no progress.
+        """
+        device = next(net.parameters()).device
+        masks = torch.as_tensor(cases.masks, device=device)
+        progress = Progress(len(cases), 0, quiet=quiet)
+        inputs, errors = [], []
+        for index in range(len(cases)):
+            truth = cases[0, index]["image"].to(device).expand(len(masks), -1, -1, -1)
+            found = estimate(net, keep_measured(truth, masks), masks)
+            inputs.append(found.inputs())
+            errors.append(found.error(truth))
+            progress.step()
+        return cls(cases, torch.stack(inputs), torch.stack(errors))
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def __getitem__(self, place: tuple[int, int]) -> dict[str, Tensor]:
+        epoch, index = place
+        which = self.cases.round(epoch, index)
+        return {"inputs": self.inputs[index, which], "error": self.errors[index, which]}
