@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,7 +18,13 @@ from taskuq.measure.coils import rss
 from taskuq.measure.mri import MultiCoilMRI
 from taskuq.protocols import Recover
 from taskuq.recover import FlowRecovery, VarNetRecovery, ZeroFilled, build
-from taskuq.recover.metrics import frechet_distance, volume_psnr, volume_ssim
+from taskuq.recover.metrics import (
+    frechet_distance,
+    spread_error_correlation,
+    volume_psnr,
+    volume_ssim,
+)
+from taskuq.report.page import write_report
 from taskuq.training.toml import toml_text
 from taskuq.training.weights import save_weights
 
@@ -126,3 +133,26 @@ def test_the_table_of_image_quality(tmp_path, small_flow, randomise, capsys):
     assert rows[2, "zero-filled"]["psnr"]["mean"] > rows[4, "zero-filled"]["psnr"]["mean"]
     assert all(row["volumes"] == 2 and row["ssim"]["mean"] <= 1 for row in rows.values())
     assert len(table(record)) == 7
+
+
+def test_an_exact_recovery_has_no_psnr_in_its_record(tmp_path, capsys):
+    # All energy of a constant image lies in the central line, which every round measures.
+    data = ArrayDataset(np.ones((4, 32, 32)), label=[0] * 4, group=[0, 1, 2, 3], normalise=False)
+    settings = {
+        "data": {"kind": "npz", "path": str(save_npz(data, tmp_path / "a.npz")), "coils": 0,
+                 "validation": 0.5},
+        "measure": {"accelerations": [4], "published": False},
+    }  # fmt: skip
+    (tmp_path / "q.toml").write_text(toml_text(settings))
+    quality(tmp_path / "q.toml", output=tmp_path / "q.json")
+    record = read_json(tmp_path / "q.json", "taskuq.quality/1")
+    (row,) = record["results"]
+    assert row["psnr"] == {"mean": None, "standard_error": None}
+    assert (row["exact"], row["volumes"], row["ssim"]["mean"]) == (2, 2, 1.0)
+    assert "- " in table(record)[1]
+    assert "Image quality of whole volumes" in write_report(tmp_path).read_text()
+
+
+def test_nothing_is_ranked_where_samples_do_not_differ():
+    truth = torch.linspace(1, 2, 16).reshape(4, 4)
+    assert math.isnan(spread_error_correlation(torch.stack([truth, truth]), truth))

@@ -28,6 +28,8 @@ class RecoverConfig:
         kind: 'zero-filled', 'varnet' or 'flow'.
         weights: The trained network: a .safetensors file, or a name of the package's own, e.g.
             'flow-atlas'; not for zero-filled.
+        estimate: For a flow around estimates, its variational network where the TOML beside the
+            flow's weights does not name it.
         temperature: Of the flow's latents; 1 draws from the posterior.
         precision: 'auto' draws in bfloat16 on a GPU, 'float32' as a CPU does.
     """
@@ -35,6 +37,7 @@ class RecoverConfig:
     kind: Literal["zero-filled", "varnet", "flow", "folder"] = "zero-filled"
     weights: Path | None = None
     path: Path | None = None
+    estimate: Path | None = None
     temperature: float = 1.0
     precision: Literal["auto", "float32"] = "auto"
 
@@ -272,7 +275,8 @@ def _images(config: RunConfig) -> Any:
 def _recovery(config: RecoverConfig, device: str) -> Any:
     import torch
 
-    from taskuq.recover import ConditionalFlow, FlowRecovery, VarNetRecovery, ZeroFilled, load
+    from taskuq.recover import VarNetRecovery, ZeroFilled
+    from taskuq.recover.opening import open_recovery
 
     if config.kind == "zero-filled":
         return ZeroFilled()
@@ -282,14 +286,16 @@ def _recovery(config: RecoverConfig, device: str) -> Any:
         return RecoveryFolder(config.path)
     if config.weights is None:
         raise InputError(f"recover.weights is missing; name the trained {config.kind}")
-    network = load(locate(config.weights))
-    is_flow = isinstance(network, ConditionalFlow)
-    if is_flow != (config.kind == "flow"):
+    recovery = open_recovery(
+        config.weights,
+        estimate=config.estimate,
+        device=device,
+        dtype=torch.float32 if config.precision == "float32" else None,
+        temperature=config.temperature,
+    )
+    if isinstance(recovery, VarNetRecovery) == (config.kind == "flow"):
         raise InputError(f"{config.weights} does not hold a {config.kind}; name another file")
-    if isinstance(network, ConditionalFlow):
-        dtype = torch.float32 if config.precision == "float32" else None
-        return FlowRecovery(network, device=device, dtype=dtype, temperature=config.temperature)
-    return VarNetRecovery(network.to(device))
+    return recovery
 
 
 def _task(config: TaskConfig, device: str) -> Any:

@@ -8,7 +8,7 @@ and nearly free of structure: a flow of one or two megabytes does, trained in mi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -154,33 +154,38 @@ class AroundEstimate:
         """Return posterior samples, (sample, height, width); rejected draws are counted."""
         return self.batch([measurement], samples=samples, seeds=[seed])[0]
 
-    @torch.no_grad()
     def batch(self, measurements: Sequence[Scan], *, samples: int, seeds: Sequence[int]) -> Tensor:
         """Return posterior samples of several cases, (case, sample, height, width)."""
+        return self._draw(measurements, samples, seeds, rss)
+
+    def coil_images(self, measurement: Scan, *, samples: int, seed: int) -> Tensor:
+        """Return posterior samples before coils are combined, (sample, coil, height, width)."""
+        return self._draw([measurement], samples, [seed], lambda images: images)[0]
+
+    @torch.no_grad()
+    def _draw(
+        self,
+        measurements: Sequence[Scan],
+        samples: int,
+        seeds: Sequence[int],
+        finish: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        if samples < 1:
+            raise InputError(f"{samples} samples are asked for; ask for at least 1")
         zero_filled, mask = (part.to(self.device) for part in stacked(measurements))
         found = estimate(self.net, zero_filled.to(torch.complex64), mask)
         inputs = found.inputs()
-        return torch.stack(
-            [
-                self._draw(Estimate(*(part[k : k + 1] for part in found)), inputs[k : k + 1],
-                           mask[k], samples, seed)
-                for k, seed in enumerate(seeds)
-            ]
-        )  # fmt: skip
-
-    def _draw(
-        self, found: Estimate, inputs: Tensor, mask: Tensor, samples: int, seed: int
-    ) -> Tensor:
-        shares = self.folded.shares(inputs)
-        images = []
-        for start in range(0, samples, TOGETHER):
-            errors = self._errors(
-                inputs, shares, range(start, min(start + TOGETHER, samples)), seed
-            )
-            # The estimate agrees with the measurement; only what it could not see is moved.
-            moved = found.maps * (errors * found.scale)
-            images.append(rss(consistent_columns(moved, found.images, mask)))
-        return torch.cat(images)
+        drawn = []
+        for k, seed in enumerate(seeds):
+            shares = self.folded.shares(inputs[k : k + 1])
+            for start in range(0, samples, TOGETHER):
+                numbers = range(start, min(start + TOGETHER, samples))
+                errors = self._errors(inputs, shares, numbers, seed) * found.scale[k]
+                # The estimate agrees with the measurement; only what it could not see is moved.
+                moved = consistent_columns(found.maps[k] * errors, found.images[k], mask[k])
+                drawn.append(finish(moved))
+        result = torch.cat(drawn)
+        return result.view(len(seeds), samples, *result.shape[1:])
 
     def _errors(
         self, inputs: Tensor, shares: list[list[Tensor]], numbers: range, seed: int
@@ -208,6 +213,8 @@ class AroundEstimate:
         drawn = gaussian_rows(drawn, rows) * self.temperature
         latents = [
             part.view(-1, height, width, channels)
-            for part, (channels, height, width) in zip(torch.split(drawn, numbers, dim=1), shapes, strict=True)
+            for part, (channels, height, width) in zip(
+                torch.split(drawn, numbers, dim=1), shapes, strict=True
+            )
         ]
         return self.folded.inverse(latents, shares)

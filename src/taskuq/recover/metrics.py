@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -68,7 +70,8 @@ def spread_error_correlation(samples: Tensor, truth: Tensor, *, foreground: floa
             neither spread nor error and would flatter the result.
 
     Returns:
-        Spearman's correlation of the samples' deviation and the absolute error of their mean.
+        Spearman's correlation of the samples' deviation and the absolute error of their mean; NaN
+        where either is the same at every pixel and nothing can be ranked.
 
     Example:
         >>> import torch
@@ -81,6 +84,8 @@ def spread_error_correlation(samples: Tensor, truth: Tensor, *, foreground: floa
 
     inside = truth > foreground * truth.max()
     spread, error = samples.std(0)[inside], (samples.mean(0) - truth).abs()[inside]
+    if min(np.ptp(values.numpy()) if len(values) else 0.0 for values in (spread, error)) == 0:
+        return math.nan
     return float(spearmanr(spread.numpy(), error.numpy()).statistic)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +18,7 @@ from taskuq.measure.coils import rss
 from taskuq.measure.mri import MultiCoilMRI
 from taskuq.protocols import Recover
 from taskuq.recover.cases import as_coils
-from taskuq.recover.catalog import load
-from taskuq.recover.flow import ConditionalFlow
-from taskuq.recover.methods import FlowRecovery, VarNetRecovery
+from taskuq.recover.methods import VarNetRecovery
 from taskuq.recover.metrics import (
     FloatArray,
     frechet_distance,
@@ -27,6 +26,7 @@ from taskuq.recover.metrics import (
     volume_psnr,
     volume_ssim,
 )
+from taskuq.recover.opening import open_recovery
 from taskuq.recover.vgg import load_vgg
 from taskuq.recover.zero_filled import ZeroFilled
 from taskuq.training.seeds import mixed_seed
@@ -80,7 +80,8 @@ def judge(
 
     Returns:
         A record: ``results`` has one row for each acceleration and method, with the mean over
-        volumes and its standard error.
+        volumes and its standard error. ``exact`` counts volumes that were recovered exactly; their
+        PSNR is infinite, and the mean of such a row is null.
     """
     training, validation = open_data(config.data)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -144,29 +145,36 @@ def _row(
     acceleration: float, method: str, found: _Found, reference: FloatArray | None
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"acceleration": acceleration, "method": method}
-    for name, values in (("psnr", found.psnr), ("ssim", found.ssim)):
-        error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else None
-        row[name] = {"mean": float(np.mean(values)), "standard_error": error}
+    row["psnr"], row["ssim"] = _average(found.psnr), _average(found.ssim)
     row["volumes"], row["rejected"] = len(found.psnr), found.rejected
-    if found.correlation:
-        row["spread_error_correlation"] = float(np.mean(found.correlation))
+    row["exact"] = int(np.isposinf(found.psnr).sum())
+    defined = [value for value in found.correlation if not math.isnan(value)]
+    if defined:
+        row["spread_error_correlation"] = float(np.mean(defined))
     if reference is not None:
         row["fid"] = frechet_distance(np.concatenate(found.features), reference)
     return row
 
 
+def _average(values: list[float]) -> dict[str, float | None]:
+    """Mean over volumes and its standard error; null where a volume has no finite value."""
+    # One volume that is recovered exactly has infinite PSNR, which JSON cannot hold.
+    if not np.isfinite(values).all():
+        return {"mean": None, "standard_error": None}
+    error = float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else None
+    return {"mean": float(np.mean(values)), "standard_error": error}
+
+
 def _methods(config: QualityConfig, device: torch.device) -> dict[str, Recover]:
     methods: dict[str, Recover] = {"zero-filled": ZeroFilled()}
-    if config.varnet is not None:
-        net = load(config.varnet)
-        if isinstance(net, ConditionalFlow):
-            raise InputError(f"{config.varnet} is a flow; give it as 'flow'")
-        methods["varnet"] = VarNetRecovery(net.to(device))
-    if config.flow is not None:
-        flow = load(config.flow)
-        if not isinstance(flow, ConditionalFlow):
-            raise InputError(f"{config.flow} is a variational network; give it as 'varnet'")
-        methods["flow"] = FlowRecovery(flow, device=device)
+    for name, weights in (("varnet", config.varnet), ("flow", config.flow)):
+        if weights is None:
+            continue
+        recovery = open_recovery(weights, device=device)
+        if isinstance(recovery, VarNetRecovery) != (name == "varnet"):
+            other = "flow" if name == "varnet" else "variational network"
+            raise InputError(f"{weights} is a {other}; give it under its own name")
+        methods[name] = recovery
     return methods
 
 

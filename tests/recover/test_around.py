@@ -1,0 +1,185 @@
+"""A flow around an estimate: laws of its samples, and what it learns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from taskuq.data.arrays import ArrayDataset
+from taskuq.data.simulate import SimulatedCoils
+from taskuq.errors import InputError
+from taskuq.measure.mri import MultiCoilMRI
+from taskuq.measure.projections import keep_measured
+from taskuq.recover.around import AroundEstimate, estimate
+from taskuq.recover.cases import MeasuredCases
+from taskuq.recover.estimated import EstimatedCases
+from taskuq.recover.flow import ConditionalFlow, FlowConfig
+from taskuq.recover.opening import open_recovery
+from taskuq.recover.recipes import around_recipe
+from taskuq.recover.varnet import VarNet, VarNetConfig
+from taskuq.training.seeds import own_randomness
+from taskuq.training.weights import save_weights
+
+SIZE = 16
+MASKS = np.zeros((2, SIZE), dtype=bool)
+MASKS[0, 6:10] = True
+MASKS[1, 4:12] = True
+SMALL = FlowConfig(
+    coils=1, inputs=4, unet_width=4, unet_pools=2, condition_channels=4, layers=2, steps=2
+)
+
+
+@pytest.fixture
+def net() -> VarNet:
+    with own_randomness(1):
+        return VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2)).eval()
+
+
+@pytest.fixture
+def flow() -> ConditionalFlow:
+    with own_randomness(2):
+        flow = ConditionalFlow(SMALL).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for layer in flow.layers:
+            for step in layer.steps:  # a new coupling is the identity: give it something to do
+                step.coupling.subnet.third.weight.normal_(0, 0.05, generator=generator)
+    return flow
+
+
+@pytest.fixture
+def images() -> SimulatedCoils:
+    pictures = np.random.default_rng(0).random((6, SIZE, SIZE)) + 0.5
+    data = ArrayDataset(pictures, label=[0] * 6, group=[0, 0, 1, 1, 2, 2])
+    return SimulatedCoils(data, coils=4, seed=0)
+
+
+def scans(images: SimulatedCoils, acceleration: float) -> list:
+    scanner = MultiCoilMRI(MASKS, (4, 2))
+    return [scanner(images[k].image, acceleration) for k in range(len(images))]
+
+
+@pytest.mark.parametrize("acceleration", [4, 2])
+def test_samples_agree_with_the_measurement(net, flow, images, acceleration):
+    scan = scans(images, acceleration)[0]
+    drawn = AroundEstimate(flow, net).coil_images(scan, samples=5, seed=0)
+    kept = keep_measured(drawn, scan.mask.expand(5, -1))
+    assert (kept - scan.zero_filled).abs().max() < 1e-5
+    assert drawn.std(0).max() > 1e-3  # and differ elsewhere
+
+
+def test_a_sample_depends_on_its_case_seed_and_number_alone(net, flow, images):
+    recover, both = AroundEstimate(flow, net), scans(images, 4)[:3]
+    alone = [recover(scan, samples=4, seed=7 + k) for k, scan in enumerate(both)]
+    together = recover.batch(both, samples=70, seeds=[7, 8, 9])
+    for k in range(3):
+        assert torch.allclose(together[k, :4], alone[k], atol=1e-5)
+    assert not torch.allclose(together[0, 0], together[0, 69])
+    assert not torch.allclose(recover(both[0], samples=4, seed=8), alone[0], atol=1e-3)
+
+
+def test_samples_follow_the_scale_of_the_measurement(net, flow, images):
+    scan = scans(images, 4)[0]
+    louder = replace(scan, zero_filled=10 * scan.zero_filled)
+    recover = AroundEstimate(flow, net)
+    quiet, loud = (recover(s, samples=3, seed=0) for s in (scan, louder))
+    assert torch.allclose(loud, 10 * quiet, rtol=1e-3, atol=1e-3)
+
+
+def test_the_error_is_what_lies_between_the_estimate_and_the_truth(net, images):
+    """With one coil the combination loses nothing: estimate and error give the truth."""
+    coil = SimulatedCoils(images.source, coils=1, seed=0)
+    truth = coil[0].image[None]
+    mask = torch.as_tensor(MASKS[:1])
+    found = estimate(net, keep_measured(truth, mask), mask)
+    error = torch.complex(*found.error(truth)[0]) * found.scale
+    assert torch.allclose(found.images + found.maps * error, truth, atol=1e-5)
+
+
+def test_no_temperature_gives_one_image(net, flow, images):
+    drawn = AroundEstimate(flow, net, temperature=0)(scans(images, 4)[0], samples=3, seed=0)
+    assert drawn.std(0).max() < 1e-6
+
+
+def test_a_draw_beyond_the_limit_is_counted_and_drawn_again(net, images):
+    tight = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "limit": 4.2})).eval()
+    recover = AroundEstimate(tight, net)
+    drawn = recover(scans(images, 4)[0], samples=40, seed=0)
+    assert recover.rejected > 0
+    assert torch.isfinite(drawn).all()
+    hopeless = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "limit": 0.1})).eval()
+    with pytest.raises(InputError, match=r"beyond 0\.1 after 11 draws"):
+        AroundEstimate(hopeless, net)(scans(images, 4)[0], samples=2, seed=0)
+
+
+def test_training_cases_take_their_masks_in_turn(net, images):
+    cases = MeasuredCases(images, MASKS, seed=0)
+    estimated = EstimatedCases.of(cases, net, quiet=True)
+    assert len(estimated) == 6
+    for epoch in range(4):
+        for index in range(6):
+            item, mask = estimated[epoch, index], cases[epoch, index]["mask"][None]
+            truth = images[index].image[None]
+            found = estimate(net, keep_measured(truth, mask), mask)
+            assert torch.allclose(item["inputs"], found.inputs()[0], atol=1e-5)
+            assert torch.allclose(item["error"], found.error(truth)[0], atol=1e-5)
+
+
+def test_it_learns_how_large_errors_are_and_where(net):
+    """Errors three times as large on the right: the samples' spread says so after training."""
+    config = FlowConfig(
+        coils=1, inputs=4, unet_width=8, unet_pools=2, condition_channels=8, layers=1, steps=4
+    )
+    with own_randomness(0):
+        recipe = around_recipe(config)
+    flow, generator = recipe.network, torch.Generator().manual_seed(0)
+    spread = torch.ones(SIZE) * 0.06
+    spread[SIZE // 2 :] = 0.2
+    inputs = torch.zeros(16, 4, SIZE, SIZE)
+    inputs[:, 0] = spread * 5  # the picture tells
+    optimiser = torch.optim.Adam(flow.parameters(), 5e-3)
+    flow.train()
+    for step in range(250):
+        error = torch.randn(16, 2, SIZE, SIZE, generator=generator) * spread
+        batch = {"inputs": inputs, "error": error}
+        if step == 0:
+            recipe.first_batch(flow, batch, generator)
+        loss = recipe.loss(flow, batch, generator)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    flow.eval()
+    with torch.no_grad():
+        shapes = flow.latent_shapes(SIZE, SIZE)
+        latents = [torch.randn(64, *shape, generator=generator) for shape in shapes]
+        condition = [c.expand(64, -1, -1, -1) for c in flow.condition(inputs[:1])]
+        found = flow.inverse(latents, condition).std((0, 1, 2))
+    # A convolution cannot change its mind within a pixel: leave the edge out.
+    assert torch.allclose(found[:6], spread[:6], rtol=0.15)
+    assert torch.allclose(found[-6:], spread[-6:], rtol=0.15)
+
+
+def test_a_flow_around_estimates_names_its_network(net, flow, images, tmp_path):
+    varnet = save_weights(net, tmp_path / "net.safetensors", kind="varnet", config=net.config)
+    notes = {"estimate": str(varnet)}
+    told = save_weights(
+        flow, tmp_path / "a.safetensors", kind="flow", config=flow.config, notes=notes
+    )
+    silent = save_weights(flow, tmp_path / "b.safetensors", kind="flow", config=flow.config)
+    scan = scans(images, 4)[0]
+    one = open_recovery(told)(scan, samples=2, seed=0)
+    other = open_recovery(silent, estimate=varnet)(scan, samples=2, seed=0)
+    assert torch.equal(one, other)
+    with pytest.raises(InputError, match="does not say whose"):
+        open_recovery(silent)
+    with pytest.raises(InputError, match="no variational network"):
+        open_recovery(silent, estimate=told)
+
+
+def test_a_flow_of_whole_images_is_no_flow_around_estimates(net):
+    whole = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4))
+    with pytest.raises(InputError, match="coils = 1 and inputs = 4"):
+        AroundEstimate(whole, net)
