@@ -59,9 +59,9 @@ def table(record: dict[str, Any]) -> list[str]:
 
 
 def _with_error(value: dict[str, float | None], digits: int) -> str:
-    error = value["standard_error"]
+    mean, error = value["mean"], value["standard_error"]
     tail = "" if error is None else f" ± {error:.{digits}f}"
-    return f"{value['mean']:.{digits}f}{tail}"
+    return "-" if mean is None else f"{mean:.{digits}f}{tail}"
 
 
 def _tell(line: str) -> None:

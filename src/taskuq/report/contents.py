@@ -190,8 +190,8 @@ def _add_quality(contents: Contents, found: Found) -> None:
     name = _stem(found)
     rows = tuple(
         (
-            float(row["acceleration"]), str(row["method"]), float(row["psnr"]["mean"]),
-            row["psnr"]["standard_error"], float(row["ssim"]["mean"]),
+            float(row["acceleration"]), str(row["method"]), _finite(row["psnr"]["mean"]),
+            row["psnr"]["standard_error"], _finite(row["ssim"]["mean"]),
             row["ssim"]["standard_error"], row.get("fid"), row.get("volumes"),
         )
         for row in found.record["results"]
@@ -206,6 +206,11 @@ def _add_quality(contents: Contents, found: Found) -> None:
         )
     )
     contents.add("Measurement and images", [replace(f, name=f"{name}-{f.name}") for f in figures])
+
+
+def _finite(mean: Any) -> float | None:
+    # A volume that is recovered exactly leaves its row without a mean PSNR.
+    return None if mean is None else float(mean)
 
 
 def _add_task(contents: Contents, found: Found) -> None:
