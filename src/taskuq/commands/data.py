@@ -16,7 +16,7 @@ from taskuq.errors import InputError
 
 if TYPE_CHECKING:
     from taskuq.data.check import Check
-    from taskuq.data.fastmri import FastMRI, Labels
+    from taskuq.data.fastmri import FastMRI
 
 Output = Annotated[Path, Parameter(name=["--output", "-o"])]
 Slices = Literal["central-60", "central-80", "all"]
@@ -71,6 +71,7 @@ def check(
         Write the table as JSON; '-' prints it.
     """
     from taskuq.data.check import check_arrays, check_fastmri, check_images
+    from taskuq.data.fastmri import read_labels
     from taskuq.data.preparation import Preparation
 
     if not source.exists():
@@ -88,7 +89,7 @@ def check(
             coils=min(8, minimum_coils),
             slices=slices,
         )
-        notes = _labels(labels, files, pathology)
+        notes = read_labels(labels, files, pathology)
         checked = check_fastmri(source, preparation, notes, strict=strict, thorough=thorough)
     elif labels is None:
         raise InputError(
@@ -249,18 +250,6 @@ def sheet(
         step = max(1, len(data) // cases)
         path = contact_sheet(data, output, indices=range(0, len(data), step)[:cases])
     print(path)  # noqa: T201 the path is the command's answer
-
-
-def _labels(labels: Path | None, files: Path | None, pathology: str) -> Labels | None:
-    from taskuq.data.annotations import read_annotations, read_file_list
-    from taskuq.data.fastmri import Labels
-
-    if labels is None:
-        if files is not None:
-            raise InputError(f"files is {files} without labels; give the fastMRI+ CSV too")
-        return None
-    listed = None if files is None else read_file_list(files)
-    return Labels(read_annotations(labels), pathology, listed)
 
 
 def _show(checked: Check, json_file: str | None) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.data.annotations import Annotations
+from taskuq.data.annotations import Annotations, read_annotations, read_file_list
 from taskuq.data.dataset import Item
 from taskuq.data.preparation import Preparation, Recipe, cached_recipe, cropped_coils
 from taskuq.data.volume import Volume, open_volume
@@ -68,6 +68,33 @@ class Labels:
     @cached_property
     def _positive_volumes(self) -> set[str]:
         return self.annotations.positive_volumes(self.pathology)
+
+
+def read_labels(
+    annotations: Path | None, files: Path | None, pathology: str = "Meniscus Tear"
+) -> Labels | None:
+    """Read the labels of slices from the files of fastMRI+.
+
+    Arguments:
+        annotations: The CSV of annotations; None gives no labels.
+        files: The list of volumes that annotators looked at; None takes all volumes.
+        pathology: Which pathology is 1.
+
+    Returns:
+        The labels, or None where no annotations are given.
+
+    Example:
+        >>> read_labels(None, Path("knee_file_list.csv"))
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: files is knee_file_list.csv without labels; ...
+    """
+    if annotations is None:
+        if files is not None:
+            raise InputError(f"files is {files} without labels; give the fastMRI+ CSV too")
+        return None
+    listed = None if files is None else read_file_list(files)
+    return Labels(read_annotations(annotations), pathology, listed)
 
 
 def survey(
@@ -160,6 +187,11 @@ class FastMRI:
         self.labels = np.concatenate(list(self._labels(labels)))
         self.groups: NDArray[np.str_] = np.array([names[number] for number, _ in self._cases])
 
+    @property
+    def cases(self) -> NDArray[np.str_]:
+        """The name of each case: volume and slice, (case,)."""
+        return np.array([self._name(number, slice_) for number, slice_ in self._cases])
+
     def __len__(self) -> int:
         return len(self._cases)
 
@@ -172,13 +204,16 @@ class FastMRI:
             image=cropped_coils(volume, slice_, size, matrix) / recipe.scale,
             label=int(self.labels[index]),
             group=volume.name,
-            case=f"{volume.name}-{slice_}",
+            case=self._name(number, slice_),
             scale=recipe.scale,
         )
 
     def recipe(self, number: int) -> Recipe:
         """Virtual coils and scale of one volume."""
         return _recipe(self.volumes[number], self.preparation, self.cache)
+
+    def _name(self, number: int, slice_: int) -> str:
+        return f"{self.volumes[number].name}-{slice_}"
 
     def _labels(self, labels: Labels | None) -> Iterator[NDArray[np.int64]]:
         for volume in self.volumes:

@@ -160,17 +160,15 @@ def _labels(cases: Dataset) -> FloatArray:
 
 
 def _fastmri(config: TaskData) -> Part:
-    from taskuq.data.annotations import read_annotations, read_file_list
-    from taskuq.data.fastmri import FastMRI, Labels
+    from taskuq.data.fastmri import FastMRI, read_labels
     from taskuq.data.preparation import Preparation
 
     assert config.path is not None
     if config.labels is None or config.target != "label":
         raise InputError("data.labels is missing; name the fastMRI+ annotations (knee.csv)")
-    files = None if config.files is None else read_file_list(config.files)
-    finding = config.finding or "Meniscus Tear"
-    labels = Labels(read_annotations(config.labels), finding, files=files)
-    cases = FastMRI(config.path, Preparation(), labels, cache=config.cache)
+    labels = read_labels(config.labels, config.files, config.finding or "Meniscus Tear")
+    # The paper's 17286 training images are all slices of their volumes.
+    cases = FastMRI(config.path, Preparation(slices="all"), labels, cache=config.cache)
     return Part(cases, _labels(cases))
 
 

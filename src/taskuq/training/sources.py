@@ -27,17 +27,21 @@ class DataConfig:
     """Where training and validation cases come from; groups never fall into both.
 
     Arguments:
-        kind: ``"fastmri"`` (two folders of volumes), ``"npz"`` (one file, split by group) or
+        kind: ``"fastmri"`` (folders of volumes), ``"npz"`` (one file, split by group) or
             ``"atlas"`` (the embedded atlas, drawn).
         path: The folder of training volumes, or the .npz file.
-        validation_path: The folder of validation volumes (fastmri).
+        validation_path: The folder of validation volumes (fastmri), of which the central slices
+            are used. Without it a share of the training volumes validates.
+        labels: fastMRI+ annotations (fastmri); without them every label is 0.
+        files: The list of volumes that annotators looked at (fastmri); others are left out.
+        finding: Which pathology is 1 (fastmri); Meniscus Tear by default.
         cache: A folder for prepared volumes (fastmri).
         coils: Virtual coils (fastmri), or simulated ones for magnitude images (npz, atlas); 0
             leaves magnitude images as they are.
         patients: Patients to draw (atlas).
         size: Rows and columns of a slice (atlas).
         slices: Slices for each patient (atlas).
-        validation: The share of groups kept for validation (npz, atlas).
+        validation: The share of groups kept for validation.
         seed: Where patients, coils and the split come from.
         in_memory: Whether to read every case once and keep it.
 
@@ -49,6 +53,9 @@ class DataConfig:
     kind: Literal["fastmri", "npz", "atlas"] = "fastmri"
     path: Path | None = None
     validation_path: Path | None = None
+    labels: Path | None = None
+    files: Path | None = None
+    finding: str | None = None
     cache: Path | None = None
     coils: int = 8
     patients: int = 200
@@ -199,19 +206,27 @@ def _read(source: Dataset, indices: NDArray[np.int64]) -> list[tuple[Item, NDArr
 
 
 def _fastmri(config: DataConfig) -> tuple[Dataset, Dataset]:
-    from taskuq.data.fastmri import FastMRI
+    if config.path is None:
+        raise InputError("data.path is missing; name the folder of training volumes")
+    training = _volumes(config, config.path, "all")
+    if config.validation_path is None:
+        return _split(training, config)
+    return training, _judged(config)
+
+
+def _judged(config: DataConfig) -> Dataset:
+    if config.validation_path is None:
+        raise InputError("data.validation_path is missing; name the folder of validation volumes")
+    return _volumes(config, config.validation_path, "central-60")
+
+
+def _volumes(config: DataConfig, folder: Path, slices: Literal["all", "central-60"]) -> Dataset:
+    from taskuq.data.fastmri import FastMRI, read_labels
     from taskuq.data.preparation import Preparation
 
-    if config.path is None or config.validation_path is None:
-        raise InputError("data.path or data.validation_path is missing; name both folders")
-    preparation = Preparation(coils=config.coils, slices="all")
-    # Training takes every slice; validation those that are judged later.
-    return (
-        FastMRI(config.path, preparation, cache=config.cache),
-        FastMRI(
-            config.validation_path, replace(preparation, slices="central-60"), cache=config.cache
-        ),
-    )
+    preparation = Preparation(coils=config.coils, slices=slices)
+    labels = read_labels(config.labels, config.files, config.finding or "Meniscus Tear")
+    return FastMRI(folder, preparation, labels, cache=config.cache)
 
 
 def open_all(config: DataConfig) -> Dataset:
@@ -228,7 +243,8 @@ def open_all(config: DataConfig) -> Dataset:
         6
     """
     if config.kind == "fastmri":
-        return _fastmri(config)[1]
+        judged = _judged(config)
+        return InMemory.of(judged) if config.in_memory else judged
     data = _all_npz(config) if config.kind == "npz" else _all_atlas(config)
     return InMemory.of(data, _readers(config)) if config.in_memory else data
 
