@@ -3,11 +3,11 @@
     taskuq data atlas-base -o base.npz                         # where nilearn is installed
     TASKUQ_ATLAS_BASE=base.npz python benchmarks/embedded_gpu.py OUT SECONDS [LGG_FOLDER]
 
-Trains the atlas's variational network and flow side by side for about SECONDS, judges them, and
-fills the two tables (flow with 32 samples, variational network) on patients that nothing was
-trained on. With a folder that benchmarks/lgg.py made, the same for real slices at the same time,
-task network included. OUT receives weights.tar (the networks in float16, with cards) and
-records.tar (tables, learning curves, judgements).
+Trains the atlas's variational network for about SECONDS, then the flow around its estimates for as
+long, judges both, and fills the two tables (flow with 32 samples, variational network) on patients
+that nothing was trained on. With a folder that benchmarks/lgg.py made, the same for real slices at
+the same time, task network included. OUT receives weights.tar (the networks in float16, with
+cards) and records.tar (tables, learning curves, judgements), renewed after every stage.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ def main(out: Path, seconds: float, lgg: Path | None) -> None:
     sets = {"atlas": None} if lgg is None else {"atlas": None, "lgg": lgg}
     for name in sets:
         (work / name).mkdir(parents=True, exist_ok=True)
-    trainings = [("recovery", s, k) for s in sets for k in NETWORKS]
-    trainings += [("task", "lgg", "classifier")] if lgg else []
-    side_by_side(trainings, work, seconds, lgg)
-    pack(out, work)
+    first = [("recovery", s, "varnet") for s in sets]
+    first += [("task", "lgg", "classifier")] if lgg else []
+    for jobs in (first, [("recovery", s, "flow") for s in sets]):
+        side_by_side(jobs, work, seconds, lgg)
+        pack(out, work)
     tables = [("table", s, k) for s in sets for k in NETWORKS]
     side_by_side([*tables, *(("quality", s, "both") for s in sets)], work, seconds, lgg)
     pack(out, work)
@@ -86,6 +87,8 @@ def train_recovery(which: str, kind: str, folder: Path, seconds: float, lgg: Pat
     settings = read_settings(LAYOUTS[kind], CONFIGS / which / f"{kind}.toml")
     if lgg is not None and which == "lgg":
         settings = replace(settings, data=replace(settings.data, path=lgg / "lgg-training.npz"))
+    if kind == "flow":
+        settings = replace(settings, estimate=folder / "varnet.safetensors")
     train_one(kind, settings, folder, seconds, say=say)
 
 
@@ -120,7 +123,11 @@ def fill_table(which: str, kind: str, folder: Path, lgg: Path | None) -> None:
     # As on a CPU: no shortened products.
     torch.backends.cudnn.allow_tf32 = False
     config = read_run(CONFIGS / which / f"table-{kind}.toml")
-    recover = replace(config.recover, weights=folder / f"{kind}.safetensors")
+    recover = replace(
+        config.recover,
+        weights=folder / f"{kind}.safetensors",
+        estimate=folder / "varnet.safetensors" if kind == "flow" else None,
+    )
     config = replace(config, recover=recover)
     names = [("", config.task.weights)]
     if lgg is not None and which == "lgg":

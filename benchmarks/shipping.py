@@ -1,10 +1,14 @@
-"""Train a recovery network for some seconds and ship it; embedded_gpu.py runs this."""
+"""Train a recovery network for some seconds and ship it; embedded_gpu.py runs this.
+
+python benchmarks/shipping.py flow best.safetensors     # into the package, in float16
+"""
 
 from __future__ import annotations
 
 import csv
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -12,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import taskuq.weights
 from taskuq.recover import load
 from taskuq.recover.train import FlowTraining, VarNetTraining, train
 from taskuq.training.fit import Machine
@@ -73,3 +78,17 @@ def ship(best: Path, target: Path, kind: str, seconds: float) -> Path:
     notes["data"] = {k: v for k, v in notes["data"].items() if k != "path"}
     notes["seconds"] = seconds
     return save_weights(net, target, kind=kind, config=net.config, notes=notes, half=True)
+
+
+def install(kind: str, best: Path) -> Path:
+    """Put a trained network of the atlas into the package, under its name there."""
+    target = Path(taskuq.weights.__file__).parent / f"{kind}-atlas.safetensors"
+    net, card = load(best), read_toml(best.with_suffix(".toml"))
+    notes = {k: v for k, v in card.items() if k not in ("kind", "network")}
+    if "estimate" in notes:
+        notes["estimate"] = "varnet-atlas"
+    return save_weights(net, target, kind=kind, config=net.config, notes=notes, half=True)
+
+
+if __name__ == "__main__":
+    print(install(sys.argv[1], Path(sys.argv[2])))
