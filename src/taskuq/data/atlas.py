@@ -81,6 +81,12 @@ class Atlas:
         names = [f"patient-{self.first + k}" for k in range(self.patients)]
         return np.repeat(np.array(names), self.plan.slices)
 
+    @property
+    def cases(self) -> NDArray[np.str_]:
+        """The name of each case, (case,)."""
+        slices = np.tile(np.arange(self.plan.slices), self.patients)
+        return np.array([f"{g}-slice-{k}" for g, k in zip(self.groups, slices, strict=True)])
+
     def patient(self, index: int) -> Patient:
         """One patient: images, lesion masks, areas. The latest patients are kept in memory."""
         if not 0 <= index < self.patients:

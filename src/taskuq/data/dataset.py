@@ -90,6 +90,12 @@ class Subset:
         """The group of each case, (case,)."""
         return np.asarray(self.source.groups[np.asarray(self.indices, dtype=int)])
 
+    @property
+    def cases(self) -> NDArray[np.str_] | None:
+        """The name of each case, (case,), where the source knows them without reading images."""
+        names = getattr(self.source, "cases", None)
+        return None if names is None else np.asarray(names[np.asarray(self.indices, dtype=int)])
+
     def __len__(self) -> int:
         return len(self.indices)
 

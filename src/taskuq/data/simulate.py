@@ -51,6 +51,11 @@ class SimulatedCoils:
         """The group of each case, (case,)."""
         return self.source.groups
 
+    @property
+    def cases(self) -> NDArray[np.str_] | None:
+        """The name of each case, (case,), where the source knows them without reading images."""
+        return getattr(self.source, "cases", None)
+
     def __len__(self) -> int:
         return len(self.source)
 

@@ -167,6 +167,11 @@ class InMemory:
         labels = np.array([item.label for item in items], dtype=np.int64)
         return cls(items, labels, np.array([item.group for item in items]))
 
+    @property
+    def cases(self) -> NDArray[np.str_]:
+        """The name of each case, (case,)."""
+        return np.array([item.case for item in self.items])
+
     def to(self, device: torch.device | str) -> InMemory:
         """The same with every image on a device: batches then need no loading at all.
 
