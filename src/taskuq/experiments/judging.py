@@ -1,0 +1,97 @@
+"""Scores judged side by side: AR on point estimates, all others on posterior samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from taskuq.errors import InputError
+from taskuq.evaluate.result import Evaluation
+from taskuq.experiments.comparison import Comparison, compare
+from taskuq.experiments.inputs import Inputs, learns, unclipped
+from taskuq.experiments.settings import ClaimSettings
+from taskuq.outputs import TaskOutputs
+
+LEARNING = ("learned",)
+
+
+def judge_scores(
+    inputs: Inputs,
+    settings: ClaimSettings,
+    unit: str,
+    *,
+    accelerations: Sequence[float] | None = None,
+    samples: Sequence[int] | None = None,
+    exact: bool = False,
+    clip: bool = True,
+) -> list[Evaluation]:
+    """Judge the paper's scores and ours on the same splits.
+
+    Arguments:
+        inputs: The tables.
+        settings: Scores, error rate, trials and seed.
+        unit: 'case' or 'group'.
+        accelerations: The rounds; all where None.
+        samples: Numbers of posterior samples; all of the table's where None.
+        exact: Whether to take all splits by case at once.
+        clip: Whether intervals are cut to the task's range.
+
+    Returns:
+        One evaluation for each acceleration, score and number of samples, in this order.
+
+    Example:
+        >>> from taskuq.experiments.inputs import make_inputs
+        >>> from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+        >>> table = synthetic_outputs(SyntheticScanner(volumes=8), seed=0)
+        >>> inputs = make_inputs(table, table.select(samples=1))
+        >>> found = judge_scores(inputs, ClaimSettings(), "case", accelerations=[16], exact=True)
+        >>> [(r.score, r.samples) for r in found]
+        [('ar', 1), ('lwr', 32), ('cqr', 32), ('mlwr', 32), ('learned', 32)]
+    """
+    names = [s for s in (*settings.scores, *settings.ours) if _permitted(s, inputs, unit)]
+    with_point = inputs.point is not None and "ar" in names and samples is None
+    plan = Comparison(
+        alpha=settings.alpha,
+        trials=None if exact and unit == "case" else settings.trials,
+        seed=settings.seed,
+        unit=unit,
+        samples=None if samples is None else tuple(samples),
+    )
+    rates = tuple(inputs.table.accelerations if accelerations is None else accelerations)
+    drawn = [s for s in names if not (with_point and s == "ar")]
+    found = _compare(inputs.table, plan, drawn, rates, clip)
+    if with_point:
+        assert inputs.point is not None
+        shared = [R for R in rates if _has(inputs.point, R)]
+        if not shared:
+            raise InputError("the table of point estimates has none of the accelerations asked for")
+        found += _compare(inputs.point, plan, ["ar"], tuple(shared), clip)
+    order = {R: k for k, R in enumerate(rates)}
+    found.sort(key=lambda r: (order.get(_rate(r), 0), names.index(r.score), r.samples))
+    return found
+
+
+def point_source(inputs: Inputs) -> str:
+    """Return where AR's estimate comes from, in words."""
+    return "the point estimate" if inputs.point is not None else "the mean of the samples"
+
+
+def _compare(
+    table: TaskOutputs, plan: Comparison, scores: list[str], rates: tuple[float, ...], clip: bool
+) -> list[Evaluation]:
+    asked = replace(plan, scores=tuple(scores), accelerations=rates)
+    return list(compare(table if clip else unclipped(table), asked).results) if scores else []
+
+
+def _permitted(score: str, inputs: Inputs, unit: str) -> bool:
+    return score not in LEARNING or learns(inputs, unit)
+
+
+def _rate(result: Evaluation) -> float:
+    return float("nan") if result.acceleration is None else result.acceleration
+
+
+def _has(table: TaskOutputs, R: float) -> bool:
+    return bool(np.isnan(R) or np.isclose(table.accelerations, R, rtol=1e-9).any())
