@@ -9,10 +9,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.data.dataset import Dataset, Subset
+from taskuq.data.dataset import Dataset, Item, Subset
 from taskuq.data.splits import Split, load_split, save_split, split_groups
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
+from taskuq.task.cases import magnitude
 from taskuq.task.metrics import require_classes
 from taskuq.training.sources import InMemory
 
@@ -101,9 +102,35 @@ class Part:
     cases: Dataset
     targets: FloatArray
 
-    def in_memory(self) -> Part:
-        """The same with every image read."""
-        return replace(self, cases=InMemory.of(self.cases))
+    def in_memory(self, workers: int = 1) -> Part:
+        """The same with every image read, as a magnitude image: a task network sees nothing else.
+
+        Arguments:
+            workers: The number of processes that read.
+        """
+        return replace(self, cases=InMemory.of(_Magnitudes(self.cases), workers))
+
+
+@dataclass(frozen=True, eq=False)
+class _Magnitudes:
+    """A data set whose coil images are combined: of eight coils a sixteenth of the memory."""
+
+    source: Dataset
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        return self.source.labels
+
+    @property
+    def groups(self) -> NDArray[np.str_]:
+        return self.source.groups
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Item:
+        item = self.source[index]
+        return item._replace(image=magnitude(item.image))
 
 
 def open_task_data(config: TaskData) -> Part:

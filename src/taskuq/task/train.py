@@ -180,7 +180,9 @@ def open_parts(settings: Settings, split: Split | None = None) -> tuple[Part, Pa
         split = settings.split.split(whole.cases.groups)
     train, tune, judge = parted(whole, split)
     if settings.data.in_memory:
-        return train.in_memory(), tune.in_memory(), judge
+        # Volumes take a processor to transform; arrays would only be copied about.
+        readers = settings.training.workers if settings.data.kind == "fastmri" else 1
+        return train.in_memory(readers), tune.in_memory(readers), judge
     return train, tune, judge
 
 
