@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from taskuq.errors import InputError
+from taskuq.experiments.classifier_quality import classifier_quality
 from taskuq.experiments.conditional_coverage import conditional_coverage
 from taskuq.experiments.coverage_law import coverage_law
+from taskuq.experiments.data_splits import data_splits
 from taskuq.experiments.inputs import Inputs, Part, make_inputs
 from taskuq.experiments.interval_length import interval_length
 from taskuq.experiments.multi_round import multi_round
+from taskuq.experiments.paper_protocol import paper_protocol
+from taskuq.experiments.recovery_quality import recovery_quality
 from taskuq.experiments.sample_count import sample_count
+from taskuq.experiments.sampling_masks import sampling_masks
 from taskuq.experiments.settings import ClaimSettings
 from taskuq.interval import BoolArray
 from taskuq.outputs import TaskOutputs
@@ -48,6 +53,17 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     ),
     "multi-round": Experiment(
         multi_round, ("samples", "rounds", "several samples"), "when scans stop"
+    ),
+    "paper-protocol": Experiment(
+        paper_protocol,
+        ("samples", "rounds", "several samples", "groups"),
+        "the paper's multi-round protocol",
+    ),
+    "masks": Experiment(sampling_masks, (), "sampling masks"),
+    "data-splits": Experiment(data_splits, ("samples",), "who calibrates and who tests"),
+    "recovery-quality": Experiment(recovery_quality, ("quality",), "image quality of recoveries"),
+    "classifier-quality": Experiment(
+        classifier_quality, ("classifier",), "the task network as a classifier"
     ),
 }
 
@@ -107,7 +123,7 @@ def run_all(
 
     Example:
         >>> [record["name"] for record in run_all(None)]
-        []
+        ['masks']
     """
     inputs = make_inputs(
         samples_table,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -70,12 +71,19 @@ class Inputs:
         return None
 
     def _lacks(self, need: str) -> str | None:
-        if need in ("quality", "task"):
-            return None if getattr(self, need) is not None else f"it needs a {need} record"
+        if need == "quality":
+            return None if self.quality is not None else "it needs a quality record"
+        if need == "classifier":
+            known = self.task is not None or self._lacks("classes") is None
+            return None if known else "it needs a task record, or a table with two classes"
         if self.samples is None:
             return "it needs a table of posterior samples"
+        label = self.samples.label
         there = {
             "samples": True,
+            "classes": label is not None
+            and len(np.unique(label)) == 2
+            and find_spec("torch") is not None,
             "rounds": self.samples.rounds > 1,
             "several samples": self.samples.samples > 1,
             "groups": self.samples.group is not None and len(np.unique(self.samples.group)) > 2,

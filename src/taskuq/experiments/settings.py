@@ -26,8 +26,8 @@ class ClaimSettings:
             where None.
         widths: Widths to stop at, for the trade-off between acceleration and width.
         test_groups: Groups to test on in the paper's own multi-round protocol.
-        protocol_trials: How often such groups are drawn, a tenth of the trials where None; the
-            paper draws them once.
+        protocol_trials: How often such groups are drawn, a fiftieth of the trials where None;
+            the paper draws them once.
         seed: Where all random splits come from.
 
     Example:
@@ -71,7 +71,7 @@ class ClaimSettings:
     @property
     def draws(self) -> int:
         """How often the groups of the paper's own protocol are drawn."""
-        return max(1, self.trials // 10) if self.protocol_trials is None else self.protocol_trials
+        return max(1, self.trials // 50) if self.protocol_trials is None else self.protocol_trials
 
     def used(self, *names: str) -> dict[str, Any]:
         """Return the named values, for a record that depends on them alone."""

@@ -1,0 +1,117 @@
+"""The task network as a classifier: the paper's table of accuracy, precision, recall, AUROC."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from taskuq.errors import InputError
+from taskuq.experiments.inputs import Inputs
+from taskuq.experiments.settings import ClaimSettings
+from taskuq.report.figure import Figure, Series
+from taskuq.report.records import experiment_record
+from taskuq.report.tasks import task_figures
+
+NAME = "classifier-quality"
+CLAIM = (
+    "The classifier suffices as a task: relatively high recall, low precision, AUROC 0.922 on the "
+    "paper's validation images."
+)
+MEASURES = ("accuracy", "precision", "recall", "auroc", "robust_accuracy", "robust_auroc")
+
+
+def classifier_quality(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
+    """Judge the task network on true images: on the table's cases, and as its record says.
+
+    Targets are the network's outputs on true images, so a table with labels is enough.
+
+    Arguments:
+        inputs: A table with two classes and outputs in [0, 1], or a record ``taskuq.task/1``.
+        settings: Unused; all experiments have the same signature.
+
+    Example:
+        >>> from taskuq.experiments.inputs import make_inputs
+        >>> from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+        >>> table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
+        >>> record = classifier_quality(make_inputs(table), ClaimSettings())
+        >>> record["tables"][0]["columns"][:6]
+        ['cases of', 'cases', 'with finding', 'accuracy', 'precision', 'recall']
+    """
+    rows, figures = [], []
+    if inputs.lacks(("classes",)) is None:
+        row, figure = _from_table(inputs)
+        rows.append(row)
+        figures.append(figure)
+    if inputs.task is not None:
+        rows += _from_record(inputs)
+        figures += task_figures(dict(inputs.task))
+    first = dict(zip(("part", "cases", "positive", *MEASURES), rows[0], strict=True))
+    return experiment_record(
+        NAME,
+        "The task network as a classifier",
+        CLAIM,
+        f"Measured: on {first['cases']} {first['part']} ({first['positive']} with the finding) "
+        + ", ".join(
+            f"{name.replace('_', ' ').replace('auroc', 'AUROC')} {first[name]:.3f}"
+            for name in MEASURES
+            if first[name] is not None
+        )
+        + ", deciding at 0.5.",
+        {"table": repr(inputs.samples), "threshold": 0.5},
+        figures,
+        [
+            {
+                "name": "classifier",
+                "caption": "The task network on true images. Robust values are under attack.",
+                "columns": [
+                    "cases of", "cases", "with finding",
+                    *(m.replace("_", " ").replace("auroc", "AUROC") for m in MEASURES),
+                ],
+                "rows": rows,
+            }
+        ],
+    )  # fmt: skip
+
+
+def _from_table(inputs: Inputs) -> tuple[list[Any], Figure]:
+    # Its package loads torch, which the other experiments do without.
+    from taskuq.task.metrics import auroc, rates, roc_curve
+
+    table = inputs.table
+    assert table.label is not None
+    y = (table.label == np.unique(table.label)[1]).astype(float)
+    z = np.asarray(table.targets_at(0))
+    found = {**rates(z, y), "auroc": auroc(z, y)}
+    false, true = roc_curve(z, y)
+    figure = Figure(
+        name="roc-table",
+        caption=f"How many findings are seen at the price of how many false alarms, on the true "
+        f"images of the table (AUROC {found['auroc']:.3f}).",
+        x_label="false positive rate",
+        y_label="true positive rate",
+        series=(
+            Series("true images", tuple(false.tolist()), tuple(true.tolist())),
+            Series("chance", (0.0, 1.0), (0.0, 1.0)),
+        ),
+    )
+    part = "cases to calibrate and test on"
+    return [part, table.cases, int(y.sum()), *(found.get(m) for m in MEASURES)], figure
+
+
+def _from_record(inputs: Inputs) -> list[list[Any]]:
+    called = {"tune": "tuning cases", "judge": "judged cases"}
+    try:
+        assert inputs.task is not None
+        return [
+            [
+                called.get(part, part), row["cases"], row.get("positive"),
+                *(row.get(m) for m in MEASURES),
+            ]
+            for part, of in inputs.task["parts"].items()
+            for row in of
+        ]  # fmt: skip
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"the task record is not complete ({error!r:.60}); make it with taskuq train classifier"
+        ) from None

@@ -1,0 +1,101 @@
+"""Sampling masks: the paper's figure of four nested masks, with its text checked by counting."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from taskuq.experiments.inputs import Inputs
+from taskuq.experiments.settings import ClaimSettings
+from taskuq.experiments.wording import verdict
+from taskuq.interval import BoolArray
+from taskuq.measure.masks import acs_width, center_lines, nested_masks
+from taskuq.measure.published import published_masks
+from taskuq.report.records import experiment_record
+from taskuq.report.scans import masks_figure
+
+NAME = "masks"
+CLAIM = (
+    "The masks are nested: each contains all lines of the masks at higher acceleration. Each "
+    "measures one line in R, and the fully sampled centre widens from round to round (9, 16, 24 "
+    "and 32 of 320 lines)."
+)
+PUBLISHED = (16.0, 8.0, 4.0, 2.0)
+
+
+def sampling_masks(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
+    """Count the lines of nested masks, and check that they are nested.
+
+    Arguments:
+        inputs: Masks with their accelerations; without them the paper's, beside masks made by the
+            rule of its text.
+        settings: The seed of the rule.
+
+    Example:
+        >>> record = sampling_masks(Inputs(), ClaimSettings())
+        >>> [row[:4] for row in record["tables"][0]["rows"]]
+        [[16.0, 20, 320, 9], [8.0, 40, 320, 17], [4.0, 80, 320, 25], [2.0, 160, 320, 34]]
+    """
+    if inputs.masks is not None:
+        sets = {"masks": (np.asarray(inputs.masks, dtype=bool), inputs.mask_accelerations)}
+    else:
+        rng = np.random.default_rng(settings.seed)
+        sets = {
+            "published": (published_masks(PUBLISHED), PUBLISHED),
+            "rule": (nested_masks(320, PUBLISHED, rng=rng), PUBLISHED),
+        }
+    sentences, held = [], []
+    for name, (masks, rates) in sets.items():
+        nested, width = _is_nested(masks), masks.shape[1]
+        right = [m.sum() == round(width / R) for m, R in zip(masks, rates, strict=True)]
+        centers = [acs_width(m) for m in masks]
+        held += [nested, all(right), all(b >= a for a, b in pairwise(centers))]
+        sentences.append(
+            f"{_CALLED[name]} are {'nested' if nested else 'not nested'}, measure "
+            f"{', '.join(str(int(m.sum())) for m in masks)} of {width} lines at R = "
+            f"{', '.join(f'{R:g}' for R in rates)}, and have centres of "
+            f"{', '.join(map(str, centers))} lines"
+        )
+    first, rates = next(iter(sets.values()))
+    return experiment_record(
+        NAME,
+        "Sampling masks",
+        CLAIM,
+        f"{verdict(held)}: {'; '.join(sentences)}.",
+        {"accelerations": list(rates), "width": int(first.shape[1])}
+        | ({} if inputs.masks is not None else settings.used("seed")),
+        [masks_figure(first, rates)],
+        [_table(name, masks, rates) for name, (masks, rates) in sets.items()],
+    )
+
+
+_CALLED = {
+    "masks": "the masks",
+    "published": "the published masks",
+    "rule": "masks made by the rule of the text",
+}
+
+
+def _is_nested(masks: BoolArray) -> bool:
+    return all(bool((a <= b).all()) for a, b in pairwise(masks))
+
+
+def _table(name: str, masks: BoolArray, rates: Any) -> dict[str, Any]:
+    width = masks.shape[1]
+    rows = []
+    before = np.zeros(width, dtype=bool)
+    for mask, R in zip(masks, rates, strict=True):
+        center = acs_width(mask)
+        outside = np.flatnonzero(mask & ~before & ~center_lines(width, center))
+        far = float(np.abs(outside - width // 2).mean()) if outside.size else None
+        rows.append([float(R), int(mask.sum()), width, center, int((mask & ~before).sum()), far])
+        before = mask
+    return {
+        "name": name,
+        "caption": f"Lines of {_CALLED[name]}: the unbroken centre, what each round adds, and how "
+        "far from the centre the added lines outside it lie on average.",
+        "columns": ["R", "lines", "of", "centre", "new", "mean distance"],
+        "rows": rows,
+    }
