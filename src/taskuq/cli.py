@@ -18,6 +18,7 @@ COMMANDS = {
     "evaluate": ("evaluate:evaluate", "Judge scores over random or all splits of a table."),
     "plan": ("policies:plan", "Plan when to stop scanning, with a guarantee."),
     "simulate": ("policies:simulate", "Replay policies on a table over random splits."),
+    "experiment": ("experiments:experiment", "Look at the paper's claims on stored tables."),
     "run": ("run:run", "Fill a table: measure, recover and read every image."),
     "table": ("table:table", "Make a table of task outputs that were made elsewhere."),
     "status": ("run:status", "Tell how far a run is and what failed."),

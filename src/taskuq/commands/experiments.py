@@ -1,0 +1,122 @@
+"""taskuq experiment: look at the paper's claims on stored tables and records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from taskuq.commands.arguments import load_table
+from taskuq.commands.terminal import say, show, show_table
+from taskuq.errors import InputError
+
+if TYPE_CHECKING:
+    from taskuq.experiments.inputs import Part
+
+Name = Literal[
+    "all", "interval-length", "sample-count", "coverage-law", "conditional-coverage",
+    "multi-round", "paper-protocol", "masks", "data-splits", "recovery-quality",
+    "classifier-quality",
+]  # fmt: skip
+
+
+def experiment(
+    name: Name,
+    /,
+    *,
+    samples: Path | None = None,
+    point: Path | None = None,
+    quality: Path | None = None,
+    classifier: Path | None = None,
+    masks: Path | None = None,
+    data: Path | None = None,
+    alpha: float | None = None,
+    trials: int | None = None,
+    seed: int = 0,
+    range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
+    task: str | None = None,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/experiments"),
+) -> None:
+    """Look at one of the paper's claims, or at all that the inputs permit, and record it.
+
+    Args:
+        name: The experiment, or all.
+        samples: A table of posterior samples, .npz or folder.
+        point: A table of point estimates of the same cases, for AR.
+        quality: A record of image quality, as taskuq quality writes it.
+        classifier: A record of the task network, as taskuq train classifier writes it.
+        masks: Masks as taskuq masks writes them; the paper's without it.
+        data: A configuration whose data table names training data, to count them too.
+        alpha: The error rate of lengths and coverage; the paper's 0.05 by default.
+        trials: The number of random splits; the paper's 10 000 by default.
+        seed: The seed of the splits.
+        range: The task's range, low,high, where the tables do not declare it.
+        task: One task of tables of several.
+        output: The run's folder; records go to its folder records.
+    """
+    from taskuq.experiments.claims import EXPERIMENTS, ClaimSettings, run_all, run_one
+    from taskuq.experiments.inputs import make_inputs
+    from taskuq.files import read_json, write_json
+
+    changed = {"alpha": alpha, "trials": trials}
+    settings = ClaimSettings(seed=seed, **{k: v for k, v in changed.items() if v is not None})  # type: ignore[arg-type]  # each has its type
+    found, rates = (None, ()) if masks is None else _masks(masks)
+    tables = [None if t is None else load_table(t, range, task) for t in (samples, point)]
+    others: dict[str, Any] = {
+        "masks": found,
+        "mask_accelerations": rates,
+        "quality": None if quality is None else read_json(quality, "taskuq.quality/1"),
+        "task": None if classifier is None else read_json(classifier, "taskuq.task/1"),
+        "parts": () if data is None else _parts(data),
+    }
+    if name == "all":
+        records = run_all(*tables, settings, tell=say, **others)
+    else:
+        say(f"{name}: {EXPERIMENTS[name].shows}")
+        records = [run_one(name, make_inputs(*tables, **others), settings)]
+    for record in records:
+        print_experiment(record)
+    for record in records:
+        show(str(write_json(output / "records" / f"{record['name']}.json", record)))
+
+
+def print_experiment(record: dict[str, Any]) -> None:
+    """Print the claim, the finding and the tables of an experiment."""
+    from taskuq.report.tables import shown
+
+    for table in record["tables"]:
+        rows = [[shown(value) for value in row] for row in table["rows"]]
+        show_table(f"{record['title']}: {table['name']}", table["columns"], rows)
+    say(f"Claim: {record['claim']}")
+    say(f"Finding: {record['finding']}\n")
+
+
+def _masks(path: Path) -> tuple[Any, tuple[float, ...]]:
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            masks, rates = file["masks"].astype(bool), file["accelerations"].astype(float)
+    except (OSError, KeyError, ValueError) as error:
+        raise InputError(
+            f"{path} does not hold masks ({error!s:.60}); make it with taskuq masks"
+        ) from None
+    if masks.ndim != 2 or rates.shape != masks.shape[:1]:
+        raise InputError(
+            f"{path} holds masks {masks.shape} and accelerations {rates.shape}; give one "
+            "acceleration for each round"
+        )
+    return masks, tuple(rates.tolist())
+
+
+def _parts(config: Path) -> list[Part]:
+    from taskuq.experiments.inputs import Part
+    from taskuq.training.sources import DataConfig, open_data
+    from taskuq.training.toml import from_table, read_toml
+
+    table = read_toml(config).get("data")
+    if not isinstance(table, dict):
+        raise InputError(f"{config} has no table data; name a configuration that has one")
+    opened = zip(("train", "tune"), open_data(from_table(DataConfig, table, "data")), strict=True)
+    return [Part(name, part.groups, part.labels) for name, part in opened]
