@@ -34,6 +34,8 @@ from taskuq.training.sources import DataConfig, MaskConfig, open_data
 from taskuq.training.toml import to_table
 
 SCHEMA = "taskuq.quality/1"
+# Rows and columns of the blocks in which spread and error are compared.
+BLOCK = 4
 Features = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -106,6 +108,7 @@ class _Found:
     psnr: list[float]
     ssim: list[float]
     correlation: list[float]
+    where: list[float]
     features: list[FloatArray]
     rejected: int
 
@@ -117,7 +120,7 @@ def _judge_method(
     config: QualityConfig,
     features: Features | None,
 ) -> _Found:
-    psnr, similarity, correlation, seen = [], [], [], []
+    psnr, similarity, correlation, where, seen = [], [], [], [], []
     before = getattr(recover, "rejected", 0)
     for numbers in _volumes(cases, config.volumes):
         truth, means, singles = [], [], []
@@ -131,6 +134,7 @@ def _judge_method(
             truth.append(rss(image))
             if len(drawn) > 1:
                 correlation.append(spread_error_correlation(drawn, truth[-1]))
+                where.append(spread_error_correlation(drawn, truth[-1], foreground=0, block=BLOCK))
             means.append(drawn.mean(0))
             singles.append(drawn[0])
         true, mean = torch.stack(truth), torch.stack(means)
@@ -138,7 +142,9 @@ def _judge_method(
         similarity.append(volume_ssim(mean, true))
         if features is not None:
             seen.append(_features(features, torch.stack(singles), float(true.max())))
-    return _Found(psnr, similarity, correlation, seen, getattr(recover, "rejected", 0) - before)
+    return _Found(
+        psnr, similarity, correlation, where, seen, getattr(recover, "rejected", 0) - before
+    )
 
 
 def _row(
