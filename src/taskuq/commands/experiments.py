@@ -62,7 +62,7 @@ def experiment(
     changed = {"alpha": alpha, "trials": trials}
     settings = ClaimSettings(seed=seed, **{k: v for k, v in changed.items() if v is not None})  # type: ignore[arg-type]  # each has its type
     found, rates = (None, ()) if masks is None else _masks(masks)
-    tables = [None if t is None else load_table(t, range, task) for t in (samples, point)]
+    drawn, estimated = (None if t is None else load_table(t, range, task) for t in (samples, point))
     others: dict[str, Any] = {
         "masks": found,
         "mask_accelerations": rates,
@@ -71,10 +71,10 @@ def experiment(
         "parts": () if data is None else _parts(data),
     }
     if name == "all":
-        records = run_all(*tables, settings, tell=say, **others)
+        records = run_all(drawn, estimated, settings, tell=say, **others)
     else:
         say(f"{name}: {EXPERIMENTS[name].shows}")
-        records = [run_one(name, make_inputs(*tables, **others), settings)]
+        records = [run_one(name, make_inputs(drawn, estimated, **others), settings)]
     for record in records:
         print_experiment(record)
     for record in records:
