@@ -22,6 +22,8 @@ from taskuq.experiments.settings import ClaimSettings
 from taskuq.interval import BoolArray
 from taskuq.outputs import TaskOutputs
 
+__all__ = ["EXPERIMENTS", "ClaimSettings", "Experiment", "run_all", "run_one"]
+
 Tell = Callable[[str], None]
 
 
