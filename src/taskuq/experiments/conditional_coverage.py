@@ -56,11 +56,12 @@ def conditional_coverage(inputs: Inputs, settings: ClaimSettings) -> dict[str, A
         sentence, parts = _finding(found)
         findings.append(f"{BY[unit][:1].upper()}{BY[unit][1:]}, {sentence}")
         held += parts
+    scope = "" if inputs.table.label is not None else ", for widths alone"
     return experiment_record(
         NAME,
         "Coverage within classes and widths",
         CLAIM,
-        f"{verdict(held)}: {' '.join(findings)} Measured, not guaranteed. AR takes "
+        f"{verdict(held)}{scope}: {' '.join(findings)} Measured, not guaranteed. AR takes "
         f"{point_source(inputs)}.",
         settings.used("alpha", "scores", "ours", "coverage_acceleration", "trials", "seed")
         | {"acceleration": R, "enough_cases": ENOUGH_CASES, "close": CLOSE,

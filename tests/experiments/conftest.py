@@ -1,0 +1,56 @@
+"""Small tables of the same synthetic cases: posterior samples and a point estimate."""
+
+import pytest
+
+from taskuq.experiments.claims import ClaimSettings
+from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.outputs import replace_arrays
+
+FEW = ClaimSettings(
+    trials=60,
+    round_trials=20,
+    protocol_trials=6,
+    samples=(2, 8),
+    goals=((0.1, 0.1), (0.1, 0.2)),
+    widths=(0.1, 0.2),
+)
+
+
+@pytest.fixture(scope="session")
+def table():
+    made = synthetic_outputs(SyntheticScanner(volumes=24, samples=8), seed=3)
+    return replace_arrays(made, case=[f"slice-{k}" for k in range(made.cases)])
+
+
+@pytest.fixture(scope="session")
+def point(table):
+    """One sample of each case: a worse estimate than the mean of all."""
+    return table.select(samples=1)
+
+
+@pytest.fixture(scope="session")
+def few():
+    return FEW
+
+
+QUALITY = {
+    "schema": "taskuq.quality/1",
+    "results": [
+        {
+            "acceleration": R,
+            "method": method,
+            "psnr": {"mean": psnr, "standard_error": 0.2},
+            "ssim": {"mean": psnr / 50, "standard_error": 0.01},
+            **({"spread_error_correlation": 0.5} if method == "flow" else {}),
+        }
+        for R, method, psnr in [
+            (16.0, "zero-filled", 20.0), (16.0, "varnet", 27.0), (16.0, "flow", 26.0),
+            (4.0, "zero-filled", 25.0), (4.0, "varnet", 33.0), (4.0, "flow", 32.0),
+        ]
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def quality():
+    return QUALITY

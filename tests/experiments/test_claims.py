@@ -1,0 +1,152 @@
+"""Records of the claims: repeatable, readable by the report, and true to the engines below."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from taskuq.errors import InputError
+from taskuq.experiments.claims import EXPERIMENTS, ClaimSettings, run_all, run_one
+from taskuq.experiments.inputs import make_inputs
+from taskuq.experiments.interval_length import interval_length
+from taskuq.outputs import replace_arrays
+from taskuq.report.contents import gather
+from taskuq.report.folder import read_folder
+
+FASTMRI = Path(__file__).resolve().parents[2] / "../shared/data/fastmri_outputs/meniscus_tear.npz"
+REFERENCE = {
+    (16.0, "ar"): ".12519", (16.0, "lwr"): ".09926", (16.0, "cqr"): ".10759",
+    (8.0, "ar"): ".07746", (8.0, "lwr"): ".05622", (8.0, "cqr"): ".06048",
+    (4.0, "ar"): ".04579", (4.0, "lwr"): ".03616", (4.0, "cqr"): ".03550",
+    (2.0, "ar"): ".03320", (2.0, "lwr"): ".02647", (2.0, "cqr"): ".02668",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def records(table, point, few, quality):
+    return run_all(table, point, few, quality=quality)
+
+
+def rows(record, name):
+    (table,) = [t for t in record["tables"] if t["name"] == name]
+    return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+
+
+def test_everything_that_is_permitted_is_looked_at(records):
+    assert [r["name"] for r in records] == list(EXPERIMENTS)
+    assert all(r["schema"] == "taskuq.experiment/1" and r["finding"] for r in records)
+
+
+def test_twice_with_one_seed_gives_the_same_bytes(records, table, point, few, quality):
+    again = run_all(table, point, few, quality=quality)
+
+    assert json.dumps(again) == json.dumps(records)
+
+
+def test_another_seed_gives_other_random_splits(records, table, point, few):
+    other = run_one("coverage-law", make_inputs(table, point), replace(few, seed=1))
+
+    assert other["tables"] != records[list(EXPERIMENTS).index("coverage-law")]["tables"]
+
+
+def test_records_hold_neither_times_nor_paths(records):
+    text = json.dumps(records)
+
+    assert str(Path.home()) not in text
+    assert str(Path.cwd()) not in text
+    assert "seconds" not in text
+
+
+def test_the_report_shows_every_record(records, tmp_path):
+    for record in records:
+        path = tmp_path / "records" / f"{record['name']}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(record, allow_nan=False))
+    contents = gather(read_folder(tmp_path))
+
+    assert {e.name for e in contents.experiments} == set(EXPERIMENTS)
+    assert not [note for note in contents.notes if "not complete" in note]
+
+
+def test_ar_follows_the_point_estimates_and_nothing_else_does(table, point, few):
+    with_point = rows(interval_length(make_inputs(table, point), few), "by-case")
+    without = rows(interval_length(make_inputs(table), few), "by-case")
+    changed = {a["score"] for a, b in zip(with_point, without, strict=True) if a != b}
+
+    assert changed == {"ar"}
+
+
+def test_lengths_by_case_are_exact(table, few):
+    found = rows(interval_length(make_inputs(table), few), "by-case")
+    exact = tq.evaluate_exact(
+        table.outputs[1], table.targets, alpha=few.alpha, score="cqr", task_range=(0, 1)
+    )
+    (row,) = [r for r in found if (r["R"], r["score"]) == (8.0, "cqr")]
+
+    assert row["length"] == pytest.approx(exact.width.mean, rel=1e-12)
+
+
+def test_all_samples_give_the_same_length_in_both_experiments(records):
+    by_rate = rows(records[0], "by-case")
+    by_count = rows(records[1], "by-case")
+    for score in ("lwr", "cqr", "mlwr"):
+        (one,) = [r["length"] for r in by_rate if (r["R"], r["score"]) == (16.0, score)]
+        (other,) = [r["length"] for r in by_count if (r["p"], r["score"]) == (8, score)]
+
+        assert one == pytest.approx(other, rel=1e-12)
+
+
+def test_shuffled_point_estimates_find_their_cases(table, point, few):
+    order = np.random.default_rng(0).permutation(table.cases)
+    shuffled = make_inputs(table, point.select(cases=order))
+
+    assert np.array_equal(shuffled.point.targets, table.targets)
+    assert interval_length(shuffled, few) == interval_length(make_inputs(table, point), few)
+
+
+def test_tables_of_other_cases_are_refused(table, point):
+    other = replace_arrays(point, targets=1 - point.targets)
+    stranger = replace_arrays(point, case=[f"x{k}" for k in range(point.cases)])
+    nameless = replace_arrays(point, case=None).select(cases=np.arange(5))
+
+    for wrong in (other, stranger, nameless):
+        with pytest.raises(InputError):
+            make_inputs(table, wrong)
+
+
+def test_what_inputs_do_not_permit_is_left_out_and_named(table, few):
+    bare = replace_arrays(table, group=None, label=None)
+    said = []
+    found = [r["name"] for r in run_all(bare, None, few, tell=said.append)]
+
+    assert set(EXPERIMENTS) - set(found) == {
+        "paper-protocol", "recovery-quality", "classifier-quality",
+    }  # fmt: skip
+    assert sum("left out" in line for line in said) == 3
+    with pytest.raises(InputError, match="groups"):
+        run_one("paper-protocol", make_inputs(bare), few)
+
+
+def test_one_round_and_few_groups_are_enough_for_the_rest(table, few):
+    one = table.select(accelerations=[8], group=[0, 1, 2, 3])
+    names = [r["name"] for r in run_all(one, None, few)]
+
+    assert "coverage-law" in names
+    assert "multi-round" not in names
+
+
+@pytest.mark.skipif(not FASTMRI.exists(), reason="the fastMRI outputs are not here")
+def test_lengths_on_fastmri_are_the_published_reference():
+    real = make_inputs(tq.TaskOutputs.load(FASTMRI, task_range=(0, 1)))
+    record = interval_length(real, ClaimSettings(trials=20, ours=("mlwr",)))
+    found = {
+        (r["R"], r["score"]): f"{r['length not cut']:.5f}"[1:]
+        for r in rows(record, "by-case")
+        if r["score"] != "mlwr"
+    }
+
+    assert found == REFERENCE
+    assert record["finding"].startswith("Held:")

@@ -1,0 +1,54 @@
+"""taskuq experiment: records in the run's folder, one sentence where inputs are missing."""
+
+import json
+
+import numpy as np
+import pytest
+
+from taskuq.cli import main
+
+
+def run(*arguments):
+    try:
+        main(["experiment", *map(str, arguments)])
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+def test_a_record_lands_in_the_runs_folder_twice_the_same(table, tmp_path, capsys):
+    path = table.save(tmp_path / "table.npz")
+    texts = []
+    for folder in ("one", "two"):
+        options = ("--range", "0,1", "--trials", "50", "-o", tmp_path / folder)
+        assert run("coverage-law", "--samples", path, *options) == 0
+        texts.append((tmp_path / folder / "records/coverage-law.json").read_bytes())
+
+    assert texts[0] == texts[1]
+    assert "coverage-law.json" in capsys.readouterr().out
+
+
+def test_masks_need_no_table(tmp_path):
+    masks = np.eye(2, 8, dtype=bool).cumsum(axis=0).astype(bool)
+    np.savez(tmp_path / "masks.npz", masks=masks, accelerations=[8.0, 4.0])
+    assert run("masks", "--masks", tmp_path / "masks.npz", "-o", tmp_path) == 0
+    record = json.loads((tmp_path / "records/masks.json").read_text())
+
+    assert record["settings"]["width"] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("multi-round",), "it needs a table of posterior samples"),
+        (("recovery-quality",), "it needs a quality record"),
+        (("masks", "--masks", "absent.npz"), "does not hold masks"),
+        (("interval-length", "--samples", "absent.npz"), "there is no table"),
+        (("masks", "--trials", "0"), "must be at least 1"),
+        (("telepathy",), "telepathy"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, sentence, tmp_path, capsys):
+    assert run(*arguments, "-o", tmp_path) == 2
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,146 @@
+"""A finding says what the numbers say: claims that fail are seen to fail."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from taskuq.experiments import coverage_law as law_module
+from taskuq.experiments.claims import ClaimSettings, run_one
+from taskuq.experiments.data_splits import _shared
+from taskuq.experiments.inputs import Inputs, Part, make_inputs
+from taskuq.experiments.judging import judge_scores
+from taskuq.experiments.paper_protocol import _draws, _families, _scan
+from taskuq.outputs import replace_arrays
+
+
+def tables(record):
+    return {t["name"]: t for t in record["tables"]}
+
+
+def test_reversed_rounds_do_not_get_shorter(table, few):
+    backwards = replace_arrays(table, outputs=table.outputs[::-1])
+    record = run_one("interval-length", make_inputs(backwards), few)
+
+    assert not record["finding"].startswith("Held:")
+    assert "does not fall with R" in record["finding"]
+
+
+def test_a_perfect_point_estimate_refutes_shorter_adaptive_intervals(table, few):
+    noise = 1e-6 * np.arange(table.cases)
+    truth = np.clip(table.targets + noise, 0, 1)[None, :, None].repeat(4, axis=0)
+    oracle = replace_arrays(table, outputs=truth)
+    record = run_one("interval-length", make_inputs(table, oracle), few)
+
+    assert "longer at R = 16, 8, 4 and 2" in record["finding"]
+
+
+def test_coverage_off_its_law_is_seen(table, few):
+    found = judge_scores(make_inputs(table), few, "case", accelerations=[8.0])
+    law = law_module._law(found[0])
+    lower = [replace(r, coverage=replace(r.coverage, mean=0.9)) for r in found]
+
+    assert all(law_module._finding(found, law)[1])
+    assert not all(law_module._finding(lower, law)[1])
+
+
+def test_stops_sum_to_one_and_ratios_are_to_the_better_of_the_papers(table, point, few):
+    found = tables(run_one("multi-round", make_inputs(table, point), few))
+    for row in found["accepted-by-case"]["rows"]:
+        assert sum(row[3:]) == pytest.approx(1)
+    goal = [r for r in found["by-case"]["rows"] if r[:2] == [0.1, 0.2]]
+    better = max(r[4] for r in goal if r[2] in ("paper lwr", "paper cqr"))
+    for r in goal:
+        assert r[-1] == pytest.approx(r[4] / better)
+
+
+def test_the_paper_makes_no_promise_and_ours_do(table, few):
+    found = tables(run_one("multi-round", make_inputs(table), few))["by-group"]["rows"]
+
+    assert {r[3] for r in found if r[2].startswith("paper")} == {"none"}
+    assert {r[3] for r in found if not r[2].startswith("paper")} == {"guaranteed"}
+
+
+def test_too_few_groups_for_an_error_rate_are_named(table, few):
+    record = run_one("multi-round", make_inputs(table), replace(few, goals=((0.01, 0.1),)))
+
+    assert "An error rate of 0.01 cannot be promised from 16 groups" in record["finding"]
+
+
+@pytest.mark.parametrize("score", ["ar", "lwr", "cqr"])
+def test_the_papers_protocol_is_calibrate_then_scan(table, score):
+    settings = ClaimSettings(protocol_trials=1)
+    (is_test,) = _draws(table, 8, settings)
+    drawn = _scan(table, _families(table, score, 0.1), is_test, 0.1, 0.2)
+    cost = np.ones(is_test.sum())
+    scanning = np.ones(is_test.sum(), dtype=bool)
+    for k, R in enumerate(table.accelerations):
+        bound = tq.calibrate(
+            table.outputs[k, ~is_test], table.targets[~is_test], alpha=0.1, score=score,
+            task_range=(0, 1),
+        )  # fmt: skip
+        interval = bound(table.outputs[k, is_test])
+        stops = scanning & (interval.width < 0.2) & ~interval.is_empty
+        cost[stops] = 1 / R
+        scanning &= ~stops
+
+    assert drawn.acceleration == pytest.approx(1 / cost.mean())
+    assert drawn.stopped.sum() == pytest.approx(1)
+
+
+def test_half_of_the_test_groups_have_the_finding(table):
+    ill = set(table.group[table.label == 1])
+    for is_test in _draws(table, 8, ClaimSettings(protocol_trials=5)):
+        chosen = set(table.group[is_test])
+
+        assert len(chosen) == 8
+        assert len(chosen & ill) == 4
+
+
+def test_masks_that_are_not_nested_are_called_so():
+    masks = np.zeros((2, 32), dtype=bool)
+    masks[0, 14:18] = True
+    masks[1, 16:24] = True
+    record = run_one("masks", Inputs(masks=masks, mask_accelerations=(8.0, 4.0)), ClaimSettings())
+
+    assert "are not nested" in record["finding"]
+    assert not record["finding"].startswith("Held:")
+
+
+@pytest.mark.parametrize(("size", "n", "total"), [(2, 4, 6), (3, 4, 6), (1, 4, 6), (5, 3, 6)])
+def test_groups_in_both_folds_are_counted_as_enumeration_does(size, n, total):
+    folds = list(combinations(range(total), n))
+    both = sum(0 < len(set(fold) & set(range(size))) < size for fold in folds)
+
+    assert _shared(size, n, total) == pytest.approx(both / len(folds))
+
+
+def test_parts_of_the_data_are_counted(table):
+    part = Part("train", np.array(["a", "a", "b"]), np.array([0, 1, 0]))
+    found = tables(run_one("data-splits", make_inputs(table, parts=(part,)), ClaimSettings()))
+
+    assert found["parts"]["rows"][0] == ["train", 3, 2, 1, pytest.approx(1 / 3)]
+    assert found["parts"]["rows"][1][1:4] == [table.cases, 24, int((table.label == 1).sum())]
+
+
+def test_quality_reads_as_the_papers_table(quality):
+    record = run_one("recovery-quality", Inputs(quality=quality), ClaimSettings())
+
+    assert record["finding"].startswith("Held:")
+    assert "6.0 to 7.0 dB above zero-filling" in record["finding"]
+
+
+def test_quality_that_gets_worse_with_more_measurements_is_seen(quality):
+    swapped = [{**r, "acceleration": 64 / r["acceleration"]} for r in quality["results"]]
+    record = run_one("recovery-quality", Inputs(quality={"results": swapped}), ClaimSettings())
+
+    assert record["finding"].startswith("Held in part:")
+
+
+def test_a_classifier_is_judged_on_the_true_images(table):
+    perfect = replace_arrays(table, targets=table.label.astype(float))
+    record = run_one("classifier-quality", make_inputs(perfect), ClaimSettings())
+
+    assert tables(record)["classifier"]["rows"][0][3:7] == [1.0, 1.0, 1.0, 1.0]
