@@ -1,0 +1,32 @@
+"""The paper's table beside ours is made from records alone."""
+
+import json
+
+import pytest
+from benchmarks.paper import ENTRIES, MISSING, put
+from benchmarks.paper import table as markdown
+
+from taskuq.experiments.claims import EXPERIMENTS, run_all
+
+
+def test_every_entry_names_an_experiment():
+    assert {entry.experiment for entry in ENTRIES} == set(EXPERIMENTS)
+
+
+def test_records_fill_every_row_and_none_fill_none(table, few, quality, tmp_path):
+    assert markdown(tmp_path).count(MISSING) == len(ENTRIES)
+    for record in run_all(table, None, few, quality=quality):
+        (tmp_path / f"{record['name']}.json").write_text(json.dumps(record))
+
+    assert MISSING not in markdown(tmp_path)
+    assert len(markdown(tmp_path).splitlines()) == 2 + len(ENTRIES)
+
+
+def test_only_the_named_block_is_replaced(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- x -->\nold\n<!-- end of x -->\nb\n")
+    put("new", page, "x")
+
+    assert page.read_text() == "a\n<!-- x -->\n\nnew\n\n<!-- end of x -->\nb\n"
+    with pytest.raises(SystemExit):
+        put("new", page, "y")
