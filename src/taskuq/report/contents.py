@@ -22,6 +22,12 @@ from taskuq.report.simulations import simulation_figures
 from taskuq.report.tables import Table, policy_table, score_table
 from taskuq.report.tasks import task_figures
 
+# Experiments in the order in which they tell their story; others follow as they are found.
+STORY = (
+    "live", "interval-length", "sample-count", "coverage-law", "conditional-coverage",
+    "multi-round", "paper-protocol", "recovery-quality", "classifier-quality", "masks",
+    "data-splits",
+)  # fmt: skip
 ACRONYMS = ("psnr", "ssim", "roc", "ar", "lwr", "cqr", "mlwr")
 LAW = "Coverage against its exact law"
 
@@ -117,6 +123,7 @@ def gather(folder: RunFolder) -> Contents:
         masks, rates = folder.explorer.masks, folder.explorer.accelerations
         contents.add("Measurement and images", [masks_figure(masks, rates)])
     _add_planner(contents, folder)
+    contents.experiments.sort(key=lambda e: STORY.index(e.name) if e.name in STORY else len(STORY))
     return contents
 
 
