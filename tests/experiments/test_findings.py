@@ -144,3 +144,15 @@ def test_a_classifier_is_judged_on_the_true_images(table):
     record = run_one("classifier-quality", make_inputs(perfect), ClaimSettings())
 
     assert tables(record)["classifier"]["rows"][0][3:7] == [1.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "name", ["interval-length", "sample-count", "coverage-law", "conditional-coverage"]
+)
+def test_too_few_groups_to_promise_anything_are_said_and_not_judged(table, few, name):
+    # 24 groups leave 16 to calibrate on; an error rate of 0.05 takes 19.
+    finding = run_one(name, make_inputs(table), replace(few, alpha=0.05))["finding"]
+
+    assert "an error rate of 0.05 cannot be promised from 16 groups" in finding
+    assert "nan" not in finding
+    assert "inf" not in finding

@@ -9,7 +9,7 @@ from taskuq.evaluate.result import Evaluation, Stratum
 from taskuq.experiments.inputs import Inputs, nearest_acceleration, units
 from taskuq.experiments.judging import judge_scores, point_source
 from taskuq.experiments.settings import ClaimSettings
-from taskuq.experiments.wording import BY, title, verdict
+from taskuq.experiments.wording import BY, shortage, title, verdict
 from taskuq.report.figure import Figure, Series
 from taskuq.report.records import experiment_record
 
@@ -105,6 +105,8 @@ def _table(found: Sequence[Evaluation], kind: str, unit: str) -> dict[str, Any]:
 
 
 def _finding(found: Sequence[Evaluation]) -> tuple[str, list[bool]]:
+    if (reason := shortage(found)) is not None:
+        return reason, []
     target = 1 - found[0].alpha
     held, said = [], []
     classes = {r.score: _judged(r.class_coverage) for r in found if _judged(r.class_coverage)}

@@ -12,7 +12,7 @@ from taskuq.evaluate.result import HONESTLY, Evaluation
 from taskuq.experiments.inputs import Inputs, nearest_acceleration, units
 from taskuq.experiments.judging import judge_scores, point_source
 from taskuq.experiments.settings import ClaimSettings
-from taskuq.experiments.wording import BY, title, verdict
+from taskuq.experiments.wording import BY, shortage, title, verdict
 from taskuq.report.figure import Figure, Series
 from taskuq.report.records import experiment_record
 
@@ -114,6 +114,8 @@ def _table(found: Sequence[Evaluation], unit: str, law: CoverageLaw) -> dict[str
 
 
 def _finding(found: Sequence[Evaluation], law: CoverageLaw) -> tuple[str, list[bool]]:
+    if (reason := shortage(found)) is not None:
+        return reason, []
     exact = [r for r in found if r.histogram is not None]
     # A score that learns calibrates on fewer cases and has a law of its own.
     held = [r.histogram.p_value > SMALLEST_P for r in exact if r.histogram is not None]
@@ -131,6 +133,8 @@ def _finding(found: Sequence[Evaluation], law: CoverageLaw) -> tuple[str, list[b
 
 
 def _by_group(found: Sequence[Evaluation]) -> str:
+    if (reason := shortage(found)) is not None:
+        return f" Over splits by group, {reason}"
     low = min(r.coverage.mean for r in found)
     high = max(r.coverage.mean for r in found)
     target = 1 - found[0].alpha

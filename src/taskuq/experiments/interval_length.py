@@ -9,7 +9,7 @@ from taskuq.evaluate.result import Evaluation
 from taskuq.experiments.inputs import Inputs, units
 from taskuq.experiments.judging import judge_scores, point_source
 from taskuq.experiments.settings import ClaimSettings
-from taskuq.experiments.wording import BY, falls, listing, title, verdict
+from taskuq.experiments.wording import BY, falls, listing, shortage, title, verdict
 from taskuq.report.figure import Figure, Series
 from taskuq.report.records import experiment_record
 
@@ -103,6 +103,8 @@ def _table(found: Sequence[Evaluation], unit: str) -> dict[str, Any]:
 
 
 def _finding(found: Sequence[Evaluation], settings: ClaimSettings) -> tuple[str, list[bool]]:
+    if (reason := shortage(found)) is not None:
+        return reason, []
     lengths: dict[str, dict[float | None, float]] = {}
     for r in found:
         lengths.setdefault(r.score, {})[r.acceleration] = r.width.mean

@@ -214,6 +214,11 @@ def _finding(found: Found, alpha: float, count: int, groups: int, inputs: Inputs
         what: {name: _summary(drawn, what) for name, drawn in found.items()}
         for what in ("acceleration", "coverage", "center_error")
     }
+    if all(drawn.acceleration == 1 for of in found.values() for drawn in of):
+        return (
+            f"{verdict([])}: no interval is ever narrow enough at an error rate of {alpha:g}, or "
+            "there are too few cases to calibrate it, so every scan goes on to the end."
+        )
     # Close: within two standard deviations of a single draw, as the paper's single draw could be.
     held = [abs(m - (1 - alpha)) <= 2 * s for m, s in mean["coverage"].values()]
     R, error = mean["acceleration"], mean["center_error"]

@@ -11,7 +11,7 @@ from taskuq.evaluate.result import Evaluation
 from taskuq.experiments.inputs import Inputs, nearest_acceleration, units
 from taskuq.experiments.judging import judge_scores
 from taskuq.experiments.settings import ClaimSettings
-from taskuq.experiments.wording import BY, listing, title, verdict
+from taskuq.experiments.wording import BY, listing, shortage, title, verdict
 from taskuq.report.figure import Figure, Series
 from taskuq.report.records import experiment_record
 
@@ -110,6 +110,8 @@ def _table(cut: Sequence[Evaluation], whole: Sequence[Evaluation], unit: str) ->
 
 
 def _finding(whole: Sequence[Evaluation]) -> tuple[str, list[bool]]:
+    if (reason := shortage(whole)) is not None:
+        return reason, []
     ratio = {}
     for score in dict.fromkeys(r.score for r in whole):
         mine = sorted((r for r in whole if r.score == score), key=lambda r: r.samples)

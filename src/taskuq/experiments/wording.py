@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+
+from taskuq.evaluate.result import Evaluation
 
 BY = {"case": "by case", "group": "by group"}
 
@@ -55,3 +57,18 @@ def falls(values: Iterable[float]) -> bool:
     """
     found = list(values)
     return all(b < a for a, b in pairwise(found))
+
+
+def shortage(found: Sequence[Evaluation]) -> str | None:
+    """Return why nothing can be compared, where no score has a finite interval; None elsewhere.
+
+    Arguments:
+        found: Evaluations of the same cases and unit.
+    """
+    if any(r.infinite < 1 for r in found):
+        return None
+    first = found[0]
+    return (
+        f"an error rate of {first.alpha:g} cannot be promised from {first.n_calibration} "
+        f"{first.unit}s, so every interval is everything and nothing is compared."
+    )
