@@ -88,7 +88,7 @@ def write_data(folder):
     from volumes import write_volume
 
     rows, names = [], []
-    for part, count, slices in (("train", 3, 2), ("val", 5, 3)):
+    for part, count, slices in (("train", 3, 2), ("val", 6, 2)):
         for k in range(count):
             name = f"file100{int(part == 'val')}{k:03d}"
             path = folder / f"knee_multicoil_{part}" / f"{name}.h5"
