@@ -12,7 +12,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED ?= 0
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test test-deepinv lint bench docs clean
+.PHONY: demo test test-deepinv test-wheel lint bench docs clean
 
 $(VENV)/.uv:
 	$(PY) -m venv $(VENV)
@@ -48,7 +48,19 @@ docs: $(VENV)/.test
 test-deepinv: $(VENV)/.uv
 	$(PY) -m venv $(VENV)-deepinv
 	$(BIN)/uv pip install -q --python $(VENV)-deepinv/bin/python $(UVFLAGS) -c constraints.txt -e '.[mri,deepinv,test]'
-	$(VENV)-deepinv/bin/python -m pytest -q tests/measure/test_adapters.py
+	$(VENV)-deepinv/bin/python -m pytest -q tests/measure/test_adapters.py tests/pipeline/test_physics.py
+
+# The built wheel alone, in an empty environment and far from the sources. Without the removal of
+# build/lib, setuptools would pack what an earlier build left there.
+test-wheel: $(VENV)/.uv
+	rm -rf build/lib build/wheel $(VENV)-wheel
+	$(BIN)/uv build -q --wheel --python $(BIN)/python $(UVFLAGS) -o build/wheel .
+	$(PY) -m venv $(VENV)-wheel
+	$(BIN)/uv pip install -q --python $(VENV)-wheel/bin/python $(UVFLAGS) \
+		-c constraints.txt "$$(ls build/wheel/*.whl)[demo]"
+	mkdir -p build/wheel/elsewhere
+	cd build/wheel/elsewhere && $(abspath $(VENV))-wheel/bin/taskuq demo --fast -o demo
+	test -s build/wheel/elsewhere/demo/report.html
 
 clean:
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache
