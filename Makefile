@@ -20,7 +20,7 @@ $(VENV)/.uv:
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.uv pyproject.toml constraints.txt
-	$(UV) -e '.[fast]'
+	$(UV) -e '.[demo]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.uv pyproject.toml constraints.txt

@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 # Those that train a network take minutes, those for a GPU host need one: both run by name only.
-TRAINS = ("atlas", "embedded_gpu", "lgg", "shipping")
+TRAINS = ("atlas", "atlas_figures", "embedded_gpu", "lgg", "shipping")
 
 
 def main(names: list[str]) -> int:

@@ -13,7 +13,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # What each part may import of the others. A part may always import itself and the ground floor.
 GROUND = {
     "assembly", "columns", "interval", "outputs", "protocols", "errors", "checks", "files",
-    "foreign", "npz", "roster", "shards", "verb",
+    "foreign", "npz", "roster", "shards", "verb", "weights",
 }  # fmt: skip
 NETWORKS = {"measure", "data", "recover", "task", "training", "pipeline"}
 ALLOWED = {

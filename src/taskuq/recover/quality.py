@@ -154,9 +154,13 @@ def _row(
     row["psnr"], row["ssim"] = _average(found.psnr), _average(found.ssim)
     row["volumes"], row["rejected"] = len(found.psnr), found.rejected
     row["exact"] = int(np.isposinf(found.psnr).sum())
-    defined = [value for value in found.correlation if not math.isnan(value)]
-    if defined:
-        row["spread_error_correlation"] = float(np.mean(defined))
+    for name, values in (
+        ("spread_error_correlation", found.correlation),
+        ("spread_error_blocks", found.where),
+    ):
+        defined = [value for value in values if not math.isnan(value)]
+        if defined:
+            row[name] = float(np.mean(defined))
     if reference is not None:
         row["fid"] = frechet_distance(np.concatenate(found.features), reference)
     return row

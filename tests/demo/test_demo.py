@@ -1,0 +1,113 @@
+"""The embedded experiment: what it stores, what it repeats, what a person finds in the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from taskuq.decide import plan
+from taskuq.experiments.demo import FIRST, SEED, DemoSettings, run_demo
+from taskuq.experiments.runs import open_run, read_run
+from taskuq.experiments.stored import stored_table
+from taskuq.outputs import TaskOutputs
+from taskuq.report.explorer import load_explorer
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "atlas"
+SMALL = DemoSettings(patients=1, slices=2, shown=2, trials=40)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo")
+    run_demo(SMALL, folder)
+    return folder
+
+
+def records(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() for p in sorted(folder.rglob("*.json"))}
+
+
+def test_the_stored_tables_are_of_the_same_slices():
+    samples, point = stored_table("atlas-flow"), stored_table("atlas-varnet")
+    assert samples.samples == 32
+    assert point.samples == 1
+    assert samples.accelerations.tolist() == point.accelerations.tolist() == [16, 8, 4, 2]
+    assert np.array_equal(samples.case, point.case)
+    assert np.array_equal(samples.group, point.group)
+    assert np.allclose(samples.targets, point.targets, atol=1e-4)
+    assert len(np.unique(samples.group)) >= 100
+    assert set(np.unique(samples.label)) == {0, 1}
+    assert samples.task_range == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("flow", 2e-3), ("varnet", 1e-3)])
+def test_a_stored_row_comes_out_again(name, tolerance):
+    """One patient's slice, from the atlas to the number, against the table of the package."""
+    run = open_run(read_run(CONFIGS / f"table-{name}.toml"), device="cpu")
+    table, index = stored_table(f"atlas-{name}"), 11
+    item = run.images[index]
+    found = run.pipeline.run(
+        [item.image],
+        case=[item.case],
+        accelerations=(8, 2),
+        samples=run.config.samples,
+        seed=run.config.seed,
+        quiet=True,
+    )
+    assert item.case == table.case[index]
+    assert found.targets[0] == pytest.approx(table.targets[index], abs=tolerance)
+    stored = table.select(accelerations=[8, 2]).outputs[:, index]
+    assert np.abs(found.outputs[:, 0] - stored).max() < tolerance
+
+
+def test_scanned_patients_are_not_in_the_table():
+    scanned = {f"patient-{FIRST + k}" for k in range(DemoSettings().patients)}
+    assert not scanned & set(stored_table("atlas-flow").group.tolist())
+    for name in ("flow", "varnet"):
+        assert read_run(CONFIGS / f"table-{name}.toml").data.seed == SEED
+
+
+def test_everything_a_report_needs_is_there(folder):
+    assert (folder / "report.html").stat().st_size > 100_000
+    assert TaskOutputs.load(folder / "table.npz").samples == 32
+    explorer = load_explorer(folder / "explorer.npz")
+    assert explorer.slices == 2
+    assert explorer.samples.shape[2] == 2
+    names = {json.loads(text).get("name") for text in records(folder).values()}
+    assert {"live", "interval-length", "multi-round", "coverage-law"} <= names
+
+
+def test_the_report_at_the_stop_is_what_the_policy_says_of_the_stored_outputs(folder):
+    explorer = load_explorer(folder / "explorer.npz")
+    live = json.loads((folder / "records" / "live.json").read_text())
+    table = stored_table("atlas-flow")
+    policy = plan(table, alpha=SMALL.alpha, max_width=SMALL.max_width, unit="group")
+    for k, row in enumerate(live["tables"][0]["rows"]):
+        _, stopped, low, high, truth, held = row
+        for t, R in enumerate(explorer.accelerations):
+            decision = policy.decide(t, explorer.outputs[k, : t + 1])
+            assert decision.stop == (stopped >= R)
+            if decision.stop:
+                assert (decision.interval.lower, decision.interval.upper) == pytest.approx(
+                    (low, high), abs=1e-5
+                )
+                break
+        assert truth == pytest.approx(explorer.targets[k], abs=1e-6)
+        assert held == ("yes" if low <= truth <= high else "no")
+
+
+def test_samples_agree_with_the_scan_and_their_mean_and_spread(folder):
+    explorer = load_explorer(folder / "explorer.npz")
+    error = np.abs(explorer.mean - explorer.truth[:, None]).mean((0, 2, 3))
+    blind = np.abs(explorer.zero_filled - explorer.truth[:, None]).mean((0, 2, 3))
+    assert (error < blind).all()
+    assert (np.diff(error) < 0).all()  # more lines, smaller errors
+    assert (np.diff(explorer.sd.mean((0, 2, 3))) < 0).all()
+
+
+def test_one_seed_gives_the_same_records(folder, tmp_path):
+    run_demo(SMALL, tmp_path)
+    assert records(tmp_path) == records(folder)
