@@ -159,15 +159,16 @@ def test_configurations_survive_toml(tmp_path, layout):
 
 
 @pytest.mark.parametrize(
-    ("file", "layout"),
+    ("file", "layout", "preset"),
     [
-        ("fastmri-knee/flow.toml", FlowTraining),
-        ("fastmri-knee/varnet.toml", VarNetTraining),
-        ("atlas/flow.toml", FlowTraining),
-        ("atlas/varnet.toml", VarNetTraining),
+        ("fastmri-knee/flow.toml", FlowTraining, "paper"),
+        ("fastmri-knee/varnet.toml", VarNetTraining, "paper"),
+        ("atlas/flow.toml", FlowTraining, "around"),
+        ("atlas/flow-whole.toml", FlowTraining, "demo"),
+        ("atlas/varnet.toml", VarNetTraining, "demo"),
     ],
 )
-def test_shipped_configurations_are_valid(file, layout):
+def test_shipped_configurations_are_valid(file, layout, preset):
     settings = read_settings(layout, CONFIGS / file)
     if file.startswith("fastmri"):
         # The paper's values are also the defaults in code.
@@ -176,8 +177,8 @@ def test_shipped_configurations_are_valid(file, layout):
             assert getattr(settings.training, name) == getattr(layout().training, name)
         assert settings.measure == layout().measure
     else:
-        preset = "flow" if layout is FlowTraining else "varnet"
-        assert settings.network == build(preset, preset="demo").config
+        name = "flow" if layout is FlowTraining else "varnet"
+        assert settings.network == build(name, preset=preset).config
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import taskuq
 from taskuq.decide import plan
 from taskuq.decide.policy import Policy
-from taskuq.experiments.stored import stored_table
+from taskuq.experiments.stored import stored_quality, stored_table
 from taskuq.files import write_json
 from taskuq.outputs import TaskOutputs
 from taskuq.pipeline.provenance import provenance
@@ -79,7 +79,7 @@ def run_demo(
     write_json(folder / "records" / "live.json", live)
     tell(f"The paper's evaluation on the stored table, {settings.trials} random splits.")
     claims = ClaimSettings(trials=settings.trials, seed=settings.seed)
-    for record in run_all(samples, point, claims):
+    for record in run_all(samples, point, claims, quality=stored_quality()):
         write_json(folder / "records" / f"{record['name']}.json", record)
         tell(f"{record['title']}: {record['finding']}")
     write_json(folder / "run.json", _run(settings, policy))

@@ -29,6 +29,18 @@ PRESETS: dict[str, dict[str, Any]] = {
             noise=0.02,
             null_noise=0.02,
         ),
+        # The same size around the estimates of a variational network: 0.7 million parameters.
+        "around": FlowConfig(
+            coils=1,
+            inputs=4,
+            unet_width=16,
+            unet_pools=3,
+            condition_channels=16,
+            layers=3,
+            steps=2,
+            null_noise=0.003,
+            normalise=True,
+        ),
         # For teaching and tests: 0.7 million parameters.
         "tiny": FlowConfig(
             coils=1, unet_width=16, unet_pools=3, condition_channels=16, steps=4, normalise=True
@@ -51,7 +63,8 @@ def build(name: Name, preset: str = "paper") -> Network:
 
     Arguments:
         name: ``"flow"`` (posterior samples) or ``"varnet"`` (a point estimate).
-        preset: ``"paper"``, ``"demo"`` (128×128, 8 coils) or ``"tiny"``.
+        preset: ``"paper"``, ``"demo"`` (128×128, 8 coils) or ``"tiny"``; of the flow also
+            ``"around"``, for :class:`taskuq.recover.around.AroundEstimate`.
 
     Returns:
         A torch module.
@@ -63,7 +76,8 @@ def build(name: Name, preset: str = "paper") -> Network:
     """
     if name not in PRESETS or preset not in PRESETS[name]:
         raise InputError(
-            f"there is no {name} {preset}; choose flow or varnet, and paper, demo or tiny"
+            f"there is no {name} {preset}; choose flow or varnet, and paper, demo or tiny (of the "
+            "flow also around)"
         )
     return make(name, PRESETS[name][preset])
 

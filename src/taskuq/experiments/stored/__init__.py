@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from taskuq.errors import InputError
+from taskuq.files import read_json
 from taskuq.outputs import TaskOutputs
 
 FOLDER = Path(__file__).parent
@@ -37,3 +39,15 @@ def stored_table(name: str) -> TaskOutputs:
     if name not in stored():
         raise InputError(f"the package has no table {name!r}; it has {', '.join(stored())}")
     return TaskOutputs.load(FOLDER / f"{name}.npz")
+
+
+def stored_quality() -> dict[str, Any]:
+    """Read how well the package's networks recover patients that none of them has seen.
+
+    ``taskuq quality configs/atlas/quality.toml`` measured it.
+
+    Example:
+        >>> stored_quality()["schema"]
+        'taskuq.quality/1'
+    """
+    return read_json(FOLDER / "atlas-quality.json", "taskuq.quality/1")
