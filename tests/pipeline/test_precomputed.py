@@ -143,8 +143,9 @@ def test_a_file_that_holds_something_else_is_refused(folder, kind):
 def test_a_configuration_file_can_name_the_folder(tmp_path):
     folder = tmp_path / "recoveries"
     for case in range(2):
-        (folder / str(case)).mkdir(parents=True)
-        as_npz(folder / str(case) / "R4", np.full((3, 64, 64), 0.5 + case))
+        name = f"patient-0-slice-{case}"
+        (folder / name).mkdir(parents=True)
+        as_npz(folder / name / "R4", np.full((3, 64, 64), 0.5 + case))
     config = tmp_path / "run.toml"
     config.write_text(
         f"""
