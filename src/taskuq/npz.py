@@ -40,7 +40,7 @@ def read_npz(path: Path) -> TaskOutputs:
     """Read a table from an ``.npz`` file; only ``outputs`` is required."""
     try:
         with zipfile.ZipFile(path) as archive:
-            _refuse_lying_headers(archive, path)
+            refuse_lying_headers(archive, path)
         with np.load(path, allow_pickle=False) as archive:
             names = set(archive.files)
             if "outputs" not in names:
@@ -73,7 +73,7 @@ def read_npz(path: Path) -> TaskOutputs:
     )
 
 
-def _refuse_lying_headers(archive: zipfile.ZipFile, path: Path) -> None:
+def refuse_lying_headers(archive: zipfile.ZipFile, path: Path) -> None:
     """Refuse an array whose header claims another size than the file holds, before reading it."""
     for member in archive.infolist():
         if not member.filename.endswith(".npy"):

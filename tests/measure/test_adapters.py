@@ -1,8 +1,5 @@
 """Any callable and any deepinv physics can be the measurement."""
 
-import warnings
-from importlib.util import find_spec
-
 import numpy as np
 import pytest
 import torch
@@ -36,23 +33,6 @@ def test_images_reach_a_physics_as_a_batch_with_channels():
     assert measure(torch.full((4, 6), 1 + 2j), 2).y[0, :, 0, 0].tolist() == [1, 2]
     with pytest.raises(ValueError, match="give one image"):
         measure(torch.ones(1, 1, 4, 6), 2)
-
-
-@pytest.fixture(scope="module")
-def deepinv():
-    """The deepinv package, where it is installed; it has an environment of its own."""
-    if find_spec("deepinv") is None:
-        pytest.skip("deepinv is not installed; it is tested in an environment of its own")
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    # A torchvision built for another torch lacks its compiled operators; deepinv needs only
-    # that they can be named.
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import deepinv
-    return deepinv
 
 
 def test_deepinv_mri_measures_what_ours_measures(deepinv):

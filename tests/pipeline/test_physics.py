@@ -1,7 +1,5 @@
 """deepinv's reconstructors, samplers and chains as recoveries."""
 
-import warnings
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -71,23 +69,6 @@ def test_what_does_not_fit_is_refused():
         PhysicsRecovery(torch_only, kind="mean")
     with pytest.raises(tq.InputError, match="gave shape"):
         PhysicsRecovery(lambda y, physics: y[0])(SCAN, samples=1, seed=0)
-
-
-@pytest.fixture(scope="module")
-def deepinv():
-    """The deepinv package, where it is installed; it has an environment of its own."""
-    if find_spec("deepinv") is None:
-        pytest.skip("deepinv is not installed; it is tested in an environment of its own")
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    # A torchvision built for another torch lacks its compiled operators; deepinv needs only
-    # that they can be named.
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import deepinv
-    return deepinv
 
 
 def models(deepinv):

@@ -115,7 +115,7 @@ def test_fresh_never_removes_a_folder_with_other_things(tmp_path, name):
 
 
 def test_names_of_cases_never_become_names_of_files(tmp_path):
-    names = ["../evil", "/tmp/evil", "a/b", "..", "C:\\evil"]
+    names = ["../evil", "/evil", "a/b", "..", "C:\\evil"]
     table = PIPELINE.run(toy.images(5), store=tmp_path / "t", case=names, **RUN)
 
     assert list(table.case) == names

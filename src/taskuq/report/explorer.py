@@ -14,7 +14,7 @@ from taskuq.checks import as_array, as_ids, as_range, require_finite
 from taskuq.errors import InputError
 from taskuq.files import whole_file
 from taskuq.interval import FloatArray
-from taskuq.npz import _refuse_lying_headers
+from taskuq.npz import refuse_lying_headers
 
 PICTURES = ("zero_filled", "mean", "sd")
 SEEN = ("truth", *PICTURES, "samples", "point")
@@ -124,7 +124,7 @@ def load_explorer(path: str | os.PathLike[str]) -> Explorer:
 
     try:
         with zipfile.ZipFile(path) as archive:
-            _refuse_lying_headers(archive, Path(path))
+            refuse_lying_headers(archive, Path(path))
         with np.load(path, allow_pickle=False) as archive:
             known = [n for n in archive.files if n in (*NEEDED, *OPTIONAL)]
             arrays = {name: archive[name] for name in known}

@@ -156,8 +156,8 @@ class InMemory:
         if workers <= 1:
             parts = [_read(source, part) for part in stretches]
         else:
-            # Fork would copy torch's thread pools in an unknown state; and 16 processes with 16
-            # threads each took 100 times as long as 16 with one.
+            # Fork would copy torch's thread pools in an unknown state; and threads of many
+            # processes hold each other up.
             spawn = get_context("spawn")
             with one_thread(), ProcessPoolExecutor(workers, mp_context=spawn) as pool:
                 parts = list(pool.map(_read, [source] * len(stretches), stretches))
