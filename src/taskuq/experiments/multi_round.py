@@ -155,13 +155,13 @@ def _shares(result: Simulation, rates: Sequence[float]) -> list[float | None]:
 
 
 def _overview(found: Found, unit: str) -> Figure:
-    goals = [f"α = {alpha:g}, τ = {width:g}" for alpha, width in found]
+    goals = [f"{alpha:g}, {width:g}" for alpha, width in found]
     names = list(dict.fromkeys(policy_name(r) for results in found.values() for r in results))
     return Figure(
         name=f"average-acceleration-{BY[unit].replace(' ', '-')}",
         caption=f"Average acceleration of each stopping rule, splits {BY[unit]}. Those named paper "
         "have no guarantee at the stop.",
-        x_label="error rate and width to stop at",
+        x_label="error rate α, width to stop at τ",
         y_label="average acceleration",
         x_scale="category",
         series=tuple(
