@@ -1,18 +1,23 @@
-"""Everything of the embedded experiment that needs a GPU, in one call of minutes.
+r"""Everything of the embedded experiment that needs a GPU, in one call of minutes.
 
     taskuq data atlas-base -o base.npz                         # where nilearn is installed
-    TASKUQ_ATLAS_BASE=base.npz python benchmarks/embedded_gpu.py OUT SECONDS [LGG_FOLDER]
+    TASKUQ_ATLAS_BASE=base.npz python benchmarks/embedded_gpu.py OUT SECONDS \
+        [--lgg FOLDER] [--networks FOLDER]
 
 Trains the atlas's variational network for about SECONDS, then the flow around its estimates for as
-long, judges both, and fills the two tables (flow with 32 samples, variational network) on patients
-that nothing was trained on. With a folder that benchmarks/lgg.py made, the same for real slices at
-the same time, task network included. OUT receives weights.tar (the networks in float16, with
-cards) and records.tar (tables, learning curves, judgements), renewed after every stage.
+long, fills the two tables (flow with 32 samples, variational network) on patients that nothing was
+trained on, and judges both networks. With a folder that benchmarks/lgg.py made, the same for real
+slices at the same time, task network included. Networks that are there already, in FOLDER/atlas and
+FOLDER/lgg, are not trained again. OUT receives weights-*.tar (the recovery networks in float16,
+with cards) and records.tar (tables, learning curves, judgements), renewed after every stage;
+everything is in OUT-work.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -26,35 +31,53 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 CONFIGS = ROOT / "configs"
 NETWORKS = ("varnet", "flow")
+# Into how many processes a table is split: drawing atlas patients keeps a CPU core busy.
+PROCESSES = {"atlas-flow": 6, "atlas-varnet": 2, "lgg-flow": 2, "lgg-varnet": 1}
+TASKS = ("classifier", "plain")
 BEGIN = time.monotonic()
+
+Job = tuple[str, str, str]
 
 
 def say(text: str) -> None:
     print(f"[{time.monotonic() - BEGIN:5.0f} s] {text}", flush=True)
 
 
-def main(out: Path, seconds: float, lgg: Path | None) -> None:
+def main(out: Path, seconds: float, lgg: Path | None, networks: Path | None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     work = out.parent / f"{out.name}-work"
-    sets = {"atlas": None} if lgg is None else {"atlas": None, "lgg": lgg}
+    if networks is not None:
+        shutil.copytree(networks, work, dirs_exist_ok=True)
+    sets = ["atlas"] if lgg is None else ["atlas", "lgg"]
     for name in sets:
         (work / name).mkdir(parents=True, exist_ok=True)
-    first = [("recovery", s, "varnet") for s in sets]
+    first: list[Job] = [("recovery", s, "varnet") for s in sets]
     first += [("task", "lgg", "classifier")] if lgg else []
     for jobs in (first, [("recovery", s, "flow") for s in sets]):
-        side_by_side(jobs, work, seconds, lgg)
+        missing = [job for job in jobs if not trained(work, job).exists()]
+        side_by_side(missing, work, seconds, lgg)
         pack(out, work)
-    tables = [("table", s, k) for s in sets for k in NETWORKS]
-    side_by_side([*tables, *(("quality", s, "both") for s in sets)], work, seconds, lgg)
+    parts = [(s, k, i) for s in sets for k in NETWORKS for i in range(PROCESSES[f"{s}-{k}"])]
+    side_by_side([("table", s, f"{k}:{i}") for s, k, i in parts], work, seconds, lgg)
+    for which in sets:
+        for kind in NETWORKS:
+            join_tables(work / which, kind, PROCESSES[f"{which}-{kind}"])
+    pack(out, work)
+    side_by_side([("quality", s, "both") for s in sets], work, seconds, lgg)
     pack(out, work)
     for name in sets:
         show(work / name / "quality.json")
     say("done")
 
 
-def side_by_side(
-    jobs: Sequence[tuple[str, str, str]], work: Path, seconds: float, lgg: Path | None
-) -> None:
+def trained(work: Path, job: Job) -> Path:
+    kind, which, network = job
+    folder = work / which
+    name = f"{network}.safetensors" if kind == "recovery" else f"{network}/best.safetensors"
+    return folder / name
+
+
+def side_by_side(jobs: Sequence[Job], work: Path, seconds: float, lgg: Path | None) -> None:
     # Small networks leave most of a GPU idle.
     rest = [str(work), str(seconds), str(lgg or "")]
     running = [subprocess.Popen([sys.executable, __file__, "job", *job, *rest]) for job in jobs]
@@ -62,7 +85,7 @@ def side_by_side(
     say(f"{len(jobs)} jobs, failed: {failed or 'none'}")
 
 
-def job(kind: str, which: str, network: str, work: Path, seconds: float, lgg: Path | None) -> None:
+def do(kind: str, which: str, network: str, work: Path, seconds: float, lgg: Path | None) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -73,7 +96,8 @@ def job(kind: str, which: str, network: str, work: Path, seconds: float, lgg: Pa
     elif kind == "task":
         train_task(folder, lgg)
     elif kind == "table":
-        fill_table(which, network, folder, lgg)
+        name, part = network.split(":")
+        fill_table(which, name, int(part), folder, lgg)
     else:
         judge_quality(which, folder, lgg)
     say(f"{kind} {which} {network}: {time.monotonic() - begin:.0f} s")
@@ -115,9 +139,10 @@ def train_task(folder: Path, lgg: Path | None) -> None:
     train(robust, folder / "classifier", machine=machine, fresh=True)
 
 
-def fill_table(which: str, kind: str, folder: Path, lgg: Path | None) -> None:
+def fill_table(which: str, kind: str, part: int, folder: Path, lgg: Path | None) -> None:
     import torch
 
+    from taskuq.data.dataset import Subset
     from taskuq.experiments.runs import open_run, read_run
 
     # As on a CPU: no shortened products.
@@ -132,21 +157,48 @@ def fill_table(which: str, kind: str, folder: Path, lgg: Path | None) -> None:
     names = [("", config.task.weights)]
     if lgg is not None and which == "lgg":
         config = replace(config, data=replace(config.data, path=lgg / "lgg-judged.npz"))
-        names = [(f"-{n}", folder / n / "best.safetensors") for n in ("classifier", "plain")]
+        names = [(f"-{n}", folder / n / "best.safetensors") for n in TASKS]
     for suffix, weights in names:
         config = replace(config, task=replace(config.task, weights=weights))
         run = open_run(config)
+        edges = [len(run.images) * k // PROCESSES[f"{which}-{kind}"] for k in (part, part + 1)]
         begin = time.monotonic()
         table = run.pipeline.run(
-            run.images,
+            Subset(run.images, range(*edges)),
             accelerations=config.measure.accelerations,
             samples=config.samples,
             seed=config.seed,
-            store=folder / f"store-{kind}{suffix}",
             quiet=True,
         )
-        say(f"{which} {kind}{suffix}: {table} in {time.monotonic() - begin:.0f} s")
-        table.save(folder / f"table-{kind}{suffix}.npz")
+        say(f"{which} {kind}{suffix}:{part}: {table} in {time.monotonic() - begin:.0f} s")
+        table.save(folder / f"part-{kind}{suffix}-{part}.npz")
+
+
+def join_tables(folder: Path, kind: str, parts: int) -> None:
+    import numpy as np
+
+    from taskuq.outputs import TaskOutputs
+
+    for suffix in ("", *(f"-{name}" for name in TASKS)):
+        files = [folder / f"part-{kind}{suffix}-{part}.npz" for part in range(parts)]
+        if not all(file.exists() for file in files):
+            continue
+        tables = [TaskOutputs.load(file) for file in files]
+        fields = {
+            name: np.concatenate([getattr(table, name) for table in tables])
+            for name in ("targets", "label", "group", "case")
+        }
+        whole = TaskOutputs(
+            np.concatenate([table.outputs for table in tables], axis=1),
+            accelerations=tables[0].accelerations,
+            task_names=tables[0].task_names,
+            task_range=tables[0].task_range,
+            provenance=tables[0].provenance,
+            **fields,
+        )
+        say(f"{whole} saved as {whole.save(folder / f'table-{kind}{suffix}.npz').name}")
+        for file in files:
+            file.unlink()
 
 
 def judge_quality(which: str, folder: Path, lgg: Path | None) -> None:
@@ -166,20 +218,20 @@ def judge_quality(which: str, folder: Path, lgg: Path | None) -> None:
 
 
 def pack(out: Path, work: Path) -> None:
-    """What is there so far, in two files."""
-    weights = [
-        work / "atlas" / f"{k}.{e}" for k in ("varnet", "flow") for e in ("safetensors", "toml")
-    ]
-    records = [
-        path
-        for pattern in ("*/*.csv", "*/*.npz", "*/quality.json", "lgg/*.toml", "lgg/*/metrics.csv")
-        for path in work.glob(pattern)
-    ]
-    for name, files in (("weights", weights), ("records", records)):
-        with tarfile.open(out / f"{name}.tar", "w") as tar:
-            for path in files:
-                if path.exists():
-                    tar.add(path, str(path.relative_to(work)))
+    """What is there so far, in a few files."""
+    for which in ("atlas", "lgg"):
+        files = [work / which / f"{k}.{e}" for k in NETWORKS for e in ("safetensors", "toml")]
+        _tar(out / f"weights-{which}.tar", files, work)
+    patterns = ("*/*.csv", "*/table-*.npz", "*/quality.json", "lgg/*/metrics.csv")
+    _tar(out / "records.tar", [path for pattern in patterns for path in work.glob(pattern)], work)
+
+
+def _tar(target: Path, files: Sequence[Path], root: Path) -> None:
+    found = [path for path in files if path.exists()]
+    if found:
+        with tarfile.open(target, "w") as tar:
+            for path in found:
+                tar.add(path, str(path.relative_to(root)))
 
 
 def show(path: Path) -> None:
@@ -196,11 +248,15 @@ def show(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    if arguments[:1] == ["job"]:
-        kind, which, network, work, seconds, lgg = arguments[1:]
-        job(kind, which, network, Path(work), float(seconds), Path(lgg) if lgg else None)
-    elif len(arguments) in (2, 3):
-        main(Path(arguments[0]), float(arguments[1]), Path(arguments[2]) if arguments[2:] else None)
+    if sys.argv[1:2] == ["job"]:
+        kind, which, network, work, seconds, lgg = sys.argv[2:]
+        do(kind, which, network, Path(work), float(seconds), Path(lgg) if lgg else None)
     else:
-        print(__doc__)
+        parser = argparse.ArgumentParser(
+            description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        parser.add_argument("out", type=Path)
+        parser.add_argument("seconds", type=float)
+        parser.add_argument("--lgg", type=Path)
+        parser.add_argument("--networks", type=Path)
+        main(**vars(parser.parse_args()))

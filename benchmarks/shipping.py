@@ -18,20 +18,20 @@ from typing import Any
 
 import taskuq.weights
 from taskuq.recover import load
-from taskuq.recover.train import FlowTraining, VarNetTraining, train
+from taskuq.recover.train import FlowTraining, VarNetTraining, prepare, train
 from taskuq.training.fit import Machine
-from taskuq.training.sources import open_data
 from taskuq.training.toml import read_toml
 from taskuq.training.weights import save_weights
 
 LAYOUTS = {"varnet": VarNetTraining, "flow": FlowTraining}
+MACHINE = Machine(progress=False)
 
 
 def train_one(
     kind: str, settings: Any, folder: Path, seconds: float, say: Callable[[str], None] = print
 ) -> None:
     begin = time.monotonic()
-    cases = open_data(settings.data)
+    cases = prepare(settings, machine=MACHINE)
     say(f"{folder.name} {kind}: {len(cases[0])} cases in {time.monotonic() - begin:.0f} s")
     if seconds:
         settings = fitting(settings, cases, seconds, say)
@@ -46,11 +46,10 @@ def train_one(
 def fit(settings: Any, cases: Any, deadline: float = 0) -> Path:
     """Train; at the deadline, in seconds, the best weights so far have to do."""
     folder = Path(tempfile.mkdtemp()) / "training"
-    machine = Machine(progress=False)
     signal.signal(signal.SIGALRM, _too_late)
     signal.setitimer(signal.ITIMER_REAL, deadline)
     try:
-        return train(settings, folder, machine=machine, data=cases, fresh=True)
+        return train(settings, folder, machine=MACHINE, prepared=cases, fresh=True)
     except TimeoutError:
         return folder / "best.safetensors"
     finally:

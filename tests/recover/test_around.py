@@ -95,8 +95,21 @@ def test_the_error_is_what_lies_between_the_estimate_and_the_truth(net, images):
     truth = coil[0].image[None]
     mask = torch.as_tensor(MASKS[:1])
     found = estimate(net, keep_measured(truth, mask), mask)
-    error = torch.complex(*found.error(truth)[0]) * found.scale
-    assert torch.allclose(found.images + found.maps * error, truth, atol=1e-5)
+    error = torch.complex(*found.error(truth)[0])
+    assert torch.allclose(found.images[0] + found.spread(0, error), truth[0], atol=1e-5)
+
+
+def test_a_change_of_phase_changes_nothing_the_flow_sees(net, images):
+    """Errors and inputs are turned to the estimate's phase; only magnitudes are left to learn."""
+    truth, mask = images[0].image[None], torch.as_tensor(MASKS[:1])
+    turn = torch.polar(torch.tensor(1.0), torch.tensor(2.1))
+    plain, turned = (estimate(net, keep_measured(x, mask), mask) for x in (truth, turn * truth))
+    assert turned.phase.abs().sub(1).abs().max() < 1e-5
+    # The network itself hardly depends on the phase: what is left is its own change.
+    off = (turned.images - turn * plain.images).abs().max()
+    assert (turned.inputs() - plain.inputs()).abs().max() < 10 * off + 1e-4
+    exact = plain._replace(images=turn * plain.images, phase=turn * plain.phase)
+    assert torch.allclose(exact.error(turn * truth), plain.error(truth), atol=1e-5)
 
 
 def test_no_temperature_gives_one_image(net, flow, images):

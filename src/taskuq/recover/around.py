@@ -16,7 +16,7 @@ from torch import Tensor
 
 from taskuq.errors import InputError
 from taskuq.measure.coils import rss
-from taskuq.measure.fourier import fft2c
+from taskuq.measure.fourier import fft2c, ifft2c
 from taskuq.measure.layout import to_channels
 from taskuq.measure.projections import broadcast_mask, data_consistent
 from taskuq.recover.columns import consistent_columns
@@ -30,6 +30,8 @@ from taskuq.training.seeds import gaussian_rows, mixed_seed
 
 # Images that are drawn together; more would not be quicker, and need more memory.
 TOGETHER = 64
+# The phase of an image is smooth: lines up to about this share of the width show it.
+PHASE_LINES = 1 / 16
 
 
 class Estimate(NamedTuple):
@@ -39,12 +41,14 @@ class Estimate(NamedTuple):
         images: Coil images that agree with the measured lines, (case, coil, height, width).
         maps: Sensitivities, unit sum of squares, the same shape.
         measured: Zero-filled coil images, the same shape.
+        phase: The estimate's smooth phase, complex numbers of modulus 1, (case, height, width).
         scale: The 95 % quantile of each case's zero-filled magnitudes, (case,).
     """
 
     images: Tensor
     maps: Tensor
     measured: Tensor
+    phase: Tensor
     scale: Tensor
 
     def inputs(self) -> Tensor:
@@ -55,15 +59,23 @@ class Estimate(NamedTuple):
     def error(self, truth: Tensor) -> Tensor:
         r"""The estimate's error with its coils combined, (case, 2, height, width).
 
-        .. math:: r = \textstyle\sum_b \bar s_b (x_b - \hat x_b)
+        .. math:: r = e^{-i \varphi} \textstyle\sum_b \bar s_b (x_b - \hat x_b)
+
+        :math:`\varphi` is the estimate's smooth phase: the real part is an error of the
+        magnitude, nearly all there is, the imaginary part one of the phase.
 
         Arguments:
             truth: True coil images, complex (case, coil, height, width).
         """
         return to_channels(self._combine(truth - self.images)[:, None])
 
+    def spread(self, case: int, errors: Tensor) -> Tensor:
+        """Give combined errors of a case, complex (sample, 1, height, width), back to its coils."""
+        return self.maps[case] * (errors * (self.phase[case] * self.scale[case]))
+
     def _combine(self, images: Tensor) -> Tensor:
-        return (self.maps.conj() * images).sum(1) / self.scale.view(-1, 1, 1)
+        combined = (self.maps.conj() * images).sum(1)
+        return combined * self.phase.conj() / self.scale.view(-1, 1, 1)
 
 
 @torch.no_grad()
@@ -93,23 +105,37 @@ def estimate(net: VarNet, zero_filled: Tensor, mask: Tensor) -> Estimate:
     lines = central_lines(mask.cpu()).to(mask.device)
     kspace = fft2c(zero_filled)
     kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
-    found = net.coil_images(kspace, mask, lines)
+    images = data_consistent(net.coil_images(kspace, mask, lines), zero_filled, mask)
+    maps = net.sens_net(kspace, lines)
     return Estimate(
-        images=data_consistent(found, zero_filled, mask),
-        maps=net.sens_net(kspace, lines),
+        images=images,
+        maps=maps,
         measured=zero_filled,
+        phase=_smooth_phase((maps.conj() * images).sum(1)),
         scale=case_scale(zero_filled),
     )
+
+
+def _smooth_phase(image: Tensor) -> Tensor:
+    kspace = fft2c(image)
+    for axis in (-1, -2):
+        size = image.shape[axis]
+        lines = torch.arange(size, device=image.device) - size // 2
+        window = torch.exp(-((lines / (PHASE_LINES * size)) ** 2) / 2)
+        kspace = kspace * (window if axis == -1 else window[:, None])
+    angle = ifft2c(kspace).angle()
+    return torch.polar(torch.ones_like(angle), angle)
 
 
 class AroundEstimate:
     r"""Posterior samples: the estimate, and errors that a flow draws where nothing was measured.
 
-    .. math:: \hat x^{(j)}_b = \hat x_b + F^{\mathsf H} (I - M) F \big(s_b r^{(j)}\big)
+    .. math:: \hat x^{(j)}_b = \hat x_b
+              + F^{\mathsf H} (I - M) F \big(s_b e^{i \varphi} r^{(j)}\big)
 
-    :math:`\hat x_b` are the estimate's coil images, :math:`s_b` its sensitivities, :math:`r^{(j)}`
-    combined errors drawn by the flow, :math:`M` the mask: every sample agrees with the
-    measurement exactly.
+    :math:`\hat x_b` are the estimate's coil images, :math:`s_b` its sensitivities,
+    :math:`\varphi` its smooth phase, :math:`r^{(j)}` combined errors drawn by the flow, :math:`M`
+    the mask: every sample agrees with the measurement exactly.
 
     Arguments:
         flow: A flow of one combined image, told two (``coils=1, inputs=4``).
@@ -180,9 +206,9 @@ class AroundEstimate:
             shares = self.folded.shares(inputs[k : k + 1])
             for start in range(0, samples, TOGETHER):
                 numbers = range(start, min(start + TOGETHER, samples))
-                errors = self._errors(inputs, shares, numbers, seed) * found.scale[k]
+                errors = self._errors(inputs, shares, numbers, seed)
                 # The estimate agrees with the measurement; only what it could not see is moved.
-                moved = consistent_columns(found.maps[k] * errors, found.images[k], mask[k])
+                moved = consistent_columns(found.spread(k, errors), found.images[k], mask[k])
                 drawn.append(finish(moved))
         result = torch.cat(drawn)
         return result.view(len(seeds), samples, *result.shape[1:])
@@ -209,8 +235,9 @@ class AroundEstimate:
     def _inverse(self, inputs: Tensor, shares: list[list[Tensor]], rows: list[int]) -> Tensor:
         shapes = self.flow.latent_shapes(*inputs.shape[-2:])
         numbers = [math.prod(shape) for shape in shapes]
-        drawn = torch.empty(len(rows), sum(numbers), device=self.device)
-        drawn = gaussian_rows(drawn, rows) * self.temperature
+        # Two numbers for each pixel: drawn on the CPU, they are the same on every device.
+        drawn = gaussian_rows(torch.empty(len(rows), sum(numbers)), rows).to(self.device)
+        drawn *= self.temperature
         latents = [
             part.view(-1, height, width, channels)
             for part, (channels, height, width) in zip(

@@ -29,15 +29,16 @@ PRESETS: dict[str, dict[str, Any]] = {
             noise=0.02,
             null_noise=0.02,
         ),
-        # The same size around the estimates of a variational network: 0.7 million parameters.
+        # The same size around the estimates of a variational network: 2.5 million parameters.
         "around": FlowConfig(
             coils=1,
             inputs=4,
-            unet_width=16,
+            unet_width=32,
             unet_pools=3,
-            condition_channels=16,
+            condition_channels=24,
+            direct=True,
             layers=3,
-            steps=2,
+            steps=4,
             null_noise=0.003,
             normalise=True,
         ),
@@ -49,7 +50,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "varnet": {
         "paper": VarNetConfig(),
         "demo": VarNetConfig(
-            cascades=6, width=12, pools=3, sensitivity_width=6, sensitivity_pools=3
+            cascades=6, width=16, pools=3, sensitivity_width=6, sensitivity_pools=3
         ),
         "tiny": VarNetConfig(
             cascades=3, width=6, pools=2, sensitivity_width=4, sensitivity_pools=2

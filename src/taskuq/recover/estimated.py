@@ -13,6 +13,9 @@ from taskuq.recover.around import estimate
 from taskuq.recover.cases import MeasuredCases
 from taskuq.recover.varnet import VarNet
 
+# Cases that are estimated together.
+TOGETHER = 8
+
 
 @dataclass(frozen=True, eq=False)
 class EstimatedCases:
@@ -40,14 +43,19 @@ class EstimatedCases:
         device = next(net.parameters()).device
         masks = torch.as_tensor(cases.masks, device=device)
         progress = Progress(len(cases), 0, quiet=quiet)
-        inputs, errors = [], []
-        for index in range(len(cases)):
-            truth = cases[0, index]["image"].to(device).expand(len(masks), -1, -1, -1)
-            found = estimate(net, keep_measured(truth, masks), masks)
-            inputs.append(found.inputs())
-            errors.append(found.error(truth))
-            progress.step()
-        return cls(cases, torch.stack(inputs), torch.stack(errors))
+        inputs: list[Tensor] = []
+        errors: list[Tensor] = []
+        for start in range(0, len(cases), TOGETHER):
+            indices = range(start, min(start + TOGETHER, len(cases)))
+            images = torch.stack([cases[0, index]["image"].to(device) for index in indices])
+            truth = images.repeat_interleave(len(masks), dim=0)
+            mask = masks.repeat(len(images), 1)
+            found = estimate(net, keep_measured(truth, mask), mask)
+            for part, of in ((inputs, found.inputs()), (errors, found.error(truth))):
+                part.append(of.view(len(images), len(masks), *of.shape[1:]))
+            for _ in indices:
+                progress.step()
+        return cls(cases, torch.cat(inputs), torch.cat(errors))
 
     def __len__(self) -> int:
         return len(self.cases)

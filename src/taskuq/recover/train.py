@@ -118,6 +118,7 @@ def train(
     machine: Machine | None = None,
     fresh: bool = False,
     data: tuple[Dataset, Dataset] | None = None,
+    prepared: tuple[Any, Any] | None = None,
 ) -> Path:
     """Train a recovery network.
 
@@ -127,24 +128,12 @@ def train(
         machine: On what to train.
         fresh: Whether to begin again and overwrite what is there.
         data: Training and validation cases; by default those the settings name.
+        prepared: What :func:`prepare` made of them, where that is done.
 
     Returns:
         The best weights.
     """
-    training, validation = (
-        _resident(part, machine, settings.training.workers)
-        for part in data or open_data(settings.data)
-    )
-    masks = settings.measure.masks(as_coils(training[0].image).shape[-1])
-    by_volume = isinstance(settings, VarNetTraining) and settings.data_range == "volume"
-    ranges = [group_ranges(part) if by_volume else {} for part in (training, validation)]
-    measured = [
-        MeasuredCases(training, masks, settings.training.seed, ranges[0]),
-        MeasuredCases(validation, masks, None, ranges[1]),
-    ]
-    cases: list[Any] = list(measured)
-    if isinstance(settings, FlowTraining) and settings.estimate is not None:
-        cases = list(_around_estimates(settings.estimate, measured, machine))
+    cases = prepared or prepare(settings, machine=machine, data=data)
     with own_randomness(settings.training.seed):
         recipe = _recipe(settings)
     return fit(
@@ -159,6 +148,38 @@ def train(
     )
 
 
+def prepare(
+    settings: FlowTraining | VarNetTraining,
+    *,
+    machine: Machine | None = None,
+    data: tuple[Dataset, Dataset] | None = None,
+) -> tuple[Any, Any]:
+    """Measure the cases of a training, and estimate them where the flow is to be around that.
+
+    Arguments:
+        settings: Everything that a configuration file says.
+        machine: On what to train.
+        data: Training and validation cases; by default those the settings name.
+
+    Returns:
+        Training and validation cases by (epoch, index).
+    """
+    training, validation = (
+        _resident(part, machine, settings.training.workers)
+        for part in data or open_data(settings.data)
+    )
+    masks = settings.measure.masks(as_coils(training[0].image).shape[-1])
+    by_volume = isinstance(settings, VarNetTraining) and settings.data_range == "volume"
+    ranges = [group_ranges(part) if by_volume else {} for part in (training, validation)]
+    measured = (
+        MeasuredCases(training, masks, settings.training.seed, ranges[0]),
+        MeasuredCases(validation, masks, None, ranges[1]),
+    )
+    if isinstance(settings, FlowTraining) and settings.estimate is not None:
+        return _around_estimates(settings.estimate, measured, machine)
+    return measured
+
+
 def _recipe(settings: FlowTraining | VarNetTraining) -> Recipe:
     if isinstance(settings, VarNetTraining):
         return varnet_recipe(settings.network)
@@ -168,8 +189,8 @@ def _recipe(settings: FlowTraining | VarNetTraining) -> Recipe:
 
 
 def _around_estimates(
-    weights: Path, cases: list[MeasuredCases], machine: Machine | None
-) -> list[EstimatedCases]:
+    weights: Path, cases: tuple[MeasuredCases, MeasuredCases], machine: Machine | None
+) -> tuple[EstimatedCases, EstimatedCases]:
     import torch
 
     net = load(locate(weights))
@@ -178,7 +199,8 @@ def _around_estimates(
     on_gpu = (machine or Machine()).accelerator != "cpu" and torch.cuda.is_available()
     quiet = machine is not None and not machine.progress
     net = net.to("cuda" if on_gpu else "cpu")
-    return [EstimatedCases.of(part, net, quiet=quiet) for part in cases]
+    training, validation = (EstimatedCases.of(part, net, quiet=quiet) for part in cases)
+    return training, validation
 
 
 def _resident(cases: Dataset, machine: Machine | None, workers: int) -> Dataset:

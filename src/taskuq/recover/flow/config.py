@@ -18,6 +18,8 @@ class FlowConfig:
         unet_width: Channels of the first level of the conditioning U-Net.
         unet_pools: How many times the conditioning U-Net halves the image.
         condition_channels: Channels of every condition.
+        direct: Whether the conditions also read what the flow is told itself, past the U-Net, whose
+            instance normalisation hides how strong signal and noise are. Off, as the paper has it.
         layers: Layers of the flow, each at half the size of the one before.
         steps: Steps in each layer; their couplings alternate between single pixels and 3×3
             neighbourhoods.
@@ -41,6 +43,7 @@ class FlowConfig:
     unet_width: int = 256
     unet_pools: int = 4
     condition_channels: int = 64
+    direct: bool = False
     layers: int = 2
     steps: int = 10
     noise: float = 0.05

@@ -73,6 +73,7 @@ class FoldedFlow:
     unet: FoldedUNet
     stages: tuple[FoldedStage, ...]
     layers: tuple[FoldedLayer, ...]
+    direct: bool
     dtype: torch.dtype
     device: torch.device
 
@@ -85,8 +86,10 @@ class FoldedFlow:
         Returns:
             For each layer, finest first, one map for each step.
         """
-        x = measured.to(self.device, self.dtype, memory_format=torch.channels_last)
-        x = self.unet.features(x)
+        told = measured.to(self.device, self.dtype, memory_format=torch.channels_last)
+        x = self.unet.features(told)
+        if self.direct:
+            x = torch.cat([x, told], dim=1)
         shares = []
         for stage, layer in zip(self.stages, self.layers, strict=True):
             x = stage(x)
@@ -164,6 +167,7 @@ def fold(flow: ConditionalFlow, *, device: torch.device | str, dtype: torch.dtyp
             unet=fold_unet(flow.unet, device, dtype),
             stages=tuple(fold_stage(s, device, dtype) for s in flow.conditioner.stages),  # type: ignore[arg-type]
             layers=tuple(_fold_layer(layer, device, dtype) for layer in flow.layers),  # type: ignore[arg-type]
+            direct=flow.config.direct,
             dtype=dtype,
             device=device,
         )

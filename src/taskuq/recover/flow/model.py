@@ -58,7 +58,8 @@ class ConditionalFlow(nn.Module):
         self.unet = UNet(c.told, c.channels, width=c.unet_width, pools=c.unet_pools)
         # The flow reads the U-Net's features; its last convolution would only wait for a gradient.
         self.unet.output.requires_grad_(False)
-        self.conditioner = ConditionNet(c.unet_width, c.condition_channels, layers=c.layers)
+        read = c.unet_width + (c.told if c.direct else 0)
+        self.conditioner = ConditionNet(read, c.condition_channels, layers=c.layers)
         layers, channels = [], c.channels
         for _ in range(c.layers):
             layers.append(
@@ -71,7 +72,10 @@ class ConditionalFlow(nn.Module):
     def condition(self, measured: Tensor) -> list[Tensor]:
         """Turn zero-filled channels (case, 2 * coil, height, width) into conditions."""
         self._check(measured, self.config.told)
-        return list(self.conditioner(self.unet.features(measured)))
+        features = self.unet.features(measured)
+        if self.config.direct:
+            features = torch.cat([features, measured], dim=1)
+        return list(self.conditioner(features))
 
     def forward(
         self, x: Tensor, conditions: Sequence[Tensor], start: bool = False
