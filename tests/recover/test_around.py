@@ -11,12 +11,14 @@ import torch
 from taskuq.data.arrays import ArrayDataset
 from taskuq.data.simulate import SimulatedCoils
 from taskuq.errors import InputError
+from taskuq.measure.layout import to_complex
 from taskuq.measure.mri import MultiCoilMRI
 from taskuq.measure.projections import keep_measured
 from taskuq.recover.around import AroundEstimate, estimate
 from taskuq.recover.cases import MeasuredCases
 from taskuq.recover.estimated import EstimatedCases
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
+from taskuq.recover.flow.folded import fold
 from taskuq.recover.opening import open_recovery
 from taskuq.recover.recipes import around_recipe
 from taskuq.recover.varnet import VarNet, VarNetConfig
@@ -112,6 +114,24 @@ def test_a_change_of_phase_changes_nothing_the_flow_sees(net, images):
     assert torch.allclose(exact.error(turn * truth), plain.error(truth), atol=1e-5)
 
 
+def test_direct_conditions_see_what_instance_normalisation_hides():
+    """Twice the signal: the U-Net's features are the same, the flow's conditions are not."""
+    told = torch.rand(1, 4, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    for direct in (False, True):
+        with own_randomness(4):
+            flow = ConditionalFlow(replace(SMALL, direct=direct)).eval()
+        with torch.no_grad():
+            plain, louder = flow.condition(told), flow.condition(2 * told)
+        change = max(float((a - b).abs().max()) for a, b in zip(plain, louder, strict=True))
+        assert (change > 1e-2) == direct
+        folded = fold(flow, device="cpu", dtype=torch.float32)
+        latents = [torch.randn(2, *shape) for shape in flow.latent_shapes(SIZE, SIZE)]
+        with torch.no_grad():
+            slow = flow.inverse(latents, [c.expand(2, -1, -1, -1) for c in plain])
+            quick = folded.inverse([z.movedim(1, -1) for z in latents], folded.shares(told))
+        assert torch.allclose(to_complex(slow), quick, atol=1e-5)
+
+
 def test_no_temperature_gives_one_image(net, flow, images):
     drawn = AroundEstimate(flow, net, temperature=0)(scans(images, 4)[0], samples=3, seed=0)
     assert drawn.std(0).max() < 1e-6
@@ -128,7 +148,8 @@ def test_a_draw_beyond_the_limit_is_counted_and_drawn_again(net, images):
         AroundEstimate(hopeless, net)(scans(images, 4)[0], samples=2, seed=0)
 
 
-def test_training_cases_take_their_masks_in_turn(net, images):
+def test_training_cases_take_their_masks_in_turn(net, images, monkeypatch):
+    monkeypatch.setattr("taskuq.recover.estimated.TOGETHER", 4)  # the last ones are fewer
     cases = MeasuredCases(images, MASKS, seed=0)
     estimated = EstimatedCases.of(cases, net, quiet=True)
     assert len(estimated) == 6

@@ -45,7 +45,7 @@ class DemoSettings:
     @classmethod
     def fast(cls, seed: int = 0) -> DemoSettings:
         """The smallest demo that still does everything."""
-        return cls(patients=1, slices=3, trials=300, seed=seed)
+        return cls(patients=1, slices=3, trials=100, seed=seed)
 
 
 def run_demo(
