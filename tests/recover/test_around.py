@@ -16,7 +16,7 @@ from taskuq.measure.mri import MultiCoilMRI
 from taskuq.measure.projections import keep_measured
 from taskuq.recover.around import AroundEstimate, estimate
 from taskuq.recover.cases import MeasuredCases
-from taskuq.recover.estimated import EstimatedCases
+from taskuq.recover.estimated import TOGETHER, EstimatedCases
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.flow.folded import fold
 from taskuq.recover.opening import open_recovery
@@ -149,7 +149,7 @@ def test_a_draw_beyond_the_limit_is_counted_and_drawn_again(net, images):
 
 
 def test_training_cases_take_their_masks_in_turn(net, images, monkeypatch):
-    monkeypatch.setattr("taskuq.recover.estimated.TOGETHER", 4)  # the last ones are fewer
+    monkeypatch.setitem(TOGETHER, "cpu", 4)  # the last ones are fewer
     cases = MeasuredCases(images, MASKS, seed=0)
     estimated = EstimatedCases.of(cases, net, quiet=True)
     assert len(estimated) == 6

@@ -13,8 +13,8 @@ from taskuq.recover.around import estimate
 from taskuq.recover.cases import MeasuredCases
 from taskuq.recover.varnet import VarNet
 
-# Cases that are estimated together.
-TOGETHER = 8
+# Cases that are estimated together: a GPU wants many, a CPU's cache holds one.
+TOGETHER = {"cuda": 8, "cpu": 1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +45,9 @@ class EstimatedCases:
         progress = Progress(len(cases), 0, quiet=quiet)
         inputs: list[Tensor] = []
         errors: list[Tensor] = []
-        for start in range(0, len(cases), TOGETHER):
-            indices = range(start, min(start + TOGETHER, len(cases)))
+        together = TOGETHER.get(device.type, 1)
+        for start in range(0, len(cases), together):
+            indices = range(start, min(start + together, len(cases)))
             images = torch.stack([cases[0, index]["image"].to(device) for index in indices])
             truth = images.repeat_interleave(len(masks), dim=0)
             mask = masks.repeat(len(images), 1)
