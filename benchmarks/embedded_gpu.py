@@ -7,10 +7,10 @@ r"""Everything of the embedded experiment that needs a GPU, in one call of minut
 Trains the atlas's variational network for about SECONDS, then the flow around its estimates for as
 long, fills the two tables (flow with 32 samples, variational network) on patients that nothing was
 trained on, and judges both networks. With a folder that benchmarks/lgg.py made, the same for real
-slices at the same time, task network included. Networks that are there already, in FOLDER/atlas and
-FOLDER/lgg, are not trained again. OUT receives weights-*.tar (the recovery networks in float16,
-with cards) and records.tar (tables, learning curves, judgements), renewed after every stage;
-everything is in OUT-work.
+slices at the same time, task network included. Networks that are there already, in OUT-work or in
+the atlas and lgg folders of --networks, are not trained again. OUT receives weights-*.tar (the
+recovery networks in float16, with cards) and records.tar (tables, learning curves, judgements),
+renewed after every stage; everything is in OUT-work.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ NETWORKS = ("varnet", "flow")
 # Into how many processes a table is split: drawing atlas patients keeps a CPU core busy.
 PROCESSES = {"atlas-flow": 6, "atlas-varnet": 2, "lgg-flow": 2, "lgg-varnet": 1}
 TASKS = ("classifier", "plain")
+TRAINED = {name: f"{name}/best.safetensors" for name in TASKS}
 BEGIN = time.monotonic()
 
 Job = tuple[str, str, str]
@@ -54,7 +55,7 @@ def main(out: Path, seconds: float, lgg: Path | None, networks: Path | None) -> 
     first: list[Job] = [("recovery", s, "varnet") for s in sets]
     first += [("task", "lgg", "classifier")] if lgg else []
     for jobs in (first, [("recovery", s, "flow") for s in sets]):
-        missing = [job for job in jobs if not trained(work, job).exists()]
+        missing = [job for job in jobs if not is_trained(work, job)]
         side_by_side(missing, work, seconds, lgg)
         pack(out, work)
     parts = [(s, k, i) for s in sets for k in NETWORKS for i in range(PROCESSES[f"{s}-{k}"])]
@@ -70,11 +71,10 @@ def main(out: Path, seconds: float, lgg: Path | None, networks: Path | None) -> 
     say("done")
 
 
-def trained(work: Path, job: Job) -> Path:
+def is_trained(work: Path, job: Job) -> bool:
     kind, which, network = job
-    folder = work / which
-    name = f"{network}.safetensors" if kind == "recovery" else f"{network}/best.safetensors"
-    return folder / name
+    files = [f"{network}.safetensors"] if kind == "recovery" else list(TRAINED.values())
+    return all((work / which / file).exists() for file in files)
 
 
 def side_by_side(jobs: Sequence[Job], work: Path, seconds: float, lgg: Path | None) -> None:
@@ -121,22 +121,19 @@ def train_task(folder: Path, lgg: Path | None) -> None:
     from taskuq.task.train import ClassifierTraining, StartConfig, read_task_settings, train
     from taskuq.training.fit import Machine
 
-    settings = read_task_settings("classifier", CONFIGS / "lgg" / "classifier.toml")
-    assert isinstance(settings, ClassifierTraining)
     assert lgg is not None
-    data = replace(settings.data, path=lgg / "lgg-training.npz", keep=None, in_memory=True)
-    split = replace(settings.split, path=None, train=0.88, tune=0.12)
-    plain = replace(settings, data=data, split=split)
-    machine = Machine(progress=False)
-    first = train(plain, folder / "plain", machine=machine, fresh=True)
-    say("lgg: plain task network trained")
-    robust = replace(
-        plain,
-        attack=replace(plain.attack, radius=0.75),
-        start=StartConfig(classifier=first),
-        training=replace(plain.training, epochs=10, patience=0, learning_rate=5e-4),
-    )
-    train(robust, folder / "classifier", machine=machine, fresh=True)
+    for name, config in (("plain", "classifier-plain"), ("classifier", "classifier-adversarial")):
+        settings = read_task_settings("classifier", CONFIGS / "lgg" / f"{config}.toml")
+        assert isinstance(settings, ClassifierTraining)
+        settings = replace(
+            settings,
+            data=replace(settings.data, path=lgg / "lgg-training.npz"),
+            split=replace(settings.split, path=None),
+        )
+        if name == "classifier":
+            settings = replace(settings, start=StartConfig(classifier=folder / TRAINED["plain"]))
+        train(settings, folder / name, machine=Machine(progress=False), fresh=True)
+        say(f"lgg: {name} task network trained")
 
 
 def fill_table(which: str, kind: str, part: int, folder: Path, lgg: Path | None) -> None:
@@ -157,7 +154,7 @@ def fill_table(which: str, kind: str, part: int, folder: Path, lgg: Path | None)
     names = [("", config.task.weights)]
     if lgg is not None and which == "lgg":
         config = replace(config, data=replace(config.data, path=lgg / "lgg-judged.npz"))
-        names = [(f"-{n}", folder / n / "best.safetensors") for n in TASKS]
+        names = [(f"-{n}", folder / TRAINED[n]) for n in TASKS]
     for suffix, weights in names:
         config = replace(config, task=replace(config.task, weights=weights))
         run = open_run(config)
@@ -213,7 +210,10 @@ def judge_quality(which: str, folder: Path, lgg: Path | None) -> None:
     else:
         data = replace(data, patients=24, seed=2, validation=0.5)  # patients of a third seed
     weights = {kind: folder / f"{kind}.safetensors" for kind in NETWORKS}
-    record = judge(QualityConfig(data=data, measure=settings.measure, **weights))
+    config = QualityConfig(
+        data=data, measure=settings.measure, estimate=weights["varnet"], **weights
+    )
+    record = judge(config)
     (folder / "quality.json").write_text(json.dumps(record, indent=1))
 
 

@@ -148,6 +148,20 @@ def test_a_draw_beyond_the_limit_is_counted_and_drawn_again(net, images):
         AroundEstimate(hopeless, net)(scans(images, 4)[0], samples=2, seed=0)
 
 
+def test_the_last_draw_counts(net, flow, images, monkeypatch):
+    """Ten draws that are not numbers and an eleventh that is: it is taken."""
+    recover, draws = AroundEstimate(flow, net), []
+
+    def inverse(inputs, shares, rows):
+        draws.append(len(rows))
+        value = torch.nan if len(draws) < 11 else 0.0
+        return torch.full((len(rows), 1, SIZE, SIZE), value, dtype=torch.complex64)
+
+    monkeypatch.setattr(recover, "_inverse", inverse)
+    assert torch.isfinite(recover(scans(images, 4)[0], samples=2, seed=0)).all()
+    assert (len(draws), recover.rejected) == (11, 20)
+
+
 def test_training_cases_take_their_masks_in_turn(net, images, monkeypatch):
     monkeypatch.setitem(TOGETHER, "cpu", 4)  # the last ones are fewer
     cases = MeasuredCases(images, MASKS, seed=0)

@@ -20,7 +20,7 @@ Network = ConditionalFlow | VarNet
 PRESETS: dict[str, dict[str, Any]] = {
     "flow": {
         "paper": FlowConfig(),
-        # 128×128, 8 coils: 3.5 million parameters, 7.5 MB in float16.
+        # 128×128, 8 coils: 3.6 million parameters, 7.5 MB in float16.
         "demo": FlowConfig(
             unet_width=16,
             condition_channels=16,

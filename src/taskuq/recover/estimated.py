@@ -43,8 +43,7 @@ class EstimatedCases:
         device = next(net.parameters()).device
         masks = torch.as_tensor(cases.masks, device=device)
         progress = Progress(len(cases), 0, quiet=quiet)
-        inputs: list[Tensor] = []
-        errors: list[Tensor] = []
+        inputs, errors = torch.empty(0), torch.empty(0)
         together = TOGETHER.get(device.type, 1)
         for start in range(0, len(cases), together):
             indices = range(start, min(start + together, len(cases)))
@@ -52,11 +51,16 @@ class EstimatedCases:
             truth = images.repeat_interleave(len(masks), dim=0)
             mask = masks.repeat(len(images), 1)
             found = estimate(net, keep_measured(truth, mask), mask)
-            for part, of in ((inputs, found.inputs()), (errors, found.error(truth))):
-                part.append(of.view(len(images), len(masks), *of.shape[1:]))
+            told, error = found.inputs(), found.error(truth)
+            if start == 0:
+                # One piece of memory from the start: it may be gigabytes.
+                rows = len(cases), len(masks)
+                inputs, errors = (x.new_empty(*rows, *x.shape[1:]) for x in (told, error))
+            for whole, part in ((inputs, told), (errors, error)):
+                whole[start : indices.stop] = part.view(-1, len(masks), *part.shape[1:])
             for _ in indices:
                 progress.step()
-        return cls(cases, torch.cat(inputs), torch.cat(errors))
+        return cls(cases, inputs, errors)
 
     def __len__(self) -> int:
         return len(self.cases)

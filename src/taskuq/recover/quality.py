@@ -49,6 +49,8 @@ class QualityConfig:
         measure: The masks.
         varnet: Weights of a variational network.
         flow: Weights of a flow; the mean of its samples is judged, and one sample for FID.
+        estimate: For a flow around estimates, its variational network where the TOML beside the
+            flow's weights does not name it.
         features: VGG-16 weights (safetensors, torchvision's names); without them there is no FID.
         samples: Posterior samples whose mean is judged.
         seed: Where the samples come from.
@@ -64,6 +66,7 @@ class QualityConfig:
     measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
     varnet: Path | None = None
     flow: Path | None = None
+    estimate: Path | None = None
     features: Path | None = None
     samples: int = 32
     seed: int = 0
@@ -180,7 +183,8 @@ def _methods(config: QualityConfig, device: torch.device) -> dict[str, Recover]:
     for name, weights in (("varnet", config.varnet), ("flow", config.flow)):
         if weights is None:
             continue
-        recovery = open_recovery(weights, device=device)
+        estimate = config.estimate if name == "flow" else None
+        recovery = open_recovery(weights, device=device, estimate=estimate)
         if isinstance(recovery, VarNetRecovery) != (name == "varnet"):
             other = "flow" if name == "varnet" else "variational network"
             raise InputError(f"{weights} is a {other}; give it under its own name")

@@ -128,7 +128,7 @@ def train(
         machine: On what to train.
         fresh: Whether to begin again and overwrite what is there.
         data: Training and validation cases; by default those the settings name.
-        prepared: What :func:`prepare` made of them, where that is done.
+        prepared: What :func:`prepare` made of the cases; ``data`` is not needed then.
 
     Returns:
         The best weights.
@@ -158,7 +158,7 @@ def prepare(
 
     Arguments:
         settings: Everything that a configuration file says.
-        machine: On what to train.
+        machine: On what to train; estimates are made and kept there.
         data: Training and validation cases; by default those the settings name.
 
     Returns:

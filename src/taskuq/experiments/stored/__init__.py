@@ -1,4 +1,4 @@
-"""Full-size tables that travel with the package: hours of recovery, read in milliseconds."""
+"""Full-size tables that travel with the package: minutes of a GPU, read in milliseconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stored_table(name: str) -> TaskOutputs:
 
     ``atlas-flow`` has posterior samples of atlas patients that no network was trained on,
     ``atlas-varnet`` point estimates of the same slices. configs/atlas/table-flow.toml and
-    table-varnet.toml made them.
+    table-varnet.toml describe them; benchmarks/embedded_gpu.py made them in several processes.
 
     Arguments:
         name: One of :func:`stored`.

@@ -46,7 +46,7 @@ class ConditionNet(nn.Module):
     """A chain of stages; each stage's output conditions one layer and feeds the next stage.
 
     Arguments:
-        inputs: Channels of the U-Net's features.
+        inputs: Channels in: the U-Net's features, and the images themselves where ``direct``.
         channels: Channels of every condition.
         layers: The number of layers of the flow.
 

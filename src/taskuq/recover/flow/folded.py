@@ -81,7 +81,7 @@ class FoldedFlow:
         """What the condition adds to each step's first convolution, (case, pixel, hidden).
 
         Arguments:
-            measured: Zero-filled images as real channels, (case, 2 * coil, height, width).
+            measured: What the flow is told, as real channels, (case, told, height, width).
 
         Returns:
             For each layer, finest first, one map for each step.

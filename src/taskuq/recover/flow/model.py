@@ -70,7 +70,7 @@ class ConditionalFlow(nn.Module):
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
 
     def condition(self, measured: Tensor) -> list[Tensor]:
-        """Turn zero-filled channels (case, 2 * coil, height, width) into conditions."""
+        """Turn what the flow is told, (case, told, height, width), into conditions."""
         self._check(measured, self.config.told)
         features = self.unet.features(measured)
         if self.config.direct:
