@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -64,6 +65,24 @@ def test_a_restart_is_bit_exact(tmp_path, configure, kind, monkeypatch):
     curves = [read_log(tmp_path / run / "metrics.csv") for run in ("whole", "parts")]
     for whole, parts in zip(*curves, strict=True):
         assert {**whole, "seconds": 0} == {**parts, "seconds": 0}
+    shown = scalars(tmp_path / "parts" / "tensorboard")
+    assert [shown["validation_loss", k] for k in range(4)] == pytest.approx(
+        [row["validation_loss"] for row in curves[1]]
+    )
+
+
+def scalars(folder):
+    """What TensorBoard would show: later files replace what earlier ones say of an epoch."""
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    found = {}
+    for file in sorted(folder.iterdir()):
+        data = file.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            event = event_pb2.Event.FromString(data[12 : 12 + length])
+            found |= {(v.tag, event.step): v.simple_value for v in event.summary.value}
+            data = data[16 + length :]
+    return found
 
 
 def stop_after(monkeypatch, epochs):

@@ -9,7 +9,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.plugins.io import CheckpointIO
 
-from taskuq.training.log import log_epoch
+from taskuq.training.log import Events, log_epoch
 from taskuq.training.module import Training
 from taskuq.training.recipe import Recipe
 from taskuq.training.state import load_state, save_state
@@ -63,11 +63,24 @@ class Keep(Callback):
         self.best: float | None = None
         self.since_best = 0
         self.begun = 0.0
+        self.events: Events | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A training that had stopped early has nothing left to do when it is started again."""
         if self._is_exhausted():
             trainer.should_stop = True
+        if trainer.is_global_zero:
+            self.events = Events(self.folder / "tensorboard", trainer.current_epoch)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Close what is open."""
+        self._close()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Close what is open."""
+        self._close()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look at the clock."""
@@ -89,7 +102,10 @@ class Keep(Callback):
         assert isinstance(pl_module, Training)
         mean_loss = pl_module.mean_loss()
         if trainer.is_global_zero:
-            log_epoch(self.folder / "metrics.csv", self._row(trainer, mean_loss))
+            row = self._row(trainer, mean_loss)
+            log_epoch(self.folder / "metrics.csv", row)
+            if self.events is not None:
+                self.events.add(row)
             reached = {"epoch": epoch, self.recipe.monitor: value}
             if is_best:
                 self._weights("best", reached)
@@ -116,6 +132,10 @@ class Keep(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state."""
         self.best, self.since_best = state_dict["best"], state_dict["since_best"]
+
+    def _close(self) -> None:
+        if self.events is not None:
+            self.events.close()
 
     def _is_exhausted(self) -> bool:
         return 0 < self.patience <= self.since_best
