@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,11 @@ def test_scanned_patients_are_not_in_the_table():
 def test_everything_a_report_needs_is_there(folder):
     assert (folder / "report.html").stat().st_size > 100_000
     assert TaskOutputs.load(folder / "table.npz").samples == 32
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    results = page[page.index('id="results"') : page.index('id="explore"')]
+    leading = re.findall(r'href="#(experiment-[^"]+)"', results)
+    assert len(leading) == len(list((folder / "records").glob("*.json")))
+    assert all(page.count(f'id="{name}"') == 1 for name in leading)
     explorer = load_explorer(folder / "explorer.npz")
     assert explorer.slices == 2
     assert explorer.samples.shape[2] == 2

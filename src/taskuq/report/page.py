@@ -147,6 +147,7 @@ def _context(folder: RunFolder) -> dict[str, Any]:
             "title": e.title,
             "claim": e.claim,
             "finding": e.finding,
+            "short": e.finding.partition(":")[0].partition(". ")[0],
             "figures": [_plate(f, used, title_of(f.name)) for f in e.figures],
             "tables": [_grid(t) for t in e.tables],
             "settings": [(str(k), _words(v)) for k, v in e.settings.items()],

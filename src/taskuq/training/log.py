@@ -45,8 +45,9 @@ class Events:
 
     Example:
         >>> import tempfile
-        >>> with Events(Path(tempfile.mkdtemp()), epoch=0) as events:
-        ...     events.add({"epoch": 0, "loss": 3.0})
+        >>> events = Events(Path(tempfile.mkdtemp()), epoch=0)
+        >>> events.add({"epoch": 0, "loss": 3.0})
+        >>> events.close()
     """
 
     def __init__(self, folder: Path, epoch: int) -> None:
@@ -82,12 +83,6 @@ class Events:
         # Not the package's own writer: its thread writes when it likes; a killed run loses that.
         self.records.write(self.event(wall_time=time.time(), **content).SerializeToString())
         self.records.flush()
-
-    def __enter__(self) -> Events:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
