@@ -39,6 +39,7 @@ def test_the_stored_tables_are_of_the_same_slices():
     assert np.array_equal(samples.case, point.case)
     assert np.array_equal(samples.group, point.group)
     assert np.allclose(samples.targets, point.targets, atol=1e-4)
+    assert samples.cases >= 2000
     assert len(np.unique(samples.group)) >= 100
     assert set(np.unique(samples.label)) == {0, 1}
     assert samples.task_range == (0.0, 1.0)
