@@ -30,7 +30,7 @@ MASKS = np.zeros((2, SIZE), dtype=bool)
 MASKS[0, 6:10] = True
 MASKS[1, 4:12] = True
 SMALL = FlowConfig(
-    coils=1, inputs=4, unet_width=4, unet_pools=2, condition_channels=4, layers=2, steps=2
+    coils=1, inputs=6, unet_width=4, unet_pools=2, condition_channels=4, layers=2, steps=2
 )
 
 
@@ -98,7 +98,7 @@ def test_the_error_is_what_lies_between_the_estimate_and_the_truth(net, images):
     mask = torch.as_tensor(MASKS[:1])
     found = estimate(net, keep_measured(truth, mask), mask)
     error = torch.complex(*found.error(truth)[0])
-    assert torch.allclose(found.images[0] + found.spread(0, error), truth[0], atol=1e-5)
+    assert torch.allclose(found.coil_images(0, error[None, None]), truth, atol=1e-5)
 
 
 def test_a_change_of_phase_changes_nothing_the_flow_sees(net, images):
@@ -108,15 +108,15 @@ def test_a_change_of_phase_changes_nothing_the_flow_sees(net, images):
     plain, turned = (estimate(net, keep_measured(x, mask), mask) for x in (truth, turn * truth))
     assert turned.phase.abs().sub(1).abs().max() < 1e-5
     # The network itself hardly depends on the phase: what is left is its own change.
-    off = (turned.images - turn * plain.images).abs().max()
+    off = (turned.image - turn * plain.image).abs().max()
     assert (turned.inputs() - plain.inputs()).abs().max() < 10 * off + 1e-4
-    exact = plain._replace(images=turn * plain.images, phase=turn * plain.phase)
+    exact = plain._replace(image=turn * plain.image, phase=turn * plain.phase)
     assert torch.allclose(exact.error(turn * truth), plain.error(truth), atol=1e-5)
 
 
 def test_direct_conditions_see_what_instance_normalisation_hides():
     """Twice the signal: the U-Net's features are the same, the flow's conditions are not."""
-    told = torch.rand(1, 4, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    told = torch.rand(1, 6, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
     for direct in (False, True):
         with own_randomness(4):
             flow = ConditionalFlow(replace(SMALL, direct=direct)).eval()
@@ -179,14 +179,14 @@ def test_training_cases_take_their_masks_in_turn(net, images, monkeypatch):
 def test_it_learns_how_large_errors_are_and_where(net):
     """Errors three times as large on the right: the samples' spread says so after training."""
     config = FlowConfig(
-        coils=1, inputs=4, unet_width=8, unet_pools=2, condition_channels=8, layers=1, steps=4
+        coils=1, inputs=6, unet_width=8, unet_pools=2, condition_channels=8, layers=1, steps=4
     )
     with own_randomness(0):
         recipe = around_recipe(config)
     flow, generator = recipe.network, torch.Generator().manual_seed(0)
     spread = torch.ones(SIZE) * 0.06
     spread[SIZE // 2 :] = 0.2
-    inputs = torch.zeros(16, 4, SIZE, SIZE)
+    inputs = torch.zeros(16, 6, SIZE, SIZE)
     inputs[:, 0] = spread * 5  # the picture tells
     optimiser = torch.optim.Adam(flow.parameters(), 5e-3)
     flow.train()
@@ -229,5 +229,5 @@ def test_a_flow_around_estimates_names_its_network(net, flow, images, tmp_path):
 
 def test_a_flow_of_whole_images_is_no_flow_around_estimates(net):
     whole = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4))
-    with pytest.raises(InputError, match="coils = 1 and inputs = 4"):
+    with pytest.raises(InputError, match="coils = 1 and inputs = 6"):
         AroundEstimate(whole, net)

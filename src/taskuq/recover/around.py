@@ -18,7 +18,7 @@ from taskuq.errors import InputError
 from taskuq.measure.coils import rss
 from taskuq.measure.fourier import fft2c, ifft2c
 from taskuq.measure.layout import to_channels
-from taskuq.measure.projections import broadcast_mask, data_consistent
+from taskuq.measure.projections import broadcast_mask
 from taskuq.recover.columns import consistent_columns
 from taskuq.recover.flow.folded import fold
 from taskuq.recover.flow.model import ConditionalFlow
@@ -34,53 +34,79 @@ TOGETHER = 64
 PHASE_LINES = 1 / 16
 
 
+# How often the measured lines are put back into the network's image before errors are drawn.
+ROUNDS = 3
+
+
 class Estimate(NamedTuple):
     """What a variational network makes of a batch of measurements.
 
     Attributes:
-        images: Coil images that agree with the measured lines, (case, coil, height, width).
-        maps: Sensitivities, unit sum of squares, the same shape.
+        image: The combined image that the network and the measured lines agree on, complex
+            (case, height, width).
+        first: The network's own combined image, the same shape.
+        maps: Sensitivities, unit sum of squares, (case, coil, height, width).
         measured: Zero-filled coil images, the same shape.
-        phase: The estimate's smooth phase, complex numbers of modulus 1, (case, height, width).
+        mask: Booleans (case, width); True is measured.
+        phase: The image's smooth phase, complex numbers of modulus 1, (case, height, width).
         scale: The 95 % quantile of each case's zero-filled magnitudes, (case,).
     """
 
-    images: Tensor
+    image: Tensor
+    first: Tensor
     maps: Tensor
     measured: Tensor
+    mask: Tensor
     phase: Tensor
     scale: Tensor
 
     def inputs(self) -> Tensor:
-        """What the flow is told: estimate and zero-filled image, combined, (case, 4, h, w)."""
-        both = torch.stack([self._combine(self.images), self._combine(self.measured)], dim=1)
-        return to_channels(both)
+        """What the flow is told: the image before and after, and zero-filled, (case, 6, h, w).
+
+        Where the measured lines had to change the network's image, it was wrong.
+        """
+        zero_filled = _combine(self.maps, self.measured)
+        images = torch.stack([self.image, self.first, zero_filled], dim=1)
+        return to_channels(images * self._turn()[:, None])
 
     def error(self, truth: Tensor) -> Tensor:
-        r"""The estimate's error with its coils combined, (case, 2, height, width).
+        r"""The error of the combined image, (case, 2, height, width).
 
-        .. math:: r = \frac{e^{-i \varphi}}{q} \textstyle\sum_b \bar s_b (x_b - \hat x_b)
+        .. math:: r = \frac{e^{-i \varphi}}{q} \Big(\textstyle\sum_b \bar s_b x_b - \hat c\Big)
 
-        :math:`q` is the scale and :math:`\varphi` the estimate's smooth phase: the real part is
-        an error of the magnitude, most of it, the imaginary part one of the phase.
+        :math:`q` is the scale and :math:`\varphi` the image's smooth phase: the real part is an
+        error of the magnitude, most of it, the imaginary part one of the phase.
 
         Arguments:
             truth: True coil images, complex (case, coil, height, width).
         """
-        return to_channels(self._combine(truth - self.images)[:, None])
+        error = _combine(self.maps, truth) - self.image
+        return to_channels((error * self._turn())[:, None])
 
-    def spread(self, case: int, errors: Tensor) -> Tensor:
-        """Give combined errors of a case, complex (sample, 1, height, width), back to its coils."""
-        return self.maps[case] * (errors * (self.phase[case] * self.scale[case]))
+    def coil_images(self, case: int, errors: Tensor) -> Tensor:
+        """The coil images of a case with these errors, consistent with what was measured.
 
-    def _combine(self, images: Tensor) -> Tensor:
-        combined = (self.maps.conj() * images).sum(1)
-        return combined * self.phase.conj() / self.scale.view(-1, 1, 1)
+        Arguments:
+            case: Which case.
+            errors: Combined errors, complex (sample, 1, height, width).
+
+        Returns:
+            Complex (sample, coil, height, width).
+        """
+        images = self.image[case] + errors * (self.phase[case] * self.scale[case])
+        return consistent_columns(self.maps[case] * images, self.measured[case], self.mask[case])
+
+    def _turn(self) -> Tensor:
+        return self.phase.conj() / self.scale.view(-1, 1, 1)
+
+
+def _combine(maps: Tensor, images: Tensor) -> Tensor:
+    return (maps.conj() * images).sum(1)
 
 
 @torch.no_grad()
 def estimate(net: VarNet, zero_filled: Tensor, mask: Tensor) -> Estimate:
-    """Run a variational network and make its result agree with what was measured.
+    """Run a variational network and let its image agree with what was measured.
 
     Arguments:
         net: The network.
@@ -88,7 +114,7 @@ def estimate(net: VarNet, zero_filled: Tensor, mask: Tensor) -> Estimate:
         mask: Booleans (case, width); True is measured.
 
     Returns:
-        Coil images, sensitivities, what was measured, phase and scale.
+        The combined image, sensitivities, phase and scale.
 
     Example:
         >>> import torch
@@ -99,19 +125,25 @@ def estimate(net: VarNet, zero_filled: Tensor, mask: Tensor) -> Estimate:
         >>> mask[:, 4:12] = True
         >>> measured = keep_measured(torch.randn(1, 4, 16, 16) + 0j, mask)
         >>> found = estimate(net, measured, mask)
-        >>> torch.allclose(keep_measured(found.images, mask), measured, atol=1e-5)
+        >>> images = found.coil_images(0, torch.zeros(1, 1, 16, 16) + 0j)
+        >>> torch.allclose(keep_measured(images, mask), measured, atol=1e-5)
         True
     """
     lines = central_lines(mask.cpu()).to(mask.device)
     kspace = fft2c(zero_filled)
     kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
-    images = data_consistent(net.coil_images(kspace, mask, lines), zero_filled, mask)
     maps = net.sens_net(kspace, lines)
+    first = image = _combine(maps, net.coil_images(kspace, mask, lines))
+    for _ in range(ROUNDS):
+        coils = consistent_columns(maps * image[:, None], zero_filled, mask[:, None, None])
+        image = _combine(maps, coils)
     return Estimate(
-        images=images,
+        image=image,
+        first=first,
         maps=maps,
         measured=zero_filled,
-        phase=_smooth_phase((maps.conj() * images).sum(1)),
+        mask=mask,
+        phase=_smooth_phase(image),
         scale=case_scale(zero_filled),
     )
 
@@ -128,17 +160,17 @@ def _smooth_phase(image: Tensor) -> Tensor:
 
 
 class AroundEstimate:
-    r"""Posterior samples: the estimate, and errors that a flow draws where nothing was measured.
+    r"""Posterior samples: an image, errors that a flow draws, and the lines that were measured.
 
-    .. math:: \hat x^{(j)}_b = \hat x_b
-              + q F^{\mathsf H} (I - M) F \big(s_b e^{i \varphi} r^{(j)}\big)
+    .. math:: \hat x^{(j)}_b = (I - A) \big(s_b (\hat c + q e^{i \varphi} r^{(j)})\big) + y_b
 
-    :math:`\hat x_b` are the estimate's coil images, :math:`s_b` its sensitivities,
-    :math:`\varphi` its smooth phase, :math:`q` its scale, :math:`r^{(j)}` combined errors drawn
-    by the flow, :math:`M` the mask: every sample agrees with the measurement exactly.
+    :math:`\hat c` is the combined image, :math:`s_b` are sensitivities, :math:`\varphi` is the
+    image's smooth phase, :math:`q` its scale, :math:`r^{(j)}` are errors drawn by the flow,
+    :math:`A` keeps the measured lines and :math:`y` is zero-filled: every sample agrees with the
+    measurement exactly.
 
     Arguments:
-        flow: A flow of one combined image, told two (``coils=1, inputs=4``).
+        flow: A flow of one combined image, told three (``coils=1, inputs=6``).
         net: The variational network it was trained around.
         device: Where to draw; by default where the flow is.
         temperature: Standard deviation of the latents; 1 draws from the posterior.
@@ -149,7 +181,7 @@ class AroundEstimate:
         >>> from taskuq.recover.flow import FlowConfig
         >>> from taskuq.recover.varnet import VarNetConfig
         >>> net = VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2))
-        >>> flow = ConditionalFlow(FlowConfig(coils=1, inputs=4, unet_width=4, unet_pools=2,
+        >>> flow = ConditionalFlow(FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2,
         ...                                   condition_channels=4, steps=2))
         >>> scan = Measurement(torch.ones(4, 16, 16) + 0j, torch.ones(16, dtype=torch.bool), 1.0)
         >>> samples = AroundEstimate(flow, net)(scan, samples=3, seed=0)
@@ -165,10 +197,10 @@ class AroundEstimate:
         device: torch.device | str | None = None,
         temperature: float = 1.0,
     ) -> None:
-        if flow.config.coils != 1 or flow.config.inputs != 4:
+        if flow.config.coils != 1 or flow.config.inputs != 6:
             raise InputError(
                 f"the flow has {flow.config.coils} coils and {flow.config.inputs} inputs; a flow "
-                "around an estimate has coils = 1 and inputs = 4"
+                "around an estimate has coils = 1 and inputs = 6"
             )
         self.device = torch.device(device or next(flow.parameters()).device)
         self.flow, self.net = flow, net.to(self.device).eval()
@@ -207,9 +239,7 @@ class AroundEstimate:
             for start in range(0, samples, TOGETHER):
                 numbers = range(start, min(start + TOGETHER, samples))
                 errors = self._errors(inputs, shares, numbers, seed)
-                # The estimate agrees with the measurement; only what it could not see is moved.
-                moved = consistent_columns(found.spread(k, errors), found.images[k], mask[k])
-                drawn.append(finish(moved))
+                drawn.append(finish(found.coil_images(k, errors)))
         result = torch.cat(drawn)
         return result.view(len(seeds), samples, *result.shape[1:])
 

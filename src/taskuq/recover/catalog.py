@@ -32,7 +32,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         # The same size around the estimates of a variational network: 2.5 million parameters.
         "around": FlowConfig(
             coils=1,
-            inputs=4,
+            inputs=6,
             unet_width=32,
             unet_pools=3,
             condition_channels=24,

@@ -71,13 +71,13 @@ def around_recipe(config: FlowConfig) -> Recipe:
     :math:`\sigma` the configuration's ``null_noise``.
 
     Arguments:
-        config: The size of the flow: ``coils=1, inputs=4``.
+        config: The size of the flow: ``coils=1, inputs=6``.
 
     Returns:
         What :func:`taskuq.training.fit.fit` trains; judged by bits per dimension.
 
     Example:
-        >>> around_recipe(FlowConfig(coils=1, inputs=4, unet_width=4, unet_pools=2)).kind
+        >>> around_recipe(FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2)).kind
         'flow'
     """
     return Recipe(

@@ -14,7 +14,7 @@ class FlowConfig:
     Arguments:
         coils: The number of (virtual) coils; the flow has two real channels for each.
         inputs: Real channels of what the flow is told; two for each coil where 0. A flow around an
-            estimate has 4.
+            estimate has 6.
         unet_width: Channels of the first level of the conditioning U-Net.
         unet_pools: How many times the conditioning U-Net halves the image.
         condition_channels: Channels of every condition.
