@@ -55,6 +55,7 @@ def main() -> None:
             f"| {row['acceleration']:g} | {row['method']} | {row['psnr']['mean']:.1f} | "
             f"{row['ssim']['mean']:.3f} | {pixels} | {blocks} |"
         )
+    print(f"over pixels of all slices and accelerations: {record['spread_error_pooled']:.2f}")
     table = stored_table("atlas-flow")
     for R, outputs in zip(table.accelerations, table.outputs, strict=True):
         bias = (outputs.mean(axis=-1) - table.targets).mean()

@@ -20,10 +20,12 @@ from taskuq.protocols import Recover
 from taskuq.recover import FlowRecovery, VarNetRecovery, ZeroFilled, build
 from taskuq.recover.metrics import (
     frechet_distance,
+    rank_correlation,
     spread_error_correlation,
     volume_psnr,
     volume_ssim,
 )
+from taskuq.recover.quality import _some_pixels
 from taskuq.report.page import write_report
 from taskuq.training.toml import toml_text
 from taskuq.training.weights import save_weights
@@ -133,6 +135,7 @@ def test_the_table_of_image_quality(tmp_path, small_flow, randomise, capsys):
     assert rows[2, "zero-filled"]["psnr"]["mean"] > rows[4, "zero-filled"]["psnr"]["mean"]
     assert all(row["volumes"] == 2 and row["ssim"]["mean"] <= 1 for row in rows.values())
     assert len(table(record)) == 7
+    assert -1 <= record["spread_error_pooled"] <= 1
 
 
 def test_an_exact_recovery_has_no_psnr_in_its_record(tmp_path, capsys):
@@ -151,6 +154,21 @@ def test_an_exact_recovery_has_no_psnr_in_its_record(tmp_path, capsys):
     assert (row["exact"], row["volumes"], row["ssim"]["mean"]) == (2, 2, 1.0)
     assert "- " in table(record)[1]
     assert "Image quality of whole volumes" in write_report(tmp_path).read_text()
+
+
+def test_pooled_pixels_rank_slices_against_each_other():
+    """Slices differ in spread and error, pixels of one slice do not: only pooling sees it."""
+    rng = np.random.default_rng(2)
+    spread, error = [], []
+    for level in (0.01, 0.1):
+        truth = torch.ones(32, 32)
+        noise = torch.as_tensor(rng.standard_normal((8, 32, 32)) * level)
+        alone = _some_pixels(truth + noise, truth + level * torch.sign(noise[0]), seed=0)
+        assert abs(rank_correlation(*alone)) < 0.3
+        spread.append(alone[0])
+        error.append(alone[1])
+    assert alone.shape == (2, 1024)
+    assert rank_correlation(np.concatenate(spread), np.concatenate(error)) > 0.7
 
 
 def test_nothing_is_ranked_where_samples_do_not_differ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,15 +89,31 @@ def spread_error_correlation(
         >>> round(spread_error_correlation(samples, truth), 6)
         1.0
     """
-    from scipy.stats import spearmanr
-
     maps = torch.stack([samples.std(0), (samples.mean(0) - truth).abs(), truth])
     maps = torch.nn.functional.avg_pool2d(maps[:, None], block)[:, 0]
     inside = maps[2] > foreground * truth.max() if foreground else torch.ones_like(maps[2]).bool()
-    spread, error = maps[0][inside], maps[1][inside]
-    if min(np.ptp(values.numpy()) if len(values) else 0.0 for values in (spread, error)) == 0:
+    return rank_correlation(maps[0][inside].numpy(), maps[1][inside].numpy())
+
+
+def rank_correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
+    """Spearman's correlation; NaN where either has one value only and nothing can be ranked.
+
+    Arguments:
+        first: Numbers.
+        second: As many.
+
+    Returns:
+        A number between -1 and 1, or NaN.
+
+    Example:
+        >>> round(rank_correlation(np.array([1, 2, 3]), np.array([0.1, 0.5, 70])), 6)
+        1.0
+    """
+    from scipy.stats import spearmanr
+
+    if min(np.ptp(values) if len(values) else 0.0 for values in (first, second)) == 0:
         return math.nan
-    return float(spearmanr(spread.numpy(), error.numpy()).statistic)
+    return float(spearmanr(first, second).statistic)
 
 
 def frechet_distance(first: FloatArray, second: FloatArray) -> float:

@@ -22,6 +22,7 @@ from taskuq.recover.methods import VarNetRecovery
 from taskuq.recover.metrics import (
     FloatArray,
     frechet_distance,
+    rank_correlation,
     spread_error_correlation,
     volume_psnr,
     volume_ssim,
@@ -36,6 +37,8 @@ from taskuq.training.toml import to_table
 SCHEMA = "taskuq.quality/1"
 # Rows and columns of the blocks in which spread and error are compared.
 BLOCK = 4
+# Pixels of each slice that are compared over all slices and accelerations.
+PIXELS = 4096
 Features = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -86,7 +89,8 @@ def judge(
     Returns:
         A record: ``results`` has one row for each acceleration and method, with the mean over
         volumes and its standard error. ``exact`` counts volumes that were recovered exactly; their
-        PSNR is infinite, and the mean of such a row is null.
+        PSNR is infinite, and the mean of such a row is null. ``spread_error_pooled`` is the rank
+        correlation of samples' spread and error over pixels of all slices and accelerations.
     """
     training, validation = open_data(config.data)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -97,13 +101,19 @@ def judge(
         count = min(config.references or len(training), len(training))
         tell(f"features of {count} training images")
         reference = _reference(training, count, features)
-    rows = []
+    rows, pooled = [], []
     for acceleration in config.measure.accelerations:
         for name, recover in methods.items():
             tell(f"R = {acceleration:g}, {name}")
             found = _judge_method(validation, acceleration, recover, config, features)
             rows.append(_row(acceleration, name, found, reference))
-    return {"schema": SCHEMA, "config": to_table(config), "results": rows}
+            pooled += found.pixels
+    record: dict[str, Any] = {"schema": SCHEMA, "config": to_table(config), "results": rows}
+    if pooled:
+        spread, error = np.concatenate(pooled, axis=1)
+        correlation = rank_correlation(spread, error)
+        record["spread_error_pooled"] = None if math.isnan(correlation) else correlation
+    return record
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,7 @@ class _Found:
     ssim: list[float]
     correlation: list[float]
     where: list[float]
+    pixels: list[FloatArray]
     features: list[FloatArray]
     rejected: int
 
@@ -123,7 +134,7 @@ def _judge_method(
     config: QualityConfig,
     features: Features | None,
 ) -> _Found:
-    psnr, similarity, correlation, where, seen = [], [], [], [], []
+    psnr, similarity, correlation, where, pixels, seen = [], [], [], [], [], []
     before = getattr(recover, "rejected", 0)
     for numbers in _volumes(cases, config.volumes):
         truth, means, singles = [], [], []
@@ -138,6 +149,7 @@ def _judge_method(
             if len(drawn) > 1:
                 correlation.append(spread_error_correlation(drawn, truth[-1]))
                 where.append(spread_error_correlation(drawn, truth[-1], foreground=0, block=BLOCK))
+                pixels.append(_some_pixels(drawn, truth[-1], seed))
             means.append(drawn.mean(0))
             singles.append(drawn[0])
         true, mean = torch.stack(truth), torch.stack(means)
@@ -145,9 +157,17 @@ def _judge_method(
         similarity.append(volume_ssim(mean, true))
         if features is not None:
             seen.append(_features(features, torch.stack(singles), float(true.max())))
-    return _Found(
-        psnr, similarity, correlation, where, seen, getattr(recover, "rejected", 0) - before
-    )
+    rejected = getattr(recover, "rejected", 0) - before
+    return _Found(psnr, similarity, correlation, where, pixels, seen, rejected)
+
+
+def _some_pixels(drawn: Tensor, truth: Tensor, seed: int) -> FloatArray:
+    """Spread and error of some pixels, relative to the slice's maximum, (2, pixel)."""
+    maps = torch.stack([drawn.std(0), (drawn.mean(0) - truth).abs()]).flatten(
+        1
+    ) / truth.max().clamp_min(1e-12)
+    chosen = np.random.default_rng(seed).permutation(maps.shape[1])[:PIXELS]
+    return np.asarray(maps[:, chosen].double())
 
 
 def _row(
