@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from taskuq.recover.flow import kernels, rows
+from taskuq.recover.flow import FlowConfig, kernels, rows
 from taskuq.recover.flow.rows import Attend, Fold, Subnet
+from taskuq.recover.recipes import around_recipe, varnet_recipe
+from taskuq.recover.varnet import VarNetConfig
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and kernels.is_available()), reason="needs a GPU with Triton"
@@ -72,3 +74,55 @@ def test_pixelwise_is_its_twin(plain, half, hidden):
     rounded = Subnet(*(w.bfloat16() if w.ndim == 2 else w for w in net))
     found = rows.pixelwise(x.bfloat16(), share.bfloat16(), rounded, 0.01, 3)
     assert distance(found, expected) < 1e-2
+
+
+@pytest.mark.parametrize("kind", ["flow", "varnet"])
+def test_replayed_steps_are_steps(kind):
+    """The same losses and weights, a smaller last batch and a pause for evaluation included."""
+
+    def losses(replayed):
+        torch.manual_seed(0)
+        if kind == "flow":
+            config = FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2,
+                                condition_channels=4, layers=2, steps=2)  # fmt: skip
+            recipe = around_recipe(config, replayed=replayed)
+        else:
+            recipe = varnet_recipe(VarNetConfig(cascades=2, width=4, pools=2), replayed=replayed)
+        net, found = recipe.network.cuda().train(), []
+        optimiser = torch.optim.Adam(net.parameters(), 1e-3)
+        for step, cases in enumerate((4, 4, 3, 4, 4)):
+            generator = torch.Generator("cuda").manual_seed(step)
+            batch = _batch(kind, cases, generator)
+            if step == 0 and recipe.first_batch is not None:
+                recipe.first_batch(net, batch, generator)
+            if step == 3:
+                net.eval()
+                with torch.no_grad():
+                    found.append(recipe.validate(net, batch, generator)["loss"].mean())
+                net.train()
+            loss = recipe.loss(net, batch, generator)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            found.append(loss.detach())
+        return torch.stack(found), torch.cat([p.detach().flatten() for p in net.parameters()])
+
+    plain, quick = losses(False), losses(True)
+    torch.testing.assert_close(quick[0], plain[0], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(quick[1], plain[1], rtol=1e-2, atol=1e-3)
+
+
+def _batch(kind, cases, generator):
+    def normal(*shape, dtype=torch.float32):
+        return torch.randn(cases, *shape, generator=generator, device="cuda", dtype=dtype)
+
+    if kind == "flow":
+        return {"inputs": normal(6, 32, 32), "error": normal(2, 32, 32)}
+    mask = torch.zeros(cases, 32, dtype=torch.bool, device="cuda")
+    mask[:, 8:24] = True
+    return {
+        "image": normal(4, 32, 32, dtype=torch.complex64),
+        "mask": mask,
+        "low_frequencies": torch.full((cases,), 16, device="cuda"),
+        "data_range": torch.full((cases,), 3.0, device="cuda"),
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -18,6 +19,7 @@ from taskuq.recover.flow.sampler import case_scale
 from taskuq.recover.ssim import ssim
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.training.recipe import Batch, Recipe
+from taskuq.training.replay import Replayed
 
 
 def flow_recipe(config: FlowConfig, *, compiled: bool = False) -> Recipe:
@@ -60,7 +62,7 @@ def flow_recipe(config: FlowConfig, *, compiled: bool = False) -> Recipe:
     )
 
 
-def around_recipe(config: FlowConfig) -> Recipe:
+def around_recipe(config: FlowConfig, *, replayed: bool = False) -> Recipe:
     r"""Train a flow by maximum likelihood of the error of an estimate.
 
     .. math:: \min\; -\log p\big(r + \sigma \epsilon \mid \hat x, y\big), \qquad
@@ -72,6 +74,7 @@ def around_recipe(config: FlowConfig) -> Recipe:
 
     Arguments:
         config: The size of the flow: ``coils=1, inputs=6``.
+        replayed: Whether to record a step on the GPU and replay it.
 
     Returns:
         What :func:`taskuq.training.fit.fit` trains; judged by bits per dimension.
@@ -80,21 +83,25 @@ def around_recipe(config: FlowConfig) -> Recipe:
         >>> around_recipe(FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2)).kind
         'flow'
     """
+    flow = ConditionalFlow(config)
+    bits = partial(_bits, flow)
+    step = Replayed(flow, bits) if replayed else bits
     return Recipe(
         kind="flow",
-        network=ConditionalFlow(config),
+        network=flow,
         config=config,
-        loss=lambda net, batch, generator: _around_bits(net, batch, generator).mean(),
-        validate=lambda net, batch, generator: {"loss": _around_bits(net, batch, generator)},
+        loss=lambda net, batch, generator: step(*_around(net, batch, generator)).mean(),
+        validate=lambda net, batch, generator: {"loss": bits(*_around(net, batch, generator))},
         first_batch=lambda net, batch, generator: _begin(net, *_around(net, batch, generator)),
     )
 
 
-def varnet_recipe(config: VarNetConfig) -> Recipe:
+def varnet_recipe(config: VarNetConfig, *, replayed: bool = False) -> Recipe:
     """Train a variational network to the structural similarity of magnitude images.
 
     Arguments:
         config: The size of the network.
+        replayed: Whether to record a step on the GPU and replay it.
 
     Returns:
         What :func:`taskuq.training.fit.fit` trains; judged by 1 - SSIM.
@@ -103,12 +110,15 @@ def varnet_recipe(config: VarNetConfig) -> Recipe:
         >>> varnet_recipe(VarNetConfig(cascades=1, width=2)).kind
         'varnet'
     """
+    net = VarNet(config)
+    dissimilarity = partial(_dissimilarity, net)
+    step = Replayed(net, dissimilarity) if replayed else dissimilarity
     return Recipe(
         kind="varnet",
-        network=VarNet(config),
+        network=net,
         config=config,
-        loss=lambda net, batch, generator: _dissimilarity(net, batch).mean(),
-        validate=lambda net, batch, generator: {"loss": _dissimilarity(net, batch)},
+        loss=lambda net, batch, generator: step(*_seen(batch)).mean(),
+        validate=lambda net, batch, generator: {"loss": dissimilarity(*_seen(batch))},
     )
 
 
@@ -157,9 +167,7 @@ def _compile(flow: ConditionalFlow) -> None:
 
 def _flow_bits(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
     flow = cast(ConditionalFlow, net)
-    measured, target = flow_target(batch["image"], batch["mask"], flow.config, generator)
-    latents, log_det = flow(target, flow.condition(measured))
-    return bits_per_dimension(cast(Sequence[Tensor], latents), log_det)
+    return _bits(flow, *flow_target(batch["image"], batch["mask"], flow.config, generator))
 
 
 def _around(net: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -168,10 +176,8 @@ def _around(net: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[T
     return batch["inputs"], error + config.null_noise * noise
 
 
-def _around_bits(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
-    flow = cast(ConditionalFlow, net)
-    inputs, error = _around(net, batch, generator)
-    latents, log_det = flow(error, flow.condition(inputs))
+def _bits(flow: ConditionalFlow, told: Tensor, target: Tensor) -> Tensor:
+    latents, log_det = flow(target, flow.condition(told))
     return bits_per_dimension(cast(Sequence[Tensor], latents), log_det)
 
 
@@ -188,8 +194,13 @@ def _begin(net: nn.Module, told: Tensor, target: Tensor) -> None:
         flow(target, flow.condition(told), start=True)
 
 
-def _dissimilarity(net: nn.Module, batch: Batch) -> Tensor:
-    kspace = fft2c(batch["image"])
-    kspace = torch.where(broadcast_mask(batch["mask"], kspace), kspace, 0)
-    recovered = net(kspace, batch["mask"], batch["low_frequencies"])
-    return 1 - ssim(recovered, rss(batch["image"]), batch["data_range"])
+def _dissimilarity(
+    net: VarNet, image: Tensor, mask: Tensor, lines: Tensor, data_range: Tensor
+) -> Tensor:
+    kspace = fft2c(image)
+    kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
+    return 1 - ssim(net(kspace, mask, lines), rss(image), data_range)
+
+
+def _seen(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return batch["image"], batch["mask"], batch["low_frequencies"], batch["data_range"]

@@ -135,7 +135,7 @@ def train(
     """
     cases = prepared or prepare(settings, machine=machine, data=data)
     with own_randomness(settings.training.seed):
-        recipe = _recipe(settings)
+        recipe = _recipe(settings, _is_one(machine) and settings.training.replay)
     return fit(
         recipe,
         cases[0],
@@ -180,11 +180,11 @@ def prepare(
     return measured
 
 
-def _recipe(settings: FlowTraining | VarNetTraining) -> Recipe:
+def _recipe(settings: FlowTraining | VarNetTraining, replayed: bool) -> Recipe:
     if isinstance(settings, VarNetTraining):
-        return varnet_recipe(settings.network)
+        return varnet_recipe(settings.network, replayed=replayed)
     if settings.estimate is not None:
-        return around_recipe(settings.network)
+        return around_recipe(settings.network, replayed=replayed)
     return flow_recipe(settings.network, compiled=settings.training.compile)
 
 
@@ -203,15 +203,18 @@ def _around_estimates(
     return training, validation
 
 
+def _is_one(machine: Machine | None) -> bool:
+    """Whether one GPU may train, and no other process beside it."""
+    machine = machine or Machine()
+    may_be_gpu = machine.accelerator in ("auto", "gpu", "cuda")
+    return may_be_gpu and machine.devices * machine.nodes == 1
+
+
 def _resident(cases: Dataset, machine: Machine | None, workers: int) -> Dataset:
     """Cases in memory go to the one GPU that trains, where they fit and nobody loads for it."""
     import torch
 
-    machine = machine or Machine()
-    one_gpu = (
-        machine.accelerator in ("auto", "gpu", "cuda") and machine.devices * machine.nodes == 1
-    )
-    if not (isinstance(cases, InMemory) and one_gpu and workers == 0):
+    if not (isinstance(cases, InMemory) and _is_one(machine) and workers == 0):
         return cases
     if not torch.cuda.is_available():
         return cases
