@@ -44,18 +44,19 @@ def main() -> None:
     for figure in figures:
         name = figure.name if figure.name.startswith("atlas") else f"atlas-{figure.name}"
         print(draw(figure, DOCS / "figures" / f"{name}.svg"))
-    print("| R | method | PSNR | SSIM | spread and error, pixels | blocks |")
-    print("|---|---|---|---|---|---|")
+    print("| R | method | PSNR | SSIM | spread and error, pixels | blocks | sizes |")
+    print("|---|---|---|---|---|---|---|")
     for row in record["results"]:
-        pixels, blocks = (
+        pixels, blocks, sizes = (
             f"{row[key]:.2f}" if key in row else ""
-            for key in ("spread_error_correlation", "spread_error_blocks")
+            for key in ("spread_error_correlation", "spread_error_blocks", "spread_error_ratio")
         )
         print(
             f"| {row['acceleration']:g} | {row['method']} | {row['psnr']['mean']:.1f} | "
-            f"{row['ssim']['mean']:.3f} | {pixels} | {blocks} |"
+            f"{row['ssim']['mean']:.3f} | {pixels} | {blocks} | {sizes} |"
         )
-    print(f"over pixels of all slices and accelerations: {record['spread_error_pooled']:.2f}")
+    pooled = record.get("spread_error_pooled", float("nan"))
+    print(f"over pixels of all slices and accelerations: {pooled:.2f}")
     table = stored_table("atlas-flow")
     for R, outputs in zip(table.accelerations, table.outputs, strict=True):
         bias = (outputs.mean(axis=-1) - table.targets).mean()

@@ -237,9 +237,13 @@ def _tar(target: Path, files: Sequence[Path], root: Path) -> None:
 def show(path: Path) -> None:
     if not path.exists():
         return
-    for row in json.loads(path.read_text())["results"]:
+    record = json.loads(path.read_text())
+    pooled = record.get("spread_error_pooled", float("nan"))
+    print(f"{path.parent.name}: spread and error of all pixels {pooled:.3f}")
+    for row in record["results"]:
         numbers: dict[str, Any] = {k: row[k]["mean"] for k in ("psnr", "ssim")}
-        numbers["spread-error"] = row.get("spread_error_correlation", float("nan"))
+        for name in ("correlation", "blocks", "ratio"):
+            numbers[f"spread-error {name}"] = row.get(f"spread_error_{name}", float("nan"))
         print(
             f"{path.parent.name:6s} R={row['acceleration']:<5g} {row['method']:12s}",
             *(f"{k} {v:7.3f}" for k, v in numbers.items()),

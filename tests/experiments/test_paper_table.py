@@ -5,6 +5,8 @@ import json
 import pytest
 from benchmarks.paper import ENTRIES, MISSING, put
 from benchmarks.paper import table as markdown
+from benchmarks.real_data import NETWORKS, TABLES
+from benchmarks.real_data import main as collect
 
 from taskuq.experiments.claims import EXPERIMENTS, run_all
 
@@ -30,3 +32,26 @@ def test_only_the_named_block_is_replaced(tmp_path):
     assert page.read_text() == "a\n<!-- x -->\n\nnew\n\n<!-- end of x -->\nb\n"
     with pytest.raises(SystemExit):
         put("new", page, "y")
+
+
+def test_the_tables_of_real_data_come_from_two_runs(table, few, tmp_path, capsys):
+    for folder in NETWORKS.values():
+        (tmp_path / folder / "records").mkdir(parents=True)
+        for record in run_all(table, None, few):
+            path = tmp_path / folder / "records" / f"{record['name']}.json"
+            path.write_text(json.dumps(record))
+    collect([str(tmp_path)])
+
+    printed = capsys.readouterr().out.strip().split("\n\n")
+    rounds = len(table.accelerations)
+    assert [len(one.splitlines()) - 2 for one in printed] == [
+        2 * 2 * rounds,
+        2,
+        2 * 2 * len(few.goals),
+    ]
+    page = tmp_path / "page.md"
+    page.write_text("\n".join(f"<!-- {name} -->\n<!-- end of {name} -->" for name in TABLES))
+    collect([str(tmp_path), "--into", str(page)])
+    assert all(one in page.read_text() for one in printed)
+    with pytest.raises(SystemExit):
+        collect([])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,13 +15,17 @@ from taskuq.errors import InputError
 from taskuq.measure.layout import to_complex
 from taskuq.measure.mri import MultiCoilMRI
 from taskuq.measure.projections import keep_measured
-from taskuq.recover.around import AroundEstimate, estimate
+from taskuq.recover.around import AroundEstimate
 from taskuq.recover.cases import MeasuredCases
+from taskuq.recover.estimate import estimate
 from taskuq.recover.estimated import TOGETHER, EstimatedCases
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.flow.folded import fold
+from taskuq.recover.flow.sampler import case_scale
 from taskuq.recover.opening import open_recovery
 from taskuq.recover.recipes import around_recipe
+from taskuq.recover.temperature import temperature_at
+from taskuq.recover.train import FlowTraining
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.training.seeds import own_randomness
 from taskuq.training.weights import save_weights
@@ -132,6 +137,36 @@ def test_direct_conditions_see_what_instance_normalisation_hides():
         assert torch.allclose(to_complex(slow), quick, atol=1e-5)
 
 
+def test_what_measured_lines_take_away_is_given_in_advance(net, images):
+    """Errors in all lines alike spread as far as they were drawn, however much is measured."""
+    with own_randomness(2):
+        flow = ConditionalFlow(SMALL).eval()  # a new flow has no preference for any line
+    coil = SimulatedCoils(images.source, coils=1, seed=0)
+    spread = []
+    for scan in (scans(coil, 4)[0], scans(coil, 2)[0]):
+        drawn = AroundEstimate(flow, net).coil_images(scan, samples=256, seed=0)
+        scale = case_scale(scan.zero_filled[None])
+        spread.append(float((drawn - drawn.mean(0)).abs().square().mean().sqrt() / scale))
+    assert spread[0] == pytest.approx(spread[1], rel=0.02)
+
+
+@pytest.mark.parametrize(("unmeasured", "widening"), [(12, 4 / 3), (8, 2), (1, 2), (0, 1)])
+def test_latents_are_widened_as_far_as_at_half_the_lines(net, images, unmeasured, widening):
+    mask = torch.zeros(1, SIZE, dtype=torch.bool)
+    mask[:, unmeasured // 2 : unmeasured // 2 + SIZE - unmeasured] = True
+    found = estimate(net, images[0].image[None], mask)
+    assert found.widening(0) == pytest.approx(widening**0.5)
+
+
+def test_what_was_not_measured_is_not_used(net, flow, images):
+    """A zero-filled image that still holds other lines gives the samples of its measured ones."""
+    scan = scans(images, 4)[0]
+    whole = replace(scan, zero_filled=images[0].image)
+    recover = AroundEstimate(flow, net)
+    a, b = (recover.coil_images(s, samples=2, seed=0) for s in (scan, whole))
+    assert torch.allclose(a, b, atol=1e-5)
+
+
 def test_no_temperature_gives_one_image(net, flow, images):
     drawn = AroundEstimate(flow, net, temperature=0)(scans(images, 4)[0], samples=3, seed=0)
     assert drawn.std(0).max() < 1e-6
@@ -152,7 +187,7 @@ def test_the_last_draw_counts(net, flow, images, monkeypatch):
     """Ten draws that are not numbers and an eleventh that is: it is taken."""
     recover, draws = AroundEstimate(flow, net), []
 
-    def inverse(inputs, shares, rows):
+    def inverse(inputs, shares, rows, spread):
         draws.append(len(rows))
         value = torch.nan if len(draws) < 11 else 0.0
         return torch.full((len(rows), 1, SIZE, SIZE), value, dtype=torch.complex64)
@@ -225,6 +260,41 @@ def test_a_flow_around_estimates_names_its_network(net, flow, images, tmp_path):
         open_recovery(silent)
     with pytest.raises(InputError, match="no variational network"):
         open_recovery(silent, estimate=told)
+
+
+def test_weights_say_at_what_temperature_to_draw(net, flow, images, tmp_path):
+    varnet = save_weights(net, tmp_path / "v.safetensors", kind="varnet", config=net.config)
+    notes = {"estimate": str(varnet), "temperatures": [[4.0, 0.0], [2.0, 0.5]]}
+    path = save_weights(
+        flow, tmp_path / "f.safetensors", kind="flow", config=flow.config, notes=notes
+    )
+    cold, mild = scans(images, 4)[0], scans(images, 2)[0]
+    recover = open_recovery(path)
+    assert recover(cold, samples=3, seed=0).std(0).max() < 1e-6
+    alike = open_recovery(path, temperature=0.5)
+    assert torch.equal(recover(mild, samples=3, seed=0), alike(mild, samples=3, seed=0))
+    assert alike(cold, samples=3, seed=0).std(0).max() > 1e-3  # what is given goes before
+
+
+@pytest.mark.parametrize(("step", "expected"), [(1, 1), (2, 1), (4, 0.9), (8, 0.8), (16, 0.8)])
+def test_temperatures_are_interpolated_between_accelerations(step, expected):
+    mask = torch.arange(64) % step == 0
+    assert temperature_at([(8, 0.8), (2, 1)], mask) == pytest.approx(expected)
+    assert temperature_at(0.7, mask) == 0.7
+
+
+def test_temperatures_of_a_configuration_are_checked():
+    with pytest.raises(InputError, match="for a flow around estimates"):
+        FlowTraining(temperatures=((16, 0.9),))
+    for wrong in ((0.5, 1.0), (16.0, -1.0), (16.0, float("nan")), (16.0,), (16.0, 1.0, 1.0)):
+        with pytest.raises(InputError, match="or pairs of an acceleration"):
+            FlowTraining(estimate=Path("varnet-atlas"), temperatures=(wrong,))
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), ()])
+def test_a_temperature_that_is_none_is_refused(net, flow, wrong):
+    with pytest.raises(InputError, match="the temperature is"):
+        AroundEstimate(flow, net, temperature=wrong)
 
 
 def test_a_flow_of_whole_images_is_no_flow_around_estimates(net):

@@ -77,39 +77,64 @@ def test_pixelwise_is_its_twin(plain, half, hidden):
 
 
 @pytest.mark.parametrize("kind", ["flow", "varnet"])
-def test_replayed_steps_are_steps(kind):
-    """The same losses and weights, a smaller last batch and a pause for evaluation included."""
+def test_replayed_steps_are_steps(kind, monkeypatch):
+    """From equal weights the same loss, gradients and buffers, at every step of a training.
 
-    def losses(replayed):
-        torch.manual_seed(0)
-        if kind == "flow":
-            config = FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2,
-                                condition_channels=4, layers=2, steps=2)  # fmt: skip
-            recipe = around_recipe(config, replayed=replayed)
-        else:
-            recipe = varnet_recipe(VarNetConfig(cascades=2, width=4, pools=2), replayed=replayed)
-        net, found = recipe.network.cuda().train(), []
-        optimiser = torch.optim.Adam(net.parameters(), 1e-3)
-        for step, cases in enumerate((4, 4, 3, 4, 4)):
-            generator = torch.Generator("cuda").manual_seed(step)
-            batch = _batch(kind, cases, generator)
-            if step == 0 and recipe.first_batch is not None:
-                recipe.first_batch(net, batch, generator)
-            if step == 3:
-                net.eval()
-                with torch.no_grad():
-                    found.append(recipe.validate(net, batch, generator)["loss"].mean())
-                net.train()
-            loss = recipe.loss(net, batch, generator)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            found.append(loss.detach())
-        return torch.stack(found), torch.cat([p.detach().flatten() for p in net.parameters()])
+    A smaller batch and a pause for evaluation are among them.
+    """
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    recorded, record = [], torch.cuda.make_graphed_callables
+    monkeypatch.setattr(
+        torch.cuda,
+        "make_graphed_callables",
+        lambda *given, **named: recorded.append(given) or record(*given, **named),
+    )
+    plain, quick = (_recipe(kind, replayed) for replayed in (False, True))
+    plain.network.cuda().train()
+    quick.network.cuda().train()
+    optimiser = torch.optim.Adam(plain.network.parameters(), 1e-3)
+    for step, cases in enumerate((4, 4, 3, 4, 4)):
+        batch = _batch(kind, cases, torch.Generator("cuda").manual_seed(step))
+        if step == 0 and plain.first_batch is not None:
+            plain.first_batch(plain.network, batch, torch.Generator("cuda").manual_seed(step))
+        quick.network.load_state_dict(plain.network.state_dict())
+        if step == 3:
+            expected = _validation(plain, batch, step)
+            assert _validation(quick, batch, step) == pytest.approx(expected, rel=1e-5)
+        expected, found = (_step(recipe, batch, step) for recipe in (plain, quick))
+        torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
+        assert distance(found[1], expected[1]) < 1e-3
+        for ours, theirs in zip(quick.network.buffers(), plain.network.buffers(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        optimiser.step()
+    assert len(recorded) == 1
 
-    plain, quick = losses(False), losses(True)
-    torch.testing.assert_close(quick[0], plain[0], rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(quick[1], plain[1], rtol=1e-2, atol=1e-3)
+
+def _recipe(kind, replayed):
+    if kind == "flow":
+        config = FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2,
+                            condition_channels=4, layers=2, steps=2)  # fmt: skip
+        return around_recipe(config, replayed=replayed)
+    return varnet_recipe(VarNetConfig(cascades=2, width=4, pools=2), replayed=replayed)
+
+
+def _step(recipe, batch, step):
+    """The loss of a batch, and the gradients of all weights in one vector."""
+    net = recipe.network
+    net.zero_grad()
+    loss = recipe.loss(net, batch, torch.Generator("cuda").manual_seed(step))
+    loss.backward()
+    gradients = [p.grad.flatten() for p in net.parameters() if p.grad is not None]
+    return loss.detach(), torch.cat(gradients)
+
+
+@torch.no_grad()
+def _validation(recipe, batch, step):
+    recipe.network.eval()
+    generator = torch.Generator("cuda").manual_seed(step)
+    loss = recipe.validate(recipe.network, batch, generator)["loss"].mean().item()
+    recipe.network.train()
+    return loss
 
 
 def _batch(kind, cases, generator):

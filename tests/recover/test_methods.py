@@ -25,7 +25,7 @@ from taskuq.recover.metrics import (
     volume_psnr,
     volume_ssim,
 )
-from taskuq.recover.quality import _some_pixels
+from taskuq.recover.quality import _size_ratio, _some_pixels
 from taskuq.report.page import write_report
 from taskuq.training.toml import toml_text
 from taskuq.training.weights import save_weights
@@ -135,7 +135,8 @@ def test_the_table_of_image_quality(tmp_path, small_flow, randomise, capsys):
     assert rows[2, "zero-filled"]["psnr"]["mean"] > rows[4, "zero-filled"]["psnr"]["mean"]
     assert all(row["volumes"] == 2 and row["ssim"]["mean"] <= 1 for row in rows.values())
     assert len(table(record)) == 7
-    assert -1 <= record["spread_error_pooled"] <= 1
+    assert math.isfinite(record["spread_error_pooled"])
+    assert {method for (_, method), row in rows.items() if "spread_error_ratio" in row} == {"flow"}
 
 
 def test_an_exact_recovery_has_no_psnr_in_its_record(tmp_path, capsys):
@@ -169,6 +170,22 @@ def test_pooled_pixels_rank_slices_against_each_other():
         error.append(alone[1])
     assert alone.shape == (2, 1024)
     assert rank_correlation(np.concatenate(spread), np.concatenate(error)) > 0.7
+
+
+@pytest.mark.parametrize("samples", [2, 64])
+@pytest.mark.parametrize("size", [0.5, 1, 2])
+def test_sizes_of_spread_and_error_are_compared(size, samples):
+    """Samples of the posterior that the truth is drawn from have ratio 1, however many."""
+    pixels = []
+    for level in (0.01, 0.1):
+        rng = np.random.default_rng(2)
+        noise = torch.as_tensor(rng.standard_normal((samples + 1, 64, 64))) * level
+        drawn = 1 + size * noise[1:]
+        pixels.append(_some_pixels(drawn, torch.ones(64, 64) + noise[0], seed=0))
+    # The mean of the samples is off by its own error, too.
+    expected = size * ((1 + 1 / samples) / (1 + size**2 / samples)) ** 0.5
+    assert _size_ratio(pixels, samples) == pytest.approx(expected, rel=0.03)
+    assert _size_ratio([np.zeros((2, 5))], samples) is None
 
 
 def test_nothing_is_ranked_where_samples_do_not_differ():

@@ -188,6 +188,8 @@ def test_shipped_configurations_are_valid(file, layout, preset):
         ("[training]\nepochs = true", "training.epochs is True; give a whole number"),
         ("[training]\nepochs = 0", "epochs is 0"),
         ("[training]\nlearning_rate = -1", "positive learning rate"),
+        ("[training]\nreplay = true\nprecision = 'bf16-mixed'", "for precision 32-true"),
+        ("[training]\nreplay = true\naccumulate = 2", "for one batch a step"),
         ("[training]\nprecision = 'fp8'", "choose from '32-true', 'bf16-mixed'"),
         ("[measure]\naccelerations = 4", "give a list"),
         ("network = 3", r"make it a table, \[network\]"),

@@ -30,7 +30,8 @@ class RecoverConfig:
             'flow-atlas'; not for zero-filled.
         estimate: For a flow around estimates, its variational network where the TOML beside the
             flow's weights does not name it.
-        temperature: Of the flow's latents; 1 draws from the posterior.
+        temperature: Of the flow's latents; by default what the flow's TOML says, else 1, which
+            draws what was learned.
         precision: 'auto' draws in bfloat16 on a GPU, 'float32' as a CPU does.
     """
 
@@ -38,7 +39,7 @@ class RecoverConfig:
     weights: Path | None = None
     path: Path | None = None
     estimate: Path | None = None
-    temperature: float = 1.0
+    temperature: float | None = None
     precision: Literal["auto", "float32"] = "auto"
 
 
@@ -101,7 +102,10 @@ class Run:
     @property
     def configuration(self) -> dict[str, Any]:
         """The configuration as values that JSON can hold."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self.config), default=str))
+        values = asdict(self.config)
+        # Where none is given, the weights say at what temperature they are drawn from.
+        values["recover"]["temperature"] = getattr(self.pipeline.recover, "temperature", None)
+        plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
         return plain
 
 

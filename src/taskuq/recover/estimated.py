@@ -9,8 +9,8 @@ from torch import Tensor
 
 from taskuq.measure.projections import keep_measured
 from taskuq.pipeline.progress import Progress
-from taskuq.recover.around import estimate
 from taskuq.recover.cases import MeasuredCases
+from taskuq.recover.estimate import estimate
 from taskuq.recover.varnet import VarNet
 
 # Cases that are estimated together: a GPU wants many, a CPU's cache holds one.
@@ -23,7 +23,7 @@ class EstimatedCases:
 
     Arguments:
         cases: The cases, with their masks.
-        inputs: What the flow is told, (case, round, 4, height, width).
+        inputs: What the flow is told, (case, round, 6, height, width).
         errors: What it learns, (case, round, 2, height, width).
     """
 

@@ -24,7 +24,7 @@ def open_recovery(
     estimate: Path | str | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
-    temperature: float = 1.0,
+    temperature: float | None = None,
 ) -> Recover:
     """Load a network and make it ready to recover.
 
@@ -34,7 +34,8 @@ def open_recovery(
             the flow was trained with, as the TOML beside its weights names it.
         device: Where to run.
         dtype: The precision of a flow's convolutions; bfloat16 on a GPU, float32 elsewhere.
-        temperature: Of a flow's latents; 1 draws from the posterior.
+        temperature: Of a flow's latents; 1 draws what was learned. By default what the TOML
+            beside the weights says of a flow around estimates, else 1.
 
     Returns:
         A recovery for :class:`taskuq.Pipeline`.
@@ -48,7 +49,8 @@ def open_recovery(
     if not isinstance(network, ConditionalFlow):
         return VarNetRecovery(network.to(device))
     if not network.config.inputs:
-        return FlowRecovery(network, device=device, dtype=dtype, temperature=temperature)
+        whole = 1.0 if temperature is None else temperature
+        return FlowRecovery(network, device=device, dtype=dtype, temperature=whole)
     card: dict[str, Any] = read_toml(path.with_suffix(".toml"))
     named = estimate or card.get("estimate")
     if named is None:
@@ -59,4 +61,6 @@ def open_recovery(
     net = load(locate(named))
     if not isinstance(net, VarNet):
         raise InputError(f"estimate names {named}, which is no variational network; name one")
+    if temperature is None:
+        temperature = card.get("temperatures") or 1.0
     return AroundEstimate(network, net, device=device, temperature=temperature)

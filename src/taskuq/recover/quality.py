@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,10 @@ def judge(
     Returns:
         A record: ``results`` has one row for each acceleration and method, with the mean over
         volumes and its standard error. ``exact`` counts volumes that were recovered exactly; their
-        PSNR is infinite, and the mean of such a row is null. ``spread_error_pooled`` is the rank
-        correlation of samples' spread and error over pixels of all slices and accelerations.
+        PSNR is infinite, and the mean of such a row is null. ``spread_error_ratio`` compares the
+        sizes of samples' spread and error (root mean squares; 1 where samples spread as they
+        should), ``spread_error_pooled`` is the rank correlation of the two over pixels of all
+        slices and accelerations. What is not defined is left out.
     """
     training, validation = open_data(config.data)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -106,13 +108,14 @@ def judge(
         for name, recover in methods.items():
             tell(f"R = {acceleration:g}, {name}")
             found = _judge_method(validation, acceleration, recover, config, features)
-            rows.append(_row(acceleration, name, found, reference))
+            rows.append(_row(acceleration, name, found, reference, config.samples))
             pooled += found.pixels
     record: dict[str, Any] = {"schema": SCHEMA, "config": to_table(config), "results": rows}
     if pooled:
         spread, error = np.concatenate(pooled, axis=1)
         correlation = rank_correlation(spread, error)
-        record["spread_error_pooled"] = None if math.isnan(correlation) else correlation
+        if not math.isnan(correlation):
+            record["spread_error_pooled"] = correlation
     return record
 
 
@@ -163,15 +166,14 @@ def _judge_method(
 
 def _some_pixels(drawn: Tensor, truth: Tensor, seed: int) -> FloatArray:
     """Spread and error of some pixels, relative to the slice's maximum, (2, pixel)."""
-    maps = torch.stack([drawn.std(0), (drawn.mean(0) - truth).abs()]).flatten(
-        1
-    ) / truth.max().clamp_min(1e-12)
+    maps = torch.stack([drawn.std(0), (drawn.mean(0) - truth).abs()]).flatten(1)
+    maps /= truth.max().clamp_min(1e-12)
     chosen = np.random.default_rng(seed).permutation(maps.shape[1])[:PIXELS]
     return np.asarray(maps[:, chosen].double())
 
 
 def _row(
-    acceleration: float, method: str, found: _Found, reference: FloatArray | None
+    acceleration: float, method: str, found: _Found, reference: FloatArray | None, samples: int
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"acceleration": acceleration, "method": method}
     row["psnr"], row["ssim"] = _average(found.psnr), _average(found.ssim)
@@ -184,9 +186,20 @@ def _row(
         defined = [value for value in values if not math.isnan(value)]
         if defined:
             row[name] = float(np.mean(defined))
+    if found.pixels:
+        ratio = _size_ratio(found.pixels, samples)
+        if ratio is not None:
+            row["spread_error_ratio"] = ratio
     if reference is not None:
         row["fid"] = frechet_distance(np.concatenate(found.features), reference)
     return row
+
+
+def _size_ratio(pixels: Sequence[FloatArray], samples: int) -> float | None:
+    """The spread's root mean square over the error's; none where there is no error."""
+    spread, error = np.square(np.concatenate(pixels, axis=1)).mean(axis=1) ** 0.5
+    # The mean of p samples has an error of its own, of one p-th of the variance.
+    return float(spread / error) * (1 + 1 / samples) ** 0.5 if error else None
 
 
 def _average(values: list[float]) -> dict[str, float | None]:

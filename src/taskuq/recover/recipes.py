@@ -69,7 +69,7 @@ def around_recipe(config: FlowConfig, *, replayed: bool = False) -> Recipe:
               \epsilon \sim \mathcal N(0, I)
 
     :math:`r` is the combined error of the estimate :math:`\hat x`
-    (:meth:`taskuq.recover.around.Estimate.error`), :math:`y` the zero-filled image,
+    (:meth:`taskuq.recover.estimate.Estimate.error`), :math:`y` the zero-filled image,
     :math:`\sigma` the configuration's ``null_noise``.
 
     Arguments:
@@ -85,13 +85,15 @@ def around_recipe(config: FlowConfig, *, replayed: bool = False) -> Recipe:
     """
     flow = ConditionalFlow(config)
     bits = partial(_bits, flow)
-    step = Replayed(flow, bits) if replayed else bits
+    step = Replayed(flow, bits) if replayed else bits  # of this flow: it is the one trained
     return Recipe(
         kind="flow",
         network=flow,
         config=config,
         loss=lambda net, batch, generator: step(*_around(net, batch, generator)).mean(),
-        validate=lambda net, batch, generator: {"loss": bits(*_around(net, batch, generator))},
+        validate=lambda net, batch, generator: {
+            "loss": _bits(cast(ConditionalFlow, net), *_around(net, batch, generator))
+        },
         first_batch=lambda net, batch, generator: _begin(net, *_around(net, batch, generator)),
     )
 
@@ -112,13 +114,15 @@ def varnet_recipe(config: VarNetConfig, *, replayed: bool = False) -> Recipe:
     """
     net = VarNet(config)
     dissimilarity = partial(_dissimilarity, net)
-    step = Replayed(net, dissimilarity) if replayed else dissimilarity
+    step = Replayed(net, dissimilarity) if replayed else dissimilarity  # of this network
     return Recipe(
         kind="varnet",
         network=net,
         config=config,
         loss=lambda net, batch, generator: step(*_seen(batch)).mean(),
-        validate=lambda net, batch, generator: {"loss": dissimilarity(*_seen(batch))},
+        validate=lambda net, batch, generator: {
+            "loss": _dissimilarity(cast(VarNet, net), *_seen(batch))
+        },
     )
 
 

@@ -13,6 +13,7 @@ from taskuq.recover.catalog import load
 from taskuq.recover.estimated import EstimatedCases
 from taskuq.recover.flow import FlowConfig
 from taskuq.recover.recipes import around_recipe, flow_recipe, varnet_recipe
+from taskuq.recover.temperature import check_temperature
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, fit
@@ -35,6 +36,8 @@ class FlowTraining:
         estimate: Weights of a variational network around whose estimates the flow is trained: a
             file, or a name of the package's own. Without them the flow learns whole images, as
             the paper's does.
+        temperatures: At what temperature a flow around estimates draws, as pairs of an acceleration
+            and a temperature; the TOML beside the weights keeps them. 1 where there are none.
 
     Example:
         >>> FlowTraining().training.epochs, FlowTraining().training.clip
@@ -50,6 +53,16 @@ class FlowTraining:
     data: DataConfig = field(default_factory=DataConfig)
     measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
     estimate: Path | None = None
+    temperatures: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.temperatures and self.estimate is None:
+            raise InputError(
+                f"temperatures are {self.temperatures}, for a flow around estimates; name its "
+                "'estimate', or leave them out"
+            )
+        if self.temperatures:
+            check_temperature(self.temperatures)
 
 
 @dataclass(frozen=True)

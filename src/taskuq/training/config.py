@@ -67,6 +67,12 @@ class TrainingConfig:
             raise InputError(
                 f"replay is for precision 32-true, not {self.precision}; leave one of them out"
             )
+        if self.replay and self.accumulate > 1:
+            # A replay writes gradients where the last one's lie: nothing would be added up.
+            raise InputError(
+                f"replay is for one batch a step, not accumulate = {self.accumulate}; leave one "
+                "of them out"
+            )
         smallest = min(self.clip, self.weight_decay, self.workers, self.patience)
         if self.learning_rate <= 0 or smallest < 0:
             raise InputError(

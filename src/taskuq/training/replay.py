@@ -15,7 +15,8 @@ class Replayed:
     A small network's thousand kernels take longer to launch than to run. The first training batch
     on a GPU is recorded as a CUDA graph, and batches of its shape are replays. Anything else, a
     CPU, evaluation or a last batch that is smaller, is computed as ever. Recording leaves the
-    network's buffers as they were.
+    network's buffers as they were. A replay writes gradients where the last one's lie: they must be
+    set to None in between, as optimisers do, and cannot be accumulated.
 
     Arguments:
         network: The network; it decides between training and evaluation.

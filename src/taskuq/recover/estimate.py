@@ -1,0 +1,166 @@
+"""The estimate of a variational network that samples are drawn around."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from taskuq.measure.fourier import fft2c, ifft2c
+from taskuq.measure.layout import to_channels
+from taskuq.measure.projections import broadcast_mask
+from taskuq.recover.columns import consistent_columns
+from taskuq.recover.flow.sampler import case_scale
+from taskuq.recover.low_frequencies import central_lines
+from taskuq.recover.varnet import VarNet
+
+# The phase of an image is smooth: lines up to about this share of the width show it.
+PHASE_LINES = 1 / 16
+# How often the measured lines are put back into the network's image before errors are drawn.
+ROUNDS = 3
+# The most that latents are widened, at R = 2 and below.
+WIDEST = math.sqrt(2)
+
+
+class Estimate(NamedTuple):
+    """What a variational network makes of a batch of measurements.
+
+    Attributes:
+        image: The combined image that the network and the measured lines agree on, complex
+            (case, height, width).
+        first: The network's own combined image, the same shape.
+        maps: Sensitivities, unit sum of squares, (case, coil, height, width).
+        measured: Zero-filled coil images, the same shape.
+        mask: Booleans (case, width); True is measured.
+        phase: The image's smooth phase, complex numbers of modulus 1, (case, height, width).
+        scale: The 95 % quantile of each case's zero-filled magnitudes, (case,).
+    """
+
+    image: Tensor
+    first: Tensor
+    maps: Tensor
+    measured: Tensor
+    mask: Tensor
+    phase: Tensor
+    scale: Tensor
+
+    def inputs(self) -> Tensor:
+        """What the flow is told: the image before and after, and zero-filled, (case, 6, h, w).
+
+        Where the measured lines had to change the network's image, it was wrong.
+        """
+        zero_filled = _combine(self.maps, self.measured)
+        images = torch.stack([self.image, self.first, zero_filled], dim=1)
+        return to_channels(images * self._turn()[:, None])
+
+    def error(self, truth: Tensor) -> Tensor:
+        r"""The error of the combined image, (case, 2, height, width).
+
+        .. math:: r = \frac{e^{-i \varphi}}{q} \Big(\textstyle\sum_b \bar s_b x_b - \hat c\Big)
+
+        :math:`q` is the scale and :math:`\varphi` the image's smooth phase: the real part is an
+        error of the magnitude, most of it, the imaginary part one of the phase.
+
+        Arguments:
+            truth: True coil images, complex (case, coil, height, width).
+        """
+        error = _combine(self.maps, truth) - self.image
+        return to_channels((error * self._turn())[:, None])
+
+    def coil_images(self, case: int, errors: Tensor) -> Tensor:
+        """The coil images of a case with these errors, consistent with what was measured.
+
+        Arguments:
+            case: Which case.
+            errors: Combined errors, complex (sample, 1, height, width).
+
+        Returns:
+            Complex (sample, coil, height, width).
+        """
+        images = self.image[case] + errors * (self.phase[case] * self.scale[case])
+        return consistent_columns(self.maps[case] * images, self.measured[case], self.mask[case])
+
+    def widening(self, case: int) -> float:
+        r"""By how much a case's latents are widened, :math:`\min((1 - m)^{-1/2}, \sqrt 2)`.
+
+        The flow knows where an error is and how large, but hardly in which lines: it spreads
+        errors over all of them. Putting the measured lines back takes away about their share
+        :math:`m` of the variance, which is given in advance. Beyond R = 2 the flow would be asked
+        for what it has never seen.
+
+        Example:
+            >>> import torch
+            >>> from taskuq.recover.varnet import VarNetConfig
+            >>> net = VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2))
+            >>> mask = torch.zeros(1, 16, dtype=torch.bool)
+            >>> mask[:, 6:10] = True
+            >>> round(estimate(net, torch.ones(1, 4, 16, 16) + 0j, mask).widening(0), 4)
+            1.1547
+        """
+        unmeasured = 1 - self.mask[case].float().mean().item()
+        return min(unmeasured**-0.5, WIDEST) if unmeasured else 1.0
+
+    def _turn(self) -> Tensor:
+        return self.phase.conj() / self.scale.view(-1, 1, 1)
+
+
+def _combine(maps: Tensor, images: Tensor) -> Tensor:
+    return (maps.conj() * images).sum(1)
+
+
+@torch.no_grad()
+def estimate(net: VarNet, zero_filled: Tensor, mask: Tensor) -> Estimate:
+    """Run a variational network and let its image agree with what was measured.
+
+    Arguments:
+        net: The network.
+        zero_filled: Zero-filled coil images, complex (case, coil, height, width).
+        mask: Booleans (case, width); True is measured.
+
+    Returns:
+        The combined image before and after, and what belongs to it.
+
+    Example:
+        >>> import torch
+        >>> from taskuq.measure.projections import keep_measured
+        >>> from taskuq.recover.varnet import VarNetConfig
+        >>> net = VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2))
+        >>> mask = torch.zeros(1, 16, dtype=torch.bool)
+        >>> mask[:, 4:12] = True
+        >>> measured = keep_measured(torch.randn(1, 4, 16, 16) + 0j, mask)
+        >>> found = estimate(net, measured, mask)
+        >>> images = found.coil_images(0, torch.zeros(1, 1, 16, 16) + 0j)
+        >>> torch.allclose(keep_measured(images, mask), measured, atol=1e-5)
+        True
+    """
+    lines = central_lines(mask.cpu()).to(mask.device)
+    kspace = fft2c(zero_filled)
+    kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
+    zero_filled = ifft2c(kspace)  # nothing but what was measured, for network and samples alike
+    maps = net.sens_net(kspace, lines)
+    first = image = _combine(maps, net.coil_images(kspace, mask, lines))
+    for _ in range(ROUNDS):
+        coils = consistent_columns(maps * image[:, None], zero_filled, mask[:, None, None])
+        image = _combine(maps, coils)
+    return Estimate(
+        image=image,
+        first=first,
+        maps=maps,
+        measured=zero_filled,
+        mask=mask,
+        phase=_smooth_phase(image),
+        scale=case_scale(zero_filled),
+    )
+
+
+def _smooth_phase(image: Tensor) -> Tensor:
+    kspace = fft2c(image)
+    for axis in (-1, -2):
+        size = image.shape[axis]
+        lines = torch.arange(size, device=image.device) - size // 2
+        window = torch.exp(-((lines / (PHASE_LINES * size)) ** 2) / 2)
+        kspace = kspace * (window if axis == -1 else window[:, None])
+    angle = ifft2c(kspace).angle()
+    return torch.polar(torch.ones_like(angle), angle)
