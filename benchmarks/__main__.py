@@ -11,17 +11,26 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# Those that train a network take minutes, those for a GPU host need one: both run by name only.
-TRAINS = ("atlas", "atlas_figures", "embedded_gpu", "lgg", "shipping")
+# Those that train or draw take minutes, those for a GPU host need one: both run by name only.
+TRAINS = ("atlas", "atlas_figures", "embedded_gpu", "lgg", "shipping", "temperature")
+
+
+def known() -> list[str]:
+    """The names of all benchmarks."""
+    return sorted(path.stem for path in HERE.glob("[a-z]*.py"))
+
+
+def quick() -> list[str]:
+    """Those that run without a name given."""
+    return [name for name in known() if not name.endswith("_gpu") and name not in TRAINS]
 
 
 def main(names: list[str]) -> int:
     """Run each benchmark's ``main`` and return how many names were unknown."""
-    known = sorted(path.stem for path in HERE.glob("[a-z]*.py"))
-    chosen = names or [name for name in known if not name.endswith("_gpu") and name not in TRAINS]
-    unknown = [name for name in chosen if name not in known]
+    chosen = names or quick()
+    unknown = [name for name in chosen if name not in known()]
     if unknown:
-        print(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
+        print(f"unknown: {', '.join(unknown)}; there are {', '.join(known())}", file=sys.stderr)
         return 2
     for name in chosen:
         print(f"== {name}", flush=True)

@@ -3,8 +3,8 @@
     python -m benchmarks.real_data RUNS                         # prints them
     python -m benchmarks.real_data RUNS --into docs/real-data.md
 
-RUNS has one folder of ``taskuq experiment all`` for each task network: lgg-classifier (trained
-adversarially) and lgg-plain. The second form replaces what stands between ``<!-- lengths -->`` and
+RUNS has one folder of ``taskuq experiment all`` for each task network: lgg-adversarial and
+lgg-plain. The second form replaces what stands between ``<!-- lengths -->`` and
 ``<!-- end of lengths -->``, and the same for samples and scans.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.paper import Row, put, rows
 
-NETWORKS = {"adversarial": "lgg-classifier", "plain": "lgg-plain"}
+NETWORKS = ("adversarial", "plain")
 UNITS = {"slice": "by-case", "patient": "by-group"}
 SCORES = ("ar", "lwr", "cqr", "mlwr", "learned")
 POLICIES = ("paper lwr", "paper cqr", "fixed-width spread")
@@ -83,18 +83,21 @@ TABLES = {
 }
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) not in (1, 3) or arguments[1:2] not in ([], ["--into"]):
-        raise SystemExit("python -m benchmarks.real_data RUNS [--into docs/real-data.md]")
+def main(arguments: list[str] | None = None) -> None:
+    """Print the tables of two runs, or put them into a document."""
+    given = arguments or []
+    if len(given) not in (1, 3) or given[1:2] not in ([], ["--into"]):
+        print("python -m benchmarks.real_data RUNS [--into docs/real-data.md]")
+        return
     for name, (experiment, write) in TABLES.items():
         records = {
             network: json.loads(
-                (Path(arguments[0]) / folder / "records" / f"{experiment}.json").read_text()
+                (Path(given[0]) / f"lgg-{network}" / "records" / f"{experiment}.json").read_text()
             )
-            for network, folder in NETWORKS.items()
+            for network in NETWORKS
         }
-        if len(arguments) == 3:
-            put(write(records), Path(arguments[2]), name)
+        if len(given) == 3:
+            put(write(records), Path(given[2]), name)
         else:
             print(f"{write(records)}\n")
 
