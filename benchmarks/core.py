@@ -22,8 +22,8 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 import numpy as np  # noqa: E402 after the number of threads is set
 
 import taskuq as tq  # noqa: E402 the same
-from taskuq.evaluate.montecarlo import evaluate_scores  # noqa: E402 the same
-from taskuq.evaluate.pools import check_cases  # noqa: E402 the same
+from taskuq.evaluation.montecarlo import evaluate_scores  # noqa: E402 the same
+from taskuq.evaluation.pools import check_cases  # noqa: E402 the same
 
 ALPHA, TRIALS, SPLIT = 0.05, 10_000, 0.7
 SCORES = ("ar", "lwr", "cqr")

@@ -9,9 +9,9 @@ import numpy as np
 
 import taskuq as tq
 from taskuq.decide.goal import Goal
-from taskuq.decide.plan import PolicyPlan
-from taskuq.decide.simulate import simulate
-from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.decide.planning import PolicyPlan
+from taskuq.decide.simulation import simulate
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 
 SPLITS = 10_000
 ALPHA, WIDTH = 0.05, 0.2

@@ -30,10 +30,10 @@ from taskuq.measure.masks import nested_masks
 from taskuq.measure.mri import MultiCoilMRI
 from taskuq.pipeline import Pipeline
 from taskuq.pipeline.batches import batch_size
-from taskuq.pipeline.seeds import case_seed
 from taskuq.recover import build
 from taskuq.recover.flow.sampler import Sampler
 from taskuq.recover.methods import FlowRecovery, VarNetRecovery
+from taskuq.seeds import case_seed
 
 RATES = (16.0, 8.0, 4.0, 2.0)
 

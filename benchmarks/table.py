@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from taskuq import TaskOutputs
-from taskuq.shards import Header, TableWriter
+from taskuq.outputs.shards import Header, TableWriter
 
 ROUNDS, SAMPLES = (16.0, 8.0, 4.0, 2.0), 32
 

@@ -51,7 +51,7 @@ def run_document(text, name, folder):
             continue
         for command in commands_of(block.code):
             # The command as this Python has it, whether or not a script is on the path.
-            program = [sys.executable, "-c", "from taskuq.cli import main; main()"]
+            program = [sys.executable, "-c", "from taskuq.commands.app import main; main()"]
             done = subprocess.run(
                 [*program, *shlex.split(command, comments=True)[1:]],
                 cwd=folder, capture_output=True, text=True,

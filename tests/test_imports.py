@@ -12,20 +12,19 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What each part may import of the others. A part may always import itself and the ground floor.
 GROUND = {
-    "assembly", "columns", "interval", "outputs", "protocols", "errors", "checks", "files",
-    "foreign", "npz", "roster", "shards", "verb", "weights",
+    "interval", "outputs", "protocols", "errors", "checks", "files", "seeds", "settings", "weights",
 }  # fmt: skip
 NETWORKS = {"measure", "data", "recover", "task", "training", "pipeline"}
 ALLOWED = {
-    "calibrate": set(),
-    "evaluate": {"calibrate"},
-    "decide": {"calibrate", "evaluate"},
-    "pipeline": {"calibrate", "evaluate", "decide"},
+    "calibration": set(),
+    "evaluation": {"calibration"},
+    "decide": {"calibration", "evaluation"},
+    "pipeline": {"calibration", "evaluation", "decide"},
     "measure": set(),
     # A network never imports the statistics that judge it.
     **dict.fromkeys(("data", "recover", "task", "training"), NETWORKS),
 }
-WITHOUT_TORCH = ("calibrate", "evaluate", "decide", *sorted(GROUND))
+WITHOUT_TORCH = ("calibration", "evaluation", "decide", *sorted(GROUND))
 HEAVY = {"torch", "lightning", "pytorch_lightning", "torchmetrics", "monai", "torchvision"}
 
 
@@ -45,7 +44,7 @@ def imports_of(module):
                 parents = package.rstrip(".").split(".")
                 base = ".".join([*parents[: len(parents) - node.level + 1], *filter(None, [base])])
             yield base
-            # "from taskuq import calibrate" names the part only here.
+            # "from taskuq import calibration" names the part only here.
             if base == "taskuq":
                 yield from (f"taskuq.{name.name}" for name in node.names)
 
@@ -82,7 +81,7 @@ def test_the_statistics_never_import_torch(module):
 
 @pytest.mark.parametrize("part", sorted(ALLOWED))
 def test_nothing_below_imports_the_experiments_or_the_command_line(part):
-    above = {"cli", "commands", "experiments", "report"}
+    above = {"commands", "runs", "experiments", "report"}
     found = {m.name for m in MODULES if part_of(m) == part and parts_imported(m) & above}
 
     assert found == set()
@@ -97,17 +96,17 @@ def test_no_folder_is_called_after_what_has_no_name():
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("from taskuq.evaluate.exact import Moments", {"evaluate"}),
+        ("from taskuq.evaluation.exact import Moments", {"evaluation"}),
         ("import taskuq.decide", {"decide"}),
-        ("def f():\n    from taskuq import evaluate", {"evaluate"}),
-        ("from ..evaluate import exact", {"evaluate"}),
+        ("def f():\n    from taskuq import evaluation", {"evaluation"}),
+        ("from ..evaluation import exact", {"evaluation"}),
         ("from taskuq.errors import InputError\nfrom . import rank", set()),
     ],
 )
 def test_a_planted_import_is_found(source, found, tmp_path, monkeypatch):
-    folder = tmp_path / "calibrate"
+    folder = tmp_path / "calibration"
     folder.mkdir()
-    for name in ("evaluate", "decide"):
+    for name in ("evaluation", "decide"):
         (tmp_path / name).mkdir()
     (tmp_path / "errors.py").touch()
     (folder / "planted.py").write_text(source)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.cli import main
-from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.commands.app import main
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_a_bound_of_another_kind_than_asked_is_refused(asked, table, tmp_path, c
 
 def test_help_loads_neither_numpy_nor_torch():
     code = (
-        "import sys; from taskuq.cli import app\n"
+        "import sys; from taskuq.commands.app import app\n"
         "app(['--help']); app(['evaluate', '--help'])\n"
         "sys.exit(sum(name in sys.modules for name in ('numpy', 'torch', 'matplotlib')))"
     )

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import taskuq as tq
-from taskuq.calibrate import load_joint_bound, load_online_bound
-from taskuq.shards import shard_paths
+from taskuq.calibration import load_joint_bound, load_online_bound
+from taskuq.outputs.shards import shard_paths
 
 RNG = np.random.default_rng(5)
 X, Z = RNG.random((1, 5, 3)).astype(np.float32), RNG.random(5)

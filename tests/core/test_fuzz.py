@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibrate import load_joint_bound, load_online_bound
-from taskuq.shards import shard_paths
+from taskuq.calibration import load_joint_bound, load_online_bound
+from taskuq.outputs.shards import shard_paths
 
 # Values that have broken programs before.
 VALUES = (0.0, 1.0, -1.0, 0.5, 0.1, 1e-300, 5e-324, 1e99, -1e99, 1e300, np.nan, np.inf, -np.inf)

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import taskuq as tq
-from taskuq.shards import Header, TableWriter, shard_paths
+from taskuq.outputs.shards import Header, TableWriter, shard_paths
 
 
 class Bomb:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.shards import Header, TableWriter, shard_paths
+from taskuq.outputs.shards import Header, TableWriter, shard_paths
 
 HEADER = Header(accelerations=(4.0, 2.0), samples=3, provenance={"sizes": (1, 2)})
 
@@ -104,7 +104,7 @@ def test_groups_and_labels_travel_with_their_cases(tmp_path):
 WRITE_FOR_EVER = """
 import itertools, sys
 import numpy as np
-from taskuq.shards import Header, TableWriter
+from taskuq.outputs.shards import Header, TableWriter
 
 writer = TableWriter(sys.argv[1], Header(accelerations=(2.0,), samples=64))
 for i in itertools.count():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import taskuq as tq
 from taskuq.decide.certificate import certified_acceleration, mean_cost
-from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 
 RATES = np.array([8.0, 2.0])
 # Thresholds below which each of five kinds of case stops, in two rounds.

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import taskuq as tq
-from taskuq.cli import main
-from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.commands.app import main
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 
 TABLE = synthetic_outputs(SyntheticScanner(volumes=12, samples=4), seed=0)
 

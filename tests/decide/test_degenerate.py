@@ -5,8 +5,8 @@ import pytest
 
 import taskuq as tq
 from taskuq.decide.goal import Goal
-from taskuq.decide.plan import PolicyPlan
-from taskuq.decide.simulate import simulate
+from taskuq.decide.planning import PolicyPlan
+from taskuq.decide.simulation import simulate
 
 
 def exact_table():

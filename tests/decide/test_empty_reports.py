@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibrate import AR, CQR, LWR, MLWR, Learned
-from taskuq.calibrate.family import AnchoredFamily
-from taskuq.calibrate.link import Link
-from taskuq.calibrate.scores import FamilyScore
+from taskuq.calibration import AR, CQR, LWR, MLWR, Learned
+from taskuq.calibration.family import AnchoredFamily
+from taskuq.calibration.link import Link
+from taskuq.calibration.scores import FamilyScore
 from taskuq.decide.goal import Goal
 from taskuq.decide.rules import FamilyRule, WindowRule
 

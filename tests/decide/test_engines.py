@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibrate.family import AnchoredFamily
-from taskuq.calibrate.link import Link
-from taskuq.calibrate.scores import FamilyScore
+from taskuq.calibration.family import AnchoredFamily
+from taskuq.calibration.link import Link
+from taskuq.calibration.scores import FamilyScore
 from taskuq.decide.goal import Goal
-from taskuq.decide.plan import PolicyPlan
-from taskuq.decide.simulate import simulate
+from taskuq.decide.planning import PolicyPlan
+from taskuq.decide.simulation import simulate
 from taskuq.errors import InputError
-from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 
-# The name taskuq.decide.simulate is the function; this is the module behind it.
-MODULE = import_module("taskuq.decide.simulate")
+# The name taskuq.decide.simulation is the function; this is the module behind it.
+MODULE = import_module("taskuq.decide.simulation")
 TABLE = synthetic_outputs(SyntheticScanner(volumes=20, samples=4), seed=1)
 TWO = Goal(max_width=0.2)
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.calibrate.family import AnchoredFamily
-from taskuq.calibrate.link import IDENTITY, Link
+from taskuq.calibration.family import AnchoredFamily
+from taskuq.calibration.link import IDENTITY, Link
 from taskuq.decide.goal import Goal, _balanced, _searched
 from taskuq.errors import InputError
 

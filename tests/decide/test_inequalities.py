@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskuq.calibrate import AR, CQR, LWR, MLWR
-from taskuq.calibrate.moderation import SpreadPrior
+from taskuq.calibration import AR, CQR, LWR, MLWR
+from taskuq.calibration.moderation import SpreadPrior
 from taskuq.decide.examine import examine
 from taskuq.decide.goal import Goal
 from taskuq.decide.rules import FamilyRule, WindowRule, spread_score

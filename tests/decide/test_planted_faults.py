@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibrate.guarantee import Guarantee
-from taskuq.calibrate.rank import order_statistic
+from taskuq.calibration.guarantee import Guarantee
+from taskuq.calibration.rank import order_statistic
 from taskuq.decide.rules import Examined
 
-# The name taskuq.decide.plan is the function; the module behind it is what we break.
-PLANNING = import_module("taskuq.decide.plan")
+# The name taskuq.decide.planning is the function; the module behind it is what we break.
+PLANNING = import_module("taskuq.decide.planning")
 ALPHA = 0.25
 # Spreads per round, and whether the target lies in the window (of half width 1) around 0.
 # The statistic is adversarial: in the first round it is smallest where the window misses.

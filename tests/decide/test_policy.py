@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibrate import AR
+from taskuq.calibration import AR
 from taskuq.errors import InputError
-from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 
 TABLE = synthetic_outputs(SyntheticScanner(volumes=24, samples=8), seed=3)
 NEW = synthetic_outputs(SyntheticScanner(volumes=4, samples=8), seed=4).outputs

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.cli import main
+from taskuq.commands.app import main
 from taskuq.decide.goal import Goal
-from taskuq.decide.plan import PolicyPlan
-from taskuq.decide.simulate import simulate
+from taskuq.decide.planning import PolicyPlan
+from taskuq.decide.simulation import simulate
 
 FOLDER = Path(__file__).resolve().parents[2] / "../shared/data/fastmri_outputs"
 TRIALS = 600

@@ -11,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.calibrate import AR, CQR, LWR, MLWR, Guarantee, Learned
-from taskuq.calibrate.moderation import SpreadPrior
+from taskuq.calibration import AR, CQR, LWR, MLWR, Guarantee, Learned
+from taskuq.calibration.moderation import SpreadPrior
 from taskuq.decide.examine import examine
 from taskuq.decide.goal import Goal
-from taskuq.decide.plan import PolicyPlan, calibrated_thresholds
+from taskuq.decide.planning import PolicyPlan, calibrated_thresholds
 from taskuq.decide.policy import Policy
 from taskuq.decide.rules import FamilyRule, WindowRule, spread_score
 from taskuq.decide.stopping import stopping_score

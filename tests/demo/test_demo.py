@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from taskuq.decide import plan
-from taskuq.experiments.demo import FIRST, SEED, DemoSettings, run_demo
-from taskuq.experiments.runs import open_run, read_run
-from taskuq.experiments.stored import stored_table
 from taskuq.outputs import TaskOutputs
 from taskuq.report.explorer import load_explorer
+from taskuq.runs.demo import FIRST, SEED, DemoSettings, run_demo
+from taskuq.runs.run import open_run, read_run
+from taskuq.runs.stored import stored_table
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "atlas"
 SMALL = DemoSettings(patients=1, slices=2, shown=2, trials=40)

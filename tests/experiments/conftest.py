@@ -3,8 +3,8 @@
 import pytest
 
 from taskuq.experiments.claims import ClaimSettings
-from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.outputs import replace_arrays
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.outputs.table import replace_arrays
 
 FEW = ClaimSettings(
     trials=60,

@@ -12,7 +12,7 @@ from taskuq.errors import InputError
 from taskuq.experiments.claims import EXPERIMENTS, ClaimSettings, run_all, run_one
 from taskuq.experiments.inputs import make_inputs
 from taskuq.experiments.interval_length import interval_length
-from taskuq.outputs import replace_arrays
+from taskuq.outputs.table import replace_arrays
 from taskuq.report.contents import gather
 from taskuq.report.folder import read_folder
 

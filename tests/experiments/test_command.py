@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from taskuq.cli import main
+from taskuq.commands.app import main
 
 
 def run(*arguments):

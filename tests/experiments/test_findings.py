@@ -13,7 +13,7 @@ from taskuq.experiments.data_splits import _shared
 from taskuq.experiments.inputs import Inputs, Part, make_inputs
 from taskuq.experiments.judging import judge_scores
 from taskuq.experiments.paper_protocol import _draws, _families, _scan
-from taskuq.outputs import replace_arrays
+from taskuq.outputs.table import replace_arrays
 
 
 def tables(record):

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from benchmarks.paper import ENTRIES, MISSING, put
-from benchmarks.paper import table as markdown
-from benchmarks.real_data import NETWORKS, TABLES
-from benchmarks.real_data import main as collect
+from scripts.paper import ENTRIES, MISSING, put
+from scripts.paper import table as markdown
+from scripts.real_data import NETWORKS, TABLES
+from scripts.real_data import main as collect
 
 from taskuq.experiments.claims import EXPERIMENTS, run_all
 

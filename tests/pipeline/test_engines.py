@@ -11,7 +11,7 @@ import pytest
 import toy
 
 import taskuq as tq
-from taskuq.cli import main
+from taskuq.commands.app import main
 from taskuq.pipeline import RayOptions, SlurmOptions
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}

@@ -8,9 +8,9 @@ import torch
 import toy
 
 import taskuq as tq
-from taskuq.cli import main
+from taskuq.commands.app import main
 from taskuq.pipeline import RecoveryFolder, status
-from taskuq.pipeline.seeds import case_seed
+from taskuq.seeds import case_seed
 from taskuq.task.simple import MeanIntensity
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}

@@ -7,8 +7,8 @@ import pytest
 import toy
 
 import taskuq as tq
-from taskuq.experiments.runs import engine_options
 from taskuq.pipeline import RayOptions, SlurmOptions
+from taskuq.runs.run import engine_options
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
 
@@ -63,7 +63,15 @@ def test_flags_that_do_not_go_together_are_refused(flags, sentence):
 def test_a_command_refuses_with_status_2_and_one_sentence(tmp_path):
     config = tmp_path / "run.toml"
     config.write_text('part = "all"\n[data]\nkind = "atlas"\npatients = 1\nslices = 1\n')
-    command = [sys.executable, "-m", "taskuq.cli", "run", str(config), "-o", str(tmp_path / "t")]
+    command = [
+        sys.executable,
+        "-m",
+        "taskuq.commands.app",
+        "run",
+        str(config),
+        "-o",
+        str(tmp_path / "t"),
+    ]
     ended = subprocess.run([*command, "--workers", "3"], capture_output=True, text=True)
 
     assert ended.returncode == 2

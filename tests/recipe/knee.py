@@ -4,8 +4,8 @@ import os
 import tomllib
 from pathlib import Path
 
-from taskuq.cli import main
-from taskuq.training.toml import toml_text
+from taskuq.commands.app import main
+from taskuq.settings import toml_text
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "configs/fastmri-knee"

@@ -25,9 +25,9 @@ from taskuq.recover.metrics import (
     volume_psnr,
     volume_ssim,
 )
-from taskuq.recover.quality import _size_ratio, _some_pixels
 from taskuq.report.page import write_report
-from taskuq.training.toml import toml_text
+from taskuq.runs.quality import _size_ratio, _some_pixels
+from taskuq.settings import toml_text
 from taskuq.training.weights import save_weights
 
 

@@ -3,13 +3,13 @@
 import numpy as np
 
 import taskuq as tq
-from taskuq.calibrate.guarantee import Guarantee
-from taskuq.calibrate.learned import Learned
-from taskuq.calibrate.mlwr import MLWR
-from taskuq.calibrate.registry import resolve_score
+from taskuq.calibration.guarantee import Guarantee
+from taskuq.calibration.learned import Learned
+from taskuq.calibration.mlwr import MLWR
+from taskuq.calibration.registry import resolve_score
 from taskuq.decide.examine import examine
 from taskuq.decide.goal import Goal
-from taskuq.decide.plan import PolicyPlan, calibrated_thresholds
+from taskuq.decide.planning import PolicyPlan, calibrated_thresholds
 from taskuq.decide.policy import Policy
 from taskuq.decide.rules import FamilyRule, WindowRule, spread_score
 from taskuq.report.payload import FEWEST_FOR_LEARNED, POLICIES, learning_cases, tuned_scores

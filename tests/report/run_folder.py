@@ -9,12 +9,12 @@ import taskuq as tq
 from taskuq.data.atlas import Atlas
 from taskuq.data.patient import PatientPlan
 from taskuq.decide.goal import Goal
-from taskuq.decide.plan import PolicyPlan
-from taskuq.decide.simulate import simulate
+from taskuq.decide.planning import PolicyPlan
+from taskuq.decide.simulation import simulate
 from taskuq.experiments.comparison import Comparison, compare
-from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
 from taskuq.measure.masks import nested_masks
 from taskuq.outputs import TaskOutputs
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 from taskuq.report.explorer import save_explorer
 from taskuq.report.figure import Figure, Series
 from taskuq.report.page import write_report

@@ -164,7 +164,7 @@ def test_latex_tables_compile_where_latex_is(tmp_path):
 
 def test_the_command_builds_the_page_and_prints_its_path(tmp_path):
     run_folder.write_small_records(tmp_path)
-    code = "from taskuq.cli import main; main()"
+    code = "from taskuq.commands.app import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "report", str(tmp_path)],
                           capture_output=True, text=True)  # fmt: skip
 

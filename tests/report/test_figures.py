@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.calibrate.law import calibration_size
+from taskuq.calibration.law import calibration_size
 from taskuq.experiments.comparison import Comparison, compare
 from taskuq.report.axes import SMALLEST, nice_ticks, x_axis, y_axis
 from taskuq.report.contents import gather, slug, title_of

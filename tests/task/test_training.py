@@ -137,7 +137,7 @@ def test_the_least_contrastive_loss_is_kept(settings, tmp_path):
     )
     best = train(contrastive, tmp_path, machine=CPU)
     losses = [row["validation_loss"] for row in read_log(tmp_path / "metrics.csv")]
-    from taskuq.training.toml import read_toml
+    from taskuq.settings import read_toml
 
     assert read_toml(best.with_suffix(".toml"))["reached"]["loss"] == pytest.approx(min(losses))
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from taskuq.errors import InputError
+from taskuq.settings import read_toml
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, fit
 from taskuq.training.module import Training
@@ -14,7 +15,6 @@ from taskuq.training.order import EpochOrder
 from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
 from taskuq.training.state import same_bits
-from taskuq.training.toml import read_toml
 from taskuq.training.weights import read_tensors
 
 CPU = Machine(accelerator="cpu", progress=False)

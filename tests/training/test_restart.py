@@ -152,7 +152,7 @@ def test_another_configuration_is_refused_in_its_folder(tmp_path, configure):
 
 
 def test_best_weights_are_those_of_the_least_validation_loss(tmp_path, configure):
-    from taskuq.training.toml import read_toml
+    from taskuq.settings import read_toml
 
     best = train_from("varnet", configure("varnet", epochs=4), tmp_path / "run", machine=CPU)
     losses = [row["validation_loss"] for row in read_log(tmp_path / "run" / "metrics.csv")]

@@ -14,8 +14,8 @@ from taskuq.commands.terminal import say, show
 from taskuq.errors import InputError
 
 if TYPE_CHECKING:
-    from taskuq.calibrate.bound import Bound
-    from taskuq.calibrate.joint import JointBound
+    from taskuq.calibration.bound import Bound
+    from taskuq.calibration.joint import JointBound
     from taskuq.interval import Interval
     from taskuq.outputs import TaskOutputs
 
@@ -54,8 +54,8 @@ def calibrate(
         joint: Cover all tasks of a table together, by this method.
         output: Where to write the bound.
     """
-    from taskuq.calibrate.joint import calibrate_joint
-    from taskuq.calibrate.single import calibrate as calibrate_arrays
+    from taskuq.calibration.joint import calibrate_joint
+    from taskuq.calibration.single import calibrate as calibrate_arrays
 
     loaded = load_table(table, range, task)
     if not loaded.has_targets:
@@ -173,8 +173,8 @@ def _round(table: TaskOutputs, acceleration: float | None) -> tuple[int, float |
 def _load(path: Path) -> Bound | JointBound:
     import json
 
-    from taskuq.calibrate.bound import load_bound
-    from taskuq.calibrate.joint import SCHEMA, load_joint_bound
+    from taskuq.calibration.bound import load_bound
+    from taskuq.calibration.joint import SCHEMA, load_joint_bound
 
     try:
         record = json.loads(path.read_text())
@@ -187,7 +187,7 @@ def _load(path: Path) -> Bound | JointBound:
 def _require_as_asked(
     bound: Bound | JointBound, path: Path, alpha: float | None, score: str | None
 ) -> None:
-    from taskuq.calibrate.registry import score_name
+    from taskuq.calibration.registry import score_name
 
     if alpha is not None and alpha != bound.guarantee.alpha:
         raise InputError(

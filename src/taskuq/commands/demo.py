@@ -27,7 +27,7 @@ def demo(
         seed: The seed of samples and splits.
         output: The folder for tables, records and the page.
     """
-    from taskuq.experiments.demo import DemoSettings, run_demo
+    from taskuq.runs.demo import DemoSettings, run_demo
 
     settings = DemoSettings.fast(seed) if fast else DemoSettings(seed=seed)
     page = run_demo(settings, output, tell=say)

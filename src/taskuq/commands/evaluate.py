@@ -55,7 +55,7 @@ def evaluate(
         json: Write the record to this file, or to stdout for '-'.
         figures: Draw figures into this folder, SVG and PNG.
     """
-    from taskuq.evaluate.result import EvaluationRecord
+    from taskuq.evaluation.result import EvaluationRecord
     from taskuq.experiments.comparison import Comparison, compare
 
     loaded = load_table(table, range, task)
@@ -84,7 +84,7 @@ def evaluate(
 
 def print_record(record: object, *, to_stderr: bool = False) -> None:
     """Print an evaluation as a table with a sentence on what it means."""
-    from taskuq.evaluate.result import EvaluationRecord
+    from taskuq.evaluation.result import EvaluationRecord
 
     assert isinstance(record, EvaluationRecord)
     first = record.results[0]
@@ -124,7 +124,7 @@ def print_record(record: object, *, to_stderr: bool = False) -> None:
 
 def draw_all(record: object, folder: Path) -> Path:
     """Draw every figure of an evaluation as SVG and PNG."""
-    from taskuq.evaluate.result import EvaluationRecord
+    from taskuq.evaluation.result import EvaluationRecord
     from taskuq.report.evaluations import evaluation_figures
     from taskuq.report.ink import draw
 

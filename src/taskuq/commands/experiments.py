@@ -112,8 +112,8 @@ def _masks(path: Path) -> tuple[Any, tuple[float, ...]]:
 
 def _parts(config: Path) -> list[Part]:
     from taskuq.experiments.inputs import Part
+    from taskuq.settings import from_table, read_toml
     from taskuq.training.sources import DataConfig, open_data
-    from taskuq.training.toml import from_table, read_toml
 
     table = read_toml(config).get("data")
     if not isinstance(table, dict):

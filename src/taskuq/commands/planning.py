@@ -30,8 +30,8 @@ def plan_size(
         icc: The correlation of misses within a group.
         json: Write the record to this file, or to stdout for '-'.
     """
-    from taskuq.calibrate.law import calibration_size
-    from taskuq.calibrate.rank import cases_needed
+    from taskuq.calibration.law import calibration_size
+    from taskuq.calibration.rank import cases_needed
 
     size = calibration_size(
         alpha, epsilon, delta, two_sided=not one_sided, group_size=group_size, icc=icc

@@ -13,7 +13,7 @@ from taskuq.commands.terminal import hand_over, say, show, show_table
 from taskuq.errors import InputError
 
 if TYPE_CHECKING:
-    from taskuq.decide.simulate import Simulation
+    from taskuq.decide.simulation import Simulation
 
 Kind = Literal["fixed-width", "adaptive", "anytime", "paper"]
 Unit = Literal["case", "group", "whole-group"]
@@ -61,7 +61,7 @@ def plan(
         task: One task of a table of several; without it all have to be satisfied.
         output: Where to write the policy.
     """
-    from taskuq.decide.plan import plan as plan_policy
+    from taskuq.decide.planning import plan as plan_policy
 
     loaded = load_table(table, range, task)
     made = plan_policy(
@@ -135,8 +135,8 @@ def simulate(
     """
     import numpy as np
 
-    from taskuq.decide.plan import make_goal
-    from taskuq.decide.simulate import simulate as replay
+    from taskuq.decide.planning import make_goal
+    from taskuq.decide.simulation import simulate as replay
 
     loaded = load_table(table, range, task)
     goal = make_goal(max_width, at_least, at_most, side)
@@ -185,7 +185,7 @@ def simulate(
 def _plans(
     policies: str, scores: str, statistics: str, budgets: str, alpha: float, goal: Any
 ) -> list[Any]:
-    from taskuq.decide.plan import PolicyPlan
+    from taskuq.decide.planning import PolicyPlan
 
     plans = []
     for kind in words(policies):

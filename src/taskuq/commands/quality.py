@@ -25,8 +25,8 @@ def quality(
         The JSON record to write.
     """
     from taskuq.files import write_json
-    from taskuq.recover.quality import QualityConfig, judge
-    from taskuq.training.toml import read_settings
+    from taskuq.runs.quality import QualityConfig, judge
+    from taskuq.settings import read_settings
 
     record = judge(read_settings(QualityConfig, config), tell=_tell)
     for line in table(record):
@@ -38,7 +38,7 @@ def table(record: dict[str, Any]) -> list[str]:
     r"""The record as lines of text, one for each acceleration and method.
 
     Arguments:
-        record: What :func:`taskuq.recover.quality.judge` returns.
+        record: What :func:`taskuq.runs.quality.judge` returns.
 
     Returns:
         The lines, a header first.

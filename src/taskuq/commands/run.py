@@ -39,7 +39,7 @@ def run(
         fresh: Throw away what the folder holds and begin again.
         dry_run: Try a few cases, say what all of them will take, and write nothing.
     """
-    from taskuq.experiments.runs import engine_options, estimate, open_run, read_run
+    from taskuq.runs.run import engine_options, estimate, open_run, read_run
 
     settings = read_run(config)
     chosen = engine_options(engine, address, workers, slurm or (), device)

@@ -1,9 +1,9 @@
 """Multi-round policies with a guarantee for the interval that is reported at the stop."""
 
-from taskuq.decide.acquire import Acquisition, acquire, load_acquisition
-from taskuq.decide.plan import PolicyPlan, plan
+from taskuq.decide.acquisition import Acquisition, acquire, load_acquisition
+from taskuq.decide.planning import PolicyPlan, plan
 from taskuq.decide.policy import Decision, Policy, load_policy
-from taskuq.decide.simulate import Simulation, simulate
+from taskuq.decide.simulation import Simulation, simulate
 
 __all__ = [
     "Acquisition",

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from taskuq.calibrate.rank import exact_level
+from taskuq.calibration.rank import exact_level
 from taskuq.interval import FloatArray
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.calibrate.family import SIDES, AnchoredFamily, Family, Side
-from taskuq.calibrate.link import TAIL, Link
+from taskuq.calibration.family import SIDES, AnchoredFamily, Family, Side
+from taskuq.calibration.link import TAIL, Link
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval
 

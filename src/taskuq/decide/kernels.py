@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from taskuq.calibrate.link import TAIL
-from taskuq.evaluate.kernels import fill_test_fold
+from taskuq.calibration.link import TAIL
+from taskuq.evaluation.kernels import fill_test_fold
 
 EDGE = float(np.log((1 - TAIL) / TAIL))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from taskuq.calibrate.family import AnchoredFamily, Family
+from taskuq.calibration.family import AnchoredFamily, Family
 from taskuq.interval import FloatArray
 
 # Every finite threshold is above this; minus infinity is not, where every interval is empty.

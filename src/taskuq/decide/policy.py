@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from taskuq.calibrate.guarantee import Guarantee, guarantee_from_dict
-from taskuq.calibrate.registry import score_name
-from taskuq.calibrate.threshold import number_from_json, number_to_json
+from taskuq.calibration.guarantee import Guarantee, guarantee_from_dict
+from taskuq.calibration.registry import score_name
+from taskuq.calibration.threshold import number_from_json, number_to_json
 from taskuq.checks import as_numbers, as_range, require_in_range
 from taskuq.decide.goal import Goal, goal_from_dict
 from taskuq.decide.rules import Examined, Rule, WindowRule, rule_from_dict

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.calibrate.family import AnchoredFamily
+from taskuq.calibration.family import AnchoredFamily
 from taskuq.decide.examine import Examination
-from taskuq.evaluate.splits import byte_threshold, test_folds
-from taskuq.evaluate.trials import Splitting
+from taskuq.evaluation.splits import byte_threshold, test_folds
+from taskuq.evaluation.trials import Splitting
 from taskuq.interval import FloatArray
 
 

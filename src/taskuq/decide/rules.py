@@ -10,11 +10,11 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from taskuq.calibrate.family import AnchoredFamily, Family
-from taskuq.calibrate.link import IDENTITY, Link
-from taskuq.calibrate.mlwr import MLWR
-from taskuq.calibrate.registry import score_from_dict, score_to_dict
-from taskuq.calibrate.scores import family_of
+from taskuq.calibration.family import AnchoredFamily, Family
+from taskuq.calibration.link import IDENTITY, Link
+from taskuq.calibration.mlwr import MLWR
+from taskuq.calibration.registry import score_from_dict, score_to_dict
+from taskuq.calibration.scores import family_of
 from taskuq.decide.goal import Goal
 from taskuq.decide.opening import opening
 from taskuq.errors import InputError

@@ -8,10 +8,10 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.calibrate.groups import group_index, pac_mean_loss
-from taskuq.calibrate.guarantee import Guarantee
-from taskuq.calibrate.rank import exact_level, order_statistic
-from taskuq.calibrate.threshold import exact_share
+from taskuq.calibration.groups import group_index, pac_mean_loss
+from taskuq.calibration.guarantee import Guarantee
+from taskuq.calibration.rank import exact_level, order_statistic
+from taskuq.calibration.threshold import exact_share
 from taskuq.interval import FloatArray
 
 

@@ -32,7 +32,7 @@ def classifier_quality(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any
 
     Example:
         >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
         >>> table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
         >>> record = classifier_quality(make_inputs(table), ClaimSettings())
         >>> record["tables"][0]["columns"][:6]

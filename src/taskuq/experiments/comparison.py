@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.calibrate.family import Side
+from taskuq.calibration.family import Side
 from taskuq.errors import InputError
-from taskuq.evaluate.closed_form import evaluate_exact
-from taskuq.evaluate.montecarlo import evaluate_scores
-from taskuq.evaluate.pools import check_cases
-from taskuq.evaluate.result import Evaluation, EvaluationRecord
-from taskuq.evaluate.strata import PAPER_SIZE_BINS
+from taskuq.evaluation.closed_form import evaluate_exact
+from taskuq.evaluation.montecarlo import evaluate_scores
+from taskuq.evaluation.pools import check_cases
+from taskuq.evaluation.result import Evaluation, EvaluationRecord
+from taskuq.evaluation.strata import PAPER_SIZE_BINS
 from taskuq.outputs import TaskOutputs
 from taskuq.protocols import Score
 
@@ -58,7 +58,7 @@ def compare(table: TaskOutputs, comparison: Comparison) -> EvaluationRecord:
         comparison: What to compare.
 
     Example:
-        >>> from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
         >>> table = synthetic_outputs(SyntheticScanner(volumes=8), seed=0)
         >>> record = compare(table, Comparison(trials=None, accelerations=(16.0, 2.0)))
         >>> [(r.acceleration, r.score) for r in record.results][:3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from taskuq.evaluate.result import Evaluation, Stratum
+from taskuq.evaluation.result import Evaluation, Stratum
 from taskuq.experiments.inputs import Inputs, nearest_acceleration, units
 from taskuq.experiments.judging import judge_scores, point_source
 from taskuq.experiments.settings import ClaimSettings
@@ -38,7 +38,7 @@ def conditional_coverage(inputs: Inputs, settings: ClaimSettings) -> dict[str, A
 
     Example:
         >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
         >>> table = synthetic_outputs(SyntheticScanner(volumes=20), seed=0)
         >>> record = conditional_coverage(make_inputs(table), ClaimSettings(trials=200))
         >>> [figure["name"] for figure in record["figures"]][:2]

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from taskuq.calibrate.law import CoverageLaw
-from taskuq.calibrate.rank import coverage_rank
-from taskuq.evaluate.result import HONESTLY, Evaluation
+from taskuq.calibration.law import CoverageLaw
+from taskuq.calibration.rank import coverage_rank
+from taskuq.evaluation.result import HONESTLY, Evaluation
 from taskuq.experiments.inputs import Inputs, nearest_acceleration, units
 from taskuq.experiments.judging import judge_scores, point_source
 from taskuq.experiments.settings import ClaimSettings
@@ -39,7 +39,7 @@ def coverage_law(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
 
     Example:
         >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
         >>> table = synthetic_outputs(SyntheticScanner(volumes=20), seed=0)
         >>> record = coverage_law(make_inputs(table), ClaimSettings(trials=500))
         >>> record["finding"][:4], len(record["figures"])

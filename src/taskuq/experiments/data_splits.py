@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.evaluate.splits import fold_sizes
+from taskuq.evaluation.splits import fold_sizes
 from taskuq.experiments.inputs import Inputs, Part, units
 from taskuq.experiments.settings import ClaimSettings
 from taskuq.report.records import experiment_record
@@ -33,7 +33,7 @@ def data_splits(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
 
     Example:
         >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
         >>> table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
         >>> data_splits(make_inputs(table), ClaimSettings())["tables"][0]["rows"][0][:2]
         ['calibrate and test', 701]

@@ -11,7 +11,7 @@ import numpy as np
 
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
-from taskuq.outputs import TaskOutputs, replace_arrays
+from taskuq.outputs.table import TaskOutputs, replace_arrays
 
 # Targets are the task network's word on the same image; batches round them differently.
 SAME_TARGET = 1e-3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from taskuq.evaluate.result import Evaluation
+from taskuq.evaluation.result import Evaluation
 from taskuq.experiments.inputs import Inputs, units
 from taskuq.experiments.judging import judge_scores, point_source
 from taskuq.experiments.settings import ClaimSettings
@@ -34,7 +34,7 @@ def interval_length(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
 
     Example:
         >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
         >>> table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
         >>> record = interval_length(make_inputs(table), ClaimSettings(trials=100))
         >>> record["finding"][:5], [t["name"] for t in record["tables"]]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from taskuq.errors import InputError
-from taskuq.evaluate.result import Evaluation
+from taskuq.evaluation.result import Evaluation
 from taskuq.experiments.comparison import Comparison, compare
 from taskuq.experiments.inputs import Inputs, learns, unclipped
 from taskuq.experiments.settings import ClaimSettings
@@ -43,7 +43,7 @@ def judge_scores(
 
     Example:
         >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
         >>> table = synthetic_outputs(SyntheticScanner(volumes=8), seed=0)
         >>> inputs = make_inputs(table, table.select(samples=1))
         >>> found = judge_scores(inputs, ClaimSettings(), "case", accelerations=[16], exact=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.calibrate.rank import cases_needed
+from taskuq.calibration.rank import cases_needed
 from taskuq.decide.goal import Goal
-from taskuq.decide.plan import PolicyPlan
-from taskuq.decide.simulate import Simulation, simulate
+from taskuq.decide.planning import PolicyPlan
+from taskuq.decide.simulation import Simulation, simulate
 from taskuq.experiments.inputs import Inputs, learns, units
 from taskuq.experiments.judging import point_source
 from taskuq.experiments.settings import ClaimSettings
@@ -49,7 +49,7 @@ def multi_round(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
 
     Example:
         >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
         >>> table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
         >>> few = ClaimSettings(goals=((0.1, 0.2),), widths=(0.2,), round_trials=50)
         >>> record = multi_round(make_inputs(table), few)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.calibrate.family import Family
-from taskuq.calibrate.rank import conformal_quantile
-from taskuq.calibrate.registry import resolve_score
-from taskuq.calibrate.scores import family_of
-from taskuq.evaluate.pools import clipped, distance
+from taskuq.calibration.family import Family
+from taskuq.calibration.rank import conformal_quantile
+from taskuq.calibration.registry import resolve_score
+from taskuq.calibration.scores import family_of
+from taskuq.evaluation.pools import clipped, distance
 from taskuq.experiments.inputs import Inputs
 from taskuq.experiments.judging import point_source
 from taskuq.experiments.settings import ClaimSettings
@@ -62,7 +62,7 @@ def paper_protocol(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
 
     Example:
         >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
         >>> table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
         >>> record = paper_protocol(make_inputs(table), ClaimSettings(protocol_trials=20))
         >>> [row[0] for row in record["tables"][0]["rows"]]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from taskuq.evaluate.result import Evaluation
+from taskuq.evaluation.result import Evaluation
 from taskuq.experiments.inputs import Inputs, nearest_acceleration, units
 from taskuq.experiments.judging import judge_scores
 from taskuq.experiments.settings import ClaimSettings
@@ -36,7 +36,7 @@ def sample_count(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
 
     Example:
         >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
         >>> table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
         >>> record = sample_count(make_inputs(table), ClaimSettings(trials=100))
         >>> [row[:2] for row in record["tables"][0]["rows"]][:2]

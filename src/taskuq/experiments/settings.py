@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from taskuq.calibrate.rank import exact_level
+from taskuq.calibration.rank import exact_level
 from taskuq.errors import InputError
 
 

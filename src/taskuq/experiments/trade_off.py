@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from taskuq.decide.goal import Goal
-from taskuq.decide.plan import PolicyPlan
-from taskuq.decide.simulate import simulate
+from taskuq.decide.planning import PolicyPlan
+from taskuq.decide.simulation import simulate
 from taskuq.experiments.inputs import Inputs
 from taskuq.experiments.settings import ClaimSettings
 from taskuq.report.figure import Figure, Series
@@ -24,7 +24,7 @@ def trade_off(inputs: Inputs, settings: ClaimSettings) -> Figure:
 
     Example:
         >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
         >>> table = synthetic_outputs(SyntheticScanner(volumes=20), seed=0)
         >>> few = ClaimSettings(widths=(0.1, 0.3), round_trials=20)
         >>> [series.name for series in trade_off(make_inputs(table), few).series]

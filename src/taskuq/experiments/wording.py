@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from taskuq.evaluate.result import Evaluation
+from taskuq.evaluation.result import Evaluation
 
 BY = {"case": "by case", "group": "by group"}
 

@@ -13,8 +13,8 @@ import numpy as np
 from taskuq.checks import as_array
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
-from taskuq.pipeline.seeds import case_seed
 from taskuq.protocols import Measure, Recover, Task
+from taskuq.seeds import case_seed
 
 
 @dataclass(frozen=True)

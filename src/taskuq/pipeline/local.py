@@ -14,12 +14,12 @@ import numpy as np
 
 from taskuq.checks import require_finite, require_in_range
 from taskuq.errors import InputError
+from taskuq.outputs.shards import Header, TableWriter
 from taskuq.pipeline.batches import Batches
 from taskuq.pipeline.cases import Cases
 from taskuq.pipeline.chain import CaseOutputs, Chain
 from taskuq.pipeline.log import RunLog
 from taskuq.pipeline.progress import Progress
-from taskuq.shards import Header, TableWriter
 
 # Images read ahead of those that are being recovered, at least.
 AHEAD = 4

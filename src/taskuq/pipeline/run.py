@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 
 from taskuq.errors import InputError
-from taskuq.outputs import TaskOutputs, as_accelerations
+from taskuq.outputs.roster import NAME as ROSTER
+from taskuq.outputs.roster import read_roster, write_roster
+from taskuq.outputs.shards import HEADER, Header, TableWriter, read_header
+from taskuq.outputs.table import TaskOutputs, as_accelerations
 from taskuq.pipeline.batches import Batches, batch_size
 from taskuq.pipeline.cases import Cases, as_cases
 from taskuq.pipeline.chain import CaseOutputs, Chain
@@ -28,9 +31,6 @@ from taskuq.pipeline.provenance import provenance
 from taskuq.pipeline.slurm import SlurmOptions, open_executor, run_on_slurm
 from taskuq.pipeline.work import Work
 from taskuq.protocols import Measure, Recover, Task
-from taskuq.roster import NAME as ROSTER
-from taskuq.roster import read_roster, write_roster
-from taskuq.shards import HEADER, Header, TableWriter, read_header
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from taskuq.outputs.shards import Header, TableWriter
 from taskuq.pipeline.cases import Cases
 from taskuq.pipeline.chain import Chain
 from taskuq.pipeline.local import run_locally
 from taskuq.pipeline.progress import Progress
-from taskuq.shards import Header, TableWriter
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import nn
 from taskuq.errors import InputError
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.varnet import VarNet, VarNetConfig
-from taskuq.training.toml import from_table
+from taskuq.settings import from_table
 from taskuq.training.weights import fill, read_card, read_tensors
 
 Name = Literal["flow", "varnet"]

@@ -14,7 +14,7 @@ from taskuq.recover.catalog import load
 from taskuq.recover.flow.model import ConditionalFlow
 from taskuq.recover.methods import FlowRecovery, VarNetRecovery
 from taskuq.recover.varnet import VarNet
-from taskuq.training.toml import read_toml
+from taskuq.settings import read_toml
 from taskuq.weights import locate
 
 

@@ -15,12 +15,12 @@ from taskuq.recover.flow import FlowConfig
 from taskuq.recover.recipes import around_recipe, flow_recipe, varnet_recipe
 from taskuq.recover.temperature import check_temperature
 from taskuq.recover.varnet import VarNet, VarNetConfig
+from taskuq.settings import read_settings, to_table
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, fit
 from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
 from taskuq.training.sources import DataConfig, InMemory, MaskConfig, open_data
-from taskuq.training.toml import read_settings, to_table
 from taskuq.weights import locate
 
 

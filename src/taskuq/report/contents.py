@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from taskuq.decide.goal import goal_from_dict
-from taskuq.decide.simulate import Simulation
+from taskuq.decide.simulation import Simulation
 from taskuq.errors import InputError
-from taskuq.evaluate.result import EvaluationRecord
+from taskuq.evaluation.result import EvaluationRecord
 from taskuq.report.evaluations import evaluation_figures
 from taskuq.report.figure import Figure, figure_from_dict
 from taskuq.report.folder import Found, RunFolder

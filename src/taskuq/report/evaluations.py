@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taskuq.evaluate.result import Evaluation, EvaluationRecord
+from taskuq.evaluation.result import Evaluation, EvaluationRecord
 from taskuq.report.figure import Figure, Series
 
 
@@ -16,7 +16,7 @@ def evaluation_figures(record: EvaluationRecord) -> list[Figure]:
 
     Example:
         >>> from taskuq.experiments.comparison import Comparison, compare
-        >>> from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
         >>> table = synthetic_outputs(SyntheticScanner(volumes=8), seed=0)
         >>> record = compare(table, Comparison(trials=50, unit="case"))
         >>> [figure.name for figure in evaluation_figures(record)][:2]

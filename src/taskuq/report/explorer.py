@@ -14,7 +14,7 @@ from taskuq.checks import as_array, as_ids, as_range, require_finite
 from taskuq.errors import InputError
 from taskuq.files import whole_file
 from taskuq.interval import FloatArray
-from taskuq.npz import refuse_lying_headers
+from taskuq.outputs.npz import refuse_lying_headers
 
 PICTURES = ("zero_filled", "mean", "sd")
 SEEN = ("truth", *PICTURES, "samples", "point")

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from taskuq.calibrate.bound import SCHEMA as BOUND
-from taskuq.calibrate.bound import Bound, load_bound
+from taskuq.calibration.bound import SCHEMA as BOUND
+from taskuq.calibration.bound import Bound, load_bound
 from taskuq.decide.policy import SCHEMA as POLICY
 from taskuq.decide.policy import Policy, load_policy
 from taskuq.errors import InputError
 from taskuq.outputs import TaskOutputs
+from taskuq.outputs.shards import HEADER
 from taskuq.report.explorer import Explorer, load_explorer
 from taskuq.report.records import EXPERIMENT, RUN
-from taskuq.shards import HEADER
 
 # What the page has a place for; other records are listed by name.
 SHOWN = (

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 import taskuq
 from taskuq.errors import InputError
-from taskuq.evaluate.result import HONESTLY
+from taskuq.evaluation.result import HONESTLY
 from taskuq.files import whole_file
 from taskuq.report.contents import LAW, Contents, gather, run_alpha, run_width, slug, title_of
 from taskuq.report.explorer import Explorer

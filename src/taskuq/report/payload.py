@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.calibrate.family import AnchoredFamily
-from taskuq.calibrate.learned import Learned
-from taskuq.calibrate.mlwr import MLWR
-from taskuq.calibrate.scores import AR, LWR, family_of
-from taskuq.calibrate.tuning import tuned_score, tuning_cases
+from taskuq.calibration.family import AnchoredFamily
+from taskuq.calibration.learned import Learned
+from taskuq.calibration.mlwr import MLWR
+from taskuq.calibration.scores import AR, LWR, family_of
+from taskuq.calibration.tuning import tuned_score, tuning_cases
 from taskuq.decide.rules import spread_score
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray

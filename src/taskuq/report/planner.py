@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskuq.calibrate.law import calibration_size
+from taskuq.calibration.law import calibration_size
 from taskuq.report.figure import Figure, Series
 
 TOLERANCES = (0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from taskuq.calibrate.threshold import number_from_json
-from taskuq.decide.simulate import Simulation, Stop
+from taskuq.calibration.threshold import number_from_json
+from taskuq.decide.simulation import Simulation, Stop
 from taskuq.errors import InputError
-from taskuq.evaluate.exact import Moments
-from taskuq.evaluate.result import Evaluation, EvaluationRecord, Histogram, Stratum
+from taskuq.evaluation.exact import Moments
+from taskuq.evaluation.result import Evaluation, EvaluationRecord, Histogram, Stratum
 from taskuq.report.figure import Figure
 
 EXPERIMENT = "taskuq.experiment/1"
@@ -88,7 +88,7 @@ def read_evaluation(record: Mapping[str, Any]) -> EvaluationRecord:
 
     Example:
         >>> from taskuq.experiments.comparison import Comparison, compare
-        >>> from taskuq.experiments.synthetic import SyntheticScanner, synthetic_outputs
+        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
         >>> table = synthetic_outputs(SyntheticScanner(volumes=8), seed=0)
         >>> found = compare(table, Comparison(trials=20, unit="case"))
         >>> read_evaluation(found.to_dict()).to_dict() == found.to_dict()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from taskuq.decide.simulate import Simulation
+from taskuq.decide.simulation import Simulation
 from taskuq.report.contents import Contents, run_alpha, run_width
 from taskuq.report.folder import RunFolder
 from taskuq.report.tables import Table, policy_name, shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taskuq.decide.simulate import Simulation
+from taskuq.decide.simulation import Simulation
 from taskuq.report.figure import Figure, Series
 from taskuq.report.tables import policy_name
 

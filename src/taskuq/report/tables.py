@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from taskuq.decide.simulate import Simulation
-from taskuq.evaluate.result import EvaluationRecord
+from taskuq.decide.simulation import Simulation
+from taskuq.evaluation.result import EvaluationRecord
 from taskuq.report.figure import Figure, rows
 
 

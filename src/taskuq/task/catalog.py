@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 
 from taskuq.errors import InputError
+from taskuq.settings import from_table
 from taskuq.task.backbone import BackboneConfig
 from taskuq.task.classifier import Classifier, ClassifierConfig
-from taskuq.training.toml import from_table
 from taskuq.training.weights import fill, read_card, read_tensors
 
 PRESETS = {

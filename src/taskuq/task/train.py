@@ -10,6 +10,7 @@ import torch
 
 from taskuq.data.splits import Split
 from taskuq.errors import InputError
+from taskuq.settings import read_settings, to_table
 from taskuq.task.attack import AttackConfig
 from taskuq.task.augment import AugmentConfig
 from taskuq.task.backbone import Backbone
@@ -30,7 +31,6 @@ from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, fit
 from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
-from taskuq.training.toml import read_settings, to_table
 from taskuq.training.weights import fill, read_card, read_tensors
 
 

@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from taskuq.errors import InputError
+from taskuq.settings import read_toml, toml_text
 from taskuq.training.config import TrainingConfig
 from taskuq.training.order import EpochOrder
 from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
-from taskuq.training.toml import read_toml, toml_text
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from taskuq.errors import InputError
 from taskuq.files import whole_file
-from taskuq.training.toml import read_toml, to_table, toml_text
+from taskuq.settings import read_toml, to_table, toml_text
 
 
 def save_weights(

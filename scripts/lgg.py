@@ -1,0 +1,38 @@
+"""Real slices for the chain: training patients in one file, judged patients in another.
+
+    python scripts/lgg.py SOURCE.npz FOLDER
+
+SOURCE holds images, label, group, and a flag of central slices, ``central``. Of 88 patients 56 go
+to FOLDER/lgg-training.npz (networks, their early stopping) and 32 to FOLDER/lgg-judged.npz
+(calibration and test): nobody is in both.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from taskuq.data.splits import split_groups
+
+
+def main(source: Path, folder: Path) -> None:
+    with np.load(source, allow_pickle=False) as file:
+        arrays = {name: file[name][file["central"]] for name in ("images", "label", "group")}
+    groups = arrays["group"].astype(str)
+    split = split_groups(groups, 0.6, 0.04, seed=0)
+    judged = np.isin(groups, split.judge)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in (("training", ~judged), ("judged", judged)):
+        cases = np.array([f"{g}-{k}" for k, g in enumerate(groups)])[rows]
+        part = {key: value[rows] for key, value in arrays.items()}
+        np.savez_compressed(folder / f"lgg-{name}.npz", case=cases, **part)
+        print(
+            f"{folder}/lgg-{name}.npz: {len(set(groups[rows]))} patients, {rows.sum()} slices, "
+            f"{int(part['label'].sum())} with tumour"
+        )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

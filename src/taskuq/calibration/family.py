@@ -1,0 +1,189 @@
+"""Nested intervals of some cases: one family, read as a score or as intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from taskuq.calibration.link import IDENTITY, Link
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray, Interval
+from taskuq.protocols import Score
+
+Side: TypeAlias = Literal["two", "upper", "lower"]
+SIDES = ("two", "upper", "lower")
+# A few units in the last place: more than score and interval lose between them.
+ROUNDING = 4 * float(np.finfo(float).eps)
+
+
+class Family(Protocol):
+    """The nested intervals of a fixed set of cases."""
+
+    def score(self, targets: FloatArray) -> FloatArray:
+        """Return the smallest quantile whose interval contains the target."""
+        ...
+
+    def interval(self, quantile: ArrayLike) -> Interval:
+        """Return the interval of each case for one quantile, or for one quantile per case."""
+        ...
+
+    def take(self, index: NDArray[np.int64]) -> Family:
+        """Return the family of some of the cases, in the given order."""
+        ...
+
+
+@dataclass(frozen=True)
+class AnchoredFamily:
+    r"""Intervals that grow from two anchors at a speed of their own, on the scale of a link.
+
+    .. math:: \mathcal C_q = g^{-1}[\,a - q u,\; b + q u\,], \qquad
+        s(z) = \frac{\max\{a - g(z),\; g(z) - b\}}{u}
+
+    The absolute residual has :math:`a = b = \bar z, u = 1`; LWR has :math:`u = \sigma_z`; CQR has
+    :math:`a = \hat z(\alpha/2), b = \hat z(1 - \alpha/2), u = 1`. A one-sided family keeps one of
+    the two ends. Where :math:`u = 0` the interval is the point for every :math:`q`: a target
+    there scores 0 (one-sided: minus infinity), any other plus infinity.
+
+    Ends are rounded outwards by a few units in the last place, so that a target whose score is at
+    most :math:`q` is never lost to rounding.
+
+    Arguments:
+        low: The lower anchors :math:`a` (case,).
+        high: The upper anchors :math:`b` (case,).
+        scale: The speeds :math:`u \ge 0` (case,).
+        side: ``two``, or ``upper`` or ``lower`` for a bound on one side.
+        link: The scale :math:`g`.
+
+    Example:
+        >>> center = np.array([0.4, 0.4])
+        >>> family = AnchoredFamily(center, center, np.array([0.1, 0.0]))
+        >>> family.score(np.array([0.6, 0.4])).round(12)
+        array([2., 0.])
+        >>> family.interval(2.0).upper.round(12)
+        array([0.6, 0.4])
+    """
+
+    low: FloatArray
+    high: FloatArray
+    scale: FloatArray
+    side: Side = "two"
+    link: Link = IDENTITY
+
+    def __post_init__(self) -> None:
+        if self.side not in SIDES:
+            raise InputError(f"side must be 'two', 'upper' or 'lower', got {self.side!r}")
+
+    def take(self, index: NDArray[np.int64]) -> AnchoredFamily:
+        """Return the family of some of the cases, in the given order."""
+        low, high, scale = self.low[index], self.high[index], self.scale[index]
+        return replace(self, low=low, high=high, scale=scale)
+
+    def score(self, targets: FloatArray) -> FloatArray:
+        """Return the smallest quantile whose interval contains the target."""
+        g = self.link(targets)
+        if self.side == "two":
+            residual = np.maximum(self.low - g, g - self.high)
+        else:
+            residual = g - self.high if self.side == "upper" else self.low - g
+        known = self.scale > 0
+        # A spread of next to nothing makes the score infinite, as no spread at all does.
+        with np.errstate(over="ignore"):
+            score = np.divide(
+                residual, self.scale, out=np.full(residual.shape, np.inf), where=known
+            )
+        at_point = ~known & (residual <= 0)
+        score[at_point] = 0.0 if self.side == "two" else -np.inf
+        return np.asarray(score)
+
+    def interval(self, quantile: ArrayLike) -> Interval:
+        """Return the interval of each case; everything where the quantile is infinite.
+
+        Quantiles (quantile, 1) give all intervals at each of them, (quantile, case).
+        """
+        q = np.asarray(quantile, dtype=float)
+        finite = np.isfinite(q)
+        # Ends move outwards by a few units in the last place, except where they are exact.
+        rounding = ROUNDING if (q != 0).all() else np.where(q == 0, 0.0, ROUNDING)
+        moving = self.scale > 0
+        step = np.where(finite, q, 0.0)
+        with np.errstate(over="ignore"):  # too wide for a float is as wide as can be
+            reach = (step + rounding * np.abs(step)) * self.scale
+        lower = self.low - (rounding * (np.abs(self.low) * moving)) - reach
+        upper = self.high + (rounding * (np.abs(self.high) * moving)) + reach
+        if self.link.kind != "identity":
+            # The logit and its inverse round too, on the scale of the task's range.
+            slack = ROUNDING * (abs(self.link.low) + abs(self.link.high))
+            lower = self.link.inverse(lower) - slack
+            upper = self.link.inverse(upper) + slack
+        if self.side == "upper":
+            lower = np.full(lower.shape, -np.inf)
+        if self.side == "lower":
+            upper = np.full(upper.shape, np.inf)
+        if not finite.all():
+            everything = q == np.inf
+            # Only a one-sided point has a target that scores minus infinity.
+            nothing = (q == -np.inf) & (moving | (self.side == "two"))
+            lower = np.where(everything, -np.inf, np.where(nothing, np.inf, lower))
+            upper = np.where(everything, np.inf, np.where(nothing, -np.inf, upper))
+        return Interval(lower, upper)
+
+
+@dataclass(frozen=True)
+class OpaqueFamily:
+    """The family of a user's own score: the samples are kept and asked each time."""
+
+    source: Score
+    outputs: FloatArray
+
+    def take(self, index: NDArray[np.int64]) -> OpaqueFamily:
+        """Return the family of some of the cases, in the given order."""
+        return OpaqueFamily(self.source, self.outputs[index])
+
+    def score(self, targets: FloatArray) -> FloatArray:
+        """Return what the user's ``score`` says, checked."""
+        values = np.asarray(self.source.score(self.outputs, targets), dtype=float)
+        if values.shape != targets.shape:
+            raise InputError(
+                f"{type(self.source).__name__}.score returned shape {values.shape} for "
+                f"{targets.shape[0]} cases; one score per case is needed"
+            )
+        if np.isnan(values).any():
+            raise InputError(
+                f"{type(self.source).__name__}.score returned NaN for "
+                f"{int(np.isnan(values).sum())} of {values.size} cases; return infinity where a "
+                "target cannot be covered"
+            )
+        return values
+
+    def interval(self, quantile: ArrayLike) -> Interval:
+        """Return what the user's ``interval`` says; everything where the quantile is infinite."""
+        q = np.broadcast_to(np.asarray(quantile, dtype=float), self.outputs.shape[:1])
+        everything = q == np.inf
+        inner = self.source.interval(self.outputs, np.where(everything, 0.0, q))
+        return Interval(
+            np.where(everything, -np.inf, inner.lower), np.where(everything, np.inf, inner.upper)
+        )
+
+
+def intervals_at(family: Family, quantiles: FloatArray) -> Interval:
+    """Return the intervals of all cases at each of several quantiles, (quantile, case).
+
+    Arguments:
+        family: The nested intervals of some cases.
+        quantiles: Several quantiles.
+
+    Example:
+        >>> center = np.array([0.4, 0.6])
+        >>> family = AnchoredFamily(center, center, np.ones(2))
+        >>> intervals_at(family, np.array([0.1, 0.2, 0.3])).width.round(12)
+        array([[0.2, 0.2],
+               [0.4, 0.4],
+               [0.6, 0.6]])
+    """
+    if isinstance(family, AnchoredFamily):
+        return family.interval(np.asarray(quantiles)[:, None])
+    each = [family.interval(q) for q in quantiles]
+    return Interval(np.stack([i.lower for i in each]), np.stack([i.upper for i in each]))

@@ -1,0 +1,153 @@
+"""Quantiles for cases that come in groups: a random case, or most cases, of a new group."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+
+from taskuq.calibration.rank import exact_level
+from taskuq.interval import FloatArray
+
+
+def group_index(group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number the groups 0, 1, ... and count the cases of each.
+
+    Example:
+        >>> group_index(np.array(["b", "a", "b"]))
+        (array([1, 0, 1]), array([1, 2]))
+    """
+    _, index, sizes = np.unique(group, return_inverse=True, return_counts=True)
+    return index, sizes
+
+
+def hierarchical_quantile(scores: FloatArray, group: np.ndarray, alpha: float | Fraction) -> float:
+    r"""Return the score that a random case of a new group exceeds with probability at most alpha.
+
+    With :math:`V` groups of :math:`n_v` cases, the smallest calibration score :math:`q` with
+
+    .. math:: \frac{1 + \sum_v L_v(q)}{V + 1} \le \alpha, \qquad
+        L_v(q) = \frac1{n_v} \#\{i : s_{vi} > q\}
+
+    or infinity when :math:`\alpha (V + 1) < 1`. Groups must be exchangeable, and cases within a
+    group; every group counts the same, whatever its size.
+
+    References:
+        Lee, Barber and Willett, Distribution-Free Inference with Hierarchical Data, 2023.
+
+    Arguments:
+        scores: Calibration scores (case,).
+        group: The group of each case.
+        alpha: The error rate.
+
+    Example:
+        >>> scores, group = np.arange(1.0, 41.0), np.repeat(np.arange(20), 2)
+        >>> hierarchical_quantile(scores, group, alpha=0.1)
+        38.0
+        >>> hierarchical_quantile(scores, group, alpha=0.04)  # 20 groups are too few
+        inf
+    """
+    index, sizes = group_index(group)
+    allowed = exact_level(alpha) * (len(sizes) + 1) - 1
+    if allowed < 0:
+        return math.inf
+    return quantile_of_mean_loss(scores, index, sizes, allowed)
+
+
+def quantile_of_mean_loss(
+    scores: FloatArray, index: np.ndarray, sizes: np.ndarray, allowed: Fraction
+) -> float:
+    r"""Return the smallest score :math:`q` with :math:`\sum_v L_v(q) \le` ``allowed``, exactly.
+
+    Arguments:
+        scores: Calibration scores (case,).
+        index: The number of each case's group, from 0.
+        sizes: The number of cases in each group.
+        allowed: The largest sum of losses.
+
+    Example:
+        >>> quantile_of_mean_loss(np.array([1.0, 2, 3, 4]), np.array([0, 0, 1, 1]),
+        ...                       np.array([2, 2]), Fraction(1, 2))
+        3.0
+    """
+    # Counting in units of 1/lcm keeps the comparison free of rounding.
+    common = math.lcm(*(int(n) for n in np.unique(sizes)))
+    weight = np.array([common // int(n) for n in sizes], dtype=object)
+    # Below, sums are multiplied by the denominator: 64 bits must hold that product too.
+    if common * len(sizes) * allowed.denominator < 2**62:
+        weight = weight.astype(np.int64)
+    order = np.argsort(scores, kind="stable")
+    ordered = np.asarray(scores)[order]
+    at_most = np.cumsum(weight[index[order]])
+    # Tied scores are all at most q: read the cumulative weight at the last of them.
+    last = np.searchsorted(ordered, ordered, side="right") - 1
+    above = common * len(sizes) - at_most[last]
+    good = np.nonzero(above * allowed.denominator <= allowed.numerator * common)[0]
+    return float(ordered[good[0]]) if good.size else math.inf
+
+
+def worst_scores(scores: FloatArray, group: np.ndarray, share: float | Fraction) -> FloatArray:
+    r"""Return for each group the score that the given share of its cases does not exceed.
+
+    .. math:: S_v = s_{v(k)}, \qquad k = \lceil \mathrm{share} \cdot n_v \rceil
+
+    The conformal quantile of :math:`S_1, \dots, S_V` covers at least that share of the cases of a
+    new group with probability at least :math:`1 - \alpha`; share 1 is all of them.
+
+    References:
+        Dunn, Wasserman and Ramdas, Distribution-Free Prediction Sets for Two-Layer Hierarchical
+        Models, JASA 2022.
+
+    Arguments:
+        scores: Calibration scores (case,).
+        group: The group of each case.
+        share: The share of cases, in (0, 1].
+
+    Example:
+        >>> worst_scores(np.array([1.0, 2, 3, 9, 4]), np.array([0, 0, 0, 1, 1]), share=0.6)
+        array([2., 9.])
+    """
+    index, sizes = group_index(group)
+    exact = Fraction(str(share))
+    ordered = np.lexsort((scores, index))
+    starts = np.cumsum(sizes) - sizes
+    rank = np.array([math.ceil(exact * int(n)) for n in sizes])
+    return np.asarray(np.asarray(scores)[ordered[starts + rank - 1]])
+
+
+def pac_mean_loss(groups: int, alpha: float | Fraction, delta: float | Fraction) -> Fraction:
+    r"""Return the largest sum of group losses that still certifies a mean loss of alpha.
+
+    The Hoeffding-Bentkus p-value of :math:`\mathbb E L > \alpha` at empirical mean
+    :math:`\hat L` over :math:`V` independent groups is
+
+    .. math:: \min\{ e^{-V\,\mathrm{kl}(\hat L, \alpha)},\;
+        e\, \mathbb P(\mathrm{Bin}(V, \alpha) \le \lceil V \hat L \rceil) \}
+
+    The result is the largest :math:`V \hat L` on a grid of 1/1000 whose p-value is at most
+    :math:`\delta`, or -1 when even no loss at all does not suffice.
+
+    References:
+        Bates et al., Distribution-Free, Risk-Controlling Prediction Sets, JACM 2021.
+
+    Arguments:
+        groups: The number :math:`V` of calibration groups.
+        alpha: The error rate.
+        delta: The probability of an unlucky calibration set.
+
+    Example:
+        >>> float(pac_mean_loss(200, alpha=0.1, delta=0.1))
+        12.0
+        >>> float(pac_mean_loss(20, alpha=0.05, delta=0.1))
+        -1.0
+    """
+    from scipy.special import bdtr, rel_entr
+
+    a, allowed = float(exact_level(alpha)), float(exact_level(delta, "delta"))
+    total = np.arange(0, 1000 * groups + 1) / 1000
+    mean = np.minimum(total / groups, a)
+    hoeffding = np.exp(-groups * (rel_entr(mean, a) + rel_entr(1 - mean, 1 - a)))
+    bentkus = math.e * bdtr(np.ceil(total), groups, a)
+    good = np.nonzero((np.minimum(hoeffding, bentkus) <= allowed) & (total / groups < a))[0]
+    return Fraction(int(good[-1]), 1000) if good.size else Fraction(-1)

@@ -1,0 +1,338 @@
+"""Several tasks at once: intervals that all contain their targets with one probability."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from taskuq.calibration.family import Side
+from taskuq.calibration.guarantee import Guarantee, Unit, guarantee_from_dict
+from taskuq.calibration.rank import coverage_rank, order_statistic
+from taskuq.calibration.registry import (
+    require_usable,
+    resolve_score,
+    score_from_dict,
+    score_to_dict,
+)
+from taskuq.calibration.scores import family_of
+from taskuq.calibration.threshold import number_from_json, number_to_json
+from taskuq.calibration.tuning import (
+    take_units,
+    tuned_score,
+    tuning_cases,
+    tuning_count,
+    unit_index,
+)
+from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
+from taskuq.errors import InputError
+from taskuq.files import read_json, write_json
+from taskuq.interval import FloatArray, Interval
+from taskuq.protocols import Score
+
+Method: TypeAlias = Literal["max", "scale", "minimax", "rank"]
+SCHEMA = "taskuq.joint-bound/1"
+TUNING_SHARE = 0.3
+
+
+@dataclass(frozen=True)
+class JointBound:
+    """Intervals for several tasks of new cases, from one calibration.
+
+    Call it with outputs (case, sample, task); the intervals have shape (case, task).
+
+    Arguments:
+        scores: One score per task.
+        quantiles: One quantile per task.
+        guarantee: What is promised for all tasks together.
+        method: How the tasks were put on one scale.
+        samples: The number of posterior samples per case.
+        task_range: The range intervals are clipped to, if any.
+    """
+
+    scores: tuple[Score, ...]
+    quantiles: tuple[float, ...]
+    guarantee: Guarantee
+    method: Method
+    samples: int
+    task_range: tuple[float, float] | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether there were enough calibration units for finite intervals."""
+        return bool(np.isfinite(self.quantiles).all())
+
+    def __call__(self, outputs: Any) -> Interval:
+        """Return the intervals of new cases, (case, task)."""
+        x = as_numbers(outputs, "outputs", ndim=(3,))
+        expected = (self.samples, len(self.scores))
+        if x.shape[1:] != expected:
+            raise InputError(
+                f"this bound was calibrated with (sample, task) = {expected}, got {x.shape[1:]}; "
+                "outputs are (case, sample, task)"
+            )
+        each = [
+            family_of(score, x[:, :, k]).interval(q)
+            for k, (score, q) in enumerate(zip(self.scores, self.quantiles, strict=True))
+        ]
+        interval = Interval(
+            np.stack([i.lower for i in each], axis=1), np.stack([i.upper for i in each], axis=1)
+        )
+        return interval if self.task_range is None else interval.clip(*self.task_range)
+
+    def __str__(self) -> str:
+        tail = "" if self.is_finite else f" But {self.guarantee.shortage}."
+        return self.guarantee.sentence + tail
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the bound as JSON and return the path."""
+        return write_json(
+            path,
+            {
+                "schema": SCHEMA,
+                "scores": [score_to_dict(score) for score in self.scores],
+                "quantiles": [number_to_json(q) for q in self.quantiles],
+                "guarantee": self.guarantee.to_dict(),
+                "sentence": self.guarantee.sentence,
+                "method": self.method,
+                "samples": self.samples,
+                "task_range": self.task_range and [str(v) for v in self.task_range],
+                "provenance": dict(self.provenance),
+            },
+        )
+
+
+def load_joint_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> JointBound:
+    """Read a bound that :meth:`JointBound.save` wrote.
+
+    Arguments:
+        path: The JSON file.
+        score: An object of your own score class, where the bound was made with one.
+    """
+    record = read_json(path, SCHEMA)
+    try:
+        bound = JointBound(
+            scores=tuple(score_from_dict(one, score) for one in record["scores"]),
+            quantiles=tuple(number_from_json(q) for q in record["quantiles"]),
+            guarantee=guarantee_from_dict(record["guarantee"]),
+            method=record["method"],
+            samples=int(record["samples"]),
+            task_range=as_range(record["task_range"]),
+            provenance=record["provenance"],
+        )
+        for one, quantile in zip(bound.scores, bound.quantiles, strict=True):
+            require_usable(path, one, quantile, bound.samples)
+    except InputError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise InputError(
+            f"{path} is not a complete bound ({error!r:.80}); calibrate again"
+        ) from None
+    return bound
+
+
+def calibrate_joint(
+    outputs: Any,
+    targets: Any,
+    *,
+    alpha: float,
+    score: str | Score = "mlwr",
+    method: Method = "max",
+    group: Any = None,
+    unit: Unit | None = None,
+    cases: float | str = "random",
+    delta: float | None = None,
+    side: Side = "two",
+    task_range: tuple[float, float] | None = None,
+    rng: np.random.Generator | None = None,
+) -> JointBound:
+    r"""Calibrate intervals for several tasks that hold together with probability 1 - alpha.
+
+    The scores :math:`s_{ik}` of case :math:`i` and task :math:`k` are brought to one scale and
+    their maximum over the tasks is calibrated like a single score:
+
+    ===========  ============================================================================
+    ``max``      the scores as they are; right for scores that are normalised alike
+    ``scale``    divided by their :math:`1 - \alpha/2` quantile on tuning cases
+    ``minimax``  their empirical distribution on tuning cases, continued beyond the largest
+    ``rank``     their ranks among the calibration cases, plus one; needs no tuning cases
+    ===========  ============================================================================
+
+    References:
+        Wen, Ahmad and Schniter, Conformal Bounds on Full-Reference Image Quality, and their
+        multi-target follow-up, for ``minimax``; Timans et al., ECCV 2024, for ranks.
+
+    Arguments:
+        outputs: Task outputs (case, sample, task).
+        targets: Targets (case, task).
+        alpha: The error rate for all tasks together.
+        score: A score's name or object, used for every task.
+        method: How the tasks are put on one scale.
+        group: The group of each case.
+        unit: 'case' or 'group'; the group if groups are given.
+        cases: With groups: whom the promise is about, as in :func:`taskuq.calibrate`.
+        delta: For a promise given the calibration set.
+        side: 'two', 'upper' or 'lower'.
+        task_range: The range of all tasks.
+        rng: Picks the tuning cases at random; without it they are taken at even steps.
+
+    Example:
+        >>> truth = rng.random((400, 2))
+        >>> outputs = truth[:, None, :] + 0.05 * rng.standard_normal((400, 8, 2))
+        >>> bound = calibrate_joint(outputs, truth, alpha=0.1)
+        >>> bound(outputs[:3]).width.shape
+        (3, 2)
+    """
+    if method not in get_args(Method):
+        raise InputError(f"unknown method {method!r}; choose max, scale, minimax or rank")
+    range_ = as_range(task_range)
+    x = as_numbers(outputs, "outputs", ndim=(3,))
+    z = as_numbers(targets, "targets", ndim=(2,)).astype(float)
+    n, tasks = int(x.shape[0]), int(x.shape[2])
+    if z.shape != (n, tasks):
+        raise InputError(f"outputs {x.shape} need targets {(n, tasks)}, got {z.shape}")
+    if n < 2 or tasks < 1 or x.shape[1] < 1:
+        raise InputError(f"at least 2 cases, 1 sample and 1 task are needed, got {x.shape}")
+    require_in_range(z, range_, "targets")
+    groups = None if group is None else as_ids(group, "group", n)
+    unit = unit or ("case" if groups is None else "group")
+    if unit == "group" and groups is None:
+        raise InputError("unit='group' needs the group of each case; pass group=")
+    if method == "rank" and (unit == "group" or delta is not None):
+        raise InputError("method 'rank' promises for a new case only; use another method")
+
+    chosen = resolve_score(score, alpha, side)
+    by_unit = groups if unit == "group" else None
+    aside = tuning_cases(chosen, n, alpha, by_unit, rng)
+    if method in ("scale", "minimax") and aside.mean() < TUNING_SHARE:
+        index = unit_index(n, by_unit)
+        take = tuning_count(int(index.max()) + 1, TUNING_SHARE, alpha)
+        aside = take_units(index, take, rng)
+    kept = ~aside
+    scores = tuple(
+        tuned_score(chosen, x[aside, :, k], z[aside, k], range_, None) for k in range(tasks)
+    )
+    values = _scores(scores, x[kept], z[kept])
+    promise = Guarantee(
+        alpha=alpha,
+        unit=unit,
+        cases=cases,
+        delta=delta,
+        n_cases=int(kept.sum()),
+        n_groups=None if by_unit is None else len(np.unique(by_unit[kept])),
+        tasks=tasks,
+    )
+    if method == "rank":
+        quantiles = max_rank_quantiles(values, alpha)
+    else:
+        scales = _scales(method, _scores(scores, x[aside], z[aside]), tasks, alpha)
+        common = np.stack([scale(values[:, k]) for k, scale in enumerate(scales)], axis=1)
+        level = promise.quantile(common.max(axis=1), None if by_unit is None else by_unit[kept])
+        quantiles = tuple(scale.inverse(level) for scale in scales)
+    return JointBound(
+        scores, quantiles, promise, method, int(x.shape[1]), range_,
+        {"tuning_cases": int(aside.sum())},
+    )  # fmt: skip
+
+
+def max_rank_quantiles(scores: FloatArray, alpha: float) -> tuple[float, ...]:
+    r"""Return one quantile per task from ranks alone, such that all tasks are covered together.
+
+    With :math:`r_i = \max_k \#\{j : s_{jk} \le s_{ik}\}` and :math:`r` the
+    :math:`\lceil (1-\alpha)(n+1) \rceil`-th smallest of them, the quantile of task :math:`k` is
+    its :math:`(r + 1)`-th smallest score. A new case changes ranks by at most one, hence the
+    plus one; without it coverage falls short.
+
+    Arguments:
+        scores: Calibration scores (case, task).
+        alpha: The error rate.
+
+    Example:
+        >>> max_rank_quantiles(np.array([[1.0, 10], [2, 30], [3, 20], [4, 40]]), alpha=0.5)
+        (4.0, 40.0)
+    """
+    n = len(scores)
+    ordered = np.sort(scores, axis=0)
+    ranks = np.stack(
+        [np.searchsorted(ordered[:, k], scores[:, k], "right") for k in range(scores.shape[1])]
+    )
+    rank = coverage_rank(n, alpha)
+    if rank > n:
+        return tuple(math.inf for _ in range(scores.shape[1]))
+    r = int(order_statistic(ranks.max(axis=0), rank))
+    return tuple(order_statistic(ordered[:, k], r + 1) for k in range(scores.shape[1]))
+
+
+@dataclass(frozen=True)
+class MonotoneScale:
+    """A strictly increasing, piecewise linear map that goes on beyond its knots.
+
+    Arguments:
+        knots: Rising scores.
+        values: Their images, rising.
+
+    Example:
+        >>> scale = MonotoneScale((0.0, 1.0, 3.0), (0.0, 0.5, 1.0))
+        >>> scale(np.array([0.5, 3.0, 5.0, np.inf]))
+        array([0.25, 1.  , 1.5 ,  inf])
+        >>> round(scale.inverse(1.5), 12)
+        5.0
+    """
+
+    knots: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def __call__(self, scores: FloatArray) -> FloatArray:
+        """Map scores to the common scale."""
+        return _interpolate(scores, np.array(self.knots), np.array(self.values))
+
+    def inverse(self, value: float) -> float:
+        """Map a value of the common scale back to a score."""
+        if self.knots == self.values or not math.isfinite(value):
+            return value
+        images, knots = np.array(self.values), np.array(self.knots)
+        score = float(_interpolate(np.array([value]), images, knots)[0])
+        # There and back rounds, relative to the value and to the knots, which may be far larger
+        # than the score; the score that set the value must not be lost to that.
+        low = np.clip(np.searchsorted(images, value, "right") - 1, 0, len(images) - 2)
+        steepness = (knots[low + 1] - knots[low]) / (images[low + 1] - images[low])
+        size = abs(score) + abs(score - knots[low]) + abs(value) * steepness
+        return score + 8 * float(np.finfo(float).eps) * float(size)
+
+
+def _interpolate(at: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
+    low = np.clip(np.searchsorted(x, at, "right") - 1, 0, len(x) - 2)
+    slope = (y[low + 1] - y[low]) / (x[low + 1] - x[low])
+    return np.asarray(y[low] + slope * (at - x[low]))
+
+
+def _scales(method: Method, tuning: FloatArray, tasks: int, alpha: float) -> list[MonotoneScale]:
+    if method == "max":
+        return [MonotoneScale((0.0, 1.0), (0.0, 1.0))] * tasks
+    scales = []
+    for k in range(tasks):
+        finite = np.unique(tuning[:, k][np.isfinite(tuning[:, k])])
+        if method == "scale":
+            high = float(np.quantile(finite, 1 - alpha / 2)) if finite.size else 1.0
+            scales.append(MonotoneScale((0.0, high if high > 0 else 1.0), (0.0, 1.0)))
+            continue
+        if finite.size < 2:
+            scales.append(MonotoneScale((0.0, 1.0), (0.0, 1.0)))
+            continue
+        share = np.searchsorted(np.sort(tuning[:, k]), finite, "right") / (len(tuning) + 1)
+        scales.append(MonotoneScale(tuple(map(float, finite)), tuple(map(float, share))))
+    return scales
+
+
+def _scores(scores: Sequence[Score], outputs: FloatArray, targets: FloatArray) -> FloatArray:
+    if len(outputs) == 0:
+        return np.empty((0, len(scores)))
+    return np.stack(
+        [family_of(s, outputs[:, :, k]).score(targets[:, k]) for k, s in enumerate(scores)], axis=1
+    )

@@ -1,0 +1,205 @@
+"""Calibration of one task: arrays in, a bound out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from taskuq.calibration.bound import Bound
+from taskuq.calibration.family import Side
+from taskuq.calibration.guarantee import Guarantee, Unit
+from taskuq.calibration.registry import resolve_score
+from taskuq.calibration.scores import family_of
+from taskuq.calibration.threshold import (
+    OneQuantile,
+    StratumQuantiles,
+    Threshold,
+    WeightedQuantile,
+    as_weights,
+)
+from taskuq.calibration.tuning import tuned_score, tuning_cases
+from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray
+from taskuq.protocols import Score
+
+
+def calibrate(
+    outputs: Any,
+    targets: Any,
+    *,
+    alpha: float,
+    score: str | Score = "mlwr",
+    group: Any = None,
+    unit: Unit | None = None,
+    cases: float | str = "random",
+    delta: float | None = None,
+    label: Any = None,
+    strata: Any = None,
+    weights: Any = None,
+    side: Side = "two",
+    task_range: tuple[float, float] | None = None,
+    tuning: tuple[Any, Any] | None = None,
+    acceleration: float | None = None,
+    rng: np.random.Generator | None = None,
+) -> Bound:
+    r"""Calibrate intervals that contain the target of a new case with probability 1 - alpha.
+
+    The scores :math:`s_i = s(\hat z_i, z_i)` of the calibration cases are computed, and the
+    interval of a new case is the set of targets that would score at most their conformal
+    quantile :math:`\hat q`:
+
+    .. math:: \mathcal C(\hat z) = \{ z : s(\hat z, z) \le \hat q \}
+
+    Arguments:
+        outputs: Task outputs on recovered images (case, sample), or of all rounds so far
+            (round, case, sample), the current one last, for scores that read the earlier ones.
+        targets: Task outputs on the true images (case,).
+        alpha: The error rate, strictly between 0 and 1.
+        score: ar, lwr, cqr, mlwr, learned, or an object with methods ``score`` and ``interval``.
+        group: What cases come in, e.g. the patient of each case (case,).
+        unit: What is exchangeable: 'case' or 'group'; the group if groups are given.
+        cases: With groups: which cases of a new group are covered: a 'random' one, 'all', or a
+            share such as 0.9.
+        delta: Promise coverage given the calibration set, for all but this share of such sets.
+        label: A class per case; the promise then holds within each class, whichever it is.
+        strata: A stratum per case, any function of the inputs; the promise then holds within each
+            stratum, and calls need the new case's stratum.
+        weights: Likelihood ratios of the new inputs against these; calls need the new weight.
+        side: 'two', or 'upper' or 'lower' for a bound on one side.
+        task_range: The range of the task; intervals are clipped to it.
+        tuning: Outputs and targets of other cases, e.g. of the training set, for scores that
+            learn. Without it a tenth (mlwr) or three tenths (learned) of the cases are set aside.
+        acceleration: Remembered with the bound.
+        rng: Picks the tuning cases at random; without it they are taken at even steps.
+
+    Example:
+        >>> truth = rng.random(500)
+        >>> outputs = truth[:, None] + 0.05 * rng.standard_normal((500, 16))
+        >>> bound = calibrate(outputs, truth, alpha=0.1, score="lwr", task_range=(-1, 2))
+        >>> interval = bound(outputs[:2])
+        >>> bool(interval.contains(truth[:2]).all())
+        True
+    """
+    range_ = as_range(task_range)
+    x = as_numbers(outputs, "outputs", ndim=(2, 3))
+    z = as_numbers(targets, "targets", ndim=(1,)).astype(float)
+    n = _require_fit(x, z)
+    require_in_range(z, range_, "targets")
+    groups = None if group is None else as_ids(group, "group", n)
+    unit = unit or ("case" if groups is None else "group")
+    if unit == "group" and groups is None:
+        raise InputError("unit='group' needs the group of each case; pass group=")
+    _require_one_condition(unit, label, strata, weights)
+
+    chosen = resolve_score(score, alpha, side)
+    kept = np.ones(n, dtype=bool)
+    if tuning is None:
+        aside = tuning_cases(chosen, n, alpha, groups if unit == "group" else None, rng)
+        kept = ~aside
+        chosen = tuned_score(
+            chosen, x[..., aside, :], z[aside], range_, None if groups is None else groups[aside]
+        )
+    else:
+        chosen = _tuned_elsewhere(chosen, tuning, x, range_)
+
+    # Scoring the cases set aside too is cheaper than a copy of all the others.
+    values = family_of(chosen, x).score(z)[kept]
+    guarantee, threshold = _threshold(
+        values,
+        Guarantee(alpha=alpha, unit=unit, cases=cases, delta=delta, n_cases=int(kept.sum())),
+        None if groups is None else groups[kept],
+        None if label is None else as_ids(label, "label", n)[kept],
+        None if strata is None else as_ids(strata, "strata", n)[kept],
+        None if weights is None else as_weights(weights, n)[kept],
+    )
+    reads_rounds = x.ndim == 3 and getattr(chosen, "uses_earlier_rounds", False)
+    return Bound(
+        score=chosen,
+        threshold=threshold,
+        guarantee=guarantee,
+        samples=x.shape[-1],
+        rounds=x.shape[0] if reads_rounds else 1,
+        task_range=range_,
+        acceleration=None if acceleration is None else float(acceleration),
+        provenance={"tuning_cases": int(n - kept.sum())},
+    )
+
+
+def _require_fit(outputs: FloatArray, targets: FloatArray) -> int:
+    n = int(outputs.shape[-2])
+    if targets.shape != (n,):
+        raise InputError(
+            f"outputs of shape {outputs.shape} are {n} cases, but targets have shape "
+            f"{targets.shape}; one target per case is needed"
+        )
+    if n < 2:
+        raise InputError(f"calibration needs at least 2 cases, got {n}; collect more")
+    if outputs.shape[-1] < 1:
+        raise InputError("outputs hold no samples; at least one per case is needed")
+    return n
+
+
+def _require_one_condition(unit: Unit, label: Any, strata: Any, weights: Any) -> None:
+    given = [
+        name
+        for name, value in (("label", label), ("strata", strata), ("weights", weights))
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise InputError(f"choose one of label, strata and weights, got {' and '.join(given)}")
+    if weights is not None and unit == "group":
+        raise InputError("weights are for exchangeable cases; use unit='case' or leave them out")
+
+
+def _tuned_elsewhere(
+    score: Score, tuning: tuple[Any, Any], outputs: FloatArray, range_: tuple[float, float] | None
+) -> Score:
+    try:
+        other_outputs, other_targets = tuning
+    except (TypeError, ValueError):
+        raise InputError("tuning must be a pair (outputs, targets) of other cases") from None
+    x = as_numbers(other_outputs, "tuning outputs", ndim=(outputs.ndim,))
+    z = as_numbers(other_targets, "tuning targets", ndim=(1,)).astype(float)
+    if x.shape[-1] != outputs.shape[-1] or x.shape[-2] != len(z):
+        raise InputError(
+            f"tuning outputs {x.shape} and targets {z.shape} must be of one set of cases with "
+            f"{outputs.shape[-1]} samples, as the calibration outputs have"
+        )
+    return tuned_score(score, x, z, range_, None)
+
+
+def _threshold(
+    scores: FloatArray,
+    promise: Guarantee,
+    group: np.ndarray | None,
+    label: np.ndarray | None,
+    strata: np.ndarray | None,
+    weights: FloatArray | None,
+) -> tuple[Guarantee, Threshold]:
+    """Turn scores into a threshold, and complete the promise with what it rests on."""
+    group = group if promise.unit == "group" else None
+    if group is not None:
+        promise = replace(promise, n_groups=len(np.unique(group)))
+    if weights is not None:
+        if promise.delta is not None:
+            raise InputError("weights and delta cannot be combined; leave one out")
+        order = np.argsort(scores, kind="stable")
+        return replace(promise, shifted=True), WeightedQuantile(
+            scores[order], weights[order], promise.alpha
+        )
+    split = label if label is not None else strata
+    if split is None:
+        return promise, OneQuantile(promise.quantile(scores, group))
+    quantiles = {}
+    for value in np.unique(split):
+        inside = split == value
+        quantiles[str(value)] = promise.quantile(
+            scores[inside], None if group is None else group[inside]
+        )
+    if label is not None:
+        # The class of a new case is unknown, so the largest quantile has to serve them all.
+        return replace(promise, condition="each class"), OneQuantile(max(quantiles.values()))
+    return replace(promise, condition="each stratum"), StratumQuantiles(quantiles)

@@ -1,0 +1,247 @@
+"""From calibration scores to the quantile of each new case."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, final
+
+import numpy as np
+
+from taskuq.calibration.rank import exact_level
+from taskuq.checks import as_ids, as_numbers
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray
+
+
+class Threshold(ABC):
+    """The quantile that each new case is given."""
+
+    @abstractmethod
+    def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
+        """Return the quantile of each of ``cases`` new cases."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description that JSON can hold, infinity as a string."""
+
+    @property
+    @abstractmethod
+    def quantile(self) -> float:
+        """One number that sums the threshold up: the largest quantile it can give."""
+
+
+@final
+@dataclass(frozen=True)
+class OneQuantile(Threshold):
+    """The same quantile for every case.
+
+    Example:
+        >>> OneQuantile(0.5).at(2, None, None)
+        array([0.5, 0.5])
+    """
+
+    value: float
+
+    @property
+    def quantile(self) -> float:
+        """The quantile."""
+        return self.value
+
+    def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
+        """Return the quantile, once for each case."""
+        if strata is not None or weights is not None:
+            raise InputError(
+                "this bound was calibrated without strata or weights; call it without them"
+            )
+        return np.full(cases, self.value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description that JSON can hold."""
+        return {"kind": "one", "quantile": number_to_json(self.value)}
+
+
+@final
+@dataclass(frozen=True)
+class StratumQuantiles(Threshold):
+    """A quantile for each stratum; a stratum never calibrated gets an infinite one.
+
+    Example:
+        >>> StratumQuantiles({"coarse": 2.0, "fine": 1.0}).at(3, ["fine", "coarse", "new"], None)
+        array([ 1.,  2., inf])
+    """
+
+    by_stratum: Mapping[str, float]
+
+    @property
+    def quantile(self) -> float:
+        """The largest quantile of a stratum."""
+        return max(self.by_stratum.values())
+
+    def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
+        """Return the quantile of each case's stratum."""
+        if strata is None:
+            known = ", ".join(self.by_stratum)
+            raise InputError(f"this bound needs the stratum of each case, one of {known}")
+        labels = as_ids(strata, "strata", cases)
+        return np.array([self.by_stratum.get(str(label), math.inf) for label in labels])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description that JSON can hold."""
+        return {
+            "kind": "strata",
+            "quantiles": {name: number_to_json(q) for name, q in self.by_stratum.items()},
+        }
+
+
+@final
+@dataclass(frozen=True)
+class WeightedQuantile(Threshold):
+    r"""A quantile of reweighted scores, for a known shift of the inputs.
+
+    With likelihood ratios :math:`w` of the new inputs against the calibration inputs,
+
+    .. math:: q(x) = \min\Big\{ s_i : \sum_{s_j \le s_i} w_j \ge
+        (1 - \alpha)\big(\textstyle\sum_j w_j + w(x)\big) \Big\}
+
+    or infinity where the calibration weights do not suffice.
+
+    References:
+        Tibshirani et al., Conformal Prediction Under Covariate Shift, NeurIPS 2019.
+
+    Arguments:
+        scores: Calibration scores in rising order.
+        weights: Their weights.
+        alpha: The error rate.
+
+    Example:
+        >>> threshold = WeightedQuantile(np.arange(1.0, 20.0), np.ones(19), alpha=0.1)
+        >>> threshold.at(2, None, [1.0, 5.0])
+        array([18., inf])
+    """
+
+    scores: FloatArray
+    weights: FloatArray
+    alpha: float
+
+    def __eq__(self, other: object) -> bool:
+        """Compare numbers; arrays alone would not say one yes or no."""
+        return (
+            isinstance(other, WeightedQuantile)
+            and self.alpha == other.alpha
+            and np.array_equal(self.scores, other.scores)
+            and np.array_equal(self.weights, other.weights)
+        )
+
+    @property
+    def quantile(self) -> float:
+        """The quantile of a case of weight 1."""
+        return float(self.at(1, None, np.ones(1))[0])
+
+    @property
+    def effective_size(self) -> float:
+        r"""The number of equally weighted cases that would tell as much.
+
+        .. math:: n_\mathrm{eff} = \Big(\sum_i w_i\Big)^2 \Big/ \sum_i w_i^2
+        """
+        return float(self.weights.sum() ** 2 / np.square(self.weights).sum())
+
+    def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
+        """Return the quantile of each case from its own weight."""
+        if weights is None:
+            raise InputError("this bound was calibrated with weights; give one for each new case")
+        new = as_weights(weights, cases)
+        reached = np.cumsum(self.weights)
+        needed = float(1 - exact_level(self.alpha)) * (reached[-1] + new)
+        # A part in 1e12 absorbs rounding, so that equal weights give the unweighted rank exactly.
+        index = np.searchsorted(reached, needed * (1 - 1e-12))
+        padded = np.r_[self.scores, math.inf]
+        return np.asarray(padded[index])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description that JSON can hold."""
+        return {
+            "kind": "weighted",
+            "scores": [number_to_json(s) for s in self.scores],
+            "weights": self.weights.tolist(),
+            "alpha": self.alpha,
+        }
+
+
+def threshold_from_dict(record: Mapping[str, Any]) -> Threshold:
+    """Read a threshold back from its description.
+
+    Example:
+        >>> threshold_from_dict({"kind": "one", "quantile": "inf"})
+        OneQuantile(value=inf)
+    """
+    kind = record.get("kind")
+    if kind == "one":
+        return OneQuantile(number_from_json(record["quantile"]))
+    if kind == "strata":
+        return StratumQuantiles(
+            {name: number_from_json(q) for name, q in record["quantiles"].items()}
+        )
+    if kind == "weighted":
+        scores = np.array([number_from_json(s) for s in record["scores"]])
+        weights = as_weights(record["weights"], len(scores))
+        exact_level(record["alpha"])
+        if not scores.size or (scores[1:] < scores[:-1]).any():
+            raise InputError("the file holds scores that do not rise; calibrate again")
+        return WeightedQuantile(scores, weights, record["alpha"])
+    raise InputError(f"unknown kind of threshold {kind!r} in the file")
+
+
+def as_weights(values: Any, cases: int) -> FloatArray:
+    """Take one positive weight per case."""
+    weights = as_numbers(values, "weights", ndim=(1,)).astype(float)
+    if weights.shape != (cases,) or (weights <= 0).any():
+        raise InputError(
+            f"weights must be one positive number for each of {cases} cases, got shape "
+            f"{weights.shape} with minimum {weights.min(initial=np.inf):g}"
+        )
+    return weights
+
+
+def number_to_json(value: float) -> float | str:
+    """Write infinity as a word, because JSON has no number for it.
+
+    Example:
+        >>> number_to_json(math.inf), number_to_json(0.5)
+        ('inf', 0.5)
+    """
+    return float(value) if math.isfinite(value) else str(float(value))
+
+
+def number_from_json(value: float | str) -> float:
+    """Read a number, or the words for infinity.
+
+    Example:
+        >>> number_from_json("-inf")
+        -inf
+    """
+    number = float(value)
+    if math.isnan(number):
+        raise InputError("the file holds NaN where a number is needed")
+    return number
+
+
+def exact_share(cases: float | str) -> Fraction:
+    """Read which cases of a new group are to be covered: a share, or 'all'.
+
+    Example:
+        >>> exact_share("all"), exact_share(0.9)
+        (Fraction(1, 1), Fraction(9, 10))
+    """
+    share = Fraction(1) if cases == "all" else Fraction(0)
+    if cases not in ("all", "random"):
+        try:
+            share = Fraction(str(cases))
+        except ValueError:
+            share = Fraction(0)
+    if not 0 < share <= 1:
+        raise InputError(f"cases must be 'random', 'all' or a share in (0, 1], got {cases!r}")
+    return share

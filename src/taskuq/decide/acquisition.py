@@ -1,0 +1,303 @@
+"""The acquisition loop: measure a round, recover, run the task, decide, and survive a power cut."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from taskuq.calibration.threshold import number_from_json, number_to_json
+from taskuq.checks import as_array, as_numbers
+from taskuq.decide.policy import Decision, Policy
+from taskuq.errors import InputError
+from taskuq.files import read_json, whole_file, write_json
+from taskuq.interval import FloatArray, Interval
+from taskuq.protocols import Recover, Task
+
+SCHEMA = "taskuq.acquisition/1"
+
+
+class Scanner(Protocol):
+    """Anything that can measure the next round.
+
+    ``measure`` returns only what the round adds to what was measured before. A scanner may also
+    have ``combine(pieces)``, which joins the pieces of all rounds so far into what the recovery
+    takes; without it the recovery is given the list of pieces.
+    """
+
+    def measure(self, round: int) -> Any:
+        """Measure what a round adds; the one after the policy's last round adds all the rest."""
+        ...
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What happened in one round.
+
+    Arguments:
+        round: The round, counted from 0.
+        acceleration: Its acceleration.
+        outputs: The task outputs (sample,) or (sample, task); one value when all is measured.
+        stop: Whether the policy stopped here.
+        lower: The lower end of the interval, one per task.
+        upper: The upper end.
+        reason: Why, in a sentence.
+    """
+
+    round: int
+    acceleration: float
+    outputs: FloatArray
+    stop: bool
+    lower: FloatArray
+    upper: FloatArray
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold."""
+        return {
+            "round": self.round,
+            "acceleration": None if np.isnan(self.acceleration) else self.acceleration,
+            "outputs": self.outputs.tolist(),
+            "stop": self.stop,
+            "lower": [number_to_json(v) for v in np.atleast_1d(self.lower)],
+            "upper": [number_to_json(v) for v in np.atleast_1d(self.upper)],
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class Acquisition:
+    """A scan, finished or under way.
+
+    Arguments:
+        rounds: What happened so far.
+        pieces: What was measured in each round.
+    """
+
+    rounds: tuple[RoundRecord, ...] = ()
+    pieces: tuple[Any, ...] = field(default=(), repr=False)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the policy has stopped the scan."""
+        return bool(self.rounds) and self.rounds[-1].stop
+
+    @property
+    def acceleration(self) -> float:
+        """The acceleration of the last round."""
+        return self.rounds[-1].acceleration
+
+    @property
+    def interval(self) -> Interval:
+        """The interval of the last round."""
+        return Interval(self.rounds[-1].lower, self.rounds[-1].upper)
+
+    @property
+    def reason(self) -> str:
+        """The reason of the last decision."""
+        return self.rounds[-1].reason
+
+
+def acquire(
+    policy: Policy,
+    scanner: Scanner,
+    *,
+    recover: Recover,
+    task: Task,
+    samples: int,
+    seed: int = 0,
+    state: str | os.PathLike[str] | None = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
+) -> Acquisition:
+    """Scan round by round until the policy stops.
+
+    Each round measures only what it adds, recovers posterior samples from everything measured so
+    far, runs the task on them and asks the policy. When all rounds have passed, the rest is
+    measured and the target is known.
+
+    With ``state`` every round is stored before the next one begins: the record as a small JSON
+    file, and what was measured beside it. Calling again with the same file goes on after the last
+    stored round. Arrays, or a dictionary of them, can be stored; tensors become arrays, from the
+    first round on, so that the recovery is given the same before and after a power cut.
+
+    Arguments:
+        policy: When to stop.
+        scanner: What measures.
+        recover: The recovery method, called with the measurement, ``samples`` and ``seed``.
+        task: The task, called with recoveries.
+        samples: The number of posterior samples, as many as the policy was calibrated with.
+        seed: The seed of the recoveries; each round adds its number to it.
+        state: Where to keep the state of the scan.
+        on_round: Called after each round, e.g. to show progress.
+    """
+    if samples != policy.samples:
+        raise InputError(
+            f"this policy was calibrated with {policy.samples} samples, got samples={samples}"
+        )
+    path = None if state is None else Path(state)
+    scan = Acquisition() if path is None or not path.exists() else load_acquisition(path, policy)
+    while not scan.is_finished:
+        k = len(scan.rounds)
+        piece = scanner.measure(k)
+        arrays = None if path is None else _as_arrays(piece)
+        pieces = (*scan.pieces, piece if arrays is None else _from_arrays(arrays))
+        record = _round(policy, scanner, recover, task, samples, seed + k, scan.rounds, pieces)
+        scan = Acquisition((*scan.rounds, record), pieces)
+        if path is not None:
+            _store(path, policy, scan)
+        if on_round is not None:
+            on_round(record)
+    return scan
+
+
+def _round(
+    policy: Policy,
+    scanner: Scanner,
+    recover: Recover,
+    task: Task,
+    samples: int,
+    seed: int,
+    earlier: tuple[RoundRecord, ...],
+    pieces: tuple[Any, ...],
+) -> RoundRecord:
+    k = len(earlier)
+    combine = getattr(scanner, "combine", None)
+    measurement = combine(list(pieces)) if combine is not None else list(pieces)
+    is_last = k == len(policy.accelerations)
+    recoveries = recover(measurement, samples=1 if is_last else samples, seed=seed)
+    outputs = as_numbers(as_array(task(recoveries), "task outputs"), "task outputs", ndim=(1, 2))
+    decision: Decision
+    if is_last:
+        decision = policy.decide(k, None, value=outputs[0])
+    else:
+        if len(outputs) != samples:
+            raise InputError(
+                f"the recovery and task gave {len(outputs)} outputs in round {k}, but {samples} "
+                "samples were asked for"
+            )
+        so_far = np.stack([*(record.outputs for record in earlier), outputs])
+        decision = policy.decide(k, so_far)
+    return RoundRecord(
+        round=k,
+        acceleration=decision.acceleration,
+        outputs=outputs,
+        stop=decision.stop,
+        lower=decision.interval.lower,
+        upper=decision.interval.upper,
+        reason=decision.reason,
+    )
+
+
+def _store(path: Path, policy: Policy, scan: Acquisition) -> None:
+    """Store what the last round measured, then the record that says it is there."""
+    k = len(scan.rounds) - 1
+    arrays = _as_arrays(scan.pieces[-1])
+    if arrays is not None:
+        with whole_file(_piece_path(path, k)) as partial, partial.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+    write_json(
+        path,
+        {
+            "schema": SCHEMA,
+            "policy": _fingerprint(policy),
+            "finished": scan.is_finished,
+            "pieces_stored": all(_as_arrays(piece) is not None for piece in scan.pieces),
+            "rounds": [record.to_dict() for record in scan.rounds],
+        },
+    )
+
+
+def load_acquisition(path: str | os.PathLike[str], policy: Policy) -> Acquisition:
+    """Read a stored scan to go on with it.
+
+    Arguments:
+        path: The state that :func:`acquire` wrote.
+        policy: The policy it was made with; another one is refused.
+    """
+    source = Path(path)
+    record = read_json(source, SCHEMA)
+    try:
+        if record["policy"] != _fingerprint(policy):
+            raise InputError(
+                f"{path} is a scan under another policy; go on with that one or start a new scan"
+            )
+        rounds = tuple(
+            RoundRecord(
+                round=int(r["round"]),
+                acceleration=np.nan if r["acceleration"] is None else float(r["acceleration"]),
+                outputs=np.asarray(r["outputs"], dtype=float),
+                stop=bool(r["stop"]),
+                lower=_ends(r["lower"]),
+                upper=_ends(r["upper"]),
+                reason=str(r["reason"]),
+            )
+            for r in record["rounds"]
+        )
+        stored = bool(record["pieces_stored"])
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} is not a complete scan ({error!r})") from None
+    if [r.round for r in rounds] != list(range(len(rounds))):
+        raise InputError(f"{path} has rounds out of order; it is damaged")
+    if rounds and not rounds[-1].stop and not stored:
+        raise InputError(
+            f"{path} cannot be taken up: its measurements were not arrays and were not stored"
+        )
+    pieces = tuple(_read_piece(source, k) for k in range(len(rounds))) if stored else ()
+    return Acquisition(rounds, pieces)
+
+
+def _as_arrays(piece: Any) -> dict[str, np.ndarray] | None:
+    """What can be stored without pickling: an array, or a dictionary of arrays."""
+    # The leading mark keeps names apart from the arguments of np.savez, and from a lone array.
+    parts = {f"of {name}": v for name, v in piece.items()} if isinstance(piece, dict) else {
+        "alone": piece
+    }  # fmt: skip
+    try:
+        arrays = {name: as_array(value, "measurement") for name, value in parts.items()}
+    except InputError:
+        return None
+    return arrays if all(a.dtype.kind in "biufcUS" for a in arrays.values()) else None
+
+
+def _from_arrays(arrays: dict[str, np.ndarray]) -> Any:
+    if list(arrays) == ["alone"]:
+        return arrays["alone"]
+    return {name.removeprefix("of "): array for name, array in arrays.items()}
+
+
+def _read_piece(path: Path, k: int) -> Any:
+    try:
+        with (
+            _piece_path(path, k).open("rb") as file,
+            np.load(file, allow_pickle=False) as archive,
+        ):
+            arrays = {name: archive[name] for name in archive.files}
+    except Exception as error:  # zlib, zipfile and NumPy each have several for damaged bytes
+        raise InputError(
+            f"the measurements of round {k} beside {path} cannot be read ({error}); start again"
+        ) from None
+    return _from_arrays(arrays)
+
+
+def _piece_path(path: Path, k: int) -> Path:
+    # The whole name: scans named patient.1 and patient.2 must not share their measurements.
+    return path.with_name(f"{path.name}-round{k}.npz")
+
+
+def _fingerprint(policy: Policy) -> str:
+    import hashlib
+    import json
+
+    text = json.dumps(policy.to_dict(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _ends(values: list[Any]) -> FloatArray:
+    ends = np.array([number_from_json(v) for v in values])
+    return ends if len(ends) > 1 else ends.reshape(())

@@ -1,0 +1,391 @@
+"""Judging policies: replay them on a stored table over many random splits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taskuq.calibration.guarantee import Guarantee
+from taskuq.calibration.registry import score_name
+from taskuq.calibration.summaries import compiled
+from taskuq.calibration.threshold import exact_share
+from taskuq.calibration.tuning import needs_tuning, tuning_count, unit_index
+from taskuq.decide.examine import Examination, examine
+from taskuq.decide.planning import (
+    NARROWING_TUNING_SHARE,
+    PolicyPlan,
+    PolicyUnit,
+    require_whole_group,
+    round_arrays,
+    tuned_rules,
+)
+from taskuq.decide.replay import Replayed, Scans, replay
+from taskuq.decide.stopping import stopping_score
+from taskuq.decide.whole_group import group_allowance, group_losses
+from taskuq.errors import InputError
+from taskuq.evaluation.ranking import allowed_loss, promised_ranking
+from taskuq.evaluation.splits import fold_sizes, hash_word, test_folds
+from taskuq.evaluation.trials import Splitting, run_trials
+from taskuq.interval import FloatArray
+from taskuq.outputs import TaskOutputs
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Cases stopped in one round.
+
+    Arguments:
+        acceleration: The acceleration of the round; 1 where everything was measured.
+        fraction: The mean share of test cases stopped there.
+        coverage: The share of them whose report contains the target; NaN if none ever stops.
+    """
+
+    acceleration: float
+    fraction: float
+    coverage: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a policy did over random splits; means are over trials.
+
+    Arguments:
+        policy: The kind of policy.
+        score: The score behind it.
+        statistic: The risk statistic of a fixed-width policy.
+        budget: Its share of the error rate spent on stopping early.
+        guaranteed: Whether the report at the stop has a guarantee.
+        alpha: The error rate.
+        unit: 'case', 'group' or 'whole-group'.
+        trials: The number of random splits.
+        n: Units in all.
+        n_calibration: Units to calibrate on, tuning units among them.
+        n_test: Units to test on.
+        n_tuning: Units the policy learns from.
+        mean_acceleration: Harmonic mean of the accelerations cases stopped at.
+        coverage: Share of cases whose report contains the target, R = 1 counted as covered.
+        coverage_from_full: How much of that comes from cases measured in full.
+        coverage_early: Coverage among the cases stopped early; NaN if there are none.
+        early: The share of cases stopped early.
+        width: Mean width of early reports.
+        center_error: Mean distance between target and centre of early reports.
+        max_center_error: Mean over groups of the largest such distance in a group.
+        stops: What happened at each round, the fully measured one last.
+        standard_errors: Of mean acceleration and coverage, as a sample of groups (or cases).
+        sd: Standard deviations over trials of mean acceleration and coverage.
+    """
+
+    policy: str
+    score: str
+    statistic: str | None
+    budget: float
+    guaranteed: bool
+    alpha: float
+    unit: str
+    trials: int
+    n: int
+    n_calibration: int
+    n_test: int
+    n_tuning: int
+    mean_acceleration: float
+    coverage: float
+    coverage_from_full: float
+    coverage_early: float
+    early: float
+    width: float
+    center_error: float
+    max_center_error: float
+    stops: tuple[Stop, ...]
+    standard_errors: dict[str, float]
+    sd: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold; a missing number is null."""
+        record = asdict(self)
+        return dict(_without_nan(record))
+
+
+def simulate(
+    table: TaskOutputs,
+    plans: Sequence[PolicyPlan],
+    *,
+    trials: int,
+    rng: np.random.Generator,
+    unit: PolicyUnit | None = None,
+    cases: float | str = "random",
+    delta: float | None = None,
+    tunings: int = 10,
+) -> list[Simulation]:
+    r"""Replay policies over random splits of a table.
+
+    In each trial a policy is calibrated on one fold, and every case of the other fold is scanned
+    round by round until the policy stops it. The average acceleration is harmonic,
+
+    .. math:: \bar R = \Big( \frac1m \sum_i \frac{1}{R_{T_i}} \Big)^{-1}
+
+    Arguments:
+        table: Task outputs of all rounds, with targets.
+        plans: The policies.
+        trials: The number of splits.
+        rng: Their source of randomness; all policies see the same splits where they can.
+        unit: 'case', 'group' or 'whole-group'; the group where the table has groups.
+        cases: With groups: cover a 'random' case, 'all' cases, or a share of them.
+        delta: For a promise given the calibration set.
+        tunings: How many tuning folds are averaged over, for policies that learn from targets.
+
+    Example:
+        >>> from taskuq.decide.goal import Goal
+        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+        >>> table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
+        >>> spec = PolicyPlan("fixed-width", alpha=0.1, goal=Goal(max_width=0.2))
+        >>> found, = simulate(table, [spec], trials=50, rng=rng, unit="case")
+        >>> found.coverage > 0.88, found.mean_acceleration > 8
+        (True, True)
+    """
+    if not table.has_targets:
+        raise InputError("the table has no targets, so no policy can be judged on it")
+    if trials < 1 or tunings < 1:
+        raise InputError(f"trials and tunings must be at least 1, got {trials} and {tunings}")
+    chosen = unit or ("case" if table.group is None else "group")
+    if chosen not in ("case", "group", "whole-group"):
+        raise InputError(f"unit must be 'case', 'group' or 'whole-group', got {chosen!r}")
+    if chosen != "case" and table.group is None:
+        raise InputError(f"unit {chosen!r} needs a table with groups")
+    group = table.group if chosen != "case" else None
+    index = unit_index(table.cases, group)
+    n_calibration, n_test = fold_sizes(int(index.max()) + 1)
+    seed = int(rng.integers(2**63))
+    found = []
+    for spec in plans:
+        promise = Guarantee(
+            alpha=spec.alpha,
+            unit="case" if chosen == "case" else "group",
+            cases=cases,
+            delta=delta,
+            n_cases=table.cases,
+        )
+        job = _Job(table, spec, promise, chosen, index, n_calibration, n_test, trials, seed)
+        found.append(job.run(tunings, rng))
+    return found
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One policy to simulate."""
+
+    table: TaskOutputs
+    spec: PolicyPlan
+    promise: Guarantee
+    unit: str
+    index: NDArray[np.int64]
+    n_calibration: int
+    n_test: int
+    trials: int
+    seed: int
+
+    def run(self, tunings: int, rng: np.random.Generator) -> Simulation:
+        parts = []
+        draws = list(self._tuning_folds(tunings, rng))
+        for draw, aside in enumerate(draws):
+            count = self.trials // len(draws) + (draw < self.trials % len(draws))
+            # Policies that need no tuning fold all see the same splits.
+            seed = self.seed if len(draws) == 1 else hash_word(self.seed + draw + 1)
+            parts.append(self._replay(aside, count, seed))
+        return self._summarise(parts, len(np.unique(self.index[draws[0]])))
+
+    def _tuning_folds(self, tunings: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]]:
+        base = self.spec.base
+        learns = needs_tuning(base) and getattr(base, "tuning_needs_targets", True)
+        if not learns and not self.spec.narrows:
+            yield np.zeros(self.table.cases, dtype=bool)
+            return
+        share = getattr(base, "tuning_share", 0.0) if learns else 0.0
+        share = max(share, NARROWING_TUNING_SHARE) if self.spec.narrows else share
+        units = int(self.index.max()) + 1
+        take = tuning_count(self.n_calibration, share, self.spec.alpha)
+        if not 1 <= take < self.n_calibration:
+            raise InputError(
+                f"a policy that learns needs several calibration units, got {self.n_calibration}"
+            )
+        for _ in range(min(tunings, self.trials)):
+            yield np.isin(self.index, rng.permutation(units)[:take])
+
+    def _replay(
+        self, aside: NDArray[np.bool_], trials: int, seed: int
+    ) -> tuple[Replayed, NDArray[np.int64]]:
+        x, z = round_arrays(self.table)
+        pool = np.flatnonzero(~aside)
+        # Without a tuning fold the rules learn from the outputs of all cases alike, never from
+        # their targets, so that cases stay exchangeable.
+        learn = aside if aside.any() else np.ones(self.table.cases, dtype=bool)
+        group = self.table.group
+        rules = tuned_rules(
+            self.spec, self.table, x[:, learn], z[:, learn], None if group is None else group[learn]
+        )
+        seen = examine(rules, x[:, pool], z[:, pool])
+        unit_of_case = np.unique(self.index[pool], return_inverse=True)[1].astype(np.int64)
+        by_group = self.unit != "case"
+        units = int(unit_of_case.max()) + 1
+        splitting = Splitting(
+            units=units,
+            n_test=self.n_test,
+            trials=trials,
+            seed=seed,
+            unit_of_case=unit_of_case if by_group else np.empty(0, np.int64),
+            is_compiled=compiled(self.trials * self.table.cases),
+        )
+        sizes = np.bincount(unit_of_case)
+        weight = 1 / sizes[unit_of_case] if by_group else np.ones(len(pool))
+        allowance = np.empty((0, 0))
+        if self.unit == "whole-group":
+            require_whole_group(self.spec, seen)
+            is_risk = self.spec.kind == "fixed-width" and not self.spec.narrows
+            allowance = np.stack([group_allowance(a, unit_of_case, is_risk) for a in seen.largest])
+            thresholds = self._whole_group_thresholds(seen, allowance, splitting)
+        else:
+            thresholds = self._thresholds(seen, splitting, unit_of_case, weight)
+        groups = unit_index(len(pool), None if group is None else group[pool])
+        scans = Scans(seen, z[:, pool], self.table.accelerations, weight, groups, allowance)
+        return replay(scans, splitting, thresholds), pool
+
+    def _thresholds(
+        self,
+        seen: Examination,
+        splitting: Splitting,
+        unit_of_case: NDArray[np.int64],
+        weight: FloatArray,
+    ) -> FloatArray:
+        """Calibrate in every trial: thresholds (round, trial)."""
+        if self.spec.kind == "paper":
+            scores = list(seen.score)
+        elif self.spec.kind == "anytime":
+            scores = [seen.score.max(axis=0)]
+        else:
+            scores = [stopping_score(seen.lowest, seen.largest, seen.score)]
+        n = splitting.units - self.n_test
+        rankings = [promised_ranking(s, self.promise, n, unit_of_case, weight) for s in scores]
+        found = run_trials(splitting, rankings, np.zeros((len(scores), 0, len(weight))))
+        thresholds = np.stack(
+            [r.quantiles(p) for r, p in zip(rankings, found.position, strict=True)]
+        )
+        if self.spec.kind in ("fixed-width", "adaptive"):
+            # Below every opening no case could stop; a larger threshold keeps the promise too.
+            thresholds = np.maximum(thresholds, seen.lowest.min())
+        return np.broadcast_to(thresholds, (len(seen.score), splitting.trials))
+
+    def _whole_group_thresholds(
+        self, seen: Examination, allowance: FloatArray, splitting: Splitting
+    ) -> FloatArray:
+        share = None if self.promise.cases == "random" else exact_share(self.promise.cases)
+        grid = np.unique(np.concatenate([allowance.ravel(), seen.score.ravel(), [-np.inf]]))
+        losses = group_losses(allowance, seen.score, splitting.unit_of_case, grid, share)
+        n = splitting.units - self.n_test
+        if share is not None:
+            allowed = float(n - self.promise.rank(n))
+        else:
+            allowed = allowed_loss(self.promise, n)
+        thresholds = np.empty(splitting.trials)
+        step = max(1, 20_000_000 // len(grid))
+        for start in range(0, splitting.trials, step):
+            count = min(step, splitting.trials - start)
+            folds = test_folds(splitting.seed, start, count, splitting.units, self.n_test)
+            total = (1.0 - folds) @ losses
+            good = total <= allowed + 1e-9
+            first = np.where(good.any(axis=1), good.argmax(axis=1), len(grid))
+            thresholds[start : start + count] = np.append(grid, np.inf)[first]
+        if allowed < 0:
+            thresholds[:] = np.inf
+        thresholds = np.maximum(thresholds, seen.lowest.max())
+        return np.broadcast_to(thresholds, (len(seen.score), splitting.trials))
+
+    def _summarise(
+        self, parts: list[tuple[Replayed, NDArray[np.int64]]], n_tuning: int
+    ) -> Simulation:
+        def joined(name: str) -> FloatArray:
+            return np.concatenate([getattr(part, name) for part, _ in parts], axis=-1)
+
+        m = parts[0][0].weight
+        acceleration = m / joined("cost")
+        early, covered = joined("early"), joined("covered")
+        stopped, stopped_covered = joined("stopped"), joined("stopped_covered")
+        rates = self.table.accelerations
+        stops = [
+            Stop(float(R), float(s.mean() / m), _ratio(c, s))
+            for R, s, c in zip(rates, stopped, stopped_covered, strict=True)
+        ]
+        full = float(1 - early.mean() / m)
+        stops.append(Stop(1.0, full, 1.0 if full > 0 else math.nan))
+        is_window = self.spec.kind == "fixed-width"
+        return Simulation(
+            policy=self.spec.kind,
+            score=score_name(self.spec.base) if not is_window else "-",
+            statistic=self.spec.statistic if is_window else None,
+            budget=self.spec.budget,
+            guaranteed=self.spec.kind != "paper",
+            alpha=self.spec.alpha,
+            unit=self.unit,
+            trials=self.trials,
+            n=self.n_calibration + self.n_test,
+            n_calibration=self.n_calibration,
+            n_test=self.n_test,
+            n_tuning=n_tuning,
+            mean_acceleration=float(acceleration.mean()),
+            coverage=float(covered.mean() / m),
+            coverage_from_full=full,
+            coverage_early=_ratio(joined("early_covered"), early),
+            early=float(early.mean() / m),
+            width=_ratio(joined("width"), early),
+            center_error=_ratio(joined("center_error"), early),
+            max_center_error=_ratio(joined("worst_error"), joined("worst_groups")),
+            stops=tuple(stops),
+            standard_errors=self._standard_errors(parts),
+            sd={
+                "mean_acceleration": float(acceleration.std()),
+                "coverage": float((covered / m).std()),
+            },
+        )
+
+    def _standard_errors(self, parts: list[tuple[Replayed, NDArray[np.int64]]]) -> dict[str, float]:
+        """Errors of coverage and acceleration as means over a sample of groups, not of splits."""
+        totals = np.zeros((3, self.table.cases))
+        for part, pool in parts:
+            totals[:, pool] += [part.case_tests, part.case_covered, part.case_cost]
+        seen = totals[0] > 0
+        index = unit_index(self.table.cases, self.table.group)[seen]
+        coverage = totals[1, seen] / totals[0, seen]
+        cost = totals[2, seen] / totals[0, seen]
+        return {
+            "coverage": _clustered(coverage, index),
+            # R = 1 / mean cost, so an error of the cost is stretched by R squared.
+            "mean_acceleration": _clustered(cost, index) / float(cost.mean()) ** 2,
+        }
+
+
+def _clustered(values: FloatArray, index: NDArray[np.int64]) -> float:
+    """Standard error of a mean whose terms come in groups."""
+    sums = np.bincount(np.unique(index, return_inverse=True)[1], weights=values - values.mean())
+    clusters = len(sums)
+    if clusters < 2:
+        return math.nan
+    return float(np.sqrt(np.square(sums).sum() * clusters / (clusters - 1)) / len(values))
+
+
+def _ratio(part: FloatArray, whole: FloatArray) -> float:
+    """Ratio of means over trials; missing where the whole is never there."""
+    total = float(whole.sum())
+    return float(part.sum()) / total if total > 0 else math.nan
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_nan(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value

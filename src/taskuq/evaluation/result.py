@@ -1,0 +1,142 @@
+"""What an evaluation found, as a record that JSON can hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from taskuq.calibration.threshold import number_to_json
+from taskuq.evaluation.exact import Moments
+
+HONESTLY = (
+    "A random split of a fixed set obeys this law whatever the data are: agreement shows that the "
+    "code is right, not that new cases are exchangeable with these."
+)
+
+
+@dataclass(frozen=True)
+class Stratum:
+    """Coverage within a class, or within a range of interval widths.
+
+    Arguments:
+        name: The class, or the range of widths.
+        coverage: Mean over the trials in which the stratum is not empty; NaN if it always is.
+        cases: The mean number of test cases in the stratum.
+        trials: The number of trials in which it is not empty.
+    """
+
+    name: str
+    coverage: float
+    cases: float
+    trials: int
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How often each number of test cases was covered, against its exact law.
+
+    Arguments:
+        covered: Numbers of covered test cases.
+        trials: How often each occurred.
+        expected: How often each should occur.
+        p_value: Of a chi-square test of the two.
+    """
+
+    covered: tuple[int, ...]
+    trials: tuple[int, ...]
+    expected: tuple[float, ...]
+    p_value: float
+    reading: str = HONESTLY
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Coverage and width of one score over random splits.
+
+    Arguments:
+        score: The score's name.
+        alpha: The error rate.
+        unit: What is split and promised: cases or groups.
+        samples: The number of posterior samples used.
+        n: The number of units.
+        n_calibration: Units in a calibration fold, tuning units among them.
+        n_test: Units in a test fold.
+        n_tuning: Units of the calibration fold that the score learns from.
+        trials: The number of random splits; None when all were taken, exactly.
+        coverage: Mean and standard deviation over splits of the test fold's coverage.
+        width: The same of its mean interval width.
+        center_error: The same of its mean distance between target and interval centre; for a
+            one-sided bound, between target and bound.
+        infinite: The share of splits whose calibration fold gives no finite interval.
+        whole_groups: With groups: the mean share of test groups whose cases are all covered.
+        class_coverage: Coverage within each class.
+        size_coverage: Coverage within each range of widths.
+        histogram: The distribution of coverage, by cases.
+        acceleration: The acceleration, if known.
+        task: The task, where there are several.
+    """
+
+    score: str
+    alpha: float
+    unit: str
+    samples: int
+    n: int
+    n_calibration: int
+    n_test: int
+    n_tuning: int
+    trials: int | None
+    coverage: Moments
+    width: Moments
+    center_error: Moments
+    infinite: float = 0.0
+    whole_groups: float | None = None
+    class_coverage: tuple[Stratum, ...] = ()
+    size_coverage: tuple[Stratum, ...] = ()
+    histogram: Histogram | None = None
+    acceleration: float | None = None
+    task: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold."""
+        return dict(_plain(asdict(self)))
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """All evaluations of one command, with what made them.
+
+    Arguments:
+        results: One per acceleration, score and number of samples.
+        inputs: What was asked for.
+    """
+
+    results: tuple[Evaluation, ...]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record in the layout of ``taskuq.evaluate/1``."""
+        first = self.results[0]
+        return {
+            "schema": "taskuq.evaluate/1",
+            "alpha": first.alpha,
+            "unit": first.unit,
+            "trials": first.trials,
+            "n": first.n,
+            "n_calibration": first.n_calibration,
+            "n_test": first.n_test,
+            "inputs": _plain(dict(self.inputs)),
+            "results": [result.to_dict() for result in self.results],
+        }
+
+
+def _plain(value: Any) -> Any:
+    """Make values fit for JSON: infinity as a word, a missing number as null."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return None if math.isnan(value) else number_to_json(value)
+    return value

@@ -1,0 +1,188 @@
+"""Many random splits of fixed scores: where the quantile falls, and sums over the test folds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taskuq.evaluation.ranking import Ranking
+from taskuq.evaluation.splits import byte_threshold, test_folds
+from taskuq.interval import BoolArray, FloatArray
+
+# Folds held in memory at a time by the NumPy engine, in bytes.
+FOLD_MEMORY = 16_000_000
+# Numbers in one block of tables.
+TABLE_NUMBERS = 8_000_000
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """Who is split, how, and how often.
+
+    Arguments:
+        units: The number of units, cases or groups.
+        n_test: The number of units in each test fold.
+        trials: The number of splits.
+        seed: Their seed.
+        unit_of_case: The group of each case where groups are split; empty where cases are.
+        is_compiled: Whether the compiled loops do the work; the numbers are the same.
+    """
+
+    units: int
+    n_test: int
+    trials: int
+    seed: int
+    unit_of_case: NDArray[np.int64]
+    is_compiled: bool = False
+
+    @property
+    def cases(self) -> int:
+        """The number of cases."""
+        return len(self.unit_of_case) or self.units
+
+    def case_folds(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return which cases are in the test fold of the given consecutive trials."""
+        folds = test_folds(self.seed, int(numbers[0]), len(numbers), self.units, self.n_test)
+        return folds[:, self.unit_of_case] if len(self.unit_of_case) else folds
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the splits gave for each ranking.
+
+    Arguments:
+        position: Where the quantile is among the ordered scores, (ranking, trial); -1 for none.
+        test_above: The weight of test scores above it, (ranking, trial).
+        sums: Sums of the features over the test cases, (ranking, feature, trial).
+    """
+
+    position: NDArray[np.int64]
+    test_above: FloatArray
+    sums: FloatArray
+
+
+def run_trials(splitting: Splitting, rankings: list[Ranking], features: FloatArray) -> Found:
+    """Split so many times and find the quantile of each ranking in each trial.
+
+    Arguments:
+        splitting: Who is split and how.
+        rankings: The ordered scores of each score; all of one length.
+        features: Numbers to add over the test cases, (ranking, feature, case).
+    """
+    R, T = len(rankings), splitting.trials
+    position = np.empty((R, T), dtype=np.int64)
+    test_above = np.empty((R, T))
+    # Scores share features, and many are constant: each distinct one is added up once.
+    distinct, which = _distinct_rows(features.reshape(-1, splitting.cases))
+    added = np.empty((len(distinct), T))
+    entry_unit = np.stack([ranking.unit for ranking in rankings])
+    entry_weight = np.stack([ranking.weight for ranking in rankings])
+    ends_tie = np.stack([ranking.ends_tie for ranking in rankings])
+    # Weights 1/n_v are not exact in floats; a meeting of sums must count as allowed.
+    allowed = np.array([ranking.allowed * (1 + 1e-12) for ranking in rankings])
+    if splitting.is_compiled:
+        from taskuq.evaluation import kernels
+
+        kernels.run_trials(
+            np.uint64(splitting.seed), np.arange(T), splitting.units, splitting.n_test,
+            byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
+            entry_unit, entry_weight, ends_tie, allowed, distinct, position, test_above, added,
+        )  # fmt: skip
+        return Found(position, test_above, added[which].reshape(*features.shape[:2], T))
+    for block in _trial_blocks(splitting):
+        folds = test_folds(
+            splitting.seed, int(block[0]), len(block), splitting.units, splitting.n_test
+        )
+        of_case = splitting.unit_of_case
+        cases = (folds[:, of_case] if len(of_case) else folds).astype(float)
+        for s in range(R):
+            position[s, block], test_above[s, block] = _scan(
+                folds, entry_unit[s], entry_weight[s], ends_tie[s], allowed[s]
+            )
+        added[:, block] = distinct @ cases.T
+    return Found(position, test_above, added[which].reshape(*features.shape[:2], T))
+
+
+def sums_at_quantiles(
+    splitting: Splitting, quantiles: FloatArray, tables: Callable[[FloatArray], FloatArray]
+) -> FloatArray:
+    """Add numbers that depend on the quantile over the test cases of each trial.
+
+    Arguments:
+        splitting: Who is split and how.
+        quantiles: The quantile of each trial (trial,).
+        tables: Maps distinct quantiles to numbers (table, quantile, case).
+
+    Returns:
+        The sums (table, trial).
+    """
+    distinct, row = np.unique(quantiles, return_inverse=True)
+    step = max(1, TABLE_NUMBERS // splitting.cases)
+    sums: FloatArray | None = None
+    for start in range(0, len(distinct), step):
+        block = np.ascontiguousarray(tables(distinct[start : start + step]))
+        if sums is None:
+            sums = np.empty((len(block), splitting.trials))
+        numbers = np.nonzero((row >= start) & (row < start + step))[0]
+        sums[:, numbers] = _sum_rows(splitting, numbers, row[numbers] - start, block)
+    assert sums is not None
+    return sums
+
+
+def _sum_rows(
+    splitting: Splitting, numbers: NDArray[np.int64], row: NDArray[np.int64], tables: FloatArray
+) -> FloatArray:
+    sums = np.empty((len(tables), len(numbers)))
+    if splitting.is_compiled:
+        from taskuq.evaluation import kernels
+
+        kernels.sum_table_rows(
+            np.uint64(splitting.seed), numbers, splitting.units, splitting.n_test,
+            byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
+            row, tables, sums,
+        )  # fmt: skip
+        return sums
+    for t, (number, k) in enumerate(zip(numbers, row, strict=True)):
+        fold = splitting.case_folds(np.array([number]))[0].astype(float)
+        sums[:, t] = tables[:, k] @ fold
+    return sums
+
+
+def _distinct_rows(rows: FloatArray) -> tuple[FloatArray, list[int]]:
+    """Return the different rows, and which of them each row is."""
+    seen: dict[bytes, int] = {}
+    which = [seen.setdefault(row.tobytes(), len(seen)) for row in rows]
+    first = [which.index(k) for k in range(len(seen))]
+    return np.ascontiguousarray(rows[first]), which
+
+
+def _scan(
+    folds: NDArray[np.uint8],
+    unit: NDArray[np.int64],
+    weight: FloatArray,
+    ends_tie: BoolArray,
+    allowed: float,
+) -> tuple[NDArray[np.int64], FloatArray]:
+    in_test = folds[:, unit].astype(bool)
+    last = np.flatnonzero(ends_tie)
+    end_of_tie = last[np.searchsorted(last, np.arange(len(unit)))]
+
+    def strictly_above(member: BoolArray) -> FloatArray:
+        # Summed from the top, in the order of the compiled loop, for equal rounding.
+        from_top = np.cumsum((weight * member)[:, ::-1], axis=1)[:, ::-1]
+        padded = np.concatenate([from_top, np.zeros((len(folds), 1))], axis=1)
+        return np.asarray(padded[:, end_of_tie + 1])
+
+    valid = ~in_test & (strictly_above(~in_test) <= allowed)
+    position = np.where(valid.any(axis=1), valid.argmax(axis=1), -1)
+    test_above = strictly_above(in_test)[np.arange(len(folds)), position]
+    return position, np.where(position < 0, 0.0, test_above)
+
+
+def _trial_blocks(splitting: Splitting) -> list[NDArray[np.int64]]:
+    step = max(1, FOLD_MEMORY // (8 * splitting.cases))
+    numbers = np.arange(splitting.trials)
+    return [numbers[start : start + step] for start in range(0, splitting.trials, step)]

@@ -1,0 +1,5 @@
+"""TaskOutputs, the one table where imaging and statistics meet, and its files."""
+
+from taskuq.outputs.table import TaskOutputs
+
+__all__ = ["TaskOutputs"]

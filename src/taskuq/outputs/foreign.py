@@ -1,0 +1,205 @@
+"""A table from a CSV or Parquet file of task outputs made elsewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray
+from taskuq.outputs.columns import identities, positions, to_numpy
+from taskuq.outputs.table import TaskOutputs
+
+ENDINGS = (".csv", ".parquet")
+
+
+def read_foreign(path: Path) -> TaskOutputs:
+    r"""Read a table of one task from rows with named columns.
+
+    Either one row for each case and round, with all samples:
+
+    ============================  ============================================================
+    ``case``                      the identity of the case
+    ``acceleration``              the round's R; left out where there is one round
+    ``target``                    the task on the true image; left out where it is unknown
+    ``group``, ``label``          optional
+    ``output_0``, ``output_1``…   the samples; or ``outputs``, a list, in a Parquet file; or
+                                  ``output`` for a point estimate
+    ============================  ============================================================
+
+    Or one row for each sample, with a column ``sample`` of numbers and a column ``output``.
+    A case that lacks a round is listed as missing. Other columns are passed over.
+
+    Arguments:
+        path: The file, ending in .csv or .parquet.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "mine.csv"
+        >>> _ = path.write_text("case,acceleration,target,output_0,output_1\n"
+        ...                     "a,8,0.5,0.4,0.6\na,4,0.5,0.5,0.5\nb,8,0.1,0.0,0.3\nb,4,0.1,0,0\n")
+        >>> read_foreign(path)
+        TaskOutputs(2 rounds (R = 8, 4), 2 cases, 2 samples, 1 task)
+    """
+    rows = _read(path)
+    if "case" not in rows.column_names:
+        raise InputError(
+            f"{path.name} has no column case; it has {', '.join(rows.column_names)[:120]}"
+        )
+    case = identities(rows["case"], "case", path.name)
+    names = case.unique()
+    where = positions(case, names)
+    rates, round = _rounds(rows, path)
+    if "sample" in rows.column_names:
+        where, round, first, outputs = _gathered(rows, where, round, path)
+    else:
+        outputs, first = _samples(rows, path), np.arange(len(where))
+    place = where.astype(np.int64) * len(rates) + round
+    if len(np.unique(place)) != len(place):
+        raise InputError(f"{path.name} has two rows for one case and round; keep one")
+    there = np.zeros((len(rates), len(names)), dtype=bool)
+    there[round, where] = True
+    complete = np.asarray(there.all(axis=0))
+    if not complete.any():
+        raise InputError(f"no case of {path.name} has all {len(rates)} rounds")
+    table = np.zeros((len(rates), len(names), outputs.shape[1]), dtype=outputs.dtype)
+    table[round, where] = outputs
+    texts = to_numpy(names, "case")
+    return TaskOutputs(
+        table[:, complete],
+        _targets(rows, first, where, round, complete, path),
+        rates,
+        case=texts[complete],
+        group=_extra(rows, "group", first, where, complete, path),
+        label=_extra(rows, "label", first, where, complete, path),
+        provenance={"source": path.name},
+        missing=[str(name) for name in texts[~complete]],
+    )
+
+
+def _read(path: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet as pq
+
+    try:
+        if path.suffix == ".csv":
+            # "007" is a name, not a number.
+            kinds = {"case": pa.string(), "group": pa.string()}
+            convert = pa.csv.ConvertOptions(column_types=kinds)
+            rows = pa.csv.read_csv(path, convert_options=convert)
+        else:
+            rows = pq.read_table(path, partitioning=None)
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{path} cannot be read as a table ({reason:.120})") from None
+    if rows.num_rows == 0:
+        raise InputError(f"{path.name} has no rows; check the file")
+    if len(set(rows.column_names)) != len(rows.column_names):
+        raise InputError(f"{path.name} has two columns of one name; rename one")
+    return rows
+
+
+def _numbers(rows: Any, name: str, path: Path) -> FloatArray:
+    """A column of finite numbers."""
+    import pyarrow as pa
+
+    column = rows[name].combine_chunks()
+    is_number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
+    values = np.asarray(column.to_numpy(zero_copy_only=False)) if is_number else None
+    if values is None or column.null_count or not np.isfinite(values).all():
+        raise InputError(f"{path.name} has a {name} that is not a number; fill it or drop its rows")
+    return values.astype(float)
+
+
+def _rounds(rows: Any, path: Path) -> tuple[FloatArray, np.ndarray]:
+    if "acceleration" not in rows.column_names:
+        return np.full(1, np.nan), np.zeros(rows.num_rows, dtype=np.int64)
+    rates, round = np.unique(-_numbers(rows, "acceleration", path), return_inverse=True)
+    return -rates, round.ravel()
+
+
+def _samples(rows: Any, path: Path) -> FloatArray:
+    """The samples of each row, (row, sample)."""
+    import pyarrow as pa
+
+    if "outputs" in rows.column_names:
+        lists = rows["outputs"].combine_chunks()
+        kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        if lists.null_count or not any(is_kind(lists.type) for is_kind in kinds):
+            raise InputError(f"{path.name} has outputs that are no lists; give one to each row")
+        lengths = np.unique(np.asarray(lists.value_lengths()))
+        if len(lengths) != 1:
+            raise InputError(
+                f"{path.name} has lists of {lengths.min()} to {lengths.max()} outputs; every row "
+                "needs as many"
+            )
+        flat = pa.table({"outputs": lists.flatten()})
+        return _numbers(flat, "outputs", path).reshape(len(lists), -1)
+    found = (re.fullmatch(r"output_(\d{1,9})", name) for name in rows.column_names)
+    numbered = {int(m[1]): m[0] for m in found if m}
+    if "output" in rows.column_names and not numbered:
+        return _numbers(rows, "output", path)[:, None]
+    if not numbered or "output" in rows.column_names:
+        raise InputError(
+            f"{path.name} has no outputs; name the columns output_0, output_1 and so on, or "
+            "output with a column sample"
+        )
+    return np.stack([_numbers(rows, numbered[k], path) for k in sorted(numbered)], axis=1)
+
+
+def _gathered(
+    rows: Any, where: np.ndarray, round: np.ndarray, path: Path
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, FloatArray]:
+    """Put the rows of one case and round together: (row, sample), and which row came first."""
+    if "output" not in rows.column_names:
+        raise InputError(f"{path.name} has a column sample but no column output; add it")
+    sample, outputs = _numbers(rows, "sample", path), _numbers(rows, "output", path)
+    order = np.lexsort((sample, round, where))
+    key = where.astype(np.int64)[order] * (int(round.max()) + 1) + round[order]
+    _, start, count = np.unique(key, return_index=True, return_counts=True)
+    if len(np.unique(count)) != 1:
+        raise InputError(
+            f"{path.name} has {count.min()} to {count.max()} samples of a case in a round; every "
+            "case and round needs as many"
+        )
+    numbers = sample[order].reshape(len(start), -1)
+    if (np.diff(numbers, axis=1) == 0).any():
+        raise InputError(f"{path.name} has a sample of a case and round twice; keep one")
+    first = order[start]
+    return where[first], round[first], first, outputs[order].reshape(len(start), -1)
+
+
+def _targets(
+    rows: Any,
+    first: np.ndarray,
+    where: np.ndarray,
+    round: np.ndarray,
+    complete: np.ndarray,
+    path: Path,
+) -> FloatArray | None:
+    """Targets (case,), or (round, case) where they depend on the round; None where unknown."""
+    if "target" not in rows.column_names:
+        return None
+    values = _numbers(rows, "target", path)[first]
+    targets = np.zeros((int(round.max()) + 1, len(complete)))
+    targets[round, where] = values
+    targets = targets[:, complete]
+    return np.asarray(targets[0] if (targets == targets[0]).all() else targets)
+
+
+def _extra(
+    rows: Any, name: str, first: np.ndarray, where: np.ndarray, complete: np.ndarray, path: Path
+) -> np.ndarray | None:
+    """The group or class of each case; refused where rows of a case disagree."""
+    if name not in rows.column_names:
+        return None
+    values = to_numpy(identities(rows[name], name, path.name, floats=True), name)[first]
+    of_case = np.zeros(len(complete), dtype=values.dtype)
+    of_case[where] = values
+    if (of_case[where] != values).any():
+        raise InputError(f"{path.name} gives a case two different entries in {name}; keep one")
+    return np.asarray(of_case[complete])

@@ -1,0 +1,355 @@
+"""Tables as a folder of immutable Parquet shards: many writers, killed runs, no half-written work.
+
+A folder holds ``table.json`` (attributes and schema) and shards with one row per round and case. A
+shard is written under a temporary name and renamed, so that readers see only whole ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taskuq.checks import as_range, require_finite
+from taskuq.errors import InputError
+from taskuq.files import read_json, whole_file, write_json
+from taskuq.outputs.columns import as_texts, concatenate, identities, positions
+from taskuq.outputs.roster import write_roster
+from taskuq.outputs.table import TaskOutputs
+
+SCHEMA = "taskuq.outputs/1"
+HEADER = "table.json"
+# Rows of a group, which is what a reader holds at one time.
+ROWS = 65536
+
+
+@dataclass(frozen=True)
+class Header:
+    """The attributes of a table on disk.
+
+    Arguments:
+        accelerations: One per round, decreasing.
+        samples: The number of samples per row.
+        task_names: One per task.
+        task_range: The range of outputs and targets, if declared.
+        round_targets: Whether targets depend on the round.
+        order: 'sorted' puts cases in the order of their identities, 'written' as they were saved,
+            'roster' as the run's roster lists them.
+        provenance: How the table was made.
+    """
+
+    accelerations: tuple[float, ...]
+    samples: int
+    task_names: tuple[str, ...] = ("task",)
+    task_range: tuple[float, float] | None = None
+    round_targets: bool = False
+    order: str = "sorted"
+    provenance: Mapping[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold."""
+        return {
+            "schema": SCHEMA,
+            "accelerations": [None if np.isnan(R) else R for R in self.accelerations],
+            "samples": self.samples,
+            "task_names": list(self.task_names),
+            "task_range": self.task_range and [str(v) for v in self.task_range],
+            "round_targets": self.round_targets,
+            "order": self.order,
+            "provenance": dict(self.provenance or {}),
+        }
+
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """The names of each task's target and outputs columns."""
+        if len(self.task_names) == 1:
+            return [("target", "outputs")]
+        return [(f"target_{name}", f"outputs_{name}") for name in self.task_names]
+
+
+class TableWriter:
+    """Writes rows of a table as they are computed, and knows which are there already.
+
+    Opening a folder that holds a table of the same header goes on with it; another header is
+    refused. Several writers, also on several machines, may share a folder.
+
+    Arguments:
+        folder: Where the table lives.
+        header: Its attributes.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> writer = TableWriter(folder, Header(accelerations=(4.0, 2.0), samples=3))
+        >>> for R in (4.0, 2.0):
+        ...     _ = writer.write(["a", "b"], R, rng.random((2, 3)), targets=[0.1, 0.2])
+        >>> sorted(TableWriter(folder, writer.header).finished())[:2]
+        [('a', 2.0), ('a', 4.0)]
+        >>> TaskOutputs.load(folder)
+        TaskOutputs(2 rounds (R = 4, 2), 2 cases, 3 samples, 1 task)
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], header: Header) -> None:
+        self.folder = Path(folder)
+        self.header = header
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / HEADER
+        if path.exists():
+            _refuse_other_header(read_header(self.folder), header, self.folder)
+        else:
+            write_json(path, header.to_dict())
+        self._number = len(shard_paths(self.folder))
+
+    def finished(self) -> set[tuple[str, float]]:
+        """Return the (case, acceleration) pairs that whole shards hold."""
+        done: set[tuple[str, float]] = set()
+        for shard in shard_paths(self.folder):
+            rows = read_shard(shard, ["case", "acceleration"])
+            case = as_texts(identities(rows["case"], "case", f"shard {shard.name}"))
+            done.update(zip(case.to_pylist(), rows["acceleration"].to_pylist(), strict=True))
+        return done
+
+    def finished_cases(self, names: Sequence[str]) -> np.ndarray:
+        """Say for each of the named cases whether whole shards hold all of its rounds.
+
+        Arguments:
+            names: Identities.
+
+        Returns:
+            One boolean for each.
+        """
+        import pyarrow as pa
+
+        there = np.zeros((len(self.header.accelerations), len(names)), dtype=bool)
+        cases, rounds = [], []
+        for shard in shard_paths(self.folder):
+            rows = read_shard(shard, ["case", "acceleration"])
+            cases.append(identities(rows["case"], "case", f"shard {shard.name}"))
+            rounds.append(rounds_of(rows, self.header, shard))
+        if cases:
+            case = positions(concatenate(cases), pa.array(names, pa.large_string()))
+            there[np.concatenate(rounds)[case >= 0], case[case >= 0]] = True
+        return np.asarray(there.all(axis=0))
+
+    def write(
+        self,
+        case: Sequence[Any] | np.ndarray,
+        acceleration: float | Sequence[float],
+        outputs: Any,
+        targets: Any,
+        *,
+        group: Any = None,
+        label: Any = None,
+    ) -> Path:
+        """Write one shard of rows and return its path.
+
+        Arguments:
+            case: The identity of each row's case.
+            acceleration: The acceleration of all rows, or of each.
+            outputs: (row, sample) or (row, sample, task).
+            targets: (row,) or (row, task).
+            group: The group of each row's case.
+            label: The class of each row's case.
+        """
+        import pyarrow as pa
+
+        x = np.asarray(outputs, dtype=np.float32)
+        z = np.asarray(targets, dtype=float)
+        x = x[..., None] if x.ndim == 2 else x
+        z = z[..., None] if z.ndim == 1 else z
+        rows, tasks = len(case), len(self.header.task_names)
+        if x.shape != (rows, self.header.samples, tasks) or z.shape != (rows, tasks):
+            raise InputError(
+                f"rows of outputs {x.shape} and targets {z.shape} do not fit a table of "
+                f"{self.header.samples} samples and {tasks} tasks with {rows} cases given"
+            )
+        require_finite(x, "outputs")
+        columns: dict[str, Any] = {"case": pa.array(np.asarray(case))}
+        if group is not None:
+            columns["group"] = pa.array(np.asarray(group))
+        if label is not None:
+            columns["label"] = pa.array(np.asarray(label))
+        columns["acceleration"] = pa.array(np.broadcast_to(np.asarray(acceleration, float), rows))
+        for k, (target, output) in enumerate(self.header.columns):
+            flat = pa.array(np.ascontiguousarray(x[:, :, k]).ravel())
+            columns[target] = pa.array(z[:, k])
+            columns[output] = pa.FixedSizeListArray.from_arrays(flat, self.header.samples)
+        return self._write_table(pa.table(columns))
+
+    def _write_table(self, table: Any) -> Path:
+        import pyarrow.parquet as pq
+
+        path = self.folder / f"part-{self._number:06d}-{uuid.uuid4().hex[:12]}.parquet"
+        names = [n for n in ("case", "group", "label") if n in table.column_names]
+        with whole_file(path) as partial:
+            # Row groups are what a reader holds at one time; outputs hardly repeat.
+            pq.write_table(
+                table, partial, compression="zstd", row_group_size=ROWS, use_dictionary=names
+            )
+        self._number += 1
+        return path
+
+
+def shard_paths(folder: Path) -> list[Path]:
+    """Return the whole shards of a table, in the order of their names."""
+    return sorted(folder.glob("part-*.parquet"))
+
+
+def read_shard(path: Path, columns: list[str]) -> Any:
+    """Read columns of a shard, or say that it is damaged."""
+    import pyarrow as pa
+
+    parts = list(read_parts(path, columns))
+    if not parts:
+        return read_schema(path).empty_table().select(columns)
+    return pa.Table.from_batches(parts)
+
+
+def read_parts(path: Path, columns: list[str]) -> Iterator[Any]:
+    """Read columns of a shard, some rows at a time, or say that it is damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    known = read_schema(path).names
+    for name in columns:
+        require_column(known, name, path)
+    try:
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=ROWS, columns=columns, use_threads=False)
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
+        if isinstance(error, InputError):  # of whoever reads the rows
+            raise
+        raise _damaged(path, error) from None
+
+
+def rounds_of(rows: Any, header: Header, shard: Path) -> np.ndarray:
+    """Say for each row of a shard which round it belongs to."""
+    rate, rates = numbers_of(rows, "acceleration", shard), np.asarray(header.accelerations)
+    round: np.ndarray = np.full(len(rate), -1, dtype=np.int16)
+    for k, R in enumerate(rates):
+        round[np.isnan(rate) if np.isnan(R) else rate == R] = k
+    if (round < 0).any():
+        raise InputError(f"shard {shard.name} has rows of an acceleration not in {HEADER}")
+    return round
+
+
+def numbers_of(rows: Any, name: str, shard: Path) -> np.ndarray:
+    """Return a column of numbers, or say what it holds instead."""
+    values = np.asarray(rows[name].to_numpy(zero_copy_only=False))
+    if values.dtype.kind not in "fiu":
+        raise InputError(f"shard {shard.name} holds {rows[name].type} in {name}, not numbers")
+    return values.astype(float)
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return InputError(
+        f"shard {path.name} cannot be read ({reason:.80}); it is truncated or damaged: delete it "
+        "and run again to compute its cases anew"
+    )
+
+
+def read_schema(path: Path) -> Any:
+    """Read which columns a shard has, or say that it is damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_schema(path)
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise _damaged(path, error) from None
+
+
+def read_header(folder: Path) -> Header:
+    """Read the attributes of a table, or say why that is impossible."""
+    path = folder / HEADER
+    if not path.exists():
+        raise InputError(f"{folder} holds no {HEADER}, so it is not a table")
+    record = read_json(path, SCHEMA)
+    try:
+        return Header(
+            accelerations=tuple(np.nan if R is None else float(R) for R in record["accelerations"]),
+            samples=int(record["samples"]),
+            task_names=tuple(map(str, record["task_names"])),
+            task_range=as_range(record["task_range"]),
+            round_targets=bool(record["round_targets"]),
+            order=str(record["order"]),
+            provenance=dict(record["provenance"]),
+        )
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{path} is not a complete header ({error!r:.80})") from None
+
+
+def require_column(names: list[str], name: str, shard: Path) -> None:
+    """Refuse a shard that lacks a column."""
+    if name not in names:
+        raise InputError(f"shard {shard.name} has no column {name}")
+
+
+def write_shards(table: TaskOutputs, folder: Path) -> Path:
+    """Write a whole table into a new or empty folder, one shard per round."""
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty; choose another name for the table")
+    header = Header(
+        accelerations=tuple(map(float, table.accelerations)),
+        samples=table.samples,
+        task_names=table.task_names,
+        task_range=table.task_range,
+        round_targets=table.has_round_targets,
+        order="roster" if table.missing else "written",
+        provenance=table.provenance,
+    )
+    writer = TableWriter(folder, header)
+    case = np.arange(table.cases) if table.case is None else table.case
+    if table.missing:
+        # The roster remembers who is missing; it knows cases by their names.
+        case = case.astype(str)
+        write_roster(folder, [*case, *table.missing])
+    for k, R in enumerate(table.accelerations):
+        writer.write(
+            case,
+            float(R),
+            table.outputs[k],
+            table.targets_at(k),
+            group=table.group,
+            label=table.label,
+        )
+    return folder
+
+
+def _refuse_other_header(found: Header, wanted: Header, folder: Path) -> None:
+    # Through JSON, so that a tuple equals the list it was written as.
+    old, new = found.to_dict(), json.loads(json.dumps(wanted.to_dict()))
+    for record in (old, new):
+        # Who computed the rows may change between two starts, what was asked for may not.
+        record["provenance"] = {k: v for k, v in record["provenance"].items() if k != "made_by"}
+    before, now = _flat(old), _flat(new)
+    differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if differing:
+        shown = "; ".join(
+            f"{n} was {before.get(n)}, but now it is {now.get(n)}" for n in differing[:3]
+        )
+        more = f" (and {len(differing) - 3} more)" if len(differing) > 3 else ""
+        raise InputError(
+            f"{folder} holds a table in which {shown}{more}; choose another folder or start afresh"
+        )
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names, so that a difference can be named."""
+    found: dict[str, Any] = {}
+    for key, value in record.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{name}.")
+        else:
+            found[name] = value
+    return found

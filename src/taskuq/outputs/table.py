@@ -1,0 +1,343 @@
+"""TaskOutputs: the one table where the imaging half and the statistical half meet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taskuq.checks import as_array, as_ids, as_numbers, as_range, require_in_range
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class TaskOutputs:
+    """Task outputs of many cases over the rounds of a scan, with the targets they estimate.
+
+    Arguments:
+        outputs: (round, case, sample) or (round, case, sample, task); (case, sample) is one round.
+        targets: (case,), or (case, task); with a leading round axis when they depend on the round.
+            None where they are unknown, as for new cases.
+        accelerations: One per round, decreasing; the fully measured round is implied, not stored.
+        group: What each case belongs to, e.g. a patient; integers or strings.
+        label: The class of each case.
+        case: An identity for each case.
+        task_names: One per task.
+        task_range: The range all outputs and targets lie in; None where there is none.
+        provenance: How the table was made.
+        missing: Cases a run did not finish; they are not in the arrays.
+
+    Example:
+        >>> table = TaskOutputs(rng.random((2, 5, 3)), rng.random(5), accelerations=(8, 4))
+        >>> table
+        TaskOutputs(2 rounds (R = 8, 4), 5 cases, 3 samples, 1 task)
+        >>> table.select(accelerations=[4], samples=2).outputs.shape
+        (1, 5, 2)
+    """
+
+    outputs: FloatArray
+    targets: FloatArray
+    accelerations: FloatArray
+    group: np.ndarray | None = None
+    label: np.ndarray | None = None
+    case: np.ndarray | None = None
+    task_names: tuple[str, ...] = ("task",)
+    task_range: tuple[float, float] | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        outputs: Any,
+        targets: Any = None,
+        accelerations: Any = None,
+        *,
+        group: Any = None,
+        label: Any = None,
+        case: Any = None,
+        task_names: Sequence[str] | None = None,
+        task_range: tuple[float, float] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        missing: Iterable[str] = (),
+    ) -> None:
+        x = as_numbers(outputs, "outputs", ndim=(2, 3, 4))
+        x = x[None] if x.ndim == 2 else x
+        rounds, n = x.shape[:2]
+        tasks = x.shape[3] if x.ndim == 4 else 1
+        if 0 in x.shape:
+            raise InputError(f"outputs of shape {x.shape} are empty; at least one case is needed")
+        per_case = (n, tasks) if x.ndim == 4 else (n,)
+        if targets is None:
+            z = np.full(per_case, np.nan)
+        else:
+            z = as_numbers(targets, "targets", ndim=(1, 2, 3)).astype(float)
+        if z.shape not in (per_case, (rounds, *per_case)):
+            raise InputError(
+                f"targets have shape {z.shape}, but outputs of shape {x.shape} need {per_case}, or "
+                f"{(rounds, *per_case)} where targets depend on the round"
+            )
+        names = _names(tasks) if task_names is None else _texts(task_names, "task_names")
+        if len(names) != tasks or len(set(names)) != tasks:
+            raise InputError(f"{tasks} tasks need as many different names, got {names}")
+        range_ = as_range(task_range)
+        require_in_range(z, range_, "targets")
+        require_in_range(x, range_, "outputs")
+        values = {
+            "outputs": x,
+            "targets": z,
+            "accelerations": as_accelerations(accelerations, rounds),
+            "group": None if group is None else as_ids(group, "group", n),
+            "label": None if label is None else as_ids(label, "label", n),
+            "case": None if case is None else as_ids(case, "case", n),
+            "task_names": names,
+            "task_range": range_,
+            "provenance": _provenance(provenance),
+            "missing": _texts(missing, "missing"),
+        }
+        if values["case"] is not None and len(np.unique(values["case"])) != n:  # type: ignore[arg-type]  # an array
+            raise InputError("case holds an identity twice; each case needs its own")
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        rates = ", ".join(f"{R:g}" for R in self.accelerations)
+        return (
+            f"TaskOutputs({_count(self.rounds, 'round')} (R = {rates}), "
+            f"{_count(self.cases, 'case')}, {_count(self.samples, 'sample')}, "
+            f"{_count(self.tasks, 'task')})"
+        )
+
+    @property
+    def rounds(self) -> int:
+        """The number of stored rounds."""
+        return int(self.outputs.shape[0])
+
+    @property
+    def cases(self) -> int:
+        """The number of cases."""
+        return int(self.outputs.shape[1])
+
+    @property
+    def samples(self) -> int:
+        """The number of posterior samples per case and round."""
+        return int(self.outputs.shape[2])
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks."""
+        return len(self.task_names)
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether targets are known; they are not for new cases."""
+        return not bool(np.isnan(self.targets).any())
+
+    @property
+    def has_round_targets(self) -> bool:
+        """Whether targets depend on the round, as image quality does."""
+        return self.targets.ndim == self.outputs.ndim - 1
+
+    def round_at(self, acceleration: float) -> int:
+        """Return the number of the round of an acceleration, counted from 0."""
+        found = np.nonzero(np.isclose(self.accelerations, acceleration, rtol=1e-9))[0]
+        if not found.size:
+            have = ", ".join(f"{R:g}" for R in self.accelerations)
+            raise InputError(
+                f"acceleration {acceleration:g} is not in the table, which has {have}; choose one"
+            )
+        return int(found[0])
+
+    def until(self, round: int) -> FloatArray:
+        """Return the outputs of all rounds up to this one, (round, case, sample[, task])."""
+        return np.asarray(self.outputs[: round + 1])
+
+    def targets_at(self, round: int) -> FloatArray:
+        """Return the targets of a round, (case,) or (case, task)."""
+        return np.asarray(self.targets[round] if self.has_round_targets else self.targets)
+
+    def select(
+        self,
+        *,
+        accelerations: Sequence[float] | None = None,
+        samples: int | None = None,
+        group: Any = None,
+        task: str | None = None,
+        cases: Any = None,
+    ) -> TaskOutputs:
+        """Return a smaller table.
+
+        Arguments:
+            accelerations: Keep these rounds.
+            samples: Keep the first so many samples.
+            group: Keep the cases of this group, or of these groups.
+            task: Keep this task, and drop the task axis.
+            cases: Keep these cases: positions, or one boolean per case.
+        """
+        table = self
+        if accelerations is not None:
+            rounds = sorted(self.round_at(R) for R in accelerations)
+            targets = self.targets[rounds] if self.has_round_targets else self.targets
+            table = replace_arrays(
+                table,
+                outputs=self.outputs[rounds],
+                targets=targets,
+                accelerations=self.accelerations[rounds],
+            )
+        if samples is not None:
+            if not 1 <= samples <= table.samples:
+                raise InputError(
+                    f"the table has {table.samples} samples per case, cannot keep {samples}"
+                )
+            table = replace_arrays(table, outputs=table.outputs[:, :, :samples])
+        if cases is not None:
+            table = _take_cases(table, _positions(cases, table.cases))
+        if group is not None:
+            if table.group is None:
+                raise InputError("the table has no groups to select by")
+            members = np.isin(table.group.astype(str), np.atleast_1d(group).astype(str))
+            if not members.any():
+                raise InputError(f"no case belongs to group {group!r}")
+            table = _take_cases(table, np.nonzero(members)[0])
+        if task is not None:
+            if task not in table.task_names:
+                raise InputError(f"unknown task {task!r}; the table has {table.task_names}")
+            index = table.task_names.index(task)
+            if table.outputs.ndim == 4:
+                table = replace_arrays(
+                    table,
+                    outputs=table.outputs[..., index],
+                    targets=table.targets[..., index],
+                    task_names=(task,),
+                )
+        return table
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the table: one ``.npz`` file, or a folder of Parquet shards for any other name."""
+        from taskuq.outputs.npz import write_npz
+        from taskuq.outputs.shards import write_shards
+
+        target = Path(path)
+        return write_npz(self, target) if target.suffix == ".npz" else write_shards(self, target)
+
+    @staticmethod
+    def load(
+        path: str | os.PathLike[str], *, task_range: tuple[float, float] | None = None
+    ) -> TaskOutputs:
+        """Read a table from a folder of Parquet shards, or from a file.
+
+        Arguments:
+            path: The folder; or a ``.npz`` file of arrays; or a ``.csv`` or ``.parquet`` file of
+                rows, as :func:`taskuq.outputs.foreign.read_foreign` describes it.
+            task_range: Declares the task's range where the file does not.
+        """
+        from taskuq.outputs.assembly import read_shards
+        from taskuq.outputs.foreign import ENDINGS, read_foreign
+        from taskuq.outputs.npz import read_npz
+
+        source = Path(path)
+        if not source.exists():
+            raise InputError(f"there is no table at {path}; check the name")
+        read = read_foreign if source.suffix in ENDINGS else read_npz
+        table = read_shards(source) if source.is_dir() else read(source)
+        if task_range is not None:
+            declared = as_range(task_range)
+            require_in_range(table.targets, declared, "targets")
+            require_in_range(table.outputs, declared, "outputs")
+            table = replace_arrays(table, task_range=declared)
+        return table
+
+
+def replace_arrays(table: TaskOutputs, **changes: Any) -> TaskOutputs:
+    """Return a table with some parts exchanged, checked again."""
+    parts = {name: getattr(table, name) for name in table.__dataclass_fields__} | changes
+    if np.isnan(parts["targets"]).all():
+        parts["targets"] = None
+    return TaskOutputs(
+        parts.pop("outputs"), parts.pop("targets"), parts.pop("accelerations"), **parts
+    )
+
+
+def _take_cases(table: TaskOutputs, index: np.ndarray) -> TaskOutputs:
+    axis = 1 if table.has_round_targets else 0
+    ids = {
+        name: None if (values := getattr(table, name)) is None else values[index]
+        for name in ("group", "label", "case")
+    }
+    return replace_arrays(
+        table,
+        outputs=table.outputs[:, index],
+        targets=np.take(table.targets, index, axis=axis),
+        **ids,
+    )
+
+
+def as_accelerations(values: Any, rounds: int) -> FloatArray:
+    """Take one acceleration for each round, decreasing and above 1.
+
+    Arguments:
+        values: What was handed in; None for one round of unknown acceleration.
+        rounds: How many there must be.
+
+    Example:
+        >>> as_accelerations((4, 8), rounds=2)
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: accelerations must decrease and stay above 1 ...
+    """
+    if values is None:
+        if rounds > 1:
+            raise InputError(f"{rounds} rounds need their accelerations, fewest measurements first")
+        # One round of unknown acceleration: nothing compares it with another.
+        return np.full(1, np.nan)
+    numbers = np.atleast_1d(as_array(values, "accelerations"))
+    if numbers.dtype.kind not in "fiu":
+        raise InputError(f"accelerations must be numbers, got an array of {numbers.dtype}")
+    given = numbers.astype(float)
+    if given.shape != (rounds,):
+        raise InputError(f"{rounds} rounds need as many accelerations, got {given.size}")
+    if rounds == 1 and np.isnan(given).all():
+        return given
+    if not (np.isfinite(given).all() and (given > 1).all() and (np.diff(given) < 0).all()):
+        raise InputError(
+            f"accelerations must decrease and stay above 1 (everything measured is implied), got "
+            f"{', '.join(f'{R:g}' for R in given)}"
+        )
+    return given
+
+
+def _texts(values: Any, name: str) -> tuple[str, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InputError(f"{name} must be a list of names, got {values!r:.80}")
+    return tuple(map(str, values))
+
+
+def _provenance(values: Any) -> dict[str, Any]:
+    if not isinstance(values or {}, Mapping):
+        raise InputError(f"provenance must be names with values, got {type(values).__name__}")
+    return dict(values or {})
+
+
+def _positions(cases: Any, n: int) -> np.ndarray:
+    index = as_array(cases, "cases")
+    if index.dtype == bool and index.shape == (n,):
+        index = np.nonzero(index)[0]
+    whole = index.ndim == 1 and index.size > 0 and index.dtype.kind in "iu"
+    if not whole or index.min() < -n or index.max() >= n:
+        raise InputError(
+            f"no case is selected, or one that is not there: give positions below {n}, or one "
+            "boolean for each case"
+        )
+    return index
+
+
+def _names(tasks: int) -> tuple[str, ...]:
+    return ("task",) if tasks == 1 else tuple(f"task{i}" for i in range(tasks))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

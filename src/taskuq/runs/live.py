@@ -1,0 +1,167 @@
+"""The live half of the embedded experiment: scan patients round by round until a policy stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from taskuq.data.dataset import Dataset
+from taskuq.decide.acquisition import Acquisition, acquire
+from taskuq.decide.policy import Policy
+from taskuq.interval import BoolArray, FloatArray
+from taskuq.measure.coils import rss
+from taskuq.measure.mri import MultiCoilMRI
+from taskuq.measure.scanner import SimulatedScanner
+from taskuq.seeds import case_seed
+from taskuq.protocols import Recover, Task
+
+
+@dataclass(frozen=True)
+class Networks:
+    """The recoveries and the task of an experiment.
+
+    Arguments:
+        samples: Draws posterior samples.
+        point: Gives a point estimate.
+        task: Reads a number off an image.
+    """
+
+    samples: Recover
+    point: Recover
+    task: Task
+
+
+@dataclass(frozen=True, eq=False)
+class ScannedSlice:
+    """One slice: what the policy decided, and everything the explorer shows of it.
+
+    Arguments:
+        case: Its name.
+        group: Its patient.
+        label: Its class.
+        scan: The rounds until the policy stopped.
+        truth: The fully measured image (height, width).
+        target: What the task says about it.
+        zero_filled: Of every round (round, height, width), as are the others.
+        mean: Posterior means.
+        sd: Posterior standard deviations.
+        samples: The first posterior samples (round, shown, height, width).
+        outputs: Task outputs of all samples (round, sample).
+        point: Point estimates.
+        point_outputs: Their task outputs (round,).
+    """
+
+    case: str
+    group: str
+    label: int
+    scan: Acquisition
+    truth: FloatArray
+    target: float
+    zero_filled: FloatArray
+    mean: FloatArray
+    sd: FloatArray
+    samples: FloatArray
+    outputs: FloatArray
+    point: FloatArray
+    point_outputs: FloatArray
+
+
+class Remembering:
+    """A recovery that keeps what it recovered, so that nothing is drawn twice."""
+
+    def __init__(self, recover: Recover) -> None:
+        self.recover, self.drawn = recover, list[Tensor]()
+
+    def __call__(self, measurement: Any, *, samples: int, seed: int) -> Tensor:
+        """Recover, and keep the images."""
+        images: Tensor = self.recover(measurement, samples=samples, seed=seed)
+        self.drawn.append(images)
+        return images
+
+
+def scan_slice(
+    data: Dataset,
+    index: int,
+    policy: Policy,
+    networks: Networks,
+    masks: BoolArray,
+    *,
+    seed: int = 0,
+    shown: int = 8,
+    tell: Callable[[str], None] = lambda line: None,
+) -> ScannedSlice:
+    """Scan one slice until the policy stops; then look at the rounds it did not need.
+
+    Arguments:
+        data: The data set.
+        index: Which case of it.
+        policy: When to stop.
+        networks: Recoveries and task.
+        masks: Nested masks (round, width).
+        seed: The seed of the samples.
+        shown: How many samples to keep as images.
+        tell: Called with a sentence after every round.
+    """
+    item = data[index]
+    rates = tuple(float(R) for R in policy.accelerations)
+    recover = Remembering(networks.samples)
+    first = case_seed(seed, item.case, 0.0)
+    scan = acquire(
+        policy, SimulatedScanner(item.image, masks, rates), recover=recover, task=networks.task,
+        samples=policy.samples, seed=first,
+        on_round=lambda r: tell(_sentence(item.case, r.acceleration, r.lower, r.upper, r.stop)),
+    )  # fmt: skip
+    scanner = MultiCoilMRI(masks, rates)
+    measurements = [scanner(item.image, R) for R in rates]
+    for k in range(len(recover.drawn), len(rates)):
+        recover(measurements[k], samples=policy.samples, seed=first + k)
+    drawn = torch.stack([images.cpu() for images in recover.drawn[: len(rates)]])
+    points = torch.cat([networks.point(m, samples=1, seed=0).cpu() for m in measurements])
+    truth = rss(item.image)
+    return ScannedSlice(
+        case=item.case,
+        group=item.group,
+        label=int(item.label),
+        scan=scan,
+        truth=truth.numpy(),
+        target=float(_numbers(networks.task(truth[None]))[0]),
+        zero_filled=torch.stack([rss(m.zero_filled) for m in measurements]).numpy(),
+        mean=drawn.mean(1).numpy(),
+        sd=drawn.std(1).numpy(),
+        samples=drawn[:, :shown].numpy(),
+        outputs=np.stack([_numbers(networks.task(images)) for images in drawn]),
+        point=points.numpy(),
+        point_outputs=_numbers(networks.task(points)),
+    )
+
+
+def explorer_arrays(slices: Sequence[ScannedSlice]) -> dict[str, Any]:
+    """Return what :func:`taskuq.report.explorer.save_explorer` takes of some slices.
+
+    Arguments:
+        slices: Scanned slices of the same rounds.
+    """
+    names = {"truth", "zero_filled", "mean", "sd", "samples", "outputs", "point", "point_outputs"}
+    return {
+        **{name: np.stack([getattr(s, name) for s in slices]) for name in names},
+        "case": [s.case for s in slices],
+        "group": [s.group for s in slices],
+        "label": [s.label for s in slices],
+        "targets": [s.target for s in slices],
+    }
+
+
+def _numbers(values: Any) -> FloatArray:
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, dtype=float)
+
+
+def _sentence(case: str, R: float, lower: Any, upper: Any, stop: bool) -> str:
+    ends = f"[{float(lower):.3f}, {float(upper):.3f}]"
+    if R == 1:
+        return f"{case}: all measured, the answer is {float(upper):.3f}"
+    return f"{case}, R = {R:g}: {ends}, {'stop' if stop else 'measure more'}"

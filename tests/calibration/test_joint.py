@@ -1,0 +1,163 @@
+"""Several tasks at once: every case of small populations as the new one, all tasks together."""
+
+from fractions import Fraction
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import taskuq as tq
+from taskuq.calibration import load_joint_bound
+from taskuq.calibration.joint import MonotoneScale, max_rank_quantiles
+from taskuq.calibration.rank import coverage_rank
+from taskuq.calibration.tuning import take_units
+
+ALPHAS = (0.1, 0.2, 0.25, 0.34, 0.5)
+METHODS = ("max", "scale", "minimax", "rank")
+SCORES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 90)), min_size=24, max_size=30)
+
+
+def covered_rotations(population, alpha, method):
+    """Count the cases whose targets are all covered when the others calibrate; output 0, AR.
+
+    Cases that the method sets aside stay where they are: only the others take turns.
+    """
+    targets = np.asarray(population, dtype=float)
+    n = len(targets) - 1
+    trial = tq.calibrate_joint(
+        np.zeros((n, 1, targets.shape[1])), targets[:n], alpha=alpha, score="ar", method=method
+    )
+    aside = take_units(np.arange(n), trial.provenance["tuning_cases"], None)
+    tuning, turning = targets[: aside.sum()], targets[aside.sum() :]
+    covered = 0
+    for new in range(len(turning)):
+        z = np.empty((n, targets.shape[1]))
+        z[aside], z[~aside] = tuning, np.delete(turning, new, axis=0)
+        bound = tq.calibrate_joint(
+            np.zeros((n, 1, z.shape[1])), z, alpha=alpha, score="ar", method=method
+        )
+        covered += bool(bound(np.zeros((1, 1, z.shape[1]))).contains(turning[new]).all())
+    return covered, len(turning)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(population=SCORES, alpha=st.sampled_from(ALPHAS))
+def test_all_tasks_are_covered_together_in_enough_rotations(method, population, alpha):
+    covered, turns = covered_rotations(population, alpha, method)
+
+    assert covered >= (1 - Fraction(str(alpha))) * turns
+
+
+def test_methods_that_need_a_scale_do_set_cases_aside():
+    for method, some in (("max", False), ("scale", True), ("minimax", True), ("rank", False)):
+        bound = tq.calibrate_joint(
+            np.zeros((40, 1, 2)), np.ones((40, 2)), alpha=0.2, score="ar", method=method
+        )
+
+        assert (bound.provenance["tuning_cases"] > 0) == some
+
+
+def test_one_task_alone_is_calibrated_like_a_single_score():
+    scores = np.random.default_rng(1).permutation(30).astype(float)
+    joint = tq.calibrate_joint(np.zeros((30, 1, 1)), scores[:, None], alpha=0.1, score="ar")
+
+    assert joint.quantiles == (
+        tq.calibrate(np.zeros((30, 1)), scores, alpha=0.1, score="ar").quantile,
+    )
+
+
+def textbook_max_rank(scores, alpha):
+    """The maximum rank without the plus one, as it is often written."""
+    n = len(scores)
+    ranks = np.stack([[np.sum(column <= s) for s in column] for column in scores.T]).max(axis=0)
+    r = int(np.sort(ranks)[coverage_rank(n, alpha) - 1])
+    return tuple(np.sort(scores, axis=0)[r - 1])
+
+
+def test_the_textbook_rank_without_plus_one_falls_short_and_ours_does_not():
+    # Two tasks in opposite order: each new case lowers the others' ranks in one of them.
+    up = np.arange(10.0)
+    population = np.stack([up, up[::-1]], axis=1)
+    alpha = 0.3
+    counts = {}
+    for name, rule in (("textbook", textbook_max_rank), ("ours", max_rank_quantiles)):
+        counts[name] = sum(
+            bool((case <= rule(np.delete(population, i, axis=0), alpha)).all())
+            for i, case in enumerate(population)
+        )
+
+    assert counts["textbook"] < 0.7 * len(population) <= counts["ours"]
+
+
+@given(
+    knots=st.lists(st.integers(-1000, 1000), min_size=2, max_size=8, unique=True),
+    gap=st.sampled_from([1e-6, 1.0, 1e6]),
+    scores=st.lists(st.floats(-2e3, 2e3, allow_subnormal=False), min_size=1, max_size=20),
+)
+def test_a_scale_there_and_back_never_falls_below_the_score(knots, gap, scores):
+    rising = np.sort(knots) * gap
+    scale = MonotoneScale(tuple(rising), tuple(np.arange(1, len(rising) + 1) / (len(rising) + 1)))
+    for score in scores:
+        back = scale.inverse(float(scale(np.array([score]))[0]))
+
+        assert back >= score
+        assert back <= score + 1e-9 * (abs(score) + np.abs(rising).max())
+
+
+def test_a_scale_keeps_infinity_at_both_ends():
+    scale = MonotoneScale((-1.0, 1.0), (0.3, 0.6))
+
+    assert (scale.inverse(inf), scale.inverse(-inf)) == (inf, -inf)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_too_few_cases_give_everything_and_never_the_largest_score(method):
+    targets = np.random.default_rng(0).random((12, 2))
+    bound = tq.calibrate_joint(np.zeros((12, 1, 2)), targets, alpha=0.05, score="ar", method=method)
+
+    assert not bound.is_finite
+    assert bound.quantiles == (inf, inf)
+    assert "needs at least 19" in str(bound)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("score", ["ar", "lwr", "cqr", "mlwr", "learned"])
+def test_a_joint_bound_survives_a_file(method, score, tmp_path):
+    rng = np.random.default_rng(4)
+    truth = rng.random((80, 2))
+    outputs = np.clip(truth[:, None] + 0.1 * rng.standard_normal((80, 5, 2)), 0, 1)
+    bound = tq.calibrate_joint(
+        outputs, truth, alpha=0.1, score=score, method=method, task_range=(0, 1)
+    )
+    again = load_joint_bound(bound.save(tmp_path / "joint.json"))
+
+    assert again == bound
+    assert (again(outputs).lower == bound(outputs).lower).all()
+
+
+def test_groups_are_covered_jointly_by_enumeration():
+    population = [
+        [(1, 5), (2, 9)],
+        [(8, 1)],
+        [(3, 3), (3, 30), (0, 0)],
+        [(7, 70)],
+        [(5, 50), (6, 6)],
+    ]
+    alpha = 0.4
+    losses = []
+    for new, group in enumerate(population):
+        rest = [(g, case) for g, cases in enumerate(population) if g != new for case in cases]
+        targets = np.array([case for _, case in rest], dtype=float)
+        bound = tq.calibrate_joint(
+            np.zeros((len(rest), 1, 2)),
+            targets,
+            alpha=alpha,
+            score="ar",
+            group=[g for g, _ in rest],
+        )
+        covered = bound(np.zeros((len(group), 1, 2))).contains(group).all(axis=1)
+        losses.append(1 - covered.mean())
+
+    assert np.mean(losses) <= alpha + 1e-12

@@ -1,0 +1,263 @@
+"""Scores and intervals say the same thing, for every score, side and kind of case."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import taskuq as tq
+from taskuq.calibration import AR, CQR, LWR, MLWR, Learned
+from taskuq.calibration.rank import coverage_rank
+from taskuq.calibration.scores import family_of
+from taskuq.calibration.summaries import mean_and_variance, sample_quantiles
+
+SIDES = ("two", "upper", "lower")
+NAMES = ("ar", "lwr", "cqr", "mlwr", "learned")
+
+
+@dataclass(frozen=True)
+class Percentage:
+    """A user's own score: the residual in percent of the mean's size."""
+
+    def score(self, outputs, targets):
+        center = outputs.mean(axis=1)
+        return np.abs(targets - center) / (1 + np.abs(center))
+
+    def interval(self, outputs, quantile):
+        center = outputs.mean(axis=1)
+        # A part in 1e12 absorbs rounding, as any score of floats must.
+        reach = np.asarray(quantile) * (1 + np.abs(center)) * (1 + 1e-12)
+        return tq.Interval(center - reach, center + reach)
+
+
+def scores_of(side, samples):
+    """Every score of ours, learned ones tuned on other cases."""
+    rng = np.random.default_rng(samples)
+    truth = rng.random(60)
+    outputs = np.clip(truth[:, None] + 0.2 * rng.standard_normal((60, samples)), 0, 1)
+    return [
+        AR(side),
+        LWR(side),
+        CQR(0.1, side),
+        MLWR(side),
+        MLWR(side).tuned(outputs),
+        MLWR(side).tuned(outputs, range_=(0, 1)),
+        Learned(side).tuned(outputs, truth, range_=(0, 1)),
+        Learned(side).tuned(10 * outputs - 5, 10 * truth - 5),
+    ]
+
+
+NUMBER = st.floats(-3, 3, allow_subnormal=False).map(lambda v: v if abs(v) > 1e-100 else 0.0)
+CASES = st.integers(1, 5).flatmap(
+    lambda p: st.lists(
+        st.tuples(st.lists(NUMBER, min_size=p, max_size=p), NUMBER), min_size=1, max_size=4
+    )
+)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@given(cases=CASES, identical=st.booleans())
+def test_a_target_is_in_the_interval_of_its_own_score(side, cases, identical):
+    outputs = np.array([samples for samples, _ in cases])
+    targets = np.array([target for _, target in cases])
+    if identical:
+        outputs = np.repeat(outputs[:, :1], outputs.shape[1], axis=1)
+    for score in scores_of(side, outputs.shape[1]):
+        quantile = score.score(outputs, targets)
+
+        assert score.interval(outputs, quantile).contains(targets).all(), score
+
+
+@pytest.mark.parametrize("side", SIDES)
+@given(cases=CASES, quantile=st.floats(-2, 5))
+def test_a_target_in_the_interval_scores_at_most_the_quantile(side, cases, quantile):
+    outputs = np.array([samples for samples, _ in cases])
+    targets = np.array([target for _, target in cases])
+    for score in scores_of(side, outputs.shape[1]):
+        family = family_of(score, outputs)
+        inside = family.interval(quantile).contains(targets)
+        # In units of the score: a part in 1e9 of the quantile, and of the anchors over the scale.
+        unit = np.maximum(family.scale, 1e-300)
+        slack = 1e-9 * (abs(quantile) + (np.abs(family.low) + np.abs(family.high) + 1) / unit)
+
+        assert (family.score(targets) <= quantile + slack)[inside].all(), score
+
+
+@pytest.mark.parametrize("side", SIDES)
+@given(cases=CASES, quantiles=st.tuples(st.floats(-2, 5), st.floats(-2, 5)))
+def test_intervals_are_nested_in_the_quantile(side, cases, quantiles):
+    outputs = np.array([samples for samples, _ in cases])
+    small, large = sorted(quantiles)
+    for score in scores_of(side, outputs.shape[1]):
+        inner, outer = score.interval(outputs, small), score.interval(outputs, large)
+        # Ends are rounded outwards unless they are exact, so they may move back by a few units.
+        wider = (outer.lower <= inner.lower + 1e-14) & (inner.upper <= outer.upper + 1e-14)
+
+        assert (inner.is_empty | wider).all()
+
+
+@given(cases=CASES, low=st.floats(-3, 0), width=st.floats(0.5, 4))
+def test_clipping_never_loses_a_target_in_range(cases, low, width):
+    outputs = np.array([samples for samples, _ in cases])
+    targets = np.clip([target for _, target in cases], low, low + width)
+    for score in scores_of("two", outputs.shape[1]):
+        interval = score.interval(outputs, score.score(outputs, targets)).clip(low, low + width)
+
+        assert interval.contains(targets).all()
+        assert (interval.width <= width).all()
+
+
+@given(cases=CASES)
+def test_an_infinite_quantile_gives_everything(cases):
+    outputs = np.array([samples for samples, _ in cases])
+    for score in scores_of("two", outputs.shape[1]):
+        interval = score.interval(outputs, np.inf)
+
+        assert np.isneginf(interval.lower).all()
+        assert np.isposinf(interval.upper).all()
+
+
+def test_the_papers_scores_are_what_the_paper_says():
+    rng = np.random.default_rng(8)
+    x, z = rng.random((200, 32)), rng.random(200)
+    low, high = np.quantile(x, [0.05, 0.95], axis=1)
+
+    np.testing.assert_allclose(AR().score(x, z), np.abs(z - x.mean(axis=1)), rtol=1e-12)
+    np.testing.assert_allclose(
+        LWR().score(x, z), np.abs(z - x.mean(axis=1)) / x.std(axis=1), rtol=1e-12
+    )
+    np.testing.assert_array_equal(CQR(0.1).score(x, z), np.maximum(low - z, z - high))
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 5, 32, 33])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sample_quantiles_are_numpys_to_the_last_bit(p, dtype):
+    x = np.random.default_rng(p).standard_normal((300, p)).astype(dtype)
+    levels = [0.0, 0.005, 0.025, 0.31, 0.5, 0.9, 0.975, 1.0]
+    expected = np.quantile(x.astype(float), levels, axis=1)
+
+    np.testing.assert_array_equal(np.stack(sample_quantiles(x, levels)), expected)
+
+
+@pytest.mark.parametrize("p", [1, 2, 5, 32])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("levels", [(0.025, 0.975), (0.05, 0.95), (0.005, 0.995), (0.2, 0.5, 0.8)])
+def test_compiled_summaries_equal_numpys(p, dtype, levels, monkeypatch):
+    from taskuq.calibration import summaries
+
+    x = np.random.default_rng(p).random((4000, p)).astype(dtype)
+    plain = (*mean_and_variance(x, ddof=1), *sample_quantiles(x, levels))
+    monkeypatch.setattr(summaries, "WORTH_COMPILING", 0)
+    fast = (*mean_and_variance(x, ddof=1), *sample_quantiles(x, levels))
+
+    for a, b in zip(plain, fast, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15)
+
+
+def test_identical_samples_make_lwr_a_point():
+    x = np.full((3, 7), 0.1)
+
+    assert LWR().score(x, np.array([0.1, 0.1000001, 0.0])).tolist() == [0, np.inf, np.inf]
+    assert LWR().interval(x, 5.0).width.tolist() == [0, 0, 0]
+
+
+def test_crossed_quantiles_are_empty_and_have_no_width():
+    interval = CQR(0.2).interval(np.array([[0.4, 0.5]]), -0.2)
+
+    assert interval.is_empty.all()
+    assert interval.width.tolist() == [0]
+    assert not interval.contains([0.45]).any()
+
+
+def test_a_side_that_does_not_exist_is_refused():
+    with pytest.raises(tq.InputError, match="side must be"):
+        tq.calibrate(np.zeros((9, 1)), np.arange(9.0), alpha=0.2, score=AR("left"))
+
+
+# Populations on which scores tie, vanish or blow up; the last has targets no sample comes near.
+AWKWARD = {
+    "identical samples": (np.full((8, 4), 0.5), np.linspace(0, 1, 8)),
+    "constant targets": (np.random.default_rng(0).random((8, 4)), np.full(8, 0.5)),
+    "ties everywhere": (np.tile([[0.2, 0.4], [0.4, 0.6]], (4, 2)), np.tile([0.3, 0.9], 4)),
+    "all of it": (np.full((8, 4), 0.5), np.full(8, 0.5)),
+    "one sample": (np.linspace(0, 1, 8)[:, None], np.linspace(1, 0, 8)),
+    "some spread and some none": (
+        np.r_[np.full((4, 3), 0.5), np.random.default_rng(1).random((4, 3))],
+        np.linspace(0, 1, 8),
+    ),
+    "far away": (np.random.default_rng(2).random((8, 4)) * 1e-3, np.linspace(0.9, 1, 8)),
+}
+
+
+@pytest.mark.parametrize("task_range", [None, (0, 1)])
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("score", [*NAMES, Percentage()], ids=[*NAMES, "own"])
+@pytest.mark.parametrize("kind", AWKWARD)
+def test_awkward_cases_are_covered_in_enough_rotations(kind, score, side, task_range):
+    outputs, targets = AWKWARD[kind]
+    rng = np.random.default_rng(9)
+    # A learned score is tuned on cases outside the rotation, as training cases would be.
+    tuning = (rng.random((40, outputs.shape[1])), rng.random(40))
+    for alpha in (0.2, 0.5):
+        covered = 0
+        for i in range(8):
+            rest = np.arange(8) != i
+            bound = tq.calibrate(
+                outputs[rest], targets[rest], alpha=alpha, score=score, side=side,
+                task_range=task_range, tuning=tuning,
+            )  # fmt: skip
+            covered += bool(bound(outputs[i]).contains(targets[i]))
+
+        assert covered >= (1 - Fraction(str(alpha))) * 8
+
+
+@pytest.mark.parametrize("score", [*NAMES, Percentage()], ids=[*NAMES, "own"])
+def test_two_cases_are_enough_to_calibrate(score):
+    rng = np.random.default_rng(1)
+    tuning = (rng.random((20, 3)), rng.random(20))
+    bound = tq.calibrate(rng.random((2, 3)), rng.random(2), alpha=0.4, score=score, tuning=tuning)
+
+    assert bound.is_finite
+    assert not tq.calibrate(
+        rng.random((2, 3)), rng.random(2), alpha=0.1, score=score, tuning=tuning
+    ).is_finite
+
+
+@pytest.mark.parametrize("score", [*NAMES, Percentage()], ids=[*NAMES, "own"])
+@given(seed=st.integers(0, 50))
+def test_every_rotation_of_real_looking_cases_is_covered_rank_times(score, seed):
+    rng = np.random.default_rng(seed)
+    truth = rng.random(12)
+    outputs = truth[:, None] + 0.1 * rng.standard_normal((12, 4))
+    tuning = (rng.random((30, 4)), rng.random(30))
+    covered = 0
+    for i in range(12):
+        rest = np.arange(12) != i
+        bound = tq.calibrate(outputs[rest], truth[rest], alpha=0.25, score=score, tuning=tuning)
+        covered += bool(bound(outputs[i]).contains(truth[i]))
+
+    assert covered == coverage_rank(11, 0.25)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tuning_cases_set_aside_do_not_spoil_the_promise(seed):
+    # Exchange every kept case with the new one: those set aside stay, as the promise assumes.
+    from taskuq.calibration.tuning import tuning_cases
+
+    rng = np.random.default_rng(seed)
+    truth = rng.random(101)
+    outputs = truth[:, None] + 0.3 * rng.random((101, 1)) * rng.standard_normal((101, 3))
+    aside = tuning_cases(MLWR(), 100, 0.1, None, None)
+    assert aside.any()
+    turning = np.append(np.flatnonzero(~aside), 100)
+    covered = 0
+    for i in turning:
+        order = np.arange(101)
+        order[[i, 100]] = order[[100, i]]
+        bound = tq.calibrate(outputs[order[:100]], truth[order[:100]], alpha=0.1, score="mlwr")
+        covered += bool(bound(outputs[i]).contains(truth[i]))
+
+    assert covered == coverage_rank(len(turning) - 1, 0.1)

@@ -1,0 +1,210 @@
+"""Random splits: both engines give the same numbers, and the numbers are those of the splits."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from taskuq.calibration import MLWR, summaries
+from taskuq.evaluation import splits
+from taskuq.evaluation.ranking import Ranking
+from taskuq.evaluation.splits import fold_sizes, hash_word
+from taskuq.evaluation.trials import Splitting, run_trials, sums_at_quantiles
+
+RNG = np.random.default_rng(31)
+N, P = 180, 4
+TRUTH = RNG.random(N)
+OUTPUTS = np.clip(TRUTH[:, None] + 0.15 * RNG.standard_normal((N, P)), 0, 1)
+OUTPUTS[:6] = OUTPUTS[:6, :1]  # no spread
+# Eighths and means of four are exact in floats: ties are ties, not neighbours.
+TIED = np.round(8 * OUTPUTS) / 8, np.round(8 * TRUTH) / 8
+GROUP = np.sort(RNG.integers(0, 60, N))
+LABEL = (TRUTH > 0.8).astype(int)
+
+
+def folds_of(units, n_test, trials, seed):
+    return splits.test_folds(seed, 0, trials, units, n_test).astype(bool)
+
+
+@pytest.mark.parametrize(("units", "n_test"), [(2, 1), (7, 2), (10, 3), (100, 30), (2188, 657)])
+def test_the_compiled_splits_are_numpys_bit_for_bit(units, n_test):
+    kernels = pytest.importorskip("taskuq.evaluation.kernels")
+    words, fold = np.empty(-(-units // 8), np.uint64), np.empty(units, np.uint8)
+    for trial, expected in enumerate(splits.test_folds(9, 0, 20, units, n_test)):
+        kernels.fill_test_fold(
+            np.uint64(9), trial, units, n_test, splits.byte_threshold(units, n_test), words, fold
+        )
+
+        np.testing.assert_array_equal(fold, expected)
+        assert expected.sum() == n_test
+
+
+def test_every_fold_of_a_small_set_is_equally_likely():
+    # 35 folds, 35000 seeded trials: chi-square with 34 degrees beyond 110 has p < 1e-9.
+    folds = folds_of(7, 3, 35_000, seed=2)
+    numbers = {fold: i for i, fold in enumerate(combinations(range(7), 3))}
+    counts = np.bincount([numbers[tuple(np.flatnonzero(f))] for f in folds], minlength=35)
+
+    assert counts.sum() == 35_000
+    assert ((counts - 1000) ** 2 / 1000).sum() < 110
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("allowed", [-1.0, 0.0, 1.0, 6.0])
+def test_both_engines_find_the_same_positions_and_sums(grouped, allowed):
+    pytest.importorskip("numba")
+    present = np.unique(GROUP, return_inverse=True)[1]
+    units = int(present.max()) + 1 if grouped else N
+    scores = np.sort(np.round(RNG.random(N), 2))
+    unit = RNG.permutation(present) if grouped else RNG.permutation(N)
+    ranking = Ranking(scores, unit, RNG.random(N) if grouped else np.ones(N), allowed)
+    features = RNG.standard_normal((1, 3, N))
+
+    def run(is_compiled):
+        of_case = present.astype(np.int64) if grouped else np.empty(0, np.int64)
+        splitting = Splitting(units, units // 3, 200, 5, of_case, is_compiled)
+        found = run_trials(splitting, [ranking], features)
+        return found, sums_at_quantiles(splitting, ranking.quantiles(found.position[0]), waves)
+
+    def waves(quantiles):
+        finite = np.where(np.isinf(quantiles), 0, quantiles)
+        return np.sin(np.arange(N) + finite[:, None])[None]
+
+    (slow, slow_sums), (fast, fast_sums) = run(False), run(True)
+    np.testing.assert_array_equal(slow.position, fast.position)
+    np.testing.assert_allclose(slow.test_above, fast.test_above, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(slow.sums, fast.sums, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(slow_sums, fast_sums, rtol=1e-12, atol=1e-12)
+
+
+CASES = {
+    "plain": {},
+    "range": {"task_range": (0, 1)},
+    "upper": {"side": "upper", "task_range": (0, 1)},
+    "given the set": {"delta": 0.2},
+    "groups": {"group": GROUP},
+    "groups with range": {"group": GROUP, "task_range": (0, 1)},
+    "all of a group": {"group": GROUP, "cases": "all"},
+    "most of a group": {"group": GROUP, "cases": 0.6},
+    "strata": {"label": LABEL, "size_bins": (0, 0.1, 0.3, np.inf)},
+}
+
+
+@pytest.mark.parametrize("score", ["ar", "lwr", "cqr", "mlwr", "learned"])
+@pytest.mark.parametrize("kind", CASES)
+def test_an_evaluation_does_not_depend_on_the_engine(kind, score, monkeypatch):
+    pytest.importorskip("numba")
+
+    def run():
+        return tq.evaluate(
+            OUTPUTS, TRUTH, alpha=0.2, score=score, trials=50, rng=np.random.default_rng(1),
+            **CASES[kind],
+        ).to_dict()  # fmt: skip
+
+    plain = run()
+    monkeypatch.setattr(summaries, "WORTH_COMPILING", 0)
+    assert_alike(run(), plain)
+
+
+def assert_alike(one, other):
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_alike(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_alike(a, b)
+    elif isinstance(one, float):
+        # A chi-square of counts that agree is exact; sums may differ in the last bits.
+        assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
+    else:
+        assert one == other
+
+
+# Only scores without a division have ties that floats keep.
+SCORED = [
+    ("ar", True),
+    ("cqr", True),
+    ("ar", False),
+    ("lwr", False),
+    ("cqr", False),
+    ("mlwr", False),
+]
+
+
+@pytest.mark.parametrize(("score", "tied"), SCORED)
+@pytest.mark.parametrize("kind", CASES)
+def test_an_evaluation_is_what_calibrate_and_predict_give_on_its_splits(kind, score, tied):
+    outputs, targets = TIED if tied else (OUTPUTS, TRUTH)
+    options = dict(CASES[kind])
+    trials, alpha = 12, 0.25
+    result = tq.evaluate(
+        outputs, targets, alpha=alpha, score=score, trials=trials,
+        rng=np.random.default_rng(4), **options,
+    )  # fmt: skip
+    seed = int(np.random.default_rng(4).integers(2**63))
+    for name in ("label", "size_bins"):
+        options.pop(name, None)
+    group = options.pop("group", None)
+    unit = np.arange(N) if group is None else np.unique(group, return_inverse=True)[1]
+    units = int(unit.max()) + 1
+    range_, side = options.get("task_range"), options.get("side", "two")
+    same = MLWR(side).tuned(outputs, range_=range_) if score == "mlwr" else score
+    coverage, width = [], []
+    for fold in folds_of(units, fold_sizes(units)[1], trials, seed):
+        test = fold[unit]
+        own = {} if group is None else {"group": group[~test]}
+        bound = tq.calibrate(
+            outputs[~test], targets[~test], alpha=alpha, score=same, **own, **options
+        )
+        interval = bound(outputs[test])
+        weight = 1 / np.bincount(unit)[unit[test]] if group is not None else np.ones(test.sum())
+        coverage.append(np.average(interval.contains(targets[test]), weights=weight))
+        width.append(np.average(interval.width, weights=weight))
+
+    assert result.coverage.mean == pytest.approx(np.mean(coverage), abs=1e-9)
+    assert result.width.mean == pytest.approx(np.mean(width), rel=1e-9)
+    assert result.width.sd == pytest.approx(np.std(width), rel=1e-6, abs=1e-9)
+
+
+def test_class_and_size_coverage_are_means_over_the_splits_that_have_them():
+    result = tq.evaluate(
+        OUTPUTS, TRUTH, alpha=0.2, score="lwr", trials=30, rng=np.random.default_rng(6),
+        label=np.where(np.arange(N) == 9, "rare", "common"), size_bins=(0, 0.2, 0.5, 90, 91),
+    )  # fmt: skip
+    seed = int(np.random.default_rng(6).integers(2**63))
+    rare, narrow = [], []
+    for test in folds_of(N, fold_sizes(N)[1], 30, seed):
+        bound = tq.calibrate(OUTPUTS[~test], TRUTH[~test], alpha=0.2, score="lwr")
+        interval, covered = bound(OUTPUTS), bound(OUTPUTS).contains(TRUTH)
+        inside = test & (interval.width < 0.2)
+        rare += [covered[9]] if test[9] else []
+        narrow.append(covered[inside].mean())
+    strata = {s.name: s for s in result.class_coverage + result.size_coverage}
+
+    assert strata["rare"].trials == len(rare) < 30
+    assert strata["rare"].coverage == pytest.approx(np.mean(rare))
+    assert strata["[0, 0.2)"].coverage == pytest.approx(np.mean(narrow))
+    assert strata["[90, 91)"].trials == 0
+    assert np.isnan(strata["[90, 91)"].coverage)
+    assert sum(s.cases for s in result.size_coverage) == pytest.approx(fold_sizes(N)[1])
+
+
+def test_the_same_seed_gives_the_same_evaluation_and_another_does_not():
+    def mean(seed):
+        return tq.evaluate(
+            OUTPUTS, TRUTH, alpha=0.2, score="ar", trials=20, rng=np.random.default_rng(seed)
+        ).width.mean
+
+    assert mean(1) == mean(1) != mean(2)
+
+
+def test_the_hash_is_splitmix64():
+    # The first outputs of the published generator seeded with 0.
+    states = [(k * splits.GOLDEN) & splits.FULL for k in (1, 2, 3)]
+
+    assert [hash_word(s) for s in states] == [
+        0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F,
+    ]  # fmt: skip
