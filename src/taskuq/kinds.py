@@ -1,0 +1,98 @@
+"""One list for each kind of thing: names, and where what they name lives."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Generic, TypeVar, cast
+
+from taskuq.errors import InputError
+
+T = TypeVar("T")
+# Your own Python files or modules, separated as PATH is, for whoever has no package of his own.
+VARIABLE = "TASKUQ_EXTENSIONS"
+# The group of entry points by which an installed package names modules that register things.
+GROUP = "taskuq.extensions"
+
+
+class Kinds(Generic[T]):
+    """The names of one kind, each with what it stands for, loaded on first use.
+
+    Arguments:
+        what: What one of them is called in a sentence, e.g. ``"score"``.
+        listed: Names, and where each lives as ``"module:attribute"``.
+
+    Example:
+        >>> shapes: Kinds[type] = Kinds("shape", {"fraction": "fractions:Fraction"})
+        >>> shapes["fraction"](1, 2)
+        Fraction(1, 2)
+        >>> shapes.register("whole", int)
+        <class 'int'>
+        >>> shapes["round"]
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: unknown shape 'round'; choose one of fraction, whole
+    """
+
+    def __init__(self, what: str, listed: Mapping[str, str]) -> None:
+        self.what = what
+        self._known: dict[str, T | str] = dict(listed)
+
+    def register(self, name: str, thing: T) -> T:
+        """Add one by name, and return it; a name that stands for something else is refused."""
+        if self._known.get(name, thing) is not thing:
+            raise InputError(f"there is a {self.what} {name!r} already; choose another name")
+        self._known[name] = thing
+        return thing
+
+    def __getitem__(self, name: str) -> T:
+        """Return what a name stands for, or say which names there are."""
+        if name not in self._known:
+            load_extensions()
+        if name not in self._known:
+            raise InputError(f"unknown {self.what} {name!r}; choose one of {', '.join(self)}")
+        thing = self._known[name]
+        if isinstance(thing, str):
+            module, _, attribute = thing.partition(":")
+            thing = cast(T, getattr(importlib.import_module(module), attribute))
+            self._known[name] = thing
+        return thing
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self._known:
+            load_extensions()
+        return name in self._known
+
+    def __iter__(self) -> Iterator[str]:
+        load_extensions()
+        return iter(tuple(self._known))
+
+
+@cache
+def load_extensions() -> None:
+    """Run, once, the files and modules in which somebody else registers things.
+
+    They are named by entry points of installed packages, and by the environment variable
+    ``TASKUQ_EXTENSIONS``. Nothing that a table, a policy or a configuration says is ever run.
+    """
+    for point in entry_points(group=GROUP):
+        point.load()
+    for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        try:
+            _run_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+        except (OSError, ModuleNotFoundError) as error:
+            raise InputError(f"{VARIABLE} names {name}, which cannot be loaded: {error}") from None
+
+
+def _run_file(path: Path) -> None:
+    """Import a file under its own name, so that what it defines can be sent to other processes."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
