@@ -93,6 +93,7 @@ def load_extensions() -> None:
 def _run_file(path: Path) -> None:
     """Import a file under its own name, so that what it defines can be sent to other processes."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
