@@ -64,6 +64,14 @@ class Kinds(Generic[T]):
             self._known[name] = thing
         return thing
 
+    def name_of(self, thing: T) -> str:
+        """Return the name by which a thing is listed."""
+        place = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
+        for name, known in self._known.items():
+            if known is thing or known == place:
+                return name
+        raise InputError(f"{thing} is not listed as a {self.what}; register it under a name")
+
     def __contains__(self, name: object) -> bool:
         if name not in self._known:
             load_extensions()

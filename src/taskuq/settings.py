@@ -1,4 +1,9 @@
-"""Frozen dataclasses from TOML and back, with one sentence for every mistake."""
+"""Frozen dataclasses from TOML and back, with one sentence for every mistake.
+
+A field whose table may be of several kinds is annotated with their list, as in
+``data: Annotated[Reader, READERS]``. In the file ``kind = "..."`` then chooses the class, and the
+other keys belong to that class alone.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from taskuq.errors import InputError
+from taskuq.kinds import Kinds
 
 T = TypeVar("T")
 
@@ -39,38 +45,72 @@ def read_toml(path: Path | str) -> dict[str, Any]:
         raise InputError(f"{path} is not TOML ({error}); correct that line") from None
 
 
-def from_table(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
+def from_table(
+    cls: type[T], table: Mapping[str, Any], where: str = "", *, over: T | None = None
+) -> T:
     """Make a dataclass from a TOML table; nested dataclasses are nested tables.
 
     Arguments:
         cls: The dataclass.
-        table: Keys are field names; what is left out takes its default.
+        table: Keys are field names.
         where: The name of the table, for messages.
+        over: Where what is left out comes from, in nested tables too; by default every class's own
+            defaults.
 
     Returns:
         An instance.
 
     Example:
-        >>> from taskuq.training.config import TrainingConfig
-        >>> from_table(TrainingConfig, {"epochs": 3}).epochs
-        3
-        >>> from_table(TrainingConfig, {"epoch": 3})
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Stop:
+        ...     epochs: int = 10
+        ...     patience: int = 3
+        >>> from_table(Stop, {"epochs": 20})
+        Stop(epochs=20, patience=3)
+        >>> from_table(Stop, {"epoch": 20})
         Traceback (most recent call last):
         ...
-        taskuq.errors.InputError: epoch is not a setting; choose from ...
+        taskuq.errors.InputError: epoch is not a setting; choose from epochs, patience
     """
-    hints = get_type_hints(cls)
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
-    values = {}
-    for key, value in table.items():
-        name = f"{where}.{key}" if where else key
-        if key not in known:
-            raise InputError(f"{name} is not a setting; choose from {', '.join(known)}")
-        values[key] = _convert(value, hints[key], name)
-    missing = [name for name, field in known.items() if _is_required(field) and name not in values]
-    if missing:
-        raise InputError(f"{where or 'the file'} lacks {', '.join(missing)}; add it")
-    return cls(**values)
+    return _filled(cls, table, where, over, "a setting")
+
+
+def from_kinds(
+    kinds: Kinds[type[T]], table: Mapping[str, Any], where: str, *, over: T | None = None
+) -> T:
+    """Make one of several dataclasses from a TOML table whose ``kind`` says which.
+
+    Arguments:
+        kinds: The dataclasses by name.
+        table: ``kind``, and the settings of that kind.
+        where: The name of the table, for messages.
+        over: Settings that hold where the table names no other kind.
+
+    Returns:
+        An instance of the chosen dataclass.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Disc:
+        ...     radius: float = 1.0
+        >>> shapes: Kinds[type] = Kinds("shape", {})
+        >>> _ = shapes.register("disc", Disc)
+        >>> from_kinds(shapes, {"kind": "disc", "radius": 2}, "shape")
+        Disc(radius=2.0)
+        >>> from_kinds(shapes, {"kind": "disc", "edge": 2}, "shape")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: shape.edge is not a setting of the shape 'disc'; choose from ...
+    """
+    kind = table.get("kind") if over is None else table.get("kind", kinds.name_of(type(over)))
+    if not isinstance(kind, str):
+        raise InputError(f"{where}.kind is {kind!r}; choose one of {', '.join(kinds)}")
+    cls = kinds[kind]
+    rest = {key: value for key, value in table.items() if key != "kind"}
+    before = over if type(over) is cls else None
+    return _filled(cls, rest, where, before, f"a setting of the {kinds.what} {kind!r}")
 
 
 def read_settings(layout: Any, config: Path | str) -> Any:
@@ -85,35 +125,47 @@ def read_settings(layout: Any, config: Path | str) -> Any:
 
     Example:
         >>> import tempfile
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Stop:
+        ...     epochs: int = 10
+        ...     patience: int = 3
         >>> path = Path(tempfile.mkdtemp()) / "a.toml"
-        >>> _ = path.write_text("[training]\nepochs = 2\n")
-        >>> from taskuq.recover.train import FlowTraining
-        >>> read_settings(FlowTraining, path).training.clip  # the flow's own default stays
-        1.0
+        >>> _ = path.write_text("patience = 5\n")
+        >>> read_settings(Stop, path)
+        Stop(epochs=10, patience=5)
     """
-    defaults = to_table(layout())
-    return from_table(layout, _merged(defaults, read_toml(config)))
+    return from_table(layout, read_toml(config), over=layout())
 
 
-def to_table(config: Any) -> dict[str, Any]:
-    """A dataclass as a TOML table; settings that are None are left out.
+def to_table(config: Any, *, complete: bool = False) -> dict[str, Any]:
+    """A dataclass as a TOML table, with the ``kind`` of tables that are of one.
 
     Arguments:
         config: An instance.
+        complete: Whether to name settings that are None, which TOML cannot hold and JSON can.
 
     Returns:
         Nested dictionaries of plain values.
 
     Example:
-        >>> from taskuq.training.config import TrainingConfig
-        >>> to_table(TrainingConfig(epochs=3))["epochs"]
-        3
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Stop:
+        ...     epochs: int = 10
+        ...     patience: int | None = None
+        >>> to_table(Stop()), to_table(Stop(), complete=True)
+        ({'epochs': 10}, {'epochs': 10, 'patience': None})
     """
-    table = {}
+    table: dict[str, Any] = {}
+    hints = get_type_hints(type(config), include_extras=True)
     for field in fields(config):
-        value = getattr(config, field.name)
-        if value is not None:
-            table[field.name] = to_table(value) if is_dataclass(value) else _plain(value)
+        value, kinds = getattr(config, field.name), _kinds(hints[field.name])
+        if is_dataclass(value):
+            kind = {} if kinds is None else {"kind": kinds.name_of(type(value))}
+            table[field.name] = kind | to_table(value, complete=complete)
+        elif value is not None or complete:
+            table[field.name] = _plain(value)
     return table
 
 
@@ -171,16 +223,41 @@ def _is_required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _convert(value: Any, hint: Any, name: str) -> Any:
+def _filled(cls: type[T], table: Mapping[str, Any], where: str, over: T | None, setting: str) -> T:
+    hints = get_type_hints(cls, include_extras=True)
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    values = {} if over is None else {name: getattr(over, name) for name in known}
+    for key, value in table.items():
+        name = f"{where}.{key}" if where else key
+        if key not in known:
+            raise InputError(f"{name} is not {setting}; choose from {', '.join(known)}")
+        values[key] = _convert(value, hints[key], name, values.get(key))
+    missing = [name for name, field in known.items() if _is_required(field) and name not in values]
+    if missing:
+        raise InputError(f"{where or 'the file'} lacks {', '.join(missing)}; add it")
+    return cls(**values)
+
+
+def _kinds(hint: Any) -> Kinds[Any] | None:
+    """The list of kinds that a field is annotated with, where it is."""
+    if get_origin(hint) in (Union, UnionType):
+        return next(filter(None, map(_kinds, get_args(hint))), None)
+    return next((mark for mark in get_args(hint)[1:] if isinstance(mark, Kinds)), None)
+
+
+def _convert(value: Any, hint: Any, name: str, over: Any) -> Any:
     """Check one value against its annotation; whole numbers pass as floats, strings as paths."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         (hint,) = (a for a in arguments if a is not NoneType)
-        return _convert(value, hint, name)
-    if is_dataclass(hint) and isinstance(hint, type):
+        return _convert(value, hint, name, over)
+    if origin is Annotated or (is_dataclass(hint) and isinstance(hint, type)):
         if not isinstance(value, Mapping):
             raise InputError(f"{name} is {value!r}; make it a table, [{name}]")
-        return from_table(hint, value, name)
+        kinds = _kinds(hint)
+        if kinds is not None:
+            return from_kinds(kinds, value, name, over=over)
+        return from_table(hint, value, name, over=over)
     if origin is Literal:
         if value not in arguments:
             raise InputError(f"{name} is {value!r}; choose from {', '.join(map(repr, arguments))}")
@@ -188,7 +265,7 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
     if origin is tuple:
         if not isinstance(value, list):
             raise InputError(f"{name} is {value!r}; give a list")
-        return tuple(_convert(v, arguments[0], name) for v in value)
+        return tuple(_convert(v, arguments[0], name, None) for v in value)
     if hint is float and type(value) is int:
         return float(value)
     if hint is Path and isinstance(value, str):
@@ -200,11 +277,3 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
 
 
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-
-
-def _merged(defaults: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(defaults)
-    for key, value in table.items():
-        both = isinstance(value, dict) and isinstance(defaults.get(key), dict)
-        merged[key] = _merged(defaults[key], value) if both else value
-    return merged

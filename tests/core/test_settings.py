@@ -1,0 +1,102 @@
+"""Settings whose table is one of several kinds."""
+
+import json
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Annotated
+
+import pytest
+
+from taskuq.errors import InputError
+from taskuq.kinds import Kinds
+from taskuq.settings import from_table, read_settings, read_toml, to_table, toml_text
+
+
+@dataclass(frozen=True)
+class Disc:
+    radius: float = 1.0
+    filled: bool | None = None
+
+
+@dataclass(frozen=True)
+class Box:
+    edge: int
+    names: tuple[str, ...] = ("a", "b")
+
+
+SHAPES: Kinds[type[Disc | Box]] = Kinds("shape", {})
+SHAPES.register("disc", Disc)
+SHAPES.register("box", Box)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    shape: Annotated[Disc | Box, SHAPES] = field(default_factory=lambda: Disc(radius=3.0))
+    frame: Annotated[Disc | Box, SHAPES] | None = None
+    title: str = "mine"
+
+
+def read(tmp_path, text):
+    (tmp_path / "a.toml").write_text(text)
+    return read_settings(Drawing, tmp_path / "a.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("", Disc(radius=3.0)),
+        ("[shape]\nfilled = true", Disc(radius=3.0, filled=True)),
+        ("[shape]\nkind = 'disc'\nfilled = true", Disc(radius=3.0, filled=True)),
+        ("[shape]\nkind = 'box'\nedge = 2", Box(2)),
+    ],
+)
+def test_kind_chooses_the_class_and_its_defaults(tmp_path, text, shape):
+    assert read(tmp_path, text).shape == shape
+
+
+def test_an_optional_table_has_kinds_too(tmp_path):
+    assert read(tmp_path, "[frame]\nkind = 'box'\nedge = 4").frame == Box(4)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[shape]\nkind = 'box'\nedge = 2\nradius = 1",
+         r"shape.radius is not a setting of the shape 'box'; choose from edge, names"),
+        ("[shape]\nedge = 2",
+         r"shape.edge is not a setting of the shape 'disc'; choose from radius, filled"),
+        ("[shape]\nkind = 'ring'", r"unknown shape 'ring'; choose one of disc, box"),
+        ("[shape]\nkind = 3", r"shape.kind is 3; choose one of disc, box"),
+        ("[frame]\nedge = 3", r"frame.kind is None; choose one of disc, box"),
+        ("[shape]\nkind = 'box'", r"shape lacks edge; add it"),
+        ("shape = 'disc'", r"shape is 'disc'; make it a table, \[shape\]"),
+        ("[shape]\nradius = 'wide'", r"shape.radius is 'wide'; give a number"),
+    ],
+)  # fmt: skip
+def test_what_does_not_belong_to_the_kind_is_refused_in_a_sentence(tmp_path, text, sentence):
+    with pytest.raises(InputError, match=f"^{sentence}$"):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize("drawing", [Drawing(), Drawing(Box(1, ("c",)), Disc(2.0), "yours")])
+def test_a_drawing_survives_toml(tmp_path, drawing):
+    (tmp_path / "a.toml").write_text(toml_text(to_table(drawing)))
+    assert from_table(Drawing, read_toml(tmp_path / "a.toml")) == drawing
+
+
+def test_a_complete_table_names_what_is_not_set_and_is_json():
+    table = to_table(Drawing(), complete=True)
+    assert json.loads(json.dumps(table)) == table == {
+        "shape": {"kind": "disc", "radius": 3.0, "filled": None}, "frame": None, "title": "mine",
+    }  # fmt: skip
+
+
+def test_a_class_that_nobody_listed_has_no_kind():
+    other: Kinds[type] = Kinds("shape", {"disc": "elsewhere:Disc"})
+    with pytest.raises(InputError, match="is not listed as a shape; register it under a name"):
+        other.name_of(Disc)
+
+
+def test_a_kind_that_is_not_loaded_yet_is_found_by_its_place():
+    listed: Kinds[type] = Kinds("fraction", {"exact": "fractions:Fraction"})
+    assert listed.name_of(Fraction) == "exact"
