@@ -1,7 +1,13 @@
-"""The four call signatures at which a user's own code joins: Measure, Recover, Task, Score."""
+"""The call signatures at which a user's own code joins, and what such code may be able to do besides.
+
+Measure, Recover, Task and Score are needed. Every other protocol here is a capability: whoever has
+it is asked, whoever lacks it is served without. It is looked for once, by ``isinstance``, where the
+object is handed in.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import ArrayLike
@@ -23,6 +29,27 @@ class Measure(Protocol):
 
 
 @runtime_checkable
+class Scanner(Protocol):
+    """Anything that can measure the next round of a scan.
+
+    ``measure`` returns only what the round adds to what was measured before.
+    """
+
+    def measure(self, round: int) -> Any:
+        """Measure what a round adds; the one after the policy's last round adds all the rest."""
+        ...
+
+
+@runtime_checkable
+class CombiningScanner(Scanner, Protocol):
+    """A scanner that joins what its rounds measured; without it a recovery is given the list."""
+
+    def combine(self, pieces: list[Any]) -> Any:
+        """Join the pieces of all rounds so far into what the recovery takes."""
+        ...
+
+
+@runtime_checkable
 class Recover(Protocol):
     r"""A recovery method :math:`\hat x^{(j)} = g(y, v^{(j)})`.
 
@@ -36,11 +63,89 @@ class Recover(Protocol):
 
 
 @runtime_checkable
+class BatchRecover(Recover, Protocol):
+    """A recovery method that draws the samples of several cases at once."""
+
+    def batch(self, measurements: Sequence[Any], *, samples: int, seeds: Sequence[int]) -> Any:
+        """Return recoveries, (case, sample, height, width), one seed for each case."""
+        ...
+
+
+@runtime_checkable
+class StoredRecoveries(Protocol):
+    """Recoveries that were made elsewhere: found by the name of the case, not by a measurement."""
+
+    def stored(self, case: str, acceleration: float, *, samples: int) -> Any:
+        """Return the recoveries of a case in a round, an array (sample, height, width)."""
+        ...
+
+
+@runtime_checkable
 class Task(Protocol):
     """A task :math:`f` that reads numbers off images."""
 
     def __call__(self, images: Any) -> Any:
         """Return one number for each image, (image,), or several, (image, task)."""
+        ...
+
+
+@runtime_checkable
+class NamedTask(Task, Protocol):
+    """A task that says what its numbers are called."""
+
+    @property
+    def names(self) -> Sequence[str] | None:
+        """One name for each number; None for names of no meaning."""
+        ...
+
+
+@runtime_checkable
+class RangedTask(Task, Protocol):
+    """A task that says between which two numbers all of its numbers lie."""
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The lowest and the highest number; None where there are none."""
+        ...
+
+
+@runtime_checkable
+class HasImage(Protocol):
+    """An item of a data set that holds its image among other things."""
+
+    @property
+    def image(self) -> Any:
+        """The image."""
+        ...
+
+
+@runtime_checkable
+class HasCases(Protocol):
+    """Images whose names are known without reading them."""
+
+    @property
+    def cases(self) -> Any:
+        """The name of each case, (case,); None where they are not known after all."""
+        ...
+
+
+@runtime_checkable
+class HasGroups(Protocol):
+    """Images whose groups are known without reading them."""
+
+    @property
+    def groups(self) -> Any:
+        """The group of each case, (case,); None where they are not known after all."""
+        ...
+
+
+@runtime_checkable
+class HasLabels(Protocol):
+    """Images whose classes are known without reading them."""
+
+    @property
+    def labels(self) -> Any:
+        """The class of each case, (case,); None where they are not known after all."""
         ...
 
 
