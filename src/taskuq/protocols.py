@@ -1,4 +1,4 @@
-"""The call signatures at which a user's own code joins, and what such code may be able to do besides.
+"""The call signatures at which a user's own code joins, and what such code may be able to do.
 
 Measure, Recover, Task and Score are needed. Every other protocol here is a capability: whoever has
 it is asked, whoever lacks it is served without. It is looked for once, by ``isinstance``, where the
