@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+from taskuq.data.arrays import ArrayDataset
+from taskuq.recover.cases import MeasuredCases
 from taskuq.recover.flow import FlowConfig, kernels, rows
 from taskuq.recover.flow.rows import Attend, Fold, Subnet
-from taskuq.recover.recipes import around_recipe, varnet_recipe
+from taskuq.recover.recipes import around_recipe, flow_recipe, varnet_recipe
 from taskuq.recover.varnet import VarNetConfig
+from taskuq.training.config import TrainingConfig
+from taskuq.training.fit import Machine, fit
+from taskuq.training.log import read_log
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and kernels.is_available()), reason="needs a GPU with Triton"
@@ -108,6 +114,18 @@ def test_replayed_steps_are_steps(kind, monkeypatch):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
         optimiser.step()
     assert len(recorded) == 1
+
+
+def test_a_flow_trains_in_bfloat16_with_clipped_gradients(tmp_path):
+    """As configs/fastmri-knee/flow.toml has it, with the optimiser that a GPU gets."""
+    config = FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4, steps=2)
+    images = np.random.default_rng(0).random((8, 32, 32), dtype=np.float32)
+    masks = abs(np.arange(32) - 16) < [[4], [8]]
+    cases = MeasuredCases(ArrayDataset(images, label=8 * [0], group="each"), masks, seed=0)
+    settings = TrainingConfig(epochs=2, batch=4, clip=1.0, precision="bf16-mixed")
+    machine = Machine(accelerator="gpu", progress=False)
+    fit(flow_recipe(config), cases, cases, settings, tmp_path, machine=machine)
+    assert [row["epoch"] for row in read_log(tmp_path / "metrics.csv")] == [0, 1]
 
 
 def _recipe(kind, replayed):

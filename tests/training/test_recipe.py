@@ -90,6 +90,30 @@ def test_a_summary_of_all_cases_decides(tmp_path):
     assert read_toml(best.with_suffix(".toml"))["reached"]["epoch"] == 3
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_gradients_are_clipped_in_every_precision_and_by_every_optimiser(
+    tmp_path, monkeypatch, precision, fused
+):
+    """A GPU has the fused optimiser, which Lightning does not clip for in mixed precision."""
+    adam, norms = torch.optim.Adam, []
+
+    def watched(*weights, **named):
+        optimiser = adam(*weights, **(named | {"fused": fused}))
+        optimiser.register_step_post_hook(lambda *_: norms.append(_gradient_norm(optimiser)))
+        return optimiser
+
+    monkeypatch.setattr(torch.optim, "Adam", watched)
+    config = TrainingConfig(epochs=2, batch=4, clip=1e-3, precision=precision)
+    fit(growing(), Points(10), Points(5), config, tmp_path, machine=CPU)
+    assert norms == pytest.approx(6 * [1e-3], rel=1e-2)
+
+
+def _gradient_norm(optimiser):
+    weights = [p for group in optimiser.param_groups for p in group["params"]]
+    return torch.cat([p.grad.flatten() for p in weights]).norm().item()
+
+
 @pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
 def test_schedules_end_where_they_say(tmp_path, schedule):
     from taskuq.training.log import read_log

@@ -91,7 +91,6 @@ def fit(
             strategy="ddp" if machine.devices * machine.nodes > 1 else "auto",
             max_epochs=config.epochs,
             precision=config.precision,
-            gradient_clip_val=config.clip or None,
             accumulate_grad_batches=config.accumulate,
             deterministic=config.deterministic,
             # Our order knows the processes itself, and stays the same when a training is resumed.

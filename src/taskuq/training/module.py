@@ -90,6 +90,18 @@ class Training(LightningModule):
             )
         return {"optimizer": optimiser, "lr_scheduler": schedule}
 
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        """Clip the norm of the gradient as configured.
+
+        Lightning's own clipping refuses a fused optimiser in mixed precision, because gradients
+        may be scaled there. In bfloat16, the only mixed precision here, they never are.
+        """
+        if self.settings.clip:
+            weights = [p for group in optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(weights, self.settings.clip)
+
     def _generator(self, phase: int, epoch: int, index: int) -> torch.Generator:
         seed = mixed_seed(self.settings.seed, phase, epoch, index, self.global_rank)
         return torch.Generator(self.device).manual_seed(seed)
