@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,23 @@ from taskuq.interval import FloatArray
 
 # Fourth powers of larger numbers, on a logit's tangent, leave the range of floats; no task has any.
 LARGEST = 1e60
+
+
+def is_tensor(values: Any) -> bool:
+    """Whether something is a torch tensor; whoever has not loaded torch has none.
+
+    Example:
+        >>> is_tensor(np.ones(3))
+        False
+    """
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(values, torch.Tensor)
+
+
+def no_gradients() -> AbstractContextManager[None]:
+    """Keep torch from remembering how numbers were made; whoever uses no torch needs none."""
+    torch = sys.modules.get("torch")
+    return nullcontext() if torch is None else torch.no_grad()
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
@@ -27,7 +46,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
         taskuq.errors.InputError: outputs cannot be read as an array of numbers (...)
     """
     try:
-        if hasattr(values, "detach"):  # a torch tensor, which we must not import torch to recognise
+        if is_tensor(values):
             values = _from_tensor(values.detach().cpu())
         array = np.asarray(values)
     except (ValueError, TypeError, OverflowError) as error:
@@ -108,7 +127,7 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
         taskuq.errors.InputError: group must hold one entry for each of 3 cases, got shape (2,)
     """
     try:
-        array = np.asarray(values) if not hasattr(values, "detach") else as_array(values, name)
+        array = as_array(values, name) if is_tensor(values) else np.asarray(values)
     except ValueError:
         raise InputError(
             f"{name} must hold one integer or string per case, got a list of lists"

@@ -8,11 +8,11 @@ import hashlib
 def case_seed(seed: int, case: str, acceleration: float) -> int:
     """Return the seed of the samples of one case in one round.
 
-    It is a hash of the run's seed, the case and the acceleration, so that batches, workers and
-    the order of cases change nothing.
+    It is a hash of the seed, the case and the acceleration, so that batches, workers and the
+    order of cases change nothing, and so that a scan draws what a pipeline draws.
 
     Arguments:
-        seed: The seed of the run.
+        seed: The seed of the run, or of the scan.
         case: The identity of the case.
         acceleration: The round's acceleration.
 

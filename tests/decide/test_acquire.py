@@ -13,6 +13,7 @@ import torch
 
 from taskuq.decide import Acquisition, load_acquisition
 from taskuq.errors import InputError
+from taskuq.seeds import case_seed
 
 SEEDS = range(1000, 1012)
 
@@ -100,10 +101,12 @@ def test_every_round_recovers_with_a_seed_of_its_own(toy, toy_policy, longest):
         return toy.recover(measurement, samples=samples, seed=seed)
 
     toy.scan(toy.scanner_of(longest), policy=toy_policy, recover=watched)
-    toy.scan(toy.scanner_of(longest), policy=toy_policy, recover=watched, seed=70)
+    toy.scan(toy.scanner_of(longest), policy=toy_policy, recover=watched, seed=70, case="a")
 
-    assert seeds[:4] == [(6, 0), (6, 1), (6, 2), (1, 3)]
-    assert seeds[4:][0] == (6, 70)
+    rates = (*toy.ACCELERATIONS, 1.0)
+    drawn = [case_seed(0, "0", R) for R in rates]
+    assert seeds[:4] == list(zip((6, 6, 6, 1), drawn, strict=True))
+    assert seeds[4:][0] == (6, case_seed(70, "a", rates[0]))
 
 
 def test_at_the_end_the_value_is_known(toy, toy_policy, longest):

@@ -6,32 +6,20 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from taskuq.calibration.threshold import number_from_json, number_to_json
-from taskuq.checks import as_array, as_numbers
+from taskuq.checks import as_array, as_numbers, no_gradients
 from taskuq.decide.policy import Decision, Policy
 from taskuq.errors import InputError
 from taskuq.files import read_json, whole_file, write_json
 from taskuq.interval import FloatArray, Interval
-from taskuq.protocols import Recover, Task
+from taskuq.protocols import CombiningScanner, Recover, Scanner, Task
+from taskuq.seeds import case_seed
 
 SCHEMA = "taskuq.acquisition/1"
-
-
-class Scanner(Protocol):
-    """Anything that can measure the next round.
-
-    ``measure`` returns only what the round adds to what was measured before. A scanner may also
-    have ``combine(pieces)``, which joins the pieces of all rounds so far into what the recovery
-    takes; without it the recovery is given the list of pieces.
-    """
-
-    def measure(self, round: int) -> Any:
-        """Measure what a round adds; the one after the policy's last round adds all the rest."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -110,6 +98,7 @@ def acquire(
     task: Task,
     samples: int,
     seed: int = 0,
+    case: str = "0",
     state: str | os.PathLike[str] | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> Acquisition:
@@ -117,7 +106,9 @@ def acquire(
 
     Each round measures only what it adds, recovers posterior samples from everything measured so
     far, runs the task on them and asks the policy. When all rounds have passed, the rest is
-    measured and the target is known.
+    measured and the target is known. What a round draws depends on the seed, the name of the case
+    and the acceleration alone, as in :class:`taskuq.Pipeline`: a scan of a case repeats its row of
+    a table.
 
     With ``state`` every round is stored before the next one begins: the record as a small JSON
     file, and what was measured beside it. Calling again with the same file goes on after the last
@@ -126,11 +117,14 @@ def acquire(
 
     Arguments:
         policy: When to stop.
-        scanner: What measures.
+        scanner: What measures. Where it can ``combine`` the pieces of all rounds so far, the
+            recovery is given what comes of that, otherwise the list of pieces.
         recover: The recovery method, called with the measurement, ``samples`` and ``seed``.
         task: The task, called with recoveries.
         samples: The number of posterior samples, as many as the policy was calibrated with.
-        seed: The seed of the recoveries; each round adds its number to it.
+        seed: The seed of the recoveries.
+        case: The name of the case. Without one it is ``"0"``, as a pipeline calls the first of
+            images without names.
         state: Where to keep the state of the scan.
         on_round: Called after each round, e.g. to show progress.
     """
@@ -138,6 +132,7 @@ def acquire(
         raise InputError(
             f"this policy was calibrated with {policy.samples} samples, got samples={samples}"
         )
+    combine = scanner.combine if isinstance(scanner, CombiningScanner) else list
     path = None if state is None else Path(state)
     scan = Acquisition() if path is None or not path.exists() else load_acquisition(path, policy)
     while not scan.is_finished:
@@ -145,7 +140,16 @@ def acquire(
         piece = scanner.measure(k)
         arrays = None if path is None else _as_arrays(piece)
         pieces = (*scan.pieces, piece if arrays is None else _from_arrays(arrays))
-        record = _round(policy, scanner, recover, task, samples, seed + k, scan.rounds, pieces)
+        is_last = k == len(policy.accelerations)
+        R = 1.0 if is_last else float(policy.accelerations[k])
+        with no_gradients():
+            recoveries = recover(
+                combine(list(pieces)),
+                samples=1 if is_last else samples,
+                seed=case_seed(seed, case, R),
+            )
+            outputs = as_numbers(task(recoveries), "task outputs", ndim=(1, 2))
+        record = _decided(policy, outputs, scan.rounds)
         scan = Acquisition((*scan.rounds, record), pieces)
         if path is not None:
             _store(path, policy, scan)
@@ -154,30 +158,17 @@ def acquire(
     return scan
 
 
-def _round(
-    policy: Policy,
-    scanner: Scanner,
-    recover: Recover,
-    task: Task,
-    samples: int,
-    seed: int,
-    earlier: tuple[RoundRecord, ...],
-    pieces: tuple[Any, ...],
-) -> RoundRecord:
+def _decided(policy: Policy, outputs: FloatArray, earlier: tuple[RoundRecord, ...]) -> RoundRecord:
+    """Ask the policy about the outputs of a round."""
     k = len(earlier)
-    combine = getattr(scanner, "combine", None)
-    measurement = combine(list(pieces)) if combine is not None else list(pieces)
-    is_last = k == len(policy.accelerations)
-    recoveries = recover(measurement, samples=1 if is_last else samples, seed=seed)
-    outputs = as_numbers(as_array(task(recoveries), "task outputs"), "task outputs", ndim=(1, 2))
     decision: Decision
-    if is_last:
+    if k == len(policy.accelerations):
         decision = policy.decide(k, None, value=outputs[0])
     else:
-        if len(outputs) != samples:
+        if len(outputs) != policy.samples:
             raise InputError(
-                f"the recovery and task gave {len(outputs)} outputs in round {k}, but {samples} "
-                "samples were asked for"
+                f"the recovery and task gave {len(outputs)} outputs in round {k}, but "
+                f"{policy.samples} samples were asked for"
             )
         so_far = np.stack([*(record.outputs for record in earlier), outputs])
         decision = policy.decide(k, so_far)

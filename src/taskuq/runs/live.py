@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from taskuq.checks import as_array
 from taskuq.data.dataset import Dataset
 from taskuq.decide.acquisition import Acquisition, acquire
 from taskuq.decide.policy import Policy
@@ -110,16 +111,17 @@ def scan_slice(
     item = data[index]
     rates = tuple(float(R) for R in policy.accelerations)
     recover = Remembering(networks.samples)
-    first = case_seed(seed, item.case, 0.0)
     scan = acquire(
         policy, SimulatedScanner(item.image, masks, rates), recover=recover, task=networks.task,
-        samples=policy.samples, seed=first,
+        samples=policy.samples, seed=seed, case=item.case,
         on_round=lambda r: tell(_sentence(item.case, r.acceleration, r.lower, r.upper, r.stop)),
     )  # fmt: skip
     scanner = MultiCoilMRI(masks, rates)
     measurements = [scanner(item.image, R) for R in rates]
     for k in range(len(recover.drawn), len(rates)):
-        recover(measurements[k], samples=policy.samples, seed=first + k)
+        recover(
+            measurements[k], samples=policy.samples, seed=case_seed(seed, item.case, rates[k])
+        )
     drawn = torch.stack([images.cpu() for images in recover.drawn[: len(rates)]])
     points = torch.cat([networks.point(m, samples=1, seed=0).cpu() for m in measurements])
     truth = rss(item.image)
@@ -157,7 +159,7 @@ def explorer_arrays(slices: Sequence[ScannedSlice]) -> dict[str, Any]:
 
 
 def _numbers(values: Any) -> FloatArray:
-    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, dtype=float)
+    return as_array(values, "task outputs").astype(float)
 
 
 def _sentence(case: str, R: float, lower: Any, upper: Any, stop: bool) -> str:
