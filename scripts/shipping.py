@@ -21,7 +21,7 @@ from taskuq.recover import load
 from taskuq.recover.train import FlowTraining, VarNetTraining, prepare, train
 from taskuq.settings import read_toml
 from taskuq.training.fit import Machine
-from taskuq.training.weights import save_weights
+from taskuq.weights.files import save_weights
 
 LAYOUTS = {"varnet": VarNetTraining, "flow": FlowTraining}
 MACHINE = Machine(progress=False)

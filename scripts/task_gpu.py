@@ -37,7 +37,7 @@ from taskuq.task.quality import judge_classifier
 from taskuq.task.sources import Part, open_task_data, parted
 from taskuq.task.train import ClassifierTraining, read_task_settings, train
 from taskuq.training.fit import Machine
-from taskuq.training.weights import save_weights
+from taskuq.weights.files import save_weights
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 RATES = (16, 8, 4, 2)

@@ -8,7 +8,7 @@ import pytest
 from knee import CHANGES, COMMANDS, ROOT, SHIPPED
 
 from taskuq.outputs import TaskOutputs
-from taskuq.training.weights import read_card
+from taskuq.weights.files import read_card
 
 # Under a minute of one core; the clock runs on where others hold it.
 pytestmark = pytest.mark.timeout(3000)

@@ -15,20 +15,18 @@ from taskuq.errors import InputError
 from taskuq.measure.layout import to_complex
 from taskuq.measure.mri import MultiCoilMRI
 from taskuq.measure.projections import keep_measured
-from taskuq.recover.around import AroundEstimate
+from taskuq.recover.around import AroundEstimate, temperature_at
 from taskuq.recover.cases import MeasuredCases
-from taskuq.recover.estimate import estimate
-from taskuq.recover.estimated import TOGETHER, EstimatedCases
+from taskuq.recover.estimate import TOGETHER, EstimatedCases, estimate
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.flow.folded import fold
 from taskuq.recover.flow.sampler import case_scale
 from taskuq.recover.opening import open_recovery
 from taskuq.recover.recipes import around_recipe
-from taskuq.recover.temperature import temperature_at
 from taskuq.recover.train import FlowTraining
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.training.seeds import own_randomness
-from taskuq.training.weights import save_weights
+from taskuq.weights.files import save_weights
 
 SIZE = 16
 MASKS = np.zeros((2, SIZE), dtype=bool)

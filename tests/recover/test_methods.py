@@ -28,7 +28,7 @@ from taskuq.recover.metrics import (
 from taskuq.report.page import write_report
 from taskuq.runs.quality import _size_ratio, _some_pixels
 from taskuq.settings import toml_text
-from taskuq.training.weights import save_weights
+from taskuq.weights.files import save_weights
 
 
 @pytest.fixture

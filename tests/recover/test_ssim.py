@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from taskuq.recover.ssim import ssim
+from taskuq.recover.metrics import ssim
 
 
 def test_parity_with_scikit_image_and_a_range_of_its_own_for_each_case():

@@ -8,7 +8,7 @@ import torch
 from taskuq.errors import InputError
 from taskuq.measure.coils import rss
 from taskuq.measure.fourier import fft2c, ifft2c
-from taskuq.recover.low_frequencies import central_lines, central_window
+from taskuq.recover.columns import central_lines, central_window
 from taskuq.recover.unet import UNet
 from taskuq.recover.varnet import VarNet, VarNetConfig
 

@@ -26,9 +26,9 @@ from taskuq.task import (
     load,
 )
 from taskuq.task.backbone import Backbone
+from taskuq.task.cases import unit_scale
 from taskuq.task.resnet50 import read_imagenet, resnet50
-from taskuq.task.scaling import unit_scale
-from taskuq.training.weights import save_weights
+from taskuq.weights.files import save_weights
 
 HERE = Path(__file__).resolve().parent
 _spec = importlib.util.spec_from_file_location("numbered", HERE / "numbered.py")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import distributed, multiprocessing
 
-from taskuq.task.contrastive import nt_xent
+from taskuq.task.simclr import nt_xent
 
 
 def embeddings(count=5, size=7, seed=0):

@@ -31,7 +31,7 @@ from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine
 from taskuq.training.log import read_log
 from taskuq.training.state import same_bits
-from taskuq.training.weights import read_tensors
+from taskuq.weights.files import read_tensors
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = Machine(accelerator="cpu", progress=False)

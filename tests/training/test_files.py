@@ -17,7 +17,7 @@ from taskuq.recover import build, load, load_public_varnet
 from taskuq.recover.train import FlowTraining, VarNetTraining
 from taskuq.settings import from_table, read_settings, read_toml, to_table, toml_text
 from taskuq.training.state import load_state, same_bits, save_state
-from taskuq.training.weights import load_weights, read_tensors, save_weights
+from taskuq.weights.files import load_weights, read_tensors, save_weights
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 

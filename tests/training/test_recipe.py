@@ -15,7 +15,7 @@ from taskuq.training.order import EpochOrder
 from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
 from taskuq.training.state import same_bits
-from taskuq.training.weights import read_tensors
+from taskuq.weights.files import read_tensors
 
 CPU = Machine(accelerator="cpu", progress=False)
 CONFIG = TrainingConfig(epochs=4, batch=4, learning_rate=0.1)

@@ -18,7 +18,7 @@ from taskuq.recover.train import train_from
 from taskuq.training.fit import Machine
 from taskuq.training.log import read_log
 from taskuq.training.state import load_state, same_bits
-from taskuq.training.weights import read_tensors
+from taskuq.weights.files import read_tensors
 
 CPU = Machine(accelerator="cpu", progress=False)
 SCRIPT = """

@@ -176,7 +176,7 @@ def _judge(settings: Any, path: Path, parts: Any) -> None:
     from taskuq.files import write_json
     from taskuq.report.ink import draw
     from taskuq.report.tasks import task_figures
-    from taskuq.task.judgement import judge_trained, table
+    from taskuq.task.quality import judge_trained, table
 
     record = judge_trained(settings, path, parts)
     write_json(path.parent / "quality.json", record)

@@ -5,9 +5,9 @@
 """
 
 from taskuq.recover.catalog import build, load, load_public_varnet
+from taskuq.recover.columns import central_lines
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.flow.sampler import Sampler, Samples
-from taskuq.recover.low_frequencies import central_lines
 from taskuq.recover.methods import FlowRecovery, VarNetRecovery
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.recover.zero_filled import ZeroFilled

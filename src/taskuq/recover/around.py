@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,9 +21,61 @@ from taskuq.recover.flow.folded import fold
 from taskuq.recover.flow.model import ConditionalFlow
 from taskuq.recover.flow.sampler import ATTEMPTS
 from taskuq.recover.scan import Scan, stacked
-from taskuq.recover.temperature import Temperatures, check_temperature, temperature_at
 from taskuq.recover.varnet import VarNet
 from taskuq.training.seeds import gaussian_rows, mixed_seed
+
+# An acceleration and the temperature there, for some accelerations.
+Temperatures = Sequence[tuple[float, float]]
+
+
+def _pairs(temperature: float | Temperatures) -> list[tuple[float, float]]:
+    if isinstance(temperature, int | float):
+        return [(1.0, temperature)]
+    return list(temperature)
+
+
+def check_temperature(temperature: float | Temperatures) -> None:
+    """Refuse what is no temperature.
+
+    Arguments:
+        temperature: One number of at least 0, or pairs of an acceleration of at least 1 and such
+            a number.
+
+    Example:
+        >>> check_temperature([(16, 0.85), (8, 1)])
+    """
+    pairs = _pairs(temperature)
+    fine = pairs and all(
+        len(pair) == 2 and pair[0] >= 1 and 0 <= pair[1] < math.inf for pair in pairs
+    )
+    if not fine:
+        raise InputError(
+            f"the temperature is {temperature}; give a number of at least 0, or pairs of an "
+            "acceleration of at least 1 and such a number"
+        )
+
+
+def temperature_at(temperature: float | Temperatures, mask: Tensor) -> float:
+    """The temperature for a mask.
+
+    Arguments:
+        temperature: One number, or pairs of an acceleration and a number.
+        mask: The measured columns, booleans (width,).
+
+    Returns:
+        The number; between two accelerations it is interpolated in their logarithms, beyond the
+        first and the last it stays.
+
+    Example:
+        >>> import torch
+        >>> mask = torch.arange(64) % 16 == 0  # R = 16
+        >>> temperature_at([(16, 0.8), (8, 1)], mask)
+        0.8
+    """
+    accelerations, values = zip(*sorted(_pairs(temperature)), strict=True)
+    rate = len(mask) / max(float(mask.sum()), 1.0)
+    return float(np.interp(math.log(rate), np.log(accelerations), values))
+
 
 # Images that are drawn together; more would not be quicker, and need more memory.
 TOGETHER = 64
@@ -45,7 +98,7 @@ class AroundEstimate:
         temperature: Standard deviation of the latents before they are widened
             (:meth:`taskuq.recover.estimate.Estimate.widening`); 1 draws what was learned. Pairs of
             an acceleration and a temperature where it is to depend on how much was measured
-            (:func:`taskuq.recover.temperature.temperature_at`).
+            (:func:`taskuq.recover.around.temperature_at`).
 
     Example:
         >>> import torch

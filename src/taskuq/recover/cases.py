@@ -14,7 +14,7 @@ from torch import Tensor
 from taskuq.data.dataset import Dataset
 from taskuq.errors import InputError
 from taskuq.measure.coils import rss
-from taskuq.recover.low_frequencies import central_lines
+from taskuq.recover.columns import central_lines
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from taskuq.errors import InputError
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.settings import from_table
-from taskuq.training.weights import fill, read_card, read_tensors
+from taskuq.weights.files import fill, read_card, read_tensors
 
 Name = Literal["flow", "varnet"]
 Network = ConditionalFlow | VarNet
@@ -111,7 +111,7 @@ def load(path: Path | str) -> Network:
 
     Example:
         >>> import tempfile
-        >>> from taskuq.training.weights import save_weights
+        >>> from taskuq.weights.files import save_weights
         >>> net = build("varnet", preset="tiny")
         >>> path = save_weights(net, Path(tempfile.mkdtemp()) / "best.safetensors",
         ...                     kind="varnet", config=net.config)

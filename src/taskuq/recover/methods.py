@@ -12,9 +12,9 @@ from torch import Tensor
 from taskuq.measure.coils import rss
 from taskuq.measure.fourier import fft2c
 from taskuq.measure.projections import broadcast_mask
+from taskuq.recover.columns import central_lines
 from taskuq.recover.flow.model import ConditionalFlow
 from taskuq.recover.flow.sampler import Sampler
-from taskuq.recover.low_frequencies import central_lines
 from taskuq.recover.recorded import Recorded
 from taskuq.recover.scan import Scan, stacked
 from taskuq.recover.varnet import VarNet

@@ -16,10 +16,10 @@ from taskuq.measure.layout import to_channels
 from taskuq.measure.projections import broadcast_mask, keep_measured, null_space
 from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
 from taskuq.recover.flow.sampler import case_scale
-from taskuq.recover.ssim import ssim
+from taskuq.recover.metrics import ssim
+from taskuq.recover.recorded import Replayed
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.training.recipe import Batch, Recipe
-from taskuq.training.replay import Replayed
 
 
 def flow_recipe(config: FlowConfig, *, compiled: bool = False) -> Recipe:

@@ -3,9 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+def record(*steps: Callable[[], Any]) -> list[tuple[torch.cuda.CUDAGraph, Any]]:
+    """Record steps that follow each other as CUDA graphs, which share one piece of memory.
+
+    Arguments:
+        steps: Functions that read and write tensors which stay where they are.
+
+    Returns:
+        For each step its graph, and what the step returned: every replay writes its result there.
+    """
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        # Kernels are compiled, algorithms chosen and plans made before anything is recorded.
+        for step in steps:
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    recorded: list[tuple[torch.cuda.CUDAGraph, Any]] = []
+    for step in steps:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=recorded[0][0].pool() if recorded else None):
+            result = step()
+        recorded.append((graph, result))
+    return recorded
 
 
 class Recorded:
@@ -26,9 +52,8 @@ class Recorded:
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self.function = function
         self._key: tuple[object, ...] = ()
-        self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: list[Tensor] = []
-        self._output: Tensor | None = None
+        self._recorded: list[tuple[torch.cuda.CUDAGraph, Tensor]] = []
 
     @torch.no_grad()
     def __call__(self, *arguments: Tensor) -> Tensor:
@@ -37,24 +62,71 @@ class Recorded:
             return self.function(*arguments)
         key = tuple((a.shape, a.dtype, a.device) for a in arguments)
         if key != self._key:
-            self._record(arguments)
+            self._recorded = []  # its memory is free for the next one
+            self._inputs = [a.clone() for a in arguments]
+            self._recorded = record(lambda: self.function(*self._inputs))
             self._key = key
-        assert self._graph is not None
-        assert self._output is not None
         for buffer, argument in zip(self._inputs, arguments, strict=True):
             buffer.copy_(argument)
-        self._graph.replay()
-        return self._output.clone()
+        ((graph, output),) = self._recorded
+        graph.replay()
+        return output.clone()
 
-    def _record(self, arguments: tuple[Tensor, ...]) -> None:
-        self._graph, self._output = None, None
-        self._inputs = [a.clone() for a in arguments]
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            # Algorithms are chosen and plans made before anything is recorded.
-            self.function(*self._inputs)
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._output = self.function(*self._inputs)
+
+class Replayed:
+    """A function of a network; on a GPU it is recorded once and replayed, backwards too.
+
+    A small network's thousand kernels take longer to launch than to run. The first training batch
+    on a GPU is recorded as a CUDA graph, and batches of its shape are replays. Anything else, a
+    CPU, evaluation or a last batch that is smaller, is computed as ever. Recording leaves the
+    network's buffers as they were. A replay writes gradients where the last one's lie: they must be
+    set to None in between, as optimisers do, and cannot be accumulated.
+
+    Arguments:
+        network: The network; it decides between training and evaluation.
+        compute: What is computed with it. It must not wait for the GPU, nor draw random numbers.
+
+    Example:
+        >>> import torch
+        >>> line = nn.Linear(1, 1)
+        >>> Replayed(line, lambda x: line(x).square())(torch.zeros(3, 1)).shape  # as it is
+        torch.Size([3, 1])
+    """
+
+    def __init__(self, network: nn.Module, compute: Callable[..., Tensor]) -> None:
+        self.network, self.compute = network, compute
+        self._recorded: Any = None
+        self._shapes: list[torch.Size] = []
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Return what is computed from the inputs."""
+        if not inputs[0].is_cuda or not self.network.training or not torch.is_grad_enabled():
+            return self.compute(*inputs)
+        if self._recorded is None:
+            self._record(inputs)
+        if [x.shape for x in inputs] != self._shapes:
+            return self.compute(*inputs)
+        replayed: Tensor = self._recorded(*inputs)
+        return replayed
+
+    def _record(self, inputs: tuple[Tensor, ...]) -> None:
+        kept = [buffer.clone() for buffer in self.network.buffers()]
+        samples = tuple(x.clone() for x in inputs)
+        self._recorded = torch.cuda.make_graphed_callables(
+            _Computed(self.network, self.compute), samples, allow_unused_input=True
+        )
+        self._shapes = [x.shape for x in inputs]
+        with torch.no_grad():
+            for buffer, before in zip(self.network.buffers(), kept, strict=True):
+                buffer.copy_(before)
+
+
+class _Computed(nn.Module):
+    """The function as a module, so that torch finds the network's weights."""
+
+    def __init__(self, network: nn.Module, compute: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.network, self.compute = network, compute
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.compute(*inputs)

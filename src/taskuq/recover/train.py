@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from taskuq.data.dataset import Dataset
 from taskuq.errors import InputError
+from taskuq.recover.around import check_temperature
 from taskuq.recover.cases import MeasuredCases, as_coils, group_ranges
 from taskuq.recover.catalog import load
-from taskuq.recover.estimated import EstimatedCases
+from taskuq.recover.estimate import EstimatedCases
 from taskuq.recover.flow import FlowConfig
 from taskuq.recover.recipes import around_recipe, flow_recipe, varnet_recipe
-from taskuq.recover.temperature import check_temperature
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.settings import read_settings, to_table
 from taskuq.training.config import TrainingConfig

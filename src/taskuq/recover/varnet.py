@@ -13,7 +13,7 @@ from taskuq.measure.coils import rss
 from taskuq.measure.fourier import fft2c, ifft2c
 from taskuq.measure.layout import to_channels, to_complex
 from taskuq.measure.projections import broadcast_mask
-from taskuq.recover.low_frequencies import central_window
+from taskuq.recover.columns import central_window
 from taskuq.recover.unet import UNet
 
 

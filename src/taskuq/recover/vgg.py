@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from taskuq.training.weights import load_weights
+from taskuq.weights.files import load_weights
 
 _LAYERS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -13,7 +13,7 @@ def task_figures(record: dict[str, Any]) -> list[Figure]:
     """Return the figures that the record of a task network supports.
 
     Arguments:
-        record: What :func:`taskuq.task.judgement.judge_trained` returns.
+        record: What :func:`taskuq.task.quality.judge_trained` returns.
 
     Returns:
         For each task a ROC curve and a reliability curve; regression has none.

@@ -4,12 +4,11 @@
 a network and ``AsTask`` makes one of any module or function.
 """
 
-from taskuq.task.adapters import AsTask
 from taskuq.task.attack import AttackConfig
 from taskuq.task.backbone import BackboneConfig
 from taskuq.task.catalog import build, load
 from taskuq.task.classifier import Classifier, ClassifierConfig
-from taskuq.task.simple import MeanIntensity
+from taskuq.task.simple import AsTask, MeanIntensity
 
 __all__ = [
     "AsTask",

@@ -11,7 +11,7 @@ from taskuq.errors import InputError
 from taskuq.settings import from_table
 from taskuq.task.backbone import BackboneConfig
 from taskuq.task.classifier import Classifier, ClassifierConfig
-from taskuq.training.weights import fill, read_card, read_tensors
+from taskuq.weights.files import fill, read_card, read_tensors
 
 PRESETS = {
     "paper": ClassifierConfig(),
@@ -55,7 +55,7 @@ def load(path: Path | str) -> Classifier:
 
     Example:
         >>> import tempfile
-        >>> from taskuq.training.weights import save_weights
+        >>> from taskuq.weights.files import save_weights
         >>> net = build("classifier", preset="tiny")
         >>> path = save_weights(net, Path(tempfile.mkdtemp()) / "best.safetensors",
         ...                     kind="classifier", config=net.config)

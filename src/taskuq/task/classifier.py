@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from taskuq.errors import InputError
 from taskuq.task.backbone import Backbone, BackboneConfig
-from taskuq.task.scaling import require_images, unit_scale
+from taskuq.task.cases import require_images, unit_scale
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,10 @@ from torch.nn import functional
 
 from taskuq.task.attack import AttackConfig, attacked
 from taskuq.task.augment import AugmentConfig, augment
+from taskuq.task.cases import unit_scale
 from taskuq.task.classifier import Classifier
-from taskuq.task.contrastive import nt_xent
 from taskuq.task.metrics import auroc
-from taskuq.task.scaling import unit_scale
-from taskuq.task.simclr import ContrastiveConfig, ContrastiveNetwork
+from taskuq.task.simclr import ContrastiveConfig, ContrastiveNetwork, nt_xent
 from taskuq.training.recipe import Batch, Recipe, mean_summary
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from taskuq.errors import InputError
-from taskuq.training.weights import fill, read_tensors
+from taskuq.weights.files import fill, read_tensors
 
 FEATURES = 2048
 

@@ -1,15 +1,74 @@
-"""A task without a network: for teaching, for tests, and for whoever has none."""
+"""Tasks that are not trained here: any module or function, and one without a network."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from taskuq.errors import InputError
-from taskuq.task.scaling import require_images
+from taskuq.task.cases import require_images
+
+
+@dataclass(frozen=True, eq=False)
+class AsTask:
+    """A task from a torch module or any function of images.
+
+    A module is asked in evaluation mode, without gradients, on the device it is on; its mode is
+    put back afterwards. Nothing is scaled: the function sees the images as they are.
+
+    Arguments:
+        function: Takes images (image, height, width) and returns (image,), (image, 1) or (image,
+            task).
+        batch: Images handed over at a time.
+
+    Example:
+        >>> from torch import nn
+        >>> task = AsTask(nn.Sequential(nn.Flatten(), nn.Linear(16, 1), nn.Sigmoid()))
+        >>> task(np.ones((5, 4, 4))).shape
+        torch.Size([5])
+    """
+
+    function: Callable[[Tensor], Any]
+    batch: int = 256
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise InputError(f"batch is {self.batch}; give a whole number above 0")
+
+    @torch.no_grad()
+    def __call__(self, images: Any) -> Tensor:
+        """Images (image, height, width) to outputs (image,) or (image, task), on their device."""
+        images = torch.as_tensor(images)
+        require_images(images)
+        module = self.function if isinstance(self.function, nn.Module) else None
+        where = next(module.parameters(), images) if module is not None else images
+        was_training = module is not None and module.training
+        if module is not None:
+            module.eval()
+        try:
+            parts = [
+                self._outputs(part.to(where.device, torch.float32))
+                for part in images.split(self.batch)
+            ]
+        finally:
+            if module is not None:
+                module.train(was_training)
+        return torch.cat(parts).to(images.device)
+
+    def _outputs(self, images: Tensor) -> Tensor:
+        outputs = torch.as_tensor(self.function(images))
+        if outputs.ndim == 2 and outputs.shape[1] == 1:
+            outputs = outputs[:, 0]
+        if outputs.ndim not in (1, 2) or len(outputs) != len(images):
+            raise InputError(
+                f"the task gave shape {tuple(outputs.shape)} for {len(images)} images; let it "
+                "return (image,) or (image, task)"
+            )
+        return outputs.float()
 
 
 @dataclass(frozen=True)

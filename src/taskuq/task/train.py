@@ -31,7 +31,7 @@ from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, fit
 from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
-from taskuq.training.weights import fill, read_card, read_tensors
+from taskuq.weights.files import fill, read_card, read_tensors
 
 
 @dataclass(frozen=True)

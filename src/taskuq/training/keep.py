@@ -13,7 +13,7 @@ from taskuq.training.log import Events, log_epoch
 from taskuq.training.module import Training
 from taskuq.training.recipe import Recipe
 from taskuq.training.state import load_state, save_state
-from taskuq.training.weights import save_weights
+from taskuq.weights.files import save_weights
 
 RESUME = "resume.safetensors"
 

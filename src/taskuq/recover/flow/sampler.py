@@ -14,6 +14,7 @@ from taskuq.measure.layout import to_channels
 from taskuq.recover.columns import consistent_columns
 from taskuq.recover.flow.folded import FoldedFlow, fold
 from taskuq.recover.flow.model import ConditionalFlow
+from taskuq.recover.recorded import record
 from taskuq.training.seeds import gaussian_rows, mixed_seed
 
 ATTEMPTS = 11
@@ -261,33 +262,32 @@ class _Recording:
         self.z = torch.zeros(cases * samples, numbers, device=device)
         self.temperature = torch.ones((), device=device)
         self.shares: list[list[Tensor]] = []
-        self.drawn: tuple[Tensor, Tensor] | None = None
-        self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
-        if sampler.graphs:
-            self._record()
+        # What is the same for all samples of a case, and a chunk of samples.
+        self.steps = record(self._share, self._images) if sampler.graphs else []
 
     def measure(self, y: Tensor, scale: Tensor, mask: Tensor) -> None:
         """Take a measurement and compute what all of its samples share."""
         self.y.copy_(y)
         self.scale.copy_(scale.view(-1, 1, 1, 1, 1))
         self.mask.copy_(mask.view(self.mask.shape))
-        if self.graphs:
-            self.graphs[0].replay()
+        if self.steps:
+            self.steps[0][0].replay()
         else:
-            self.shares = self._shares()
+            self._share()
 
     def draw(self, seeds: Sequence[int], temperature: float) -> tuple[Tensor, Tensor]:
         """Draw one chunk; the result is overwritten by the next one."""
         gaussian_rows(self.z, seeds)
         self.temperature.fill_(temperature)
-        if self.graphs:
-            self.graphs[1].replay()
-            assert self.drawn is not None
-            return self.drawn
-        return self._images()
+        if not self.steps:
+            return self._images()
+        graph, drawn = self.steps[1]
+        graph.replay()
+        images, beyond = drawn
+        return images, beyond
 
-    def _shares(self) -> list[list[Tensor]]:
-        return self.sampler.folded.shares(to_channels(self.y))
+    def _share(self) -> None:
+        self.shares = self.sampler.folded.shares(to_channels(self.y))
 
     def _images(self) -> tuple[Tensor, Tensor]:
         c = self.sampler.config
@@ -305,18 +305,3 @@ class _Recording:
         if c.normalise:
             images = images * self.scale
         return self.sampler.finish(images.flatten(0, 1)), beyond
-
-    def _record(self) -> None:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            # Kernels are compiled and algorithms chosen before anything is recorded.
-            self.shares = self._shares()
-            self._images()
-        torch.cuda.current_stream().wait_stream(side)
-        first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(first):
-            self.shares = self._shares()
-        with torch.cuda.graph(second, pool=first.pool()):
-            self.drawn = self._images()
-        self.graphs = (first, second)
