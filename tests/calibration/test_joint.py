@@ -12,7 +12,7 @@ import taskuq as tq
 from taskuq.calibration import load_joint_bound
 from taskuq.calibration.joint import MonotoneScale, max_rank_quantiles
 from taskuq.calibration.rank import coverage_rank
-from taskuq.calibration.tuning import take_units
+from taskuq.calibration.units import take_units
 
 ALPHAS = (0.1, 0.2, 0.25, 0.34, 0.5)
 METHODS = ("max", "scale", "minimax", "rank")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration import guarantee, joint, rank
-from taskuq.evaluation import closed_form, montecarlo
+from taskuq.calibration import joint, rank, units
+from taskuq.evaluation import closed_form
 
 RNG = np.random.default_rng(77)
 SCORES = RNG.permutation(20).astype(float) + 1
@@ -94,7 +94,7 @@ RIGHT_STATISTIC = rank.order_statistic
 
 
 def plant_rank(monkeypatch, wrong):
-    for module in (guarantee, closed_form, joint):
+    for module in (rank, closed_form, joint):
         monkeypatch.setattr(module, "coverage_rank", wrong)
 
 
@@ -115,22 +115,20 @@ def interpolated_quantile(monkeypatch):
         values = np.asarray(scores, dtype=float)
         return inf if k > len(values) else float(np.quantile(values, k / len(values)))
 
-    monkeypatch.setattr(guarantee, "order_statistic", interpolated)
+    monkeypatch.setattr(units, "order_statistic", interpolated)
 
 
 def largest_instead_of_infinity(monkeypatch):
-    monkeypatch.setattr(
-        guarantee, "order_statistic", lambda s, k: RIGHT_STATISTIC(s, min(k, len(s)))
-    )
+    monkeypatch.setattr(units, "order_statistic", lambda s, k: RIGHT_STATISTIC(s, min(k, len(s))))
 
 
 def group_losses_without_the_new_group(monkeypatch):
     def without(scores, group, alpha):
         index, sizes = np.unique(group, return_inverse=True, return_counts=True)[1:]
         allowed = rank.exact_level(alpha) * len(sizes)
-        return guarantee.quantile_of_mean_loss(scores, index, sizes, allowed)
+        return units.quantile_of_mean_loss(scores, index, sizes, allowed)
 
-    monkeypatch.setattr(guarantee, "hierarchical_quantile", without)
+    monkeypatch.setattr(units, "hierarchical_quantile", without)
 
 
 def max_rank_without_plus_one(monkeypatch):
@@ -178,18 +176,10 @@ def test_a_planted_fault_breaks_its_laws(fault, law, monkeypatch):
 def test_a_simulated_histogram_sees_a_wrong_quantile(monkeypatch):
     truth = RNG.random(149)
     outputs = truth[:, None] + 0.1 * RNG.standard_normal((149, 2))
-    monkeypatch.setattr(
-        montecarlo.Guarantee, "rank", lambda self, units: RIGHT_RANK(units, self.alpha) + 1
-    )
-    monkeypatch.setattr(montecarlo, "quantile_position", _right_position)
+    # The law beside the histogram keeps the right rank.
+    monkeypatch.setattr(units, "promised_rank", lambda n, alpha, delta: RIGHT_RANK(n, alpha) + 1)
     result = tq.evaluate(
         outputs, truth, alpha=0.1, score="ar", trials=4000, rng=np.random.default_rng(5)
     )
 
     assert result.histogram.p_value < 1e-6
-
-
-def _right_position(n, m, k):
-    from taskuq.evaluation.exact import quantile_position
-
-    return quantile_position(n, m, k - 1)

@@ -251,7 +251,7 @@ def test_tuning_cases_set_aside_do_not_spoil_the_promise(seed):
     rng = np.random.default_rng(seed)
     truth = rng.random(101)
     outputs = truth[:, None] + 0.3 * rng.random((101, 1)) * rng.standard_normal((101, 3))
-    aside = tuning_cases(MLWR(), 100, 0.1, None, None)
+    aside = tuning_cases(MLWR(), np.arange(100), 0.1, None)
     assert aside.any()
     turning = np.append(np.flatnonzero(~aside), 100)
     covered = 0

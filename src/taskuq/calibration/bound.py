@@ -118,7 +118,7 @@ class Bound:
 
         It exists for cases as the unit, one quantile, and scores without ties.
         """
-        if self.guarantee.unit != "case" or self.guarantee.condition or self.guarantee.shifted:
+        if self.guarantee.whom.is_group or self.guarantee.condition or self.guarantee.shifted:
             raise InputError(
                 "the law of empirical coverage is known for exchangeable cases with one quantile; "
                 "this bound's unit or condition is another"

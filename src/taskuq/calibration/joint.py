@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from taskuq.calibration.family import Side
-from taskuq.calibration.guarantee import Guarantee, Unit, guarantee_from_dict
+from taskuq.calibration.guarantee import Guarantee, guarantee_from_dict
 from taskuq.calibration.rank import coverage_rank, order_statistic
 from taskuq.calibration.registry import (
     require_usable,
@@ -22,13 +22,8 @@ from taskuq.calibration.registry import (
 )
 from taskuq.calibration.scores import family_of
 from taskuq.calibration.threshold import number_from_json, number_to_json
-from taskuq.calibration.tuning import (
-    take_units,
-    tuned_score,
-    tuning_cases,
-    tuning_count,
-    unit_index,
-)
+from taskuq.calibration.tuning import tuned_score, tuning_cases, tuning_count
+from taskuq.calibration.units import UnitName, as_unit, take_units
 from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
 from taskuq.files import read_json, write_json
@@ -145,7 +140,7 @@ def calibrate_joint(
     score: str | Score = "mlwr",
     method: Method = "max",
     group: Any = None,
-    unit: Unit | None = None,
+    unit: UnitName | None = None,
     cases: float | str = "random",
     delta: float | None = None,
     side: Side = "two",
@@ -201,17 +196,14 @@ def calibrate_joint(
         raise InputError(f"at least 2 cases, 1 sample and 1 task are needed, got {x.shape}")
     require_in_range(z, range_, "targets")
     groups = None if group is None else as_ids(group, "group", n)
-    unit = unit or ("case" if groups is None else "group")
-    if unit == "group" and groups is None:
-        raise InputError("unit='group' needs the group of each case; pass group=")
-    if method == "rank" and (unit == "group" or delta is not None):
+    whom = as_unit(unit, cases, has_groups=groups is not None)
+    if method == "rank" and (whom.is_group or delta is not None):
         raise InputError("method 'rank' promises for a new case only; use another method")
 
     chosen = resolve_score(score, alpha, side)
-    by_unit = groups if unit == "group" else None
-    aside = tuning_cases(chosen, n, alpha, by_unit, rng)
+    by_unit, index = whom.groups(groups), whom.index(n, groups)
+    aside = tuning_cases(chosen, index, alpha, rng)
     if method in ("scale", "minimax") and aside.mean() < TUNING_SHARE:
-        index = unit_index(n, by_unit)
         take = tuning_count(int(index.max()) + 1, TUNING_SHARE, alpha)
         aside = take_units(index, take, rng)
     kept = ~aside
@@ -221,8 +213,7 @@ def calibrate_joint(
     values = _scores(scores, x[kept], z[kept])
     promise = Guarantee(
         alpha=alpha,
-        unit=unit,
-        cases=cases,
+        **whom.record,
         delta=delta,
         n_cases=int(kept.sum()),
         n_groups=None if by_unit is None else len(np.unique(by_unit[kept])),

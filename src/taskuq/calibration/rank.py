@@ -112,6 +112,16 @@ def pac_rank(n_cal: int, alpha: float | Fraction, delta: float | Fraction) -> in
     return low
 
 
+def promised_rank(units: int, alpha: float | Fraction, delta: float | Fraction | None) -> int:
+    """Return the rank of the quantile among so many scores, given the calibration set or not.
+
+    Example:
+        >>> promised_rank(1531, alpha=0.05, delta=None), promised_rank(1531, alpha=0.05, delta=0.1)
+        (1456, 1466)
+    """
+    return coverage_rank(units, alpha) if delta is None else pac_rank(units, alpha, delta)
+
+
 def order_statistic(scores: ArrayLike, rank: int) -> float:
     r"""Return the ``rank``-th smallest score, or infinity when there are fewer scores than that.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from taskuq.calibration.bound import Bound
 from taskuq.calibration.family import Side
-from taskuq.calibration.guarantee import Guarantee, Unit
+from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.registry import resolve_score
 from taskuq.calibration.scores import family_of
 from taskuq.calibration.threshold import (
@@ -20,6 +20,7 @@ from taskuq.calibration.threshold import (
     as_weights,
 )
 from taskuq.calibration.tuning import tuned_score, tuning_cases
+from taskuq.calibration.units import Unit, UnitName, as_unit
 from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
@@ -33,7 +34,7 @@ def calibrate(
     alpha: float,
     score: str | Score = "mlwr",
     group: Any = None,
-    unit: Unit | None = None,
+    unit: UnitName | None = None,
     cases: float | str = "random",
     delta: float | None = None,
     label: Any = None,
@@ -89,15 +90,13 @@ def calibrate(
     n = _require_fit(x, z)
     require_in_range(z, range_, "targets")
     groups = None if group is None else as_ids(group, "group", n)
-    unit = unit or ("case" if groups is None else "group")
-    if unit == "group" and groups is None:
-        raise InputError("unit='group' needs the group of each case; pass group=")
-    _require_one_condition(unit, label, strata, weights)
+    whom = as_unit(unit, cases, has_groups=groups is not None)
+    _require_one_condition(whom, label, strata, weights)
 
     chosen = resolve_score(score, alpha, side)
     kept = np.ones(n, dtype=bool)
     if tuning is None:
-        aside = tuning_cases(chosen, n, alpha, groups if unit == "group" else None, rng)
+        aside = tuning_cases(chosen, whom.index(n, groups), alpha, rng)
         kept = ~aside
         chosen = tuned_score(
             chosen, x[..., aside, :], z[aside], range_, None if groups is None else groups[aside]
@@ -109,7 +108,7 @@ def calibrate(
     values = family_of(chosen, x).score(z)[kept]
     guarantee, threshold = _threshold(
         values,
-        Guarantee(alpha=alpha, unit=unit, cases=cases, delta=delta, n_cases=int(kept.sum())),
+        Guarantee(alpha=alpha, **whom.record, delta=delta, n_cases=int(kept.sum())),
         None if groups is None else groups[kept],
         None if label is None else as_ids(label, "label", n)[kept],
         None if strata is None else as_ids(strata, "strata", n)[kept],
@@ -142,7 +141,7 @@ def _require_fit(outputs: FloatArray, targets: FloatArray) -> int:
     return n
 
 
-def _require_one_condition(unit: Unit, label: Any, strata: Any, weights: Any) -> None:
+def _require_one_condition(whom: Unit, label: Any, strata: Any, weights: Any) -> None:
     given = [
         name
         for name, value in (("label", label), ("strata", strata), ("weights", weights))
@@ -150,7 +149,7 @@ def _require_one_condition(unit: Unit, label: Any, strata: Any, weights: Any) ->
     ]
     if len(given) > 1:
         raise InputError(f"choose one of label, strata and weights, got {' and '.join(given)}")
-    if weights is not None and unit == "group":
+    if weights is not None and whom.is_group:
         raise InputError("weights are for exchangeable cases; use unit='case' or leave them out")
 
 
@@ -180,7 +179,7 @@ def _threshold(
     weights: FloatArray | None,
 ) -> tuple[Guarantee, Threshold]:
     """Turn scores into a threshold, and complete the promise with what it rests on."""
-    group = group if promise.unit == "group" else None
+    group = promise.whom.groups(group)
     if group is not None:
         promise = replace(promise, n_groups=len(np.unique(group)))
     if weights is not None:

@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, final
 
 import numpy as np
@@ -227,21 +226,3 @@ def number_from_json(value: float | str) -> float:
     if math.isnan(number):
         raise InputError("the file holds NaN where a number is needed")
     return number
-
-
-def exact_share(cases: float | str) -> Fraction:
-    """Read which cases of a new group are to be covered: a share, or 'all'.
-
-    Example:
-        >>> exact_share("all"), exact_share(0.9)
-        (Fraction(1, 1), Fraction(9, 10))
-    """
-    share = Fraction(1) if cases == "all" else Fraction(0)
-    if cases not in ("all", "random"):
-        try:
-            share = Fraction(str(cases))
-        except ValueError:
-            share = Fraction(0)
-    if not 0 < share <= 1:
-        raise InputError(f"cases must be 'random', 'all' or a share in (0, 1], got {cases!r}")
-    return share

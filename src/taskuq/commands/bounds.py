@@ -56,6 +56,7 @@ def calibrate(
     """
     from taskuq.calibration.joint import calibrate_joint
     from taskuq.calibration.single import calibrate as calibrate_arrays
+    from taskuq.calibration.units import as_unit
 
     loaded = load_table(table, range, task)
     if not loaded.has_targets:
@@ -63,7 +64,7 @@ def calibrate(
     if loaded.missing:
         say(f"taskuq: {len(loaded.missing)} cases of the table are unfinished and left out")
     k, R = _round(loaded, acceleration)
-    group = None if unit == "case" else loaded.group
+    group = as_unit(unit, has_groups=loaded.group is not None).groups(loaded.group)
     bound: Bound | JointBound
     if joint is not None:
         if loaded.outputs.ndim != 4:

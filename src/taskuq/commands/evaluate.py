@@ -69,7 +69,7 @@ def evaluate(
         samples=counts(samples, "samples"),
         trials=None if exact else trials,
         seed=seed,
-        unit="case" if exact and unit is None else unit,
+        unit=unit,
         cases=share(cases),
         delta=delta,
         side=side,

@@ -12,13 +12,8 @@ from taskuq.calibration.groups import group_index
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.rank import conformal_quantile, exact_level
 from taskuq.calibration.registry import resolve_score
-from taskuq.calibration.tuning import (
-    take_units,
-    tuned_score,
-    tuning_cases,
-    tuning_count,
-    unit_index,
-)
+from taskuq.calibration.tuning import tuned_score, tuning_cases, tuning_count
+from taskuq.calibration.units import PolicyUnitName, Unit, as_unit, take_units, unit_index
 from taskuq.decide.certificate import certified_acceleration, mean_cost
 from taskuq.decide.examine import Examination, examine
 from taskuq.decide.goal import Goal
@@ -33,7 +28,6 @@ from taskuq.outputs import TaskOutputs
 from taskuq.protocols import Score
 
 Statistic = Literal["spread", "learned"]
-PolicyUnit = Literal["case", "group", "whole-group"]
 NARROWING_TUNING_SHARE = 0.3
 
 
@@ -99,7 +93,7 @@ def plan(
     statistic: Statistic = "spread",
     budget: float = 1.0,
     lateness: float = 0.25,
-    unit: PolicyUnit | None = None,
+    unit: PolicyUnitName | None = None,
     cases: float | str = "random",
     delta: float | None = None,
     side: Side | None = None,
@@ -151,12 +145,8 @@ def plan(
     spec = PolicyPlan(policy, alpha, goal, score, statistic, budget, lateness)
     if not table.has_targets:
         raise InputError("the table has no targets, so no policy can be planned on it")
-    unit = unit or ("case" if table.group is None else "group")
-    if unit not in get_args(PolicyUnit):
-        raise InputError(f"unit must be 'case', 'group' or 'whole-group', got {unit!r}")
-    if unit != "case" and table.group is None:
-        raise InputError(f"unit {unit!r} needs a table with groups")
-    group = None if unit == "case" else table.group
+    whom = policy_unit(table, unit, cases)
+    group = whom.groups(table.group)
     x, z = round_arrays(table)
     aside = aside_cases(spec, x.shape[1], group, rng)
     rules = tuned_rules(spec, table, x[:, aside], z[:, aside], _take(table.group, aside))
@@ -164,15 +154,14 @@ def plan(
     seen = examine(rules, x[:, kept], z[:, kept])
     promise = Guarantee(
         alpha=alpha,
-        unit="case" if unit == "case" else "group",
-        cases=cases,
+        **whom.record,
         delta=delta,
         n_cases=int(kept.sum()),
         n_groups=None if group is None else len(np.unique(group[kept])),
         tasks=table.tasks,
     )
     groups = _take(group, kept)
-    whole = unit == "whole-group"
+    whole = whom.stops_together
     if whole:
         require_whole_group(spec, seen)
     thresholds = calibrated_thresholds(spec, seen, promise, groups, whole_group=whole)
@@ -190,6 +179,12 @@ def plan(
         certificate=_certificate(table, seen, thresholds, groups, certainty, whole, rules),
         provenance={"tuning_cases": int(aside.sum()), "statistic": statistic, "budget": budget},
     )
+
+
+def policy_unit(table: TaskOutputs, unit: PolicyUnitName | None, cases: float | str) -> Unit:
+    """Return what a policy for a table decides about and promises for."""
+    missing = "unit {unit!r} needs a table with groups"
+    return as_unit(unit, cases, has_groups=table.group is not None, whole=True, missing=missing)
 
 
 def require_whole_group(spec: PolicyPlan, seen: Examination) -> None:
@@ -230,9 +225,9 @@ def aside_cases(
     spec: PolicyPlan, cases: int, group: np.ndarray | None, rng: np.random.Generator | None
 ) -> np.ndarray:
     """Return which cases are set aside for the rules to learn from."""
-    aside = tuning_cases(spec.base, cases, spec.alpha, group, rng)
+    index = unit_index(cases, group)
+    aside = tuning_cases(spec.base, index, spec.alpha, rng)
     if spec.narrows and aside.mean() < NARROWING_TUNING_SHARE:
-        index = unit_index(cases, group)
         take = tuning_count(int(index.max()) + 1, NARROWING_TUNING_SHARE, spec.alpha)
         aside = take_units(index, take, rng)
     return aside

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.registry import score_name
 from taskuq.calibration.summaries import compiled
-from taskuq.calibration.threshold import exact_share
-from taskuq.calibration.tuning import needs_tuning, tuning_count, unit_index
+from taskuq.calibration.tuning import needs_tuning, tuning_count
+from taskuq.calibration.units import PolicyUnitName, Unit, unit_index
 from taskuq.decide.examine import Examination, examine
 from taskuq.decide.planning import (
     NARROWING_TUNING_SHARE,
     PolicyPlan,
-    PolicyUnit,
+    policy_unit,
     require_whole_group,
     round_arrays,
     tuned_rules,
@@ -28,9 +28,9 @@ from taskuq.decide.replay import Replayed, Scans, replay
 from taskuq.decide.stopping import stopping_score
 from taskuq.decide.whole_group import group_allowance, group_losses
 from taskuq.errors import InputError
-from taskuq.evaluation.ranking import allowed_loss, promised_ranking
+from taskuq.evaluation.ranking import promised_ranking
 from taskuq.evaluation.splits import fold_sizes, hash_word, test_folds
-from taskuq.evaluation.trials import Splitting, run_trials
+from taskuq.evaluation.trials import Splitting, run_trials, split_by
 from taskuq.interval import FloatArray
 from taskuq.outputs import TaskOutputs
 
@@ -116,7 +116,7 @@ def simulate(
     *,
     trials: int,
     rng: np.random.Generator,
-    unit: PolicyUnit | None = None,
+    unit: PolicyUnitName | None = None,
     cases: float | str = "random",
     delta: float | None = None,
     tunings: int = 10,
@@ -151,25 +151,14 @@ def simulate(
         raise InputError("the table has no targets, so no policy can be judged on it")
     if trials < 1 or tunings < 1:
         raise InputError(f"trials and tunings must be at least 1, got {trials} and {tunings}")
-    chosen = unit or ("case" if table.group is None else "group")
-    if chosen not in ("case", "group", "whole-group"):
-        raise InputError(f"unit must be 'case', 'group' or 'whole-group', got {chosen!r}")
-    if chosen != "case" and table.group is None:
-        raise InputError(f"unit {chosen!r} needs a table with groups")
-    group = table.group if chosen != "case" else None
-    index = unit_index(table.cases, group)
+    whom = policy_unit(table, unit, cases)
+    index = whom.index(table.cases, table.group)
     n_calibration, n_test = fold_sizes(int(index.max()) + 1)
     seed = int(rng.integers(2**63))
     found = []
     for spec in plans:
-        promise = Guarantee(
-            alpha=spec.alpha,
-            unit="case" if chosen == "case" else "group",
-            cases=cases,
-            delta=delta,
-            n_cases=table.cases,
-        )
-        job = _Job(table, spec, promise, chosen, index, n_calibration, n_test, trials, seed)
+        promise = Guarantee(alpha=spec.alpha, **whom.record, delta=delta, n_cases=table.cases)
+        job = _Job(table, spec, promise, whom, index, n_calibration, n_test, trials, seed)
         found.append(job.run(tunings, rng))
     return found
 
@@ -181,7 +170,7 @@ class _Job:
     table: TaskOutputs
     spec: PolicyPlan
     promise: Guarantee
-    unit: str
+    unit: Unit
     index: NDArray[np.int64]
     n_calibration: int
     n_test: int
@@ -229,36 +218,25 @@ class _Job:
         )
         seen = examine(rules, x[:, pool], z[:, pool])
         unit_of_case = np.unique(self.index[pool], return_inverse=True)[1].astype(np.int64)
-        by_group = self.unit != "case"
-        units = int(unit_of_case.max()) + 1
-        splitting = Splitting(
-            units=units,
-            n_test=self.n_test,
-            trials=trials,
-            seed=seed,
-            unit_of_case=unit_of_case if by_group else np.empty(0, np.int64),
+        splitting = split_by(
+            self.unit, unit_of_case, n_test=self.n_test, trials=trials, seed=seed,
             is_compiled=compiled(self.trials * self.table.cases),
-        )
-        sizes = np.bincount(unit_of_case)
-        weight = 1 / sizes[unit_of_case] if by_group else np.ones(len(pool))
+        )  # fmt: skip
+        weight = self.unit.weights(unit_of_case)
         allowance = np.empty((0, 0))
-        if self.unit == "whole-group":
+        if self.unit.stops_together:
             require_whole_group(self.spec, seen)
             is_risk = self.spec.kind == "fixed-width" and not self.spec.narrows
             allowance = np.stack([group_allowance(a, unit_of_case, is_risk) for a in seen.largest])
             thresholds = self._whole_group_thresholds(seen, allowance, splitting)
         else:
-            thresholds = self._thresholds(seen, splitting, unit_of_case, weight)
+            thresholds = self._thresholds(seen, splitting, unit_of_case)
         groups = unit_index(len(pool), None if group is None else group[pool])
         scans = Scans(seen, z[:, pool], self.table.accelerations, weight, groups, allowance)
         return replay(scans, splitting, thresholds), pool
 
     def _thresholds(
-        self,
-        seen: Examination,
-        splitting: Splitting,
-        unit_of_case: NDArray[np.int64],
-        weight: FloatArray,
+        self, seen: Examination, splitting: Splitting, unit_of_case: NDArray[np.int64]
     ) -> FloatArray:
         """Calibrate in every trial: thresholds (round, trial)."""
         if self.spec.kind == "paper":
@@ -268,8 +246,8 @@ class _Job:
         else:
             scores = [stopping_score(seen.lowest, seen.largest, seen.score)]
         n = splitting.units - self.n_test
-        rankings = [promised_ranking(s, self.promise, n, unit_of_case, weight) for s in scores]
-        found = run_trials(splitting, rankings, np.zeros((len(scores), 0, len(weight))))
+        rankings = [promised_ranking(s, self.promise, n, unit_of_case) for s in scores]
+        found = run_trials(splitting, rankings, np.zeros((len(scores), 0, len(unit_of_case))))
         thresholds = np.stack(
             [r.quantiles(p) for r, p in zip(rankings, found.position, strict=True)]
         )
@@ -281,14 +259,9 @@ class _Job:
     def _whole_group_thresholds(
         self, seen: Examination, allowance: FloatArray, splitting: Splitting
     ) -> FloatArray:
-        share = None if self.promise.cases == "random" else exact_share(self.promise.cases)
         grid = np.unique(np.concatenate([allowance.ravel(), seen.score.ravel(), [-np.inf]]))
-        losses = group_losses(allowance, seen.score, splitting.unit_of_case, grid, share)
-        n = splitting.units - self.n_test
-        if share is not None:
-            allowed = float(n - self.promise.rank(n))
-        else:
-            allowed = allowed_loss(self.promise, n)
+        losses = group_losses(allowance, seen.score, splitting.unit_of_case, grid, self.unit)
+        allowed = self.promise.allowed(splitting.units - self.n_test)
         thresholds = np.empty(splitting.trials)
         step = max(1, 20_000_000 // len(grid))
         for start in range(0, splitting.trials, step):
@@ -328,7 +301,7 @@ class _Job:
             budget=self.spec.budget,
             guaranteed=self.spec.kind != "paper",
             alpha=self.spec.alpha,
-            unit=self.unit,
+            unit=self.unit.name,
             trials=self.trials,
             n=self.n_calibration + self.n_test,
             n_calibration=self.n_calibration,

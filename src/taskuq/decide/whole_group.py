@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.calibration.groups import group_index, pac_mean_loss
+from taskuq.calibration.groups import group_index
 from taskuq.calibration.guarantee import Guarantee
-from taskuq.calibration.rank import exact_level, order_statistic
-from taskuq.calibration.threshold import exact_share
+from taskuq.calibration.units import Unit
 from taskuq.interval import FloatArray
 
 
@@ -44,7 +42,7 @@ def group_losses(
     score: FloatArray,
     index: NDArray[np.int64],
     thresholds: FloatArray,
-    share: Fraction | None,
+    unit: Unit,
 ) -> FloatArray:
     r"""Return the loss of each group at each threshold, made monotone, (group, threshold).
 
@@ -62,11 +60,13 @@ def group_losses(
         score: The smallest threshold at which each case's report contains its target (round, case).
         index: The group of each case.
         thresholds: Thresholds :math:`\lambda`.
-        share: The share of cases to cover, or None for the mean share missed.
+        unit: Whom the promise is for, which says what a missed case loses.
 
     Example:
+        >>> from taskuq.calibration.units import RandomCase
         >>> allowance, index = np.array([[2.0]]), np.array([0, 0])
-        >>> group_losses(allowance, np.array([[1.0, 3.0]]), index, np.array([0.5, 1.5, 2.5]), None)
+        >>> score, thresholds = np.array([[1.0, 3.0]]), np.array([0.5, 1.5, 2.5])
+        >>> group_losses(allowance, score, index, thresholds, RandomCase())
         array([[1. , 0.5, 0. ]])
     """
     rounds, groups = allowance.shape
@@ -79,11 +79,7 @@ def group_losses(
             at = np.maximum(thresholds, before[v])
             ordered = np.sort(score[k, index == v])
             missed = len(ordered) - np.searchsorted(ordered, at, side="right")
-            if share is None:
-                loss = missed / len(ordered)
-            else:
-                needed = math.ceil(share * len(ordered))
-                loss = (len(ordered) - missed < needed).astype(float)
+            loss = unit.loss(missed, len(ordered))
             losses[v] = np.maximum(losses[v], np.where(at < allowance[k, v], loss, 0.0))
         before = np.maximum(before, allowance[k])
     return losses
@@ -101,23 +97,10 @@ def whole_group_threshold(
         promise: What is promised, with groups as the unit.
     """
     index, sizes = group_index(group)
-    share = None if promise.cases == "random" else exact_share(promise.cases)
     # The losses change only where a group starts to stop or a case starts to be covered.
     thresholds = np.unique(np.concatenate([allowance.ravel(), score.ravel(), [-np.inf]]))
-    losses = group_losses(allowance, score, index, thresholds, share)
-    V = len(sizes)
-    if share is not None:
-        worst = np.array([_first_zero(thresholds, loss) for loss in losses])
-        return order_statistic(worst, promise.rank(V))
-    if promise.delta is None:
-        allowed = float(exact_level(promise.alpha) * (V + 1) - 1)
-    else:
-        allowed = float(pac_mean_loss(V, promise.alpha, promise.delta))
+    losses = group_losses(allowance, score, index, thresholds, promise.whom)
+    allowed = promise.allowed(len(sizes))
     # Shares of cases are not exact in floats; a meeting of sums counts as allowed.
     good = np.nonzero(losses.sum(axis=0) <= allowed + 1e-9)[0]
     return float(thresholds[good[0]]) if allowed >= 0 and good.size else math.inf
-
-
-def _first_zero(thresholds: FloatArray, loss: FloatArray) -> float:
-    zero = np.nonzero(loss == 0)[0]
-    return float(thresholds[zero[0]]) if zero.size else math.inf

@@ -82,7 +82,7 @@ def evaluate_exact(
     return Evaluation(
         score=name,
         alpha=alpha,
-        unit="case",
+        unit=cases.unit.counted,
         samples=int(cases.outputs.shape[-1]),
         n=cases.units,
         n_calibration=cases.n_calibration,

@@ -36,7 +36,7 @@ from taskuq.evaluation.strata import (
     join,
     whole_group_coverage,
 )
-from taskuq.evaluation.trials import Found, Splitting, run_trials, sums_at_quantiles
+from taskuq.evaluation.trials import Found, Splitting, run_trials, split_by, sums_at_quantiles
 from taskuq.interval import FloatArray
 from taskuq.protocols import Score
 
@@ -98,15 +98,15 @@ def evaluate(
         True
     """
     checked = check_cases(
-        outputs, targets, group=group, label=label, unit=unit, task_range=task_range, share=share
-    )
+        outputs, targets, group=group, label=label, unit=unit, cases=cases, task_range=task_range,
+        share=share,
+    )  # fmt: skip
     return evaluate_scores(
         checked,
         [score],
         alpha=alpha,
         trials=trials,
         rng=rng,
-        cases=cases,
         delta=delta,
         side=side,
         size_bins=size_bins,
@@ -130,7 +130,6 @@ def evaluate_scores(
     alpha: float,
     trials: int,
     rng: np.random.Generator,
-    cases: float | str = "random",
     delta: float | None = None,
     side: Side = "two",
     size_bins: Sequence[float] | None = None,
@@ -140,11 +139,7 @@ def evaluate_scores(
     if trials < 1 or tunings < 1:
         raise InputError(f"trials and tunings must be at least 1, got {trials} and {tunings}")
     promise = Guarantee(
-        alpha=alpha,
-        unit="group" if checked.unit == "group" else "case",
-        cases=cases,
-        delta=delta,
-        n_cases=len(checked.targets),
+        alpha=alpha, **checked.unit.record, delta=delta, n_cases=len(checked.targets)
     )
     rule = _Rule(
         promise, as_size_bins(size_bins), compiled(trials * len(checked.targets) * len(scores))
@@ -190,21 +185,13 @@ class _Part:
 def _run(cases: Cases, pools_: list[Pool], rule: _Rule, trials: int, seed: int) -> list[_Part]:
     index = pools_[0].index
     unit_of_case = np.unique(cases.unit_of_case[index], return_inverse=True)[1].astype(np.int64)
-    by_group = cases.unit == "group"
-    units = pools_[0].n_calibration + cases.n_test
-    splitting = Splitting(
-        units=units,
-        n_test=cases.n_test,
-        trials=trials,
-        seed=seed,
-        unit_of_case=unit_of_case if by_group else np.empty(0, np.int64),
+    splitting = split_by(
+        cases.unit, unit_of_case, n_test=cases.n_test, trials=trials, seed=seed,
         is_compiled=rule.is_compiled,
-    )
-    sizes = np.bincount(unit_of_case)
-    # A random case of a random group: every group counts the same.
-    weight = 1 / sizes[unit_of_case] if by_group else np.ones(len(index))
+    )  # fmt: skip
+    weight = cases.unit.weights(unit_of_case)
     rankings = [
-        promised_ranking(pool.scores, rule.promise, pool.n_calibration, unit_of_case, weight)
+        promised_ranking(pool.scores, rule.promise, pool.n_calibration, unit_of_case)
         for pool in pools_
     ]
     linear = [linear_width(pool.family, cases.task_range) for pool in pools_]
@@ -283,7 +270,7 @@ def _is_open(
 
 
 def _law(cases: Cases, pool: Pool, rule: _Rule) -> FloatArray | None:
-    if cases.unit != "case" or pool.n_tuning:
+    if cases.unit.is_group or pool.n_tuning:
         return None
     n = pool.n_calibration
     rank = rule.promise.rank(n)
@@ -304,7 +291,7 @@ def _summarise(cases: Cases, name: str, rule: _Rule, trials: int, parts: list[_P
     return Evaluation(
         score=name,
         alpha=rule.promise.alpha,
-        unit=cases.unit,
+        unit=cases.unit.counted,
         samples=int(cases.outputs.shape[-1]),
         n=cases.units,
         n_calibration=cases.n_calibration,

@@ -13,6 +13,7 @@ from taskuq.calibration.family import AnchoredFamily, Family, Side
 from taskuq.calibration.registry import resolve_score, score_name
 from taskuq.calibration.scores import family_of
 from taskuq.calibration.tuning import needs_tuning, tuned_score, tuning_count
+from taskuq.calibration.units import Unit, as_unit
 from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
 from taskuq.evaluation.splits import fold_sizes
@@ -27,7 +28,7 @@ class Cases:
     Arguments:
         outputs: (case, sample), or (round, case, sample) with the current round last.
         targets: (case,).
-        unit: 'case' or 'group'.
+        unit: What is split, and which of its cases are covered.
         unit_of_case: The number of each case's group; of the case itself where cases are the unit.
         n_calibration: Units in a calibration fold.
         n_test: Units in a test fold.
@@ -38,7 +39,7 @@ class Cases:
 
     outputs: FloatArray
     targets: FloatArray
-    unit: str
+    unit: Unit
     unit_of_case: NDArray[np.int64]
     n_calibration: int
     n_test: int
@@ -78,6 +79,7 @@ def check_cases(
     group: Any,
     label: Any,
     unit: str | None,
+    cases: float | str = "random",
     task_range: Any,
     share: float,
 ) -> Cases:
@@ -95,14 +97,13 @@ def check_cases(
         raise InputError("outputs hold no samples; at least one per case is needed")
     require_in_range(z, range_, "targets")
     groups = None if group is None else as_ids(group, "group", n)
-    chosen = unit or ("case" if groups is None else "group")
-    if chosen not in ("case", "group"):
-        raise InputError(f"unit must be 'case' or 'group', got {chosen!r}")
-    if chosen == "group" and groups is None:
-        raise InputError("unit 'group' needs the group of each case; give groups or use 'case'")
-    unit_of_case = np.arange(n)
-    if chosen == "group" and groups is not None:
-        unit_of_case = np.unique(groups, return_inverse=True)[1]
+    chosen = as_unit(
+        unit,
+        cases,
+        has_groups=groups is not None,
+        missing="unit {unit!r} needs the group of each case; give groups or use 'case'",
+    )
+    unit_of_case = chosen.index(n, groups)
     n_calibration, n_test = fold_sizes(int(unit_of_case.max()) + 1 if n else 0, share)
     labels = None if label is None else as_ids(label, "label", n)
     return Cases(x, z, chosen, unit_of_case, n_calibration, n_test, range_, groups, labels)
@@ -141,7 +142,7 @@ def pools(
         take = tuning_count(cases.n_calibration, getattr(score, "tuning_share", 0.3), alpha)
         if not 1 <= take < cases.n_calibration:
             raise InputError(
-                f"a score that learns needs several calibration {cases.unit}s, got "
+                f"a score that learns needs several calibration {cases.unit.counted}s, got "
                 f"{cases.n_calibration}; use mlwr or collect more"
             )
         for draw in range(tunings):

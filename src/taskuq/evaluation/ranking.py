@@ -7,10 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.calibration.groups import pac_mean_loss, worst_scores
 from taskuq.calibration.guarantee import Guarantee
-from taskuq.calibration.rank import exact_level
-from taskuq.calibration.threshold import exact_share
 from taskuq.interval import BoolArray, FloatArray
 
 
@@ -43,28 +40,8 @@ class Ranking:
         return np.append(self.scores, np.inf)[position]
 
 
-def allowed_loss(promise: Guarantee, n_calibration: int) -> float:
-    """Return how much loss the calibration groups may add up to; negative where none suffices.
-
-    Arguments:
-        promise: A promise about a random case of a new group.
-        n_calibration: The number of calibration groups.
-
-    Example:
-        >>> allowed_loss(Guarantee(alpha=0.1, unit="group", n_cases=40), n_calibration=29)
-        2.0
-    """
-    if promise.delta is not None:
-        return float(pac_mean_loss(n_calibration, promise.alpha, promise.delta))
-    return float(exact_level(promise.alpha) * (n_calibration + 1) - 1)
-
-
 def promised_ranking(
-    scores: FloatArray,
-    promise: Guarantee,
-    n_calibration: int,
-    unit_of_case: NDArray[np.int64],
-    weight: FloatArray,
+    scores: FloatArray, promise: Guarantee, n_calibration: int, unit_of_case: NDArray[np.int64]
 ) -> Ranking:
     """Order scores so that the quantile that keeps a promise can be found in any calibration fold.
 
@@ -73,22 +50,13 @@ def promised_ranking(
         promise: What is promised.
         n_calibration: The number of units in a calibration fold.
         unit_of_case: The unit of each case, numbered from 0.
-        weight: The weight of each case.
 
     Example:
         >>> promise = Guarantee(alpha=0.2, unit="case", n_cases=5)
-        >>> ranking = promised_ranking(np.array([3.0, 1, 2]), promise, 4, np.arange(3), np.ones(3))
+        >>> ranking = promised_ranking(np.array([3.0, 1, 2]), promise, 4, np.arange(3))
         >>> ranking.scores, ranking.unit, ranking.allowed
         (array([1., 2., 3.]), array([1, 2, 0]), 0.0)
     """
-    if promise.unit == "group" and promise.cases == "random":
-        order = np.argsort(scores, kind="stable")
-        allowed = allowed_loss(promise, n_calibration)
-        return Ranking(scores[order], unit_of_case[order], weight[order], allowed)
-    unit = unit_of_case
-    if promise.unit == "group":
-        scores = worst_scores(scores, unit_of_case, exact_share(promise.cases))
-        unit = np.arange(len(scores))
-    order = np.argsort(scores, kind="stable")
-    allowed = float(n_calibration - promise.rank(n_calibration))
-    return Ranking(scores[order], unit[order], np.ones(len(order)), allowed)
+    each, unit, weight = promise.whom.entries(scores, unit_of_case)
+    order = np.argsort(each, kind="stable")
+    return Ranking(each[order], unit[order], weight[order], promise.allowed(n_calibration))

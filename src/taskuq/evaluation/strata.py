@@ -96,7 +96,7 @@ def whole_group_coverage(
     cases: Cases, pool: Pool, splitting: Splitting, quantile: FloatArray
 ) -> FloatArray | None:
     """Return the share of test groups whose cases are all covered, in each trial."""
-    if cases.unit != "group":
+    if not cases.unit.is_group:
         return None
     worst = worst_scores(pool.scores, splitting.unit_of_case, 1)
     by_group = replace(splitting, unit_of_case=np.empty(0, np.int64))

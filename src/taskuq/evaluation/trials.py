@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq.calibration.units import Unit
 from taskuq.evaluation.ranking import Ranking
 from taskuq.evaluation.splits import byte_threshold, test_folds
 from taskuq.interval import BoolArray, FloatArray
@@ -47,6 +48,30 @@ class Splitting:
         """Return which cases are in the test fold of the given consecutive trials."""
         folds = test_folds(self.seed, int(numbers[0]), len(numbers), self.units, self.n_test)
         return folds[:, self.unit_of_case] if len(self.unit_of_case) else folds
+
+
+def split_by(
+    unit: Unit,
+    unit_of_case: NDArray[np.int64],
+    *,
+    n_test: int,
+    trials: int,
+    seed: int,
+    is_compiled: bool,
+) -> Splitting:
+    """Return how cases are split by their units.
+
+    Arguments:
+        unit: What is split.
+        unit_of_case: The unit of each case, numbered from 0.
+        n_test: The number of units in each test fold.
+        trials: The number of splits.
+        seed: Their seed.
+        is_compiled: Whether the compiled loops do the work.
+    """
+    units = int(unit_of_case.max()) + 1
+    of_case = unit_of_case if unit.is_group else np.empty(0, np.int64)
+    return Splitting(units, n_test, trials, seed, of_case, is_compiled)
 
 
 @dataclass(frozen=True)

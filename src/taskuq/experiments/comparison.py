@@ -110,6 +110,7 @@ def _round(table: TaskOutputs, k: int, comparison: Comparison) -> list[Evaluatio
         group=table.group,
         label=table.label,
         unit=comparison.unit,
+        cases=comparison.cases,
         task_range=table.task_range,
         share=0.7,
     )
@@ -120,7 +121,6 @@ def _round(table: TaskOutputs, k: int, comparison: Comparison) -> list[Evaluatio
         trials=comparison.trials,
         # The same splits at every acceleration, so that differences are not those of the splits.
         rng=np.random.default_rng(comparison.seed),
-        cases=comparison.cases,
         delta=comparison.delta,
         side=comparison.side,
         size_bins=comparison.size_bins,

@@ -282,7 +282,7 @@ def _add_planner(contents: Contents, folder: RunFolder) -> None:
     if not isinstance(alpha, float) or not 0.001 <= alpha <= 0.5:
         return
     have = None
-    if folder.policy is not None and folder.policy.guarantee.unit == "case":
+    if folder.policy is not None and not folder.policy.guarantee.whom.is_group:
         have = folder.policy.guarantee.n_cases
     try:
         contents.add("Planning a study", [planner_figure(alpha, float(delta), have)])

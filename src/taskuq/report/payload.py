@@ -14,6 +14,7 @@ from taskuq.calibration.learned import Learned
 from taskuq.calibration.mlwr import MLWR
 from taskuq.calibration.scores import AR, LWR, family_of
 from taskuq.calibration.tuning import tuned_score, tuning_cases
+from taskuq.calibration.units import unit_named
 from taskuq.decide.rules import spread_score
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
@@ -72,7 +73,7 @@ def explorer_payload(
     x = np.moveaxis(explorer.calibration_outputs, 1, 0)
     shown = np.moveaxis(explorer.outputs, 1, 0)
     group = explorer.calibration_group
-    unit = unit if unit == "case" or group is not None else "case"
+    unit = unit if group is not None else "case"
     scores = _scores(explorer, x, shown, alpha, unit, task_range)
     statistics = {name for name in scores if name not in SCORES}
     policies = {
@@ -126,7 +127,8 @@ def learning_cases(
     score: Score, cases: int, alpha: float, group: np.ndarray | None, unit: str
 ) -> np.ndarray:
     """Return which calibration cases a score of the explorer learns from."""
-    return tuning_cases(score, cases, alpha, group if unit == "group" else None, None)
+    index = unit_named(unit).index(cases, group)
+    return tuning_cases(score, index, alpha, None)
 
 
 def tuned_scores(

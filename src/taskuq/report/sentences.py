@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from taskuq.calibration.units import unit_named
 from taskuq.decide.simulation import Simulation
 from taskuq.report.contents import Contents, run_alpha, run_width
 from taskuq.report.folder import RunFolder
@@ -75,7 +76,7 @@ def promises(folder: RunFolder, contents: Contents) -> list[str]:
     if not found:
         for record in contents.evaluations.values():
             first = record.results[0]
-            who = "a new case" if first.unit == "case" else "a random case of a new group"
+            who = unit_named(first.unit).who
             found.append(
                 f"Guaranteed: an interval calibrated as in these splits contains the target of "
                 f"{who} with probability at least {1 - first.alpha:.10g}, if the new {first.unit} "
