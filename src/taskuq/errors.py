@@ -7,3 +7,13 @@ class InputError(ValueError):
     The command line prints the sentence and exits with status 2. Everything else that is raised is
     a fault of ours and exits with status 1.
     """
+
+
+def first_line(error: BaseException) -> str:
+    r"""Return the first line of what somebody else's error says, or its name where it says nothing.
+
+    Example:
+        >>> first_line(OSError("no such file\nor directory")), first_line(KeyError())
+        ('no such file', 'KeyError')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -81,6 +81,15 @@ class StoredRecoveries(Protocol):
 
 
 @runtime_checkable
+class MarkovChain(Protocol):
+    """A deepinv model that walks through the posterior and keeps where it has been."""
+
+    def get_chain(self) -> Any:
+        """Return the states that were kept, the latest last."""
+        ...
+
+
+@runtime_checkable
 class Task(Protocol):
     """A task :math:`f` that reads numbers off images."""
 

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import toy
 
 import taskuq as tq
 from taskuq.commands.app import main
-from taskuq.pipeline import RayOptions, SlurmOptions
+from taskuq.pipeline import ENGINES, RayOptions, SlurmOptions
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
 SLOW = tq.Pipeline(toy.measure, toy.slow_recover, toy.task)
@@ -30,11 +31,9 @@ def same(a, b):
 @pytest.fixture(scope="module")
 def cluster():
     ray = pytest.importorskip("ray")
-    # The workers have to find the toy imaging system.
-    here = os.path.dirname(__file__)
     ray.init(
         num_cpus=2, include_dashboard=False, log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": here}},
+        runtime_env={"env_vars": {"PYTHONPATH": toy.PATH}},
     )  # fmt: skip
     yield ray
     ray.shutdown()
@@ -129,8 +128,39 @@ def test_the_command_line_gives_the_same_table_with_every_engine(cluster, tmp_pa
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 def test_submitit_gives_the_same_table(expected, tmp_path, monkeypatch):
     pytest.importorskip("submitit")
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    monkeypatch.setenv("PYTHONPATH", toy.PATH)
     options = SlurmOptions(jobs=2, cluster="local", logs=tmp_path / "jobs")
     table = SLOW.run(toy.images(30), store=tmp_path / "t", engine=options, **RUN)
 
     assert same(table, expected)
+
+
+class Backwards:
+    """An engine of one's own: this process, the last case first."""
+
+    done: ClassVar[list] = []
+
+    @classmethod
+    def from_flags(cls, flags):
+        return cls()
+
+    def ready(self, scratch):
+        return contextlib.nullcontext()
+
+    def run(self, work, todo, progress):
+        self.done.extend(todo[::-1])
+        work.do(todo[::-1], progress)
+
+
+def test_an_engine_of_your_own_takes_one_registration(tmp_path, monkeypatch):
+    monkeypatch.setattr(ENGINES, "_known", dict(ENGINES._known))
+    ENGINES.register("backwards", Backwards)
+    config = tmp_path / "run.toml"
+    config.write_text(CONFIG)
+    for name in ("local", "backwards"):
+        main(["run", str(config), "-o", str(tmp_path / name), "--batch", "2", "--engine", name])
+
+    assert same(*(tq.TaskOutputs.load(tmp_path / name) for name in ("local", "backwards")))
+    assert Backwards.done == [5, 4, 3, 2]  # the first batch shows what the task gives
+    with pytest.raises(tq.InputError, match="choose one of local, ray, slurm, backwards"):
+        ENGINES["forwards"]

@@ -28,8 +28,7 @@ def cluster(monkeypatch):
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    # The workers have to find the toy imaging system.
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    monkeypatch.setenv("PYTHONPATH", toy.PATH)
     head = {"num_cpus": 0, "include_dashboard": False, "_system_config": SOON}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]

@@ -8,7 +8,7 @@ import toy
 
 import taskuq as tq
 from taskuq.pipeline import RayOptions, SlurmOptions
-from taskuq.runs.run import engine_options
+from taskuq.pipeline.engines import ENGINES, Flags
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
 
@@ -51,13 +51,15 @@ def test_rounds_in_the_wrong_order_are_refused_at_once(accelerations):
     [
         (("local", None, 4), "takes no workers"),
         (("local", "host:1"), "takes no workers or address"),
-        (("ray", None, None, ["timeout_min=3"]), "choose --engine slurm"),
-        (("slurm", None, None, ["timeout_min"]), "name=value"),
+        (("local", None, None, ("timeout_min=3",)), "choose --engine slurm"),
+        (("ray", None, None, ("timeout_min=3",)), "choose --engine slurm"),
+        (("slurm", None, None, ("timeout_min",)), "name=value"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(flags, sentence):
+    name, *said = flags
     with pytest.raises(tq.InputError, match=sentence):
-        engine_options(*flags)
+        ENGINES[name].from_flags(Flags(*said))
 
 
 def test_a_command_refuses_with_status_2_and_one_sentence(tmp_path):

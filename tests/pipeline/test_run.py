@@ -165,3 +165,36 @@ def test_calibration_takes_a_finished_table_as_it_is():
     bound = tq.calibrate(table.outputs[1], table.targets, alpha=0.1, score="lwr")
 
     assert bound(table.outputs[1]).contains(table.targets).mean() >= 0.9
+
+
+def test_every_image_is_read_once():
+    class Counted(list):
+        def __getitem__(self, index):
+            read.append(index)
+            return super().__getitem__(index)
+
+    read = []
+    PIPELINE.run(Counted(toy.images(6)), **RUN)
+
+    assert sorted(read) == list(range(6))
+
+
+@pytest.mark.parametrize("part", ["measure", "recover", "task"])
+def test_a_part_that_cannot_be_called_is_refused_at_once(part):
+    parts = {"measure": toy.measure, "recover": toy.recover, "task": toy.task, part: "weights.pt"}
+
+    with pytest.raises(tq.InputError, match=f"{part} is a str"):
+        tq.Pipeline(**parts)
+
+
+def test_a_task_may_bring_its_names_and_its_range():
+    class Task:
+        names, range = ("mean", "largest"), (0.0, 1.0)
+
+        def __call__(self, images):
+            return toy.two_tasks(images)
+
+    table = tq.Pipeline(toy.measure, toy.recover, Task()).run(toy.images(3), **RUN)
+
+    assert table.task_names == ("mean", "largest")
+    assert table.task_range == (0.0, 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -15,7 +15,7 @@ def run(
     /,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"])],
-    engine: Literal["local", "ray", "slurm"] = "local",
+    engine: str = "local",
     address: str | None = None,
     workers: int | None = None,
     slurm: Annotated[list[str] | None, Parameter(name="--slurm", negative=())] = None,
@@ -29,7 +29,7 @@ def run(
     Args:
         config: A TOML file that names data, measurement, recovery and task.
         output: The folder of the table.
-        engine: This process, a Ray cluster, or SLURM jobs.
+        engine: This process (local), a Ray cluster (ray), SLURM jobs (slurm), or one of your own.
         address: Of a running Ray cluster, host:port; a local one is started without it. With
             slurm, 'local' runs the jobs on this machine.
         workers: How many Ray workers, or SLURM jobs, share the cases.
@@ -39,10 +39,11 @@ def run(
         fresh: Throw away what the folder holds and begin again.
         dry_run: Try a few cases, say what all of them will take, and write nothing.
     """
-    from taskuq.runs.run import engine_options, estimate, open_run, read_run
+    from taskuq.pipeline.engines import ENGINES, Flags
+    from taskuq.runs.run import estimate, open_run, read_run
 
     settings = read_run(config)
-    chosen = engine_options(engine, address, workers, slurm or (), device)
+    chosen = ENGINES[engine].from_flags(Flags(address, workers, tuple(slurm or ()), device))
     opened = open_run(settings, device)
     if dry_run:
         show(estimate(opened).sentence)

@@ -15,10 +15,10 @@ from taskuq.outputs.shards import (
     numbers_of,
     read_header,
     read_parts,
+    read_places,
     read_schema,
     read_shard,
     require_column,
-    rounds_of,
     shard_paths,
 )
 from taskuq.outputs.table import TaskOutputs
@@ -69,11 +69,7 @@ def _place_rows(header: Header, shards: list[Path]) -> tuple[Any, list[Places], 
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    cases, rounds = [], []
-    for shard in shards:
-        rows = read_shard(shard, ["case", "acceleration"])
-        cases.append(identities(rows["case"], "case", f"shard {shard.name}"))
-        rounds.append(rounds_of(rows, header, shard))
+    cases, rounds = zip(*read_places(shards, header), strict=True)
     names = concatenate(cases)
     ids = pc.unique(names)
     roster = read_roster(shards[0].parent) if header.order == "roster" else None

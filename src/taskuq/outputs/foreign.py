@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.errors import InputError
+from taskuq.errors import InputError, first_line
 from taskuq.interval import FloatArray
 from taskuq.outputs.columns import identities, positions, to_numpy
 from taskuq.outputs.table import TaskOutputs
@@ -94,8 +94,7 @@ def _read(path: Path) -> Any:
         else:
             rows = pq.read_table(path, partitioning=None)
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{path} cannot be read as a table ({reason:.120})") from None
+        raise InputError(f"{path} cannot be read as a table ({first_line(error):.120})") from None
     if rows.num_rows == 0:
         raise InputError(f"{path.name} has no rows; check the file")
     if len(set(rows.column_names)) != len(rows.column_names):

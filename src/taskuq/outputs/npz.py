@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from taskuq.errors import InputError
+from taskuq.errors import InputError, first_line
 from taskuq.files import whole_file
 from taskuq.outputs.table import TaskOutputs
 
@@ -53,10 +53,9 @@ def read_npz(path: Path) -> TaskOutputs:
     except InputError:
         raise
     except Exception as error:  # zlib, zipfile and NumPy each have several for damaged bytes
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"{path} cannot be read as a table ({reason:.80}); it may be truncated, or hold Python "
-            "objects instead of arrays"
+            f"{path} cannot be read as a table ({first_line(error):.80}); it may be truncated, "
+            "or hold Python objects instead of arrays"
         ) from None
     if not isinstance(attributes, dict):
         raise InputError(f"{path} has attributes that are not a table's; write it again")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.checks import as_range, require_finite
-from taskuq.errors import InputError
+from taskuq.errors import InputError, first_line
 from taskuq.files import read_json, whole_file, write_json
 from taskuq.outputs.columns import as_texts, concatenate, identities, positions
 from taskuq.outputs.roster import write_roster
@@ -108,34 +108,12 @@ class TableWriter:
 
     def finished(self) -> set[tuple[str, float]]:
         """Return the (case, acceleration) pairs that whole shards hold."""
-        done: set[tuple[str, float]] = set()
-        for shard in shard_paths(self.folder):
-            rows = read_shard(shard, ["case", "acceleration"])
-            case = as_texts(identities(rows["case"], "case", f"shard {shard.name}"))
-            done.update(zip(case.to_pylist(), rows["acceleration"].to_pylist(), strict=True))
-        return done
-
-    def finished_cases(self, names: Sequence[str]) -> np.ndarray:
-        """Say for each of the named cases whether whole shards hold all of its rounds.
-
-        Arguments:
-            names: Identities.
-
-        Returns:
-            One boolean for each.
-        """
-        import pyarrow as pa
-
-        there = np.zeros((len(self.header.accelerations), len(names)), dtype=bool)
-        cases, rounds = [], []
-        for shard in shard_paths(self.folder):
-            rows = read_shard(shard, ["case", "acceleration"])
-            cases.append(identities(rows["case"], "case", f"shard {shard.name}"))
-            rounds.append(rounds_of(rows, self.header, shard))
-        if cases:
-            case = positions(concatenate(cases), pa.array(names, pa.large_string()))
-            there[np.concatenate(rounds)[case >= 0], case[case >= 0]] = True
-        return np.asarray(there.all(axis=0))
+        rates = np.asarray(self.header.accelerations)
+        return {
+            pair
+            for case, round in read_places(shard_paths(self.folder), self.header)
+            for pair in zip(as_texts(case).to_pylist(), rates[round].tolist(), strict=True)
+        }
 
     def write(
         self,
@@ -196,6 +174,43 @@ class TableWriter:
         return path
 
 
+def finished_cases(folder: Path, header: Header, names: Sequence[str]) -> np.ndarray:
+    """Say for each of the named cases whether whole shards hold all of its rounds.
+
+    Arguments:
+        folder: The folder of a table.
+        header: Its attributes.
+        names: Identities.
+
+    Returns:
+        One boolean for each.
+    """
+    import pyarrow as pa
+
+    there = np.zeros((len(header.accelerations), len(names)), dtype=bool)
+    places = read_places(shard_paths(folder), header)
+    if places:
+        cases, rounds = zip(*places, strict=True)
+        where = positions(concatenate(cases), pa.array(names, pa.large_string()))
+        there[np.concatenate(rounds)[where >= 0], where[where >= 0]] = True
+    return np.asarray(there.all(axis=0))
+
+
+def read_places(shards: Sequence[Path], header: Header) -> list[tuple[Any, np.ndarray]]:
+    """Return for each shard which case and which round each of its rows belongs to.
+
+    Arguments:
+        shards: Files of a table.
+        header: Its attributes.
+    """
+    places = []
+    for shard in shards:
+        rows = read_shard(shard, ["case", "acceleration"])
+        case = identities(rows["case"], "case", f"shard {shard.name}")
+        places.append((case, _rounds_of(rows, header, shard)))
+    return places
+
+
 def shard_paths(folder: Path) -> list[Path]:
     """Return the whole shards of a table, in the order of their names."""
     return sorted(folder.glob("part-*.parquet"))
@@ -228,7 +243,7 @@ def read_parts(path: Path, columns: list[str]) -> Iterator[Any]:
         raise _damaged(path, error) from None
 
 
-def rounds_of(rows: Any, header: Header, shard: Path) -> np.ndarray:
+def _rounds_of(rows: Any, header: Header, shard: Path) -> np.ndarray:
     """Say for each row of a shard which round it belongs to."""
     rate, rates = numbers_of(rows, "acceleration", shard), np.asarray(header.accelerations)
     round: np.ndarray = np.full(len(rate), -1, dtype=np.int16)
@@ -248,10 +263,9 @@ def numbers_of(rows: Any, name: str, shard: Path) -> np.ndarray:
 
 
 def _damaged(path: Path, error: Exception) -> InputError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
     return InputError(
-        f"shard {path.name} cannot be read ({reason:.80}); it is truncated or damaged: delete it "
-        "and run again to compute its cases anew"
+        f"shard {path.name} cannot be read ({first_line(error):.80}); it is truncated or damaged: "
+        "delete it and run again to compute its cases anew"
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from taskuq.errors import InputError
+from taskuq.protocols import MarkovChain
 
 
 def magnitude(images: Any) -> Any:
@@ -65,7 +66,7 @@ class PhysicsRecovery:
                 f"kind is {self.kind!r} and together {self.together}; choose point, sampler or "
                 "chain, and draw at least one sample in a call"
             )
-        if self.kind == "chain" and not hasattr(self.model, "get_chain"):
+        if self.kind == "chain" and not isinstance(self.model, MarkovChain):
             raise InputError(
                 f"{type(self.model).__name__} keeps no chain; choose the kind sampler or point"
             )
@@ -95,7 +96,9 @@ class PhysicsRecovery:
         return self.finish(images.detach())
 
     def _call(self, y: Any, physics: Any, seed: int) -> Any:
-        function = getattr(self.model, "forward", self.model)
+        import torch
+
+        function = self.model.forward if isinstance(self.model, torch.nn.Module) else self.model
         takes_seed = "seed" in inspect.signature(function).parameters
         # NumPy takes 32 bits, and deepinv takes 0 for no seed.
         small = seed % (2**32 - 1) + 1

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from taskuq.errors import InputError
-from taskuq.pipeline.chain import CaseOutputs, Chain
+import numpy as np
 
-# Bytes for a batch on a CPU; on a GPU this share of its memory.
-MEMORY, SHARE = 2 * 2**30, 0.25
+from taskuq.errors import InputError
+from taskuq.pipeline.cases import Cases
+from taskuq.pipeline.chain import CaseOutputs, Chain
+from taskuq.pipeline.device import batch_memory, is_out_of_memory, release_memory
+from taskuq.pipeline.log import RunLog
+from taskuq.protocols import BatchRecover
+
 # A network holds some 64 numbers for each pixel of an image it reads (ResNet-50 the most).
 NUMBERS = 64
 # On an H200 the sampler gains nothing beyond 16 cases at a time.
 MOST = 16
+# Images read ahead of those that are being recovered, at least.
+AHEAD = 4
+
+# The number of a case, and what running it gave: its numbers, or why there are none.
+Found = tuple[int, CaseOutputs | Exception]
 
 
 def batch_size(
@@ -39,33 +49,26 @@ def batch_size(
         batch: What the user asks for; chosen by memory where None.
 
     Example:
-        >>> class Recover:
+        >>> class Flow:
+        ...     def __call__(self, measurement, *, samples, seed): ...
         ...     def batch(self, measurements, *, samples, seeds): ...
-        >>> batch_size(Recover(), np.ones((320, 320)), samples=32, cases=100)
+        >>> batch_size(Flow(), np.ones((320, 320)), samples=32, cases=100)
         2
-        >>> batch_size(Recover(), np.ones((128, 128)), samples=32, cases=100)
+        >>> batch_size(Flow(), np.ones((128, 128)), samples=32, cases=100)
         15
     """
     if batch is not None and batch < 1:
         raise InputError(f"batch must be at least 1, got {batch}")
-    if not hasattr(recover, "batch"):
+    if not isinstance(recover, BatchRecover):
         return 1
     if batch is None:
         shape = tuple(image.shape)
         # Networks on coil images hold a real and an imaginary channel for each coil.
         copies = max(samples, 2 * math.prod(shape[:-2]))
         need = 4 * NUMBERS * copies * math.prod(shape[-2:])
-        batch = max(1, min(MOST, int(_memory(device) / need)))
+        batch = max(1, min(MOST, int(batch_memory(device) / need)))
     # Equal batches, so that few cases are run for nothing in the last one.
     return math.ceil(cases / math.ceil(cases / batch))
-
-
-def _memory(device: str | None) -> float:
-    if device is not None and device.startswith("cuda"):
-        import torch
-
-        return SHARE * torch.cuda.get_device_properties(device).total_memory
-    return MEMORY
 
 
 class Batches:
@@ -73,23 +76,67 @@ class Batches:
 
     Arguments:
         chain: Measurement, recovery and task.
+        cases: All cases.
+        log: Told when memory has run out.
+        seen: Images that have been read already, by the number of their case.
     """
 
-    def __init__(self, chain: Chain) -> None:
-        self.chain = chain
-        self.halvings = 0
+    def __init__(
+        self,
+        chain: Chain,
+        cases: Cases,
+        log: RunLog | None = None,
+        seen: Mapping[int, Any] | None = None,
+    ) -> None:
+        self.chain, self.cases, self.log = chain, cases, log
+        self.seen = dict(seen or {})
 
-    def run(
-        self, items: Sequence[tuple[int, str, Any]]
-    ) -> Iterator[tuple[int, CaseOutputs | Exception]]:
-        """Yield for each case its numbers, or why there are none.
-
-        A case that makes its batch fail is found by halving the batch; the others do not suffer.
+    def run(self, todo: Sequence[int]) -> Iterator[Found]:
+        """Yield the numbers of each case, or why there are none, batch by batch.
 
         Arguments:
-            items: Number, identity and image of each case; the images have one shape.
+            todo: The numbers of the cases to run.
         """
-        waiting = [list(items)] if items else []
+        together: list[tuple[int, Any]] = []
+        for index, reading in self._read_ahead(todo):
+            try:
+                # Here, not in the thread that reads: GPU work cannot be recorded while another
+                # thread sets aside memory on the same device.
+                image = self.chain.place(reading.result())
+            except Exception as error:  # a file that cannot be read is the failure of its case
+                yield index, error
+                continue
+            if together and np.shape(together[0][1]) != np.shape(image):
+                yield from self._together(together)
+                together = []
+            together.append((index, image))
+            if len(together) >= self.chain.size:
+                yield from self._together(together)
+                together = []
+        yield from self._together(together)
+
+    def _read_ahead(self, todo: Sequence[int]) -> Iterator[tuple[int, Future[Any]]]:
+        """Yield cases with their images, which a second thread reads while others are recovered."""
+        ahead = max(AHEAD, 2 * self.chain.size)
+        with ThreadPoolExecutor(max_workers=1) as reader:
+            waiting: deque[tuple[int, Future[Any]]] = deque()
+            for index in todo:
+                waiting.append((index, reader.submit(self._image, index)))
+                if len(waiting) > ahead:
+                    yield waiting.popleft()
+            while waiting:
+                yield waiting.popleft()
+
+    def _image(self, index: int) -> Any:
+        return self.seen.pop(index) if index in self.seen else self.cases.image(index)
+
+    def _together(self, items: list[tuple[int, Any]]) -> Iterator[Found]:
+        """Run images of one shape.
+
+        A case that makes its batch fail is found by halving the batch; the others do not suffer.
+        """
+        waiting = [items] if items else []
+        before = self.chain.size
         while waiting:
             part = waiting.pop()
             if len(part) > self.chain.size:
@@ -97,15 +144,16 @@ class Batches:
                 continue
             error = None
             try:
-                found = self.chain.scan([image for _, _, image in part], [n for _, n, _ in part])
+                found = self.chain.scan(
+                    [image for _, image in part], [self.cases.case[index] for index, _ in part]
+                )
             except Exception as reason:  # one bad case must not end a run of hours
                 # Without its frames, which hold on to the memory that ran out.
                 error = reason.with_traceback(None)
             if error is None:
-                yield from zip((index for index, _, _ in part), found, strict=True)
+                yield from zip((index for index, _ in part), found, strict=True)
             elif is_out_of_memory(error) and self.chain.size > 1:
                 self.chain = replace(self.chain, size=self.chain.size // 2)
-                self.halvings += 1
                 release_memory()
                 waiting.append(part)
             elif len(part) > 1:
@@ -113,24 +161,5 @@ class Batches:
                 waiting += [part[middle:], part[:middle]]
             else:
                 yield part[0][0], error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory has run out, on a GPU or beside it.
-
-    Example:
-        >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("memory"))
-        (True, False)
-    """
-    torch = sys.modules.get("torch")
-    kinds = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
-    # On a CPU torch raises a bare RuntimeError.
-    on_cpu = type(error) is RuntimeError and "allocate memory" in str(error)
-    return isinstance(error, kinds) or on_cpu
-
-
-def release_memory() -> None:
-    """Give back memory that torch holds for later."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        if self.chain.size < before and self.log is not None:
+            self.log.write("out of memory", batch=self.chain.size)

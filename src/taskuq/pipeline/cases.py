@@ -10,6 +10,7 @@ import numpy as np
 
 from taskuq.checks import as_ids
 from taskuq.errors import InputError
+from taskuq.protocols import HasCases, HasGroups, HasImage, HasLabels
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Cases:
     def image(self, index: int) -> Any:
         """Read one image."""
         item = self.images[index]
-        return item.image if hasattr(item, "image") else item
+        return item.image if isinstance(item, HasImage) else item
 
 
 def as_cases(
@@ -66,9 +67,12 @@ def as_cases(
         raise InputError("images must have a length and give items by their number") from None
     if n == 0:
         raise InputError("there are no images to run; check the data set")
-    group = getattr(images, "groups", None) if group is None else group
-    label = getattr(images, "labels", None) if label is None else label
-    case = getattr(images, "cases", None) if case is None else case
+    if group is None and isinstance(images, HasGroups):
+        group = images.groups
+    if label is None and isinstance(images, HasLabels):
+        label = images.labels
+    if case is None and isinstance(images, HasCases):
+        case = images.cases
     names = tuple(str(c) for c in (range(n) if case is None else as_ids(case, "case", n)))
     if len(set(names)) != n:
         raise InputError("two cases have the same identity; each needs its own")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from taskuq.checks import as_array
+from taskuq.checks import as_array, is_tensor, no_gradients
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
-from taskuq.protocols import Measure, Recover, Task
+from taskuq.protocols import BatchRecover, Measure, Recover, StoredRecoveries, Task
 from taskuq.seeds import case_seed
 
 
@@ -23,7 +21,7 @@ class CaseOutputs:
 
     Arguments:
         targets: :math:`z = f(x)`, (task,).
-        outputs: :math:`\hat z`, (round, sample, task).
+        outputs: :math:`\hat z`, (round, sample, task), in single precision as a table keeps them.
     """
 
     targets: FloatArray
@@ -42,8 +40,7 @@ def true_image(image: Any) -> Any:
         >>> true_image(np.full((4, 2, 2), 3j)).tolist()
         [[6.0, 6.0], [6.0, 6.0]]
     """
-    is_complex = image.is_complex() if hasattr(image, "is_complex") else np.iscomplexobj(image)
-    if not is_complex:
+    if not (image.is_complex() if is_tensor(image) else np.iscomplexobj(image)):
         return image
     magnitude = abs(image)
     return (magnitude**2).sum(-3) ** 0.5 if image.ndim > 2 else magnitude
@@ -53,14 +50,14 @@ def true_image(image: Any) -> Any:
 class Chain:
     r"""Measurement, recovery and task with everything that decides their numbers.
 
-    Cases run together when the recovery has a method ``batch(measurements, samples=, seeds=)``
-    that returns (case, sample, height, width). Batches are always full: a short one is filled up
-    with its last case. Arithmetic on a batch may depend on how many cases it holds, never on
-    which, so that for one ``size`` a case gives the same bits whatever runs beside it.
+    Cases run together when the recovery is a :class:`taskuq.protocols.BatchRecover`. Batches are
+    always full: a short one is filled up with its last case. Arithmetic on a batch may depend on
+    how many cases it holds, never on which, so that for one ``size`` a case gives the same bits
+    whatever runs beside it.
 
     Arguments:
         measure: :math:`h`.
-        recover: :math:`g`.
+        recover: :math:`g`, or recoveries that were made elsewhere.
         task: :math:`f`.
         accelerations: The rounds.
         samples: Posterior samples per case and round.
@@ -69,21 +66,19 @@ class Chain:
         device: Where tensors are put before they are measured; where they are by default.
 
     Example:
-        >>> def measure(image, acceleration):
-        ...     return image[:: int(acceleration)]
-        >>> def recover(measurement, *, samples, seed):
-        ...     noise = np.random.default_rng(seed).standard_normal((samples, 1))
-        ...     return measurement.mean() + 0.1 * noise
-        >>> def task(images):
-        ...     return images.reshape(len(images), -1).mean(axis=1)
-        >>> chain = Chain(measure, recover, task, accelerations=(4, 2), samples=3, seed=0)
+        >>> chain = Chain(
+        ...     measure=lambda image, acceleration: image[:: int(acceleration)],
+        ...     recover=lambda y, *, samples, seed: np.tile(y[:2], (samples, 1)),
+        ...     task=lambda images: images.mean(axis=1),
+        ...     accelerations=(4, 2), samples=3, seed=0,
+        ... )
         >>> (found,) = chain.scan([np.ones(8)], ["a"])
         >>> found.outputs.shape, found.targets
         ((2, 3, 1), array([1.]))
     """
 
     measure: Measure
-    recover: Recover
+    recover: Recover | StoredRecoveries
     task: Task
     accelerations: Sequence[float]
     samples: int
@@ -93,9 +88,8 @@ class Chain:
 
     def place(self, image: Any) -> Any:
         """Put a tensor on the device; an array stays as it is."""
-        if self.device is None or not hasattr(image, "detach"):
-            return image
-        return image.to(self.device, non_blocking=True)
+        is_elsewhere = self.device is not None and is_tensor(image)
+        return image.to(self.device, non_blocking=True) if is_elsewhere else image
 
     def scan(self, images: Sequence[Any], names: Sequence[str]) -> list[CaseOutputs | InputError]:
         """Measure, recover and read images of one shape at every acceleration, all at once.
@@ -108,7 +102,7 @@ class Chain:
             For each case its numbers, or why there are none.
         """
         assert 1 <= len(images) <= self.size
-        with _no_gradients():
+        with no_gradients():
             known = [true_image(image) for image in images]
             targets = self._read(_stack(self._full(known)), "on the true image")
             rounds = [self._round(images, names, R, targets.shape[-1]) for R in self.accelerations]
@@ -133,29 +127,21 @@ class Chain:
 
     def _recoveries(self, images: Sequence[Any], names: Sequence[str], R: float) -> Any:
         """Return the recoveries of one round, the samples of all cases one after the other."""
-        if hasattr(self.recover, "stored"):
-            # Made elsewhere: found by the name of the case, whatever would be measured.
-            return self._like(images[0], self.recover.stored(names[0], R, samples=self.samples))
+        if isinstance(self.recover, StoredRecoveries):
+            # Found by the name of the case, whatever would be measured.
+            return _like(images[0], self.recover.stored(names[0], R, samples=self.samples))
         measurements = self._full([self.measure(image, R) for image in images])
         seeds = self._full([case_seed(self.seed, name, R) for name in names])
         if self.size == 1:
             return self.recover(measurements[0], samples=self.samples, seed=seeds[0])
-        batch = self.recover.batch  # type: ignore[attr-defined]  # size is 1 without it
-        drawn = batch(measurements, samples=self.samples, seeds=seeds)
+        assert isinstance(self.recover, BatchRecover), "cases run one by one without it"
+        drawn = self.recover.batch(measurements, samples=self.samples, seeds=seeds)
         if len(drawn) != self.size:
             raise InputError(
                 f"the recovery gave {len(drawn)} cases for a batch of {self.size}; let batch "
                 "return (case, sample, height, width)"
             )
         return drawn.reshape(-1, *drawn.shape[2:])
-
-    def _like(self, image: Any, recoveries: np.ndarray) -> Any:
-        """Recoveries as a tensor where images are tensors, so that one task reads both."""
-        if not hasattr(image, "detach"):
-            return recoveries
-        import torch
-
-        return torch.as_tensor(recoveries, device=image.device)
 
     def _read(self, images: Any, where: str) -> FloatArray:
         """Ask the task about images, (image, task)."""
@@ -168,11 +154,13 @@ class Chain:
         return (found[:, None] if found.ndim == 1 else found).astype(float)
 
     def _case(self, targets: FloatArray, outputs: FloatArray) -> CaseOutputs | InputError:
+        with np.errstate(over="ignore"):
+            kept = outputs.astype(np.float32)
         places = ["on the true image", *(f"at R = {R:g}" for R in self.accelerations)]
-        for where, numbers in zip(places, [targets, *outputs], strict=True):
+        for where, numbers in zip(places, [targets, *kept], strict=True):
             if not np.isfinite(numbers).all():
                 return InputError(f"the task {where} gave NaN or infinite numbers")
-        return CaseOutputs(targets, outputs)
+        return CaseOutputs(targets, kept)
 
     def _full(self, items: list[Any]) -> list[Any]:
         return items + items[-1:] * (self.size - len(items))
@@ -196,14 +184,17 @@ def scan_case(chain: Chain, image: Any, name: str) -> CaseOutputs:
 
 
 def _stack(images: list[Any]) -> Any:
-    if hasattr(images[0], "detach"):
+    if is_tensor(images[0]):
         import torch
 
         return torch.stack(images)
     return np.stack(images)
 
 
-def _no_gradients() -> AbstractContextManager[None]:
-    """Keep torch from remembering how numbers were made; whoever uses no torch needs none."""
-    torch = sys.modules.get("torch")
-    return nullcontext() if torch is None else torch.no_grad()
+def _like(image: Any, recoveries: Any) -> Any:
+    """Recoveries as a tensor where images are tensors, so that one task reads both."""
+    if not is_tensor(image):
+        return recoveries
+    import torch
+
+    return torch.as_tensor(recoveries, device=image.device)

@@ -7,14 +7,16 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from taskuq.errors import InputError
-from taskuq.pipeline.log import RunLog
+from taskuq.errors import InputError, first_line
+from taskuq.pipeline.device import pick_device
+from taskuq.pipeline.engines import Flags
+from taskuq.pipeline.local import Work
 from taskuq.pipeline.progress import Progress
-from taskuq.pipeline.work import Work, chunks
 
 # Seconds without a finished chunk after which the cluster is asked what it is waiting for.
 PATIENCE = 600.0
@@ -43,14 +45,42 @@ class RayOptions:
     chunk: int = 8
     patience: float = PATIENCE
 
+    @classmethod
+    def from_flags(cls, flags: Flags) -> RayOptions:
+        """Take what the command line was told: an address and a number of workers.
+
+        Arguments:
+            flags: A worker on a GPU asks for a whole one.
+
+        Example:
+            >>> RayOptions.from_flags(Flags(workers=4)).workers
+            4
+        """
+        on_gpu = pick_device(flags.without_slurm().device).startswith("cuda")
+        gpus = 1.0 if on_gpu else 0.0
+        return cls(address=flags.address, workers=flags.workers, gpus=gpus)
+
+    def ready(self, scratch: Path) -> AbstractContextManager[None]:
+        """Join a cluster, or start one; refuse one that cannot be reached or is too small."""
+        return _cluster(self)
+
+    def run(self, work: Work, todo: list[int], progress: Progress) -> None:
+        """Run cases on the cluster that was joined.
+
+        A worker that dies is replaced and its chunk is done again; nodes may join and leave.
+        Requests never exceed what the cluster has, and a cluster that makes no progress ends in an
+        error rather than in silence.
+
+        Arguments:
+            work: What every worker needs.
+            todo: The numbers of the cases to run.
+            progress: Told of every case.
+        """
+        _Driver(_ray(), work, progress, self).run(todo)
+
 
 @contextmanager
-def ray_cluster(options: RayOptions) -> Iterator[None]:
-    """Join a cluster, or start one here; refuse one that cannot be reached or is too small.
-
-    Arguments:
-        options: How the cluster is used.
-    """
+def _cluster(options: RayOptions) -> Iterator[None]:
     ray = _ray()
     started_here = not ray.is_initialized()
     if started_here:
@@ -58,10 +88,9 @@ def ray_cluster(options: RayOptions) -> Iterator[None]:
         try:
             ray.init(address=options.address, log_to_driver=False, include_dashboard=False)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(
-                f"no Ray cluster answers at {options.address or 'this machine'} ({reason:.120}); "
-                "check the address, or leave it out to start one here"
+                f"no Ray cluster answers at {options.address or 'this machine'} "
+                f"({first_line(error):.120}); check the address, or leave it out to start one here"
             ) from None
     try:
         _Room(ray, options).require()
@@ -69,22 +98,6 @@ def ray_cluster(options: RayOptions) -> Iterator[None]:
     finally:
         if started_here:
             ray.shutdown()
-
-
-def run_on_ray(work: Work, todo: list[int], progress: Progress, options: RayOptions) -> None:
-    """Run cases on the cluster that was joined.
-
-    A worker that dies is replaced and its chunk is done again; nodes may join and leave. Requests
-    never exceed what the cluster has, and a cluster that makes no progress ends in an error
-    rather than in silence.
-
-    Arguments:
-        work: What every worker needs.
-        todo: The numbers of the cases to run.
-        progress: Told of every case.
-        options: How the cluster is used.
-    """
-    _Driver(_ray(), work, progress, options).run(todo)
 
 
 def _ray() -> Any:
@@ -174,7 +187,8 @@ class _Driver:
     def run(self, todo: list[int]) -> None:
         # Whole batches, so that none is filled up for nothing.
         batch = self.work.chain.size
-        waiting = deque(chunks(todo, math.ceil(self.options.chunk / batch) * batch))
+        size = math.ceil(self.options.chunk / batch) * batch
+        waiting = deque(todo[start : start + size] for start in range(0, len(todo), size))
         if not waiting:
             return
         for _ in range(min(self.room.require(), len(waiting))):
@@ -227,9 +241,8 @@ class _Driver:
         if tries < TRIES:
             waiting.appendleft(chunk)
         else:
-            log = RunLog(self.work.folder)
             for index in chunk:
-                log.failed(self.work.cases.case[index], error)
+                self.work.log.failed(self.work.cases.case[index], error)
                 self.progress.step(failed=True)
         if waiting and (self.room.spare(len(self.busy)) > 0 or not self.busy):
             self._start(waiting)

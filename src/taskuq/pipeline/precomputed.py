@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.errors import InputError
+from taskuq.errors import InputError, first_line
 from taskuq.files import inside
 
 ENDINGS = (".npz", ".npy", ".nii.gz", ".nii")
@@ -16,7 +16,7 @@ ENDINGS = (".npz", ".npy", ".nii.gz", ".nii")
 
 @dataclass(frozen=True)
 class RecoveryFolder:
-    """A folder of recoveries as a Recover, so that anybody's sampler can be judged.
+    """A folder of recoveries in the place of a Recover, so that anybody's sampler can be judged.
 
     The recoveries of case ``a`` at R = 8 are either one file, ``a/R8.npz``, with all samples, or
     a folder ``a/R8/`` with a file for each, in the order of their names. Files are .npz (one
@@ -43,10 +43,6 @@ class RecoveryFolder:
         object.__setattr__(self, "path", Path(self.path))
         if not self.path.is_dir():
             raise InputError(f"there is no folder of recoveries at {self.path}; check the name")
-
-    def __call__(self, measurement: Any, *, samples: int, seed: int) -> Any:
-        """Refuse: a measurement does not say which case it is of."""
-        raise InputError("recoveries from a folder are found by their case; run them by a Pipeline")
 
     def stored(self, case: str, acceleration: float, *, samples: int) -> np.ndarray:
         """Return the recoveries of a case in a round, (sample, height, width).
@@ -87,8 +83,7 @@ def _read(path: Path) -> np.ndarray:
     except InputError:
         raise
     except Exception as error:  # zip, zlib, NumPy and nibabel each have several for damaged bytes
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{path} cannot be read as recoveries ({reason:.80})") from None
+        raise InputError(f"{path} cannot be read as recoveries ({first_line(error):.80})") from None
     if array.dtype.kind not in "fiubc" or array.ndim not in (2, 3):
         raise InputError(
             f"{path} holds {array.dtype} of shape {array.shape}; give numbers (sample, height, "

@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,25 @@ import numpy as np
 from taskuq.errors import InputError
 from taskuq.outputs.roster import NAME as ROSTER
 from taskuq.outputs.roster import read_roster, write_roster
-from taskuq.outputs.shards import HEADER, Header, TableWriter, read_header
+from taskuq.outputs.shards import HEADER, Header, TableWriter, finished_cases, read_header
 from taskuq.outputs.table import TaskOutputs, as_accelerations
 from taskuq.pipeline.batches import Batches, batch_size
 from taskuq.pipeline.cases import Cases, as_cases
 from taskuq.pipeline.chain import CaseOutputs, Chain
-from taskuq.pipeline.cluster import RayOptions, ray_cluster, run_on_ray
-from taskuq.pipeline.local import HOPELESS, Rows, refusal, run_cases
+from taskuq.pipeline.engines import Engine, ThisProcess
+from taskuq.pipeline.local import HOPELESS, Work
 from taskuq.pipeline.log import NAME as LOG
 from taskuq.pipeline.log import RunLog
 from taskuq.pipeline.progress import Progress
 from taskuq.pipeline.provenance import provenance
-from taskuq.pipeline.slurm import SlurmOptions, open_executor, run_on_slurm
-from taskuq.pipeline.work import Work
-from taskuq.protocols import Measure, Recover, Task
+from taskuq.protocols import (
+    Measure,
+    NamedTask,
+    RangedTask,
+    Recover,
+    StoredRecoveries,
+    Task,
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Pipeline:
 
     Arguments:
         measure: :math:`h`, called with an image and an acceleration.
-        recover: :math:`g`, called with a measurement, ``samples`` and ``seed``.
+        recover: :math:`g`, called with a measurement, ``samples`` and ``seed``; or recoveries that
+            were made elsewhere, such as a :class:`taskuq.pipeline.RecoveryFolder`.
         task: :math:`f`, called with images.
         device: Where tensors are put before they are measured; where they are by default.
 
@@ -59,9 +64,21 @@ class Pipeline:
     """
 
     measure: Measure
-    recover: Recover
+    recover: Recover | StoredRecoveries
     task: Task
     device: str | None = None
+
+    def __post_init__(self) -> None:
+        needed: dict[str, tuple[Any, Any]] = {
+            "measure": (self.measure, Measure),
+            "recover": (self.recover, (Recover, StoredRecoveries)),
+            "task": (self.task, Task),
+        }
+        for name, (given, kinds) in needed.items():
+            if not isinstance(given, kinds):
+                raise InputError(
+                    f"{name} is a {type(given).__name__}, which cannot be called; give a function"
+                )
 
     def run(
         self,
@@ -77,7 +94,7 @@ class Pipeline:
         task_names: Sequence[str] | None = None,
         task_range: tuple[float, float] | None = None,
         configuration: Mapping[str, Any] | None = None,
-        engine: RayOptions | SlurmOptions | None = None,
+        engine: Engine | None = None,
         batch: int | None = None,
         fresh: bool = False,
         quiet: bool = False,
@@ -100,7 +117,8 @@ class Pipeline:
             task_names: One per task.
             task_range: The range of the task.
             configuration: Remembered with the table; a resumed run must have the same.
-            engine: A Ray cluster or SLURM jobs to share the work; this process alone where None.
+            engine: A Ray cluster or SLURM jobs to share the work, or an engine of your own; this
+                process alone where None.
             batch: How many cases run at once where the recovery has a method ``batch``; chosen by
                 memory where None, and halved when memory runs out all the same.
             fresh: Throw away what the folder holds and begin again.
@@ -110,26 +128,26 @@ class Pipeline:
             raise InputError(f"samples must be at least 1, got {samples}")
         rates = tuple(as_accelerations(accelerations, len(accelerations)).tolist())
         cases = as_cases(images, case, group, label)
-        chain = self._chain(cases, rates, samples, seed, batch)
-        with tempfile.TemporaryDirectory() as scratch, _ready(engine, scratch):
+        chosen: Engine = ThisProcess() if engine is None else engine
+        chain, seen = self._chain(cases, rates, samples, seed, batch)
+        with tempfile.TemporaryDirectory() as scratch, chosen.ready(Path(scratch)):
             folder = Path(scratch if store is None else store)
             if fresh and store is not None:
                 remove_table(folder)
             begun: dict[int, CaseOutputs | Exception] = {}
             since = time.monotonic()
             if not (folder / HEADER).exists():
-                begun, chain = _begin(chain, cases)
+                begun, chain = _begin(chain, cases, seen)
             header = self._header(folder, begun, chain, task_names, task_range, configuration)
-            writer = TableWriter(folder, header)
+            work = Work(chain, cases, TableWriter(folder, header))
             _check_roster(folder, cases)
-            done = writer.finished_cases(cases.case)
-            log = RunLog(folder)
-            log.write("retrying" if done.any() else "started", cases=int((~done).sum()))
+            done = finished_cases(folder, header, cases.case)
+            work.log.write("retrying" if done.any() else "started", cases=int((~done).sum()))
             progress = Progress(len(cases), int(done.sum()), quiet=quiet, since=since)
-            _write_begun(begun, cases, writer, log, progress)
+            work.keep(begun.items(), progress)
             todo = [int(i) for i in np.nonzero(~done)[0] if int(i) not in begun]
-            _do(Work(chain, cases, folder, header), todo, progress, engine)
-            _report_failures(log, quiet)
+            chosen.run(work, todo, progress)
+            _report_failures(work.log, quiet)
             return TaskOutputs.load(folder)
 
     def _chain(
@@ -139,14 +157,19 @@ class Pipeline:
         samples: int,
         seed: int,
         batch: int | None,
-    ) -> Chain:
-        """Put the parts together; how many cases run at once follows from the size of an image."""
-        size = 1
+    ) -> tuple[Chain, dict[int, Any]]:
+        """Put the parts together; how many cases run at once follows from the size of an image.
+
+        Returns:
+            The chain, and the image that was read for it, by the number of its case.
+        """
+        size, seen = 1, {}
         for index in range(min(len(cases), HOPELESS)):
             try:
                 image = cases.image(index)
             except Exception:  # it will fail again, as a case of its own
                 continue
+            seen[index] = image
             size = batch_size(
                 self.recover, image, samples=samples, cases=len(cases), device=self.device,
                 batch=batch,
@@ -154,7 +177,7 @@ class Pipeline:
             break
         return Chain(
             self.measure, self.recover, self.task, accelerations, samples, seed, size, self.device
-        )
+        ), seen
 
     def _header(
         self,
@@ -172,33 +195,36 @@ class Pipeline:
         else:
             first = next(f for f in begun.values() if isinstance(f, CaseOutputs))
             drawn, tasks = int(first.outputs.shape[1]), len(first.targets)
-        names = task_names or getattr(self.task, "names", None)
+        names = task_names or (self.task.names if isinstance(self.task, NamedTask) else None)
         if names is None:
             names = ["task"] if tasks == 1 else [f"task{i}" for i in range(tasks)]
         if len(names) != tasks or len(set(names)) != tasks:
             raise InputError(f"the task gives {tasks} numbers, which need as many different names")
-        range_ = task_range if task_range is not None else getattr(self.task, "range", None)
+        if task_range is None and isinstance(self.task, RangedTask):
+            task_range = self.task.range
         made = provenance({"samples": chain.samples, **(configuration or {})}, chain.seed)
         made["made_by"] |= {"batch": chain.size, "device": chain.device or "cpu"}
         return Header(
             accelerations=tuple(chain.accelerations),
             samples=drawn,
             task_names=tuple(map(str, names)),
-            task_range=None if range_ is None else (float(range_[0]), float(range_[1])),
+            task_range=None if task_range is None else (float(task_range[0]), float(task_range[1])),
             order="roster",
             provenance=made,
         )
 
 
-def _begin(chain: Chain, cases: Cases) -> tuple[dict[int, CaseOutputs | Exception], Chain]:
+def _begin(
+    chain: Chain, cases: Cases, seen: Mapping[int, Any]
+) -> tuple[dict[int, CaseOutputs | Exception], Chain]:
     """Run the first cases until one works, to see what the task gives and how many cases fit.
 
-    What they give is kept; nothing is run twice.
+    What they give is kept; nothing is run or read twice.
     """
     begun: dict[int, CaseOutputs | Exception] = {}
-    batches = Batches(chain)
+    batches = Batches(chain, cases, seen=seen)
     for start in range(0, min(len(cases), HOPELESS), chain.size):
-        begun |= run_cases(batches, cases, range(start, min(start + chain.size, len(cases))))
+        begun |= batches.run(range(start, min(start + chain.size, len(cases))))
         if any(isinstance(found, CaseOutputs) for found in begun.values()):
             return begun, batches.chain
     reason = list(begun.values())[-1]
@@ -207,45 +233,6 @@ def _begin(chain: Chain, cases: Cases) -> tuple[dict[int, CaseOutputs | Exceptio
         f"none of the first cases could be run: {type(reason).__name__}: "
         f"{' '.join(str(reason).split())[:300]}"
     ) from reason
-
-
-def _write_begun(
-    begun: Mapping[int, CaseOutputs | Exception],
-    cases: Cases,
-    writer: TableWriter,
-    log: RunLog,
-    progress: Progress,
-) -> None:
-    """Write the cases that were run before the table was there."""
-    rows = Rows(writer, cases)
-    for index, found in begun.items():
-        error = refusal(found, writer.header)
-        if isinstance(found, CaseOutputs) and error is None:
-            rows.add(index, found)
-        elif error is not None:
-            log.failed(cases.case[index], error)
-        progress.step(failed=error is not None)
-    rows.flush()
-
-
-def _ready(engine: RayOptions | SlurmOptions | None, scratch: str) -> AbstractContextManager[None]:
-    """Reach the cluster before anything is computed, so that a mistake shows at once."""
-    if isinstance(engine, RayOptions):
-        return ray_cluster(engine)
-    if isinstance(engine, SlurmOptions):
-        open_executor(engine, Path(scratch))
-    return nullcontext()
-
-
-def _do(
-    work: Work, todo: list[int], progress: Progress, engine: RayOptions | SlurmOptions | None
-) -> None:
-    if isinstance(engine, RayOptions):
-        run_on_ray(work, todo, progress, engine)
-    elif isinstance(engine, SlurmOptions):
-        run_on_slurm(work, todo, progress, engine)
-    else:
-        work.do(todo, progress)
 
 
 def remove_table(folder: Path) -> None:
@@ -310,7 +297,7 @@ def status(folder: str | Path) -> dict[str, Any]:
     path = Path(folder)
     header = read_header(path)
     roster = read_roster(path) or []
-    done = TableWriter(path, header).finished_cases(roster)
+    done = finished_cases(path, header, roster)
     failed = RunLog(path).failures()
     return {
         "schema": "taskuq.status/1",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from taskuq.errors import InputError
+from taskuq.errors import InputError, first_line
+from taskuq.pipeline.engines import Flags
+from taskuq.pipeline.local import Work
 from taskuq.pipeline.progress import Progress
-from taskuq.pipeline.work import Work
 
 
 @dataclass(frozen=True)
@@ -29,64 +31,80 @@ class SlurmOptions:
     logs: Path | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def from_flags(cls, flags: Flags) -> SlurmOptions:
+        """Take what the command line was told: jobs, the cluster, and what submitit is asked for.
 
-def run_on_slurm(work: Work, todo: list[int], progress: Progress, options: SlurmOptions) -> None:
-    """Submit an array of jobs and wait for them.
+        Arguments:
+            flags: Settings of SLURM are name=value; a value of digits is a number.
+        """
+        parameters: dict[str, Any] = {}
+        for setting in flags.slurm:
+            name, equals, value = setting.partition("=")
+            if not equals or not name:
+                raise InputError(f"--slurm got {setting!r}; give name=value, e.g. timeout_min=60")
+            parameters[name] = int(value) if value.isdigit() else value
+        jobs = cls.jobs if flags.workers is None else flags.workers
+        return cls(jobs=jobs, cluster=flags.address or "slurm", parameters=parameters)
 
-    A job that dies leaves its finished shards; starting the same command again does the rest.
+    def ready(self, scratch: Path) -> AbstractContextManager[None]:
+        """Refuse a machine from which nothing can be submitted."""
+        self.executor(scratch)
+        return nullcontext()
 
-    Arguments:
-        work: What every job needs.
-        todo: The numbers of the cases to run.
-        progress: Told of finished jobs.
-        options: How jobs are submitted.
-    """
-    if not todo:
-        return
-    executor = open_executor(options, work.folder)
-    # Every n-th case, so that jobs take about the same time.
-    shares = [todo[k :: options.jobs] for k in range(min(options.jobs, len(todo)))]
-    jobs = executor.map_array(work.do, shares)
-    failed = []
-    for job, share in zip(jobs, shares, strict=True):
-        while not job.done():
-            time.sleep(0.5)
-        error = job.exception()
-        if error is not None:
-            failed.append(f"{job.job_id}: {' '.join(str(error).split())[:200]}")
-        else:
-            for _ in share:
-                progress.step()
-    if failed:
-        raise InputError(
-            f"{len(failed)} of {len(jobs)} jobs failed, the first {failed[0]}; start the same "
-            "command again to do the rest"
-        )
+    def run(self, work: Work, todo: list[int], progress: Progress) -> None:
+        """Submit an array of jobs and wait for them.
 
+        A job that dies leaves its finished shards; starting the same command again does the rest.
 
-def open_executor(options: SlurmOptions, folder: Path) -> Any:
-    """Get ready to submit jobs, or say why that is impossible here.
+        Arguments:
+            work: What every job needs.
+            todo: The numbers of the cases to run.
+            progress: Told of finished jobs.
+        """
+        if not todo:
+            return
+        executor = self.executor(work.writer.folder)
+        # Every n-th case, so that jobs take about the same time.
+        shares = [todo[k :: self.jobs] for k in range(min(self.jobs, len(todo)))]
+        jobs = executor.map_array(work.do, shares)
+        failed = []
+        for job, share in zip(jobs, shares, strict=True):
+            while not job.done():
+                time.sleep(0.5)
+            error = job.exception()
+            if error is not None:
+                failed.append(f"{job.job_id}: {' '.join(str(error).split())[:200]}")
+            else:
+                for _ in share:
+                    progress.step()
+        if failed:
+            raise InputError(
+                f"{len(failed)} of {len(jobs)} jobs failed, the first {failed[0]}; start the same "
+                "command again to do the rest"
+            )
 
-    Arguments:
-        options: How jobs are submitted.
-        folder: The folder of the table, beside which submitit keeps its files.
-    """
-    try:
-        import submitit
-    except ModuleNotFoundError:
-        raise InputError(
-            "the slurm engine needs submitit; run pip install 'taskuq[slurm]'"
-        ) from None
-    if options.jobs < 1:
-        raise InputError(f"{options.jobs} jobs were asked for; at least 1 is needed")
-    logs = options.logs or folder.parent / f"{folder.name}-jobs"
-    try:
-        executor = submitit.AutoExecutor(folder=str(logs), cluster=options.cluster)
-        executor.update_parameters(**options.parameters)
-    except (RuntimeError, ValueError, NameError, TypeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"jobs cannot be submitted here ({reason:.160}); run on a SLURM login node, or choose "
-            "another engine"
-        ) from None
-    return executor
+    def executor(self, folder: Path) -> Any:
+        """Get ready to submit jobs, or say why that is impossible here.
+
+        Arguments:
+            folder: The folder of the table, beside which submitit keeps its files.
+        """
+        try:
+            import submitit
+        except ModuleNotFoundError:
+            raise InputError(
+                "the slurm engine needs submitit; run pip install 'taskuq[slurm]'"
+            ) from None
+        if self.jobs < 1:
+            raise InputError(f"{self.jobs} jobs were asked for; at least 1 is needed")
+        logs = self.logs or folder.parent / f"{folder.name}-jobs"
+        try:
+            executor = submitit.AutoExecutor(folder=str(logs), cluster=self.cluster)
+            executor.update_parameters(**self.parameters)
+        except (RuntimeError, ValueError, NameError, TypeError) as error:
+            raise InputError(
+                f"jobs cannot be submitted here ({first_line(error):.160}); run on a SLURM login "
+                "node, or choose another engine"
+            ) from None
+        return executor

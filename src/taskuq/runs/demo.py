@@ -97,8 +97,8 @@ def _scan(
     import numpy as np
 
     from taskuq.data.atlas import Atlas
+    from taskuq.pipeline.device import pick_device
     from taskuq.runs.live import Networks, explorer_arrays, scan_slice
-    from taskuq.runs.run import pick_device
     from taskuq.recover.opening import open_recovery
     from taskuq.report.explorer import save_explorer
     from taskuq.report.records import experiment_record

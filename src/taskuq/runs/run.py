@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from taskuq.errors import InputError
-from taskuq.pipeline import Pipeline, RayOptions, RecoveryFolder, SlurmOptions
+from taskuq.pipeline import Pipeline, RecoveryFolder
 from taskuq.pipeline.cases import as_cases
 from taskuq.pipeline.chain import Chain, scan_case
+from taskuq.pipeline.device import pick_device
 from taskuq.pipeline.progress import duration
 from taskuq.training.sources import DataConfig, MaskConfig
 from taskuq.weights import locate
@@ -143,74 +143,6 @@ def open_run(config: RunConfig, device: str | None = None) -> Run:
         measure, _recovery(config.recover, chosen), _task(config.task, chosen), device=chosen
     )
     return Run(pipeline, images, config)
-
-
-def pick_device(device: str | None) -> str:
-    """Return the device to use: what was asked for, or the best one there is.
-
-    Arguments:
-        device: 'cpu', 'cuda', 'cuda:1', 'mps', or None.
-    """
-    import torch
-
-    if device is None:
-        if torch.cuda.is_available():
-            return "cuda"
-        return "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"device {device!r} cannot be used here ({reason}); try cpu") from None
-    return device
-
-
-def engine_options(
-    engine: str,
-    address: str | None = None,
-    workers: int | None = None,
-    slurm: Sequence[str] = (),
-    device: str | None = None,
-) -> RayOptions | SlurmOptions | None:
-    """Return how the work is shared, from what the command line was told.
-
-    Arguments:
-        engine: 'local', 'ray' or 'slurm'.
-        address: Of a running Ray cluster; 'local' with slurm runs jobs on this machine.
-        workers: How many Ray workers or SLURM jobs.
-        slurm: What SLURM is asked for, name=value.
-        device: Where networks run; a Ray worker on a GPU asks for a whole one.
-
-    Returns:
-        Options for :meth:`taskuq.Pipeline.run`; None for this process alone.
-
-    Example:
-        >>> engine_options("ray", workers=4).workers
-        4
-        >>> engine_options("local", workers=4)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: the local engine takes no workers or address; ...
-    """
-    if engine != "slurm" and slurm:
-        raise InputError("--slurm is for the slurm engine; choose --engine slurm, or leave it out")
-    if engine == "local":
-        if workers is not None or address is not None:
-            raise InputError(
-                "the local engine takes no workers or address; choose --engine ray or slurm"
-            )
-        return None
-    if engine == "ray":
-        on_gpu = pick_device(device).startswith("cuda")
-        return RayOptions(address=address, workers=workers, gpus=1.0 if on_gpu else 0.0)
-    parameters: dict[str, Any] = {}
-    for setting in slurm:
-        name, equals, value = setting.partition("=")
-        if not equals or not name:
-            raise InputError(f"--slurm got {setting!r}; give name=value, e.g. timeout_min=60")
-        parameters[name] = int(value) if value.isdigit() else value
-    jobs = SlurmOptions.jobs if workers is None else workers
-    return SlurmOptions(jobs=jobs, cluster=address or "slurm", parameters=parameters)
 
 
 @dataclass(frozen=True)

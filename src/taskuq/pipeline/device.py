@@ -1,0 +1,60 @@
+"""Where networks run: which device there is, its memory, and what to do when that runs out."""
+
+from __future__ import annotations
+
+import sys
+
+from taskuq.errors import InputError
+
+# Bytes for a batch on a CPU; on a GPU this share of its memory.
+MEMORY, SHARE = 2 * 2**30, 0.25
+
+
+def pick_device(device: str | None) -> str:
+    """Return the device to use: what was asked for, or the best one there is.
+
+    Arguments:
+        device: 'cpu', 'cuda', 'cuda:1', 'mps', or None.
+    """
+    import torch
+
+    if device is None:
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"device {device!r} cannot be used here ({reason}); try cpu") from None
+    return device
+
+
+def batch_memory(device: str | None) -> float:
+    """Return the bytes that the cases of a batch may take on a device."""
+    if device is not None and device.startswith("cuda"):
+        import torch
+
+        return SHARE * torch.cuda.get_device_properties(device).total_memory
+    return MEMORY
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory has run out, on a GPU or beside it.
+
+    Example:
+        >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("memory"))
+        (True, False)
+    """
+    torch = sys.modules.get("torch")
+    kinds = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
+    # On a CPU torch raises a bare RuntimeError.
+    on_cpu = type(error) is RuntimeError and "allocate memory" in str(error)
+    return isinstance(error, kinds) or on_cpu
+
+
+def release_memory() -> None:
+    """Give back memory that torch holds for later."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
