@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import uuid
 from collections.abc import Iterator, Mapping
@@ -101,3 +102,31 @@ def read_json(path: str | os.PathLike[str], schema: str) -> dict[str, Any]:
             f"{path} has schema {found}, but this version reads {schema}; update taskuq"
         )
     return dict(record)
+
+
+def number_to_json(value: float) -> float | str:
+    """Write infinity as a word, because JSON has no number for it.
+
+    Example:
+        >>> number_to_json(math.inf), number_to_json(0.5)
+        ('inf', 0.5)
+    """
+    return float(value) if math.isfinite(value) else str(float(value))
+
+
+def number_from_json(value: float | str) -> float:
+    """Read a number, or the words for infinity.
+
+    Example:
+        >>> number_from_json("-inf")
+        -inf
+    """
+    number = float(value)
+    if math.isnan(number):
+        raise InputError("the file holds NaN where a number is needed")
+    return number
+
+
+def numbers_from_json(values: Any) -> tuple[float, ...]:
+    """Read a list of numbers; anything else in it raises, and the reader says so."""
+    return tuple(float(value) for value in values)

@@ -66,11 +66,18 @@ class Kinds(Generic[T]):
 
     def name_of(self, thing: T) -> str:
         """Return the name by which a thing is listed."""
+        name = self.find(thing)
+        if name is None:
+            raise InputError(f"{thing} is not listed as a {self.what}; register it under a name")
+        return name
+
+    def find(self, thing: T) -> str | None:
+        """Return the name by which a thing is listed, or None where it is not."""
         place = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
         for name, known in self._known.items():
             if known is thing or known == place:
                 return name
-        raise InputError(f"{thing} is not listed as a {self.what}; register it under a name")
+        return None
 
     def __contains__(self, name: object) -> bool:
         if name not in self._known:

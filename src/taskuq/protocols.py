@@ -7,10 +7,11 @@ object is handed in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from taskuq.interval import FloatArray, Interval
 
@@ -179,4 +180,99 @@ class Score(Protocol):
 
         ``quantile`` is one number, or one for each case.
         """
+        ...
+
+
+class Family(Protocol):
+    """The nested intervals of a fixed set of cases."""
+
+    def score(self, targets: FloatArray) -> FloatArray:
+        """Return the smallest quantile whose interval contains the target."""
+        ...
+
+    def interval(self, quantile: ArrayLike) -> Interval:
+        """Return the interval of each case for one quantile, or for one quantile per case."""
+        ...
+
+    def take(self, index: NDArray[np.int64]) -> Family:
+        """Return the family of some of the cases, in the given order."""
+        ...
+
+
+@runtime_checkable
+class NestedScore(Score, Protocol):
+    """A score that gives the nested intervals of some cases once, to be read many times."""
+
+    def family(self, outputs: FloatArray) -> Family:
+        """Return the nested intervals of some cases."""
+        ...
+
+
+@runtime_checkable
+class RoundsScore(Score, Protocol):
+    """A score that can read the earlier rounds of a scan too."""
+
+    @property
+    def uses_earlier_rounds(self) -> bool:
+        """Whether it takes outputs (round, case, sample), the current round last."""
+        ...
+
+
+@runtime_checkable
+class NamedScore(Score, Protocol):
+    """A score that says what to call it in tables; without it that is the name of its class."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+
+@runtime_checkable
+class TunableScore(Score, Protocol):
+    """A score that can learn from some cases before it is calibrated on others."""
+
+    def tuned(
+        self,
+        outputs: FloatArray,
+        targets: FloatArray | None = None,
+        *,
+        range_: tuple[float, float] | None = None,
+        group: Any = None,
+    ) -> Score:
+        """Return the score that learnt from these cases."""
+        ...
+
+
+@runtime_checkable
+class LearningScore(TunableScore, Protocol):
+    """A score that learns, and says what it needs for that; whoever can be tuned has to."""
+
+    @property
+    def needs_tuning(self) -> bool:
+        """Whether it has still to learn."""
+        ...
+
+    @property
+    def tuning_share(self) -> float:
+        """The share of calibration units to set aside for it, roughly."""
+        ...
+
+    @property
+    def tuning_needs_targets(self) -> bool:
+        """Whether it looks at targets, and not at outputs alone."""
+        ...
+
+
+@runtime_checkable
+class StoredScore(Score, Protocol):
+    """A score that says itself how it is kept in a JSON file."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold."""
+        ...
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Score:
+        """Read back what ``to_dict`` wrote."""
         ...

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import taskuq as tq
 from taskuq.calibration import AR, CQR, LWR, MLWR, Learned
+from taskuq.calibration.family import family_of
 from taskuq.calibration.rank import coverage_rank
-from taskuq.calibration.scores import family_of
 from taskuq.calibration.summaries import mean_and_variance, sample_quantiles
 
 SIDES = ("two", "upper", "lower")

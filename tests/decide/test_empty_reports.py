@@ -7,9 +7,8 @@ import pytest
 
 import taskuq as tq
 from taskuq.calibration import AR, CQR, LWR, MLWR, Learned
-from taskuq.calibration.family import AnchoredFamily
+from taskuq.calibration.family import AnchoredFamily, FamilyScore
 from taskuq.calibration.link import Link
-from taskuq.calibration.scores import FamilyScore
 from taskuq.decide.goal import Goal
 from taskuq.decide.rules import FamilyRule, WindowRule
 

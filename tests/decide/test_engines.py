@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration.family import AnchoredFamily
+from taskuq.calibration.family import AnchoredFamily, FamilyScore
 from taskuq.calibration.link import Link
-from taskuq.calibration.scores import FamilyScore
 from taskuq.decide.goal import Goal
 from taskuq.decide.planning import PolicyPlan
 from taskuq.decide.simulation import simulate

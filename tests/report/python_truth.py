@@ -4,9 +4,9 @@ import numpy as np
 
 import taskuq as tq
 from taskuq.calibration.guarantee import Guarantee
-from taskuq.calibration.learned import Learned
-from taskuq.calibration.mlwr import MLWR
-from taskuq.calibration.registry import resolve_score
+from taskuq.calibration.scores import resolve_score
+from taskuq.calibration.scores.learned import Learned
+from taskuq.calibration.scores.mlwr import MLWR
 from taskuq.decide.examine import examine
 from taskuq.decide.goal import Goal
 from taskuq.decide.planning import PolicyPlan, calibrated_thresholds

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from taskuq.calibration.family import family_of
 from taskuq.calibration.guarantee import Guarantee, guarantee_from_dict
 from taskuq.calibration.law import CoverageLaw
-from taskuq.calibration.registry import (
+from taskuq.calibration.scores import (
     require_usable,
     score_from_dict,
     score_name,
     score_to_dict,
 )
-from taskuq.calibration.scores import family_of
 from taskuq.calibration.threshold import Threshold, threshold_from_dict
 from taskuq.checks import as_numbers, as_range
 from taskuq.errors import InputError

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,28 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 from taskuq.calibration.link import IDENTITY, Link
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval
-from taskuq.protocols import Score
+from taskuq.protocols import Family, NestedScore, RoundsScore, Score
 
 Side: TypeAlias = Literal["two", "upper", "lower"]
 SIDES = ("two", "upper", "lower")
 # A few units in the last place: more than score and interval lose between them.
 ROUNDING = 4 * float(np.finfo(float).eps)
-
-
-class Family(Protocol):
-    """The nested intervals of a fixed set of cases."""
-
-    def score(self, targets: FloatArray) -> FloatArray:
-        """Return the smallest quantile whose interval contains the target."""
-        ...
-
-    def interval(self, quantile: ArrayLike) -> Interval:
-        """Return the interval of each case for one quantile, or for one quantile per case."""
-        ...
-
-    def take(self, index: NDArray[np.int64]) -> Family:
-        """Return the family of some of the cases, in the given order."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -187,3 +172,44 @@ def intervals_at(family: Family, quantiles: FloatArray) -> Interval:
         return family.interval(np.asarray(quantiles)[:, None])
     each = [family.interval(q) for q in quantiles]
     return Interval(np.stack([i.lower for i in each]), np.stack([i.upper for i in each]))
+
+
+class FamilyScore(ABC):
+    """A score given by the nested intervals it grows; all of ours are of this kind."""
+
+    # Whether outputs may carry the earlier rounds, (round, case, sample), the current one last.
+    uses_earlier_rounds: ClassVar[bool] = False
+
+    @abstractmethod
+    def family(self, outputs: FloatArray) -> AnchoredFamily:
+        """Return the nested intervals of some cases."""
+
+    def score(self, outputs: FloatArray, targets: FloatArray) -> FloatArray:
+        """Score targets (case,) against outputs (case, sample); larger is worse."""
+        return self.family(outputs).score(targets)
+
+    def interval(self, outputs: FloatArray, quantile: ArrayLike) -> Interval:
+        """Return the set of targets that score at most ``quantile``, for each case."""
+        return self.family(outputs).interval(quantile)
+
+
+def family_of(score: Score, outputs: FloatArray) -> Family:
+    """Return the nested intervals of any score, ours or a user's.
+
+    Arguments:
+        score: The score.
+        outputs: Outputs (case, sample), or of all rounds so far (round, case, sample).
+
+    Example:
+        >>> from taskuq.calibration import AR
+        >>> family_of(AR(), np.array([[0.2, 0.4]])).interval(0.1).width.round(12)
+        array([0.2])
+    """
+    read = rounds_read(score, outputs)
+    return score.family(read) if isinstance(score, NestedScore) else OpaqueFamily(score, read)
+
+
+def rounds_read(score: Score, outputs: FloatArray) -> FloatArray:
+    """Return what a score reads of the outputs of all rounds so far: all, or the current ones."""
+    reads_all = isinstance(score, RoundsScore) and score.uses_earlier_rounds
+    return outputs if outputs.ndim == 2 or reads_all else outputs[-1]

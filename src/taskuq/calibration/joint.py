@@ -11,22 +11,20 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from taskuq.calibration.family import Side
+from taskuq.calibration.family import Side, family_of
 from taskuq.calibration.guarantee import Guarantee, guarantee_from_dict
 from taskuq.calibration.rank import coverage_rank, order_statistic
-from taskuq.calibration.registry import (
+from taskuq.calibration.scores import (
     require_usable,
     resolve_score,
     score_from_dict,
     score_to_dict,
 )
-from taskuq.calibration.scores import family_of
-from taskuq.calibration.threshold import number_from_json, number_to_json
 from taskuq.calibration.tuning import tuned_score, tuning_cases, tuning_count
 from taskuq.calibration.units import UnitName, as_unit, take_units
 from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
-from taskuq.files import read_json, write_json
+from taskuq.files import number_from_json, number_to_json, read_json, write_json
 from taskuq.interval import FloatArray, Interval
 from taskuq.protocols import Score
 

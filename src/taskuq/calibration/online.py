@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.calibration.family import Side
+from taskuq.calibration.family import Side, family_of
 from taskuq.calibration.rank import coverage_rank, exact_level
-from taskuq.calibration.registry import require_usable, score_from_dict, score_to_dict
-from taskuq.calibration.scores import family_of
+from taskuq.calibration.scores import require_usable, score_from_dict, score_to_dict
 from taskuq.calibration.single import calibrate
-from taskuq.calibration.threshold import number_from_json, number_to_json
 from taskuq.checks import as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
-from taskuq.files import read_json, write_json
+from taskuq.files import number_from_json, number_to_json, read_json, write_json
 from taskuq.interval import Interval
 from taskuq.protocols import Score
 

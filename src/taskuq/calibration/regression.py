@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from taskuq.files import numbers_from_json
 from taskuq.interval import FloatArray
 
 
@@ -38,6 +41,12 @@ class RobustRidge:
         for column, coefficient in zip(standard.T, self.coefficients, strict=True):
             total += column * coefficient
         return total
+
+
+def ridge_from_dict(record: Mapping[str, Any]) -> RobustRidge:
+    """Read a regression back from its fields."""
+    vectors = {k: numbers_from_json(v) for k, v in record.items() if k != "intercept"}
+    return RobustRidge(intercept=float(record["intercept"]), **vectors)
 
 
 def fit_robust_ridge(

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from taskuq.calibration.bound import Bound
-from taskuq.calibration.family import Side
+from taskuq.calibration.family import Side, family_of, rounds_read
 from taskuq.calibration.guarantee import Guarantee
-from taskuq.calibration.registry import resolve_score
-from taskuq.calibration.scores import family_of
+from taskuq.calibration.scores import resolve_score
 from taskuq.calibration.threshold import (
     OneQuantile,
     StratumQuantiles,
@@ -114,13 +113,13 @@ def calibrate(
         None if strata is None else as_ids(strata, "strata", n)[kept],
         None if weights is None else as_weights(weights, n)[kept],
     )
-    reads_rounds = x.ndim == 3 and getattr(chosen, "uses_earlier_rounds", False)
+    read = rounds_read(chosen, x)
     return Bound(
         score=chosen,
         threshold=threshold,
         guarantee=guarantee,
         samples=x.shape[-1],
-        rounds=x.shape[0] if reads_rounds else 1,
+        rounds=len(read) if read.ndim == 3 else 1,
         task_range=range_,
         acceleration=None if acceleration is None else float(acceleration),
         provenance={"tuning_cases": int(n - kept.sum())},

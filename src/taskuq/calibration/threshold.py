@@ -13,6 +13,7 @@ import numpy as np
 from taskuq.calibration.rank import exact_level
 from taskuq.checks import as_ids, as_numbers
 from taskuq.errors import InputError
+from taskuq.files import number_from_json, number_to_json
 from taskuq.interval import FloatArray
 
 
@@ -203,26 +204,3 @@ def as_weights(values: Any, cases: int) -> FloatArray:
             f"{weights.shape} with minimum {weights.min(initial=np.inf):g}"
         )
     return weights
-
-
-def number_to_json(value: float) -> float | str:
-    """Write infinity as a word, because JSON has no number for it.
-
-    Example:
-        >>> number_to_json(math.inf), number_to_json(0.5)
-        ('inf', 0.5)
-    """
-    return float(value) if math.isfinite(value) else str(float(value))
-
-
-def number_from_json(value: float | str) -> float:
-    """Read a number, or the words for infinity.
-
-    Example:
-        >>> number_from_json("-inf")
-        -inf
-    """
-    number = float(value)
-    if math.isnan(number):
-        raise InputError("the file holds NaN where a number is needed")
-    return number

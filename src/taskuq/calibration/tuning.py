@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import math
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.calibration.mlwr import FEWEST_TUNING_CASES
+from taskuq.calibration.family import rounds_read
 from taskuq.calibration.rank import cases_needed, exact_level
+from taskuq.calibration.scores.mlwr import FEWEST_TUNING_CASES
 from taskuq.calibration.units import take_units
 from taskuq.interval import BoolArray, FloatArray
-from taskuq.protocols import Score
+from taskuq.protocols import LearningScore, Score
 
 
-def needs_tuning(score: Score) -> bool:
-    """Whether a score learns from cases set aside before it can be calibrated.
+def needs_tuning(score: Score) -> TypeGuard[LearningScore]:
+    """Whether a score has still to learn from cases set aside before it can be calibrated.
 
     Example:
         >>> from taskuq.calibration import LWR, MLWR
         >>> needs_tuning(LWR()), needs_tuning(MLWR())
         (False, True)
     """
-    if getattr(score, "prior", None) is not None or getattr(score, "fit", None) is not None:
-        return False
-    return callable(getattr(score, "tuned", None))
+    return isinstance(score, LearningScore) and score.needs_tuning
+
+
+def target_share(score: Score) -> float:
+    """Return the share of units set aside for a score to learn from their targets; 0 for none.
+
+    Example:
+        >>> from taskuq.calibration import Learned, MLWR
+        >>> target_share(MLWR()), target_share(Learned())
+        (0.0, 0.3)
+    """
+    if needs_tuning(score) and score.tuning_needs_targets:
+        return score.tuning_share
+    return 0.0
 
 
 def tuning_cases(
@@ -52,8 +65,8 @@ def tuning_cases(
     if not needs_tuning(score):
         return np.zeros(len(index), dtype=bool)
     units = int(index.max()) + 1
-    take = tuning_count(units, float(getattr(score, "tuning_share", 0.3)), alpha)
-    if not getattr(score, "tuning_needs_targets", True):
+    take = tuning_count(units, score.tuning_share, alpha)
+    if not score.tuning_needs_targets:
         take = max(0, min(take, units - cases_needed(alpha)))
         take = take if take * len(index) >= FEWEST_TUNING_CASES * units else 0
     return take_units(index, take, rng)
@@ -101,7 +114,4 @@ def tuned_score(
     """
     if not needs_tuning(score):
         return score
-    if outputs.ndim == 3 and not getattr(score, "uses_earlier_rounds", False):
-        outputs = outputs[-1]
-    tuned: Score = score.tuned(outputs, targets, range_=range_, group=group)  # type: ignore[attr-defined]  # checked above
-    return tuned
+    return score.tuned(rounds_read(score, outputs), targets, range_=range_, group=group)

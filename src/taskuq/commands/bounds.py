@@ -188,7 +188,7 @@ def _load(path: Path) -> Bound | JointBound:
 def _require_as_asked(
     bound: Bound | JointBound, path: Path, alpha: float | None, score: str | None
 ) -> None:
-    from taskuq.calibration.registry import score_name
+    from taskuq.calibration.scores import score_name
 
     if alpha is not None and alpha != bound.guarantee.alpha:
         raise InputError(

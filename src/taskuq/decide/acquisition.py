@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.calibration.threshold import number_from_json, number_to_json
 from taskuq.checks import as_array, as_numbers, no_gradients
 from taskuq.decide.policy import Decision, Policy
 from taskuq.errors import InputError
-from taskuq.files import read_json, whole_file, write_json
+from taskuq.files import number_from_json, number_to_json, read_json, whole_file, write_json
 from taskuq.interval import FloatArray, Interval
 from taskuq.protocols import CombiningScanner, Recover, Scanner, Task
 from taskuq.seeds import case_seed

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.calibration.family import SIDES, AnchoredFamily, Family, Side
+from taskuq.calibration.family import SIDES, AnchoredFamily, Side
 from taskuq.calibration.link import TAIL, Link
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval
+from taskuq.protocols import Family
 
 BISECTIONS = 60
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from taskuq.calibration.family import AnchoredFamily, Family
+from taskuq.calibration.family import AnchoredFamily
 from taskuq.interval import FloatArray
+from taskuq.protocols import Family
 
 # Every finite threshold is above this; minus infinity is not, where every interval is empty.
 LEAST = -float(np.finfo(float).max)

@@ -11,7 +11,7 @@ from taskuq.calibration.family import Side
 from taskuq.calibration.groups import group_index
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.rank import conformal_quantile, exact_level
-from taskuq.calibration.registry import resolve_score
+from taskuq.calibration.scores import resolve_score
 from taskuq.calibration.tuning import tuned_score, tuning_cases, tuning_count
 from taskuq.calibration.units import PolicyUnitName, Unit, as_unit, take_units, unit_index
 from taskuq.decide.certificate import certified_acceleration, mean_cost

@@ -11,14 +11,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from taskuq.calibration.guarantee import Guarantee, guarantee_from_dict
-from taskuq.calibration.registry import score_name
-from taskuq.calibration.threshold import number_from_json, number_to_json
+from taskuq.calibration.scores import score_name
 from taskuq.checks import as_numbers, as_range, require_in_range
 from taskuq.decide.goal import Goal, goal_from_dict
 from taskuq.decide.rules import Examined, Rule, WindowRule, rule_from_dict
 from taskuq.decide.whole_group import group_allowance
 from taskuq.errors import InputError
-from taskuq.files import read_json, write_json
+from taskuq.files import number_from_json, number_to_json, read_json, write_json
 from taskuq.interval import FloatArray, Interval
 from taskuq.protocols import Score
 

@@ -10,16 +10,15 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from taskuq.calibration.family import AnchoredFamily, Family
+from taskuq.calibration.family import AnchoredFamily, family_of
 from taskuq.calibration.link import IDENTITY, Link
-from taskuq.calibration.mlwr import MLWR
-from taskuq.calibration.registry import score_from_dict, score_to_dict
-from taskuq.calibration.scores import family_of
+from taskuq.calibration.scores import score_from_dict, score_to_dict
+from taskuq.calibration.scores.mlwr import MLWR
 from taskuq.decide.goal import Goal
 from taskuq.decide.opening import opening
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval
-from taskuq.protocols import Score
+from taskuq.protocols import Family, Score
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.calibration.guarantee import Guarantee
-from taskuq.calibration.registry import score_name
+from taskuq.calibration.scores import score_name
 from taskuq.calibration.summaries import compiled
-from taskuq.calibration.tuning import needs_tuning, tuning_count
+from taskuq.calibration.tuning import target_share, tuning_count
 from taskuq.calibration.units import PolicyUnitName, Unit, unit_index
 from taskuq.decide.examine import Examination, examine
 from taskuq.decide.planning import (
@@ -188,12 +188,10 @@ class _Job:
         return self._summarise(parts, len(np.unique(self.index[draws[0]])))
 
     def _tuning_folds(self, tunings: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]]:
-        base = self.spec.base
-        learns = needs_tuning(base) and getattr(base, "tuning_needs_targets", True)
-        if not learns and not self.spec.narrows:
+        share = target_share(self.spec.base)
+        if not share and not self.spec.narrows:
             yield np.zeros(self.table.cases, dtype=bool)
             return
-        share = getattr(base, "tuning_share", 0.0) if learns else 0.0
         share = max(share, NARROWING_TUNING_SHARE) if self.spec.narrows else share
         units = int(self.index.max()) + 1
         take = tuning_count(self.n_calibration, share, self.spec.alpha)

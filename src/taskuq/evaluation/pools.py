@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.calibration.family import AnchoredFamily, Family, Side
-from taskuq.calibration.registry import resolve_score, score_name
-from taskuq.calibration.scores import family_of
-from taskuq.calibration.tuning import needs_tuning, tuned_score, tuning_count
+from taskuq.calibration.family import AnchoredFamily, Side, family_of
+from taskuq.calibration.scores import resolve_score, score_name
+from taskuq.calibration.tuning import needs_tuning, target_share, tuned_score, tuning_count
 from taskuq.calibration.units import Unit, as_unit
 from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
 from taskuq.evaluation.splits import fold_sizes
 from taskuq.interval import FloatArray, Interval
-from taskuq.protocols import Score
+from taskuq.protocols import Family, Score
 
 
 @dataclass(frozen=True)
@@ -134,12 +133,12 @@ def pools(
     everyone = np.arange(len(cases.targets))
     if not needs_tuning(score):
         yield _pool(cases, score, everyone, 0)
-    elif not getattr(score, "tuning_needs_targets", True):
+    elif not target_share(score):
         # The same function of all outputs for every split: cases stay exchangeable, exactly.
         tuned = tuned_score(score, cases.outputs, cases.targets, cases.task_range, None)
         yield _pool(cases, tuned, everyone, 0)
     else:
-        take = tuning_count(cases.n_calibration, getattr(score, "tuning_share", 0.3), alpha)
+        take = tuning_count(cases.n_calibration, target_share(score), alpha)
         if not 1 <= take < cases.n_calibration:
             raise InputError(
                 f"a score that learns needs several calibration {cases.unit.counted}s, got "

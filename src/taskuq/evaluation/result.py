@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from taskuq.calibration.threshold import number_to_json
 from taskuq.evaluation.exact import Moments
+from taskuq.files import number_to_json
 
 HONESTLY = (
     "A random split of a fixed set obeys this law whatever the data are: agreement shows that the "

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.calibration.family import Family
+from taskuq.calibration.family import family_of
 from taskuq.calibration.rank import conformal_quantile
-from taskuq.calibration.registry import resolve_score
-from taskuq.calibration.scores import family_of
+from taskuq.calibration.scores import resolve_score
 from taskuq.evaluation.pools import clipped, distance
 from taskuq.experiments.inputs import Inputs
 from taskuq.experiments.judging import point_source
@@ -19,6 +18,7 @@ from taskuq.experiments.settings import ClaimSettings
 from taskuq.experiments.wording import title, verdict
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.outputs import TaskOutputs
+from taskuq.protocols import Family
 from taskuq.report.figure import Figure, Series
 from taskuq.report.records import experiment_record
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.calibration.family import AnchoredFamily
-from taskuq.calibration.learned import Learned
-from taskuq.calibration.mlwr import MLWR
-from taskuq.calibration.scores import AR, LWR, family_of
+from taskuq.calibration.family import AnchoredFamily, family_of
+from taskuq.calibration.scores.ar import AR
+from taskuq.calibration.scores.learned import Learned
+from taskuq.calibration.scores.lwr import LWR
+from taskuq.calibration.scores.mlwr import MLWR
 from taskuq.calibration.tuning import tuned_score, tuning_cases
 from taskuq.calibration.units import unit_named
 from taskuq.decide.rules import spread_score

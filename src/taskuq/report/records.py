@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from taskuq.calibration.threshold import number_from_json
 from taskuq.decide.simulation import Simulation, Stop
 from taskuq.errors import InputError
 from taskuq.evaluation.exact import Moments
 from taskuq.evaluation.result import Evaluation, EvaluationRecord, Histogram, Stratum
+from taskuq.files import number_from_json
 from taskuq.report.figure import Figure
 
 EXPERIMENT = "taskuq.experiment/1"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from taskuq.calibration.bound import Bound
-from taskuq.calibration.registry import score_name
+from taskuq.calibration.scores import score_name
 from taskuq.decide.policy import Policy
 from taskuq.errors import InputError
 from taskuq.outputs import TaskOutputs

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, final
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 
-from taskuq.calibration.family import AnchoredFamily, Side
+from taskuq.calibration.family import AnchoredFamily, FamilyScore, Side
 from taskuq.calibration.link import IDENTITY, Link, natural_link
-from taskuq.calibration.moderation import SpreadPrior, fit_spread_prior
-from taskuq.calibration.regression import RobustRidge, fit_robust_ridge
-from taskuq.calibration.scores import FamilyScore
+from taskuq.calibration.moderation import SpreadPrior, fit_spread_prior, prior_from_dict
+from taskuq.calibration.regression import RobustRidge, fit_robust_ridge, ridge_from_dict
 from taskuq.calibration.summaries import mean_and_variance
 from taskuq.errors import InputError
+from taskuq.files import numbers_from_json
 from taskuq.interval import FloatArray
 
 FOLDS = 5
@@ -74,7 +75,6 @@ class Learned(FamilyScore):
         True
     """
 
-    name: ClassVar[str] = "learned"
     uses_earlier_rounds: ClassVar[bool] = True
     tuning_needs_targets: ClassVar[bool] = True
     tuning_share: ClassVar[float] = 0.3
@@ -115,6 +115,29 @@ class Learned(FamilyScore):
             ),
         )
         return replace(self, fit=_fit(unfitted, shapes, link(targets), p, group), link=link)
+
+    @property
+    def needs_tuning(self) -> bool:
+        """Whether there is no fit yet."""
+        return self.fit is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Learned:
+        """Read back what :meth:`to_dict` wrote."""
+        link, fit = Link(**record["link"]), record["fit"]
+        if fit is not None:
+            fit = LocationScale(
+                prior=prior_from_dict(fit["prior"]),
+                location=ridge_from_dict(fit["location"]),
+                scale=ridge_from_dict(fit["scale"]),
+                typical_spreads=numbers_from_json(fit["typical_spreads"]),
+                typical_moves=numbers_from_json(fit["typical_moves"]),
+            )
+        return cls(**{**record, "link": link, "fit": fit})
 
     def family(self, outputs: FloatArray) -> AnchoredFamily:
         """Return the nested intervals around the predicted location."""
