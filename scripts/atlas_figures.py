@@ -15,7 +15,7 @@ from pathlib import Path
 
 from taskuq.report.figure import Figure, Series
 from taskuq.report.ink import draw
-from taskuq.report.scans import quality_figures
+from taskuq.report.networks import quality_figures
 from taskuq.runs.stored import stored_table
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

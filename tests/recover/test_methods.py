@@ -25,8 +25,8 @@ from taskuq.recover.metrics import (
     volume_psnr,
     volume_ssim,
 )
-from taskuq.report.page import write_report
 from taskuq.runs.quality import _size_ratio, _some_pixels
+from taskuq.runs.reports import write_report
 from taskuq.settings import toml_text
 from taskuq.weights.files import save_weights
 

@@ -12,7 +12,7 @@ from taskuq.decide.goal import Goal
 from taskuq.decide.planning import PolicyPlan, calibrated_thresholds
 from taskuq.decide.policy import Policy
 from taskuq.decide.rules import FamilyRule, WindowRule, spread_score
-from taskuq.report.payload import FEWEST_FOR_LEARNED, POLICIES, learning_cases, tuned_scores
+from taskuq.runs.explorer import FEWEST_FOR_LEARNED, POLICIES, learning_cases, tuned_scores
 
 
 class Truth:

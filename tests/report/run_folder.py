@@ -17,8 +17,8 @@ from taskuq.outputs import TaskOutputs
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 from taskuq.report.explorer import save_explorer
 from taskuq.report.figure import Figure, Series
-from taskuq.report.page import write_report
 from taskuq.report.records import experiment_record
+from taskuq.runs.reports import write_report
 
 HOSTILE = (
     "<script>alert('name')</script>",

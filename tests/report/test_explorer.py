@@ -13,8 +13,8 @@ import run_folder
 import taskuq as tq
 from taskuq.outputs import TaskOutputs
 from taskuq.report.explorer import load_explorer
-from taskuq.report.page import write_report
-from taskuq.report.payload import POLICIES, SCORES
+from taskuq.runs.explorer import POLICIES, SCORES
+from taskuq.runs.reports import write_report
 
 ALPHA, TAU = 0.1, 0.1
 

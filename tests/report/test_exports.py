@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 
 import taskuq as tq
 from taskuq.outputs import TaskOutputs
-from taskuq.report.exports import export
 from taskuq.report.folder import read_folder
-from taskuq.report.latex import escaped, latex_table
-from taskuq.report.reports import policy_reports
-from taskuq.report.spreadsheet import cell, write_csv
-from taskuq.report.tables import Table
+from taskuq.report.tables import Table, cell, escaped, latex_table, write_csv
+from taskuq.runs.reports import export, policy_reports
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +88,9 @@ def test_numbers_keep_all_their_digits(value):
 
 
 def test_hostile_names_stay_text_in_a_spreadsheet(tmp_path):
-    path = write_csv(tmp_path / "a.csv", ["case"], [[name] for name in run_folder.HOSTILE])
+    path = write_csv(
+        tmp_path / "a.csv", Table("t", "c", ("case",), tuple((n,) for n in run_folder.HOSTILE))
+    )
     back = [row["case"] for row in rows_of(path)]
 
     assert [b.removeprefix("'") for b in back] == [h.removeprefix("'") for h in run_folder.HOSTILE]

@@ -1,5 +1,9 @@
 """Figures are tested by their numbers, and their ink by being there."""
 
+import json
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -12,16 +16,14 @@ import taskuq as tq
 from taskuq.calibration.law import calibration_size
 from taskuq.experiments.comparison import Comparison, compare
 from taskuq.report.axes import SMALLEST, nice_ticks, x_axis, y_axis
-from taskuq.report.contents import gather, slug, title_of
-from taskuq.report.evaluations import evaluation_figures
-from taskuq.report.figure import Figure, Series, figure_from_dict
+from taskuq.report.contents import slug, title_of
+from taskuq.report.figure import Figure, Series, figure_from_dict, figures_of
 from taskuq.report.folder import read_folder
 from taskuq.report.ink import draw
-from taskuq.report.planner import planner_figure
-from taskuq.report.records import read_evaluation, read_simulations
-from taskuq.report.scans import masks_figure, quality_figures, split_figure
+from taskuq.report.networks import masks_figure, planner_figure, quality_figures, split_figure
 from taskuq.report.svg import figure_svg
 from taskuq.report.tables import figure_table
+from taskuq.runs.reports import calibration_sizes, study
 
 texts = st.text(max_size=12)
 numbers = st.none() | st.floats(-1e6, 1e6)
@@ -86,7 +88,7 @@ def test_bars_start_at_zero():
 
 
 def test_the_planner_draws_what_the_planner_says():
-    figure = planner_figure(0.1, delta=0.1, have=500)
+    figure = planner_figure(calibration_sizes(0.1, delta=0.1, have=500))
     both, lower = figure.series
 
     for x, y in zip(both.x, both.y, strict=True):
@@ -115,22 +117,30 @@ def test_quality_and_split_figures_hold_their_records(run_dir):
     assert split_figure(found.of("taskuq.split/1")[0].record).series[0].y == (3.0, 1.0, 2.0)
 
 
-def test_records_come_back_from_json(run_dir):
+def test_a_record_draws_the_same_before_and_after_it_is_written(run_dir):
     table = run_folder.table_of(volumes=8, samples=4)
     record = compare(table, Comparison(trials=30, unit="case", alpha=0.2)).to_dict()
-    again = read_evaluation(record)
-
-    assert again.to_dict() == record
-    assert [f.to_dict() for f in evaluation_figures(again)] == [
-        f.to_dict() for f in evaluation_figures(read_evaluation(again.to_dict()))
-    ]
     stored = read_folder(run_dir).of("taskuq.simulate/1")[0].record
-    for (samples, result), row in zip(read_simulations(stored), stored["results"], strict=True):
-        assert {"samples": samples, **result.to_dict()} == row
+    for one in (record, stored):
+        drawn = [figure.to_dict() for _, figure in figures_of(one)]
+
+        assert drawn
+        assert drawn == [f.to_dict() for _, f in figures_of(json.loads(json.dumps(one)))]
+
+
+def test_the_figures_of_a_simulation_hold_its_records_numbers(run_dir):
+    stored = read_folder(run_dir).of("taskuq.simulate/1")[0].record
+    accepted, coverage, trade_off = (figure for _, figure in figures_of(stored))
+    for k, row in enumerate(stored["results"]):
+        stops = row["stops"]
+
+        assert accepted.series[k].y == tuple(max(0.0, s["fraction"]) for s in stops)
+        assert len(coverage.series[k].y) == len(stops) - 1
+        assert trade_off.series[k].y == (row["mean_acceleration"],)
 
 
 def test_every_figure_of_a_run_is_there_and_none_is_empty(run_dir):
-    contents = gather(read_folder(run_dir))
+    contents = study(run_dir)
     names = {f.name for f in contents.all_figures}
 
     assert {"masks", "calibration-size", "task-roc-finding", "split-groups", "samples-against-p",
@@ -153,3 +163,47 @@ def test_ink_is_put_on_paper_twice_alike(ending, tmp_path):
 def test_titles_are_words():
     assert title_of("size-coverage-R2.5") == "Size coverage, R = 2.5"
     assert tq.__version__  # the package is what the page names
+
+
+OWN = '''
+"""The share of random splits without a finite interval."""
+
+from taskuq.report.figure import FIGURES, Figure, FigureKind, series_of
+
+
+def infinite(record):
+    shares = series_of(
+        record["results"], lambda r: r["score"], lambda r: f"{r['acceleration']:g}",
+        lambda r: r["infinite"], style="bars",
+    )
+    return [Figure("infinite", "How often nothing is promised.", "R", "share", shares,
+                   x_scale="category")]
+
+
+FIGURES.register("infinite", FigureKind("taskuq.evaluate/1", infinite, "Mine"))
+FIGURES.register("diary", FigureKind("diary/1", lambda record: [
+    Figure("days", "Days of the diary.", "day", "scans", series_of(
+        record["days"], lambda d: "scans", lambda d: d[0], lambda d: d[1]))]))
+'''
+
+
+def test_a_figure_of_ones_own_is_one_file(run_dir, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    run = tmp_path / "run"
+    run_folder.write(run / "diary.json", {"schema": "diary/1", "days": [[1, 4], [2, 7]]})
+    (run / "evaluate.json").symlink_to(run_dir / "evaluate-by-case.json")
+    done = subprocess.run(
+        [sys.executable, "-m", "taskuq.commands.app", "report", str(run), "--export"],
+        env={**os.environ, "TASKUQ_EXTENSIONS": str(tmp_path / "own.py")}, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    page = (run / "report.html").read_text()
+
+    assert done.returncode == 0, done.stderr
+    assert "How often nothing is promised." in page
+    assert ">Mine</bdi></h3>" in page
+    assert "Infinite, splits by case" in page
+    assert "Days of the diary." in page
+    assert "has no place on this page" not in page
+    assert (run / "figures/evaluate-infinite.svg").exists()
+    assert (run / "exports/figure-diary-days.csv").exists()

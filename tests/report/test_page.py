@@ -17,8 +17,8 @@ import taskuq as tq
 from taskuq.errors import InputError
 from taskuq.outputs import TaskOutputs
 from taskuq.report.explorer import check_explorer, load_explorer, save_explorer
-from taskuq.report.page import write_report
-from taskuq.report.pictures import slice_pictures
+from taskuq.report.payload import slice_pictures
+from taskuq.runs.reports import write_report
 
 
 class Tables(HTMLParser):
@@ -197,7 +197,7 @@ def test_the_paper_sized_page_is_small_and_quick(tmp_path):
 
 def test_building_a_page_needs_no_torch(run_dir):
     code = (
-        "import sys; from taskuq.report.page import write_report; "
+        "import sys; from taskuq.runs.reports import write_report; "
         f"write_report({str(run_dir)!r}); "
         "print(*sorted({m.split('.')[0] for m in sys.modules}))"
     )

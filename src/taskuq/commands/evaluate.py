@@ -79,7 +79,9 @@ def evaluate(
     print_record(record, to_stderr=json == "-")
     hand_over(record.to_dict(), json)
     if figures is not None:
-        show(str(draw_all(record, figures)))
+        from taskuq.report.ink import draw_record
+
+        show(str(draw_record(record.to_dict(), figures)))
 
 
 def print_record(record: object, *, to_stderr: bool = False) -> None:
@@ -120,19 +122,6 @@ def print_record(record: object, *, to_stderr: bool = False) -> None:
             f"Coverage against its exact law: goodness-of-fit p-value {worst:.2g}, the smallest of "
             f"{len(fits)}. {fits[0].reading}"
         )
-
-
-def draw_all(record: object, folder: Path) -> Path:
-    """Draw every figure of an evaluation as SVG and PNG."""
-    from taskuq.evaluation.result import EvaluationRecord
-    from taskuq.report.evaluations import evaluation_figures
-    from taskuq.report.ink import draw
-
-    assert isinstance(record, EvaluationRecord)
-    for figure in evaluation_figures(record):
-        for ending in (".svg", ".png"):
-            draw(figure, folder / f"{figure.name}{ending}")
-    return folder
 
 
 def _number(value: float) -> str:

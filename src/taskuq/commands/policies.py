@@ -173,13 +173,9 @@ def simulate(
     }
     hand_over(record, json)
     if figures is not None:
-        from taskuq.report.ink import draw
-        from taskuq.report.simulations import simulation_figures
+        from taskuq.report.ink import draw_record
 
-        for figure in simulation_figures([result for _, result in found]):
-            for ending in (".svg", ".png"):
-                draw(figure, figures / f"{figure.name}{ending}")
-        show(str(figures))
+        show(str(draw_record(record, figures)))
 
 
 def _plans(

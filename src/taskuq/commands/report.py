@@ -14,11 +14,11 @@ def report(run_dir: Path, /, *, export: bool = False) -> None:
         run_dir: The folder of the run.
         export: Also write tables (CSV, JSON, LaTeX), figures (SVG, PNG, PDF) and intervals.csv.
     """
-    from taskuq.report.page import write_report
+    from taskuq.runs.reports import write_report
 
     page = write_report(run_dir)
     if export:
-        from taskuq.report.exports import export as write_exports
+        from taskuq.runs.reports import export as write_exports
 
         folder = write_exports(run_dir)
         say(f"{folder}: tables and numbers; {folder.parent / 'figures'}: drawings")

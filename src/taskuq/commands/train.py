@@ -174,14 +174,12 @@ def classifier(
 
 def _judge(settings: Any, path: Path, parts: Any) -> None:
     from taskuq.files import write_json
-    from taskuq.report.ink import draw
-    from taskuq.report.tasks import task_figures
+    from taskuq.report.ink import draw_record
     from taskuq.task.quality import judge_trained, table
 
     record = judge_trained(settings, path, parts)
     write_json(path.parent / "quality.json", record)
-    for figure in task_figures(record):
-        draw(figure, path.parent / f"{figure.name}.svg")
+    draw_record(record, path.parent, endings=(".svg",))
     for line in table(record):
         print(line, file=sys.stderr)  # noqa: T201 - what a person wants to know, beside the answer
 

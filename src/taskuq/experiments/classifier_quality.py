@@ -9,9 +9,9 @@ import numpy as np
 from taskuq.errors import InputError
 from taskuq.experiments.inputs import Inputs
 from taskuq.experiments.settings import ClaimSettings
-from taskuq.report.figure import Figure, Series
+from taskuq.report.figure import Figure
+from taskuq.report.networks import roc, task_figures
 from taskuq.report.records import experiment_record
-from taskuq.report.tasks import task_figures
 
 NAME = "classifier-quality"
 CLAIM = (
@@ -84,16 +84,11 @@ def _from_table(inputs: Inputs) -> tuple[list[Any], Figure]:
     z = np.asarray(table.targets_at(0))
     found = {**rates(z, y), "auroc": auroc(z, y)}
     false, true = roc_curve(z, y)
-    figure = Figure(
+    figure = roc(
+        {"true images": (false.tolist(), true.tolist())},
         name="roc-table",
         caption=f"How many findings are seen at the price of how many false alarms, on the true "
         f"images of the table (AUROC {found['auroc']:.3f}).",
-        x_label="false positive rate",
-        y_label="true positive rate",
-        series=(
-            Series("true images", tuple(false.tolist()), tuple(true.tolist())),
-            Series("chance", (0.0, 1.0), (0.0, 1.0)),
-        ),
     )
     part = "cases to calibrate and test on"
     return [part, table.cases, int(y.sum()), *(found.get(m) for m in MEASURES)], figure

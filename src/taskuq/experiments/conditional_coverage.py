@@ -9,9 +9,8 @@ from taskuq.evaluation.result import Evaluation, Stratum
 from taskuq.experiments.inputs import Inputs, nearest_acceleration, units
 from taskuq.experiments.judging import judge_scores, point_source
 from taskuq.experiments.settings import ClaimSettings
-from taskuq.experiments.wording import BY, shortage, title, verdict
-from taskuq.report.figure import Figure, Series
-from taskuq.report.records import experiment_record
+from taskuq.experiments.wording import BY, Account, shortage, slug, title
+from taskuq.report.evaluations import coverage_within
 
 NAME = "conditional-coverage"
 CLAIM = (
@@ -21,7 +20,8 @@ CLAIM = (
 # Coverage of a handful of test cases says little; such ranges are shown, not judged.
 ENOUGH_CASES = 5.0
 CLOSE = 0.03
-KINDS = {"class_coverage": ("class", "class"), "size_coverage": ("width", "interval width")}
+# What strata are called in names, and in words.
+STRATA = {"class": ("class", "class"), "size": ("width", "interval width")}
 
 
 def conditional_coverage(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
@@ -45,62 +45,46 @@ def conditional_coverage(inputs: Inputs, settings: ClaimSettings) -> dict[str, A
         ['class-coverage-by-case', 'width-coverage-by-case']
     """
     R = nearest_acceleration(inputs.table, settings.coverage_acceleration)
-    figures, tables, findings = [], [], []
-    held: list[bool] = []
+    account = Account()
     for unit in units(inputs):
         found = judge_scores(inputs, settings, unit, accelerations=[R])
-        for kind in KINDS:
-            if any(getattr(r, kind) for r in found):
-                figures.append(_figure(found, kind, unit, R))
-                tables.append(_table(found, kind, unit))
-        sentence, parts = _finding(found)
-        findings.append(f"{BY[unit][:1].upper()}{BY[unit][1:]}, {sentence}")
-        held += parts
-    scope = "" if inputs.table.label is not None else ", for widths alone"
-    return experiment_record(
+        for strata, (name, label) in STRATA.items():
+            if any(_strata(r, strata) for r in found):
+                account.figures.append(
+                    coverage_within(
+                        [r.to_dict() for r in found],
+                        strata,
+                        name=f"{name}-coverage-{slug(unit)}",
+                        caption=f"Coverage within each {label} at R = {R:g}, splits {BY[unit]}; "
+                        "measured, not guaranteed. What is always empty is left out.",
+                    )
+                )
+                account.tables.append(_table(found, strata, unit))
+        account.find(unit, *_finding(found))
+    return account.record(
         NAME,
         "Coverage within classes and widths",
         CLAIM,
-        f"{verdict(held)}{scope}: {' '.join(findings)} Measured, not guaranteed. AR takes "
-        f"{point_source(inputs)}.",
         settings.used("alpha", "scores", "ours", "coverage_acceleration", "trials", "seed")
         | {"acceleration": R, "enough_cases": ENOUGH_CASES, "close": CLOSE,
            "table": repr(inputs.table), "point": repr(inputs.point)},
-        figures,
-        tables,
+        scope="" if inputs.table.label is not None else ", for widths alone",
+        end=f" Measured, not guaranteed. AR takes {point_source(inputs)}.",
     )  # fmt: skip
 
 
-def _figure(found: Sequence[Evaluation], kind: str, unit: str, R: float) -> Figure:
-    name, label = KINDS[kind]
-    return Figure(
-        name=f"{name}-coverage-{BY[unit].replace(' ', '-')}",
-        caption=f"Coverage within each {label} at R = {R:g}, splits {BY[unit]}; measured, not "
-        "guaranteed. What is always empty is left out.",
-        x_label=label,
-        y_label="coverage",
-        x_scale="category",
-        reference=(("target", 1 - found[0].alpha),),
-        series=tuple(
-            Series(
-                r.score,
-                tuple(s.name for s in getattr(r, kind)),
-                tuple(s.coverage if s.trials else None for s in getattr(r, kind)),
-                style="points",
-            )
-            for r in found
-        ),
-    )
+def _strata(result: Evaluation, strata: str) -> Sequence[Stratum]:
+    return result.class_coverage if strata == "class" else result.size_coverage
 
 
-def _table(found: Sequence[Evaluation], kind: str, unit: str) -> dict[str, Any]:
-    name, label = KINDS[kind]
+def _table(found: Sequence[Evaluation], strata: str, unit: str) -> dict[str, Any]:
+    name, label = STRATA[strata]
     return {
-        "name": f"{name}-{BY[unit].replace(' ', '-')}",
+        "name": f"{name}-{slug(unit)}",
         "caption": f"Coverage within each {label} over {found[0].trials} random splits {BY[unit]}; "
         "cases are the mean number of test cases there.",
         "columns": ["score", label, "coverage", "cases"],
-        "rows": [[r.score, s.name, s.coverage, s.cases] for r in found for s in getattr(r, kind)],
+        "rows": [[r.score, s.name, s.coverage, s.cases] for r in found for s in _strata(r, strata)],
     }
 
 

@@ -12,8 +12,9 @@ from taskuq.evaluation.result import HONESTLY, Evaluation
 from taskuq.experiments.inputs import Inputs, nearest_acceleration, units
 from taskuq.experiments.judging import judge_scores, point_source
 from taskuq.experiments.settings import ClaimSettings
-from taskuq.experiments.wording import BY, shortage, title, verdict
-from taskuq.report.figure import Figure, Series
+from taskuq.experiments.wording import BY, shortage, slug, title, verdict
+from taskuq.report.evaluations import coverage_histogram
+from taskuq.report.figure import Figure
 from taskuq.report.records import experiment_record
 
 NAME = "coverage-law"
@@ -74,19 +75,13 @@ def _law(result: Evaluation) -> CoverageLaw:
 def _histogram(result: Evaluation, R: float) -> Figure:
     histogram = result.histogram
     assert histogram is not None
-    coverage = tuple(c / result.n_test for c in histogram.covered)
     at = "" if math.isnan(R) else f" at R = {R:g}"
-    return Figure(
+    return coverage_histogram(
+        result.to_dict(),
         name=f"coverage-{result.score}",
         caption=f"Coverage of {title(result.score)}{at} in {result.trials} random splits, mean "
         f"{result.coverage.mean:.4f}, against its exact law (goodness of fit "
         f"p = {histogram.p_value:.2g}).",
-        x_label="empirical coverage",
-        y_label="splits",
-        series=(
-            Series("random splits", coverage, tuple(map(float, histogram.trials)), style="bars"),
-            Series("exact law", coverage, histogram.expected, style="step"),
-        ),
     )
 
 
@@ -99,7 +94,7 @@ def _table(found: Sequence[Evaluation], unit: str, law: CoverageLaw) -> dict[str
         else " No exact law is known for these; whole groups are those with every case covered."
     )
     return {
-        "name": BY[unit].replace(" ", "-"),
+        "name": slug(unit),
         "caption": f"Coverage over {first.trials} random splits {BY[unit]}: {first.n_calibration} "
         f"to calibrate, {first.n_test} to test.{theory}",
         "columns": ["score", "coverage", "sd", "fit p" if by_case else "whole groups"],

@@ -9,9 +9,8 @@ from taskuq.evaluation.result import Evaluation
 from taskuq.experiments.inputs import Inputs, units
 from taskuq.experiments.judging import judge_scores, point_source
 from taskuq.experiments.settings import ClaimSettings
-from taskuq.experiments.wording import BY, falls, listing, shortage, title, verdict
-from taskuq.report.figure import Figure, Series
-from taskuq.report.records import experiment_record
+from taskuq.experiments.wording import BY, Account, falls, listing, shortage, slug, title
+from taskuq.report.evaluations import width_against
 
 NAME = "interval-length"
 CLAIM = (
@@ -40,49 +39,35 @@ def interval_length(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         >>> record["finding"][:5], [t["name"] for t in record["tables"]]
         ('Held:', ['by-case', 'by-group'])
     """
-    figures, tables, findings, parts = [], [], [], []
+    account = Account()
     for unit in units(inputs):
         found = judge_scores(inputs, settings, unit, exact=True)
-        figures.append(_figure(found, unit))
-        tables.append(_table(found, unit))
+        account.figures.append(
+            width_against(
+                [r.to_dict() for r in found],
+                "acceleration",
+                name=f"length-against-acceleration-{slug(unit)}",
+                caption=f"Mean interval length against acceleration, splits {BY[unit]}; bars are "
+                "one standard deviation over splits.",
+                y_label="mean interval length",
+            )
+        )
+        table = _table(found, unit)
         if unit == "case":
             whole = judge_scores(inputs, settings, unit, exact=True, clip=False)
-            tables[0]["columns"].append("length not cut")
-            tables[0]["rows"] = [
-                [*row, r.width.mean] for row, r in zip(tables[0]["rows"], whole, strict=True)
+            table["columns"].append("length not cut")
+            table["rows"] = [
+                [*row, r.width.mean] for row, r in zip(table["rows"], whole, strict=True)
             ]
-        sentence, held = _finding(found, settings)
-        findings.append(f"{BY[unit][:1].upper()}{BY[unit][1:]}, {sentence}")
-        parts += held
-    return experiment_record(
+        account.tables.append(table)
+        account.find(unit, *_finding(found, settings))
+    return account.record(
         NAME,
         "Interval length against acceleration",
         CLAIM,
-        f"{verdict(parts)}: {' '.join(findings)} AR takes {point_source(inputs)}.",
         settings.used("alpha", "scores", "ours", "trials", "seed")
         | {"table": repr(inputs.table), "point": repr(inputs.point)},
-        figures,
-        tables,
-    )
-
-
-def _figure(found: Sequence[Evaluation], unit: str) -> Figure:
-    return Figure(
-        name=f"length-against-acceleration-{BY[unit].replace(' ', '-')}",
-        caption=f"Mean interval length against acceleration, splits {BY[unit]}; bars are one "
-        "standard deviation over splits.",
-        x_label="acceleration R",
-        y_label="mean interval length",
-        x_scale="log2",
-        series=tuple(
-            Series(
-                score,
-                tuple(r.acceleration or 1.0 for r in found if r.score == score),
-                tuple(r.width.mean for r in found if r.score == score),
-                tuple(r.width.sd for r in found if r.score == score),
-            )
-            for score in dict.fromkeys(r.score for r in found)
-        ),
+        end=f" AR takes {point_source(inputs)}.",
     )
 
 
@@ -90,7 +75,7 @@ def _table(found: Sequence[Evaluation], unit: str) -> dict[str, Any]:
     first = found[0]
     how = "all splits, exactly" if first.trials is None else f"{first.trials} random splits"
     return {
-        "name": BY[unit].replace(" ", "-"),
+        "name": slug(unit),
         "caption": f"Coverage and length over {how}, {BY[unit]}: {first.n_calibration} to "
         f"calibrate, {first.n_test} to test. Intervals are cut to the task's range, unless a "
         "column says otherwise: the paper does not cut them. Measured.",

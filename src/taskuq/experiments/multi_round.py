@@ -15,11 +15,14 @@ from taskuq.decide.simulation import Simulation, simulate
 from taskuq.experiments.inputs import Inputs, learns, units
 from taskuq.experiments.judging import point_source
 from taskuq.experiments.settings import ClaimSettings
-from taskuq.experiments.trade_off import trade_off
-from taskuq.experiments.wording import BY, listing, verdict
-from taskuq.report.figure import Figure, Series
-from taskuq.report.records import experiment_record
-from taskuq.report.tables import policy_name
+from taskuq.experiments.wording import BY, Account, listing, slug
+from taskuq.report.figure import Figure
+from taskuq.report.records import policy_name
+from taskuq.report.simulations import (
+    acceleration_against_width,
+    accepted,
+    average_acceleration,
+)
 
 NAME = "multi-round"
 CLAIM = (
@@ -27,6 +30,9 @@ CLAIM = (
     "than AR. We add: fixed-width stopping accelerates more than the better of the paper's two, "
     "and keeps coverage at 1 - alpha, which the paper's rule does not promise."
 )
+# What each rule did, by its name; and that for each error rate and width to stop at.
+Rules = dict[str, Simulation]
+Found = dict[tuple[float, float], Rules]
 PAPER = ("paper lwr", "paper cqr")
 OURS = "fixed-width spread"
 COLUMNS = (
@@ -56,33 +62,26 @@ def multi_round(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         >>> [row[2] for row in record["tables"][0]["rows"]][:4]
         ['paper ar', 'paper lwr', 'paper cqr', 'fixed-width spread']
     """
-    figures, tables, findings = [], [], []
-    held: list[bool] = []
+    account = Account()
     for unit in units(inputs):
         found = {goal: _replay(inputs, settings, goal, unit) for goal in settings.goals}
-        figures.append(_overview(found, unit))
+        account.figures.append(_overview(found, unit))
         if unit == "case":
-            figures += [_accepted(results, goal) for goal, results in found.items()]
-        tables += [_table(found, unit), _stops(found, unit)]
-        sentence, parts = _finding(found, unit)
-        findings.append(f"{BY[unit][:1].upper()}{BY[unit][1:]}, {sentence}")
-        held += parts
-    figures.append(trade_off(inputs, settings))
-    return experiment_record(
+            account.figures += [_accepted(results, goal) for goal, results in found.items()]
+        account.tables += [_table(found, unit), _stops(found, unit)]
+        account.find(unit, *_finding(found, unit))
+    account.figures.append(trade_off(inputs, settings))
+    return account.record(
         NAME,
         "Multi-round scans",
         CLAIM,
-        f"{verdict(held)}: {' '.join(findings)} AR takes {point_source(inputs)}.",
         settings.used("goals", "widths", "alpha", "seed")
         | {"trials": settings.replays, "table": repr(inputs.table), "point": repr(inputs.point)},
-        figures,
-        tables,
+        end=f" AR takes {point_source(inputs)}.",
     )
 
 
-def _replay(
-    inputs: Inputs, settings: ClaimSettings, goal: tuple[float, float], unit: str
-) -> list[Simulation]:
+def _replay(inputs: Inputs, settings: ClaimSettings, goal: tuple[float, float], unit: str) -> Rules:
     alpha, target = goal[0], Goal(max_width=goal[1])
     plans = [
         PolicyPlan("paper", alpha, target, score="lwr"),
@@ -102,48 +101,50 @@ def _replay(
         return simulate(table, chosen, trials=settings.replays, rng=rng, unit=unit)  # type: ignore[arg-type]  # one of its units
 
     residual = PolicyPlan("paper", alpha, target, score="ar")
-    return [*run(inputs.point or inputs.table, [residual]), *run(inputs.table, plans)]
+    results = [*run(inputs.point or inputs.table, [residual]), *run(inputs.table, plans)]
+    return {policy_name(r.to_dict()): r for r in results}
 
 
-Found = dict[tuple[float, float], list[Simulation]]
+def _better(rules: Rules) -> float:
+    return max(rules[name].mean_acceleration for name in PAPER)
 
 
-def _better(results: Sequence[Simulation]) -> float:
-    return max(r.mean_acceleration for r in results if policy_name(r) in PAPER)
+def _first(found: Found) -> Simulation:
+    return next(iter(next(iter(found.values())).values()))
 
 
 def _table(found: Found, unit: str) -> dict[str, Any]:
-    first = next(iter(found.values()))[0]
+    first = _first(found)
     return {
-        "name": BY[unit].replace(" ", "-"),
+        "name": slug(unit),
         "caption": f"Stopping rules over {first.trials} random splits {BY[unit]}: "
         f"{first.n_calibration} to calibrate, {first.n_test} to test. Errors are standard errors "
         "of a sample of groups. Coverage is guaranteed where the promise says so.",
         "columns": list(COLUMNS),
         "rows": [
             [
-                alpha, width, policy_name(r), "guaranteed" if r.guaranteed else "none",
+                alpha, width, name, "guaranteed" if r.guaranteed else "none",
                 r.mean_acceleration, r.standard_errors["mean_acceleration"], r.coverage,
                 r.standard_errors["coverage"], r.coverage_early, r.early, r.width,
-                r.max_center_error, r.mean_acceleration / _better(results),
+                r.max_center_error, r.mean_acceleration / _better(rules),
             ]
-            for (alpha, width), results in found.items()
-            for r in results
+            for (alpha, width), rules in found.items()
+            for name, r in rules.items()
         ],
     }  # fmt: skip
 
 
 def _stops(found: Found, unit: str) -> dict[str, Any]:
-    rates = [s.acceleration for s in next(iter(found.values()))[0].stops]
+    rates = [s.acceleration for s in _first(found).stops]
     return {
-        "name": f"accepted-{BY[unit].replace(' ', '-')}",
+        "name": f"accepted-{slug(unit)}",
         "caption": f"Share of cases accepted after each acceleration, splits {BY[unit]}; R = 1 is "
         "a full scan.",
         "columns": ["alpha", "max width", "policy", *(f"R = {R:g}" for R in rates)],
         "rows": [
-            [alpha, width, policy_name(r), *_shares(r, rates)]
-            for (alpha, width), results in found.items()
-            for r in results
+            [alpha, width, name, *_shares(r, rates)]
+            for (alpha, width), rules in found.items()
+            for name, r in rules.items()
         ],
     }
 
@@ -155,56 +156,79 @@ def _shares(result: Simulation, rates: Sequence[float]) -> list[float | None]:
 
 
 def _overview(found: Found, unit: str) -> Figure:
-    goals = [f"{alpha:g}, {width:g}" for alpha, width in found]
-    names = list(dict.fromkeys(policy_name(r) for results in found.values() for r in results))
-    return Figure(
-        name=f"average-acceleration-{BY[unit].replace(' ', '-')}",
+    return average_acceleration(
+        [
+            (name, f"{alpha:g}, {width:g}", r.mean_acceleration)
+            for (alpha, width), rules in found.items()
+            for name, r in rules.items()
+        ],
+        name=f"average-acceleration-{slug(unit)}",
         caption=f"Average acceleration of each stopping rule, splits {BY[unit]}. Those named paper "
         "have no guarantee at the stop.",
-        x_label="error rate α, width to stop at τ",
-        y_label="average acceleration",
-        x_scale="category",
-        series=tuple(
-            Series(
-                name,
-                tuple(goals),
-                tuple(
-                    next((r.mean_acceleration for r in results if policy_name(r) == name), None)
-                    for results in found.values()
-                ),
-                style="bars",
-            )
-            for name in names
-        ),
     )
 
 
-def _accepted(results: Sequence[Simulation], goal: tuple[float, float]) -> Figure:
-    return Figure(
+def _accepted(rules: Rules, goal: tuple[float, float]) -> Figure:
+    return accepted(
+        {name: r.to_dict()["stops"] for name, r in rules.items()},
         name=f"accepted-alpha-{goal[0]:g}-width-{goal[1]:g}",
         caption=f"Fraction of slices accepted after each acceleration, splits by case, error rate "
         f"{goal[0]:g}, width below {goal[1]:g}; R = 1 is a full scan.",
-        x_label="acceleration R",
-        y_label="fraction of cases",
-        x_scale="category",
-        series=tuple(
-            Series(
-                policy_name(r),
-                tuple(f"{s.acceleration:g}" for s in r.stops),
-                tuple(max(0.0, s.fraction) for s in r.stops),
-                style="bars",
-            )
-            for r in results
-        ),
+    )
+
+
+def trade_off(inputs: Inputs, settings: ClaimSettings) -> Figure:
+    """Replay stopping rules at several widths, by case.
+
+    Arguments:
+        inputs: A table of posterior samples with several rounds.
+        settings: Widths, error rate, trials and seed.
+
+    Returns:
+        One line for each rule, one point for each width to stop at.
+
+    Example:
+        >>> from taskuq.experiments.inputs import make_inputs
+        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+        >>> table = synthetic_outputs(SyntheticScanner(volumes=20), seed=0)
+        >>> few = ClaimSettings(widths=(0.1, 0.3), round_trials=20)
+        >>> [series.name for series in trade_off(make_inputs(table), few).series]
+        ['paper lwr', 'paper cqr', 'adaptive mlwr', 'fixed-width, half budget', 'fixed-width']
+    """
+    points = []
+    for width in settings.widths:
+        goal = Goal(max_width=width)
+        plans = {
+            "paper lwr": PolicyPlan("paper", settings.alpha, goal, score="lwr"),
+            "paper cqr": PolicyPlan("paper", settings.alpha, goal, score="cqr"),
+            "adaptive mlwr": PolicyPlan("adaptive", settings.alpha, goal, score="mlwr"),
+            "fixed-width, half budget": PolicyPlan("fixed-width", settings.alpha, goal, budget=0.5),
+            "fixed-width": PolicyPlan("fixed-width", settings.alpha, goal),
+        }
+        found = simulate(
+            inputs.table,
+            list(plans.values()),
+            trials=settings.replays,
+            rng=np.random.default_rng(settings.seed),
+            unit="case",
+        )
+        points += [
+            (name, result.width, result.mean_acceleration)
+            for name, result in zip(plans, found, strict=True)
+        ]
+    return acceleration_against_width(
+        points,
+        caption="Average acceleration against the mean width of early reports, splits by case, one "
+        f"point for each width to stop at ({', '.join(f'{w:g}' for w in settings.widths)}), error "
+        f"rate {settings.alpha:g}: up and to the left is better. Those named paper have no "
+        "guarantee.",
     )
 
 
 def _finding(found: Found, unit: str) -> tuple[str, list[bool]]:
-    first = next(iter(found.values()))[0]
+    first = _first(found)
     possible = {
-        goal: {policy_name(r): r for r in results}
-        for goal, results in found.items()
-        if first.n_calibration >= cases_needed(goal[0])
+        goal: rules for goal, rules in found.items() if first.n_calibration >= cases_needed(goal[0])
     }
     left_out = [f"{alpha:g}" for alpha, _ in found if first.n_calibration < cases_needed(alpha)]
     note = (
@@ -218,7 +242,7 @@ def _finding(found: Found, unit: str) -> tuple[str, list[bool]]:
     ratios, adaptive, short, ours_short, above = [], [], [], [], []
     fastest = first.stops[0].acceleration
     for (alpha, width), by_name in possible.items():
-        ours, better = by_name[OURS], _better(list(by_name.values()))
+        ours, better = by_name[OURS], _better(by_name)
         ratios.append(ours.mean_acceleration / better)
         # Nobody can be above who stops everybody after the first round.
         above.append(ratios[-1] > 1 or ours.mean_acceleration >= fastest - 1e-9)
@@ -231,7 +255,7 @@ def _finding(found: Found, unit: str) -> tuple[str, list[bool]]:
             if _is_short(by_name[name])
         ]
     kept = [not _is_short(by_name[OURS]) for by_name in possible.values()]
-    bounded = sum(1.3 * _better(list(by.values())) > fastest for by in possible.values())
+    bounded = sum(1.3 * _better(rules) > fastest for rules in possible.values())
     sentence = (
         f"fixed-width reaches {min(ratios):.2f} to {max(ratios):.2f} times the average "
         f"acceleration of the better of the paper's LWR and CQR over {len(ratios)} settings, 1.3 "

@@ -19,8 +19,9 @@ from taskuq.experiments.wording import title, verdict
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.outputs import TaskOutputs
 from taskuq.protocols import Family
-from taskuq.report.figure import Figure, Series
+from taskuq.report.figure import Figure
 from taskuq.report.records import experiment_record
+from taskuq.report.simulations import accepted
 
 NAME = "paper-protocol"
 CLAIM = (
@@ -189,23 +190,20 @@ def _table(found: Found, alpha: float, width: float, count: int, groups: int) ->
 
 
 def _accepted(found: Found, table: TaskOutputs, alpha: float, width: float) -> Figure:
-    rates = (*(f"{R:g}" for R in table.accelerations), "1")
-    return Figure(
+    rates = (*table.accelerations, 1.0)
+    shares = {
+        name: np.mean([one.stopped for one in drawn], axis=0) for name, drawn in found.items()
+    }
+    return accepted(
+        {
+            name: [
+                {"acceleration": R, "fraction": float(v)} for R, v in zip(rates, of, strict=True)
+            ]
+            for name, of in shares.items()
+        },
         name="accepted",
         caption=f"Fraction of slices accepted after each acceleration, error rate {alpha:g}, width "
         f"below {width:g}; R = 1 is a full scan.",
-        x_label="acceleration R",
-        y_label="fraction of cases",
-        x_scale="category",
-        series=tuple(
-            Series(
-                name,
-                rates,
-                tuple(float(v) for v in np.mean([one.stopped for one in drawn], axis=0)),
-                style="bars",
-            )
-            for name, drawn in found.items()
-        ),
     )
 
 

@@ -9,9 +9,8 @@ from taskuq.errors import InputError
 from taskuq.experiments.inputs import Inputs
 from taskuq.experiments.settings import ClaimSettings
 from taskuq.experiments.wording import falls, listing, verdict
-from taskuq.report.figure import Figure, Series
+from taskuq.report.networks import against_acceleration, quality_figures
 from taskuq.report.records import experiment_record
-from taskuq.report.scans import quality_figures
 
 NAME = "recovery-quality"
 CLAIM = (
@@ -19,7 +18,7 @@ CLAIM = (
     "posterior mean in PSNR and SSIM, the flow is better in FID."
 )
 BASE = "zero-filled"
-MEASURES = ("psnr", "ssim", "fid", "spread_error_correlation")
+CORRELATION = "spread_error_correlation"
 
 
 def recovery_quality(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
@@ -37,8 +36,22 @@ def recovery_quality(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         [[8.0, 'flow', 35.1, 0.2, 0.91, None, None, None, None]]
     """
     rows = _rows(inputs.quality)
-    figures = [*quality_figures({"results": rows}), _gain(rows)]
-    figures.append(_correlation(rows))
+    figures = [
+        *quality_figures({"results": rows}),
+        against_acceleration(
+            [(r, _psnr_gain(r, rows)) for r in rows if r["method"] != BASE],
+            name="gain-over-zero-filled",
+            caption="PSNR above that of the zero-filled image, in dB, against acceleration.",
+            y_label="gain (dB)",
+        ),
+        against_acceleration(
+            [(r, r[CORRELATION]) for r in rows if CORRELATION in r],
+            name="spread-error-correlation",
+            caption="Correlation between the pixel-wise spread of posterior samples and the error "
+            "of their mean, against acceleration; 1 would tell every error.",
+            y_label="correlation",
+        ),
+    ]
     sentence, held = _finding(rows)
     return experiment_record(
         NAME,
@@ -64,7 +77,7 @@ def recovery_quality(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
                     [
                         r["acceleration"], r["method"], r["psnr"]["mean"],
                         r["psnr"]["standard_error"], r["ssim"]["mean"], r["ssim"]["standard_error"],
-                        _psnr_gain(r, rows), r.get("fid"), r.get("spread_error_correlation"),
+                        _psnr_gain(r, rows), r.get("fid"), r.get(CORRELATION),
                     ]
                     for r in rows
                 ],
@@ -101,37 +114,6 @@ def _psnr_gain(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> flo
         return None
     mine, zero = row["psnr"]["mean"], base["psnr"]["mean"]
     return None if mine is None or zero is None else mine - zero
-
-
-def _gain(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    return Figure(
-        name="gain-over-zero-filled",
-        caption="PSNR above that of the zero-filled image, in dB, against acceleration.",
-        x_label="acceleration R",
-        y_label="gain (dB)",
-        x_scale="log2",
-        series=tuple(
-            Series(name, tuple(of), tuple(_psnr_gain(r, rows) for r in of.values()))
-            for name, of in _methods(rows).items()
-            if name != BASE
-        ),
-    )
-
-
-def _correlation(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    return Figure(
-        name="spread-error-correlation",
-        caption="Correlation between the pixel-wise spread of posterior samples and the error of "
-        "their mean, against acceleration; 1 would tell every error.",
-        x_label="acceleration R",
-        y_label="correlation",
-        x_scale="log2",
-        series=tuple(
-            Series(name, tuple(of), tuple(r.get("spread_error_correlation") for r in of.values()))
-            for name, of in _methods(rows).items()
-            if any("spread_error_correlation" in r for r in of.values())
-        ),
-    )
 
 
 def _finding(rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[bool]]:

@@ -11,9 +11,8 @@ from taskuq.evaluation.result import Evaluation
 from taskuq.experiments.inputs import Inputs, nearest_acceleration, units
 from taskuq.experiments.judging import judge_scores
 from taskuq.experiments.settings import ClaimSettings
-from taskuq.experiments.wording import BY, listing, shortage, title, verdict
-from taskuq.report.figure import Figure, Series
-from taskuq.report.records import experiment_record
+from taskuq.experiments.wording import BY, Account, listing, shortage, slug, title
+from taskuq.report.evaluations import width_against
 
 NAME = "sample-count"
 CLAIM = (
@@ -47,8 +46,8 @@ def sample_count(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
     R = nearest_acceleration(table, settings.samples_acceleration)
     # Scores that look at samples; AR's estimate is another one, and learning takes all samples.
     chosen = replace(settings, scores=("lwr", "cqr"), ours=("mlwr",))
-    figures, tables, findings = [], [], []
-    held: list[bool] = []
+    at = "" if math.isnan(R) else f" at R = {R:g}"
+    account = Account()
     for unit in units(inputs):
         cut, whole = (
             judge_scores(
@@ -56,41 +55,24 @@ def sample_count(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
             )
             for clip in (True, False)
         )
-        figures.append(_figure(cut, unit, R))
-        tables.append(_table(cut, whole, unit))
-        sentence, parts = _finding(whole)
-        findings.append(f"{BY[unit][:1].upper()}{BY[unit][1:]}, {sentence}")
-        held += parts
-    return experiment_record(
+        account.figures.append(
+            width_against(
+                [r.to_dict() for r in cut],
+                "samples",
+                name=f"length-against-samples-{slug(unit)}",
+                caption=f"Mean interval length against the number p of posterior samples{at}, "
+                f"splits {BY[unit]}; intervals are cut to the task's range.",
+                y_label="mean interval length",
+            )
+        )
+        account.tables.append(_table(cut, whole, unit))
+        account.find(unit, *_finding(whole))
+    return account.record(
         NAME,
         "Interval length against the number of posterior samples",
         CLAIM,
-        f"{verdict(held)}: {' '.join(findings)}",
         settings.used("alpha", "samples", "samples_acceleration", "trials", "seed")
         | {"acceleration": R, "suffers": SUFFERS, "table": repr(table)},
-        figures,
-        tables,
-    )
-
-
-def _figure(found: Sequence[Evaluation], unit: str, R: float) -> Figure:
-    at = "" if math.isnan(R) else f" at R = {R:g}"
-    return Figure(
-        name=f"length-against-samples-{BY[unit].replace(' ', '-')}",
-        caption=f"Mean interval length against the number p of posterior samples{at}, splits "
-        f"{BY[unit]}; intervals are cut to the task's range.",
-        x_label="posterior samples p",
-        y_label="mean interval length",
-        x_scale="log2",
-        series=tuple(
-            Series(
-                score,
-                tuple(float(r.samples) for r in found if r.score == score),
-                tuple(r.width.mean for r in found if r.score == score),
-                tuple(r.width.sd for r in found if r.score == score),
-            )
-            for score in dict.fromkeys(r.score for r in found)
-        ),
     )
 
 
@@ -98,7 +80,7 @@ def _table(cut: Sequence[Evaluation], whole: Sequence[Evaluation], unit: str) ->
     first = cut[0]
     how = "all splits, exactly" if first.trials is None else f"{first.trials} random splits"
     return {
-        "name": BY[unit].replace(" ", "-"),
+        "name": slug(unit),
         "caption": f"Mean length over {how}, {BY[unit]}, cut to the task's range and not. Without "
         "a finite length some case had identical samples. Measured.",
         "columns": ["p", "score", "coverage", "length", "length sd", "length not cut"],

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from taskuq.decide.goal import goal_from_dict
-from taskuq.decide.simulation import Simulation
 from taskuq.errors import InputError
-from taskuq.evaluation.result import EvaluationRecord
-from taskuq.report.evaluations import evaluation_figures
-from taskuq.report.figure import Figure, figure_from_dict
+from taskuq.report.cases import CaseReport
+from taskuq.report.figure import Figure, figure_from_dict, figures_of
 from taskuq.report.folder import Found, RunFolder
-from taskuq.report.planner import planner_figure
-from taskuq.report.records import EXPERIMENT, read_evaluation, read_simulations, require_table
-from taskuq.report.scans import masks_figure, quality_figures, split_figure
-from taskuq.report.simulations import simulation_figures
-from taskuq.report.tables import Table, policy_table, score_table
-from taskuq.report.tasks import task_figures
+from taskuq.report.records import (
+    EVALUATE,
+    EXPERIMENT,
+    MASKS,
+    QUALITY,
+    SIMULATE,
+    TASK,
+    Record,
+    policy_table,
+    quality_table,
+    require_table,
+    score_table,
+    task_table,
+)
+from taskuq.report.tables import Table
 
 # Experiments in the order in which they tell their story; others follow as they are found.
 STORY = (
@@ -29,7 +35,12 @@ STORY = (
     "data-splits",
 )  # fmt: skip
 ACRONYMS = ("psnr", "ssim", "roc", "ar", "lwr", "cqr", "mlwr")
-LAW = "Coverage against its exact law"
+TABLES: Mapping[str, Callable[[Record, str], Table]] = {
+    EVALUATE: score_table,
+    SIMULATE: policy_table,
+    QUALITY: quality_table,
+    TASK: task_table,
+}
 
 
 @dataclass(frozen=True)
@@ -55,27 +66,89 @@ class Experiment:
     tables: tuple[Table, ...]
 
 
+@dataclass(frozen=True)
+class Promise:
+    """What a stored policy or bound promises.
+
+    Arguments:
+        alpha: Its error rate.
+        sentence: The promise in words.
+        unit: What it is about, in a word.
+        kind: The kind of a policy; None for a bound.
+        max_width: The width at which a policy stops, if any.
+        task_range: The task's range, if it has one.
+    """
+
+    alpha: float
+    sentence: str
+    unit: str
+    kind: str | None = None
+    max_width: float | None = None
+    task_range: tuple[float, float] | None = None
+
+
 @dataclass
 class Contents:
     """Everything the page shows, gathered; figures by the heading they stand under.
 
+    What follows from a run's policy, bounds and calibration set is computed elsewhere and put in.
+
     Arguments:
+        folder: The run's folder.
+        policy: What the policy that decided promises.
+        bounds: What stored bounds promise.
+        promises: Sentences of what is guaranteed.
+        is_by_group: Whether it is guaranteed for new groups, not for new cases.
+        cases: The interval of each case of the table.
+        numbers: What the explorer computes with, as values that JSON can hold.
+        logged: Cases that failed, each with the reason that the table's log gives.
         evaluations: Evaluations by record name.
-        simulations: Simulations by record name, with the samples of each result.
+        simulations: What each policy of a simulation did, by record name.
         figures: Figures by heading.
+        readings: How figures are to be read, by heading.
         tables: Tables of results.
         experiments: Experiments.
-        titles: Headings of figures by their names, where another than the name is wanted.
+        titles: What figures are called, by their names.
         notes: What is missing or could not be shown.
     """
 
-    evaluations: dict[str, EvaluationRecord] = field(default_factory=dict)
-    simulations: dict[str, list[tuple[int, Simulation]]] = field(default_factory=dict)
+    folder: RunFolder
+    policy: Promise | None = None
+    bounds: list[Promise] = field(default_factory=list)
+    promises: list[str] = field(default_factory=list)
+    is_by_group: bool = False
+    cases: list[CaseReport] = field(default_factory=list)
+    numbers: dict[str, Any] | None = None
+    logged: dict[str, str] = field(default_factory=dict)
+    evaluations: dict[str, Record] = field(default_factory=dict)
+    simulations: dict[str, list[Record]] = field(default_factory=dict)
     figures: dict[str, list[Figure]] = field(default_factory=dict)
+    readings: dict[str, str] = field(default_factory=dict)
     tables: list[Table] = field(default_factory=list)
     experiments: list[Experiment] = field(default_factory=list)
     titles: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def alpha(self) -> float | None:
+        """The run's error rate, from wherever it is said first."""
+        said = self.folder.run.get("alpha")
+        if isinstance(said, int | float) and 0 < said < 1:
+            return float(said)
+        promised = [p.alpha for p in (self.policy, *self.bounds) if p is not None]
+        simulated = [rows[0]["alpha"] for rows in self.simulations.values()]
+        evaluated = [record["results"][0]["alpha"] for record in self.evaluations.values()]
+        return next((float(a) for a in (*promised, *simulated, *evaluated)), None)
+
+    @property
+    def max_width(self) -> float | None:
+        """The run's width to stop at, from wherever it is said first."""
+        goals = [self.folder.run.get("max_width"), self.policy and self.policy.max_width]
+        goals += [(f.record.get("goal") or {}).get("max_width") for f in self.folder.of(SIMULATE)]
+        for said in goals:
+            if isinstance(said, int | float) and said > 0 and math.isfinite(said):
+                return float(said)
+        return None
 
     @property
     def all_figures(self) -> list[Figure]:
@@ -93,11 +166,16 @@ class Contents:
             every += [replace(t, name=f"{experiment.name}-{t.name}") for t in experiment.tables]
         return every
 
-    def add(self, heading: str, figures: Sequence[Figure]) -> None:
-        """Put figures under a heading; one without numbers is left out."""
-        shown = [figure for figure in figures if not figure.is_empty]
-        if shown:
-            self.figures.setdefault(heading, []).extend(shown)
+    def add(self, record: Record, prefix: str = "") -> None:
+        """Put every figure of a record under its heading; one without numbers is left out."""
+        by = f", splits by {record['unit']}" if record.get("unit") else ""
+        for kind, figure in figures_of(record):
+            if figure.is_empty:
+                continue
+            named = replace(figure, name=f"{prefix}{figure.name}")
+            self.figures.setdefault(kind.heading, []).append(named)
+            self.titles[named.name] = (kind.title or title_of(figure.name)) + by
+            self.readings.setdefault(kind.heading, kind.reading(record))
 
 
 def gather(folder: RunFolder) -> Contents:
@@ -106,13 +184,10 @@ def gather(folder: RunFolder) -> Contents:
     Arguments:
         folder: The run's folder.
     """
-    contents = Contents()
+    contents = Contents(folder)
     for found in folder.records:
-        add = _READERS.get(found.schema)
-        if add is None:
-            continue
         try:
-            add(contents, found)
+            _add(contents, found)
         except (InputError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}"
             contents.notes.append(
@@ -121,10 +196,26 @@ def gather(folder: RunFolder) -> Contents:
             )
     if folder.explorer is not None and folder.explorer.masks is not None:
         masks, rates = folder.explorer.masks, folder.explorer.accelerations
-        contents.add("Measurement and images", [masks_figure(masks, rates)])
-    _add_planner(contents, folder)
+        contents.add({"schema": MASKS, "masks": masks, "accelerations": rates})
     contents.experiments.sort(key=lambda e: STORY.index(e.name) if e.name in STORY else len(STORY))
     return contents
+
+
+def _add(contents: Contents, found: Found) -> None:
+    """Add what a record shows, all of it or nothing."""
+    if found.schema == EXPERIMENT:
+        contents.experiments.append(_experiment(found.record))
+        return
+    name = slug(found.path.removesuffix(".json"))
+    make_table = TABLES.get(found.schema)
+    table = None if make_table is None else make_table(found.record, name)
+    contents.add(found.record, f"{name}-")
+    if table is not None:
+        contents.tables.append(table)
+    if found.schema == EVALUATE:
+        contents.evaluations[name] = found.record
+    if found.schema == SIMULATE:
+        contents.simulations[name] = found.record["results"]
 
 
 def slug(text: str) -> str:
@@ -153,176 +244,24 @@ def title_of(name: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _stem(found: Found) -> str:
-    return slug(found.path.removesuffix(".json"))
-
-
-def _add_evaluation(contents: Contents, found: Found) -> None:
-    record = read_evaluation(found.record)
-    name = _stem(found)
-    figures = [replace(f, name=f"{name}-{f.name}") for f in evaluation_figures(record)]
-    table = score_table(record, name)
-    contents.evaluations[name] = record
-    contents.tables.append(table)
-    by = f"splits by {record.results[0].unit}"
-    for figure in figures:
-        short = figure.name.removeprefix(f"{name}-")
-        contents.titles[figure.name] = f"{title_of(short)}, {by}"
-        if short.startswith("width-against"):
-            heading = "Widths of intervals"
-        elif short.startswith("coverage-"):
-            heading = LAW
-        else:
-            heading = "Coverage within classes and widths"
-        contents.add(heading, [figure])
-
-
-def _add_simulation(contents: Contents, found: Found) -> None:
-    results = read_simulations(found.record)
-    goal = goal_from_dict(found.record["goal"])
-    name = _stem(found)
-    most = max(p for p, _ in results)
-    figures = simulation_figures([r for p, r in results if p == most])
-    table = policy_table(results, goal.sentence, name)
-    contents.simulations[name] = results
-    contents.tables.append(table)
-    for figure in figures:
-        renamed = replace(figure, name=f"{name}-{figure.name}")
-        by = f"splits by {results[0][1].unit}"
-        contents.titles[renamed.name] = f"{title_of(figure.name)}, {by}"
-        contents.add("When scans stop", [renamed])
-
-
-def _add_quality(contents: Contents, found: Found) -> None:
-    name = _stem(found)
-    rows = tuple(
-        (
-            float(row["acceleration"]), str(row["method"]), _finite(row["psnr"]["mean"]),
-            row["psnr"]["standard_error"], _finite(row["ssim"]["mean"]),
-            row["ssim"]["standard_error"], row.get("fid"), row.get("volumes"),
-        )
-        for row in found.record["results"]
-    )  # fmt: skip
-    figures = quality_figures(found.record)
-    contents.tables.append(
-        Table(
-            name,
-            "Image quality of whole volumes; errors are standard errors over volumes. Measured.",
-            ("R", "method", "PSNR", "± PSNR", "SSIM", "± SSIM", "FID", "volumes"),
-            rows,
-        )
-    )
-    contents.add("Measurement and images", [replace(f, name=f"{name}-{f.name}") for f in figures])
-
-
-def _finite(mean: Any) -> float | None:
-    # A volume that is recovered exactly leaves its row without a mean PSNR.
-    return None if mean is None else float(mean)
-
-
-def _add_task(contents: Contents, found: Found) -> None:
-    name = _stem(found)
-    figures = [replace(f, name=f"{name}-{f.name}") for f in task_figures(found.record)]
-    measures = ("auroc", "accuracy", "precision", "recall", "robust_accuracy", "error")
-    rows = [
-        (part, str(row["task"]), row["cases"], row["groups"], *(row.get(m) for m in measures))
-        for part, found_rows in found.record["parts"].items()
-        for row in found_rows
-    ]
-    kept = [k for k, m in enumerate(measures) if any(r[4 + k] is not None for r in rows)]
-    contents.tables.append(
-        Table(
-            name,
-            "The task network on patients it did not learn from. Measured.",
-            ("part", "task", "cases", "groups", *(measures[k].replace("_", " ") for k in kept)),
-            tuple((*r[:4], *(r[4 + k] for k in kept)) for r in rows),
-        )
-    )
-    contents.add("Task network", figures)
-
-
-def _add_split(contents: Contents, found: Found) -> None:
-    figure = replace(split_figure(found.record), name=f"{_stem(found)}-groups")
-    contents.titles[figure.name] = "Who is learnt from and who is judged"
-    contents.add("Measurement and images", [figure])
-
-
-def _add_experiment(contents: Contents, found: Found) -> None:
-    record = found.record
+def _experiment(record: Record) -> Experiment:
     figures = tuple(figure_from_dict(one) for one in record.get("figures", ()))
-    tables = []
     for one in record.get("tables", ()):
         require_table(one)
-        tables.append(
+    return Experiment(
+        slug(str(record["name"])),
+        str(record["title"]),
+        str(record.get("claim") or ""),
+        str(record.get("finding") or ""),
+        dict(record.get("settings") or {}),
+        tuple(f for f in figures if not f.is_empty),
+        tuple(
             Table(
                 slug(str(one["name"])),
                 str(one["caption"]),
                 tuple(map(str, one["columns"])),
                 tuple(tuple(row) for row in one["rows"]),
             )
-        )
-    contents.experiments.append(
-        Experiment(
-            slug(str(record["name"])),
-            str(record["title"]),
-            str(record.get("claim") or ""),
-            str(record.get("finding") or ""),
-            dict(record.get("settings") or {}),
-            tuple(f for f in figures if not f.is_empty),
-            tuple(tables),
-        )
+            for one in record.get("tables", ())
+        ),
     )
-
-
-def _add_planner(contents: Contents, folder: RunFolder) -> None:
-    """Add the planner for the run's error rate, or for a stored question about sizes."""
-    asked = folder.of("taskuq.plan-size/1")
-    alpha = asked[0].record.get("alpha") if asked else run_alpha(folder, contents)
-    delta = asked[0].record.get("delta", 0.05) if asked else 0.05
-    if not isinstance(alpha, float) or not 0.001 <= alpha <= 0.5:
-        return
-    have = None
-    if folder.policy is not None and not folder.policy.guarantee.whom.is_group:
-        have = folder.policy.guarantee.n_cases
-    try:
-        contents.add("Planning a study", [planner_figure(alpha, float(delta), have)])
-    except InputError:
-        contents.notes.append("No planner is shown for this error rate: its sizes are too large.")
-
-
-def run_alpha(folder: RunFolder, contents: Contents) -> float | None:
-    """Return the run's error rate, from wherever it is said first."""
-    said = folder.run.get("alpha")
-    if isinstance(said, int | float) and 0 < said < 1:
-        return float(said)
-    if folder.policy is not None:
-        return folder.policy.alpha
-    for bound in folder.bounds.values():
-        return bound.alpha
-    for simulated in contents.simulations.values():
-        return simulated[0][1].alpha
-    for evaluated in contents.evaluations.values():
-        return evaluated.results[0].alpha
-    return None
-
-
-def run_width(folder: RunFolder) -> float | None:
-    """Return the run's width to stop at, from wherever it is said first."""
-    goals = [folder.run.get("max_width")]
-    if folder.policy is not None:
-        goals.append(folder.policy.goal.max_width)
-    goals += [(f.record.get("goal") or {}).get("max_width") for f in folder.of("taskuq.simulate/1")]
-    for said in goals:
-        if isinstance(said, int | float) and said > 0 and math.isfinite(said):
-            return float(said)
-    return None
-
-
-_READERS: dict[str, Callable[[Contents, Found], None]] = {
-    "taskuq.evaluate/1": _add_evaluation,
-    "taskuq.simulate/1": _add_simulation,
-    "taskuq.quality/1": _add_quality,
-    "taskuq.task/1": _add_task,
-    "taskuq.split/1": _add_split,
-    EXPERIMENT: _add_experiment,
-}

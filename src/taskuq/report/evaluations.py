@@ -2,133 +2,168 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
 
-from taskuq.evaluation.result import Evaluation, EvaluationRecord
-from taskuq.report.figure import Figure, Series
+from taskuq.report.figure import Figure, FigureKind, Series, series_of
+from taskuq.report.records import EVALUATE, number
+
+# One evaluation as its record holds it: what one score did at one acceleration.
+Row = Mapping[str, Any]
+ALONG = {"acceleration": "acceleration R", "samples": "posterior samples p"}
+WITHIN = {
+    "class": ("Coverage within each class", "class"),
+    "size": ("Coverage by width of the interval", "interval width"),
+}
 
 
-def evaluation_figures(record: EvaluationRecord) -> list[Figure]:
-    """Return the figures that a record supports.
+def width_against(
+    rows: Sequence[Row],
+    along: Literal["acceleration", "samples"],
+    *,
+    name: str | None = None,
+    caption: str | None = None,
+    y_label: str = "mean interval width",
+) -> Figure:
+    """Describe how wide intervals are, against acceleration or the number of samples.
 
     Arguments:
-        record: All evaluations of one command.
+        rows: Evaluations, as records hold them.
+        along: What the horizontal axis is.
+        name: A name for files.
+        caption: What it shows, as a sentence.
+        y_label: What the vertical axis is called.
 
     Example:
-        >>> from taskuq.experiments.comparison import Comparison, compare
-        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-        >>> table = synthetic_outputs(SyntheticScanner(volumes=8), seed=0)
-        >>> record = compare(table, Comparison(trials=50, unit="case"))
-        >>> [figure.name for figure in evaluation_figures(record)][:2]
-        ['width-against-acceleration', 'coverage-R16-ar']
+        >>> rows = [{"score": "ar", "acceleration": R, "width": {"mean": 1 / R, "sd": 0.0}}
+        ...         for R in (2.0, 4.0)]
+        >>> width_against(rows, "acceleration").series[0].y
+        (0.5, 0.25)
     """
-    figures = []
-    results = [r for r in record.results if r.task == record.results[0].task]
-    most = max(r.samples for r in results)
-    full = [r for r in results if r.samples == most]
-    if len({r.acceleration for r in full}) > 1:
-        figures.append(_against_acceleration(full))
-    if len({r.samples for r in results}) > 1:
-        figures.append(_against_samples(results))
-    figures += [_histogram(r) for r in full if r.histogram is not None]
-    for R in dict.fromkeys(r.acceleration for r in full):
-        here = [r for r in full if r.acceleration == R]
-        figures += _conditional(here, f"R{R:g}" if R else "one-round")
-    return figures
-
-
-def _scores(results: Sequence[Evaluation]) -> list[str]:
-    return list(dict.fromkeys(r.score for r in results))
-
-
-def _against_acceleration(results: Sequence[Evaluation]) -> Figure:
+    sentence = (
+        "against acceleration; bars are one standard deviation over splits."
+        if along == "acceleration"
+        else f"against the number p of posterior samples{_at(rows[0])}."
+    )
     return Figure(
-        name="width-against-acceleration",
-        caption="Mean interval width against acceleration; bars are one standard deviation over "
-        "splits.",
-        x_label="acceleration R",
-        y_label="mean interval width",
+        name=name or f"width-against-{along}",
+        caption=caption or f"Mean interval width {sentence}",
+        x_label=ALONG[along],
+        y_label=y_label,
         x_scale="log2",
-        series=tuple(
-            Series(
-                name,
-                tuple(r.acceleration or 1.0 for r in results if r.score == name),
-                tuple(r.width.mean for r in results if r.score == name),
-                tuple(r.width.sd for r in results if r.score == name),
-            )
-            for name in _scores(results)
+        series=series_of(
+            rows,
+            lambda r: str(r["score"]),
+            lambda r: float(r[along] or 1.0),
+            lambda r: number(r["width"]["mean"]),
+            lambda r: number(r["width"]["sd"]),
         ),
     )
 
 
-def _against_samples(results: Sequence[Evaluation]) -> Figure:
-    R = results[0].acceleration
-    here = [r for r in results if r.acceleration == R]
-    at = f" at R = {R:g}" if R else ""
-    return Figure(
-        name="width-against-samples",
-        caption=f"Mean interval width against the number p of posterior samples{at}.",
-        x_label="posterior samples p",
-        y_label="mean interval width",
-        x_scale="log2",
-        series=tuple(
-            Series(
-                name,
-                tuple(float(r.samples) for r in here if r.score == name),
-                tuple(r.width.mean for r in here if r.score == name),
-                tuple(r.width.sd for r in here if r.score == name),
-            )
-            for name in _scores(here)
-        ),
-    )
+def coverage_histogram(row: Row, *, name: str | None = None, caption: str | None = None) -> Figure:
+    """Describe the coverage of random splits beside its exact law.
 
-
-def _histogram(result: Evaluation) -> Figure:
-    histogram = result.histogram
-    assert histogram is not None
-    coverage = tuple(c / result.n_test for c in histogram.covered)
-    at = f" at R = {result.acceleration:g}" if result.acceleration else ""
+    Arguments:
+        row: An evaluation with a histogram, as records hold it.
+        name: A name for files.
+        caption: What it shows, as a sentence.
+    """
+    histogram, score = row["histogram"], row["score"]
+    coverage = tuple(covered / row["n_test"] for covered in histogram["covered"])
     return Figure(
-        name=f"coverage-R{result.acceleration:g}-{result.score}"
-        if result.acceleration
-        else f"coverage-{result.score}",
-        caption=f"Empirical coverage of {result.score}{at} over {result.trials} random splits, "
-        f"against its exact law (goodness-of-fit p = {histogram.p_value:.2g}).",
+        name=name or "-".join(filter(None, ("coverage", _where(row), score))),
+        caption=caption
+        or f"Empirical coverage of {score}{_at(row)} over {row['trials']} random splits, "
+        f"against its exact law (goodness-of-fit p = {number(histogram['p_value']):.2g}).",
         x_label="empirical coverage",
         y_label="splits",
         series=(
-            Series("random splits", coverage, tuple(map(float, histogram.trials)), style="bars"),
-            Series("exact law", coverage, histogram.expected, style="step"),
+            Series("random splits", coverage, tuple(map(float, histogram["trials"])), style="bars"),
+            Series("exact law", coverage, tuple(map(number, histogram["expected"])), style="step"),
         ),
     )
 
 
-def _conditional(results: Sequence[Evaluation], where: str) -> list[Figure]:
-    figures = []
-    target = 1 - results[0].alpha
-    for name, caption, label in (
-        ("class_coverage", "Coverage within each class", "class"),
-        ("size_coverage", "Coverage by width of the interval", "interval width"),
-    ):
-        if not any(getattr(r, name) for r in results):
-            continue
-        figures.append(
-            Figure(
-                name=f"{name.replace('_', '-')}-{where}",
-                caption=f"{caption}; measured, not guaranteed. An empty stratum is left out.",
-                x_label=label,
-                y_label="coverage",
-                x_scale="category",
-                reference=(("target", target),),
-                series=tuple(
-                    Series(
-                        r.score,
-                        tuple(s.name for s in getattr(r, name)),
-                        tuple(s.coverage if s.trials else None for s in getattr(r, name)),
-                        style="points",
-                    )
-                    for r in results
-                ),
-            )
-        )
-    return figures
+def coverage_within(
+    rows: Sequence[Row],
+    strata: str,
+    *,
+    name: str | None = None,
+    caption: str | None = None,
+) -> Figure:
+    """Describe coverage within classes, or within ranges of interval width.
+
+    Arguments:
+        rows: Evaluations of one acceleration, as records hold them.
+        strata: ``"class"`` or ``"size"``.
+        name: A name for files.
+        caption: What it shows, as a sentence.
+    """
+    sentence, label = WITHIN[strata]
+    return Figure(
+        name=name or f"{strata}-coverage-{_where(rows[0]) or 'one-round'}",
+        caption=caption or f"{sentence}; measured, not guaranteed. An empty stratum is left out.",
+        x_label=label,
+        y_label="coverage",
+        x_scale="category",
+        reference=(("target", 1 - rows[0]["alpha"]),),
+        series=series_of(
+            [(r["score"], s) for r in rows for s in r[f"{strata}_coverage"]],
+            lambda pair: str(pair[0]),
+            lambda pair: str(pair[1]["name"]),
+            lambda pair: number(pair[1]["coverage"]) if pair[1]["trials"] else None,
+            style="points",
+        ),
+    )
+
+
+def _at(row: Row) -> str:
+    return f" at R = {row['acceleration']:g}" if row["acceleration"] else ""
+
+
+def _where(row: Row) -> str:
+    return f"R{row['acceleration']:g}" if row["acceleration"] else ""
+
+
+def _rows(record: Mapping[str, Any], *, all_samples: bool = False) -> list[Row]:
+    """The rows of a record's first task, with all samples unless others are asked for too."""
+    rows = [r for r in record["results"] if r.get("task") == record["results"][0].get("task")]
+    most = max(r["samples"] for r in rows)
+    return [r for r in rows if all_samples or r["samples"] == most]
+
+
+def _widths(along: Literal["acceleration", "samples"], record: Mapping[str, Any]) -> list[Figure]:
+    rows = _rows(record, all_samples=along == "samples")
+    is_line = len({r[along] for r in rows}) > 1
+    if along == "samples":
+        rows = [r for r in rows if r["acceleration"] == rows[0]["acceleration"]]
+    return [width_against(rows, along)] if is_line else []
+
+
+def _histograms(record: Mapping[str, Any]) -> list[Figure]:
+    return [coverage_histogram(r) for r in _rows(record) if r.get("histogram") is not None]
+
+
+def _reading(record: Mapping[str, Any]) -> str:
+    """What a record says about its histograms."""
+    return next(str(r["histogram"].get("reading", "")) for r in _rows(record) if r.get("histogram"))
+
+
+def _conditional(record: Mapping[str, Any]) -> list[Figure]:
+    rates: dict[float | None, list[Row]] = {}
+    for row in _rows(record):
+        rates.setdefault(row["acceleration"], []).append(row)
+    return [
+        coverage_within(rows, strata)
+        for rows in rates.values()
+        for strata in WITHIN
+        if any(r.get(f"{strata}_coverage") for r in rows)
+    ]
+
+
+AGAINST_ACCELERATION = FigureKind(EVALUATE, partial(_widths, "acceleration"), "Widths of intervals")
+AGAINST_SAMPLES = FigureKind(EVALUATE, partial(_widths, "samples"), "Widths of intervals")
+LAW = FigureKind(EVALUATE, _histograms, "Coverage against its exact law", reading=_reading)
+CONDITIONAL = FigureKind(EVALUATE, _conditional, "Coverage within classes and widths")

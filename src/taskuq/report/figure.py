@@ -1,16 +1,18 @@
-"""A figure as data: what is shown, before any ink."""
+"""A figure as data: what is shown, before any ink; and the list of all kinds of figures."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from taskuq.errors import InputError
+from taskuq.kinds import Kinds
 
 Style = Literal["line", "bars", "points", "step", "strip"]
 XScale = Literal["linear", "log2", "category"]
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,97 @@ class Figure:
     def to_dict(self) -> dict[str, Any]:
         """Return the figure's numbers as JSON can hold them; what is not a number is null."""
         return dict(_plain(asdict(self)))
+
+
+@dataclass(frozen=True)
+class FigureKind:
+    """One kind of figure: which records it is drawn from, how, and where the page puts it.
+
+    Arguments:
+        schema: What the records say they are, e.g. ``"taskuq.evaluate/1"``.
+        describe: From such a record to its figures; none where the record lacks what they take.
+        heading: What they stand under on the page.
+        title: What the page calls each of them; their names in words where None.
+        reading: A sentence on how they are to be read, if it takes one.
+    """
+
+    schema: str
+    describe: Callable[[Mapping[str, Any]], Sequence[Figure]]
+    heading: str = "Further figures"
+    title: str | None = None
+    reading: Callable[[Mapping[str, Any]], str] = lambda record: ""
+
+
+FIGURES: Kinds[FigureKind] = Kinds(
+    "figure",
+    {
+        "width-against-acceleration": "taskuq.report.evaluations:AGAINST_ACCELERATION",
+        "width-against-samples": "taskuq.report.evaluations:AGAINST_SAMPLES",
+        "coverage": "taskuq.report.evaluations:LAW",
+        "conditional-coverage": "taskuq.report.evaluations:CONDITIONAL",
+        "accepted-by-acceleration": "taskuq.report.simulations:ACCEPTED",
+        "coverage-by-stop": "taskuq.report.simulations:COVERAGE",
+        "acceleration-against-width": "taskuq.report.simulations:TRADE_OFF",
+        "image-quality": "taskuq.report.networks:QUALITY",
+        "task-network": "taskuq.report.networks:TASK",
+        "split": "taskuq.report.networks:SPLIT",
+        "masks": "taskuq.report.networks:MASKS",
+        "calibration-size": "taskuq.report.networks:PLANNER",
+    },
+)
+
+
+def figures_of(record: Mapping[str, Any]) -> list[tuple[FigureKind, Figure]]:
+    """Return every figure that a record supports, with its kind.
+
+    Arguments:
+        record: A record with its ``schema``.
+
+    Example:
+        >>> split = {"schema": "taskuq.split/1", "train": ["a", "b"], "tune": ["c"], "judge": ["d"]}
+        >>> [figure.series[0].y for _, figure in figures_of(split)]
+        [(2.0, 1.0, 1.0)]
+    """
+    kinds = [kind for kind in map(FIGURES.__getitem__, FIGURES) if kind.schema == record["schema"]]
+    return [(kind, figure) for kind in kinds for figure in kind.describe(record)]
+
+
+def series_of(
+    rows: Iterable[Row],
+    by: Callable[[Row], str],
+    x: Callable[[Row], float | str],
+    y: Callable[[Row], float | None],
+    error: Callable[[Row], float | None] | None = None,
+    style: Style = "line",
+) -> tuple[Series, ...]:
+    """Return one series for each name among some rows.
+
+    Arguments:
+        rows: What is drawn, one point each.
+        by: The name of a row's series.
+        x: Its position.
+        y: Its value.
+        error: The length of its error bars.
+        style: How all of them are drawn.
+
+    Example:
+        >>> rows = [("ar", 16, 0.2), ("lwr", 16, 0.1), ("ar", 8, 0.1)]
+        >>> series_of(rows, lambda r: r[0], lambda r: r[1], lambda r: r[2])[0]
+        Series(name='ar', x=(16, 8), y=(0.2, 0.1), error=None, style='line')
+    """
+    named: dict[str, list[Row]] = {}
+    for row in rows:
+        named.setdefault(by(row), []).append(row)
+    return tuple(
+        Series(
+            name,
+            tuple(map(x, of)),
+            tuple(map(y, of)),
+            None if error is None else tuple(map(error, of)),
+            style,
+        )
+        for name, of in named.items()
+    )
 
 
 def figure_from_dict(record: Any) -> Figure:

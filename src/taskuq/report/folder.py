@@ -8,21 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from taskuq.calibration.bound import SCHEMA as BOUND
-from taskuq.calibration.bound import Bound, load_bound
-from taskuq.decide.policy import SCHEMA as POLICY
-from taskuq.decide.policy import Policy, load_policy
 from taskuq.errors import InputError
 from taskuq.outputs import TaskOutputs
 from taskuq.outputs.shards import HEADER
 from taskuq.report.explorer import Explorer, load_explorer
-from taskuq.report.records import EXPERIMENT, RUN
+from taskuq.report.figure import FIGURES
+from taskuq.report.records import BOUND, DATA_CHECK, EXPERIMENT, POLICY, RUN, STATUS
 
-# What the page has a place for; other records are listed by name.
-SHOWN = (
-    EXPERIMENT, "taskuq.evaluate/1", "taskuq.simulate/1", "taskuq.status/1", "taskuq.quality/1",
-    "taskuq.task/1", "taskuq.split/1", "taskuq.data-check/1", "taskuq.plan-size/1",
-)  # fmt: skip
+# What the page has a place for beside figures; other records are listed by name.
+SHOWN = (EXPERIMENT, STATUS, DATA_CHECK, POLICY, BOUND)
 # Written by the report itself, or pictures of what is read elsewhere.
 NOT_RESULTS = ("figures", "exports", "report.html")
 LARGEST_RECORD = 200_000_000
@@ -55,8 +49,6 @@ class RunFolder:
         unreadable: Paths, and why they cannot be read.
         table: The table of task outputs.
         table_path: Where it lies.
-        policy: The policy that decided.
-        bounds: Calibrated bounds by their path.
         explorer: What the explorer shows.
     """
 
@@ -67,8 +59,6 @@ class RunFolder:
     unreadable: tuple[tuple[str, str], ...] = ()
     table: TaskOutputs | None = None
     table_path: str | None = None
-    policy: Policy | None = None
-    bounds: dict[str, Bound] = field(default_factory=dict)
     explorer: Explorer | None = None
 
     def of(self, schema: str) -> list[Found]:
@@ -86,41 +76,38 @@ def read_folder(path: Path) -> RunFolder:
         raise InputError(f"there is no folder {path}; give the folder of a run")
     unreadable: list[tuple[str, str]] = []
     run: dict[str, Any] = {}
-    records, others, policies, bounds = [], [], [], {}
+    records, others = [], []
+    shown = {*SHOWN, *(FIGURES[name].schema for name in FIGURES)}
     for file in _json_files(path):
         name = file.relative_to(path).as_posix()
         try:
             record = _read(file)
-            schema = str(record.get("schema") or "no schema")
-            if schema == RUN:
-                run = run or record
-            elif schema == POLICY:
-                policies.append((name, load_policy(file)))
-            elif schema == BOUND:
-                bounds[name] = load_bound(file)
-            elif schema in SHOWN:
-                records.append(Found(name, schema, record))
-            else:
-                others.append((name, schema))
         except InputError as error:
-            unreadable.append((name, str(error).replace(str(path), ".")))
+            unreadable.append((name, _here(error, path)))
+            continue
+        schema = str(record.get("schema") or "no schema")
+        if schema == RUN:
+            run = run or record
+        elif schema in shown:
+            records.append(Found(name, schema, record))
+        else:
+            others.append((name, schema))
     table, table_path = _table(path, unreadable)
-    explorer = _explorer(path, unreadable)
-    # A policy called policy.json decided; others lie beside it to be compared.
-    policies.sort(key=lambda pair: (Path(pair[0]).name != "policy.json", pair[0]))
-    others += [(name, POLICY) for name, _ in policies[1:]]
     return RunFolder(
         path=path,
         run=run,
         records=tuple(records),
         others=tuple(others),
-        unreadable=tuple(unreadable),
         table=table,
         table_path=table_path,
-        policy=policies[0][1] if policies else None,
-        bounds=bounds,
-        explorer=explorer,
+        explorer=_explorer(path, unreadable),
+        unreadable=tuple(unreadable),
     )
+
+
+def _here(error: InputError, path: Path) -> str:
+    """What went wrong, with paths as seen from the run's folder."""
+    return str(error).replace(str(path), ".")
 
 
 def _json_files(path: Path) -> Iterator[Path]:
@@ -158,7 +145,7 @@ def _table(path: Path, unreadable: list[tuple[str, str]]) -> tuple[TaskOutputs |
         try:
             return TaskOutputs.load(candidate), name
         except InputError as error:
-            unreadable.append((name, str(error).replace(str(path), ".")))
+            unreadable.append((name, _here(error, path)))
     return None, None
 
 
@@ -169,5 +156,5 @@ def _explorer(path: Path, unreadable: list[tuple[str, str]]) -> Explorer | None:
     try:
         return load_explorer(file)
     except InputError as error:
-        unreadable.append((file.name, str(error).replace(str(path), ".")))
+        unreadable.append((file.name, _here(error, path)))
         return None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from taskuq.files import whole_file
 from taskuq.report.axes import offset
-from taskuq.report.figure import Figure, Series
+from taskuq.report.figure import Figure, Series, figures_of
 
 # Okabe and Ito's palette, told apart by most colour-blind readers, with markers for print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -49,6 +49,24 @@ def draw_all(figure: Figure, paths: Sequence[Path]) -> list[Path]:
                     partial, format=path.suffix[1:], dpi=160, metadata=undated.get(path.suffix)
                 )
     return list(paths)
+
+
+def draw_record(
+    record: Mapping[str, Any], folder: Path, endings: Sequence[str] = (".svg", ".png")
+) -> Path:
+    """Draw every figure that a record supports into a folder.
+
+    Arguments:
+        record: A record with its ``schema``.
+        folder: Where to draw.
+        endings: Which kinds of files to write.
+
+    Returns:
+        The folder.
+    """
+    for _, figure in figures_of(record):
+        draw_all(figure, [folder / f"{figure.name}{ending}" for ending in endings])
+    return folder
 
 
 def _drawn(figure: Figure) -> Any:

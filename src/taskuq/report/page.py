@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +13,12 @@ from typing import Any
 from markupsafe import Markup
 
 import taskuq
-from taskuq.errors import InputError
-from taskuq.evaluation.result import HONESTLY
 from taskuq.files import whole_file
-from taskuq.report.contents import LAW, Contents, gather, run_alpha, run_width, slug, title_of
-from taskuq.report.explorer import Explorer
-from taskuq.report.failures import failure_tables
+from taskuq.report.cases import patient_table
+from taskuq.report.contents import Contents, slug, title_of
 from taskuq.report.figure import Figure
-from taskuq.report.folder import RunFolder, read_folder
-from taskuq.report.patients import patient_table
 from taskuq.report.payload import explorer_payload
-from taskuq.report.reports import case_reports
-from taskuq.report.sentences import facts, headline, key_table, limits, promises, tiles
+from taskuq.report.sentences import facts, failure_tables, headline, key_table, limits, tiles
 from taskuq.report.svg import figure_svg, swatch
 from taskuq.report.tables import Table, figure_table, shown
 
@@ -34,31 +27,24 @@ SCRIPTS = ("statistics.js", "model.js", "explorer.js")
 MOST_ROWS = 400
 
 
-def write_report(run_dir: str | os.PathLike[str]) -> Path:
-    """Build the page of a run from its stored results, and return its path.
+def write_page(contents: Contents) -> Path:
+    """Write the page of a run, and return its path.
 
     Arguments:
-        run_dir: The folder of the run; records are recognised wherever they lie in it.
-
-    Example:
-        >>> import tempfile
-        >>> path = write_report(tempfile.mkdtemp())  # an empty run makes a short page with notes
-        >>> "promises nothing" in path.read_text()
-        True
+        contents: What was gathered from the run's folder.
     """
-    folder = read_folder(Path(run_dir))
-    text = render(folder)
-    target = folder.path / "report.html"
+    text = render(contents)
+    target = contents.folder.path / "report.html"
     with whole_file(target) as partial:
         partial.write_text(text, encoding="utf-8")
     return target
 
 
-def render(folder: RunFolder) -> str:
+def render(contents: Contents) -> str:
     """Return the page of a run as HTML.
 
     Arguments:
-        folder: The run's folder, read.
+        contents: What was gathered from the run's folder.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -67,7 +53,7 @@ def render(folder: RunFolder) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     template = environment.get_template("report.html")
-    return template.render(**_context(folder))
+    return template.render(**_context(contents))
 
 
 @dataclass(frozen=True)
@@ -118,30 +104,96 @@ def _plate(figure: Figure, used: set[str], short: str) -> dict[str, Any]:
     }
 
 
-def _title(figure: Figure, contents: Contents) -> str:
-    name = figure.name
-    for table in contents.tables:
-        name = name.removeprefix(f"{table.name}-")
-    return contents.titles.get(figure.name) or title_of(name)
-
-
-def _context(folder: RunFolder) -> dict[str, Any]:
-    contents = gather(folder)
-    run = folder.run
-    reports, problems = case_reports(folder)
-    patients = None if folder.table is None else patient_table(folder.table, reports)
-    explorer, explorer_note = _explorer(folder, contents)
-    failures, failures_sentence = failure_tables(folder)
+def _context(contents: Contents) -> dict[str, Any]:
+    """All that the template names."""
     used: set[str] = set()
     figures = [
         (
             heading,
-            HONESTLY if heading == LAW else "",
-            [_plate(f, used, _title(f, contents)) for f in under],
+            contents.readings[heading],
+            [_plate(f, used, contents.titles[f.name]) for f in under],
         )
         for heading, under in contents.figures.items()
     ]
-    experiments = [
+    experiments = _experiments(contents, used)
+    explorer, notes = _explorer(contents)
+    sections = [("guarantee", "Guarantee"), ("run", "What was run"), ("results", "Results")]
+    sections += [("explore", "Look for yourself")] if explorer else []
+    sections += [(str(e["id"]), str(e["title"])) for e in experiments]
+    sections += [("figures", "Figures"), ("patients", "Patient by patient"),
+                 ("failures", "Failures"), ("reproduce", "Reproduce")]  # fmt: skip
+    scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    return {
+        **_said(contents),
+        **_results(contents),
+        **_failures(contents, notes),
+        "explorer": explorer,
+        "experiments": experiments,
+        "figures": figures,
+        "sections": sections,
+        "css": Markup((ASSETS / "report.css").read_text(encoding="utf-8")),
+        "scripts": [Markup(script) for script in scripts],
+        "script_hashes": Markup(" ".join(map(_hash, scripts)) if explorer else "'none'"),
+    }
+
+
+def _said(contents: Contents) -> dict[str, Any]:
+    """What was run, what is promised, and how to do it again."""
+    run = contents.folder.run
+    return {
+        "title": str(run.get("title") or "A run without a title"),
+        "eyebrow": "Intervals for what the task network would have said about the true image",
+        "summary": headline(contents),
+        "tiles": tiles(contents),
+        "promises": contents.promises,
+        "limits": limits(contents),
+        "facts": facts(contents),
+        "networks": [_network(n) for n in run.get("networks") or () if isinstance(n, Mapping)],
+        "commands": [str(c) for c in run.get("commands") or ()],
+        "revision": str(run["revision"]) if run.get("revision") else None,
+        "folder_name": contents.folder.path.resolve().name or "RUN_DIR",
+        "version": taskuq.__version__,
+    }
+
+
+def _results(contents: Contents) -> dict[str, Any]:
+    """The tables of results, those of policies first, and the run patient by patient."""
+    key, sentence = key_table(contents)
+    policies = [t for t in contents.tables if t.name in contents.simulations]
+    others = [t for t in contents.tables if t.name not in contents.simulations]
+    table = contents.folder.table
+    patients = None if table is None else patient_table(table, contents.cases)
+    return {
+        "key_table": _grid(key) if key else None,
+        "key_sentence": sentence,
+        "tables": [_grid(t) for t in policies],
+        "more_tables": [_grid(t) for t in others],
+        "patients": _grid(patients) if patients else None,
+        "patients_note": "The table has no groups, so there is nothing to sum up by patient."
+        if table is not None
+        else "No table of task outputs is stored with this run.",
+    }
+
+
+def _failures(contents: Contents, notes: list[str]) -> dict[str, Any]:
+    """What failed, and what the page leaves out."""
+    tables, sentence = failure_tables(contents)
+    folder = contents.folder
+    return {
+        "failures": [_grid(t) for t in tables],
+        "failures_sentence": sentence,
+        "notes": [
+            *contents.notes,
+            *notes,
+            *(f"{path} is {schema}, which has no place on this page."
+              for path, schema in folder.others),
+            *(f"{path} could not be read: {reason}" for path, reason in folder.unreadable),
+        ],
+    }  # fmt: skip
+
+
+def _experiments(contents: Contents, used: set[str]) -> list[dict[str, Any]]:
+    return [
         {
             "id": f"experiment-{k + 1}-{e.name}",
             "title": e.title,
@@ -154,50 +206,6 @@ def _context(folder: RunFolder) -> dict[str, Any]:
         }
         for k, e in enumerate(contents.experiments)
     ]
-    key, key_sentence = key_table(folder, contents)
-    summary = headline(folder, contents)
-    notes = [*contents.notes, *problems, *explorer_note]
-    notes += [f"{path} is {schema}, which has no place on this page." for path, schema in
-              folder.others]  # fmt: skip
-    notes += [f"{path} could not be read: {reason}" for path, reason in folder.unreadable]
-    sections = [("guarantee", "Guarantee"), ("run", "What was run"), ("results", "Results")]
-    sections += [("explore", "Look for yourself")] if explorer else []
-    sections += [(str(e["id"]), str(e["title"])) for e in experiments]
-    sections += [("figures", "Figures"), ("patients", "Patient by patient"),
-                 ("failures", "Failures"), ("reproduce", "Reproduce")]  # fmt: skip
-    scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
-    return {
-        "title": str(run.get("title") or "A run without a title"),
-        "eyebrow": "Intervals for what the task network would have said about the true image",
-        "summary": summary,
-        "tiles": tiles(folder, contents),
-        "promises": promises(folder, contents),
-        "limits": limits(folder, contents),
-        "facts": facts(folder, contents),
-        "networks": [_network(n) for n in run.get("networks") or () if isinstance(n, Mapping)],
-        "key_table": _grid(key) if key else None,
-        "key_sentence": key_sentence,
-        "tables": [_grid(t) for t in contents.tables if t.name in contents.simulations],
-        "more_tables": [_grid(t) for t in contents.tables if t.name not in contents.simulations],
-        "explorer": explorer,
-        "experiments": experiments,
-        "figures": figures,
-        "patients": _grid(patients) if patients else None,
-        "patients_note": "The table has no groups, so there is nothing to sum up by patient."
-        if folder.table is not None
-        else "No table of task outputs is stored with this run.",
-        "failures": [_grid(t) for t in failures],
-        "failures_sentence": failures_sentence,
-        "notes": notes,
-        "commands": [str(c) for c in run.get("commands") or ()],
-        "revision": str(run["revision"]) if run.get("revision") else None,
-        "folder_name": folder.path.resolve().name or "RUN_DIR",
-        "version": taskuq.__version__,
-        "sections": sections,
-        "css": Markup((ASSETS / "report.css").read_text(encoding="utf-8")),
-        "scripts": [Markup(script) for script in scripts],
-        "script_hashes": Markup(" ".join(map(_hash, scripts)) if explorer else "'none'"),
-    }
 
 
 def _network(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,21 +223,11 @@ def _words(value: Any) -> str:
     return shown(value)
 
 
-def _explorer(folder: RunFolder, contents: Contents) -> tuple[dict[str, Any] | None, list[str]]:
-    found = folder.explorer
-    if found is None:
-        return None, ["No explorer.npz is stored with this run, so there are no pictures to look "
-                      "through."]  # fmt: skip
-    try:
-        payload = explorer_payload(
-            found,
-            alpha=run_alpha(folder, contents) or 0.05,
-            max_width=run_width(folder) or 0.1,
-            unit=_unit(folder),
-            task_range=_range(folder, found),
-        )
-    except InputError as error:
-        return None, [f"The explorer cannot be shown: {error}"]
+def _explorer(contents: Contents) -> tuple[dict[str, Any] | None, list[str]]:
+    found = contents.folder.explorer
+    if found is None or contents.numbers is None:
+        return None, []
+    payload = explorer_payload(found, contents.numbers)
     notes = []
     if payload["shrink"] > 1:
         notes.append(
@@ -242,20 +240,6 @@ def _explorer(folder: RunFolder, contents: Contents) -> tuple[dict[str, Any] | N
         "json": Markup(text),
         "has_point": found.point_outputs is not None,
     }, notes
-
-
-def _unit(folder: RunFolder) -> str:
-    if folder.policy is not None:
-        return folder.policy.guarantee.unit
-    return "case" if folder.run.get("unit") == "case" else "group"
-
-
-def _range(folder: RunFolder, explorer: Explorer) -> tuple[float, float] | None:
-    if explorer.task_range is not None:
-        return explorer.task_range
-    if folder.policy is not None and folder.policy.task_range is not None:
-        return folder.policy.task_range
-    return None if folder.table is None else folder.table.task_range
 
 
 def _hash(script: str) -> str:

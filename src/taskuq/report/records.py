@@ -1,4 +1,4 @@
-"""Records of a run: JSON that says what it is, made here and read back."""
+"""Records of a run: JSON that says what it is, how it is made, and its numbers as tables."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from taskuq.decide.simulation import Simulation, Stop
 from taskuq.errors import InputError
-from taskuq.evaluation.exact import Moments
-from taskuq.evaluation.result import Evaluation, EvaluationRecord, Histogram, Stratum
 from taskuq.files import number_from_json
 from taskuq.report.figure import Figure
+from taskuq.report.tables import Table
 
-EXPERIMENT = "taskuq.experiment/1"
 RUN = "taskuq.run/1"
+EXPERIMENT = "taskuq.experiment/1"
+EVALUATE = "taskuq.evaluate/1"
+SIMULATE = "taskuq.simulate/1"
+QUALITY = "taskuq.quality/1"
+TASK = "taskuq.task/1"
+SPLIT = "taskuq.split/1"
+MASKS = "taskuq.masks/1"
+PLAN_SIZE = "taskuq.plan-size/1"
+STATUS = "taskuq.status/1"
+DATA_CHECK = "taskuq.data-check/1"
+POLICY = "taskuq.policy/1"
+BOUND = "taskuq.bound/1"
+
+Record = Mapping[str, Any]
 
 
 def experiment_record(
@@ -80,67 +91,137 @@ def require_table(table: Any) -> None:
             )
 
 
-def read_evaluation(record: Mapping[str, Any]) -> EvaluationRecord:
-    """Read a record ``taskuq.evaluate/1`` back.
-
-    Arguments:
-        record: The JSON record.
+def number(value: Any) -> float:
+    """Read a number of a record: null where there is none, infinity as a word.
 
     Example:
-        >>> from taskuq.experiments.comparison import Comparison, compare
-        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-        >>> table = synthetic_outputs(SyntheticScanner(volumes=8), seed=0)
-        >>> found = compare(table, Comparison(trials=20, unit="case"))
-        >>> read_evaluation(found.to_dict()).to_dict() == found.to_dict()
-        True
+        >>> number(0.5), number("inf"), number(None)
+        (0.5, inf, nan)
     """
-    return EvaluationRecord(
-        tuple(_evaluation(one) for one in record["results"]), record.get("inputs", {})
+    return math.nan if value is None else number_from_json(value)
+
+
+def policy_name(row: Record) -> str:
+    """Return what to call a policy: its kind, its score or statistic, its budget.
+
+    Arguments:
+        row: What the policy did, as a record holds it.
+
+    Example:
+        >>> policy_name({"policy": "paper", "score": "lwr", "statistic": None, "budget": 1.0})
+        'paper lwr'
+    """
+    budget = "" if row["budget"] == 1 else f" {row['budget']:g}"
+    return f"{row['policy']} {row['statistic'] or row['score']}{budget}"
+
+
+def score_table(record: Record, name: str) -> Table:
+    """Return coverage and width of every score of an evaluation.
+
+    Arguments:
+        record: A record ``taskuq.evaluate/1``.
+        name: What to call the table.
+    """
+    rows = record["results"]
+    first = rows[0]
+    several = len({r.get("task") for r in rows}) > 1
+    how = "all splits at once, exactly"
+    how = how if first["trials"] is None else f"{first['trials']} random splits"
+    caption = (
+        f"Scores judged over {how}, by {first['unit']}: {first['n_calibration']} to calibrate and "
+        f"{first['n_test']} to test. Coverage is guaranteed to be at least {1 - first['alpha']:g} "
+        "on average; widths are measured."
+    )
+    head: tuple[str, ...] = (
+        "R", "score", "p", "coverage", "coverage sd", "width", "width sd", "centre error",
+        "infinite",
+    )  # fmt: skip
+    body: list[tuple[Any, ...]] = [
+        (
+            r["acceleration"], r["score"], r["samples"], number(r["coverage"]["mean"]),
+            number(r["coverage"]["sd"]), number(r["width"]["mean"]), number(r["width"]["sd"]),
+            number(r["center_error"]["mean"]), r["infinite"],
+        )
+        for r in rows
+    ]  # fmt: skip
+    if several:
+        head = ("task", *head)
+        body = [(r["task"], *row) for r, row in zip(rows, body, strict=True)]
+    return Table(name, caption, head, tuple(body))
+
+
+def policy_table(record: Record, name: str) -> Table:
+    """Return what each policy of a simulation did.
+
+    Arguments:
+        record: A record ``taskuq.simulate/1`` that also says in words ``until`` when scans go on.
+        name: What to call the table.
+    """
+    first = record["results"][0]
+    caption = (
+        f"Stopping rules over {first['trials']} random splits by {first['unit']}: scan until "
+        f"{record['until']}. The target is coverage {1 - first['alpha']:g}; it is guaranteed where "
+        "the second column says so and measured elsewhere."
+    )
+    rates = tuple(f"stopped at R = {s['acceleration']:g}" for s in first["stops"])
+    head = (
+        "policy", "promise", "p", "average R", "coverage", "coverage of early stops",
+        "stopped early", "width", "centre error", *rates,
+    )  # fmt: skip
+    measured = ("mean_acceleration", "coverage", "coverage_early", "early", "width", "center_error")
+    rows = tuple(
+        (
+            policy_name(r), "guaranteed" if r["guaranteed"] else "measured", int(r["samples"]),
+            *(number(r[what]) for what in measured), *(number(s["fraction"]) for s in r["stops"]),
+        )
+        for r in record["results"]
+    )  # fmt: skip
+    return Table(name, caption, head, rows)
+
+
+def quality_table(record: Record, name: str) -> Table:
+    """Return the image quality of recoveries.
+
+    Arguments:
+        record: A record ``taskuq.quality/1``.
+        name: What to call the table.
+    """
+    rows = tuple(
+        (
+            # A volume that is recovered exactly leaves its row without a mean PSNR.
+            float(row["acceleration"]), str(row["method"]), number(row["psnr"]["mean"]),
+            row["psnr"]["standard_error"], number(row["ssim"]["mean"]),
+            row["ssim"]["standard_error"], row.get("fid"), row.get("volumes"),
+        )
+        for row in record["results"]
+    )  # fmt: skip
+    return Table(
+        name,
+        "Image quality of whole volumes; errors are standard errors over volumes. Measured.",
+        ("R", "method", "PSNR", "± PSNR", "SSIM", "± SSIM", "FID", "volumes"),
+        rows,
     )
 
 
-def _evaluation(one: Mapping[str, Any]) -> Evaluation:
-    fields = dict(one)
-    for name in ("coverage", "width", "center_error"):
-        moments = {key: _number(value) for key, value in one[name].items()}
-        fields[name] = Moments(**moments)
-    for name in ("class_coverage", "size_coverage"):
-        fields[name] = tuple(
-            Stratum(str(s["name"]), _number(s["coverage"]), _number(s["cases"]), int(s["trials"]))
-            for s in one.get(name, ())
-        )
-    histogram = one.get("histogram")
-    if histogram is not None:
-        fields["histogram"] = Histogram(
-            covered=tuple(histogram["covered"]),
-            trials=tuple(histogram["trials"]),
-            expected=tuple(_number(v) for v in histogram["expected"]),
-            p_value=_number(histogram["p_value"]),
-            reading=str(histogram["reading"]),
-        )
-    return Evaluation(**fields)
-
-
-def read_simulations(record: Mapping[str, Any]) -> list[tuple[int, Simulation]]:
-    """Read a record ``taskuq.simulate/1`` back: numbers of samples, and what each policy did.
+def task_table(record: Record, name: str) -> Table:
+    """Return how good a task network is.
 
     Arguments:
-        record: The JSON record.
+        record: A record ``taskuq.task/1``.
+        name: What to call the table.
     """
-    found = []
-    for one in record["results"]:
-        fields = {key: value for key, value in one.items() if key != "samples"}
-        for name, value in fields.items():
-            if value is None and name != "statistic":
-                fields[name] = math.nan
-        fields["stops"] = tuple(
-            Stop(_number(s["acceleration"]), _number(s["fraction"]), _number(s["coverage"]))
-            for s in one["stops"]
-        )
-        for name in ("standard_errors", "sd"):
-            fields[name] = {key: _number(value) for key, value in one[name].items()}
-        found.append((int(one["samples"]), Simulation(**fields)))
-    return found
+    measures = ("auroc", "accuracy", "precision", "recall", "robust_accuracy", "error")
+    rows = [(part, row) for part, of in record["parts"].items() for row in of]
+    kept = [m for m in measures if any(row.get(m) is not None for _, row in rows)]
+    return Table(
+        name,
+        "The task network on patients it did not learn from. Measured.",
+        ("part", "task", "cases", "groups", *(m.replace("_", " ") for m in kept)),
+        tuple(
+            (part, str(row["task"]), row["cases"], row["groups"], *(row.get(m) for m in kept))
+            for part, row in rows
+        ),
+    )
 
 
 def plain(value: Any) -> Any:
@@ -159,7 +240,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, str | int | bool | None) else str(value)
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else number_from_json(value)

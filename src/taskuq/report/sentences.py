@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from taskuq.calibration.units import unit_named
-from taskuq.decide.simulation import Simulation
-from taskuq.report.contents import Contents, run_alpha, run_width
-from taskuq.report.folder import RunFolder
-from taskuq.report.tables import Table, policy_name, shown
+from taskuq.report.contents import Contents
+from taskuq.report.records import DATA_CHECK, STATUS, Record, number, policy_name
+from taskuq.report.tables import Table, shown
 
 WHAT = {
     "data": "Data",
@@ -20,19 +18,18 @@ WHAT = {
 }
 
 
-def facts(folder: RunFolder, contents: Contents) -> list[tuple[str, str]]:
+def facts(contents: Contents) -> list[tuple[str, str]]:
     """Return what was run, as terms and what they are.
 
     Arguments:
-        folder: The run's folder.
-        contents: What was gathered from it.
+        contents: What was gathered from the run's folder.
     """
-    run, table = folder.run, folder.table
+    run, table = contents.folder.run, contents.folder.table
     what = run.get("what")
     found = []
     if isinstance(what, Mapping):
         found += [(WHAT.get(str(k), str(k)), str(v)) for k, v in what.items()]
-    alpha, tau = run_alpha(folder, contents), run_width(folder)
+    alpha, tau = contents.alpha, contents.max_width
     if alpha is not None:
         found.append(("Error rate α", f"{alpha:g}"))
     if tau is not None:
@@ -62,38 +59,14 @@ def facts(folder: RunFolder, contents: Contents) -> list[tuple[str, str]]:
     return found
 
 
-def promises(folder: RunFolder, contents: Contents) -> list[str]:
-    """Return the sentences of what is guaranteed, each once.
-
-    Arguments:
-        folder: The run's folder.
-        contents: What was gathered from it.
-    """
-    found = []
-    if folder.policy is not None:
-        found.append(folder.policy.sentence)
-    found += [bound.guarantee.sentence for bound in folder.bounds.values()]
-    if not found:
-        for record in contents.evaluations.values():
-            first = record.results[0]
-            who = unit_named(first.unit).who
-            found.append(
-                f"Guaranteed: an interval calibrated as in these splits contains the target of "
-                f"{who} with probability at least {1 - first.alpha:.10g}, if the new {first.unit} "
-                f"is exchangeable with the {first.n_calibration} calibration {first.unit}s."
-            )
-    return list(dict.fromkeys(found))[:4]
-
-
-def limits(folder: RunFolder, contents: Contents) -> list[str]:
+def limits(contents: Contents) -> list[str]:
     """Return what the promise is not.
 
     Arguments:
-        folder: The run's folder.
-        contents: What was gathered from it.
+        contents: What was gathered from the run's folder.
     """
-    unit = folder.run.get("unit") or (folder.policy and folder.policy.guarantee.unit)
-    by = "groups (patients or volumes)" if unit in ("group", "whole-group") else "cases"
+    run = contents.folder.run
+    by = "groups (patients or volumes)" if contents.is_by_group else "cases"
     found = [
         "The target is what the task network says about the fully measured image. It is not the "
         "diagnosis, and a network that is wrong about the true image is wrong here too.",
@@ -109,8 +82,8 @@ def limits(folder: RunFolder, contents: Contents) -> list[str]:
         {
             policy_name(r)
             for results in contents.simulations.values()
-            for _, r in results
-            if not r.guaranteed
+            for r in results
+            if not r["guaranteed"]
         }
     )
     if unpromised:
@@ -118,112 +91,157 @@ def limits(folder: RunFolder, contents: Contents) -> list[str]:
             f"Stopping by {', '.join(unpromised)} carries no guarantee for the report at the stop: "
             "its coverage is measured."
         )
-    if folder.run.get("title") and "synthetic" in str(folder.run.get("what", "")).lower():
+    if run.get("title") and "synthetic" in str(run.get("what", "")).lower():
         found.append("The data are synthetic: nothing here was measured on anybody.")
     return found
 
 
-def headline(folder: RunFolder, contents: Contents) -> list[str]:
+def headline(contents: Contents) -> list[str]:
     """Return what was found, in a sentence or two computed from the records.
 
     Arguments:
-        folder: The run's folder.
-        contents: What was gathered from it.
+        contents: What was gathered from the run's folder.
     """
-    best = best_simulation(folder, contents)
+    best = best_simulation(contents)
     if best is not None:
-        share = 1 / best.mean_acceleration
+        R = number(best["mean_acceleration"])
         return [
-            f"Stopping each scan as soon as that is safe takes {share:.1%} of the measurements on "
-            f"average (average acceleration {best.mean_acceleration:.2f}). The reports contained "
-            f"the target in {best.coverage:.1%} of test cases, measured over {best.trials} random "
-            f"splits; {'guaranteed' if best.guaranteed else 'not guaranteed, but aimed at'} is at "
-            f"least {100 * (1 - best.alpha):.6g}%."
+            f"Stopping each scan as soon as that is safe takes {1 / R:.1%} of the measurements on "
+            f"average (average acceleration {R:.2f}). The reports contained the target in "
+            f"{number(best['coverage']):.1%} of test cases, measured over {best['trials']} random "
+            f"splits; {'guaranteed' if best['guaranteed'] else 'not guaranteed, but aimed at'} is "
+            f"at least {100 * (1 - best['alpha']):.6g}%."
         ]
     for record in contents.evaluations.values():
-        results = [r for r in record.results if not math.isnan(r.width.mean)]
+        results = [r for r in record["results"] if not math.isnan(number(r["width"]["mean"]))]
         if results:
-            low = min(results, key=lambda r: r.width.mean)
-            at = f" at R = {low.acceleration:g}" if low.acceleration else ""
+            low = min(results, key=lambda r: number(r["width"]["mean"]))
+            at = f" at R = {low['acceleration']:g}" if low["acceleration"] else ""
             return [
-                f"The narrowest intervals, of {low.score}{at}, are {low.width.mean:.3g} wide on "
-                f"average and cover {low.coverage.mean:.2%} of test {low.unit}s."
+                f"The narrowest intervals, of {low['score']}{at}, are "
+                f"{number(low['width']['mean']):.3g} wide on average and cover "
+                f"{number(low['coverage']['mean']):.2%} of test {low['unit']}s."
             ]
     return []
 
 
-def best_simulation(folder: RunFolder, contents: Contents) -> Simulation | None:
-    """Return the simulation of the run's own policy, or else of the fastest guaranteed one."""
-    unit = folder.run.get("unit")
-    rows = [r for results in contents.simulations.values() for _, r in results]
-    rows = [r for r in rows if unit is None or r.unit == unit] or rows
-    mine = [r for r in rows if folder.policy is not None and r.policy == folder.policy.kind]
-    promised = [r for r in mine or rows if r.guaranteed]
-    return max(promised, key=lambda r: r.mean_acceleration, default=None)
+def best_simulation(contents: Contents) -> Record | None:
+    """Return what the run's own policy did in a simulation, or else the fastest guaranteed one."""
+    unit = contents.folder.run.get("unit")
+    rows = [r for results in contents.simulations.values() for r in results]
+    rows = [r for r in rows if unit is None or r["unit"] == unit] or rows
+    mine = [r for r in rows if contents.policy and r["policy"] == contents.policy.kind]
+    promised = [r for r in mine or rows if r["guaranteed"]]
+    return max(promised, key=lambda r: number(r["mean_acceleration"]), default=None)
 
 
-def tiles(folder: RunFolder, contents: Contents) -> list[tuple[str, str]]:
+def tiles(contents: Contents) -> list[tuple[str, str]]:
     """Return the few numbers everybody looks for.
 
     Arguments:
-        folder: The run's folder.
-        contents: What was gathered from it.
+        contents: What was gathered from the run's folder.
     """
     found = []
-    alpha, tau = run_alpha(folder, contents), run_width(folder)
-    best = best_simulation(folder, contents)
+    alpha, tau = contents.alpha, contents.max_width
+    best = best_simulation(contents)
     if alpha is not None:
         found.append((f"{1 - alpha:.4g}", "coverage aimed at, 1\u00a0−\u00a0α"))
     if best is not None:
-        found.append((f"{best.coverage:.4f}", f"coverage measured, {policy_name(best)}"))
-        found.append((f"{best.mean_acceleration:.2f}×", "average acceleration, measured"))
-        found.append((f"{best.early:.1%}", "of scans stop early"))
+        R = number(best["mean_acceleration"])
+        found.append((f"{number(best['coverage']):.4f}", f"coverage measured, {policy_name(best)}"))
+        found.append((f"{R:.2f}×", "average acceleration, measured"))
+        found.append((f"{number(best['early']):.1%}", "of scans stop early"))
     if tau is not None:
         found.append((f"{tau:g}", "width to stop at,\u00a0τ"))
-    if folder.table is not None:
-        table = folder.table
+    table = contents.folder.table
+    if table is not None:
         groups = "" if table.group is None else f" of {len(set(table.group.tolist()))} groups"
         found.append((f"{table.cases}", f"cases{groups}, {table.samples} samples each"))
     return found
 
 
-def key_table(folder: RunFolder, contents: Contents) -> tuple[Table | None, str]:
+def key_table(contents: Contents) -> tuple[Table | None, str]:
     """Return the one table to look at first, and a sentence before it.
 
     Arguments:
-        folder: The run's folder.
-        contents: What was gathered from it.
+        contents: What was gathered from the run's folder.
     """
-    unit = folder.run.get("unit")
+    unit = contents.folder.run.get("unit")
     chosen = [
-        (name, record)
+        (name, record["results"])
         for name, record in contents.evaluations.items()
-        if unit is None or record.results[0].unit == unit
-    ] or list(contents.evaluations.items())
+        if unit is None or record["results"][0]["unit"] == unit
+    ] or [(name, record["results"]) for name, record in contents.evaluations.items()]
     if not chosen:
         return None, ""
-    name, record = chosen[0]
-    most = max(r.samples for r in record.results)
-    task = record.results[0].task
-    results = [r for r in record.results if r.samples == most and r.task == task]
-    rates = list(dict.fromkeys(r.acceleration for r in results))
-    scores = list(dict.fromkeys(r.score for r in results))
-    at = {(r.score, r.acceleration): r for r in results}
+    name, rows = chosen[0]
+    alpha, task = rows[0]["alpha"], rows[0].get("task")
+    most = max(r["samples"] for r in rows)
+    rows = [r for r in rows if r["samples"] == most and r.get("task") == task]
+    rates = list(dict.fromkeys(r["acceleration"] for r in rows))
+    scores = list(dict.fromkeys(r["score"] for r in rows))
+    at = {(r["score"], r["acceleration"]): r["width"] for r in rows}
 
     def cell(score: str, R: float | None) -> Any:
-        found = at.get((score, R))
-        return None if found is None else f"{shown(found.width.mean)} ± {found.width.sd:.2g}"
+        width = at.get((score, R))
+        return width and f"{shown(number(width['mean']))} ± {number(width['sd']):.2g}"
 
-    worst = {s: min(r.coverage.mean for r in results if r.score == s) for s in scores}
+    worst = {s: min(number(r["coverage"]["mean"]) for r in rows if r["score"] == s) for s in scores}
     columns = ("score", *(f"width at R = {R:g}" if R else "width" for R in rates),
                "least coverage")  # fmt: skip
-    rows = tuple((s, *(cell(s, R) for R in rates), worst[s]) for s in scores)
+    body = tuple((s, *(cell(s, R) for R in rates), worst[s]) for s in scores)
     sentence = (
         f"Shorter intervals say more. Every score is calibrated to cover at least "
-        f"{1 - record.results[0].alpha:g} on average; what differs is how wide its intervals are."
+        f"{1 - alpha:g} on average; what differs is how wide its intervals are."
     )
     caption = f"Mean interval width ± standard deviation over splits, {most} samples ({name})."
-    return Table("key", caption, columns, rows), sentence
+    return Table("key", caption, columns, body), sentence
+
+
+def failure_tables(contents: Contents) -> tuple[list[Table], str]:
+    """Return tables of failed and skipped cases, and a sentence that counts them.
+
+    Arguments:
+        contents: What was gathered from the run's folder.
+    """
+    folder = contents.folder
+    failed: dict[str, str] = {}
+    skipped: list[tuple[str, str]] = []
+    if folder.table is not None:
+        failed |= dict.fromkeys(folder.table.missing, "not finished; the run gives no reason")
+    for found in folder.of(STATUS):
+        reasons = found.record.get("failed")
+        if isinstance(reasons, dict):
+            failed |= {str(case): str(reason) for case, reason in reasons.items()}
+    failed |= contents.logged
+    for found in folder.of(DATA_CHECK):
+        files = found.record.get("files")
+        for row in files if isinstance(files, list) else ():
+            if isinstance(row, dict) and not row.get("used", True):
+                name = next((str(v) for k, v in row.items() if k in ("file", "name", "path")), "?")
+                skipped.append((name, str(row.get("reason", ""))))
+    tables = []
+    if failed:
+        tables.append(
+            Table("failed", "Cases that failed or were not finished; they are not in the table.",
+                  ("case", "reason"), tuple(failed.items()))
+        )  # fmt: skip
+    if skipped:
+        tables.append(
+            Table("skipped", "Files that were skipped before the run.", ("file", "reason"),
+                  tuple(skipped))
+        )  # fmt: skip
+    if folder.table is None:
+        known = "No table of task outputs is stored here, so failed cases cannot be counted."
+    elif failed:
+        one = len(failed) == 1
+        known = (
+            f"{len(failed)} {'case' if one else 'cases'} failed or {'is' if one else 'are'} "
+            f"unfinished; {folder.table.cases} are complete."
+        )
+    else:
+        known = f"All {folder.table.cases} cases of the table are complete."
+    return tables, known + (f" {len(skipped)} files were skipped." if skipped else "")
 
 
 def _duration(seconds: float) -> str:

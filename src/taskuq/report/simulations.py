@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from taskuq.decide.simulation import Simulation
-from taskuq.report.figure import Figure, Series
-from taskuq.report.tables import policy_name
+from taskuq.report.figure import Figure, FigureKind, Style, series_of
+from taskuq.report.records import SIMULATE, number, policy_name
+
+# What happened at each round, the fully measured one last, as records hold it.
+Stops = Sequence[Mapping[str, Any]]
+HEADING = "When scans stop"
 
 
-def simulation_figures(results: Sequence[Simulation]) -> list[Figure]:
-    """Return the figures of several policies on one table.
+def accepted(
+    stops: Mapping[str, Stops],
+    *,
+    name: str = "accepted-by-acceleration",
+    caption: str = "Fraction of cases accepted after each acceleration; R = 1 is a full scan.",
+) -> Figure:
+    """Describe how many cases each stopping rule accepts in each round.
 
     Arguments:
-        results: What each policy did.
+        stops: The stops of each rule, by its name.
+        name: A name for files.
+        caption: What it shows, as a sentence.
+
+    Example:
+        >>> half = [{"acceleration": R, "fraction": 0.5} for R in (8.0, 1.0)]
+        >>> accepted({"paper lwr": half}).series[0].x
+        ('8', '1')
     """
-    return [_accepted(results), _coverage_at_stop(results), _trade_off(results)]
-
-
-def _accepted(results: Sequence[Simulation]) -> Figure:
     return Figure(
-        name="accepted-by-acceleration",
-        caption="Fraction of cases accepted after each acceleration; R = 1 is a full scan.",
+        name=name,
+        caption=caption,
         x_label="acceleration R",
         y_label="fraction of cases",
         x_scale="category",
-        series=tuple(
-            Series(
-                policy_name(r),
-                tuple(f"{s.acceleration:g}" for s in r.stops),
-                tuple(s.fraction for s in r.stops),
-                style="bars",
-            )
-            for r in results
+        series=series_of(
+            [(rule, stop) for rule, of in stops.items() for stop in of],
+            lambda pair: pair[0],
+            lambda pair: f"{pair[1]['acceleration']:g}",
+            # A mean of shares may fall below nothing by a rounding error.
+            lambda pair: max(0.0, number(pair[1]["fraction"])),
+            style="bars",
         ),
     )
 
 
-def _coverage_at_stop(results: Sequence[Simulation]) -> Figure:
+def coverage_at_stop(stops: Mapping[str, Stops], alpha: float) -> Figure:
+    """Describe the coverage among the cases that each rule stops in each round.
+
+    Arguments:
+        stops: The stops of each rule, by its name.
+        alpha: The error rate.
+    """
     return Figure(
         name="coverage-by-stop",
         caption="Coverage among the cases stopped at each acceleration; measured. The guarantee is "
@@ -45,28 +62,86 @@ def _coverage_at_stop(results: Sequence[Simulation]) -> Figure:
         x_label="stopped at acceleration R",
         y_label="coverage",
         x_scale="category",
-        reference=(("target", 1 - results[0].alpha),),
-        series=tuple(
-            Series(
-                policy_name(r),
-                tuple(f"{s.acceleration:g}" for s in r.stops[:-1]),
-                tuple(None if s.fraction == 0 else s.coverage for s in r.stops[:-1]),
-                style="points",
-            )
-            for r in results
+        reference=(("target", 1 - alpha),),
+        series=series_of(
+            [(rule, stop) for rule, of in stops.items() for stop in of[:-1]],
+            lambda pair: pair[0],
+            lambda pair: f"{pair[1]['acceleration']:g}",
+            lambda pair: None if pair[1]["fraction"] == 0 else number(pair[1]["coverage"]),
+            style="points",
         ),
     )
 
 
-def _trade_off(results: Sequence[Simulation]) -> Figure:
+def acceleration_against_width(
+    points: Sequence[tuple[str, float, float]],
+    *,
+    caption: str = "Average acceleration against the mean width of early reports: up and to the "
+    "left is better. Policies named paper have no guarantee.",
+    style: Style = "line",
+) -> Figure:
+    """Describe what narrower reports cost.
+
+    Arguments:
+        points: The name of a rule, the mean width of its early reports, its average acceleration.
+        caption: What it shows, as a sentence.
+        style: 'line' where a rule has several points, 'points' elsewhere.
+    """
     return Figure(
         name="acceleration-against-width",
-        caption="Average acceleration against the mean width of early reports: up and to the left "
-        "is better. Policies named paper have no guarantee.",
+        caption=caption,
         x_label="mean width of early reports",
         y_label="average acceleration",
-        series=tuple(
-            Series(policy_name(r), (r.width,), (r.mean_acceleration,), style="points")
-            for r in results
-        ),
+        series=series_of(points, lambda p: p[0], lambda p: p[1], lambda p: p[2], style=style),
     )
+
+
+def average_acceleration(
+    points: Sequence[tuple[str, str, float]], *, name: str, caption: str
+) -> Figure:
+    """Describe the average acceleration of stopping rules for several goals.
+
+    Arguments:
+        points: The name of a rule, a goal in words, its average acceleration.
+        name: A name for files.
+        caption: What it shows, as a sentence.
+    """
+    return Figure(
+        name=name,
+        caption=caption,
+        x_label="error rate α, width to stop at τ",
+        y_label="average acceleration",
+        x_scale="category",
+        series=series_of(points, lambda p: p[0], lambda p: p[1], lambda p: p[2], style="bars"),
+    )
+
+
+def _most(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What each policy did with all samples."""
+    most = max(int(row["samples"]) for row in record["results"])
+    return [row for row in record["results"] if int(row["samples"]) == most]
+
+
+def _stops(record: Mapping[str, Any]) -> dict[str, Stops]:
+    return {policy_name(row): row["stops"] for row in _most(record)}
+
+
+ACCEPTED = FigureKind(SIMULATE, lambda record: [accepted(_stops(record))], HEADING)
+COVERAGE = FigureKind(
+    SIMULATE,
+    lambda record: [coverage_at_stop(_stops(record), record["results"][0]["alpha"])],
+    HEADING,
+)
+TRADE_OFF = FigureKind(
+    SIMULATE,
+    lambda record: [
+        acceleration_against_width(
+            [
+                (policy_name(r), number(r["width"]), number(r["mean_acceleration"]))
+                for r in _most(record)
+            ],
+            style="points",
+        )
+    ],
+    HEADING,
+)

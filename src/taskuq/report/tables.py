@@ -1,15 +1,24 @@
-"""Tables of a run: names, numbers as numbers, and how many digits of them to show."""
+"""Tables: numbers as numbers, how many digits to show, CSV for spreadsheets, LaTeX for papers."""
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from taskuq.decide.simulation import Simulation
-from taskuq.evaluation.result import EvaluationRecord
+from taskuq.files import whole_file
 from taskuq.report.figure import Figure, rows
+
+# A cell that starts like this is run as a formula when a spreadsheet opens the file.
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+SPECIAL = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "∞": r"$\infty$", "±": r"$\pm$", "–": "--",
+    "−": "$-$", "α": r"$\alpha$", "τ": r"$\tau$", "\n": " ", "\r": " ",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,81 +56,6 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def score_table(record: EvaluationRecord, name: str) -> Table:
-    """Return coverage and width of every score of an evaluation.
-
-    Arguments:
-        record: The evaluation.
-        name: What to call the table.
-    """
-    first = record.results[0]
-    several = len({r.task for r in record.results}) > 1
-    how = "all splits at once, exactly" if first.trials is None else f"{first.trials} random splits"
-    caption = (
-        f"Scores judged over {how}, by {first.unit}: {first.n_calibration} to calibrate and "
-        f"{first.n_test} to test. Coverage is guaranteed to be at least {1 - first.alpha:g} on "
-        "average; widths are measured."
-    )
-    head = (("task",) if several else ()) + (
-        "R", "score", "p", "coverage", "coverage sd", "width", "width sd", "centre error",
-        "infinite",
-    )  # fmt: skip
-    body = tuple(
-        ((r.task,) if several else ())
-        + (
-            r.acceleration, r.score, r.samples, r.coverage.mean, r.coverage.sd, r.width.mean,
-            r.width.sd, r.center_error.mean, r.infinite,
-        )
-        for r in record.results
-    )  # fmt: skip
-    return Table(name, caption, head, body)
-
-
-def policy_table(found: Sequence[tuple[int, Simulation]], goal: str, name: str) -> Table:
-    """Return what each policy of a simulation did.
-
-    Arguments:
-        found: Numbers of samples, and what each policy did.
-        goal: When scans stop, in words.
-        name: What to call the table.
-    """
-    first = found[0][1]
-    caption = (
-        f"Stopping rules over {first.trials} random splits by {first.unit}: scan until {goal}. "
-        f"The target is coverage {1 - first.alpha:g}; it is guaranteed where the second column "
-        "says so and measured elsewhere."
-    )
-    rates = tuple(f"stopped at R = {s.acceleration:g}" for s in first.stops)
-    head = (
-        "policy", "promise", "p", "average R", "coverage", "coverage of early stops",
-        "stopped early", "width", "centre error", *rates,
-    )  # fmt: skip
-    return Table(
-        name,
-        caption,
-        head,
-        tuple(
-            (
-                policy_name(r), "guaranteed" if r.guaranteed else "measured", p,
-                r.mean_acceleration, r.coverage, r.coverage_early, r.early, r.width,
-                r.center_error, *(s.fraction for s in r.stops),
-            )
-            for p, r in found
-        ),
-    )  # fmt: skip
-
-
-def policy_name(result: Simulation) -> str:
-    """Return what to call a policy: its kind, its score or statistic, its budget.
-
-    Arguments:
-        result: What the policy did.
-    """
-    detail = result.statistic or result.score
-    budget = "" if result.budget == 1 else f" {result.budget:g}"
-    return f"{result.policy} {detail}{budget}"
-
-
 def figure_table(figure: Figure) -> Table:
     """Return the numbers of a figure as a table.
 
@@ -140,3 +74,88 @@ def figure_table(figure: Figure) -> Table:
     found = rows(figure)
     columns = tuple(found[0]) if found else ("series", figure.x_label, figure.y_label)
     return Table(figure.name, figure.caption, columns, tuple(tuple(r.values()) for r in found))
+
+
+def cell(value: Any) -> str:
+    """Return a value as a cell: a number with all its digits, text that cannot become a formula.
+
+    Arguments:
+        value: A number, a text, a truth value, or None for an empty cell.
+
+    Example:
+        >>> cell(-0.1), cell("=1+1"), cell("-5 mm"), cell(None), cell(True)
+        ('-0.1', "'=1+1", "'-5 mm", '', 'yes')
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value)
+    return f"'{text}" if text.lstrip(" ").startswith(FORMULA) else text
+
+
+def write_csv(path: Path, table: Table) -> Path:
+    """Write a table as CSV; the file begins with a mark that tells Excel it is UTF-8.
+
+    Arguments:
+        path: Where to write.
+        table: The table.
+    """
+    with whole_file(path) as partial, partial.open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.writer(file)
+        writer.writerow([cell(str(column)) for column in table.columns])
+        writer.writerows([cell(value) for value in row] for row in table.rows)
+    return path
+
+
+def escaped(text: str) -> str:
+    r"""Return text that LaTeX sets as it is.
+
+    Arguments:
+        text: Any text.
+
+    Example:
+        >>> print(escaped("50 % of a_b \\input{x}"))
+        50 \% of a\_b \textbackslash{}input\{x\}
+    """
+    return "".join(SPECIAL.get(c, c) for c in text)
+
+
+def latex_table(table: Table) -> str:
+    r"""Return a table as LaTeX; it needs the package booktabs.
+
+    Arguments:
+        table: The table.
+
+    Example:
+        >>> print(latex_table(Table("t", "Widths.", ("score", "width"), (("lwr", 0.2),))))
+        \begin{table}
+        \caption{Widths.}
+        \label{tab:t}
+        \begin{tabular}{lr}
+        \toprule
+        score & width \\
+        \midrule
+        lwr & 0.2 \\
+        \bottomrule
+        \end{tabular}
+        \end{table}
+    """
+    count = len(table.columns)
+    words = [k == 0 or any(isinstance(row[k], str) for row in table.rows) for k in range(count)]
+    lines = [
+        r"\begin{table}",
+        rf"\caption{{{escaped(table.caption)}}}",
+        rf"\label{{tab:{table.name}}}",
+        rf"\begin{{tabular}}{{{''.join('l' if word else 'r' for word in words)}}}",
+        r"\toprule",
+        " & ".join(escaped(column) for column in table.columns) + r" \\",
+        r"\midrule",
+        *(" & ".join(escaped(shown(v)) for v in row) + r" \\" for row in table.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines)

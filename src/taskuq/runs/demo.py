@@ -66,7 +66,7 @@ def run_demo(
     """
     from taskuq.experiments.claims import run_all
     from taskuq.experiments.settings import ClaimSettings
-    from taskuq.report.page import write_report
+    from taskuq.runs.reports import write_report
 
     folder.mkdir(parents=True, exist_ok=True)
     samples, point = stored_table("atlas-flow"), stored_table("atlas-varnet")

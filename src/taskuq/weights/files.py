@@ -38,12 +38,12 @@ def save_weights(
 
     Example:
         >>> import tempfile
-        >>> from taskuq.recover.varnet import VarNet, VarNetConfig
-        >>> tiny = VarNetConfig(cascades=1, width=2, pools=1, sensitivity_pools=1)
-        >>> path = save_weights(VarNet(tiny), Path(tempfile.mkdtemp()) / "best.safetensors",
-        ...                     kind="varnet", config=tiny)
-        >>> read_toml(path.with_suffix(".toml"))["network"]["cascades"]
-        1
+        >>> from dataclasses import make_dataclass
+        >>> Line = make_dataclass("Line", [("width", int)])
+        >>> path = save_weights(nn.Linear(2, 1), Path(tempfile.mkdtemp()) / "best.safetensors",
+        ...                     kind="line", config=Line(width=2))
+        >>> read_toml(path.with_suffix(".toml"))["network"]["width"]
+        2
     """
     from safetensors.torch import save_file
 

@@ -1,15 +1,71 @@
-"""The run patient by patient: how many cases, where they stopped, what was missed."""
+"""What a stored policy or bound says about each case of a run, and patient by patient."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from taskuq.outputs import TaskOutputs
-from taskuq.report.reports import CaseReport
 from taskuq.report.tables import Table
+
+COLUMNS = (
+    "case", "group", "label", "task", "source", "promise", "acceleration", "lower", "upper",
+    "width", "target", "covered",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CaseReport:
+    """The interval reported for one case and task.
+
+    Arguments:
+        case: The case.
+        group: Its patient or volume; empty where unknown.
+        label: Its class; empty where unknown.
+        source: The policy or bound.
+        promise: 'guaranteed' or 'measured'.
+        task: The task.
+        acceleration: Where the scan stopped; 1 where everything was measured.
+        lower: The lower end.
+        upper: The upper end.
+        target: The truth, None where unknown.
+        is_stopped: Whether a policy chose when to stop; a bound is for one acceleration.
+    """
+
+    case: str
+    group: str
+    label: str
+    source: str
+    promise: str
+    task: str
+    acceleration: float | None
+    lower: float
+    upper: float
+    target: float | None
+    is_stopped: bool
+
+    @property
+    def width(self) -> float:
+        """Upper minus lower end; 0 where the interval is empty."""
+        return max(self.upper - self.lower, 0.0)
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the interval contains the target; None where that is unknown."""
+        return None if self.target is None else self.lower <= self.target <= self.upper
+
+
+def interval_table(reports: Sequence[CaseReport]) -> Table:
+    """Return the interval of each case, one row each.
+
+    Arguments:
+        reports: What the policy and the bounds say about each case.
+    """
+    rows = tuple(tuple(getattr(report, name) for name in COLUMNS) for report in reports)
+    return Table("intervals", "The interval of each case.", COLUMNS, rows)
 
 
 def patient_table(table: TaskOutputs, reports: Sequence[CaseReport]) -> Table | None:

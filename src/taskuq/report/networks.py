@@ -1,0 +1,255 @@
+"""The figures of what lies before the statistics: masks, image quality, task network, data."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from taskuq.report.figure import Figure, FigureKind, Series, series_of
+from taskuq.report.records import MASKS as MASKS_RECORD
+from taskuq.report.records import PLAN_SIZE
+from taskuq.report.records import QUALITY as QUALITY_RECORD
+from taskuq.report.records import SPLIT as SPLIT_RECORD
+from taskuq.report.records import TASK as TASK_RECORD
+
+FOLDS = {"train": "to train on", "tune": "to tune on", "judge": "to calibrate and test on"}
+PARTS = {"tune": "tuning", "judge": "judged"}
+IMAGES = "Measurement and images"
+Row = Mapping[str, Any]
+
+
+def masks_figure(masks: np.ndarray, accelerations: Any) -> Figure:
+    """Return the figure of nested sampling masks.
+
+    Arguments:
+        masks: Which k-space columns each round measures (round, width).
+        accelerations: Of the rounds.
+
+    Example:
+        >>> figure = masks_figure(np.array([[0, 1, 0, 0], [0, 1, 1, 0]], bool), [4, 2])
+        >>> figure.series[1].name, figure.series[1].y
+        ('R = 2: 2 of 4 lines', (0.0, 1.0, 1.0, 0.0))
+    """
+    width = masks.shape[1]
+    nested = all((a <= b).all() for a, b in itertools.pairwise(masks))
+    says = "Every round keeps what the rounds before it measured." if nested else (
+        "The masks are not nested: a later round drops lines that an earlier one measured."
+    )  # fmt: skip
+    return Figure(
+        name="masks",
+        caption=f"Which of the {width} lines of k-space each round measures. {says}",
+        x_label="line of k-space (phase encode)",
+        y_label="measured",
+        series=tuple(
+            Series(
+                f"R = {R:g}: {int(mask.sum())} of {width} lines",
+                tuple(range(width)),
+                tuple(map(float, mask)),
+                style="strip",
+            )
+            for R, mask in zip(accelerations, masks, strict=True)
+        ),
+    )
+
+
+def quality_figures(record: Mapping[str, Any]) -> list[Figure]:
+    """Return the figures of image quality: PSNR and SSIM against acceleration.
+
+    Arguments:
+        record: A record ``taskuq.quality/1``.
+
+    Example:
+        >>> row = {"acceleration": 8.0, "method": "flow", "psnr": {"mean": 35.1,
+        ...        "standard_error": 0.2}, "ssim": {"mean": 0.91, "standard_error": None}}
+        >>> [figure.name for figure in quality_figures({"results": [row]})]
+        ['psnr-against-acceleration', 'ssim-against-acceleration']
+    """
+    figures = [
+        against_acceleration(
+            [(row, row[name]["mean"]) for row in record["results"] if name in row],
+            errors=name,
+            name=f"{name}-against-acceleration",
+            caption=f"{label.split()[0]} of whole volumes against acceleration, higher is "
+            "better; bars are one standard error over volumes.",
+            y_label=label,
+        )
+        for name, label in (("psnr", "PSNR (dB)"), ("ssim", "SSIM"))
+    ]
+    return [figure for figure in figures if not figure.is_empty]
+
+
+def against_acceleration(
+    values: Sequence[tuple[Row, float | None]],
+    *,
+    name: str,
+    caption: str,
+    y_label: str,
+    errors: str | None = None,
+) -> Figure:
+    """Describe something about recoveries against acceleration, one line for each method.
+
+    Arguments:
+        values: Rows of a quality record, and the value of each.
+        name: A name for files.
+        caption: What it shows, as a sentence.
+        y_label: What the vertical axis is.
+        errors: Which of a row's values has the standard errors, if any.
+    """
+    return Figure(
+        name=name,
+        caption=caption,
+        x_label="acceleration R",
+        y_label=y_label,
+        x_scale="log2",
+        series=series_of(
+            values,
+            lambda pair: str(pair[0]["method"]),
+            lambda pair: float(pair[0]["acceleration"]),
+            lambda pair: pair[1],
+            None if errors is None else lambda pair: pair[0][errors]["standard_error"],
+        ),
+    )
+
+
+def split_figure(record: Mapping[str, Any]) -> Figure:
+    """Return the figure of a split: how many groups each part has.
+
+    Arguments:
+        record: A record ``taskuq.split/1``.
+
+    Example:
+        >>> split_figure({"train": ["a", "b"], "tune": ["c"], "judge": ["d"]}).series[0].y
+        (2.0, 1.0, 1.0)
+    """
+    counts = tuple(float(len(record[part])) for part in FOLDS)
+    return Figure(
+        name="groups",
+        caption="How many patients or volumes networks learn from, are tuned on, and are judged "
+        "on. Nobody is in two parts.",
+        x_label="part",
+        y_label="groups",
+        x_scale="category",
+        series=(Series("groups", tuple(FOLDS.values()), counts, style="bars"),),
+    )
+
+
+def task_figures(record: Mapping[str, Any]) -> list[Figure]:
+    """Return the figures that the record of a task network supports.
+
+    Arguments:
+        record: A record ``taskuq.task/1``.
+
+    Returns:
+        For each task a ROC curve and a reliability curve; regression has none.
+
+    Example:
+        >>> row = {"task": "lesion", "auroc": 0.75, "cases": 4, "groups": 2,
+        ...        "roc": {"false": [0.0, 0.5, 1.0], "true": [0.0, 1.0, 1.0]},
+        ...        "reliability": [{"mean": 0.2, "positive": 0.1, "cases": 4}]}
+        >>> [figure.name for figure in task_figures({"parts": {"judge": [row]}})]
+        ['roc-lesion', 'reliability-lesion']
+    """
+    parts = record["parts"]
+    tasks = [row["task"] for row in next(iter(parts.values()), []) if "roc" in row]
+    figures = []
+    for k, task in enumerate(tasks):
+        rows = {PARTS[part]: of[k] for part, of in parts.items()}
+        figures.append(
+            roc(
+                {
+                    f"{part}, AUROC {row['auroc']:.3f}": (row["roc"]["false"], row["roc"]["true"])
+                    for part, row in rows.items()
+                },
+                name=f"roc-{task}",
+                caption=f"How many findings ({task}) are seen at the price of how many false "
+                "alarms.",
+            )
+        )
+        figures.append(_reliability(rows, task))
+    return figures
+
+
+def roc(
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, name: str, caption: str
+) -> Figure:
+    """Describe ROC curves beside chance.
+
+    Arguments:
+        curves: False and true positive rates, by what they are called.
+        name: A name for files.
+        caption: What it shows, as a sentence.
+    """
+    series = [Series(called, tuple(x), tuple(y)) for called, (x, y) in curves.items()]
+    return Figure(
+        name=name,
+        caption=caption,
+        x_label="false positive rate",
+        y_label="true positive rate",
+        series=(*series, Series("chance", (0.0, 1.0), (0.0, 1.0))),
+    )
+
+
+def _reliability(rows: Mapping[str, Row], task: str) -> Figure:
+    series = series_of(
+        [(part, bin_) for part, row in rows.items() for bin_ in row["reliability"]],
+        lambda pair: pair[0],
+        lambda pair: float(pair[1]["mean"]),
+        lambda pair: pair[1]["positive"],
+    )
+    return Figure(
+        name=f"reliability-{task}",
+        caption=f"How often the finding ({task}) is there, against the probability that was said.",
+        x_label="mean output",
+        y_label="share with the finding",
+        series=(*series, Series("as said", (0.0, 1.0), (0.0, 1.0))),
+    )
+
+
+def planner_figure(record: Mapping[str, Any]) -> Figure:
+    """Return how many calibration cases keep the coverage of one calibration set near its target.
+
+    Arguments:
+        record: The error rate ``alpha``, the probability ``delta`` of an unlucky calibration set,
+            ``sizes`` with rows of a tolerance and how many cases keep coverage within it and not
+            below it; and how many there are, ``have``, if that is known.
+    """
+    alpha, delta = record["alpha"], record["delta"]
+    tolerances, within, above = (tuple(map(float, of)) for of in zip(*record["sizes"], strict=True))
+    return Figure(
+        name="calibration-size",
+        caption=f"How many exchangeable calibration cases keep coverage within a tolerance of "
+        f"{1 - alpha:g}, for all but {delta:g} of calibration sets. Cases that come in groups "
+        "carry less information each, so more are needed.",
+        x_label="tolerance of coverage",
+        y_label="calibration cases",
+        y_scale="log",
+        series=(
+            Series("neither more nor less", tolerances, within),
+            Series("not less", tolerances, above),
+        ),
+        reference=(("this run", float(record["have"])),) if record.get("have") else (),
+    )
+
+
+QUALITY = FigureKind(QUALITY_RECORD, quality_figures, IMAGES)
+TASK = FigureKind(TASK_RECORD, task_figures, "Task network")
+SPLIT = FigureKind(
+    SPLIT_RECORD,
+    lambda record: [split_figure(record)],
+    IMAGES,
+    "Who is learnt from and who is judged",
+)
+MASKS = FigureKind(
+    MASKS_RECORD,
+    lambda record: [masks_figure(record["masks"], record["accelerations"])],
+    IMAGES,
+)
+# A record without sizes asks a question and does not answer it for several tolerances.
+PLANNER = FigureKind(
+    PLAN_SIZE,
+    lambda record: [planner_figure(record)] if "sizes" in record else [],
+    "Planning a study",
+)
