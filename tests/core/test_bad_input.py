@@ -68,17 +68,31 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("function", EVERY, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_bad_input_gets_one_sentence(fault, function):
-    given, words = FAULTS[fault]
+def require_one_sentence(call, words):
+    """Fail unless a call is refused in one sentence that has all of the words."""
     with pytest.raises(tq.InputError) as refusal:
-        function(**given)
+        call()
     sentence = str(refusal.value)
 
     assert "\n" not in sentence
     assert len(sentence) < 300
     assert all(word in sentence for word in words), sentence
+
+
+@pytest.mark.parametrize("sentence", ["two\nlines of alpha", "alpha " * 60, "nothing of the kind"])
+def test_a_refusal_that_is_not_one_sentence_is_seen(sentence):
+    def call():
+        raise tq.InputError(sentence)
+
+    with pytest.raises(AssertionError):
+        require_one_sentence(call, ["alpha"])
+
+
+@pytest.mark.parametrize("function", EVERY, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_bad_input_gets_one_sentence(fault, function):
+    given, words = FAULTS[fault]
+    require_one_sentence(lambda: function(**given), words)
 
 
 ONES = np.ones(30, int)
@@ -115,13 +129,7 @@ MORE = {
 @pytest.mark.parametrize("fault", MORE)
 def test_options_that_do_not_fit_get_one_sentence(fault):
     function, options, words = MORE[fault]
-    with pytest.raises(tq.InputError) as refusal:
-        function(**options)
-    sentence = str(refusal.value)
-
-    assert "\n" not in sentence
-    assert len(sentence) < 300
-    assert all(word in sentence for word in words), sentence
+    require_one_sentence(lambda: function(**options), words)
 
 
 def test_bad_numbers_are_counted_and_the_first_is_located():

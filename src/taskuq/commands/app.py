@@ -11,21 +11,36 @@ import cyclopts
 
 from taskuq.errors import InputError
 
-COMMANDS = {
-    "demo": ("demo:demo", "Run the embedded experiment and print the paper's comparison."),
-    "calibrate": ("bounds:calibrate", "Calibrate intervals on a table of task outputs."),
-    "predict": ("bounds:predict", "Write the intervals of a table's cases to a CSV file."),
-    "evaluate": ("evaluate:evaluate", "Judge scores over random or all splits of a table."),
-    "plan": ("policies:plan", "Plan when to stop scanning, with a guarantee."),
-    "simulate": ("policies:simulate", "Replay policies on a table over random splits."),
-    "experiment": ("experiments:experiment", "Look at the paper's claims on stored tables."),
-    "run": ("run:run", "Fill a table: measure, recover and read every image."),
-    "table": ("table:table", "Make a table of task outputs that were made elsewhere."),
-    "status": ("run:status", "Tell how far a run is and what failed."),
-    "masks": ("masks:masks", "Make nested sampling masks, with a picture."),
-    "quality": ("quality:quality", "Measure the image quality of recoveries."),
-    "report": ("report:report", "Rebuild a run's page from its stored results; export them."),
-    "plan-size": ("planning:plan_size", "Say how many calibration cases are needed."),
+# Each command, the module of the function of its name, and what it does.
+COMMANDS = """
+demo             | demo        | Run the embedded experiment and print the paper's comparison.
+calibrate        | bounds      | Calibrate intervals on a table of task outputs.
+predict          | bounds      | Write the intervals of a table's cases to a CSV file.
+evaluate         | evaluate    | Judge scores over random or all splits of a table.
+plan             | policies    | Plan when to stop scanning, with a guarantee.
+simulate         | policies    | Replay policies on a table over random splits.
+experiment       | experiments | Look at the paper's claims on stored tables.
+run              | run         | Fill a table: measure, recover and read every image.
+table            | table       | Make a table of task outputs that were made elsewhere.
+status           | run         | Tell how far a run is and what failed.
+masks            | masks       | Make nested sampling masks, with a picture.
+quality          | quality     | Measure the image quality of recoveries.
+report           | report      | Rebuild a run's page from its stored results; export them.
+plan-size        | planning    | Say how many calibration cases are needed.
+data check       | data        | Tell what a folder holds, what would be skipped, and why.
+data prepare     | data        | Prepare fastMRI volumes: crop, compress, normalise.
+data atlas       | data        | Make slices of synthetic patients of the embedded atlas.
+data atlas-base  | data        | Store the anatomy the atlas is made from.
+data sheet       | data        | Draw a contact sheet of a data set.
+train varnet     | train       | Train the variational network, a point estimate.
+train flow       | train       | Train the conditional flow, a posterior sampler.
+train simclr     | train       | Pre-train the classifier's backbone without labels.
+train classifier | train       | Train the task network, adversarially where configured.
+"""
+# Commands whose names begin alike.
+FOLDERS = {
+    "data": "Look at data, make the atlas, prepare fastMRI.",
+    "train": "Train networks from their configuration files.",
 }
 
 app = cyclopts.App(
@@ -39,31 +54,6 @@ app = cyclopts.App(
     # A command says what it has to say itself; what it returns is for Python callers.
     result_action="return_value",
 )
-FOLDERS = {
-    "data": (
-        "Look at data, make the atlas, prepare fastMRI.",
-        {
-            "check": ("data:check", "Tell what a folder holds, what would be skipped, and why."),
-            "prepare": ("data:prepare", "Prepare fastMRI volumes: crop, compress, normalise."),
-            "atlas": ("data:atlas", "Make slices of synthetic patients of the embedded atlas."),
-            "atlas-base": ("data:atlas_base", "Store the anatomy the atlas is made from."),
-            "sheet": ("data:sheet", "Draw a contact sheet of a data set."),
-        },
-    ),
-    "train": (
-        "Train networks from their configuration files.",
-        {
-            "varnet": ("train:varnet", "Train the variational network, a point estimate."),
-            "flow": ("train:flow", "Train the conditional flow, a posterior sampler."),
-            "simclr": ("train:simclr", "Pre-train the classifier's backbone without labels."),
-            "classifier": (
-                "train:classifier",
-                "Train the task network, adversarially where configured.",
-            ),
-        },
-    ),
-}
-
 # What to install for a package that a light installation does not have.
 EXTRAS = {
     "torch": "mri",
@@ -76,13 +66,14 @@ EXTRAS = {
     "pydicom": "dicom",
 }
 
-for _name, (_where, _help) in COMMANDS.items():
-    app.command(f"taskuq.commands.{_where}", name=_name, help=_help)
-for _folder, (_about, _commands) in FOLDERS.items():
-    _sub = cyclopts.App(name=_folder, help=_about)
-    for _name, (_where, _help) in _commands.items():
-        _sub.command(f"taskuq.commands.{_where}", name=_name, help=_help)
-    app.command(_sub)
+_apps = {"": app} | {name: cyclopts.App(name=name, help=about) for name, about in FOLDERS.items()}
+for _line in COMMANDS.strip().splitlines():
+    _words, _module, _help = (part.strip() for part in _line.split(" | "))
+    _folder, _, _name = _words.rpartition(" ")
+    _where = f"taskuq.commands.{_module}:{_name.replace('-', '_')}"
+    _apps[_folder].command(_where, name=_name, help=_help)
+for _folder in FOLDERS:
+    app.command(_apps[_folder])
 app.register_install_completion_command()
 
 

@@ -26,7 +26,7 @@ def run(
 ) -> None:
     """Fill a table of task outputs, or go on filling it after a stop.
 
-    Args:
+    Arguments:
         config: A TOML file that names data, measurement, recovery and task.
         output: The folder of the table.
         engine: This process (local), a Ray cluster (ray), SLURM jobs (slurm), or one of your own.
@@ -71,7 +71,7 @@ def status(
 ) -> None:
     """Tell how far a run is and what failed.
 
-    Args:
+    Arguments:
         table: The folder of a table.
         json: Write the record to this file, or to stdout for '-'.
     """

@@ -23,7 +23,7 @@ def table(
     A CSV or Parquet file has one row for each case and round: case, acceleration, target, group,
     label, and output_0, output_1 and so on; or one row for each sample, with sample and output.
 
-    Args:
+    Arguments:
         source: A .csv, .parquet or .npz file.
         output: The table to write: a folder, or an .npz file.
         range: The task's range, low,high; outputs and targets must lie in it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,6 @@ from taskuq.errors import InputError, first_line
 from taskuq.interval import FloatArray
 from taskuq.outputs.columns import identities, positions, to_numpy
 from taskuq.outputs.table import TaskOutputs
-
-ENDINGS = (".csv", ".parquet")
 
 
 def read_foreign(path: Path) -> TaskOutputs:
@@ -45,39 +44,82 @@ def read_foreign(path: Path) -> TaskOutputs:
         TaskOutputs(2 rounds (R = 8, 4), 2 cases, 2 samples, 1 task)
     """
     rows = _read(path)
-    if "case" not in rows.column_names:
-        raise InputError(
-            f"{path.name} has no column case; it has {', '.join(rows.column_names)[:120]}"
-        )
     case = identities(rows["case"], "case", path.name)
     names = case.unique()
-    where = positions(case, names)
     rates, round = _rounds(rows, path)
+    placed = _Placed(path, rows, positions(case, names), round, np.arange(rows.num_rows))
     if "sample" in rows.column_names:
-        where, round, first, outputs = _gathered(rows, where, round, path)
+        placed, outputs = _gathered(placed)
     else:
-        outputs, first = _samples(rows, path), np.arange(len(where))
-    place = where.astype(np.int64) * len(rates) + round
-    if len(np.unique(place)) != len(place):
-        raise InputError(f"{path.name} has two rows for one case and round; keep one")
-    there = np.zeros((len(rates), len(names)), dtype=bool)
-    there[round, where] = True
-    complete = np.asarray(there.all(axis=0))
-    if not complete.any():
-        raise InputError(f"no case of {path.name} has all {len(rates)} rounds")
+        outputs = _samples(rows, path)
+    complete = placed.complete(len(rates), len(names))
     table = np.zeros((len(rates), len(names), outputs.shape[1]), dtype=outputs.dtype)
-    table[round, where] = outputs
+    table[placed.round, placed.where] = outputs
     texts = to_numpy(names, "case")
     return TaskOutputs(
         table[:, complete],
-        _targets(rows, first, where, round, complete, path),
+        placed.targets(complete),
         rates,
         case=texts[complete],
-        group=_extra(rows, "group", first, where, complete, path),
-        label=_extra(rows, "label", first, where, complete, path),
+        group=placed.extra("group", complete),
+        label=placed.extra("label", complete),
         provenance={"source": path.name},
         missing=[str(name) for name in texts[~complete]],
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Placed:
+    """Rows of a file, one for each case and round, and where they belong.
+
+    Arguments:
+        path: The file.
+        rows: All of its rows.
+        where: The case of each, by its number.
+        round: The round of each.
+        first: Which row of the file each is, or begins with.
+    """
+
+    path: Path
+    rows: Any
+    where: np.ndarray
+    round: np.ndarray
+    first: np.ndarray
+
+    def complete(self, rounds: int, cases: int) -> np.ndarray:
+        """Say for each case whether it has all rounds; refuse a row twice, or no such case."""
+        place = self.where.astype(np.int64) * rounds + self.round
+        if len(np.unique(place)) != len(place):
+            raise InputError(f"{self.path.name} has two rows for one case and round; keep one")
+        there = np.zeros((rounds, cases), dtype=bool)
+        there[self.round, self.where] = True
+        complete = np.asarray(there.all(axis=0))
+        if not complete.any():
+            raise InputError(f"no case of {self.path.name} has all {rounds} rounds")
+        return complete
+
+    def targets(self, complete: np.ndarray) -> FloatArray | None:
+        """Targets (case,), or (round, case) where they depend on it; None where unknown."""
+        if "target" not in self.rows.column_names:
+            return None
+        targets = np.zeros((int(self.round.max()) + 1, len(complete)))
+        targets[self.round, self.where] = _numbers(self.rows, "target", self.path)[self.first]
+        targets = targets[:, complete]
+        return np.asarray(targets[0] if (targets == targets[0]).all() else targets)
+
+    def extra(self, name: str, complete: np.ndarray) -> np.ndarray | None:
+        """The group or class of each case; refused where rows of a case disagree."""
+        if name not in self.rows.column_names:
+            return None
+        column = identities(self.rows[name], name, self.path.name, floats=True)
+        values = to_numpy(column, name)[self.first]
+        of_case = np.zeros(len(complete), dtype=values.dtype)
+        of_case[self.where] = values
+        if (of_case[self.where] != values).any():
+            raise InputError(
+                f"{self.path.name} gives a case two different entries in {name}; keep one"
+            )
+        return np.asarray(of_case[complete])
 
 
 def _read(path: Path) -> Any:
@@ -99,6 +141,10 @@ def _read(path: Path) -> Any:
         raise InputError(f"{path.name} has no rows; check the file")
     if len(set(rows.column_names)) != len(rows.column_names):
         raise InputError(f"{path.name} has two columns of one name; rename one")
+    if "case" not in rows.column_names:
+        raise InputError(
+            f"{path.name} has no column case; it has {', '.join(rows.column_names)[:120]}"
+        )
     return rows
 
 
@@ -150,10 +196,9 @@ def _samples(rows: Any, path: Path) -> FloatArray:
     return np.stack([_numbers(rows, numbered[k], path) for k in sorted(numbered)], axis=1)
 
 
-def _gathered(
-    rows: Any, where: np.ndarray, round: np.ndarray, path: Path
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, FloatArray]:
-    """Put the rows of one case and round together: (row, sample), and which row came first."""
+def _gathered(placed: _Placed) -> tuple[_Placed, FloatArray]:
+    """Put the rows of one case and round together, with their outputs (row, sample)."""
+    rows, path, where, round = placed.rows, placed.path, placed.where, placed.round
     if "output" not in rows.column_names:
         raise InputError(f"{path.name} has a column sample but no column output; add it")
     sample, outputs = _numbers(rows, "sample", path), _numbers(rows, "output", path)
@@ -169,36 +214,5 @@ def _gathered(
     if (np.diff(numbers, axis=1) == 0).any():
         raise InputError(f"{path.name} has a sample of a case and round twice; keep one")
     first = order[start]
-    return where[first], round[first], first, outputs[order].reshape(len(start), -1)
-
-
-def _targets(
-    rows: Any,
-    first: np.ndarray,
-    where: np.ndarray,
-    round: np.ndarray,
-    complete: np.ndarray,
-    path: Path,
-) -> FloatArray | None:
-    """Targets (case,), or (round, case) where they depend on the round; None where unknown."""
-    if "target" not in rows.column_names:
-        return None
-    values = _numbers(rows, "target", path)[first]
-    targets = np.zeros((int(round.max()) + 1, len(complete)))
-    targets[round, where] = values
-    targets = targets[:, complete]
-    return np.asarray(targets[0] if (targets == targets[0]).all() else targets)
-
-
-def _extra(
-    rows: Any, name: str, first: np.ndarray, where: np.ndarray, complete: np.ndarray, path: Path
-) -> np.ndarray | None:
-    """The group or class of each case; refused where rows of a case disagree."""
-    if name not in rows.column_names:
-        return None
-    values = to_numpy(identities(rows[name], name, path.name, floats=True), name)[first]
-    of_case = np.zeros(len(complete), dtype=values.dtype)
-    of_case[where] = values
-    if (of_case[where] != values).any():
-        raise InputError(f"{path.name} gives a case two different entries in {name}; keep one")
-    return np.asarray(of_case[complete])
+    together = _Placed(path, rows, where[first], round[first], first)
+    return together, outputs[order].reshape(len(start), -1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from taskuq.checks import as_array, as_ids, as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
+from taskuq.kinds import Kinds
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,11 +219,8 @@ class TaskOutputs:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the table: one ``.npz`` file, or a folder of Parquet shards for any other name."""
-        from taskuq.outputs.npz import write_npz
-        from taskuq.outputs.shards import write_shards
-
         target = Path(path)
-        return write_npz(self, target) if target.suffix == ".npz" else write_shards(self, target)
+        return WRITERS[target.suffix if target.suffix in WRITERS else FOLDER](self, target)
 
     @staticmethod
     def load(
@@ -235,21 +233,37 @@ class TaskOutputs:
                 rows, as :func:`taskuq.outputs.foreign.read_foreign` describes it.
             task_range: Declares the task's range where the file does not.
         """
-        from taskuq.outputs.assembly import read_shards
-        from taskuq.outputs.foreign import ENDINGS, read_foreign
-        from taskuq.outputs.npz import read_npz
-
         source = Path(path)
         if not source.exists():
             raise InputError(f"there is no table at {path}; check the name")
-        read = read_foreign if source.suffix in ENDINGS else read_npz
-        table = read_shards(source) if source.is_dir() else read(source)
+        kind = FOLDER if source.is_dir() else source.suffix
+        table = READERS[kind if kind in READERS else ".npz"](source)
         if task_range is not None:
             declared = as_range(task_range)
             require_in_range(table.targets, declared, "targets")
             require_in_range(table.outputs, declared, "outputs")
             table = replace_arrays(table, task_range=declared)
         return table
+
+
+# Who reads and writes tables: a folder of shards, and files by their ending.
+FOLDER = "folder"
+READERS: Kinds[Callable[[Path], TaskOutputs]] = Kinds(
+    "kind of table",
+    {
+        FOLDER: "taskuq.outputs.assembly:read_shards",
+        ".npz": "taskuq.outputs.npz:read_npz",
+        ".csv": "taskuq.outputs.foreign:read_foreign",
+        ".parquet": "taskuq.outputs.foreign:read_foreign",
+    },
+)
+WRITERS: Kinds[Callable[[TaskOutputs, Path], Path]] = Kinds(
+    "kind of table",
+    {
+        FOLDER: "taskuq.outputs.shards:write_shards",
+        ".npz": "taskuq.outputs.npz:write_npz",
+    },
+)
 
 
 def replace_arrays(table: TaskOutputs, **changes: Any) -> TaskOutputs:

@@ -18,6 +18,8 @@ from taskuq.pipeline.provenance import provenance
 
 # Patients of the seed of the stored table, far beyond those it holds.
 SEED, FIRST = 1, 1000
+# The error rate, and the width at which a scan may stop.
+ALPHA, MAX_WIDTH = 0.1, 0.2
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,6 @@ class DemoSettings:
         slices: Slices of each that are scanned.
         shown: Posterior samples kept as images.
         trials: Random splits of the evaluation.
-        alpha: The error rate.
-        max_width: The width at which a scan may stop.
         seed: The seed of samples and splits.
     """
 
@@ -38,8 +38,6 @@ class DemoSettings:
     slices: int = 4
     shown: int = 8
     trials: int = 10_000
-    alpha: float = 0.1
-    max_width: float = 0.2
     seed: int = 0
 
     @classmethod
@@ -72,7 +70,7 @@ def run_demo(
     samples, point = stored_table("atlas-flow"), stored_table("atlas-varnet")
     path = samples.save(folder / "table.npz")
     tell(f"{path}: {samples}, made earlier on patients that no network was trained on.")
-    policy = plan(samples, alpha=settings.alpha, max_width=settings.max_width, unit="group")
+    policy = plan(samples, alpha=ALPHA, max_width=MAX_WIDTH, unit="group")
     policy.save(folder / "policy.json")
     tell(f"The policy: {policy}")
     live = _scan(settings, policy, samples, folder, tell)
@@ -148,11 +146,11 @@ def _scan(
     return experiment_record(
         "live",
         "New patients, scanned now",
-        f"The reported interval is narrower than {settings.max_width:g} and contains the truth "
-        f"with probability at least {1 - settings.alpha:g} for a random slice of a new patient.",
+        f"The reported interval is narrower than {MAX_WIDTH:g} and contains the truth "
+        f"with probability at least {1 - ALPHA:g} for a random slice of a new patient.",
         f"{int(np.sum(held))} of {len(held)} intervals contain the truth; the mean acceleration "
         f"(harmonic) is {mean:.2f}. A few slices show how it works, not how often it holds.",
-        {"alpha": settings.alpha, "max_width": settings.max_width, "seed": settings.seed},
+        {"alpha": ALPHA, "max_width": MAX_WIDTH, "seed": settings.seed},
         [],
         [
             {
@@ -179,8 +177,8 @@ def _run(settings: DemoSettings, policy: Policy) -> dict[str, Any]:
             "estimates (posterior samples), both in the package.",
             "task": "A small residual network: the probability that a slice shows a lesion.",
         },
-        "alpha": settings.alpha,
-        "max_width": settings.max_width,
+        "alpha": ALPHA,
+        "max_width": MAX_WIDTH,
         "samples": policy.samples,
         "unit": "group",
         "seed": settings.seed,
