@@ -80,12 +80,12 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 
-def read_json(path: str | os.PathLike[str], schema: str) -> dict[str, Any]:
-    """Read a record of the given schema, or say why that is impossible.
+def read_json(path: str | os.PathLike[str], *schemas: str) -> dict[str, Any]:
+    """Read a record of the given schema, or of one of several, or say why that is impossible.
 
     Arguments:
         path: The file.
-        schema: A kind and a version, e.g. ``taskuq.bound/1``.
+        schemas: A kind and a version, e.g. ``taskuq.bound/1``; the usual one first.
     """
     try:
         record = json.loads(Path(path).read_text(), parse_constant=_refuse_constant)
@@ -94,14 +94,41 @@ def read_json(path: str | os.PathLike[str], schema: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not a JSON file, or it is truncated; write it again") from None
     found = record.get("schema") if isinstance(record, dict) else None
-    kind = schema.split("/")[0]
-    if not isinstance(found, str) or not found.startswith(f"{kind}/"):
-        raise InputError(f"{path} holds {found or 'no schema'}, but {schema} is needed")
+    known = {schema.split("/")[0]: schema for schema in schemas}
+    kind, slash, _ = found.partition("/") if isinstance(found, str) else ("", "", "")
+    schema = known.get(kind) if slash else None
+    if schema is None:
+        raise InputError(f"{path} holds {found or 'no schema'}, but {schemas[0]} is needed")
     if found != schema:
         raise InputError(
             f"{path} has schema {found}, but this version reads {schema}; update taskuq"
         )
     return dict(record)
+
+
+@contextmanager
+def complete(path: str | os.PathLike[str], what: str, remedy: str = "") -> Iterator[None]:
+    """Say that a record is incomplete, where taking it apart fails for lack of something.
+
+    Arguments:
+        path: The file it is from.
+        what: What it should describe.
+        remedy: What to do about it.
+
+    Example:
+        >>> with complete("knee.json", "bound", "calibrate again"):
+        ...     {}["score"]
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: knee.json is not a complete bound (KeyError('score')); ...
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        advice = f"; {remedy}" if remedy else ""
+        raise InputError(f"{path} is not a complete {what} ({error!r:.80}){advice}") from None
 
 
 def number_to_json(value: float) -> float | str:
@@ -130,3 +157,24 @@ def number_from_json(value: float | str) -> float:
 def numbers_from_json(values: Any) -> tuple[float, ...]:
     """Read a list of numbers; anything else in it raises, and the reader says so."""
     return tuple(float(value) for value in values)
+
+
+def range_to_json(range_: tuple[float, float] | None) -> list[str] | None:
+    """Write a task range as two words, infinite ends included; null where there is none."""
+    return None if range_ is None else [str(end) for end in range_]
+
+
+def plain(value: Any) -> Any:
+    """Make values fit for JSON: infinity as a word, a missing number as null.
+
+    Example:
+        >>> plain({"mean": (0.5, math.inf), "sd": math.nan})
+        {'mean': [0.5, 'inf'], 'sd': None}
+    """
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, float):
+        return None if math.isnan(value) else number_to_json(value)
+    return value

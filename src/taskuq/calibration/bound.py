@@ -22,7 +22,7 @@ from taskuq.calibration.scores import (
 from taskuq.calibration.threshold import Threshold, threshold_from_dict
 from taskuq.checks import as_numbers, as_range
 from taskuq.errors import InputError
-from taskuq.files import read_json, write_json
+from taskuq.files import complete, number_to_json, read_json, write_json
 from taskuq.interval import FloatArray, Interval
 from taskuq.protocols import Score
 
@@ -144,9 +144,7 @@ class Bound:
             "sentence": self.guarantee.sentence,
             "samples": self.samples,
             "rounds": self.rounds,
-            "task_range": None
-            if self.task_range is None
-            else [v if np.isfinite(v) else str(v) for v in self.task_range],
+            "task_range": self.task_range and [number_to_json(v) for v in self.task_range],
             "acceleration": self.acceleration,
             "provenance": dict(self.provenance),
         }
@@ -170,8 +168,20 @@ def load_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> B
         >>> load_bound(path) == bound
         True
     """
-    record = read_json(path, SCHEMA)
-    try:
+    return bound_from_dict(read_json(path, SCHEMA), path, score)
+
+
+def bound_from_dict(
+    record: Mapping[str, Any], path: str | os.PathLike[str], score: Score | None = None
+) -> Bound:
+    """Take a bound out of the record that a file holds.
+
+    Arguments:
+        record: What :meth:`Bound.to_dict` gave.
+        path: The file, for errors.
+        score: An object of your own score class, where the bound was made with one.
+    """
+    with complete(path, "bound", "calibrate again"):
         bound = Bound(
             score=score_from_dict(record["score"], score),
             threshold=threshold_from_dict(record["threshold"]),
@@ -183,10 +193,4 @@ def load_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> B
             provenance=record["provenance"],
         )
         require_usable(path, bound.score, bound.quantile, bound.samples, bound.rounds)
-    except InputError:
-        raise
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise InputError(
-            f"{path} is not a complete bound ({error!r:.80}); calibrate again"
-        ) from None
     return bound

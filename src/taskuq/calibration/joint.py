@@ -24,7 +24,14 @@ from taskuq.calibration.tuning import tuned_score, tuning_cases, tuning_count
 from taskuq.calibration.units import UnitName, as_unit, take_units
 from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
-from taskuq.files import number_from_json, number_to_json, read_json, write_json
+from taskuq.files import (
+    complete,
+    number_from_json,
+    number_to_json,
+    range_to_json,
+    read_json,
+    write_json,
+)
 from taskuq.interval import FloatArray, Interval
 from taskuq.protocols import Score
 
@@ -95,7 +102,7 @@ class JointBound:
                 "sentence": self.guarantee.sentence,
                 "method": self.method,
                 "samples": self.samples,
-                "task_range": self.task_range and [str(v) for v in self.task_range],
+                "task_range": range_to_json(self.task_range),
                 "provenance": dict(self.provenance),
             },
         )
@@ -108,8 +115,20 @@ def load_joint_bound(path: str | os.PathLike[str], *, score: Score | None = None
         path: The JSON file.
         score: An object of your own score class, where the bound was made with one.
     """
-    record = read_json(path, SCHEMA)
-    try:
+    return joint_bound_from_dict(read_json(path, SCHEMA), path, score)
+
+
+def joint_bound_from_dict(
+    record: Mapping[str, Any], path: str | os.PathLike[str], score: Score | None = None
+) -> JointBound:
+    """Take a joint bound out of the record that a file holds.
+
+    Arguments:
+        record: What :meth:`JointBound.save` wrote.
+        path: The file, for errors.
+        score: An object of your own score class, where the bound was made with one.
+    """
+    with complete(path, "bound", "calibrate again"):
         bound = JointBound(
             scores=tuple(score_from_dict(one, score) for one in record["scores"]),
             quantiles=tuple(number_from_json(q) for q in record["quantiles"]),
@@ -121,12 +140,6 @@ def load_joint_bound(path: str | os.PathLike[str], *, score: Score | None = None
         )
         for one, quantile in zip(bound.scores, bound.quantiles, strict=True):
             require_usable(path, one, quantile, bound.samples)
-    except InputError:
-        raise
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise InputError(
-            f"{path} is not a complete bound ({error!r:.80}); calibrate again"
-        ) from None
     return bound
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,14 @@ from taskuq.calibration.scores import require_usable, score_from_dict, score_to_
 from taskuq.calibration.single import calibrate
 from taskuq.checks import as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
-from taskuq.files import number_from_json, number_to_json, read_json, write_json
+from taskuq.files import (
+    complete,
+    number_from_json,
+    number_to_json,
+    range_to_json,
+    read_json,
+    write_json,
+)
 from taskuq.interval import Interval
 from taskuq.protocols import Score
 
@@ -149,7 +155,7 @@ class OnlineBound:
             "audits": self.audits,
             "misses": self.misses,
             "samples": self.samples,
-            "task_range": self.task_range and [str(v) for v in self.task_range],
+            "task_range": range_to_json(self.task_range),
             "sentence": self.sentence,
         }
 
@@ -208,8 +214,8 @@ def load_online_bound(path: str | os.PathLike[str], *, score: Score | None = Non
         path: The JSON file.
         score: An object of your own score class, where the bound was made with one.
     """
-    record: Mapping[str, Any] = read_json(path, SCHEMA)
-    try:
+    record = read_json(path, SCHEMA)
+    with complete(path, "bound", "calibrate again"):
         bound = OnlineBound(
             score=score_from_dict(record["score"], score),
             scores=tuple(number_from_json(s) for s in record["scores"]),
@@ -222,10 +228,4 @@ def load_online_bound(path: str | os.PathLike[str], *, score: Score | None = Non
             task_range=as_range(record["task_range"]),
         )
         require_usable(path, bound.score, bound.quantile, bound.samples)
-    except InputError:
-        raise
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise InputError(
-            f"{path} is not a complete bound ({error!r:.80}); calibrate again"
-        ) from None
     return bound

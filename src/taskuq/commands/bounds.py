@@ -172,17 +172,13 @@ def _round(table: TaskOutputs, acceleration: float | None) -> tuple[int, float |
 
 
 def _load(path: Path) -> Bound | JointBound:
-    import json
+    from taskuq.calibration import bound, joint
+    from taskuq.files import read_json
 
-    from taskuq.calibration.bound import load_bound
-    from taskuq.calibration.joint import SCHEMA, load_joint_bound
-
-    try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        record = None
-    is_joint = isinstance(record, dict) and record.get("schema") == SCHEMA
-    return load_joint_bound(path) if is_joint else load_bound(path)
+    record = read_json(path, bound.SCHEMA, joint.SCHEMA)
+    if record["schema"] == joint.SCHEMA:
+        return joint.joint_bound_from_dict(record, path)
+    return bound.bound_from_dict(record, path)
 
 
 def _require_as_asked(

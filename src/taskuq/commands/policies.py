@@ -137,6 +137,7 @@ def simulate(
 
     from taskuq.decide.planning import make_goal
     from taskuq.decide.simulation import simulate as replay
+    from taskuq.files import range_to_json
 
     loaded = load_table(table, range, task)
     goal = make_goal(max_width, at_least, at_most, side)
@@ -161,7 +162,7 @@ def simulate(
         "n_test": found[0][1].n_test,
         "inputs": {
             "table": repr(loaded),
-            "task_range": loaded.task_range and [str(v) for v in loaded.task_range],
+            "task_range": range_to_json(loaded.task_range),
             "provenance": dict(loaded.provenance),
             "missing_cases": list(loaded.missing),
             "seed": seed,

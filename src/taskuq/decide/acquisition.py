@@ -13,7 +13,14 @@ import numpy as np
 from taskuq.checks import as_array, as_numbers, no_gradients
 from taskuq.decide.policy import Decision, Policy
 from taskuq.errors import InputError
-from taskuq.files import number_from_json, number_to_json, read_json, whole_file, write_json
+from taskuq.files import (
+    complete,
+    number_from_json,
+    number_to_json,
+    read_json,
+    whole_file,
+    write_json,
+)
 from taskuq.interval import FloatArray, Interval
 from taskuq.protocols import CombiningScanner, Recover, Scanner, Task
 from taskuq.seeds import case_seed
@@ -210,7 +217,7 @@ def load_acquisition(path: str | os.PathLike[str], policy: Policy) -> Acquisitio
     """
     source = Path(path)
     record = read_json(source, SCHEMA)
-    try:
+    with complete(path, "scan"):
         if record["policy"] != _fingerprint(policy):
             raise InputError(
                 f"{path} is a scan under another policy; go on with that one or start a new scan"
@@ -228,10 +235,6 @@ def load_acquisition(path: str | os.PathLike[str], policy: Policy) -> Acquisitio
             for r in record["rounds"]
         )
         stored = bool(record["pieces_stored"])
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path} is not a complete scan ({error!r})") from None
     if [r.round for r in rounds] != list(range(len(rounds))):
         raise InputError(f"{path} has rounds out of order; it is damaged")
     if rounds and not rounds[-1].stop and not stored:

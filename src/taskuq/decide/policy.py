@@ -17,7 +17,14 @@ from taskuq.decide.goal import Goal, goal_from_dict
 from taskuq.decide.rules import Examined, Rule, WindowRule, rule_from_dict
 from taskuq.decide.whole_group import group_allowance
 from taskuq.errors import InputError
-from taskuq.files import number_from_json, number_to_json, read_json, write_json
+from taskuq.files import (
+    complete,
+    number_from_json,
+    number_to_json,
+    range_to_json,
+    read_json,
+    write_json,
+)
 from taskuq.interval import FloatArray, Interval
 from taskuq.protocols import Score
 
@@ -236,7 +243,7 @@ class Policy:
             "sentence": self.sentence,
             "samples": self.samples,
             "whole_group": self.whole_group,
-            "task_range": self.task_range and [str(v) for v in self.task_range],
+            "task_range": range_to_json(self.task_range),
             "task_names": list(self.task_names),
             "certificate": dict(self.certificate),
             "provenance": dict(self.provenance),
@@ -255,10 +262,10 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
         score: An object of your own score class, where the policy was made with one.
     """
     record = read_json(path, SCHEMA)
-    try:
+    with complete(path, "policy", "plan again"):
         goal = goal_from_dict(record["goal"])
         range_ = as_range(record["task_range"])
-        return Policy(
+        policy = Policy(
             kind=record["kind"],
             goal=goal,
             accelerations=tuple(
@@ -277,7 +284,4 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
             certificate=record["certificate"],
             provenance=record["provenance"],
         )
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path} is not a complete policy ({error!r}); plan again") from None
+    return policy

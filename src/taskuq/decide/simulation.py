@@ -31,6 +31,7 @@ from taskuq.errors import InputError
 from taskuq.evaluation.ranking import promised_ranking
 from taskuq.evaluation.splits import fold_sizes, hash_word, test_folds
 from taskuq.evaluation.trials import Splitting, run_trials, split_by
+from taskuq.files import plain
 from taskuq.interval import FloatArray
 from taskuq.outputs import TaskOutputs
 
@@ -106,8 +107,7 @@ class Simulation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold; a missing number is null."""
-        record = asdict(self)
-        return dict(_without_nan(record))
+        return dict(plain(asdict(self)))
 
 
 def simulate(
@@ -350,13 +350,3 @@ def _ratio(part: FloatArray, whole: FloatArray) -> float:
     """Ratio of means over trials; missing where the whole is never there."""
     total = float(whole.sum())
     return float(part.sum()) / total if total > 0 else math.nan
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_nan(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from taskuq.evaluation.exact import Moments
-from taskuq.files import number_to_json
+from taskuq.files import plain
 
 HONESTLY = (
     "A random split of a fixed set obeys this law whatever the data are: agreement shows that the "
@@ -100,7 +99,7 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""
-        return dict(_plain(asdict(self)))
+        return dict(plain(asdict(self)))
 
 
 @dataclass(frozen=True)
@@ -126,17 +125,6 @@ class EvaluationRecord:
             "n": first.n,
             "n_calibration": first.n_calibration,
             "n_test": first.n_test,
-            "inputs": _plain(dict(self.inputs)),
+            "inputs": plain(dict(self.inputs)),
             "results": [result.to_dict() for result in self.results],
         }
-
-
-def _plain(value: Any) -> Any:
-    """Make values fit for JSON: infinity as a word, a missing number as null."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float):
-        return None if math.isnan(value) else number_to_json(value)
-    return value

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from taskuq.errors import InputError, first_line
-from taskuq.files import whole_file
+from taskuq.files import range_to_json, whole_file
 from taskuq.outputs.table import TaskOutputs
 
 ARRAYS = ("outputs", "targets", "accelerations", "group", "label", "case")
@@ -25,7 +25,7 @@ def write_npz(table: TaskOutputs, path: Path) -> Path:
             del arrays[name]
     attributes = {
         "task_names": table.task_names,
-        "task_range": table.task_range and [str(v) for v in table.task_range],
+        "task_range": range_to_json(table.task_range),
         "provenance": table.provenance,
         "missing": table.missing,
     }

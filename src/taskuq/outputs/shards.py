@@ -18,7 +18,7 @@ import numpy as np
 
 from taskuq.checks import as_range, require_finite
 from taskuq.errors import InputError, first_line
-from taskuq.files import read_json, whole_file, write_json
+from taskuq.files import complete, range_to_json, read_json, whole_file, write_json
 from taskuq.outputs.columns import as_texts, concatenate, identities, positions
 from taskuq.outputs.roster import write_roster
 from taskuq.outputs.table import TaskOutputs
@@ -59,7 +59,7 @@ class Header:
             "accelerations": [None if np.isnan(R) else R for R in self.accelerations],
             "samples": self.samples,
             "task_names": list(self.task_names),
-            "task_range": self.task_range and [str(v) for v in self.task_range],
+            "task_range": range_to_json(self.task_range),
             "round_targets": self.round_targets,
             "order": self.order,
             "provenance": dict(self.provenance or {}),
@@ -286,8 +286,8 @@ def read_header(folder: Path) -> Header:
     if not path.exists():
         raise InputError(f"{folder} holds no {HEADER}, so it is not a table")
     record = read_json(path, SCHEMA)
-    try:
-        return Header(
+    with complete(path, "header"):
+        header = Header(
             accelerations=tuple(np.nan if R is None else float(R) for R in record["accelerations"]),
             samples=int(record["samples"]),
             task_names=tuple(map(str, record["task_names"])),
@@ -296,10 +296,7 @@ def read_header(folder: Path) -> Header:
             order=str(record["order"]),
             provenance=dict(record["provenance"]),
         )
-    except InputError:
-        raise
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{path} is not a complete header ({error!r:.80})") from None
+    return header
 
 
 def require_column(names: list[str], name: str, shard: Path) -> None:
