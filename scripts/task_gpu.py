@@ -25,8 +25,9 @@ import torch
 
 from taskuq.data.arrays import read_npz
 from taskuq.data.atlas import Atlas, draw_patients
-from taskuq.data.simulate import SimulatedCoils
-from taskuq.data.splits import folds, load_split
+from taskuq.data.readers import open_task_data
+from taskuq.data.simulate import simulated_coils
+from taskuq.data.splits import Part, folds, load_split
 from taskuq.measure.coils import rss
 from taskuq.measure.masks import nested_masks
 from taskuq.measure.mri import MultiCoilMRI
@@ -34,7 +35,6 @@ from taskuq.settings import read_toml
 from taskuq.task import load
 from taskuq.task.attack import AttackConfig
 from taskuq.task.quality import judge_classifier
-from taskuq.task.sources import Part, open_task_data, parted
 from taskuq.task.train import ClassifierTraining, read_task_settings, train
 from taskuq.training.fit import Machine
 from taskuq.weights.files import save_weights
@@ -59,7 +59,7 @@ def draw(path: Path, patients: int) -> None:
 
 def read_atlas(path: Path) -> Part:
     data = read_npz(path, normalise=False)
-    return Part(data, data.labels[:, None].astype(float))
+    return Part.of(data)
 
 
 def train_atlas(name: str, images: Path, folder: Path, radius: float, start: str) -> None:
@@ -73,7 +73,7 @@ def train_atlas(name: str, images: Path, folder: Path, radius: float, start: str
         split = load_split(stored)
     else:
         split = replace(settings.split, path=stored).split(whole.cases.groups)
-    parts = tuple(part.in_memory() for part in parted(whole, split))
+    parts = tuple(part.in_memory() for part in whole.split(split))
     if start == "simclr":
         first = read_task_settings("simclr", CONFIGS / "atlas" / "simclr.toml")
         simclr = train(first, folder / "runs" / "simclr", machine=QUIET, parts=parts[:2])
@@ -96,7 +96,7 @@ def train_atlas(name: str, images: Path, folder: Path, radius: float, start: str
 
 
 def coil_images(part: Part) -> torch.Tensor:
-    coils = SimulatedCoils(part.cases, coils=8, seed=0)
+    coils = simulated_coils(part.cases, 8, seed=0)
     return torch.stack([coils[k].image for k in range(len(coils))])
 
 
@@ -158,7 +158,7 @@ def cross_validate(options: Namespace, name: str, radius: float) -> None:
     wanted = [int(k) for k in options.folds.split(",")]
     splits = folds(whole.cases.groups, 5, 0.1, seed=0)
     for k, split in [(k, splits[k]) for k in wanted]:
-        parts = tuple(part.in_memory() for part in parted(whole, split))
+        parts = tuple(part.in_memory() for part in whole.split(split))
         run = folder / "runs" / f"{name}-{k}"
         best = train(settings, run, machine=QUIET, parts=parts[:2], fresh=True)
         rows.append(judged(best, parts[2], coil_images(parts[2])))

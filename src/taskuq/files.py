@@ -1,4 +1,4 @@
-"""Files that are never half written, and JSON records that say what they are."""
+"""Files that are never half written, JSON records that say what they are, arrays from others."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import json
 import math
 import os
 import uuid
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from taskuq.errors import InputError
+import numpy as np
+from numpy.typing import NDArray
+
+from taskuq.errors import InputError, first_line
 
 
 @contextmanager
@@ -178,3 +182,69 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return None if math.isnan(value) else number_to_json(value)
     return value
+
+
+@contextmanager
+def open_npz(
+    path: str | os.PathLike[str], what: str = "arrays"
+) -> Iterator[Mapping[str, NDArray[Any]]]:
+    """Open an .npz file that somebody else may have written; its arrays are read when asked for.
+
+    Python objects are never loaded, and an array whose header claims another size than the file
+    holds is refused before memory is taken for it. Whatever is wrong with the file while it is open
+    becomes one sentence.
+
+    Arguments:
+        path: The file.
+        what: What it should hold, for that sentence.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.npz"
+        >>> np.savez(path, image=np.ones((2, 3)))
+        >>> with open_npz(path) as arrays:
+        ...     list(arrays), arrays["image"].shape
+        (['image'], (2, 3))
+        >>> path.write_bytes(path.read_bytes()[:100])
+        100
+        >>> with open_npz(path) as arrays:
+        ...     pass
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: ...a.npz cannot be read as arrays (File is not a zip file); ...
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _refuse_lying_headers(archive, path)
+        with np.load(path, allow_pickle=False) as arrays:
+            yield arrays
+    except InputError:
+        raise
+    except Exception as error:  # zlib, zipfile and NumPy each have several for damaged bytes
+        raise InputError(
+            f"{path} cannot be read as {what} ({first_line(error):.80}); it may be truncated, or "
+            "hold Python objects instead of arrays"
+        ) from None
+
+
+def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]) -> None:
+    """Refuse an array whose header claims another size than the file holds, before reading it."""
+    for member in archive.infolist():
+        if not member.filename.endswith(".npy"):
+            continue
+        with archive.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            read = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }.get(version)
+            if read is None:
+                continue
+            shape, _, dtype = read(file)
+            claimed = math.prod(shape) * dtype.itemsize
+            held = member.file_size - file.tell()
+        if claimed != held and not dtype.hasobject:
+            raise InputError(
+                f"{path}: array {member.filename[:-4]} claims shape {shape} of {dtype} "
+                f"({claimed} bytes) but holds {held} bytes; the file is damaged or forged"
+            )

@@ -9,7 +9,7 @@ import torch
 
 from taskuq.data.arrays import ArrayDataset, read_npz, save_npz
 from taskuq.data.dataset import Dataset, Subset, split_by_group
-from taskuq.data.simulate import SimulatedCoils
+from taskuq.data.simulate import simulated_coils
 from taskuq.measure.coils import rss
 from taskuq.measure.masks import nested_masks
 from taskuq.measure.mri import MultiCoilMRI
@@ -41,7 +41,7 @@ def test_a_saved_data_set_reads_back_the_same_items(data, tmp_path):
 
 
 def test_coil_images_stay_complex_through_a_file(data, tmp_path):
-    coils = SimulatedCoils(data, coils=3, seed=0)
+    coils = simulated_coils(data, 3, seed=0)
     copy = read_npz(save_npz(coils, tmp_path / "coils.npz", indices=(1, 4)), normalise=False)
     assert torch.equal(copy[1].image, coils[4].image)
 
@@ -77,7 +77,7 @@ def test_arrays_that_do_not_fit_are_refused(change, sentence):
 def test_a_file_that_is_no_npz_is_refused(tmp_path):
     path = tmp_path / "text.npz"
     path.write_text("not an archive")
-    with pytest.raises(ValueError, match=r"give an \.npz file"):
+    with pytest.raises(ValueError, match="cannot be read as images .* it may be truncated"):
         read_npz(path)
 
 
@@ -98,11 +98,11 @@ def test_a_split_with_an_empty_part_is_refused(data):
 
 
 def test_simulated_coils_depend_on_group_and_seed_and_keep_the_magnitude(data):
-    coils = SimulatedCoils(data, coils=4, seed=0)
+    coils = simulated_coils(data, 4, seed=0)
     for one, other in zip(coils, data, strict=True):
         assert torch.allclose(rss(one.image), other.image, atol=1e-5)
-    assert torch.equal(coils[0].image, SimulatedCoils(data, coils=4, seed=0)[0].image)
-    assert not torch.allclose(coils[0].image, SimulatedCoils(data, coils=4, seed=1)[0].image)
+    assert torch.equal(coils[0].image, simulated_coils(data, 4, seed=0)[0].image)
+    assert not torch.allclose(coils[0].image, simulated_coils(data, 4, seed=1)[0].image)
     share = [item.image.abs() / rss(item.image) for item in (coils[0], coils[1], coils[2])]
     assert torch.allclose(share[0], share[1], atol=1e-4)
     assert not torch.allclose(share[0], share[2], atol=1e-2)
@@ -121,7 +121,7 @@ def test_real_slices_read_as_they_are_and_get_worse_with_acceleration():
     assert len(np.unique(data.groups)) == 88
     rates = (16, 8, 4, 2)
     scanner = MultiCoilMRI(nested_masks(128, rates, rng=np.random.default_rng(0)), rates)
-    coils = SimulatedCoils(data, coils=4, seed=0)
+    coils = simulated_coils(data, 4, seed=0)
     errors = {R: [] for R in rates}
     for index in range(1000, 1400, 50):
         item = coils[index]

@@ -5,6 +5,7 @@ from math import inf
 
 import numpy as np
 import pytest
+from taskuq.training.sources import MaskConfig
 
 import taskuq as tq
 from taskuq.data.atlas import Atlas
@@ -13,7 +14,6 @@ from taskuq.measure.scanner import SimulatedScanner
 from taskuq.recover.opening import open_recovery
 from taskuq.runs.stored import stored_table
 from taskuq.task.catalog import load
-from taskuq.training.sources import MaskConfig
 from taskuq.weights import locate
 
 

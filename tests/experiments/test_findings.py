@@ -10,7 +10,7 @@ import taskuq as tq
 from taskuq.experiments import coverage_law as law_module
 from taskuq.experiments.claims import ClaimSettings, run_one
 from taskuq.experiments.data_splits import _shared
-from taskuq.experiments.inputs import Inputs, Part, make_inputs
+from taskuq.experiments.inputs import Inputs, Members, make_inputs
 from taskuq.experiments.judging import judge_scores
 from taskuq.experiments.paper_protocol import _draws, _families, _scan
 from taskuq.outputs.table import replace_arrays
@@ -118,7 +118,7 @@ def test_groups_in_both_folds_are_counted_as_enumeration_does(size, n, total):
 
 
 def test_parts_of_the_data_are_counted(table):
-    part = Part("train", np.array(["a", "a", "b"]), np.array([0, 1, 0]))
+    part = Members("train", np.array(["a", "a", "b"]), np.array([0, 1, 0]))
     found = tables(run_one("data-splits", make_inputs(table, parts=(part,)), ClaimSettings()))
 
     assert found["parts"]["rows"][0] == ["train", 3, 2, 1, pytest.approx(1 / 3)]

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from taskuq.data.arrays import ArrayDataset
-from taskuq.data.simulate import SimulatedCoils
+from taskuq.data.dataset import Changed
+from taskuq.data.simulate import simulated_coils
 from taskuq.errors import InputError
 from taskuq.measure.layout import to_complex
 from taskuq.measure.mri import MultiCoilMRI
@@ -56,13 +57,13 @@ def flow() -> ConditionalFlow:
 
 
 @pytest.fixture
-def images() -> SimulatedCoils:
+def images() -> Changed:
     pictures = np.random.default_rng(0).random((6, SIZE, SIZE)) + 0.5
     data = ArrayDataset(pictures, label=[0] * 6, group=[0, 0, 1, 1, 2, 2])
-    return SimulatedCoils(data, coils=4, seed=0)
+    return simulated_coils(data, 4, seed=0)
 
 
-def scans(images: SimulatedCoils, acceleration: float) -> list:
+def scans(images: Changed, acceleration: float) -> list:
     scanner = MultiCoilMRI(MASKS, (4, 2))
     return [scanner(images[k].image, acceleration) for k in range(len(images))]
 
@@ -96,7 +97,7 @@ def test_samples_follow_the_scale_of_the_measurement(net, flow, images):
 
 def test_the_error_is_what_lies_between_the_estimate_and_the_truth(net, images):
     """With one coil the combination loses nothing: estimate and error give the truth."""
-    coil = SimulatedCoils(images.source, coils=1, seed=0)
+    coil = simulated_coils(images.source, 1, seed=0)
     truth = coil[0].image[None]
     mask = torch.as_tensor(MASKS[:1])
     found = estimate(net, keep_measured(truth, mask), mask)
@@ -139,7 +140,7 @@ def test_what_measured_lines_take_away_is_given_in_advance(net, images):
     """Errors in all lines alike spread as far as they were drawn, however much is measured."""
     with own_randomness(2):
         flow = ConditionalFlow(SMALL).eval()  # a new flow has no preference for any line
-    coil = SimulatedCoils(images.source, coils=1, seed=0)
+    coil = simulated_coils(images.source, 1, seed=0)
     spread = []
     for scan in (scans(coil, 4)[0], scans(coil, 2)[0]):
         drawn = AroundEstimate(flow, net).coil_images(scan, samples=256, seed=0)

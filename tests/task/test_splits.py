@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from taskuq.data.arrays import ArrayDataset
 from taskuq.data.splits import (
     Split,
+    SplitConfig,
     fingerprint,
     folds,
     load_split,
@@ -19,7 +20,6 @@ from taskuq.data.splits import (
     split_groups,
 )
 from taskuq.errors import InputError
-from taskuq.task.sources import SplitConfig
 
 names = st.sets(st.text("abcdefg", min_size=1, max_size=4), min_size=10, max_size=40)
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from taskuq.commands.train import classifier, simclr
-from taskuq.data.arrays import ArrayDataset
+from taskuq.data.arrays import ArrayDataset, NpzData
+from taskuq.data.splits import Part, SplitConfig
 from taskuq.errors import InputError
 from taskuq.task import AttackConfig, BackboneConfig, ClassifierConfig, load
 from taskuq.task.augment import AugmentConfig
 from taskuq.task.cases import collate
 from taskuq.task.quality import judge_classifier, judge_numbers
 from taskuq.task.simclr import ContrastiveConfig
-from taskuq.task.sources import Part, SplitConfig, TaskData
 from taskuq.task.train import (
     ClassifierTraining,
     ContrastiveTraining,
@@ -44,7 +44,7 @@ def settings(spots):
     return ClassifierTraining(
         network=ClassifierConfig(TINY, hidden=(8,), dropout=0.1, tasks=("spot",)),
         training=TrainingConfig(epochs=6, batch=16, learning_rate=1e-2),
-        data=TaskData(kind="npz", path=spots, in_memory=True),
+        data=NpzData(path=spots, in_memory=True),
         split=SPLIT,
         views=AugmentConfig(rotation=5.0, shift=0.05, crop=0.9),
         attack=AttackConfig(radius=2.0, steps=3, step=0.5),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -17,6 +17,7 @@ from taskuq.errors import InputError
 if TYPE_CHECKING:
     from taskuq.data.check import Check
     from taskuq.data.fastmri import FastMRI
+    from taskuq.data.readers import Reader
 
 Output = Annotated[Path, Parameter(name=["--output", "-o"])]
 Slices = Literal["central-60", "central-80", "all"]
@@ -37,68 +38,73 @@ def check(
     group: Literal["file", "folder", "each"] | None = None,
     strict: bool = False,
     thorough: bool = False,
-    json_file: Annotated[str | None, Parameter(name="--json")] = None,
+    json_file: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
 ) -> None:
     """Tell in a table what a folder holds, what would be skipped, and why.
 
-    Parameters
-    ----------
-    source
-        A folder of fastMRI volumes (.h5), a folder of your own images, or an .npz file.
-    labels
-        fastMRI+ annotations, or for your own images a CSV with file, label, group.
-    files
-        The fastMRI+ list of annotated volumes; others are skipped.
-    pathology
-        Which fastMRI+ pathology is counted.
-    acquisition
-        Which acquisition is used; '' takes all.
-    minimum_coils
-        Volumes with fewer receive coils are skipped.
-    minimum_width
-        Volumes with fewer encoded lines are skipped.
-    size
-        Rows and columns of the central crop; smaller volumes are skipped.
-    slices
-        Which slices of a volume are used.
-    group
-        What a group is where a table of your own images does not say.
-    strict
-        Stop at the first file or label row that cannot be used.
-    thorough
-        Read all k-space, which finds files that break off.
-    json_file
-        Write the table as JSON; '-' prints it.
+    Arguments:
+        source: A folder of fastMRI volumes (.h5) or of your own images, an .npz file, or the .toml
+            of any command, whose table [data] then says everything.
+        labels: fastMRI+ annotations, or for your own images a CSV with file, label, group.
+        files: The fastMRI+ list of annotated volumes; others are skipped.
+        pathology: Which fastMRI+ pathology is counted.
+        acquisition: Which acquisition is used; '' takes all.
+        minimum_coils: Volumes with fewer receive coils are skipped.
+        minimum_width: Volumes with fewer encoded lines are skipped.
+        size: Rows and columns of the central crop; smaller volumes are skipped.
+        slices: Which slices of a volume are used.
+        group: What a group is where a table of your own images does not say.
+        strict: Stop at the first file or label row that cannot be used.
+        thorough: Read all k-space, which finds files that break off.
+        json_file: Write the table as JSON; '-' prints it.
     """
-    from taskuq.data.check import check_arrays, check_fastmri, check_images
-    from taskuq.data.fastmri import read_labels
-    from taskuq.data.preparation import Preparation
+    from taskuq.data.check import check as look
 
+    volumes = {
+        "files": files,
+        "finding": pathology,
+        "acquisition": acquisition,
+        "minimum_coils": minimum_coils,
+        "minimum_width": minimum_width,
+        "size": size,
+        "slices": slices,
+    }
+    reader = _reader(source, labels, group, volumes)
+    _show(look(reader, strict=strict, thorough=thorough), json_file)
+
+
+def _reader(
+    source: Path,
+    labels: Path | None,
+    group: Literal["file", "folder", "each"] | None,
+    volumes: dict[str, Any],
+) -> Reader:
+    """The reader of whatever lies at a place."""
     if not source.exists():
         raise InputError(f"{source} does not exist; give a folder or an .npz file")
+    if source.suffix == ".toml":
+        from taskuq.data.readers import read_data
+
+        return read_data(source)
     if source.suffix == ".npz":
+        from taskuq.data.arrays import NpzData
+
         if group not in (None, "each"):
             raise InputError(f"group is {group!r}; for an .npz file it can only be 'each'")
-        checked = check_arrays(source, group=group)
-    elif any(source.rglob("*.h5")):
-        preparation = Preparation(
-            acquisition=acquisition,
-            minimum_coils=minimum_coils,
-            minimum_width=minimum_width,
-            size=size,
-            coils=min(8, minimum_coils),
-            slices=slices,
-        )
-        notes = read_labels(labels, files, pathology)
-        checked = check_fastmri(source, preparation, notes, strict=strict, thorough=thorough)
-    elif labels is None:
+        return NpzData(path=source, group=group)
+    if any(source.rglob("*.h5")):
+        from taskuq.data.fastmri import FastMRIData
+
+        coils = min(8, volumes["minimum_coils"])
+        return FastMRIData(validation_path=source, labels=labels, coils=coils, **volumes)
+    from taskuq.data.folder import FolderData
+
+    if labels is None:
         raise InputError(
             f"{source} holds no .h5 file; for your own images give --labels TABLE.csv with the "
             "columns file, label, group"
         )
-    else:
-        checked = check_images(source, labels, group=group)
-    _show(checked, json_file)
+    return FolderData(path=source, labels=labels, group=group)
 
 
 def prepare(
@@ -116,20 +122,14 @@ def prepare(
     Training and evaluation do this by themselves when they first meet a volume; doing it before
     lets many workers share the work.
 
-    Parameters
-    ----------
-    folder
-        A folder of fastMRI volumes (.h5).
-    cache
-        Where the results are kept.
-    acquisition
-        Which acquisition is used; '' takes all.
-    compression
-        Virtual coils from the lines of the first round, or from all (as the paper's code).
-    workers
-        The number of processes.
-    strict
-        Stop at the first file that cannot be used.
+    Arguments:
+        folder: A folder of fastMRI volumes (.h5).
+        cache: Where the results are kept.
+        acquisition: Which acquisition is used; '' takes all.
+        compression: Virtual coils from the lines of the first round, or from all (as the paper's
+            code).
+        workers: The number of processes.
+        strict: Stop at the first file that cannot be used.
     """
     from taskuq.data.fastmri import FastMRI
     from taskuq.data.preparation import Preparation
@@ -160,26 +160,16 @@ def atlas(
 ) -> None:
     """Draw synthetic patients into one .npz file: images, label, group, case, lesion masks.
 
-    Parameters
-    ----------
-    patients
-        The number of patients.
-    seed
-        The seed; patient k of a seed is always the same.
-    first
-        The number of the first patient.
-    size
-        Rows and columns of a slice.
-    slices
-        Slices for each patient.
-    contrast
-        What the images look like.
-    base
-        A base file, where nilearn is not installed.
-    workers
-        The number of processes.
-    output
-        The .npz file to write.
+    Arguments:
+        patients: The number of patients.
+        seed: The seed; patient k of a seed is always the same.
+        first: The number of the first patient.
+        size: Rows and columns of a slice.
+        slices: Slices for each patient.
+        contrast: What the images look like.
+        base: A base file, where nilearn is not installed.
+        workers: The number of processes.
+        output: The .npz file to write.
     """
     from taskuq.data.atlas import Atlas, save_atlas
     from taskuq.data.patient import PatientPlan
@@ -194,10 +184,8 @@ def atlas_base(*, output: Output = Path("atlas-base.npz")) -> None:
 
     Name the file there in the environment variable TASKUQ_ATLAS_BASE.
 
-    Parameters
-    ----------
-    output
-        The .npz file to write.
+    Arguments:
+        output: The .npz file to write.
     """
     from taskuq.data.anatomy import save_anatomy
 
@@ -218,24 +206,15 @@ def sheet(
 ) -> None:
     """Draw a contact sheet of the atlas, or of an .npz file of images.
 
-    Parameters
-    ----------
-    source
-        An .npz file; without it the atlas is shown.
-    seed
-        Seed of the atlas.
-    patients
-        Patients of the atlas.
-    size
-        Rows and columns of the atlas.
-    contrast
-        What the atlas looks like.
-    outline
-        Draw the outline of the atlas's lesions.
-    cases
-        How many images of a file, spread over it.
-    output
-        The picture to write.
+    Arguments:
+        source: An .npz file; without it the atlas is shown.
+        seed: Seed of the atlas.
+        patients: Patients of the atlas.
+        size: Rows and columns of the atlas.
+        contrast: What the atlas looks like.
+        outline: Draw the outline of the atlas's lesions.
+        cases: How many images of a file, spread over it.
+        output: The picture to write.
     """
     from taskuq.data.arrays import read_npz
     from taskuq.data.atlas import Atlas

@@ -12,7 +12,7 @@ from taskuq.commands.terminal import say, show, show_table
 from taskuq.errors import InputError
 
 if TYPE_CHECKING:
-    from taskuq.experiments.inputs import Part
+    from taskuq.experiments.inputs import Members
 
 Name = Literal[
     "all", "interval-length", "sample-count", "coverage-law", "conditional-coverage",
@@ -93,15 +93,13 @@ def print_experiment(record: dict[str, Any]) -> None:
 
 
 def _masks(path: Path) -> tuple[Any, tuple[float, ...]]:
-    import numpy as np
+    from taskuq.files import open_npz
 
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open_npz(path, "masks") as file:
             masks, rates = file["masks"].astype(bool), file["accelerations"].astype(float)
-    except (OSError, KeyError, ValueError) as error:
-        raise InputError(
-            f"{path} does not hold masks ({error!s:.60}); make it with taskuq masks"
-        ) from None
+    except InputError as error:
+        raise InputError(f"{error}; make it with taskuq masks") from None
     if masks.ndim != 2 or rates.shape != masks.shape[:1]:
         raise InputError(
             f"{path} holds masks {masks.shape} and accelerations {rates.shape}; give one "
@@ -110,13 +108,9 @@ def _masks(path: Path) -> tuple[Any, tuple[float, ...]]:
     return masks, tuple(rates.tolist())
 
 
-def _parts(config: Path) -> list[Part]:
-    from taskuq.experiments.inputs import Part
-    from taskuq.settings import from_table, read_toml
-    from taskuq.training.sources import DataConfig, open_data
+def _parts(config: Path) -> list[Members]:
+    from taskuq.data.readers import open_data, read_data
+    from taskuq.experiments.inputs import Members
 
-    table = read_toml(config).get("data")
-    if not isinstance(table, dict):
-        raise InputError(f"{config} has no table data; name a configuration that has one")
-    opened = zip(("train", "tune"), open_data(from_table(DataConfig, table, "data")), strict=True)
-    return [Part(name, part.groups, part.labels) for name, part in opened]
+    opened = zip(("train", "tune"), open_data(read_data(config)), strict=True)
+    return [Members(name, part.groups, part.labels) for name, part in opened]

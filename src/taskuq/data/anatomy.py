@@ -15,7 +15,7 @@ from scipy import ndimage
 from scipy.spatial import ConvexHull
 
 from taskuq.errors import InputError
-from taskuq.files import whole_file
+from taskuq.files import open_npz, whole_file
 
 BASE_VARIABLE = "TASKUQ_ATLAS_BASE"
 # Depth is stored as a byte: eighths of a millimetre outside the brain's hull, up to 31 mm.
@@ -124,9 +124,9 @@ def _load(given: str | None) -> Anatomy:
 
 def _read(path: Path) -> Anatomy:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open_npz(path, "volumes") as file:
             return Anatomy(**{name: file[name] for name in _VOLUMES})
-    except (OSError, ValueError, KeyError) as error:
+    except InputError as error:
         raise InputError(
             f"{path} is not a base file of the atlas ({error}); write one with "
             "'taskuq data atlas-base' where nilearn is installed"

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taskuq.data.dataset import Dataset, Item
+from taskuq.data.check import Check, Row, as_size
+from taskuq.data.dataset import Dataset, Item, Subset
+from taskuq.data.readers import Reader, given
+from taskuq.data.splits import Part
 from taskuq.errors import InputError
+from taskuq.files import open_npz, whole_file
+from taskuq.interval import BoolArray
 
 # Above this quantile of a group's magnitudes lie a few bright pixels that must not set the scale.
 SCALE_QUANTILE = 0.995
@@ -140,14 +145,8 @@ def read_npz(path: Path | str, *, group: str | None = None, normalise: bool = Tr
         >>> read_npz(path).groups
         array(['7', '7', '9', '9'], dtype='<U21')
     """
-    path = Path(path)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {
-                name: file[name] for name in ("images", "label", "group", "case") if name in file
-            }
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as .npz ({error}); give an .npz file") from error
+    with open_npz(path, "images") as file:
+        arrays = {name: file[name] for name in ("images", "label", "group", "case") if name in file}
     missing = {"images", "label"} - set(arrays)
     if "group" not in arrays and group != "each":
         missing |= {"group"}
@@ -186,8 +185,6 @@ def save_npz(dataset: Dataset, path: Path | str, indices: Sequence[int] | None =
         >>> len(read_npz(path, normalise=False))
         2
     """
-    from taskuq.files import whole_file
-
     items = [dataset[i] for i in (range(len(dataset)) if indices is None else indices)]
     if not items:
         raise InputError("no cases are asked for; give at least one index")
@@ -201,6 +198,85 @@ def save_npz(dataset: Dataset, path: Path | str, indices: Sequence[int] | None =
             scale=np.array([item.scale for item in items]),
         )
     return Path(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NpzData(Reader):
+    """Images of one .npz file, as :func:`read_npz` reads them.
+
+    Arguments:
+        path: The file.
+        group: ``"each"`` when each image is its own group and the file has no groups.
+        keep: The name of a boolean array (case,) in the file; only its cases are used.
+        target: What a task network should say: ``"label"``, or the name of an array (case,) or
+            (case, task) in the file.
+
+    Example:
+        >>> NpzData(path=Path("mine.npz")).target
+        'label'
+    """
+
+    path: Path | None = None
+    group: Literal["each"] | None = None
+    keep: str | None = None
+    target: str = "label"
+
+    def open(self) -> Dataset:
+        """All cases, or those to keep."""
+        whole = read_npz(self._file, group=self.group)
+        return Subset.where(whole, self._kept(whole))
+
+    def open_targets(self) -> Part:
+        """The same cases with their targets."""
+        whole = read_npz(self._file, group=self.group)
+        kept = self._kept(whole)
+        labelled = Part.of(Subset.where(whole, kept))
+        if self.target == "label":
+            return labelled
+        values = np.asarray(self._array(self.target), dtype=np.float64)
+        if len(values) != len(whole):
+            raise InputError(
+                f"{self.target} has {len(values)} entries for {len(whole)} images; give one for "
+                "each"
+            )
+        targets = values.reshape(len(values), -1)[kept]
+        if not np.isfinite(targets).all():
+            raise InputError(f"{self.target} holds NaN or infinite values; leave those cases out")
+        return Part(labelled.cases, targets)
+
+    def check(self, *, strict: bool, thorough: bool) -> Check:
+        """One row for the file."""
+        data = read_npz(self._file, group=self.group, normalise=False)
+        kept = self._kept(data)
+        row = Row(
+            file=self._file.name,
+            kind=str(data.images.dtype),
+            size=as_size(data.images.shape[1:]),
+            slices=int(kept.sum()),
+            positives=int((data.labels[kept] > 0).sum()),
+        )
+        return Check((row,), groups=len(np.unique(data.groups[kept])))
+
+    @property
+    def _file(self) -> Path:
+        return given(self.path, "path", "the .npz file")
+
+    def _array(self, name: str) -> NDArray[Any]:
+        with open_npz(self._file, "images") as file:
+            if name not in file:
+                raise InputError(f"{self.path} has no {name}; choose from {', '.join(file)}")
+            return file[name]
+
+    def _kept(self, whole: ArrayDataset) -> BoolArray:
+        if self.keep is None:
+            return np.full(len(whole), True)
+        kept = self._array(self.keep)
+        if kept.dtype != bool or kept.shape != (len(whole),):
+            raise InputError(
+                f"{self.keep} has type {kept.dtype} and shape {kept.shape}; data.keep needs one "
+                "boolean for each image"
+            )
+        return kept
 
 
 def _check_images(images: NDArray[Any]) -> None:

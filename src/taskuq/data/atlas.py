@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.data.anatomy import load_anatomy
-from taskuq.data.dataset import Item
+from taskuq.data.arrays import ArrayDataset
+from taskuq.data.dataset import Dataset, Item
 from taskuq.data.patient import Patient, PatientPlan, draw_patient
+from taskuq.data.readers import Reader
+from taskuq.data.splits import Part
 from taskuq.errors import InputError
+from taskuq.files import whole_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -153,7 +156,7 @@ def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
     """Write an atlas into one .npz file that :func:`taskuq.data.arrays.read_npz` reads.
 
     Magnitude images are written; coils are added again by
-    :class:`taskuq.data.simulate.SimulatedCoils`. Beside images, label, group and case the file
+    :func:`taskuq.data.simulate.simulated_coils`. Beside images, label, group and case the file
     has lesion masks (``lesion``) and areas (``lesion_area``, square millimetres).
 
     Arguments:
@@ -171,18 +174,15 @@ def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
         >>> len(read_npz(save_atlas(atlas, Path(tempfile.mkdtemp()) / "atlas.npz")))
         4
     """
-    from taskuq.files import whole_file
-
     patients = draw_patients(atlas, workers=workers)
     area = np.concatenate([patient.area for patient in patients])
-    slices = range(atlas.plan.slices)
     with whole_file(path) as partial, partial.open("wb") as file:
         np.savez_compressed(
             file,
             images=np.concatenate([patient.images for patient in patients]).astype(np.float16),
             label=(area >= atlas.plan.minimum_area).astype(np.uint8),
             group=atlas.groups,
-            case=np.array([f"{g}-slice-{k}" for g in _unique(atlas.groups) for k in slices]),
+            case=atlas.cases,
             lesion=np.concatenate([patient.lesion for patient in patients]),
             lesion_area=area,
             contrast=np.repeat([patient.contrast for patient in patients], atlas.plan.slices),
@@ -191,8 +191,54 @@ def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
     return Path(path)
 
 
-def _unique(names: Sequence[str] | NDArray[np.str_]) -> list[str]:
-    return list(dict.fromkeys(names))
+@dataclass(frozen=True, kw_only=True)
+class AtlasData(Reader):
+    """The embedded atlas, drawn; ``seed`` decides its patients and their coils too.
+
+    Arguments:
+        patients: How many patients.
+        size: Rows and columns of a slice.
+        slices: Slices for each patient.
+        target: What a task network should say: ``"label"`` or ``"lesion_area"``.
+
+    Example:
+        >>> AtlasData(patients=10).size
+        128
+    """
+
+    patients: int = 200
+    size: int = 128
+    slices: int = 8
+    target: Literal["label", "lesion_area"] = "label"
+
+    # A patient takes a processor to draw.
+    processes: ClassVar[int] = 8
+
+    def open(self) -> Dataset:
+        """All slices of all patients, with coils."""
+        return self._atlas(self.coils)
+
+    def open_targets(self) -> Part:
+        """The same as magnitude images, with labels or lesion areas."""
+        atlas = self._atlas(coils=0)
+        if self.target not in ("label", "lesion_area"):
+            raise InputError(f"the atlas has no {self.target}; choose label or lesion_area")
+        cases: Dataset = atlas
+        if self.in_memory:
+            # Drawn once for images and areas; case by case every patient would be drawn many times.
+            patients = draw_patients(atlas)
+            area = np.concatenate([patient.area for patient in patients])
+            images = np.concatenate([patient.images for patient in patients])
+            label = (area >= atlas.plan.minimum_area).astype(int)
+            cases = ArrayDataset(images, label, atlas.groups, normalise=False)
+        else:
+            area = atlas.lesion_area
+        targets = area[:, None] if self.target == "lesion_area" else Part.of(cases).targets
+        return Part(cases, targets, is_read=self.in_memory)
+
+    def _atlas(self, coils: int) -> Atlas:
+        plan = PatientPlan(size=self.size, slices=self.slices)
+        return Atlas(self.patients, self.seed, coils=coils, plan=plan)
 
 
 @lru_cache(maxsize=160)

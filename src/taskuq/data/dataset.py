@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.errors import InputError
+from taskuq.interval import BoolArray
+from taskuq.protocols import HasCases
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,6 +82,11 @@ class Subset:
     source: Dataset
     indices: Sequence[int]
 
+    @classmethod
+    def where(cls, source: Dataset, chosen: BoolArray) -> Subset:
+        """The cases of a data set for which ``chosen`` (case,) is True."""
+        return cls(source, tuple(int(i) for i in np.flatnonzero(chosen)))
+
     @property
     def labels(self) -> NDArray[np.int64]:
         """The label of each case, (case,)."""
@@ -93,7 +100,7 @@ class Subset:
     @property
     def cases(self) -> NDArray[np.str_] | None:
         """The name of each case, (case,), where the source knows them without reading images."""
-        names = getattr(self.source, "cases", None)
+        names = names_of(self.source)
         return None if names is None else np.asarray(names[np.asarray(self.indices, dtype=int)])
 
     def __len__(self) -> int:
@@ -101,6 +108,51 @@ class Subset:
 
     def __getitem__(self, index: int) -> Item:
         return self.source[self.indices[index]]
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A data set whose cases are changed when they are read; itself a data set.
+
+    Arguments:
+        source: The data set.
+        change: What is done to each case; label, group and name stay.
+
+    Example:
+        >>> from taskuq.data.arrays import ArrayDataset
+        >>> data = ArrayDataset(np.ones((3, 8, 8)), label=[0, 1, 0], group="each")
+        >>> Changed(data, lambda item: item._replace(image=-item.image))[0].image.max()
+        tensor(-1.)
+    """
+
+    source: Dataset
+    change: Callable[[Item], Item]
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The label of each case, (case,)."""
+        return self.source.labels
+
+    @property
+    def groups(self) -> NDArray[np.str_]:
+        """The group of each case, (case,)."""
+        return self.source.groups
+
+    @property
+    def cases(self) -> NDArray[np.str_] | None:
+        """The name of each case, (case,), where the source knows them without reading images."""
+        return names_of(self.source)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Item:
+        return self.change(self.source[index])
+
+
+def names_of(dataset: Dataset) -> NDArray[np.str_] | None:
+    """The name of each case, (case,), or None where a data set knows them by reading alone."""
+    return dataset.cases if isinstance(dataset, HasCases) else None
 
 
 def split_by_group(
@@ -139,8 +191,4 @@ def split_by_group(
             f"{len(names)} groups cannot be split {list(fractions)} without an empty part; give "
             "more groups or fewer parts"
         )
-    return tuple(Subset(dataset, _where(np.isin(groups, part))) for part in parts)
-
-
-def _where(chosen: Any) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.flatnonzero(chosen))
+    return tuple(Subset.where(dataset, np.isin(groups, part)) for part in parts)

@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.data.annotations import Annotations, read_annotations, read_file_list
+from taskuq.data.check import Check, Row, as_size
 from taskuq.data.dataset import Item
-from taskuq.data.preparation import Preparation, Recipe, cached_recipe, cropped_coils
+from taskuq.data.preparation import Preparation, Recipe, Slices, cached_recipe, cropped_coils
+from taskuq.data.readers import Reader, given
+from taskuq.data.splits import Part
 from taskuq.data.volume import Volume, open_volume
 from taskuq.errors import InputError
 
@@ -220,6 +223,110 @@ class FastMRI:
             slices = self.preparation.chosen_slices(volume.slices)
             none = np.zeros(len(slices), dtype=np.int64)
             yield none if labels is None else labels.of(volume.name, slices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastMRIData(Reader):
+    """Folders of fastMRI volumes; ``coils`` are virtual ones.
+
+    Arguments:
+        path: The folder of training volumes, of which all slices are used.
+        validation_path: The folder of validation volumes. Without it a share of the training
+            volumes validates.
+        labels: fastMRI+ annotations; without them every label is 0.
+        files: The list of volumes that annotators looked at; others are left out.
+        finding: Which pathology is 1.
+        cache: A folder for prepared volumes.
+        acquisition: Which acquisition to keep; empty keeps all.
+        minimum_coils: Volumes with fewer receive coils are skipped.
+        minimum_width: Volumes with fewer encoded phase-encode lines are skipped.
+        size: Rows and columns of the central crop.
+        slices: Which slices of validation volumes are used.
+
+    Example:
+        >>> FastMRIData(validation_path=Path("knee_multicoil_val")).slices
+        'central-60'
+    """
+
+    path: Path | None = None
+    validation_path: Path | None = None
+    labels: Path | None = None
+    files: Path | None = None
+    finding: str = "Meniscus Tear"
+    cache: Path | None = None
+    acquisition: str = "CORPD_FBK"
+    minimum_coils: int = 9
+    minimum_width: int = 320
+    size: int = 320
+    slices: Slices = "central-60"
+
+    # A volume takes a processor to transform.
+    processes: ClassVar[int] = 8
+
+    @property
+    def is_judged_apart(self) -> bool:
+        """Whether there is a folder of validation volumes."""
+        return self.validation_path is not None
+
+    def open(self) -> FastMRI:
+        """All slices of the training volumes; the paper's 17286 training images are those."""
+        return self._volumes(given(self.path, "path", "the folder of training volumes"), "all")
+
+    def open_judged(self) -> FastMRI:
+        """The central slices of the validation volumes."""
+        folder = given(self.validation_path, "validation_path", "the folder of validation volumes")
+        return self._volumes(folder, self.slices)
+
+    def open_targets(self) -> Part:
+        """The training volumes; labels are needed."""
+        given(self.labels, "labels", "the fastMRI+ annotations (knee.csv)")
+        return Part.of(self.open())
+
+    def check(self, *, strict: bool, thorough: bool) -> Check:
+        """One row for each file of both folders."""
+        notes = self._labels
+        unreadable = () if notes is None else notes.annotations.unreadable
+        if strict and unreadable:
+            raise InputError(f"labels, {unreadable[0]}; correct the row or leave out --strict")
+        if not self.is_judged_apart:
+            given(self.path, "path", "the folder of training volumes")
+        rows: list[Row] = []
+        for folder, slices in ((self.path, "all"), (self.validation_path, self.slices)):
+            if folder is not None:
+                plan = self._preparation(slices)  # type: ignore[arg-type]  # a Literal in a tuple
+                found = survey(folder, plan, notes, strict=strict, thorough=thorough)
+                rows += [_row(folder, finding) for finding in found]
+        skipped = tuple(f"label row skipped: {reason}" for reason in unreadable)
+        return Check(tuple(rows), groups=sum(row.used for row in rows), notes=skipped)
+
+    @property
+    def _labels(self) -> Labels | None:
+        return read_labels(self.labels, self.files, self.finding)
+
+    def _preparation(self, slices: Slices) -> Preparation:
+        return Preparation(
+            acquisition=self.acquisition,
+            minimum_coils=self.minimum_coils,
+            minimum_width=self.minimum_width,
+            size=self.size,
+            coils=self.coils,
+            slices=slices,
+        )
+
+    def _volumes(self, folder: Path, slices: Slices) -> FastMRI:
+        return FastMRI(folder, self._preparation(slices), self._labels, cache=self.cache)
+
+
+def _row(folder: Path, finding: Finding) -> Row:
+    volume = finding.volume
+    return Row(
+        file=str(finding.file.relative_to(folder)),
+        kind="" if volume is None else volume.acquisition,
+        size="" if volume is None else as_size((volume.coils, volume.height, volume.width)),
+        slices=finding.slices,
+        positives=finding.positives,
+        reason=finding.reason,
+    )
 
 
 def _finding(

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.data.arrays import SCALE_QUANTILE
-from taskuq.data.dataset import Item
+from taskuq.data.check import Check, Row, as_size
+from taskuq.data.dataset import Dataset, Item
 from taskuq.data.formats import FloatArray, count_frames, read_frame
+from taskuq.data.readers import Reader, given
 from taskuq.errors import InputError
 
 Grouping = Literal["file", "folder", "each"]
@@ -77,6 +79,11 @@ class ImageFolder:
         """The group of each case, (case,)."""
         return np.array([frame.group for frame in self.frames])
 
+    @property
+    def cases(self) -> NDArray[np.str_]:
+        """The name of each case: its file, and its number where the file has several, (case,)."""
+        return np.array([frame.case for frame in self.frames])
+
     def __len__(self) -> int:
         return len(self.frames)
 
@@ -105,6 +112,58 @@ class ImageFolder:
             quantile = float(np.quantile(np.abs(np.concatenate(values)), SCALE_QUANTILE))
             self._scales[group] = quantile if quantile > 0 else 1.0
         return self._scales[group]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderData(Reader):
+    """Image files and a CSV, as :class:`ImageFolder` reads them.
+
+    Arguments:
+        path: The folder.
+        labels: The CSV with file, label and group of each image.
+        group: What a group is where the CSV does not say.
+        cut: Cut or pad images to this many rows and columns.
+
+    Example:
+        >>> FolderData(path=Path("images"), labels=Path("labels.csv"), cut=128).cut
+        128
+    """
+
+    path: Path | None = None
+    labels: Path | None = None
+    group: Grouping | None = None
+    cut: int | None = None
+
+    def open(self) -> Dataset:
+        """All images that the CSV names."""
+        return self._images(normalise=True)
+
+    def check(self, *, strict: bool, thorough: bool) -> Check:
+        """One row for each file; a file that cannot be read stops the check with a sentence."""
+        data = self._images(normalise=False)
+        files: dict[Path, list[int]] = {}
+        for index, frame in enumerate(data.frames):
+            files.setdefault(frame.path, []).append(index)
+        rows = []
+        for path, indices in files.items():
+            shapes = {tuple(data[index].image.shape) for index in indices}
+            rows.append(
+                Row(
+                    file=str(path.relative_to(self.path or "")),
+                    kind="DICOM series" if path.is_dir() else path.suffix.lstrip("."),
+                    size=" or ".join(map(as_size, sorted(shapes))),
+                    slices=len(indices),
+                    positives=int((data.labels[indices] > 0).sum()),
+                )
+            )
+        one_size = len({row.size for row in rows}) == 1
+        notes = () if one_size else ("sizes differ: say in [data] to which size to cut, cut = 128",)
+        return Check(tuple(rows), groups=len(np.unique(data.groups)), notes=notes)
+
+    def _images(self, *, normalise: bool) -> ImageFolder:
+        folder = given(self.path, "path", "the folder of images")
+        table = given(self.labels, "labels", "the CSV with file, label and group")
+        return ImageFolder(folder, table, group=self.group, size=self.cut, normalise=normalise)
 
 
 def center_fit(image: FloatArray, height: int, width: int) -> FloatArray:

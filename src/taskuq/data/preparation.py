@@ -15,12 +15,13 @@ from torch import Tensor
 
 from taskuq.data.volume import Volume
 from taskuq.errors import InputError
-from taskuq.files import whole_file
+from taskuq.files import open_npz, whole_file
 from taskuq.measure.compression import compress_coils, compression_matrix
 from taskuq.measure.fourier import fft2c, ifft2c
 from taskuq.measure.gro import gro_mask
 from taskuq.measure.published import published_masks
 
+Slices = Literal["central-60", "central-80", "all"]
 # Change this when the same configuration would give other numbers: old caches are then left alone.
 _VERSION = 1
 
@@ -49,7 +50,7 @@ class Preparation:
     coils: int = 8
     compression: Literal["measured", "full"] = "measured"
     first_acceleration: float = 16
-    slices: Literal["central-60", "central-80", "all"] = "central-60"
+    slices: Slices = "central-60"
 
     def __post_init__(self) -> None:
         if self.compression not in ("measured", "full"):
@@ -210,7 +211,7 @@ def cached_recipe(volume: Volume, preparation: Preparation, cache: Path | None) 
     name = f"{volume.name}-{stat.st_size}-{stat.st_mtime_ns}.npz"
     path = Path(cache) / preparation.key / name
     if path.exists():
-        with np.load(path, allow_pickle=False) as file:
+        with open_npz(path, "a prepared volume") as file:
             return Recipe(file["matrices"], float(file["scale"]))
     recipe = prepare_volume(volume, preparation)
     with whole_file(path) as partial, partial.open("wb") as file:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -43,12 +42,14 @@ def contact_sheet(
     """
     from matplotlib.figure import Figure
 
+    from taskuq.measure.coils import magnitude
+
     chosen = list(range(min(48, len(dataset))) if indices is None else indices)
     if not chosen:
         raise InputError("no cases are asked for; give at least one")
     rows = -(-len(chosen) // columns)
     items = [dataset[index] for index in chosen]
-    images = [_magnitude(item.image) for item in items]
+    images = [magnitude(item.image).numpy() for item in items]
     top = 1.25 * float(np.quantile(np.concatenate([image.ravel() for image in images]), 0.995))
     figure = Figure(figsize=(1.6 * columns, 1.78 * rows), facecolor="black", layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -66,11 +67,3 @@ def contact_sheet(
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return Path(path)
-
-
-def _magnitude(image: Any) -> Any:
-    if image.ndim == 3:
-        from taskuq.measure.coils import rss
-
-        image = rss(image)
-    return np.abs(np.asarray(image))

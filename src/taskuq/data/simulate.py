@@ -8,71 +8,61 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from taskuq.data.dataset import Dataset, Item
+from taskuq.data.dataset import Changed, Dataset, Item
 from taskuq.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class SimulatedCoils:
+def simulated_coils(dataset: Dataset, coils: int, *, seed: int) -> Changed:
     """A data set of magnitude images, seen by simulated coils.
 
     The cases of a group share their coils; each case has a smooth phase of its own. The RSS of the
     coil images is the magnitude image. Which coils a group gets depends on the seed and its name
-    alone.
+    alone. Cases that have coils already, complex (coil, height, width), stay as they are.
 
     Arguments:
-        source: A data set of magnitude images (height, width).
+        dataset: A data set of magnitude images (height, width).
         coils: The number of coils.
         seed: Where coils and phases come from.
+
+    Returns:
+        A data set of complex images (coil, height, width).
 
     Example:
         >>> from taskuq.data.arrays import ArrayDataset
         >>> data = ArrayDataset(np.ones((3, 16, 16)), label=[0, 1, 0], group=["a", "a", "b"])
-        >>> SimulatedCoils(data, coils=4, seed=0)[1].image.shape
+        >>> simulated_coils(data, 4, seed=0)[1].image.shape
         torch.Size([4, 16, 16])
     """
+    return Changed(dataset, _Coils(coils, seed))
 
-    source: Dataset
+
+@dataclass(frozen=True)
+class _Coils:
+    """How a case is seen; a class, so that it can be sent to other processes."""
+
     coils: int
     seed: int
 
-    @property
-    def labels(self) -> NDArray[np.int64]:
-        """The label of each case, (case,)."""
-        return self.source.labels
-
-    @property
-    def groups(self) -> NDArray[np.str_]:
-        """The group of each case, (case,)."""
-        return self.source.groups
-
-    @property
-    def cases(self) -> NDArray[np.str_] | None:
-        """The name of each case, (case,), where the source knows them without reading images."""
-        return getattr(self.source, "cases", None)
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> Item:
+    def __call__(self, item: Item) -> Item:
         from taskuq.measure.sensitivity import simulate_coils, smooth_phase
 
-        item = self.source[index]
-        if item.image.ndim != 2 or item.image.is_complex():
+        image = item.image
+        if image.ndim == 3 and image.is_complex():
+            return item
+        if image.ndim != 2 or image.is_complex():
             raise InputError(
-                f"case {item.case} has shape {tuple(item.image.shape)} and type "
-                f"{item.image.dtype}; coils are simulated for magnitude images (height, width)"
+                f"case {item.case} has shape {tuple(image.shape)} and type {image.dtype}; coils "
+                "are simulated for magnitude images (height, width)"
             )
-        height, width = item.image.shape
+        height, width = image.shape
         maps = _group_maps(self.coils, height, width, self.seed, item.group)
         rng = np.random.default_rng([self.seed, 1, _number(item.case)])
         phase = smooth_phase(height, width, rng=rng)
-        return item._replace(image=simulate_coils(item.image, maps, phase))
+        return item._replace(image=simulate_coils(image, maps, phase))
 
 
 @lru_cache(maxsize=64)

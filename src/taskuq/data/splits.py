@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from taskuq.data.dataset import Dataset, Subset
+from taskuq.data.dataset import Changed, Dataset, Item, Subset
+from taskuq.data.memory import InMemory
 from taskuq.errors import InputError
 from taskuq.files import read_json, write_json
+from taskuq.interval import FloatArray
 
 SCHEMA = "taskuq.split/1"
 PARTS = ("train", "tune", "judge")
@@ -69,6 +72,80 @@ class Split:
                 "data the split was made for, or make a split of its own"
             )
         return _part(dataset, self.judge)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some cases and what should be said about them.
+
+    Arguments:
+        cases: The images.
+        targets: What a task network should say, (case, task).
+        is_read: Whether every image is in memory already.
+    """
+
+    cases: Dataset
+    targets: FloatArray
+    is_read: bool = False
+
+    @classmethod
+    def of(cls, cases: Dataset) -> Part:
+        """Cases with their labels as targets."""
+        return cls(cases, np.asarray(cases.labels, dtype=np.float64)[:, None])
+
+    def in_memory(self, processes: int = 1) -> Part:
+        """The same with every image read, as a magnitude image: a task network sees nothing else.
+
+        Arguments:
+            processes: The number of processes that read.
+        """
+        if self.is_read:
+            return self
+        # Of eight coils a sixteenth of the memory.
+        combined = Changed(self.cases, _combined)
+        return replace(self, cases=InMemory.of(combined, processes), is_read=True)
+
+    def split(self, split: Split) -> tuple[Part, Part, Part]:
+        """The three parts that a split names: to train on, to tune on, to judge.
+
+        Example:
+            >>> from taskuq.data.arrays import ArrayDataset
+            >>> data = ArrayDataset(np.ones((3, 8, 8)), label=[0, 1, 0], group=["a", "b", "c"])
+            >>> train, tune, judge = Part.of(data).split(Split(("b",), ("a",), ("c",)))
+            >>> train.targets
+            array([[1.]])
+        """
+        train, tune, judge = (
+            replace(self, cases=part, targets=self.targets[list(part.indices)])
+            for part in split.of(self.cases)
+        )
+        return train, tune, judge
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """Who is trained on and who is tuned on; the rest calibrates and tests.
+
+    Arguments:
+        path: The JSON file that holds the split: written by the first training, read by all others.
+        train: The share of patients to train on.
+        tune: The share of patients that decide when to stop.
+        seed: Where the order comes from.
+
+    Example:
+        >>> SplitConfig().train, SplitConfig().tune
+        (0.6, 0.1)
+    """
+
+    path: Path | None = None
+    train: float = 0.6
+    tune: float = 0.1
+    seed: int = 0
+
+    def split(self, groups: NDArray[np.str_]) -> Split:
+        """The stored split, or a new one, which is stored; shares and seed must agree with it."""
+        new = split_groups(groups, self.train, self.tune, seed=self.seed)
+        return new if self.path is None else load_split(save_split(new, self.path))
 
 
 def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int) -> Split:
@@ -212,8 +289,13 @@ def fingerprint(split: Split) -> str:
 
 
 def _part(dataset: Dataset, names: Sequence[str]) -> Subset:
-    chosen = np.isin(dataset.groups, list(names))
-    return Subset(dataset, tuple(int(i) for i in np.flatnonzero(chosen)))
+    return Subset.where(dataset, np.isin(dataset.groups, list(names)))
+
+
+def _combined(item: Item) -> Item:
+    from taskuq.measure.coils import magnitude
+
+    return item._replace(image=magnitude(item.image))
 
 
 def _as_sets(split: Split) -> tuple[frozenset[str], ...]:

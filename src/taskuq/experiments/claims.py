@@ -11,7 +11,7 @@ from taskuq.experiments.classifier_quality import classifier_quality
 from taskuq.experiments.conditional_coverage import conditional_coverage
 from taskuq.experiments.coverage_law import coverage_law
 from taskuq.experiments.data_splits import data_splits
-from taskuq.experiments.inputs import Inputs, Part, make_inputs
+from taskuq.experiments.inputs import Inputs, Members, make_inputs
 from taskuq.experiments.interval_length import interval_length
 from taskuq.experiments.multi_round import multi_round
 from taskuq.experiments.paper_protocol import paper_protocol
@@ -103,7 +103,7 @@ def run_all(
     mask_accelerations: Sequence[float] = (),
     quality: Mapping[str, Any] | None = None,
     task: Mapping[str, Any] | None = None,
-    parts: Sequence[Part] = (),
+    parts: Sequence[Members] = (),
     tell: Tell = lambda line: None,
 ) -> list[dict[str, Any]]:
     """Run every experiment that the inputs permit.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.evaluation.splits import fold_sizes
-from taskuq.experiments.inputs import Inputs, Part, units
+from taskuq.experiments.inputs import Inputs, Members, units
 from taskuq.experiments.settings import ClaimSettings
 from taskuq.report.records import experiment_record
 
@@ -39,7 +39,7 @@ def data_splits(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         ['calibrate and test', 701]
     """
     table = inputs.table
-    whole = Part("calibrate and test", np.asarray(table.group), table.label)
+    whole = Members("calibrate and test", np.asarray(table.group), table.label)
     rows = [_row(part) for part in inputs.parts]
     rows.append(_row(whole, has_groups=table.group is not None))
     n, m = fold_sizes(table.cases)
@@ -84,7 +84,7 @@ def data_splits(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
     )
 
 
-def _row(part: Part, *, has_groups: bool = True) -> list[Any]:
+def _row(part: Members, *, has_groups: bool = True) -> list[Any]:
     cases = len(part.label) if part.label is not None else len(np.atleast_1d(part.group))
     groups = len(np.unique(part.group)) if has_groups else None
     classes = None if part.label is None else np.unique(part.label)

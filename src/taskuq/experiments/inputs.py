@@ -20,8 +20,8 @@ GROUPS_TO_LEARN = 20
 
 
 @dataclass(frozen=True)
-class Part:
-    """Cases of one part of the data, e.g. those networks learn from.
+class Members:
+    """Who belongs to one part of the data, e.g. to the one that networks learn from.
 
     Arguments:
         name: What the part is called.
@@ -54,7 +54,7 @@ class Inputs:
     mask_accelerations: tuple[float, ...] = ()
     quality: Mapping[str, Any] | None = None
     task: Mapping[str, Any] | None = None
-    parts: Sequence[Part] = field(default=())
+    parts: Sequence[Members] = field(default=())
 
     @property
     def table(self) -> TaskOutputs:

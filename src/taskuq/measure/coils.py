@@ -34,5 +34,21 @@ def rss(images: Tensor, axis: int = -3) -> Tensor:
         # image is 0, which this one's is not.
         squares = images.real.square().sum(axis) + images.imag.square().sum(axis)
         return squares.sqrt()
-    magnitude: Tensor = torch.linalg.vector_norm(images, dim=axis)
-    return magnitude
+    combined: Tensor = torch.linalg.vector_norm(images, dim=axis)
+    return combined
+
+
+def magnitude(image: Tensor) -> Tensor:
+    """The magnitude image of anything a data set gives.
+
+    Arguments:
+        image: Complex coil images (coil, height, width), or a magnitude image (height, width).
+
+    Returns:
+        A float32 image (height, width).
+
+    Example:
+        >>> magnitude(torch.tensor([3.0, 4.0j]).reshape(2, 1, 1))
+        tensor([[5.]])
+    """
+    return (rss(image) if image.ndim == 3 else image).to(torch.float32)

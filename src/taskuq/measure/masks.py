@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -11,6 +12,7 @@ import numpy as np
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
 from taskuq.measure.gro import gro_mask
+from taskuq.measure.published import published_masks
 
 Rule = Literal["inverse-distance", "uniform"]
 
@@ -83,6 +85,36 @@ def nested_masks(
             )
         masks.append(_with_random_lines(mask, count, rule, rng))
     return np.stack(masks)
+
+
+@dataclass(frozen=True)
+class MaskConfig:
+    """The masks of the rounds; training draws one of them for each case and epoch.
+
+    Arguments:
+        accelerations: R of the rounds, decreasing.
+        published: Whether to take the paper's masks (320 columns; 16, 8, 4, 2).
+        rule: How random lines are drawn where masks are made.
+        seed: Where they come from.
+
+    Example:
+        >>> MaskConfig().masks(320).sum(axis=1)
+        array([ 20,  40,  80, 160])
+    """
+
+    accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
+    published: bool = False
+    rule: Rule = "inverse-distance"
+    seed: int = 0
+
+    def masks(self, width: int) -> BoolArray:
+        """The masks, booleans (round, width)."""
+        if self.published:
+            if width != 320:
+                raise InputError(f"images have {width} columns; the published masks have 320")
+            return published_masks(self.accelerations)
+        rng = np.random.default_rng(self.seed)
+        return nested_masks(width, self.accelerations, rng=rng, rule=self.rule)
 
 
 def center_lines(width: int, lines: int) -> BoolArray:

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from taskuq.data.dataset import Dataset
+from taskuq.data.memory import InMemory
+from taskuq.data.readers import Data, open_data, paper_data
 from taskuq.errors import InputError
+from taskuq.measure.masks import MaskConfig
 from taskuq.recover.around import check_temperature
 from taskuq.recover.cases import MeasuredCases, as_coils, group_ranges
 from taskuq.recover.catalog import load
@@ -20,7 +23,6 @@ from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, fit
 from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
-from taskuq.training.sources import DataConfig, InMemory, MaskConfig, open_data
 from taskuq.weights import locate
 
 
@@ -50,7 +52,7 @@ class FlowTraining:
             epochs=150, batch=8, learning_rate=1e-4, weight_decay=1e-7, clip=1.0
         )
     )
-    data: DataConfig = field(default_factory=DataConfig)
+    data: Data = field(default_factory=paper_data)
     measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
     estimate: Path | None = None
     temperatures: tuple[tuple[float, float], ...] = ()
@@ -89,7 +91,7 @@ class VarNetTraining:
             epochs=50, batch=16, learning_rate=1e-4, schedule="step", decay=0.1, decay_epochs=40
         )
     )
-    data: DataConfig = field(default_factory=DataConfig)
+    data: Data = field(default_factory=paper_data)
     measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
     data_range: Literal["volume", "slice"] = "volume"
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from taskuq.checks import as_array, as_ids, as_range, require_finite
 from taskuq.errors import InputError
-from taskuq.files import whole_file
+from taskuq.files import open_npz, whole_file
 from taskuq.interval import FloatArray
-from taskuq.outputs.npz import refuse_lying_headers
 
 PICTURES = ("zero_filled", "mean", "sd")
 SEEN = ("truth", *PICTURES, "samples", "point")
@@ -120,19 +119,8 @@ def load_explorer(path: str | os.PathLike[str]) -> Explorer:
     Arguments:
         path: The ``.npz`` file.
     """
-    import zipfile
-
-    try:
-        with zipfile.ZipFile(path) as archive:
-            refuse_lying_headers(archive, Path(path))
-        with np.load(path, allow_pickle=False) as archive:
-            known = [n for n in archive.files if n in (*NEEDED, *OPTIONAL)]
-            arrays = {name: archive[name] for name in known}
-    except InputError:
-        raise
-    except Exception as error:  # zlib, zipfile and NumPy each have several for damaged bytes
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{path} cannot be read ({reason:.80}); write it again") from None
+    with open_npz(path, "pictures") as archive:
+        arrays = {name: archive[name] for name in archive if name in (*NEEDED, *OPTIONAL)}
     return check_explorer(arrays)
 
 

@@ -95,13 +95,13 @@ def _scan(
     import numpy as np
 
     from taskuq.data.atlas import Atlas
+    from taskuq.measure.masks import MaskConfig
     from taskuq.pipeline.device import pick_device
     from taskuq.runs.live import Networks, explorer_arrays, scan_slice
     from taskuq.recover.opening import open_recovery
     from taskuq.report.explorer import save_explorer
     from taskuq.report.records import experiment_record
     from taskuq.task.catalog import load
-    from taskuq.training.sources import MaskConfig
     from taskuq.weights import locate
 
     device = pick_device(None)

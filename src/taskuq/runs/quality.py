@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from taskuq.data.dataset import Dataset
+from taskuq.data.readers import Data, open_data, paper_data
 from taskuq.errors import InputError
 from taskuq.measure.coils import rss
+from taskuq.measure.masks import MaskConfig
 from taskuq.measure.mri import MultiCoilMRI
 from taskuq.protocols import Recover
 from taskuq.recover.cases import as_coils
@@ -31,7 +33,6 @@ from taskuq.recover.opening import open_recovery
 from taskuq.recover.vgg import load_vgg
 from taskuq.recover.zero_filled import ZeroFilled
 from taskuq.training.seeds import mixed_seed
-from taskuq.training.sources import DataConfig, MaskConfig, open_data
 from taskuq.settings import to_table
 
 SCHEMA = "taskuq.quality/1"
@@ -65,7 +66,7 @@ class QualityConfig:
         32
     """
 
-    data: DataConfig = field(default_factory=DataConfig)
+    data: Data = field(default_factory=paper_data)
     measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
     varnet: Path | None = None
     flow: Path | None = None

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from taskuq.data.readers import Data, open_all, open_data, paper_data
 from taskuq.errors import InputError
+from taskuq.measure.masks import MaskConfig
 from taskuq.pipeline import Pipeline, RecoveryFolder
 from taskuq.pipeline.cases import as_cases
 from taskuq.pipeline.chain import Chain, scan_case
 from taskuq.pipeline.device import pick_device
 from taskuq.pipeline.progress import duration
-from taskuq.training.sources import DataConfig, MaskConfig
+from taskuq.settings import read_settings, to_table
 from taskuq.weights import locate
 
 
@@ -75,7 +76,7 @@ class RunConfig:
         seed: The seed of noise and samples.
     """
 
-    data: DataConfig = field(default_factory=DataConfig)
+    data: Data = field(default_factory=paper_data)
     part: Literal["all", "training", "validation"] = "validation"
     measure: MaskConfig = field(default_factory=MaskConfig)
     noise: float = 0.0
@@ -102,11 +103,10 @@ class Run:
     @property
     def configuration(self) -> dict[str, Any]:
         """The configuration as values that JSON can hold."""
-        values = asdict(self.config)
+        values = to_table(self.config, complete=True)
         # Where none is given, the weights say at what temperature they are drawn from.
         values["recover"]["temperature"] = getattr(self.pipeline.recover, "temperature", None)
-        plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
-        return plain
+        return values
 
 
 def read_run(path: Path) -> RunConfig:
@@ -115,9 +115,7 @@ def read_run(path: Path) -> RunConfig:
     Arguments:
         path: The file.
     """
-    from taskuq.settings import from_table, read_toml
-
-    config: RunConfig = from_table(RunConfig, read_toml(path))
+    config: RunConfig = read_settings(RunConfig, path)
     return config
 
 
@@ -200,8 +198,6 @@ def estimate(run: Run, probes: int = 3) -> Estimate:
 
 
 def _images(config: RunConfig) -> Any:
-    from taskuq.training.sources import open_all, open_data
-
     if config.part == "all":
         return open_all(config.data)
     training, validation = open_data(config.data)

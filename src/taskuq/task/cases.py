@@ -12,7 +12,7 @@ from torch import Tensor
 
 from taskuq.data.dataset import Dataset
 from taskuq.errors import InputError
-from taskuq.measure.coils import rss
+from taskuq.measure.coils import magnitude
 
 
 def unit_scale(images: Tensor) -> Tensor:
@@ -93,22 +93,6 @@ class TaskCases:
             raise InputError(f"case {item.case} holds NaN or infinite values; leave it out")
         target = torch.as_tensor(self.targets[place[1]], dtype=torch.float32)
         return {"image": image, "target": target}
-
-
-def magnitude(image: Tensor) -> Tensor:
-    """The magnitude image of anything a data set gives.
-
-    Arguments:
-        image: Complex coil images (coil, height, width), or a magnitude image (height, width).
-
-    Returns:
-        A float32 image (height, width).
-
-    Example:
-        >>> magnitude(torch.tensor([3.0, 4.0j]).reshape(2, 1, 1))
-        tensor([[5.]])
-    """
-    return (rss(image) if image.ndim == 3 else image).to(torch.float32)
 
 
 def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from taskuq.data.splits import Part
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
 from taskuq.task.attack import AttackConfig, attacked
@@ -17,7 +18,6 @@ from taskuq.task.cases import TaskCases, collate, unit_scale
 from taskuq.task.catalog import load
 from taskuq.task.classifier import Classifier
 from taskuq.task.metrics import auroc, rates, reliability, roc_curve
-from taskuq.task.sources import Part
 from taskuq.task.train import ClassifierTraining
 
 

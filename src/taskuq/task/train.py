@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import torch
 
-from taskuq.data.splits import Split
+from taskuq.data.readers import Data, open_task_data, paper_data
+from taskuq.data.splits import Part, Split, SplitConfig
 from taskuq.errors import InputError
 from taskuq.settings import read_settings, to_table
 from taskuq.task.attack import AttackConfig
@@ -16,17 +17,10 @@ from taskuq.task.augment import AugmentConfig
 from taskuq.task.backbone import Backbone
 from taskuq.task.cases import TaskCases, collate
 from taskuq.task.classifier import Classifier, ClassifierConfig
+from taskuq.task.metrics import require_classes
 from taskuq.task.recipes import class_weights, classifier_recipe, simclr_recipe
 from taskuq.task.resnet50 import read_imagenet
 from taskuq.task.simclr import ContrastiveConfig
-from taskuq.task.sources import (
-    Part,
-    SplitConfig,
-    TaskData,
-    open_task_data,
-    parted,
-    require_both_classes,
-)
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, fit
 from taskuq.training.recipe import Recipe
@@ -90,7 +84,7 @@ class ClassifierTraining:
             decay=0.02,
         )
     )
-    data: TaskData = field(default_factory=TaskData)
+    data: Data = field(default_factory=paper_data)
     split: SplitConfig = field(default_factory=SplitConfig)
     views: AugmentConfig = field(default_factory=AugmentConfig)
     attack: AttackConfig = field(default_factory=AttackConfig)
@@ -126,7 +120,7 @@ class ContrastiveTraining:
             decay=0.02,
         )
     )
-    data: TaskData = field(default_factory=TaskData)
+    data: Data = field(default_factory=paper_data)
     split: SplitConfig = field(default_factory=SplitConfig)
     views: AugmentConfig = field(default_factory=lambda: AugmentConfig(contrast=0.5, blur=2.0))
     start: StartConfig = field(default_factory=StartConfig)
@@ -169,20 +163,20 @@ def open_parts(settings: Settings, split: Split | None = None) -> tuple[Part, Pa
     Example:
         >>> import tempfile
         >>> import numpy as np
+        >>> from taskuq.data.arrays import NpzData
         >>> path = Path(tempfile.mkdtemp()) / "mine.npz"
         >>> np.savez(path, images=np.ones((10, 8, 8)), label=[0, 1] * 5, group=np.arange(10))
-        >>> settings = ClassifierTraining(data=TaskData(kind="npz", path=path))
+        >>> settings = ClassifierTraining(data=NpzData(path=path))
         >>> [len(part.cases) for part in open_parts(settings)]
         [6, 1, 3]
     """
     whole = open_task_data(settings.data)
     if split is None:
         split = settings.split.split(whole.cases.groups)
-    train, tune, judge = parted(whole, split)
+    train, tune, judge = whole.split(split)
     if settings.data.in_memory:
-        # Volumes take a processor to transform; arrays would only be copied about.
-        readers = settings.training.workers if settings.data.kind == "fastmri" else 1
-        return train.in_memory(readers), tune.in_memory(readers), judge
+        processes = settings.data.processes
+        return train.in_memory(processes), tune.in_memory(processes), judge
     return train, tune, judge
 
 
@@ -244,7 +238,8 @@ def _recipe(settings: Settings, training: Part, tuning: Part) -> Recipe:
         )
     weights = torch.ones(tasks, 2)
     if settings.network.output == "probability":
-        require_both_classes(training, tuning)
+        require_classes(training.targets, "training patients")
+        require_classes(tuning.targets, "tuning patients")
         weights = class_weights(training.targets, settings.balance)
     else:
         _standardise(network, training)

@@ -1,0 +1,339 @@
+"""One table [data]: every reader in every command, your own among them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from volumes import write_volume
+
+from taskuq.commands.app import main
+from taskuq.data.arrays import ArrayDataset, NpzData
+from taskuq.data.atlas import AtlasData
+from taskuq.data.dataset import Dataset
+from taskuq.data.fastmri import FastMRIData
+from taskuq.data.folder import FolderData
+from taskuq.data.readers import READERS, Reader, open_all, open_data, open_task_data, read_data
+from taskuq.data.splits import SplitConfig
+from taskuq.errors import InputError
+from taskuq.outputs.table import TaskOutputs
+from taskuq.settings import toml_text
+from taskuq.task import BackboneConfig, ClassifierConfig
+from taskuq.task.cases import TaskCases
+from taskuq.task.train import ClassifierTraining, open_parts, train
+from taskuq.training.config import TrainingConfig
+from taskuq.training.fit import Machine
+
+LGG = Path(__file__).resolve().parents[2] / "../shared/data/lgg/lgg_flair_128_all_dev.npz"
+NOTES = "file,slice,study_level,x,y,width,height,label\n"
+GROUPS, SLICES, SIZE = 6, 2, 32
+CASES = GROUPS * SLICES
+
+
+def pictures():
+    rng = np.random.default_rng(0)
+    return np.kron(rng.integers(1, 250, (CASES, 8, 8), dtype=np.uint8), np.ones((4, 4), np.uint8))
+
+
+LABEL = np.tile([0, 1], GROUPS)
+GROUP = np.repeat([f"patient-{k}" for k in range(GROUPS)], SLICES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Reader):
+    """A reader of one's own: nothing but settings and a data set."""
+
+    brightness: float = 1.0
+
+    def open(self) -> Dataset:
+        return ArrayDataset(self.brightness * pictures(), LABEL, GROUP, normalise=False)
+
+
+def fastmri(folder):
+    for part in ("train", "val"):
+        for k in range(GROUPS):
+            path = folder / part / f"file{part}{k}.h5"
+            write_volume(path, slices=SLICES, coils=9, height=40, width=36, seed=k)
+    torn = [f"file{p}{k},0,No,1,1,5,5,Meniscus Tear" for p in ("train", "val") for k in range(6)]
+    (folder / "knee.csv").write_text(NOTES + "\n".join(torn))
+    return {
+        "path": str(folder / "train"), "validation_path": str(folder / "val"),
+        "labels": str(folder / "knee.csv"), "size": SIZE, "minimum_width": SIZE, "slices": "all",
+    }  # fmt: skip
+
+
+def npz(folder):
+    # One more case than is kept.
+    images, keep = np.concatenate([pictures(), pictures()[:1]]), np.arange(CASES + 1) < CASES
+    np.savez(
+        folder / "mine.npz", images=images, label=[*LABEL, 0], group=[*GROUP, "other"], keep=keep,
+        case=[*(f"case-{k}" for k in range(CASES)), "other"], area=np.arange(CASES + 1.0),
+    )  # fmt: skip
+    return {"path": str(folder / "mine.npz"), "keep": "keep"}
+
+
+def folder(folder):
+    image = pytest.importorskip("PIL.Image")
+    rows = ["file,label,group"]
+    for k, picture in enumerate(pictures()):
+        image.fromarray(picture).save(folder / f"{k}.png")
+        rows.append(f"{k}.png,{LABEL[k]},{GROUP[k]}")
+    (folder / "labels.csv").write_text("\n".join(rows))
+    return {"path": str(folder), "labels": str(folder / "labels.csv"), "cut": SIZE}
+
+
+def atlas(folder):
+    pytest.importorskip("nilearn")
+    return {"patients": GROUPS, "slices": SLICES, "size": SIZE, "seed": 6}
+
+
+def mine(folder):
+    return {"brightness": 2.0}
+
+
+MAKE = {"fastmri": fastmri, "npz": npz, "folder": folder, "atlas": atlas, "mine": mine}
+
+
+@pytest.fixture(params=[*MAKE])
+def data(request, tmp_path, monkeypatch):
+    """The table [data] of one reader, with files for it."""
+    monkeypatch.setitem(READERS._known, "mine", Mine)
+    (tmp_path / "data").mkdir()
+    own = MAKE[request.param](tmp_path / "data")
+    return {"kind": request.param, "coils": 2, "validation": 0.5, **own}
+
+
+@pytest.fixture
+def start(tmp_path, data, capsys):
+    """Write a configuration and start a command with it."""
+
+    def start_with(command, settings, *options):
+        (tmp_path / "config.toml").write_text(toml_text({**settings, "data": data}))
+        main([*command.split(), str(tmp_path / "config.toml"), *map(str, options)])
+        return capsys.readouterr().out
+
+    return start_with
+
+
+MEASURE = {"accelerations": [4, 2], "published": False}
+CPU = ("--accelerator", "cpu", "--no-progress")
+
+
+@pytest.mark.parametrize("part", ["all", "validation"])
+def test_every_reader_runs(tmp_path, start, data, part):
+    start("run", {"part": part, "samples": 1, "measure": MEASURE}, "-o", tmp_path / "table")
+    table = TaskOutputs.load(tmp_path / "table")
+    whole = part == "all" or "validation_path" in data
+
+    assert len(table.case) == (CASES if whole else CASES // 2)
+    assert len(set(table.group)) == (GROUPS if whole else GROUPS // 2)
+    assert np.isfinite(table.outputs).all()
+    assert table.provenance["configuration"]["data"]["kind"] == data["kind"]
+
+
+def test_every_reader_trains_a_recovery(tmp_path, start):
+    network = {"cascades": 1, "width": 1, "pools": 1, "sensitivity_width": 1,
+               "sensitivity_pools": 1}  # fmt: skip
+    settings = {"network": network, "training": {"epochs": 1, "batch": 4}, "measure": MEASURE}
+    start("train varnet", settings, "-o", tmp_path / "run", *CPU)
+
+    assert (tmp_path / "run" / "best.safetensors").exists()
+
+
+def test_every_reader_trains_a_task(tmp_path, start):
+    network = {"hidden": [4], "backbone": {"kind": "small", "width": 4, "blocks": [1]}}
+    settings = {"network": network, "training": {"epochs": 1, "batch": 4},
+                "split": {"train": 0.5, "tune": 0.34}, "attack": {"radius": 0}}  # fmt: skip
+    start("train classifier", settings, "-o", tmp_path / "run", *CPU)
+
+    assert (tmp_path / "run" / "best.safetensors").exists()
+
+
+def test_every_reader_is_judged(tmp_path, start):
+    start("quality", {"measure": MEASURE}, "-o", tmp_path / "quality.json")
+    rows = json.loads((tmp_path / "quality.json").read_text())["results"]
+
+    assert [row["acceleration"] for row in rows] == [4, 2]
+    assert rows[1]["psnr"]["mean"] > rows[0]["psnr"]["mean"]
+
+
+def test_every_reader_is_checked(start, data):
+    record = json.loads(start("data check", {}, "--json", "-"))
+    folders = 2 if data["kind"] == "fastmri" else 1
+
+    assert record["summary"]["slices"] == folders * CASES
+    assert record["summary"]["groups"] == folders * GROUPS
+
+
+@pytest.mark.parametrize(
+    "command", ["run", "train varnet", "train classifier", "quality", "data check"]
+)
+def test_every_command_refuses_what_is_not_the_readers_own(start, data, tmp_path, capsys, command):
+    data["colour"] = "red"
+    output = [] if command == "data check" else ["-o", tmp_path / "out"]
+    with pytest.raises(SystemExit) as stopped:
+        start(command, {}, *output)
+
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert f"data.colour is not a setting of the data reader '{data['kind']}'; choose" in said
+
+
+def test_coils_are_simulated_for_recoveries_and_not_for_tasks(start, data, tmp_path):
+    start("data check", {})
+    reader = read_data(tmp_path / "config.toml")
+    plain = open_task_data(reader).cases[0].image
+
+    assert open_all(reader)[0].image.shape == (2, SIZE, SIZE)
+    assert open_data(reader)[0][0].image.is_complex()
+    assert plain.is_complex() == (data["kind"] == "fastmri")
+
+
+def test_memory_changes_nothing(start, data, tmp_path):
+    start("data check", {})
+    reader = read_data(tmp_path / "config.toml")
+    for one, other in zip(
+        open_data(reader), open_data(replace(reader, in_memory=True)), strict=True
+    ):
+        assert np.array_equal(one.groups, other.groups)
+        for first, second in zip(one, other, strict=True):
+            assert torch.equal(first.image, second.image)
+            assert first[1:] == second[1:]
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({"kind": "npz", "patients": 3},
+         "data.patients is not a setting of the data reader 'npz'; choose from coils, validation, "
+         "seed, in_memory, path, group, keep, target"),
+        ({"kind": "atlas", "path": "a"},
+         "data.path is not a setting of the data reader 'atlas'; choose from coils, validation, "
+         "seed, in_memory, patients, size, slices, target"),
+        ({"kind": "folder", "target": "area"},
+         "data.target is not a setting of the data reader 'folder'; choose from coils, "
+         "validation, seed, in_memory, path, labels, group, cut"),
+        ({"kind": "atlas", "target": "volume"},
+         "data.target is 'volume'; choose from 'label', 'lesion_area'"),
+        ({"kind": "nii"},
+         "unknown data reader 'nii'; choose one of fastmri, npz, folder, atlas"),
+    ],
+)  # fmt: skip
+def test_a_key_of_another_kind_is_refused_by_name(tmp_path, table, sentence):
+    (tmp_path / "a.toml").write_text(toml_text({"data": table}))
+    with pytest.raises(InputError, match=f"^{sentence}$"):
+        read_data(tmp_path / "a.toml")
+
+
+@pytest.mark.parametrize(
+    ("reader", "opening", "sentence"),
+    [
+        (FastMRIData(), open_data, "data.path is missing; name the folder of training volumes"),
+        (FastMRIData(path=Path("a")), open_all,
+         "data.validation_path is missing; name the folder of validation volumes"),
+        (FastMRIData(path=Path("a")), open_task_data,
+         r"data.labels is missing; name the fastMRI\+ annotations"),
+        (NpzData(), open_all, r"data.path is missing; name the .npz file"),
+        (FolderData(), open_all, "data.path is missing; name the folder of images"),
+        (FolderData(path=Path("a")), open_task_data,
+         "data.labels is missing; name the CSV with file, label and group"),
+    ],
+)  # fmt: skip
+def test_a_reader_says_what_it_needs(reader, opening, sentence):
+    with pytest.raises(InputError, match=sentence):
+        opening(reader)
+
+
+def test_targets_follow_the_cases_that_are_kept(tmp_path):
+    reader = NpzData(**npz(tmp_path) | {"path": tmp_path / "mine.npz"}, target="area")
+    part = open_task_data(reader)
+
+    assert part.targets.tolist() == [[float(k)] for k in range(CASES)]
+    assert part.cases.cases.tolist() == [f"case-{k}" for k in range(CASES)]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"target": "volume"}, "has no volume; choose from images, label, group, keep, case, area"),
+        ({"target": "short"}, "short has 3 entries for 13 images; give one for each"),
+        ({"target": "broken"}, "broken holds NaN or infinite values; leave those cases out"),
+        ({"keep": "area"}, "area has type float64 .* data.keep needs one boolean for each image"),
+    ],
+)
+def test_arrays_that_do_not_fit_the_images_are_refused(tmp_path, change, sentence):
+    npz(tmp_path)
+    with np.load(tmp_path / "mine.npz") as file:
+        extra = {"short": np.ones(3), "broken": np.full(CASES + 1, np.nan)}
+        np.savez(tmp_path / "more.npz", **file, **extra)
+    with pytest.raises(InputError, match=sentence):
+        open_task_data(NpzData(path=tmp_path / "more.npz", **change))
+
+
+def test_the_atlas_is_the_same_in_memory_and_case_by_case():
+    pytest.importorskip("nilearn")
+    lazy = AtlasData(patients=3, size=32, slices=2, target="lesion_area")
+    one = open_task_data(lazy)
+    other = open_task_data(replace(lazy, in_memory=True))
+
+    assert np.array_equal(one.targets, other.targets)
+    assert np.array_equal(one.cases.groups, other.cases.groups)
+    assert np.array_equal(one.cases.labels, other.cases.labels)
+    for k in range(6):
+        assert np.array_equal(one.cases[k].image, other.cases[k].image)
+
+
+def test_fastmri_slices_come_as_magnitudes_with_their_labels(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    rng = np.random.default_rng(0)
+    for name in ("file1", "file2"):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            values = rng.normal(size=(5, 9, 320, 320, 2)).astype(np.float32)
+            file["kspace"] = values.view(np.complex64)[..., 0]
+            file.attrs["acquisition"] = "CORPD_FBK"
+    notes = "file,slice,study_level,x,y,width,height,label\nfile2,2,No,10,10,5,5,Meniscus Tear\n"
+    (tmp_path / "knee.csv").write_text(notes)
+    config = FastMRIData(path=tmp_path, labels=tmp_path / "knee.csv")
+    part = open_task_data(config)
+    case = TaskCases(part.cases, part.targets)[0, 1]
+
+    assert part.targets.sum() == 1
+    assert case["image"].shape == (320, 320)
+    assert not case["image"].is_complex()
+
+
+def test_a_folder_of_mixed_sizes_is_refused_and_can_be_cut(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    rows = ["file,label,group"]
+    for k in range(12):
+        pixels = np.random.default_rng(k).integers(0, 255, (16 + k % 2, 16), dtype=np.uint8)
+        image.fromarray(pixels).save(tmp_path / f"{k}.png")
+        rows.append(f"{k}.png,{k // 2 % 2},{k // 4}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    data = FolderData(path=tmp_path, labels=tmp_path / "labels.csv")
+    settings = ClassifierTraining(
+        network=ClassifierConfig(BackboneConfig("small", width=4, blocks=(1,)), hidden=(4,)),
+        training=TrainingConfig(epochs=1, batch=4),
+        data=data,
+        split=SplitConfig(train=0.4, tune=0.4),
+    )
+    machine = Machine("cpu", progress=False)
+    with pytest.raises(InputError, match="images are of size 16×16 and 17×16"):
+        train(settings, tmp_path / "run", machine=machine)
+    cut = replace(data, cut=16)
+    train(replace(settings, data=cut), tmp_path / "b", machine=machine)
+
+
+@pytest.mark.skipif(not LGG.exists(), reason="the real slices are not part of this project")
+def test_real_slices_are_split_by_patient():
+    data = NpzData(path=LGG, keep="central")
+    parts = open_parts(ClassifierTraining(data=data, split=SplitConfig(train=0.5, tune=0.1)))
+    patients = [set(part.cases.groups) for part in parts]
+
+    assert sum(len(part.cases) for part in parts) == 1801
+    assert [len(p) for p in patients] == [44, 8, 36]
+    assert not patients[0] & patients[1] | patients[1] & patients[2] | patients[0] & patients[2]
