@@ -77,7 +77,7 @@ def test_arrays_that_do_not_fit_are_refused(change, sentence):
 def test_a_file_that_is_no_npz_is_refused(tmp_path):
     path = tmp_path / "text.npz"
     path.write_text("not an archive")
-    with pytest.raises(ValueError, match="cannot be read as images .* it may be truncated"):
+    with pytest.raises(ValueError, match=r"cannot be read as images .* it may be truncated"):
         read_npz(path)
 
 

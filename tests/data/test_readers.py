@@ -147,7 +147,7 @@ def test_every_reader_trains_a_recovery(tmp_path, start):
 def test_every_reader_trains_a_task(tmp_path, start):
     network = {"hidden": [4], "backbone": {"kind": "small", "width": 4, "blocks": [1]}}
     settings = {"network": network, "training": {"epochs": 1, "batch": 4},
-                "split": {"train": 0.5, "tune": 0.34}, "attack": {"radius": 0}}  # fmt: skip
+                "split": {"train": 0.5, "tune": 0.5}, "attack": {"radius": 0}}  # fmt: skip
     start("train classifier", settings, "-o", tmp_path / "run", *CPU)
 
     assert (tmp_path / "run" / "best.safetensors").exists()

@@ -5,10 +5,10 @@ from math import inf
 
 import numpy as np
 import pytest
-from taskuq.training.sources import MaskConfig
 
 import taskuq as tq
 from taskuq.data.atlas import Atlas
+from taskuq.measure.masks import MaskConfig
 from taskuq.measure.mri import MultiCoilMRI
 from taskuq.measure.scanner import SimulatedScanner
 from taskuq.recover.opening import open_recovery
