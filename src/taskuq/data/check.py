@@ -102,6 +102,7 @@ def check(reader: Reader, *, strict: bool = False, thorough: bool = False) -> Ch
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
         >>> from taskuq.data.arrays import NpzData
         >>> path = Path(tempfile.mkdtemp()) / "mine.npz"
         >>> np.savez(path, images=np.ones((4, 8, 8)), label=[0, 0, 1, 1], group=[7, 7, 9, 9])
