@@ -23,9 +23,8 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from taskuq.measure.coils import rss
+from taskuq.measure.coils import rss, to_channels, to_complex
 from taskuq.measure.fourier import fft2c
-from taskuq.measure.layout import to_channels, to_complex
 from taskuq.measure.projections import data_consistent, keep_measured, null_space
 from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
 from taskuq.recover.flow.sampler import Sampler

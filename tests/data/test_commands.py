@@ -9,7 +9,7 @@ from PIL import Image
 from taskuq.commands.data import atlas, atlas_base, check, prepare, sheet
 from taskuq.commands.masks import masks
 from taskuq.data.arrays import read_npz
-from taskuq.measure.published import published_masks
+from taskuq.measure.masks import published_masks
 
 SMALL = {"size": 32, "minimum_width": 32, "slices": "all"}
 NOTES = "file,slice,study_level,x,y,width,height,label\n"

@@ -14,8 +14,7 @@ from taskuq.data.dataset import Dataset
 from taskuq.data.fastmri import FastMRI, Labels, survey
 from taskuq.data.preparation import Preparation, cached_recipe
 from taskuq.data.volume import open_volume
-from taskuq.measure.coils import rss
-from taskuq.measure.compression import compression_matrix
+from taskuq.measure.coils import compression_matrix, rss
 from taskuq.measure.fourier import ifft2c
 from taskuq.measure.projections import keep_measured
 

@@ -9,8 +9,7 @@ import pytest
 import taskuq as tq
 from taskuq.data.atlas import Atlas
 from taskuq.measure.masks import MaskConfig
-from taskuq.measure.mri import MultiCoilMRI
-from taskuq.measure.scanner import SimulatedScanner
+from taskuq.measure.mri import MultiCoilMRI, SimulatedScanner
 from taskuq.recover.opening import open_recovery
 from taskuq.runs.stored import stored_table
 from taskuq.task.catalog import load

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskuq.measure.compression import compress_coils, compression_matrix
+from taskuq.measure.coils import compress_coils, compression_matrix
 from taskuq.measure.projections import keep_measured
 
 

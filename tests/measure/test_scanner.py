@@ -8,8 +8,7 @@ import torch
 
 from taskuq.errors import InputError
 from taskuq.measure.masks import nested_masks
-from taskuq.measure.mri import MultiCoilMRI
-from taskuq.measure.scanner import SimulatedScanner
+from taskuq.measure.mri import MultiCoilMRI, SimulatedScanner
 
 RATES = (8.0, 4.0, 2.0)
 

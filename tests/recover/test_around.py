@@ -13,7 +13,7 @@ from taskuq.data.arrays import ArrayDataset
 from taskuq.data.dataset import Changed
 from taskuq.data.simulate import simulated_coils
 from taskuq.errors import InputError
-from taskuq.measure.layout import to_complex
+from taskuq.measure.coils import to_complex
 from taskuq.measure.mri import MultiCoilMRI
 from taskuq.measure.projections import keep_measured
 from taskuq.recover.around import AroundEstimate, temperature_at

@@ -75,7 +75,7 @@ def test_likelihood_is_the_entropy_of_the_posterior(trained):
 
 
 def test_training_noise_fills_the_subspaces_it_is_meant_for():
-    from taskuq.measure.layout import to_complex
+    from taskuq.measure.coils import to_complex
     from taskuq.measure.projections import keep_measured, null_space
     from taskuq.recover.recipes import flow_target
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from taskuq.errors import InputError
-from taskuq.measure.layout import to_channels, to_complex
+from taskuq.measure.coils import to_channels, to_complex
 from taskuq.measure.projections import data_consistent, keep_measured
 from taskuq.recover.columns import consistent_columns
 from taskuq.recover.flow import ConditionalFlow

@@ -11,8 +11,7 @@ from cyclopts import Parameter
 
 from taskuq.errors import InputError
 from taskuq.measure.drawing import draw_masks
-from taskuq.measure.masks import acs_width, nested_masks
-from taskuq.measure.published import published_masks
+from taskuq.measure.masks import acs_width, nested_masks, published_masks
 
 
 def masks(

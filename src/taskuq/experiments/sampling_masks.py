@@ -11,8 +11,7 @@ from taskuq.experiments.inputs import Inputs
 from taskuq.experiments.settings import ClaimSettings
 from taskuq.experiments.wording import verdict
 from taskuq.interval import BoolArray
-from taskuq.measure.masks import acs_width, center_lines, nested_masks
-from taskuq.measure.published import published_masks
+from taskuq.measure.masks import acs_width, center_lines, nested_masks, published_masks
 from taskuq.report.networks import masks_figure
 from taskuq.report.records import experiment_record
 

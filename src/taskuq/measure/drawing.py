@@ -23,7 +23,7 @@ def draw_masks(masks: BoolArray, accelerations: Sequence[float], path: Path | st
 
     Example:
         >>> import tempfile
-        >>> from taskuq.measure.published import published_masks
+        >>> from taskuq.measure.masks import published_masks
         >>> path = Path(tempfile.mkdtemp()) / "masks.png"
         >>> draw_masks(published_masks(), (16, 8, 4, 2), path).exists()
         True

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from taskuq.measure.coils import to_channels
 from taskuq.measure.fourier import fft2c, ifft2c
-from taskuq.measure.layout import to_channels
 from taskuq.measure.projections import broadcast_mask, keep_measured
 from taskuq.pipeline.progress import Progress
 from taskuq.recover.cases import MeasuredCases

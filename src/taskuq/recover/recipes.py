@@ -10,9 +10,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from taskuq.measure.coils import rss
+from taskuq.measure.coils import rss, to_channels
 from taskuq.measure.fourier import fft2c
-from taskuq.measure.layout import to_channels
 from taskuq.measure.projections import broadcast_mask, keep_measured, null_space
 from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
 from taskuq.recover.flow.sampler import case_scale

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
 
 from taskuq.errors import InputError
-from taskuq.measure.coils import rss
+from taskuq.measure.coils import rss, to_channels, to_complex
 from taskuq.measure.fourier import fft2c, ifft2c
-from taskuq.measure.layout import to_channels, to_complex
 from taskuq.measure.projections import broadcast_mask
 from taskuq.recover.columns import central_window
 from taskuq.recover.unet import UNet

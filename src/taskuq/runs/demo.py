@@ -11,10 +11,10 @@ from typing import Any
 import taskuq
 from taskuq.decide import plan
 from taskuq.decide.policy import Policy
-from taskuq.runs.stored import stored_quality, stored_table
 from taskuq.files import write_json
 from taskuq.outputs import TaskOutputs
 from taskuq.pipeline.provenance import provenance
+from taskuq.runs.stored import stored_quality, stored_table
 
 # Patients of the seed of the stored table, far beyond those it holds.
 SEED, FIRST = 1, 1000
@@ -97,10 +97,10 @@ def _scan(
     from taskuq.data.atlas import Atlas
     from taskuq.measure.masks import MaskConfig
     from taskuq.pipeline.device import pick_device
-    from taskuq.runs.live import Networks, explorer_arrays, scan_slice
     from taskuq.recover.opening import open_recovery
     from taskuq.report.explorer import save_explorer
     from taskuq.report.records import experiment_record
+    from taskuq.runs.live import Networks, explorer_arrays, scan_slice
     from taskuq.task.catalog import load
     from taskuq.weights import locate
 

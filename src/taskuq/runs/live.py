@@ -16,10 +16,9 @@ from taskuq.decide.acquisition import Acquisition, acquire
 from taskuq.decide.policy import Policy
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.measure.coils import rss
-from taskuq.measure.mri import MultiCoilMRI
-from taskuq.measure.scanner import SimulatedScanner
-from taskuq.seeds import case_seed
+from taskuq.measure.mri import MultiCoilMRI, SimulatedScanner
 from taskuq.protocols import Recover, Task
+from taskuq.seeds import case_seed
 
 
 @dataclass(frozen=True)
@@ -119,9 +118,7 @@ def scan_slice(
     scanner = MultiCoilMRI(masks, rates)
     measurements = [scanner(item.image, R) for R in rates]
     for k in range(len(recover.drawn), len(rates)):
-        recover(
-            measurements[k], samples=policy.samples, seed=case_seed(seed, item.case, rates[k])
-        )
+        recover(measurements[k], samples=policy.samples, seed=case_seed(seed, item.case, rates[k]))
     drawn = torch.stack([images.cpu() for images in recover.drawn[: len(rates)]])
     points = torch.cat([networks.point(m, samples=1, seed=0).cpu() for m in measurements])
     truth = rss(item.image)

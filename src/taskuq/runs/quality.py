@@ -32,8 +32,8 @@ from taskuq.recover.metrics import (
 from taskuq.recover.opening import open_recovery
 from taskuq.recover.vgg import load_vgg
 from taskuq.recover.zero_filled import ZeroFilled
-from taskuq.training.seeds import mixed_seed
 from taskuq.settings import to_table
+from taskuq.training.seeds import mixed_seed
 
 SCHEMA = "taskuq.quality/1"
 # Rows and columns of the blocks in which spread and error are compared.

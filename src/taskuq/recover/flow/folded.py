@@ -56,7 +56,7 @@ class FoldedFlow:
 
     Example:
         >>> import torch
-        >>> from taskuq.measure.layout import to_complex
+        >>> from taskuq.measure.coils import to_complex
         >>> from taskuq.recover.flow import ConditionalFlow, FlowConfig
         >>> flow = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2,
         ...                                   condition_channels=4, steps=2)).eval()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from taskuq.errors import InputError
-from taskuq.measure.layout import to_channels
+from taskuq.measure.coils import to_channels
 from taskuq.recover.columns import consistent_columns
 from taskuq.recover.flow.folded import FoldedFlow, fold
 from taskuq.recover.flow.model import ConditionalFlow
