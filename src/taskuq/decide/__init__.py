@@ -1,11 +1,13 @@
 """Multi-round policies with a guarantee for the interval that is reported at the stop."""
 
 from taskuq.decide.acquisition import Acquisition, acquire, load_acquisition
-from taskuq.decide.planning import PolicyPlan, plan
+from taskuq.decide.kinds import POLICIES, PolicyPlan
+from taskuq.decide.planning import plan
 from taskuq.decide.policy import Decision, Policy, load_policy
 from taskuq.decide.simulation import Simulation, simulate
 
 __all__ = [
+    "POLICIES",
     "Acquisition",
     "Decision",
     "Policy",

@@ -7,7 +7,44 @@ import math
 import numpy as np
 
 from taskuq.calibration.rank import exact_level
+from taskuq.decide.rules import Examination
+from taskuq.decide.stopping import Calibrator
 from taskuq.interval import FloatArray
+
+
+def make_certificate(
+    seen: Examination,
+    thresholds: FloatArray,
+    calibrator: Calibrator,
+    accelerations: FloatArray,
+    certainty: float,
+) -> dict[str, float]:
+    """Return the mean acceleration on the calibration cases, and the certified one if there is.
+
+    Arguments:
+        seen: The calibration cases in the light of the rules.
+        thresholds: The calibrated threshold of each round.
+        calibrator: What calibrated them.
+        accelerations: Of the stored rounds; there is no certificate where one is unknown.
+        certainty: The probability of an unlucky calibration.
+    """
+    exact_level(certainty, "certainty")
+    if np.isnan(accelerations).any():
+        return {}
+    unit, index = calibrator.unit, calibrator.index
+    lowest, largest, weight = seen.lowest, seen.largest, unit.weights(index)
+    if unit.stops_together:
+        largest = seen.allowance(index)
+        lowest, weight = np.full(largest.shape, -np.inf), np.ones(largest.shape[1])
+    cost = mean_cost(lowest, largest, accelerations, thresholds, weight)
+    found = {"mean_acceleration": 1 / cost}
+    # Going on is monotone in one threshold, which is what the certificate rests on.
+    if len(set(thresholds)) == 1 and seen.is_always_open:
+        found["certified"] = certified_acceleration(
+            cost, accelerations, int(index.max()) + 1, certainty, groups=unit.is_group
+        )
+        found["delta"] = certainty
+    return found
 
 
 def mean_cost(

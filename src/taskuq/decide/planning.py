@@ -2,83 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taskuq.calibration.family import Side
-from taskuq.calibration.groups import group_index
 from taskuq.calibration.guarantee import Guarantee
-from taskuq.calibration.rank import conformal_quantile, exact_level
-from taskuq.calibration.scores import resolve_score
 from taskuq.calibration.tuning import tuned_score, tuning_cases, tuning_count
 from taskuq.calibration.units import PolicyUnitName, Unit, as_unit, take_units, unit_index
-from taskuq.decide.certificate import certified_acceleration, mean_cost
-from taskuq.decide.examine import Examination, examine
+from taskuq.decide.certificate import make_certificate
 from taskuq.decide.goal import Goal
-from taskuq.decide.opening import LEAST
-from taskuq.decide.policy import KINDS, Kind, Policy
-from taskuq.decide.rules import FamilyRule, Rule, WindowRule, spread_score
-from taskuq.decide.stopping import stopping_score
-from taskuq.decide.whole_group import group_allowance, whole_group_threshold
+from taskuq.decide.kinds import PolicyPlan, Statistic
+from taskuq.decide.policy import Policy
+from taskuq.decide.rules import Examination, Rule, Rules, examine
+from taskuq.decide.stopping import Calibrator, smallest_allowed
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
 from taskuq.outputs import TaskOutputs
 from taskuq.protocols import Score
-
-Statistic = Literal["spread", "learned"]
-NARROWING_TUNING_SHARE = 0.3
-
-
-@dataclass(frozen=True)
-class PolicyPlan:
-    """What policy to plan; everything but the data.
-
-    Arguments:
-        kind: 'fixed-width', 'adaptive', 'anytime' or 'paper'.
-        alpha: The error rate.
-        goal: What the report has to achieve.
-        score: For 'adaptive', 'anytime' and 'paper': the score of the nested intervals.
-        statistic: For 'fixed-width': 'spread' or 'learned'.
-        budget: For 'fixed-width': the share of the error rate spent on stopping early; the rest
-            is spent on reports narrower than the window. 1 reports the window.
-        lateness: The exponent of the acceleration in the risk statistic; larger values are more
-            tolerant in later rounds.
-    """
-
-    kind: Kind
-    alpha: float
-    goal: Goal
-    score: str | Score = "mlwr"
-    statistic: Statistic = "spread"
-    budget: float = 1.0
-    lateness: float = 0.25
-
-    def __post_init__(self) -> None:
-        exact_level(self.alpha)
-        if self.kind not in KINDS:
-            raise InputError(f"unknown policy {self.kind!r}; choose one of {', '.join(KINDS)}")
-        if self.statistic not in get_args(Statistic):
-            raise InputError(f"statistic must be 'spread' or 'learned', got {self.statistic!r}")
-        if not 0 < self.budget <= 1:
-            raise InputError(f"budget must lie in (0, 1], got {self.budget}")
-        if not -10 <= self.lateness <= 10:
-            raise InputError(f"lateness must lie in [-10, 10], got {self.lateness}; 0.25 is usual")
-
-    @property
-    def base(self) -> Score:
-        """The score behind the rules, before any tuning."""
-        if self.kind != "fixed-width":
-            return resolve_score(self.score, self.alpha, self.goal.side)
-        if self.statistic == "learned":
-            return resolve_score("learned", self.alpha, self.goal.side)
-        return spread_score(self.goal.side)
-
-    @property
-    def narrows(self) -> bool:
-        """Whether reports may be narrower than the window, which takes tuning with targets."""
-        return self.kind == "fixed-width" and self.budget < 1
 
 
 def plan(
@@ -88,7 +30,7 @@ def plan(
     max_width: float | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
-    policy: Kind = "fixed-width",
+    policy: str = "fixed-width",
     score: str | Score = "mlwr",
     statistic: Statistic = "spread",
     budget: float = 1.0,
@@ -120,7 +62,7 @@ def plan(
         max_width: Stop when the interval is this narrow.
         at_least: Stop when a lower bound exceeds this level.
         at_most: Stop when an upper bound is below this level.
-        policy: The kind of policy.
+        policy: The kind of policy, one of these or your own.
         score: The score of the nested intervals; fixed-width policies have a statistic instead.
         statistic: 'spread' needs no tuning targets, 'learned' also corrects the sampler's bias.
         budget: For fixed-width: below 1, trade acceleration for narrower reports.
@@ -146,37 +88,32 @@ def plan(
     if not table.has_targets:
         raise InputError("the table has no targets, so no policy can be planned on it")
     whom = policy_unit(table, unit, cases)
-    group = whom.groups(table.group)
-    x, z = round_arrays(table)
-    aside = aside_cases(spec, x.shape[1], group, rng)
-    rules = tuned_rules(spec, table, x[:, aside], z[:, aside], _take(table.group, aside))
-    kept = ~aside
-    seen = examine(rules, x[:, kept], z[:, kept])
+    index = whom.index(table.cases, table.group)
+    aside = aside_cases(spec, index, rng)
+    rules, seen = examined(spec, table, aside, ~aside)
+    kept = unit_index(seen.cases, index[~aside])
     promise = Guarantee(
         alpha=alpha,
         **whom.record,
         delta=delta,
-        n_cases=int(kept.sum()),
-        n_groups=None if group is None else len(np.unique(group[kept])),
+        n_cases=seen.cases,
+        n_groups=int(kept.max()) + 1 if whom.is_group else None,
         tasks=table.tasks,
     )
-    groups = _take(group, kept)
-    whole = whom.stops_together
-    if whole:
-        require_whole_group(spec, seen)
-    thresholds = calibrated_thresholds(spec, seen, promise, groups, whole_group=whole)
+    calibrator = OneSet(promise, whom, kept)
+    thresholds = spec.thresholds(seen, calibrator)
     return Policy(
         kind=policy,
         goal=goal,
         accelerations=tuple(map(float, table.accelerations)),
         rules=rules,
-        thresholds=thresholds,
+        thresholds=tuple(map(float, thresholds)),
         guarantee=promise,
         samples=table.samples,
-        whole_group=whole,
+        whole_group=whom.stops_together,
         task_range=table.task_range,
         task_names=table.task_names,
-        certificate=_certificate(table, seen, thresholds, groups, certainty, whole, rules),
+        certificate=make_certificate(seen, thresholds, calibrator, table.accelerations, certainty),
         provenance={"tuning_cases": int(aside.sum()), "statistic": statistic, "budget": budget},
     )
 
@@ -187,17 +124,44 @@ def policy_unit(table: TaskOutputs, unit: PolicyUnitName | None, cases: float | 
     return as_unit(unit, cases, has_groups=table.group is not None, whole=True, missing=missing)
 
 
-def require_whole_group(spec: PolicyPlan, seen: Examination) -> None:
-    """Refuse policies that cannot stop whole groups."""
-    if spec.kind in ("anytime", "paper"):
-        raise InputError(f"a {spec.kind} policy has no threshold for whole groups; use 'group'")
-    if not _always_open(seen):
-        raise InputError("intervals that can be empty (cqr) cannot stop whole groups; use mlwr")
+@dataclass(frozen=True)
+class OneSet(Calibrator):
+    """Thresholds from one calibration set.
+
+    Arguments:
+        promise: What is promised.
+        unit: Whom it is for, and what stops together.
+        index: The unit of each case, numbered from 0.
+    """
+
+    promise: Guarantee
+    unit: Unit
+    index: NDArray[np.int64]
+
+    def quantiles(self, scores: FloatArray) -> FloatArray:
+        """Return the quantile of each row of scores (row, case)."""
+        return np.array([self.promise.quantile(row, self.index) for row in scores])
+
+    def smallest(self, thresholds: FloatArray, losses: FloatArray) -> FloatArray:
+        """Return the smallest threshold at which the groups lose no more than is allowed."""
+        return smallest_allowed(thresholds, losses.sum(axis=0), self.promise.allowed(len(losses)))
 
 
-def _always_open(seen: Examination) -> bool:
-    """Whether no interval is empty at any threshold that can occur."""
-    return bool(((seen.lowest == 0) | (seen.lowest <= LEAST)).all())
+def examined(
+    spec: PolicyPlan, table: TaskOutputs, learning: np.ndarray, kept: np.ndarray
+) -> tuple[Rules, Examination]:
+    """Return the rules of a policy, and the cases to calibrate on in the light of them.
+
+    Arguments:
+        spec: What to plan.
+        table: The table.
+        learning: The cases that the rules learn from.
+        kept: The cases to examine.
+    """
+    x, z = round_arrays(table)
+    group = None if table.group is None else table.group[learning]
+    rules = tuned_rules(spec, table, x[:, learning], z[:, learning], group)
+    return rules, examine(rules, x[:, kept], z[:, kept])
 
 
 def make_goal(
@@ -222,14 +186,19 @@ def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:
 
 
 def aside_cases(
-    spec: PolicyPlan, cases: int, group: np.ndarray | None, rng: np.random.Generator | None
+    spec: PolicyPlan, index: NDArray[np.int64], rng: np.random.Generator | None
 ) -> np.ndarray:
-    """Return which cases are set aside for the rules to learn from."""
-    index = unit_index(cases, group)
+    """Return which cases are set aside for the rules to learn from.
+
+    Arguments:
+        spec: What to plan.
+        index: The unit of each case, numbered from 0.
+        rng: Picks units at random; without it they are taken at even steps.
+    """
     aside = tuning_cases(spec.base, index, spec.alpha, rng)
-    if spec.narrows and aside.mean() < NARROWING_TUNING_SHARE:
-        take = tuning_count(int(index.max()) + 1, NARROWING_TUNING_SHARE, spec.alpha)
-        aside = take_units(index, take, rng)
+    share = spec.policy.tuning_share(spec)
+    if aside.mean() < share:
+        aside = take_units(index, tuning_count(int(index.max()) + 1, share, spec.alpha), rng)
     return aside
 
 
@@ -239,7 +208,7 @@ def tuned_rules(
     outputs: FloatArray,
     targets: FloatArray,
     group: np.ndarray | None,
-) -> tuple[tuple[Rule, ...], ...]:
+) -> Rules:
     """Return the rules of every round and task, tuned on the given cases.
 
     Arguments:
@@ -249,116 +218,13 @@ def tuned_rules(
         targets: Their targets (round, case, task).
         group: Their groups, if known.
     """
-    rules = tuple(
-        tuple(
-            _rule(spec, table, k).with_score(
-                tuned_score(
-                    spec.base, outputs[: k + 1, ..., t], targets[k, :, t], table.task_range, group
-                )
-            )
-            for t in range(outputs.shape[3])
-        )
-        for k in range(outputs.shape[0])
-    )
-    return _narrowed(spec, rules, outputs, targets) if spec.narrows else rules
+    policy, range_ = spec.policy, table.task_range
 
+    def rule(k: int, task: int) -> Rule:
+        x, z = outputs[: k + 1, ..., task], targets[k, :, task]
+        score = tuned_score(spec.base, x, z, range_, group)
+        return policy.rule(spec, score, range_, table.accelerations[k])
 
-def _rule(spec: PolicyPlan, table: TaskOutputs, k: int) -> Rule:
-    if spec.kind != "fixed-width":
-        return FamilyRule(spec.base, spec.goal, table.task_range)
-    R = table.accelerations[k]
-    weight = float(R**spec.lateness) if np.isfinite(R) else 1.0
-    return WindowRule(spec.base, spec.goal, table.task_range, weight)
-
-
-def _narrowed(
-    spec: PolicyPlan,
-    rules: tuple[tuple[Rule, ...], ...],
-    outputs: FloatArray,
-    targets: FloatArray,
-) -> tuple[tuple[Rule, ...], ...]:
-    """Let reports shrink: choose when to stop, and on what scale to shrink, on tuning cases."""
-    seen = examine(rules, outputs, targets)
-    Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
-    level = float(exact_level(spec.alpha)) * spec.budget
-    t0 = -conformal_quantile(Lambda, level)
-    if t0 == np.inf:
-        # Hardly any window misses, so every risk seen is small enough.
-        risks = -seen.largest[np.isfinite(seen.largest)]
-        t0 = 2 * float(risks.max(initial=0.0))
-    t0 = t0 if np.isfinite(t0) and t0 > 0 else float(np.median(-seen.largest[-1]))
-    t0 = t0 if np.isfinite(t0) and t0 > 0 else 1.0
-    # Any scale is valid; a large residual over predicted error makes the useful range about [0, 1].
-    residuals = [
-        e.family.score(targets[k, :, t])
-        for k, of_round in enumerate(seen.rounds)
-        for t, e in enumerate(of_round)
-    ]
-    finite = np.concatenate([r[np.isfinite(r)] for r in residuals])
-    B = 2 * float(np.quantile(finite, 1 - level)) if finite.size else 1.0
-    B = B if B > 0 else 1.0
-    return tuple(
-        tuple(replace(rule, narrowing=(t0, B)) for rule in of_round)  # type: ignore[type-var]  # a WindowRule
-        for of_round in rules
-    )
-
-
-def calibrated_thresholds(
-    spec: PolicyPlan,
-    seen: Examination,
-    promise: Guarantee,
-    group: np.ndarray | None,
-    *,
-    whole_group: bool,
-) -> tuple[float, ...]:
-    """Return the threshold of each round."""
-    rounds = len(seen.score)
-    if spec.kind == "paper":
-        return tuple(promise.quantile(seen.score[k], group) for k in range(rounds))
-    if spec.kind == "anytime":
-        return (promise.quantile(seen.score.max(axis=0), group),) * rounds
-    if whole_group:
-        assert group is not None
-        index, _ = group_index(group)
-        is_risk = spec.kind == "fixed-width" and not spec.narrows
-        allowance = np.stack([group_allowance(a, index, is_risk) for a in seen.largest])
-        threshold = whole_group_threshold(allowance, seen.score, group, promise)
-        return (max(threshold, float(seen.lowest.max())),) * rounds
-    Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
-    # A larger threshold keeps the promise too, and below every opening no case could stop.
-    return (max(promise.quantile(Lambda, group), float(seen.lowest.min())),) * rounds
-
-
-def _certificate(
-    table: TaskOutputs,
-    seen: Examination,
-    thresholds: tuple[float, ...],
-    group: np.ndarray | None,
-    certainty: float,
-    whole_group: bool,
-    rules: tuple[tuple[Rule, ...], ...],
-) -> dict[str, float]:
-    exact_level(certainty, "certainty")
-    if np.isnan(table.accelerations).any():
-        return {}
-    weight, units, lowest, largest = None, seen.largest.shape[1], seen.lowest, seen.largest
-    if group is not None:
-        index, sizes = group_index(group)
-        weight, units = 1 / sizes[index], len(sizes)
-        if whole_group:
-            is_risk = isinstance(rules[0][0], WindowRule) and rules[0][0].narrowing is None
-            largest = np.stack([group_allowance(a, index, is_risk) for a in seen.largest])
-            lowest, weight = np.full(largest.shape, -np.inf), None
-    cost = mean_cost(lowest, largest, table.accelerations, np.array(thresholds), weight)
-    found = {"mean_acceleration": 1 / cost}
-    # Going on is monotone in one threshold, which is what the certificate rests on.
-    if len(set(thresholds)) == 1 and _always_open(seen):
-        found["certified"] = certified_acceleration(
-            cost, table.accelerations, units, certainty, groups=group is not None
-        )
-        found["delta"] = certainty
-    return found
-
-
-def _take(values: np.ndarray | None, kept: np.ndarray) -> np.ndarray | None:
-    return None if values is None else values[kept]
+    rounds, tasks = outputs.shape[0], outputs.shape[3]
+    rules = tuple(tuple(rule(k, task) for task in range(tasks)) for k in range(rounds))
+    return policy.learned(spec, rules, outputs, targets)

@@ -6,16 +6,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from taskuq.calibration.guarantee import Guarantee, guarantee_from_dict
-from taskuq.calibration.scores import score_name
+from taskuq.calibration.scores import score_from_dict, score_name
 from taskuq.checks import as_numbers, as_range, require_in_range
 from taskuq.decide.goal import Goal, goal_from_dict
-from taskuq.decide.rules import Examined, Rule, WindowRule, rule_from_dict
-from taskuq.decide.whole_group import group_allowance
+from taskuq.decide.kinds import POLICIES
+from taskuq.decide.rules import Examined, Rule, Rules, group_allowance
 from taskuq.errors import InputError
 from taskuq.files import (
     complete,
@@ -29,8 +29,6 @@ from taskuq.interval import FloatArray, Interval
 from taskuq.protocols import Score
 
 SCHEMA = "taskuq.policy/1"
-Kind: TypeAlias = Literal["fixed-width", "adaptive", "anytime", "paper"]
-KINDS = ("fixed-width", "adaptive", "anytime", "paper")
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Policy:
     """When to stop scanning and what to report then.
 
     Arguments:
-        kind: 'fixed-width', 'adaptive', 'anytime' or 'paper'.
+        kind: A name in :data:`~taskuq.decide.kinds.POLICIES`.
         goal: What the report has to achieve.
         accelerations: Of the rounds, decreasing; everything measured is implied at the end.
         rules: How each task is examined in each round, rules[round][task].
@@ -73,10 +71,10 @@ class Policy:
         provenance: What else is known of the calibration.
     """
 
-    kind: Kind
+    kind: str
     goal: Goal
     accelerations: tuple[float, ...]
-    rules: tuple[tuple[Rule, ...], ...]
+    rules: Rules
     thresholds: tuple[float, ...]
     guarantee: Guarantee
     samples: int
@@ -87,8 +85,7 @@ class Policy:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InputError(f"unknown policy {self.kind!r}; choose one of {', '.join(KINDS)}")
+        POLICIES[self.kind]
         rounds, tasks = len(self.accelerations), len(self.task_names)
         rules = [len(of_round) for of_round in self.rules]
         if rules != [tasks] * rounds or len(self.thresholds) != rounds or not rounds * tasks:
@@ -100,7 +97,7 @@ class Policy:
     @property
     def is_guaranteed(self) -> bool:
         """Whether the report at the stop has a finite-sample guarantee."""
-        return self.kind != "paper"
+        return POLICIES[self.kind].is_guaranteed
 
     @property
     def alpha(self) -> float:
@@ -110,17 +107,7 @@ class Policy:
     @property
     def sentence(self) -> str:
         """What is promised about the interval that is reported when the scan stops."""
-        promise = self.guarantee.sentence
-        if self.kind == "paper":
-            return (
-                "Measured, not guaranteed: each round by itself keeps its error rate, but the "
-                "interval reported at the stop is chosen by its width and may miss more often."
-            )
-        what = promise.removeprefix("Guaranteed: ")
-        if self.kind == "anytime":
-            return f"Guaranteed at every round at once, whatever makes you stop: {what}"
-        stopped = f"Guaranteed for the report at the stop, where {self.goal.sentence}: {what}"
-        return f"{stopped} A scan that measures everything knows the target."
+        return POLICIES[self.kind]().sentence(self.goal, self.guarantee.sentence)
 
     def decide(
         self, round: int, outputs: Any, *, value: float | FloatArray | None = None
@@ -166,11 +153,9 @@ class Policy:
         )
 
     def _group_stops(self, round: int, examined: list[Examined]) -> bool:
-        allowance = np.min([e.largest for e in examined], axis=0)
-        rule = self.rules[round][0]
-        is_risk = isinstance(rule, WindowRule) and rule.narrowing is None
-        index = np.zeros(len(allowance), dtype=np.int64)
-        return bool(self.thresholds[round] < group_allowance(allowance, index, is_risk)[0])
+        largest = np.min([e.largest for e in examined], axis=0)
+        index, is_risk = np.zeros(len(largest), dtype=np.int64), self.rules[round][0].is_risk
+        return bool(self.thresholds[round] < group_allowance(largest, index, is_risk)[0])
 
     def _known(self, value: float | FloatArray | None) -> Decision:
         if value is None:
@@ -265,14 +250,15 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
     with complete(path, "policy", "plan again"):
         goal = goal_from_dict(record["goal"])
         range_ = as_range(record["task_range"])
+        kind = record["kind"]
         policy = Policy(
-            kind=record["kind"],
+            kind=kind,
             goal=goal,
             accelerations=tuple(
                 float("nan") if R is None else float(R) for R in record["accelerations"]
             ),
             rules=tuple(
-                tuple(rule_from_dict(rule, goal, range_, score) for rule in rules)
+                tuple(_read_rule(kind, rule, goal, range_, score) for rule in rules)
                 for rules in record["rules"]
             ),
             thresholds=tuple(number_from_json(t) for t in record["thresholds"]),
@@ -285,3 +271,16 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
             provenance=record["provenance"],
         )
     return policy
+
+
+def _read_rule(
+    kind: str,
+    record: Mapping[str, Any],
+    goal: Goal,
+    task_range: tuple[float, float] | None,
+    custom: Score | None,
+) -> Rule:
+    score, rule = score_from_dict(record["score"], custom), POLICIES[kind].rules
+    if record["kind"] != rule.name:
+        raise InputError(f"unknown kind of rule {record['kind']!r} in the file")
+    return rule.from_dict(record, score, goal, task_range)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.calibration.family import AnchoredFamily
-from taskuq.decide.examine import Examination
+from taskuq.decide.rules import Examination
 from taskuq.evaluation.splits import byte_threshold, test_folds
 from taskuq.evaluation.trials import Splitting
 from taskuq.interval import FloatArray

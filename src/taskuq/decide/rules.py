@@ -1,24 +1,23 @@
-"""What a policy looks at in one round: when it would stop, and what it would report."""
+"""What a policy looks at, in one round and in all: when it would stop, what it would report."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias, final
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from taskuq.calibration.family import AnchoredFamily, family_of
-from taskuq.calibration.link import IDENTITY, Link
-from taskuq.calibration.scores import score_from_dict, score_to_dict
-from taskuq.calibration.scores.mlwr import MLWR
-from taskuq.decide.goal import Goal
-from taskuq.decide.opening import opening
-from taskuq.errors import InputError
+from taskuq.calibration.scores import score_to_dict
+from taskuq.decide.goal import BISECTIONS, Goal
 from taskuq.interval import FloatArray, Interval
 from taskuq.protocols import Family, Score
+
+# Every finite threshold is above this; minus infinity is not, where every interval is empty.
+LEAST = -float(np.finfo(float).max)
 
 
 @dataclass(frozen=True)
@@ -70,22 +69,38 @@ class Examined:
 class Rule(ABC):
     """How the outputs of the rounds so far are examined."""
 
+    # What files call it.
+    name: ClassVar[str]
+    # The score behind it.
+    score: Score
+
     @property
     @abstractmethod
-    def score(self) -> Score:
-        """The score behind the rule."""
+    def is_risk(self) -> bool:
+        r"""Whether :math:`-\lambda^*` is a risk statistic, which is averaged over a group."""
 
     @abstractmethod
     def examine(self, outputs: FloatArray) -> Examined:
         """Examine cases, outputs of all rounds so far (round, case, sample)."""
 
     @abstractmethod
-    def with_score(self, score: Score) -> Rule:
-        """Return the rule with a tuned score."""
-
-    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Return a description that JSON can hold."""
+
+    @classmethod
+    @abstractmethod
+    def from_dict(
+        cls,
+        record: Mapping[str, Any],
+        score: Score,
+        goal: Goal,
+        task_range: tuple[float, float] | None,
+    ) -> Rule:
+        """Read a rule back from its description, its score read already."""
+
+
+# The rules of a policy, rules[round][task].
+Rules: TypeAlias = tuple[tuple[Rule, ...], ...]
 
 
 @final
@@ -94,27 +109,25 @@ class FamilyRule(Rule):
     """Stop when the calibrated interval achieves the goal, and report it.
 
     Arguments:
-        base: The score whose nested intervals are used.
+        score: The score whose nested intervals are used.
         goal: When to stop.
         task_range: The range intervals are clipped to, if any.
     """
 
-    base: Score
+    name: ClassVar[str] = "family"
+
+    score: Score
     goal: Goal
     task_range: tuple[float, float] | None
 
     @property
-    def score(self) -> Score:
-        """The score behind the rule."""
-        return self.base
-
-    def with_score(self, score: Score) -> FamilyRule:
-        """Return the rule with a tuned score."""
-        return replace(self, base=score)
+    def is_risk(self) -> bool:
+        """No: every interval of a group has to achieve the goal."""
+        return False
 
     def examine(self, outputs: FloatArray) -> Examined:
         """Examine cases, outputs of all rounds so far (round, case, sample)."""
-        family = family_of(self.base, outputs)
+        family = family_of(self.score, outputs)
         low, high = self.task_range or (-np.inf, np.inf)
         cases = outputs.shape[-2]
         return Examined(
@@ -126,113 +139,151 @@ class FamilyRule(Rule):
 
     def to_dict(self) -> dict[str, Any]:
         """Return a description that JSON can hold."""
-        return {"kind": "family", "score": score_to_dict(self.base)}
+        return {"kind": self.name, "score": score_to_dict(self.score)}
+
+    @classmethod
+    def from_dict(
+        cls,
+        record: Mapping[str, Any],
+        score: Score,
+        goal: Goal,
+        task_range: tuple[float, float] | None,
+    ) -> FamilyRule:
+        """Read a rule back from its description."""
+        return cls(score, goal, task_range)
 
 
-@final
 @dataclass(frozen=True)
-class WindowRule(Rule):
-    r"""Stop when a window that achieves the goal is safe enough, and report the window.
-
-    The risk statistic of a case is the predicted error over the reach of the window,
-
-    .. math:: h = R^\gamma \cdot \frac{u}{d}
-
-    with the score's scale :math:`u` and the distance :math:`d` from its centre to the nearer end
-    of the window. In terms of the threshold :math:`\lambda = -t` the case stops when
-    :math:`h < t`. :math:`\gamma > 0` makes later rounds more tolerant, because going on costs
-    more there.
-
-    With ``narrowing`` the report shrinks as long as the threshold allows: at
-    :math:`\lambda \le 1` it is the window within :math:`g^{-1}[m \pm \lambda B u]`, and the scan
-    stops when :math:`h < t_0 / \max(\lambda, 1)`.
+class Examination:
+    """Cases over all rounds.
 
     Arguments:
-        base: A score around a centre: MLWR for the statistic 'spread', Learned for 'learned'.
-        goal: What the window has to achieve.
-        task_range: The declared range, if any.
-        weight: :math:`R^\gamma`.
-        narrowing: :math:`t_0` and :math:`B`, where reports may be narrower than the window.
+        lowest: Thresholds below which a round does not stop a case (round, case).
+        largest: Thresholds from which on it does not (round, case).
+        score: The smallest threshold at which the report contains the target (round, case).
+        is_risk: Whether the largest thresholds are risk statistics, with a minus sign.
+        rounds: What each task looked like in each round, rounds[round][task].
     """
 
-    base: Score
-    goal: Goal
-    task_range: tuple[float, float] | None
-    weight: float
-    narrowing: tuple[float, float] | None = None
+    lowest: FloatArray
+    largest: FloatArray
+    score: FloatArray
+    is_risk: bool
+    rounds: tuple[tuple[Examined, ...], ...]
 
     @property
-    def score(self) -> Score:
-        """The score behind the rule."""
-        return self.base
+    def cases(self) -> int:
+        """The number of cases."""
+        return self.score.shape[1]
 
-    def with_score(self, score: Score) -> WindowRule:
-        """Return the rule with a tuned score."""
-        return replace(self, base=score)
+    @property
+    def is_always_open(self) -> bool:
+        """Whether no interval is empty at any threshold that can occur."""
+        return bool(((self.lowest == 0) | (self.lowest <= LEAST)).all())
 
-    def risk(self, outputs: FloatArray) -> tuple[FloatArray, Interval, AnchoredFamily]:
-        """Return the risk statistic, the windows and the families of cases."""
-        family = family_of(self.base, outputs)
-        if not isinstance(family, AnchoredFamily):
-            raise InputError("a fixed-width policy needs the statistic 'spread' or 'learned'")
-        window, reach = self.goal.window(family.high, family.link, self._place())
-        ratio = np.divide(family.scale, reach, out=np.full(reach.shape, np.inf), where=reach > 0)
-        if self.task_range is not None:
-            window = window.clip(*self.task_range)
-        return self.weight * ratio, window, family
+    def allowance(self, index: NDArray[np.int64]) -> FloatArray:
+        """Return the threshold below which each round stops each group as a whole (round, group).
 
-    def _place(self) -> tuple[float, float] | None:
-        """Return the range windows are kept in: the declared one, or [0, 1] where it was seen."""
-        if self.task_range is not None or self.goal.side != "two":
-            return self.task_range
-        link: Link = getattr(self.base, "link", IDENTITY)
-        return (link.low, link.high) if link.kind == "logit" else None
+        Arguments:
+            index: The group of each case, numbered from 0.
+        """
+        return np.stack([group_allowance(a, index, self.is_risk) for a in self.largest])
 
-    def examine(self, outputs: FloatArray) -> Examined:
-        """Examine cases, outputs of all rounds so far (round, case, sample)."""
-        h, window, family = self.risk(outputs)
-        if self.narrowing is None:
-            return Examined(family, window, np.full(h.shape, -np.inf), -h, window_from=-np.inf)
-        t0, B = self.narrowing
-        largest = np.divide(t0, h, out=np.full(h.shape, np.inf), where=h > 0)
-        narrowed = replace(family, scale=B * family.scale)
-        return Examined(
-            family=narrowed,
-            window=window,
-            lowest=opening(narrowed, len(h)),
-            largest=np.where(h < t0, largest, -np.inf),
-            window_from=1.0,
+    def report(self, round: int, threshold: float | FloatArray) -> Interval:
+        """Return what would be reported in a round; (case,) or (case, task)."""
+        reports = [e.report(threshold) for e in self.rounds[round]]
+        if len(reports) == 1:
+            return reports[0]
+        return Interval(
+            np.stack([r.lower for r in reports], axis=-1),
+            np.stack([r.upper for r in reports], axis=-1),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return a description that JSON can hold."""
-        return {
-            "kind": "window",
-            "score": score_to_dict(self.base),
-            "weight": self.weight,
-            "narrowing": self.narrowing and list(self.narrowing),
-        }
+
+def examine(
+    rules: Sequence[Sequence[Rule]], outputs: FloatArray, targets: FloatArray
+) -> Examination:
+    """Examine cases with rules for every round and task.
+
+    Several tasks stop together: a case stops when all of them would, and is missed when one is.
+
+    Arguments:
+        rules: rules[round][task].
+        outputs: (round, case, sample, task).
+        targets: (round, case, task).
+    """
+    lowest, largest, scores, rounds = [], [], [], []
+    for k, of_round in enumerate(rules):
+        seen = tuple(rule.examine(outputs[: k + 1, ..., t]) for t, rule in enumerate(of_round))
+        rounds.append(seen)
+        lowest.append(np.max([e.lowest for e in seen], axis=0))
+        largest.append(np.min([e.largest for e in seen], axis=0))
+        scores.append(np.max([e.score(targets[k, :, t]) for t, e in enumerate(seen)], axis=0))
+    return Examination(
+        np.stack(lowest), np.stack(largest), np.stack(scores), rules[0][0].is_risk, tuple(rounds)
+    )
 
 
-def rule_from_dict(
-    record: Mapping[str, Any],
-    goal: Goal,
-    task_range: tuple[float, float] | None,
-    custom: Score | None = None,
-) -> Rule:
-    """Read a rule back from its description."""
-    score = score_from_dict(record["score"], custom)
-    if record["kind"] == "family":
-        return FamilyRule(score, goal, task_range)
-    if record["kind"] == "window":
-        narrowing = record["narrowing"]
-        return WindowRule(
-            score, goal, task_range, float(record["weight"]),
-            None if narrowing is None else (float(narrowing[0]), float(narrowing[1])),
-        )  # fmt: skip
-    raise InputError(f"unknown kind of rule {record['kind']!r} in the file")
+def group_allowance(largest: FloatArray, index: NDArray[np.int64], is_risk: bool) -> FloatArray:
+    r"""Return the threshold below which each group stops, (group,).
+
+    Risk statistics are averaged as root mean square, so that one doubtful slice weighs but does
+    not rule; intervals all have to achieve the goal.
+
+    Arguments:
+        largest: :math:`\lambda^*` of each case (case,).
+        index: The group of each case, numbered from 0.
+        is_risk: Whether :math:`-\lambda^*` is a risk statistic.
+
+    Example:
+        >>> group_allowance(np.array([-3.0, -4.0, -1.0]), np.array([0, 0, 1]), is_risk=True)
+        array([-3.53553391, -1.        ])
+    """
+    groups = int(index.max()) + 1
+    if is_risk:
+        sizes = np.bincount(index, minlength=groups)
+        return -np.sqrt(np.bincount(index, weights=largest**2, minlength=groups) / sizes)
+    result = np.full(groups, np.inf)
+    np.minimum.at(result, index, largest)
+    return result
 
 
-def spread_score(side: str) -> MLWR:
-    """Return the score behind the statistic 'spread': MLWR with half its usual floor."""
-    return MLWR(side=side, floor=0.25)  # type: ignore[arg-type]  # checked by Goal
+def opening(family: Family, cases: int) -> FloatArray:
+    r"""Return for each case the threshold below which its interval is empty.
+
+    .. math:: \ell = \inf\{\lambda : \mathcal C_\lambda \ne \emptyset\} = \frac{a - b}{2u}
+
+    for intervals :math:`[a - \lambda u, b + \lambda u]`; others are searched.
+
+    Arguments:
+        family: Nested intervals of the cases.
+        cases: How many there are.
+
+    Example:
+        >>> family = AnchoredFamily(np.array([0.2, 0.5]), np.array([0.6, 0.5]), np.ones(2))
+        >>> opening(family, cases=2)
+        array([-0.2,  0. ])
+    """
+    if not isinstance(family, AnchoredFamily):
+        return _search(family, cases)
+    lowest = np.full(cases, LEAST)
+    if family.side == "two":
+        np.divide(family.low - family.high, 2 * family.scale, out=lowest, where=family.scale > 0)
+    return lowest
+
+
+def _search(family: Family, cases: int) -> FloatArray:
+    """Bisect; the result is a threshold at which the interval is open."""
+    low, high = np.full(cases, -1.0), np.full(cases, 1.0)
+    for _ in range(BISECTIONS):
+        is_open = ~family.interval(low).is_empty
+        closed = family.interval(high).is_empty
+        if not is_open.any() and not closed.any():
+            break
+        low, high = np.where(is_open, low * 2, low), np.where(closed, high * 2, high)
+    always, never = ~family.interval(low).is_empty, family.interval(high).is_empty
+    for _ in range(BISECTIONS):
+        middle = low / 2 + high / 2
+        closed = family.interval(middle).is_empty
+        low, high = np.where(closed, middle, low), np.where(closed, high, middle)
+    return np.where(always, LEAST, np.where(never, np.inf, high))

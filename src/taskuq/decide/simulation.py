@@ -15,18 +15,10 @@ from taskuq.calibration.scores import score_name
 from taskuq.calibration.summaries import compiled
 from taskuq.calibration.tuning import target_share, tuning_count
 from taskuq.calibration.units import PolicyUnitName, Unit, unit_index
-from taskuq.decide.examine import Examination, examine
-from taskuq.decide.planning import (
-    NARROWING_TUNING_SHARE,
-    PolicyPlan,
-    policy_unit,
-    require_whole_group,
-    round_arrays,
-    tuned_rules,
-)
+from taskuq.decide.kinds import PolicyPlan
+from taskuq.decide.planning import examined, policy_unit, round_arrays
 from taskuq.decide.replay import Replayed, Scans, replay
-from taskuq.decide.stopping import stopping_score
-from taskuq.decide.whole_group import group_allowance, group_losses
+from taskuq.decide.stopping import Calibrator, smallest_allowed
 from taskuq.errors import InputError
 from taskuq.evaluation.ranking import promised_ranking
 from taskuq.evaluation.splits import fold_sizes, hash_word, test_folds
@@ -164,6 +156,47 @@ def simulate(
 
 
 @dataclass(frozen=True)
+class Splits(Calibrator):
+    """Thresholds of every trial, each calibrated on its own fold.
+
+    Arguments:
+        promise: What is promised.
+        unit: Whom it is for, and what stops together.
+        index: The unit of each case, numbered from 0.
+        splitting: How units are split.
+    """
+
+    promise: Guarantee
+    unit: Unit
+    index: NDArray[np.int64]
+    splitting: Splitting
+
+    @property
+    def n_calibration(self) -> int:
+        """The number of units to calibrate on."""
+        return self.splitting.units - self.splitting.n_test
+
+    def quantiles(self, scores: FloatArray) -> FloatArray:
+        """Return the quantile of each row of scores (row, case) in every trial (row, trial)."""
+        rankings = [
+            promised_ranking(row, self.promise, self.n_calibration, self.index) for row in scores
+        ]
+        found = run_trials(self.splitting, rankings, np.zeros((len(scores), 0, len(self.index))))
+        return np.stack([r.quantiles(p) for r, p in zip(rankings, found.position, strict=True)])
+
+    def smallest(self, thresholds: FloatArray, losses: FloatArray) -> FloatArray:
+        """Return the smallest threshold at which the groups of each fold lose what is allowed."""
+        splits, allowed = self.splitting, self.promise.allowed(self.n_calibration)
+        step = max(1, 20_000_000 // len(thresholds))
+        found = [np.empty(0)]
+        for start in range(0, splits.trials, step):
+            count = min(step, splits.trials - start)
+            folds = test_folds(splits.seed, start, count, splits.units, splits.n_test)
+            found.append(smallest_allowed(thresholds, (1.0 - folds) @ losses, allowed))
+        return np.concatenate(found)
+
+
+@dataclass(frozen=True)
 class _Job:
     """One policy to simulate."""
 
@@ -188,11 +221,10 @@ class _Job:
         return self._summarise(parts, len(np.unique(self.index[draws[0]])))
 
     def _tuning_folds(self, tunings: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]]:
-        share = target_share(self.spec.base)
-        if not share and not self.spec.narrows:
+        share = max(target_share(self.spec.base), self.spec.policy.tuning_share(self.spec))
+        if share == 0:
             yield np.zeros(self.table.cases, dtype=bool)
             return
-        share = max(share, NARROWING_TUNING_SHARE) if self.spec.narrows else share
         units = int(self.index.max()) + 1
         take = tuning_count(self.n_calibration, share, self.spec.alpha)
         if not 1 <= take < self.n_calibration:
@@ -205,74 +237,26 @@ class _Job:
     def _replay(
         self, aside: NDArray[np.bool_], trials: int, seed: int
     ) -> tuple[Replayed, NDArray[np.int64]]:
-        x, z = round_arrays(self.table)
-        pool = np.flatnonzero(~aside)
+        pool, group = np.flatnonzero(~aside), self.table.group
         # Without a tuning fold the rules learn from the outputs of all cases alike, never from
         # their targets, so that cases stay exchangeable.
-        learn = aside if aside.any() else np.ones(self.table.cases, dtype=bool)
-        group = self.table.group
-        rules = tuned_rules(
-            self.spec, self.table, x[:, learn], z[:, learn], None if group is None else group[learn]
-        )
-        seen = examine(rules, x[:, pool], z[:, pool])
-        unit_of_case = np.unique(self.index[pool], return_inverse=True)[1].astype(np.int64)
+        learning = aside if aside.any() else ~aside
+        _, seen = examined(self.spec, self.table, learning, pool)
+        index = unit_index(len(pool), self.index[pool])
         splitting = split_by(
-            self.unit, unit_of_case, n_test=self.n_test, trials=trials, seed=seed,
+            self.unit, index, n_test=self.n_test, trials=trials, seed=seed,
             is_compiled=compiled(self.trials * self.table.cases),
         )  # fmt: skip
-        weight = self.unit.weights(unit_of_case)
-        allowance = np.empty((0, 0))
-        if self.unit.stops_together:
-            require_whole_group(self.spec, seen)
-            is_risk = self.spec.kind == "fixed-width" and not self.spec.narrows
-            allowance = np.stack([group_allowance(a, unit_of_case, is_risk) for a in seen.largest])
-            thresholds = self._whole_group_thresholds(seen, allowance, splitting)
-        else:
-            thresholds = self._thresholds(seen, splitting, unit_of_case)
-        groups = unit_index(len(pool), None if group is None else group[pool])
-        scans = Scans(seen, z[:, pool], self.table.accelerations, weight, groups, allowance)
-        return replay(scans, splitting, thresholds), pool
-
-    def _thresholds(
-        self, seen: Examination, splitting: Splitting, unit_of_case: NDArray[np.int64]
-    ) -> FloatArray:
-        """Calibrate in every trial: thresholds (round, trial)."""
-        if self.spec.kind == "paper":
-            scores = list(seen.score)
-        elif self.spec.kind == "anytime":
-            scores = [seen.score.max(axis=0)]
-        else:
-            scores = [stopping_score(seen.lowest, seen.largest, seen.score)]
-        n = splitting.units - self.n_test
-        rankings = [promised_ranking(s, self.promise, n, unit_of_case) for s in scores]
-        found = run_trials(splitting, rankings, np.zeros((len(scores), 0, len(unit_of_case))))
-        thresholds = np.stack(
-            [r.quantiles(p) for r, p in zip(rankings, found.position, strict=True)]
+        thresholds = self.spec.thresholds(seen, Splits(self.promise, self.unit, index, splitting))
+        scans = Scans(
+            seen=seen,
+            targets=round_arrays(self.table)[1][:, pool],
+            accelerations=self.table.accelerations,
+            weight=self.unit.weights(index),
+            group_of_case=unit_index(len(pool), None if group is None else group[pool]),
+            allowance=seen.allowance(index) if self.unit.stops_together else np.empty((0, 0)),
         )
-        if self.spec.kind in ("fixed-width", "adaptive"):
-            # Below every opening no case could stop; a larger threshold keeps the promise too.
-            thresholds = np.maximum(thresholds, seen.lowest.min())
-        return np.broadcast_to(thresholds, (len(seen.score), splitting.trials))
-
-    def _whole_group_thresholds(
-        self, seen: Examination, allowance: FloatArray, splitting: Splitting
-    ) -> FloatArray:
-        grid = np.unique(np.concatenate([allowance.ravel(), seen.score.ravel(), [-np.inf]]))
-        losses = group_losses(allowance, seen.score, splitting.unit_of_case, grid, self.unit)
-        allowed = self.promise.allowed(splitting.units - self.n_test)
-        thresholds = np.empty(splitting.trials)
-        step = max(1, 20_000_000 // len(grid))
-        for start in range(0, splitting.trials, step):
-            count = min(step, splitting.trials - start)
-            folds = test_folds(splitting.seed, start, count, splitting.units, self.n_test)
-            total = (1.0 - folds) @ losses
-            good = total <= allowed + 1e-9
-            first = np.where(good.any(axis=1), good.argmax(axis=1), len(grid))
-            thresholds[start : start + count] = np.append(grid, np.inf)[first]
-        if allowed < 0:
-            thresholds[:] = np.inf
-        thresholds = np.maximum(thresholds, seen.lowest.max())
-        return np.broadcast_to(thresholds, (len(seen.score), splitting.trials))
+        return replay(scans, splitting, thresholds), pool
 
     def _summarise(
         self, parts: list[tuple[Replayed, NDArray[np.int64]]], n_tuning: int
@@ -291,13 +275,13 @@ class _Job:
         ]
         full = float(1 - early.mean() / m)
         stops.append(Stop(1.0, full, 1.0 if full > 0 else math.nan))
-        is_window = self.spec.kind == "fixed-width"
+        policy = self.spec.policy
         return Simulation(
             policy=self.spec.kind,
-            score=score_name(self.spec.base) if not is_window else "-",
-            statistic=self.spec.statistic if is_window else None,
+            score=score_name(self.spec.base) if "score" in policy.options else "-",
+            statistic=self.spec.statistic if "statistic" in policy.options else None,
             budget=self.spec.budget,
-            guaranteed=self.spec.kind != "paper",
+            guaranteed=policy.is_guaranteed,
             alpha=self.spec.alpha,
             unit=self.unit.name,
             trials=self.trials,

@@ -1,10 +1,53 @@
-"""The one number per case that says at which thresholds a stopped policy would miss."""
+"""Thresholds at which stopped reports keep their promise, for each case and for whole groups."""
 
 from __future__ import annotations
 
-import numpy as np
+from abc import ABC, abstractmethod
 
+import numpy as np
+from numpy.typing import NDArray
+
+from taskuq.calibration.units import Unit
+from taskuq.decide.goal import Goal
+from taskuq.decide.rules import Examination
 from taskuq.interval import FloatArray
+
+
+class Calibrator(ABC):
+    """What finds thresholds that keep a promise: on one calibration set, or in many at once.
+
+    A threshold is a number for one set, and one for each trial, (trial,), for many.
+    """
+
+    # Whom the promise is for, and what stops together.
+    unit: Unit
+    # The unit of each case, numbered from 0.
+    index: NDArray[np.int64]
+
+    @abstractmethod
+    def quantiles(self, scores: FloatArray) -> FloatArray:
+        """Return the quantile of each row of scores (row, case) that keeps the promise."""
+
+    @abstractmethod
+    def smallest(self, thresholds: FloatArray, losses: FloatArray) -> FloatArray:
+        """Return the smallest threshold at which the groups lose no more than is allowed.
+
+        Arguments:
+            thresholds: Thresholds in rising order.
+            losses: The loss of each group at each of them (group, threshold).
+        """
+
+    def stopping(self, seen: Examination) -> FloatArray:
+        """Return the threshold, along a first axis, at which stopped reports keep the promise."""
+        if self.unit.stops_together:
+            allowance = seen.allowance(self.index)
+            # Losses change only where a group starts to stop or a case starts to be covered.
+            grid = np.unique(np.concatenate([allowance.ravel(), seen.score.ravel(), [-np.inf]]))
+            losses = group_losses(allowance, seen.score, self.index, grid, self.unit)
+            return np.maximum(self.smallest(grid, losses), seen.lowest.max())[None]
+        Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
+        # A larger threshold keeps the promise too, and below every opening no case could stop.
+        return np.maximum(self.quantiles(Lambda[None]), seen.lowest.min())
 
 
 def stopping_score(lowest: FloatArray, largest: FloatArray, score: FloatArray) -> FloatArray:
@@ -43,3 +86,81 @@ def stopping_score(lowest: FloatArray, largest: FloatArray, score: FloatArray) -
                 top = np.where(taken, lowest[j], top)
         result = np.where(top > lowest[k], np.maximum(result, top), result)
     return np.asarray(result)
+
+
+def group_losses(
+    allowance: FloatArray,
+    score: FloatArray,
+    index: NDArray[np.int64],
+    thresholds: FloatArray,
+    unit: Unit,
+) -> FloatArray:
+    r"""Return the loss of each group at each threshold, made monotone, (group, threshold).
+
+    The loss is the share of cases missed at the round where the group stops, or, for a promise
+    about a share of the cases, whether too few are covered. Made monotone,
+
+    .. math:: \tilde L_v(\lambda) = \sup_{\lambda' \ge \lambda} L_v(\lambda') =
+        \max_k L_{vk}(\max(\lambda, M_{v,k-1}))
+
+    over the rounds :math:`k` with :math:`\lambda_{vk}^* > \max(\lambda, M_{v,k-1})`, where
+    :math:`M_{vk} = \max_{j \le k} \lambda_{vj}^*`.
+
+    Arguments:
+        allowance: :math:`\lambda_{vk}^*` (round, group).
+        score: The smallest threshold at which each case's report contains its target (round, case).
+        index: The group of each case.
+        thresholds: Thresholds :math:`\lambda`.
+        unit: Whom the promise is for, which says what a missed case loses.
+
+    Example:
+        >>> from taskuq.calibration.units import RandomCase
+        >>> allowance, index = np.array([[2.0]]), np.array([0, 0])
+        >>> score, thresholds = np.array([[1.0, 3.0]]), np.array([0.5, 1.5, 2.5])
+        >>> group_losses(allowance, score, index, thresholds, RandomCase())
+        array([[1. , 0.5, 0. ]])
+    """
+    rounds, groups = allowance.shape
+    losses = np.zeros((groups, len(thresholds)))
+    before = np.full(groups, -np.inf)
+    for k in range(rounds):
+        for v in range(groups):
+            if allowance[k, v] <= before[v]:
+                continue
+            at = np.maximum(thresholds, before[v])
+            ordered = np.sort(score[k, index == v])
+            missed = len(ordered) - np.searchsorted(ordered, at, side="right")
+            loss = unit.loss(missed, len(ordered))
+            losses[v] = np.maximum(losses[v], np.where(at < allowance[k, v], loss, 0.0))
+        before = np.maximum(before, allowance[k])
+    return losses
+
+
+def smallest_allowed(thresholds: FloatArray, totals: FloatArray, allowed: float) -> FloatArray:
+    """Return the smallest threshold at which a total loss is allowed; infinity where none is.
+
+    Arguments:
+        thresholds: Thresholds in rising order.
+        totals: The total loss at each of them (..., threshold).
+        allowed: The largest total; negative where not even no loss would do.
+
+    Example:
+        >>> smallest_allowed(np.array([1.0, 2, 3]), np.array([[5.0, 2, 0], [5, 4, 3]]), allowed=2)
+        array([ 2., inf])
+    """
+    # Shares of cases are not exact in floats; a meeting of sums counts as allowed.
+    good = (totals <= allowed + 1e-9) & (allowed >= 0)
+    first = np.where(good.any(axis=-1), good.argmax(axis=-1), len(thresholds))
+    return np.asarray(np.append(thresholds, np.inf)[first])
+
+
+def stopped_promise(goal: Goal, promise: str) -> str:
+    """Say what is promised about the report at the stop.
+
+    Arguments:
+        goal: What the report achieves there.
+        promise: Whom the promise is for, a sentence that begins with "Guaranteed: ".
+    """
+    what = promise.removeprefix("Guaranteed: ")
+    stopped = f"Guaranteed for the report at the stop, where {goal.sentence}: {what}"
+    return f"{stopped} A scan that measures everything knows the target."

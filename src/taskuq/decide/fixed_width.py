@@ -1,0 +1,205 @@
+"""Fixed-width stopping: report a window that achieves the goal, as soon as that is safe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from taskuq.calibration.family import AnchoredFamily, Side, family_of
+from taskuq.calibration.scores.learned import Learned
+from taskuq.calibration.link import IDENTITY, Link
+from taskuq.calibration.scores.mlwr import MLWR
+from taskuq.calibration.rank import conformal_quantile, exact_level
+from taskuq.calibration.scores import score_to_dict
+from taskuq.decide.goal import Goal
+from taskuq.decide.kinds import PolicyKind, PolicyPlan
+from taskuq.decide.rules import Examination, Examined, Rule, Rules, examine, opening
+from taskuq.decide.stopping import Calibrator, stopped_promise, stopping_score
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray, Interval
+from taskuq.protocols import Score
+
+# The share of units from which reports learn when and how far to shrink.
+NARROWING_TUNING_SHARE = 0.3
+
+
+@final
+@dataclass(frozen=True)
+class WindowRule(Rule):
+    r"""Stop when a window that achieves the goal is safe enough, and report the window.
+
+    The risk statistic of a case is the predicted error over the reach of the window,
+
+    .. math:: h = R^\gamma \cdot \frac{u}{d}
+
+    with the score's scale :math:`u` and the distance :math:`d` from its centre to the nearer end
+    of the window. In terms of the threshold :math:`\lambda = -t` the case stops when
+    :math:`h < t`. :math:`\gamma > 0` makes later rounds more tolerant, because going on costs
+    more there.
+
+    With ``narrowing`` the report shrinks as long as the threshold allows: at
+    :math:`\lambda \le 1` it is the window within :math:`g^{-1}[m \pm \lambda B u]`, and the scan
+    stops when :math:`h < t_0 / \max(\lambda, 1)`.
+
+    Arguments:
+        score: A score around a centre: MLWR for the statistic 'spread', Learned for 'learned'.
+        goal: What the window has to achieve.
+        task_range: The declared range, if any.
+        weight: :math:`R^\gamma`.
+        narrowing: :math:`t_0` and :math:`B`, where reports may be narrower than the window.
+    """
+
+    name: ClassVar[str] = "window"
+
+    score: Score
+    goal: Goal
+    task_range: tuple[float, float] | None
+    weight: float
+    narrowing: tuple[float, float] | None = None
+
+    @property
+    def is_risk(self) -> bool:
+        """Whether the window itself is reported, so that risk alone decides."""
+        return self.narrowing is None
+
+    def risk(self, outputs: FloatArray) -> tuple[FloatArray, Interval, AnchoredFamily]:
+        """Return the risk statistic, the windows and the families of cases."""
+        family = family_of(self.score, outputs)
+        if not isinstance(family, AnchoredFamily):
+            raise InputError("a fixed-width policy needs the statistic 'spread' or 'learned'")
+        window, reach = self.goal.window(family.high, family.link, self._place())
+        ratio = np.divide(family.scale, reach, out=np.full(reach.shape, np.inf), where=reach > 0)
+        if self.task_range is not None:
+            window = window.clip(*self.task_range)
+        return self.weight * ratio, window, family
+
+    def _place(self) -> tuple[float, float] | None:
+        """Return the range windows are kept in: the declared one, or [0, 1] where it was seen."""
+        if self.task_range is not None or self.goal.side != "two":
+            return self.task_range
+        link: Link = getattr(self.score, "link", IDENTITY)
+        return (link.low, link.high) if link.kind == "logit" else None
+
+    def examine(self, outputs: FloatArray) -> Examined:
+        """Examine cases, outputs of all rounds so far (round, case, sample)."""
+        h, window, family = self.risk(outputs)
+        if self.narrowing is None:
+            return Examined(family, window, np.full(h.shape, -np.inf), -h, window_from=-np.inf)
+        t0, B = self.narrowing
+        largest = np.divide(t0, h, out=np.full(h.shape, np.inf), where=h > 0)
+        narrowed = replace(family, scale=B * family.scale)
+        return Examined(
+            family=narrowed,
+            window=window,
+            lowest=opening(narrowed, len(h)),
+            largest=np.where(h < t0, largest, -np.inf),
+            window_from=1.0,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description that JSON can hold."""
+        return {
+            "kind": self.name,
+            "score": score_to_dict(self.score),
+            "weight": self.weight,
+            "narrowing": self.narrowing and list(self.narrowing),
+        }
+
+    @classmethod
+    def from_dict(
+        cls,
+        record: Mapping[str, Any],
+        score: Score,
+        goal: Goal,
+        task_range: tuple[float, float] | None,
+    ) -> WindowRule:
+        """Read a rule back from its description."""
+        narrowing = record["narrowing"]
+        return cls(
+            score, goal, task_range, float(record["weight"]),
+            None if narrowing is None else (float(narrowing[0]), float(narrowing[1])),
+        )  # fmt: skip
+
+
+def spread_score(side: Side) -> MLWR:
+    """Return the score behind the statistic 'spread': MLWR with half its usual floor."""
+    return MLWR(side=side, floor=0.25)
+
+
+# The score behind each risk statistic.
+STATISTICS: dict[str, Callable[[Side], Score]] = {"spread": spread_score, "learned": Learned}
+
+
+@final
+class FixedWidth(PolicyKind):
+    """Report a window that achieves the goal, and stop as soon as the risk of a miss is small."""
+
+    options: ClassVar[tuple[str, ...]] = ("statistic", "budget")
+    rules: ClassVar[type[Rule]] = WindowRule
+    is_guaranteed: ClassVar[bool] = True
+    stops_whole_groups: ClassVar[bool] = True
+
+    def base(self, plan: PolicyPlan) -> Score:
+        """Return the score behind the risk statistic."""
+        return STATISTICS[plan.statistic](plan.goal.side)
+
+    def rule(
+        self,
+        plan: PolicyPlan,
+        score: Score,
+        task_range: tuple[float, float] | None,
+        acceleration: float,
+    ) -> Rule:
+        """Return a rule that is the more tolerant the later the round."""
+        weight = float(acceleration**plan.lateness) if np.isfinite(acceleration) else 1.0
+        return WindowRule(score, plan.goal, task_range, weight)
+
+    def tuning_share(self, plan: PolicyPlan) -> float:
+        """Return what reports narrower than the window learn from."""
+        return NARROWING_TUNING_SHARE if plan.budget < 1 else 0.0
+
+    def learned(
+        self, plan: PolicyPlan, rules: Rules, outputs: FloatArray, targets: FloatArray
+    ) -> Rules:
+        """Return rules whose reports shrink, where the budget leaves something for that."""
+        return narrowed(plan, rules, outputs, targets) if plan.budget < 1 else rules
+
+    def thresholds(self, seen: Examination, calibrator: Calibrator) -> FloatArray:
+        """Return the threshold at which stopped reports keep the promise."""
+        return calibrator.stopping(seen)
+
+    def sentence(self, goal: Goal, promise: str) -> str:
+        """Say what is promised at the stop."""
+        return stopped_promise(goal, promise)
+
+
+def narrowed(
+    plan: PolicyPlan, rules: Rules, outputs: FloatArray, targets: FloatArray
+) -> Rules:
+    """Let reports shrink: choose when to stop, and on what scale to shrink, on tuning cases."""
+    seen = examine(rules, outputs, targets)
+    Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
+    level = float(exact_level(plan.alpha)) * plan.budget
+    t0 = -conformal_quantile(Lambda, level)
+    if t0 == np.inf:
+        # Hardly any window misses, so every risk seen is small enough.
+        risks = -seen.largest[np.isfinite(seen.largest)]
+        t0 = 2 * float(risks.max(initial=0.0))
+    t0 = t0 if np.isfinite(t0) and t0 > 0 else float(np.median(-seen.largest[-1]))
+    t0 = t0 if np.isfinite(t0) and t0 > 0 else 1.0
+    # Any scale is valid; a large residual over predicted error makes the useful range about [0, 1].
+    residuals = [
+        e.family.score(targets[k, :, t])
+        for k, of_round in enumerate(seen.rounds)
+        for t, e in enumerate(of_round)
+    ]
+    finite = np.concatenate([r[np.isfinite(r)] for r in residuals])
+    B = 2 * float(np.quantile(finite, 1 - level)) if finite.size else 1.0
+    B = B if B > 0 else 1.0
+    return tuple(
+        tuple(replace(rule, narrowing=(t0, B)) for rule in of_round)  # type: ignore[type-var]  # a WindowRule
+        for of_round in rules
+    )

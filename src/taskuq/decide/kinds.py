@@ -1,0 +1,186 @@
+"""The kinds of policies: what is asked of each, and the list of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+
+from taskuq.calibration.rank import exact_level
+from taskuq.calibration.scores import resolve_score
+from taskuq.decide.goal import Goal
+from taskuq.decide.rules import Examination, FamilyRule, Rule, Rules
+from taskuq.decide.stopping import Calibrator
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray
+from taskuq.kinds import Kinds
+from taskuq.protocols import Score
+
+Statistic = Literal["spread", "learned"]
+
+
+@dataclass(frozen=True)
+class PolicyPlan:
+    """What policy to plan; everything but the data.
+
+    Arguments:
+        kind: A name in :data:`POLICIES`: 'fixed-width', 'adaptive', 'anytime', 'paper' or yours.
+        alpha: The error rate.
+        goal: What the report has to achieve.
+        score: For 'adaptive', 'anytime' and 'paper': the score of the nested intervals.
+        statistic: For 'fixed-width': 'spread' or 'learned'.
+        budget: For 'fixed-width': the share of the error rate spent on stopping early; the rest
+            is spent on reports narrower than the window. 1 reports the window.
+        lateness: The exponent of the acceleration in the risk statistic; larger values are more
+            tolerant in later rounds.
+    """
+
+    kind: str
+    alpha: float
+    goal: Goal
+    score: str | Score = "mlwr"
+    statistic: Statistic = "spread"
+    budget: float = 1.0
+    lateness: float = 0.25
+
+    def __post_init__(self) -> None:
+        exact_level(self.alpha)
+        POLICIES[self.kind]
+        if self.statistic not in get_args(Statistic):
+            raise InputError(f"statistic must be 'spread' or 'learned', got {self.statistic!r}")
+        if not 0 < self.budget <= 1:
+            raise InputError(f"budget must lie in (0, 1], got {self.budget}")
+        if not -10 <= self.lateness <= 10:
+            raise InputError(f"lateness must lie in [-10, 10], got {self.lateness}; 0.25 is usual")
+
+    @property
+    def policy(self) -> PolicyKind:
+        """What the kind knows."""
+        return POLICIES[self.kind]()
+
+    @property
+    def base(self) -> Score:
+        """The score behind the rules, before any tuning."""
+        return self.policy.base(self)
+
+    def thresholds(self, seen: Examination, calibrator: Calibrator) -> FloatArray:
+        """Return the calibrated threshold of each round, (round,) or (round, trial).
+
+        Arguments:
+            seen: The calibration cases in the light of the rules.
+            calibrator: What finds thresholds that keep the promise.
+        """
+        if calibrator.unit.stops_together and not self.policy.stops_whole_groups:
+            raise InputError(f"a {self.kind} policy has no threshold for whole groups; use 'group'")
+        if calibrator.unit.stops_together and not seen.is_always_open:
+            raise InputError("intervals that can be empty (cqr) cannot stop whole groups; use mlwr")
+        found = self.policy.thresholds(seen, calibrator)
+        return np.broadcast_to(found, (len(seen.score), *found.shape[1:]))
+
+
+class PolicyKind(ABC):
+    """One kind of policy: what it looks at, how it is calibrated, and what it promises.
+
+    A kind of your own is a class with these methods (:class:`NestedPolicy` has most of them) and
+    one line, ``POLICIES.register("mine", Mine)``.
+    """
+
+    # Which fields of a plan it reads, and so which of them tell two plans of the kind apart.
+    options: ClassVar[tuple[str, ...]]
+    # How a round is examined.
+    rules: ClassVar[type[Rule]]
+    # Whether the report at the stop has a finite-sample guarantee.
+    is_guaranteed: ClassVar[bool]
+    # Whether it has a threshold for one decision about all cases of a group.
+    stops_whole_groups: ClassVar[bool]
+
+    @abstractmethod
+    def base(self, plan: PolicyPlan) -> Score:
+        """Return the score behind the rules, before any tuning."""
+
+    @abstractmethod
+    def rule(
+        self,
+        plan: PolicyPlan,
+        score: Score,
+        task_range: tuple[float, float] | None,
+        acceleration: float,
+    ) -> Rule:
+        """Return the rule of a round, given its tuned score."""
+
+    @abstractmethod
+    def tuning_share(self, plan: PolicyPlan) -> float:
+        """Return the share of units that the rules themselves learn from; 0 where they do not."""
+
+    @abstractmethod
+    def learned(
+        self, plan: PolicyPlan, rules: Rules, outputs: FloatArray, targets: FloatArray
+    ) -> Rules:
+        """Return the rules after learning from the units set aside, where there is a share.
+
+        Arguments:
+            plan: What to plan.
+            rules: The rules of every round and task, their scores tuned.
+            outputs: Outputs of the tuning cases (round, case, sample, task).
+            targets: Their targets (round, case, task).
+        """
+
+    @abstractmethod
+    def thresholds(self, seen: Examination, calibrator: Calibrator) -> FloatArray:
+        """Return one calibrated threshold for all rounds, or one for each; along the first axis."""
+
+    @abstractmethod
+    def sentence(self, goal: Goal, promise: str) -> str:
+        """Say what is promised about the report at the stop.
+
+        Arguments:
+            goal: What the report achieves there.
+            promise: Whom the promise is for, a sentence that begins with "Guaranteed: ".
+        """
+
+
+class NestedPolicy(PolicyKind):
+    """A policy that reports the nested intervals of a score and stops when one achieves the goal.
+
+    What is left to a kind is how its thresholds are calibrated, and what that promises.
+    """
+
+    options: ClassVar[tuple[str, ...]] = ("score",)
+    rules: ClassVar[type[Rule]] = FamilyRule
+
+    def base(self, plan: PolicyPlan) -> Score:
+        """Return the score of the nested intervals."""
+        return resolve_score(plan.score, plan.alpha, plan.goal.side)
+
+    def rule(
+        self,
+        plan: PolicyPlan,
+        score: Score,
+        task_range: tuple[float, float] | None,
+        acceleration: float,
+    ) -> Rule:
+        """Return the same rule in every round."""
+        return FamilyRule(score, plan.goal, task_range)
+
+    def tuning_share(self, plan: PolicyPlan) -> float:
+        """Return that nothing but the score learns."""
+        return 0.0
+
+    def learned(
+        self, plan: PolicyPlan, rules: Rules, outputs: FloatArray, targets: FloatArray
+    ) -> Rules:
+        """Return the rules as they are."""
+        return rules
+
+
+POLICIES: Kinds[type[PolicyKind]] = Kinds(
+    "policy",
+    {
+        "fixed-width": "taskuq.decide.fixed_width:FixedWidth",
+        "adaptive": "taskuq.decide.adaptive:Adaptive",
+        "anytime": "taskuq.decide.anytime:Anytime",
+        "paper": "taskuq.decide.paper:Paper",
+    },
+)
