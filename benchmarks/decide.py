@@ -9,7 +9,7 @@ import numpy as np
 
 import taskuq as tq
 from taskuq.decide.goal import Goal
-from taskuq.decide.planning import PolicyPlan
+from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import simulate
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 

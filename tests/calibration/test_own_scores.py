@@ -11,7 +11,7 @@ from taskuq.calibration import AR
 from taskuq.calibration.scores import SCORES, resolve_score, score_from_dict, score_to_dict
 from taskuq.commands.app import main
 from taskuq.decide.goal import Goal
-from taskuq.decide.planning import PolicyPlan
+from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import simulate
 from taskuq.errors import InputError
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs

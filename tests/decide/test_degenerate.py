@@ -5,7 +5,7 @@ import pytest
 
 import taskuq as tq
 from taskuq.decide.goal import Goal
-from taskuq.decide.planning import PolicyPlan
+from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import simulate
 
 

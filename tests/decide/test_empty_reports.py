@@ -9,8 +9,9 @@ import taskuq as tq
 from taskuq.calibration import AR, CQR, LWR, MLWR, Learned
 from taskuq.calibration.family import AnchoredFamily, FamilyScore
 from taskuq.calibration.link import Link
+from taskuq.decide.fixed_width import WindowRule
 from taskuq.decide.goal import Goal
-from taskuq.decide.rules import FamilyRule, WindowRule
+from taskuq.decide.rules import FamilyRule
 
 WIDTH = Goal(max_width=0.2)
 LEVEL = Goal(level=0.3, side="lower")

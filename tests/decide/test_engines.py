@@ -1,21 +1,18 @@
 """Replays: compiled and NumPy loops agree, seeds repeat, and the summaries add up."""
 
-from importlib import import_module
-
 import numpy as np
 import pytest
 
 import taskuq as tq
 from taskuq.calibration.family import AnchoredFamily, FamilyScore
 from taskuq.calibration.link import Link
+from taskuq.decide import simulation
 from taskuq.decide.goal import Goal
-from taskuq.decide.planning import PolicyPlan
+from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import simulate
 from taskuq.errors import InputError
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 
-# The name taskuq.decide.simulation is the function; this is the module behind it.
-MODULE = import_module("taskuq.decide.simulation")
 TABLE = synthetic_outputs(SyntheticScanner(volumes=20, samples=4), seed=1)
 TWO = Goal(max_width=0.2)
 
@@ -63,15 +60,15 @@ UNITS = ("case", "group", "whole-group")
 
 def replays(monkeypatch, is_compiled, table, spec, unit):
     """Everything one engine adds up."""
-    kept, original = [], MODULE.replay
+    kept, original = [], simulation.replay
 
     def keep(*arguments):
         kept.append(original(*arguments))
         return kept[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(MODULE, "compiled", lambda work: is_compiled)
-        patch.setattr(MODULE, "replay", keep)
+        patch.setattr(simulation, "compiled", lambda work: is_compiled)
+        patch.setattr(simulation, "replay", keep)
         simulate(table, [spec], trials=12, rng=np.random.default_rng(7), unit=unit, tunings=2)
     return kept
 
@@ -146,10 +143,10 @@ def tied_table():
 
 def watched_trials(monkeypatch, table, spec, trials, is_compiled=False, **options):
     """Simulate, and return the result with what was replayed."""
-    seen, original = [], MODULE.replay
+    seen, original = [], simulation.replay
     with monkeypatch.context() as patch:
-        patch.setattr(MODULE, "compiled", lambda work: is_compiled)
-        patch.setattr(MODULE, "replay", lambda *a: seen.append(a) or original(*a))
+        patch.setattr(simulation, "compiled", lambda work: is_compiled)
+        patch.setattr(simulation, "replay", lambda *a: seen.append(a) or original(*a))
         rng = np.random.default_rng(3)
         (found,) = simulate(table, [spec], trials=trials, rng=rng, **options)
     return found, *seen[0]

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from taskuq.calibration import AR, CQR, LWR, MLWR
 from taskuq.calibration.moderation import SpreadPrior
-from taskuq.decide.examine import examine
+from taskuq.calibration.units import RandomCase
+from taskuq.decide.fixed_width import WindowRule, spread_score
 from taskuq.decide.goal import Goal
-from taskuq.decide.rules import FamilyRule, WindowRule, spread_score
-from taskuq.decide.stopping import stopping_score
-from taskuq.decide.whole_group import group_losses
+from taskuq.decide.rules import FamilyRule, examine
+from taskuq.decide.stopping import group_losses, stopping_score
 
 WIDTH = Goal(max_width=0.3)
 RANGE = (0.0, 1.0)
@@ -176,7 +176,7 @@ GRID = np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
 
 @given(case=groups())
 def test_monotone_losses_fall_and_are_the_smallest_that_dominate(case):
-    losses = group_losses(*case, GRID, None)
+    losses = group_losses(*case, GRID, RandomCase())
     plain = np.array([[plain_loss(*case, v, t) for t in GRID] for v in range(3)])
     envelope = np.maximum.accumulate(plain[:, ::-1], axis=1)[:, ::-1]
 
@@ -190,4 +190,4 @@ def test_the_check_of_monotone_losses_can_fail():
     plain = [plain_loss(allowance, score, index, 0, t) for t in GRID]
 
     assert (np.diff(plain) > 0).any()
-    assert (group_losses(allowance, score, index, GRID, None)[0] >= plain).all()
+    assert (group_losses(allowance, score, index, GRID, RandomCase())[0] >= plain).all()

@@ -1,7 +1,6 @@
 """The law of validity can fail: faults planted in the policies turn it red."""
 
 from fractions import Fraction
-from importlib import import_module
 from math import floor
 
 import numpy as np
@@ -10,10 +9,9 @@ import pytest
 import taskuq as tq
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.rank import order_statistic
+from taskuq.decide import stopping
 from taskuq.decide.rules import Examined
 
-# The name taskuq.decide.planning is the function; the module behind it is what we break.
-PLANNING = import_module("taskuq.decide.planning")
 ALPHA = 0.25
 # Spreads per round, and whether the target lies in the window (of half width 1) around 0.
 # The statistic is adversarial: in the first round it is smallest where the window misses.
@@ -68,7 +66,7 @@ def test_a_running_extreme_that_includes_the_present_round_is_caught(monkeypatch
         counts = (largest > running) & (score > running)
         return np.where(counts, np.minimum(largest, score), -np.inf).max(axis=0)
 
-    monkeypatch.setattr(PLANNING, "stopping_score", faulty)
+    monkeypatch.setattr(stopping, "stopping_score", faulty)
 
     assert not is_valid(LIARS)
 
@@ -77,7 +75,7 @@ def test_a_score_that_only_looks_at_the_first_round_is_caught(monkeypatch):
     def faulty(lowest, largest, score):
         return np.minimum(largest[0], score[0])
 
-    monkeypatch.setattr(PLANNING, "stopping_score", faulty)
+    monkeypatch.setattr(stopping, "stopping_score", faulty)
 
     assert not is_valid(LATE)
 

@@ -10,7 +10,7 @@ import pytest
 import taskuq as tq
 from taskuq.commands.app import main
 from taskuq.decide.goal import Goal
-from taskuq.decide.planning import PolicyPlan
+from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import simulate
 
 FOLDER = Path(__file__).resolve().parents[2] / "../shared/data/fastmri_outputs"

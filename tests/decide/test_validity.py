@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 import taskuq as tq
 from taskuq.calibration import AR, CQR, LWR, MLWR, Guarantee, Learned
 from taskuq.calibration.moderation import SpreadPrior
-from taskuq.decide.examine import examine
+from taskuq.calibration.units import unit_named
+from taskuq.decide.fixed_width import WindowRule, spread_score
 from taskuq.decide.goal import Goal
-from taskuq.decide.planning import PolicyPlan, calibrated_thresholds
+from taskuq.decide.kinds import PolicyPlan
+from taskuq.decide.planning import OneSet
 from taskuq.decide.policy import Policy
-from taskuq.decide.rules import FamilyRule, WindowRule, spread_score
+from taskuq.decide.rules import FamilyRule, examine, group_allowance
 from taskuq.decide.stopping import stopping_score
-from taskuq.decide.whole_group import group_allowance
 
 ALPHAS = (0.125, 0.25, 0.3, 0.5, 0.75)
 GOAL = Goal(max_width=2.0)
@@ -104,8 +105,9 @@ def make_policy(name, calibration, alpha, kind=None, group=None, whole=False, **
         n_groups=None if group is None else len(set(group)),
         **promise,
     )
-    group = None if group is None else np.array(group)
-    thresholds = calibrated_thresholds(spec, seen, guarantee, group, whole_group=whole)
+    whom = unit_named("whole-group" if whole else guarantee.unit, guarantee.cases, whole=True)
+    index = whom.index(len(calibration), None if group is None else np.array(group))
+    thresholds = tuple(spec.thresholds(seen, OneSet(guarantee, whom, index)))
     return Policy(kind, GOAL, RATES, rules, thresholds, guarantee, 2, whole_group=whole)
 
 

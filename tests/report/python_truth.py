@@ -7,11 +7,12 @@ from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.scores import resolve_score
 from taskuq.calibration.scores.learned import Learned
 from taskuq.calibration.scores.mlwr import MLWR
-from taskuq.decide.examine import examine
+from taskuq.decide.fixed_width import WindowRule, spread_score
 from taskuq.decide.goal import Goal
-from taskuq.decide.planning import PolicyPlan, calibrated_thresholds
+from taskuq.decide.kinds import PolicyPlan
+from taskuq.decide.planning import OneSet
 from taskuq.decide.policy import Policy
-from taskuq.decide.rules import FamilyRule, WindowRule, spread_score
+from taskuq.decide.rules import FamilyRule, examine
 from taskuq.runs.explorer import FEWEST_FOR_LEARNED, POLICIES, learning_cases, tuned_scores
 
 
@@ -81,8 +82,9 @@ class Truth:
         rules = tuple((rule,) for rule in rules)
         spec = PolicyPlan(entry["kind"], alpha, goal, statistic=statistic or "spread")
         seen = examine(rules, x, z)
-        thresholds = calibrated_thresholds(spec, seen, promise, group, whole_group=False)
-        return Policy(entry["kind"], goal, self.rates, rules, thresholds, promise,
+        index = promise.whom.index(seen.cases, group)
+        thresholds = spec.thresholds(seen, OneSet(promise, promise.whom, index))
+        return Policy(entry["kind"], goal, self.rates, rules, tuple(thresholds), promise,
                       self.x.shape[2], task_range=self.range)  # fmt: skip
 
     def at(self, setting):

@@ -9,7 +9,7 @@ import taskuq as tq
 from taskuq.data.atlas import Atlas
 from taskuq.data.patient import PatientPlan
 from taskuq.decide.goal import Goal
-from taskuq.decide.planning import PolicyPlan
+from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import simulate
 from taskuq.experiments.comparison import Comparison, compare
 from taskuq.measure.masks import nested_masks

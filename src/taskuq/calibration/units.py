@@ -298,10 +298,10 @@ def as_unit(
         ...
         taskuq.errors.InputError: unit='group' needs the group of each case; pass group=
     """
-    chosen = unit_named(unit or ("group" if has_groups else "case"), cases, whole=whole)
-    if chosen.is_group and not has_groups:
-        raise InputError(missing.format(unit=chosen.name))
-    return chosen
+    name = unit or ("group" if has_groups else "case")
+    if unit_named(name, whole=whole).is_group and not has_groups:
+        raise InputError(missing.format(unit=name))
+    return unit_named(name, cases, whole=whole)
 
 
 def unit_named(name: str, cases: float | str = "random", *, whole: bool = False) -> Unit:

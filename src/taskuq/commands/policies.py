@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,28 +15,54 @@ from taskuq.commands.terminal import hand_over, say, show, show_table
 from taskuq.errors import InputError
 
 if TYPE_CHECKING:
+    from taskuq.decide.goal import Goal
+    from taskuq.decide.kinds import PolicyPlan
     from taskuq.decide.simulation import Simulation
+    from taskuq.outputs import TaskOutputs
 
-Kind = Literal["fixed-width", "adaptive", "anytime", "paper"]
-Unit = Literal["case", "group", "whole-group"]
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Promise:
+    """What is asked of a policy, and for whom.
+
+    Args:
+        alpha: The error rate.
+        max_width: Stop when the interval is this narrow.
+        at_least: Stop when a lower bound exceeds this level.
+        at_most: Stop when an upper bound is below this level.
+        unit: case, group (a random case of a new group) or whole-group (one decision for all).
+        cases: With groups, cover a 'random' case, 'all' cases, or a share of them.
+        delta: Promise given the calibration set, but for this share of sets.
+        side: Two-sided, or a bound on one side.
+    """
+
+    alpha: float = 0.05
+    max_width: float | None = None
+    at_least: Annotated[float | None, Parameter(allow_leading_hyphen=True)] = None
+    at_most: Annotated[float | None, Parameter(allow_leading_hyphen=True)] = None
+    unit: Literal["case", "group", "whole-group"] | None = None
+    cases: str = "random"
+    delta: float | None = None
+    side: Literal["two", "upper", "lower"] | None = None
+
+    def asked(self) -> dict[str, Any]:
+        """Return it as the functions take it."""
+        return {**vars(self), "cases": share(self.cases)}
+
+
+ASKED = Promise()
 
 
 def plan(
     table: Path,
     /,
     *,
-    policy: Kind = "fixed-width",
-    alpha: float = 0.05,
-    max_width: float | None = None,
-    at_least: Annotated[float | None, Parameter(allow_leading_hyphen=True)] = None,
-    at_most: Annotated[float | None, Parameter(allow_leading_hyphen=True)] = None,
+    policy: str = "fixed-width",
     score: str = "mlwr",
     statistic: Literal["spread", "learned"] = "spread",
     budget: float = 1.0,
-    unit: Unit | None = None,
-    cases: str = "random",
-    delta: float | None = None,
-    side: Literal["two", "upper", "lower"] | None = None,
+    promise: Promise = ASKED,
     range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
     samples: int | None = None,
     task: str | None = None,
@@ -44,18 +72,11 @@ def plan(
 
     Args:
         table: A table of task outputs with all rounds, .npz or folder.
-        policy: fixed-width, adaptive, anytime, or paper (no guarantee).
-        alpha: The error rate.
-        max_width: Stop when the interval is this narrow.
-        at_least: Stop when a lower bound exceeds this level.
-        at_most: Stop when an upper bound is below this level.
+        policy: fixed-width, adaptive, anytime, paper (no guarantee), or a kind of your own.
         score: The score of adaptive, anytime and paper policies.
         statistic: The risk statistic of fixed-width policies.
         budget: For fixed-width: below 1, trade acceleration for narrower reports.
-        unit: case, group (a random case of a new group) or whole-group (one decision for all).
-        cases: With groups, cover a 'random' case, 'all' cases, or a share of them.
-        delta: Promise given the calibration set, but for this share of sets.
-        side: Two-sided, or a bound on one side.
+        promise: What is asked of the policy, and for whom.
         range: The task's range, low,high, where the table does not declare it.
         samples: Use the first so many posterior samples.
         task: One task of a table of several; without it all have to be satisfied.
@@ -66,9 +87,7 @@ def plan(
     loaded = load_table(table, range, task)
     made = plan_policy(
         loaded if samples is None else loaded.select(samples=samples),
-        alpha=alpha, max_width=max_width, at_least=at_least, at_most=at_most, policy=policy,
-        score=score, statistic=statistic, budget=budget, unit=unit, cases=share(cases), delta=delta,
-        side=side,
+        policy=policy, score=score, statistic=statistic, budget=budget, **promise.asked(),
     )  # fmt: skip
     say(str(made))
     if not math.isfinite(max(made.thresholds)):
@@ -91,16 +110,9 @@ def simulate(
     score: str = "lwr,cqr",
     statistic: str = "spread,learned",
     budget: str = "1",
-    alpha: float = 0.05,
-    max_width: float | None = None,
-    at_least: Annotated[float | None, Parameter(allow_leading_hyphen=True)] = None,
-    at_most: Annotated[float | None, Parameter(allow_leading_hyphen=True)] = None,
+    promise: Promise = ASKED,
     samples: str | None = None,
     trials: int = 10_000,
-    unit: Unit | None = None,
-    cases: str = "random",
-    delta: float | None = None,
-    side: Literal["two", "upper", "lower"] | None = None,
     range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
     task: str | None = None,
     tunings: int = 10,
@@ -112,20 +124,13 @@ def simulate(
 
     Args:
         table: A table of task outputs with all rounds, .npz or folder.
-        policy: Policies, separated by commas: paper, fixed-width, adaptive, anytime.
+        policy: Policies, separated by commas: paper, fixed-width, adaptive, anytime, your own.
         score: Scores of paper, adaptive and anytime policies, separated by commas.
         statistic: Statistics of fixed-width policies, separated by commas: spread, learned.
         budget: Budgets of fixed-width policies, separated by commas; below 1 reports shrink.
-        alpha: The error rate.
-        max_width: Stop when the interval is this narrow.
-        at_least: Stop when a lower bound exceeds this level.
-        at_most: Stop when an upper bound is below this level.
+        promise: What is asked of the policies, and for whom.
         samples: Numbers of posterior samples, separated by commas; all by default.
         trials: The number of random splits.
-        unit: Split and promise by case, group or whole-group.
-        cases: With groups, cover a 'random' case, 'all' cases, or a share of them.
-        delta: Promise given the calibration set, but for this share of sets.
-        side: Two-sided, or a bound on one side.
         range: The task's range, low,high, where the table does not declare it.
         task: One task of a table of several; without it all have to be satisfied.
         tunings: Tuning folds to average over, for policies that learn from targets.
@@ -137,41 +142,22 @@ def simulate(
 
     from taskuq.decide.planning import make_goal
     from taskuq.decide.simulation import simulate as replay
-    from taskuq.files import range_to_json
 
     loaded = load_table(table, range, task)
-    goal = make_goal(max_width, at_least, at_most, side)
-    plans = _plans(policy, score, statistic, budget, alpha, goal)
+    goal = make_goal(promise.max_width, promise.at_least, promise.at_most, promise.side)
+    asked = {"score": score, "statistic": statistic, "budget": budget}
+    plans = _plans(words(policy), asked, promise.alpha, goal)
     found = [
         (p, result)
         for p in counts(samples, "samples") or (loaded.samples,)
         for result in replay(
             loaded.select(samples=p), plans, trials=trials, rng=np.random.default_rng(seed),
-            unit=unit, cases=share(cases), delta=delta, tunings=tunings,
+            unit=promise.unit, cases=share(promise.cases), delta=promise.delta, tunings=tunings,
         )
     ]  # fmt: skip
     _print(found, goal.sentence, to_stderr=json == "-")
-    record = {
-        "schema": "taskuq.simulate/1",
-        "alpha": alpha,
-        "goal": goal.to_dict(),
-        "unit": found[0][1].unit,
-        "trials": trials,
-        "n": found[0][1].n,
-        "n_calibration": found[0][1].n_calibration,
-        "n_test": found[0][1].n_test,
-        "inputs": {
-            "table": repr(loaded),
-            "task_range": range_to_json(loaded.task_range),
-            "provenance": dict(loaded.provenance),
-            "missing_cases": list(loaded.missing),
-            "seed": seed,
-            "cases": cases,
-            "delta": delta,
-            "tunings": tunings,
-        },
-        "results": [{"samples": p, **result.to_dict()} for p, result in found],
-    }
+    inputs = {"seed": seed, "cases": promise.cases, "delta": promise.delta, "tunings": tunings}
+    record = _record(loaded, goal, found, inputs)
     hand_over(record, json)
     if figures is not None:
         from taskuq.report.ink import draw_record
@@ -180,23 +166,49 @@ def simulate(
 
 
 def _plans(
-    policies: str, scores: str, statistics: str, budgets: str, alpha: float, goal: Any
-) -> list[Any]:
-    from taskuq.decide.planning import PolicyPlan
+    policies: tuple[str, ...], asked: dict[str, str], alpha: float, goal: Goal
+) -> list[PolicyPlan]:
+    """Every policy with every choice of the options that tell plans of its kind apart."""
+    from taskuq.decide.kinds import POLICIES, PolicyPlan
 
-    plans = []
-    for kind in words(policies):
-        if kind == "fixed-width":
-            plans += [
-                PolicyPlan(kind, alpha, goal, statistic=s, budget=b)  # type: ignore[arg-type]  # checked there
-                for s in words(statistics)
-                for b in numbers(budgets, "budget") or (1.0,)
-            ]
-        else:
-            plans += [PolicyPlan(kind, alpha, goal, score=s) for s in words(scores)]  # type: ignore[arg-type]  # checked there
+    def choices(option: str) -> tuple[Any, ...]:
+        text = asked[option]
+        return (numbers(text, option) or (1.0,)) if option == "budget" else words(text)
+
+    plans = [
+        PolicyPlan(kind, alpha, goal, **dict(zip(options, chosen, strict=True)))
+        for kind, options in ((kind, POLICIES[kind].options) for kind in policies)
+        for chosen in product(*map(choices, options))
+    ]
     if not plans:
         raise InputError("no policy was asked for; give --policy, e.g. fixed-width")
     return plans
+
+
+def _record(
+    table: TaskOutputs, goal: Goal, found: list[tuple[int, Simulation]], inputs: dict[str, Any]
+) -> dict[str, Any]:
+    from taskuq.files import range_to_json
+
+    first = found[0][1]
+    return {
+        "schema": "taskuq.simulate/1",
+        "alpha": first.alpha,
+        "goal": goal.to_dict(),
+        "unit": first.unit,
+        "trials": first.trials,
+        "n": first.n,
+        "n_calibration": first.n_calibration,
+        "n_test": first.n_test,
+        "inputs": {
+            "table": repr(table),
+            "task_range": range_to_json(table.task_range),
+            "provenance": dict(table.provenance),
+            "missing_cases": list(table.missing),
+            **inputs,
+        },
+        "results": [{"samples": p, **result.to_dict()} for p, result in found],
+    }
 
 
 def _print(found: list[tuple[int, Simulation]], goal: str, *, to_stderr: bool) -> None:

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from taskuq.calibration.family import AnchoredFamily, Side, family_of
-from taskuq.calibration.scores.learned import Learned
 from taskuq.calibration.link import IDENTITY, Link
-from taskuq.calibration.scores.mlwr import MLWR
 from taskuq.calibration.rank import conformal_quantile, exact_level
 from taskuq.calibration.scores import score_to_dict
+from taskuq.calibration.scores.learned import Learned
+from taskuq.calibration.scores.mlwr import MLWR
 from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyKind, PolicyPlan
 from taskuq.decide.rules import Examination, Examined, Rule, Rules, examine, opening
@@ -176,9 +176,7 @@ class FixedWidth(PolicyKind):
         return stopped_promise(goal, promise)
 
 
-def narrowed(
-    plan: PolicyPlan, rules: Rules, outputs: FloatArray, targets: FloatArray
-) -> Rules:
+def narrowed(plan: PolicyPlan, rules: Rules, outputs: FloatArray, targets: FloatArray) -> Rules:
     """Let reports shrink: choose when to stop, and on what scale to shrink, on tuning cases."""
     seen = examine(rules, outputs, targets)
     Lambda = stopping_score(seen.lowest, seen.largest, seen.score)

@@ -174,7 +174,7 @@ class Examination:
     @property
     def cases(self) -> int:
         """The number of cases."""
-        return self.score.shape[1]
+        return int(self.score.shape[1])
 
     @property
     def is_always_open(self) -> bool:

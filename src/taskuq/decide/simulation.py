@@ -188,7 +188,7 @@ class Splits(Calibrator):
         """Return the smallest threshold at which the groups of each fold lose what is allowed."""
         splits, allowed = self.splitting, self.promise.allowed(self.n_calibration)
         step = max(1, 20_000_000 // len(thresholds))
-        found = [np.empty(0)]
+        found: list[FloatArray] = []
         for start in range(0, splits.trials, step):
             count = min(step, splits.trials - start)
             folds = test_folds(splits.seed, start, count, splits.units, splits.n_test)

@@ -44,10 +44,11 @@ class Calibrator(ABC):
             # Losses change only where a group starts to stop or a case starts to be covered.
             grid = np.unique(np.concatenate([allowance.ravel(), seen.score.ravel(), [-np.inf]]))
             losses = group_losses(allowance, seen.score, self.index, grid, self.unit)
-            return np.maximum(self.smallest(grid, losses), seen.lowest.max())[None]
+            least = self.smallest(grid, losses)[None]
+            return np.asarray(np.maximum(least, seen.lowest.max()))
         Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
         # A larger threshold keeps the promise too, and below every opening no case could stop.
-        return np.maximum(self.quantiles(Lambda[None]), seen.lowest.min())
+        return np.asarray(np.maximum(self.quantiles(Lambda[None]), seen.lowest.min()))
 
 
 def stopping_score(lowest: FloatArray, largest: FloatArray, score: FloatArray) -> FloatArray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from taskuq.calibration.rank import cases_needed
 from taskuq.decide.goal import Goal
-from taskuq.decide.planning import PolicyPlan
+from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import Simulation, simulate
 from taskuq.experiments.inputs import Inputs, learns, units
 from taskuq.experiments.judging import point_source
