@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
@@ -14,9 +14,9 @@ from taskuq.calibration.rank import conformal_quantile, exact_level
 from taskuq.calibration.scores import score_to_dict
 from taskuq.calibration.scores.learned import Learned
 from taskuq.calibration.scores.mlwr import MLWR
-from taskuq.decide.goal import Goal
+from taskuq.decide.goal import Goal, TaskRange
 from taskuq.decide.kinds import PolicyKind, PolicyPlan
-from taskuq.decide.rules import Examination, Examined, Rule, Rules, examine, opening
+from taskuq.decide.rules import Examination, Examined, Record, Rule, Rules, examine, opening
 from taskuq.decide.stopping import Calibrator, stopped_promise, stopping_score
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval
@@ -56,7 +56,7 @@ class WindowRule(Rule):
 
     score: Score
     goal: Goal
-    task_range: tuple[float, float] | None
+    task_range: TaskRange
     weight: float
     narrowing: tuple[float, float] | None = None
 
@@ -76,7 +76,7 @@ class WindowRule(Rule):
             window = window.clip(*self.task_range)
         return self.weight * ratio, window, family
 
-    def _place(self) -> tuple[float, float] | None:
+    def _place(self) -> TaskRange:
         """Return the range windows are kept in: the declared one, or [0, 1] where it was seen."""
         if self.task_range is not None or self.goal.side != "two":
             return self.task_range
@@ -109,17 +109,11 @@ class WindowRule(Rule):
         }
 
     @classmethod
-    def from_dict(
-        cls,
-        record: Mapping[str, Any],
-        score: Score,
-        goal: Goal,
-        task_range: tuple[float, float] | None,
-    ) -> WindowRule:
+    def from_dict(cls, record: Record, score: Score, goal: Goal, range_: TaskRange) -> WindowRule:
         """Read a rule back from its description."""
         narrowing = record["narrowing"]
         return cls(
-            score, goal, task_range, float(record["weight"]),
+            score, goal, range_, float(record["weight"]),
             None if narrowing is None else (float(narrowing[0]), float(narrowing[1])),
         )  # fmt: skip
 
@@ -146,26 +140,18 @@ class FixedWidth(PolicyKind):
         """Return the score behind the risk statistic."""
         return STATISTICS[plan.statistic](plan.goal.side)
 
-    def rule(
-        self,
-        plan: PolicyPlan,
-        score: Score,
-        task_range: tuple[float, float] | None,
-        acceleration: float,
-    ) -> Rule:
+    def rule(self, plan: PolicyPlan, score: Score, range_: TaskRange, acceleration: float) -> Rule:
         """Return a rule that is the more tolerant the later the round."""
         weight = float(acceleration**plan.lateness) if np.isfinite(acceleration) else 1.0
-        return WindowRule(score, plan.goal, task_range, weight)
+        return WindowRule(score, plan.goal, range_, weight)
 
     def tuning_share(self, plan: PolicyPlan) -> float:
         """Return what reports narrower than the window learn from."""
         return NARROWING_TUNING_SHARE if plan.budget < 1 else 0.0
 
-    def learned(
-        self, plan: PolicyPlan, rules: Rules, outputs: FloatArray, targets: FloatArray
-    ) -> Rules:
+    def learned(self, plan: PolicyPlan, rules: Rules, x: FloatArray, z: FloatArray) -> Rules:
         """Return rules whose reports shrink, where the budget leaves something for that."""
-        return narrowed(plan, rules, outputs, targets) if plan.budget < 1 else rules
+        return narrowed(plan, rules, x, z) if plan.budget < 1 else rules
 
     def thresholds(self, seen: Examination, calibrator: Calibrator) -> FloatArray:
         """Return the threshold at which stopped reports keep the promise."""

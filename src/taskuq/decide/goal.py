@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from taskuq.interval import FloatArray, Interval
 from taskuq.protocols import Family
 
 BISECTIONS = 60
+# The range that a task is declared to have, if any.
+TaskRange: TypeAlias = tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,7 @@ class Goal:
             return f"the interval is at most {self.max_width:g} wide"
         return f"the bound is at most {self.max_width:g} from the estimate"
 
-    def largest_threshold(
-        self, family: Family, task_range: tuple[float, float] | None
-    ) -> FloatArray:
+    def largest_threshold(self, family: Family, task_range: TaskRange) -> FloatArray:
         r"""Return for each case the threshold below which its interval achieves the goal.
 
         .. math:: \lambda^* = \sup\{\lambda : |\mathcal C_\lambda| \le \tau\}
@@ -120,7 +120,7 @@ class Goal:
             )
         return np.asarray(good & ~interval.is_empty)
 
-    def _search(self, family: Family, task_range: tuple[float, float] | None) -> FloatArray:
+    def _search(self, family: Family, task_range: TaskRange) -> FloatArray:
         """Bisect for the threshold, for families without a formula."""
         estimate = _middle(family)
 
@@ -143,7 +143,7 @@ class Goal:
         return np.where(always, np.inf, np.where(never, -np.inf, low))
 
     def window(
-        self, center: FloatArray, link: Link, task_range: tuple[float, float] | None
+        self, center: FloatArray, link: Link, task_range: TaskRange
     ) -> tuple[Interval, FloatArray]:
         r"""Return windows that achieve the goal, and how far their ends are from the centre.
 

@@ -21,13 +21,42 @@ def _inverse(w, is_logit, low, high):  # type: ignore[no-untyped-def]  # compile
 
 
 @njit(cache=True, nogil=True)
+def _report(  # type: ignore[no-untyped-def]  # compiled
+    k, i, q, targets, low, high, scale, floor, ceiling, window_from, is_logit, link_low, link_high,
+):  # fmt: skip
+    """Width, and distance of the target from the centre; the largest over tasks."""
+    width = 0.0
+    error = 0.0
+    for task in range(low.shape[1]):
+        bottom = floor[k, task, i]
+        top = ceiling[k, task, i]
+        if q < window_from[k, task]:
+            a = low[k, task, i] - q * scale[k, task, i]
+            b = high[k, task, i] + q * scale[k, task, i]
+            logit = is_logit[k, task]
+            lower = _inverse(a, logit, link_low[k, task], link_high[k, task])
+            upper = _inverse(b, logit, link_low[k, task], link_high[k, task])
+            # Beyond the window the report is its nearest end.
+            bottom, top = min(max(bottom, lower), top), max(min(top, upper), bottom)
+        width = max(width, top - bottom)
+        if np.isinf(bottom):
+            off = abs(targets[k, task, i] - top)
+        elif np.isinf(top):
+            off = abs(targets[k, task, i] - bottom)
+        else:
+            off = abs(targets[k, task, i] - (bottom + top) / 2)
+        error = max(error, off)
+    return width, error
+
+
+@njit(cache=True, nogil=True)
 def replay(  # type: ignore[no-untyped-def]  # compiled
     seed, trial_numbers, units, n_test, byte_threshold, unit_of_case, group_of_case, groups, weight,
     thresholds, lowest, largest, score, targets, low, high, scale, floor, ceiling, window_from,
     is_logit, link_low, link_high, allowance, cost, sums, tests, covered_tests, cost_tests,
 ):  # fmt: skip
     """Replay every test case of every trial and add up what happened."""
-    rounds, tasks, cases = low.shape
+    rounds, _, cases = low.shape
     words = np.empty(-(-units // 8), np.uint64)
     fold = np.empty(units, np.uint8)
     worst = np.empty(groups)
@@ -56,27 +85,10 @@ def replay(  # type: ignore[no-untyped-def]  # compiled
                 k = stopped
                 q = thresholds[k, t]
                 hit = 1.0 if score[k, i] <= q else 0.0
-                width = 0.0
-                error = 0.0
-                for task in range(tasks):
-                    bottom = floor[k, task, i]
-                    top = ceiling[k, task, i]
-                    if q < window_from[k, task]:
-                        a = low[k, task, i] - q * scale[k, task, i]
-                        b = high[k, task, i] + q * scale[k, task, i]
-                        logit = is_logit[k, task]
-                        lower = _inverse(a, logit, link_low[k, task], link_high[k, task])
-                        upper = _inverse(b, logit, link_low[k, task], link_high[k, task])
-                        # Beyond the window the report is its nearest end.
-                        bottom, top = min(max(bottom, lower), top), max(min(top, upper), bottom)
-                    width = max(width, top - bottom)
-                    if np.isinf(bottom):
-                        off = abs(targets[k, task, i] - top)
-                    elif np.isinf(top):
-                        off = abs(targets[k, task, i] - bottom)
-                    else:
-                        off = abs(targets[k, task, i] - (bottom + top) / 2)
-                    error = max(error, off)
+                width, error = _report(
+                    k, i, q, targets, low, high, scale, floor, ceiling, window_from, is_logit,
+                    link_low, link_high,
+                )  # fmt: skip
                 sums[2, t] += w
                 sums[3, t] += w * hit
                 sums[4, t] += w * width

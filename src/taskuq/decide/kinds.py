@@ -10,7 +10,7 @@ import numpy as np
 
 from taskuq.calibration.rank import exact_level
 from taskuq.calibration.scores import resolve_score
-from taskuq.decide.goal import Goal
+from taskuq.decide.goal import Goal, TaskRange
 from taskuq.decide.rules import Examination, FamilyRule, Rule, Rules
 from taskuq.decide.stopping import Calibrator
 from taskuq.errors import InputError
@@ -101,13 +101,7 @@ class PolicyKind(ABC):
         """Return the score behind the rules, before any tuning."""
 
     @abstractmethod
-    def rule(
-        self,
-        plan: PolicyPlan,
-        score: Score,
-        task_range: tuple[float, float] | None,
-        acceleration: float,
-    ) -> Rule:
+    def rule(self, plan: PolicyPlan, score: Score, range_: TaskRange, acceleration: float) -> Rule:
         """Return the rule of a round, given its tuned score."""
 
     @abstractmethod
@@ -115,16 +109,14 @@ class PolicyKind(ABC):
         """Return the share of units that the rules themselves learn from; 0 where they do not."""
 
     @abstractmethod
-    def learned(
-        self, plan: PolicyPlan, rules: Rules, outputs: FloatArray, targets: FloatArray
-    ) -> Rules:
+    def learned(self, plan: PolicyPlan, rules: Rules, x: FloatArray, z: FloatArray) -> Rules:
         """Return the rules after learning from the units set aside, where there is a share.
 
         Arguments:
             plan: What to plan.
             rules: The rules of every round and task, their scores tuned.
-            outputs: Outputs of the tuning cases (round, case, sample, task).
-            targets: Their targets (round, case, task).
+            x: Outputs of the tuning cases (round, case, sample, task).
+            z: Their targets (round, case, task).
         """
 
     @abstractmethod
@@ -154,23 +146,15 @@ class NestedPolicy(PolicyKind):
         """Return the score of the nested intervals."""
         return resolve_score(plan.score, plan.alpha, plan.goal.side)
 
-    def rule(
-        self,
-        plan: PolicyPlan,
-        score: Score,
-        task_range: tuple[float, float] | None,
-        acceleration: float,
-    ) -> Rule:
+    def rule(self, plan: PolicyPlan, score: Score, range_: TaskRange, acceleration: float) -> Rule:
         """Return the same rule in every round."""
-        return FamilyRule(score, plan.goal, task_range)
+        return FamilyRule(score, plan.goal, range_)
 
     def tuning_share(self, plan: PolicyPlan) -> float:
         """Return that nothing but the score learns."""
         return 0.0
 
-    def learned(
-        self, plan: PolicyPlan, rules: Rules, outputs: FloatArray, targets: FloatArray
-    ) -> Rules:
+    def learned(self, plan: PolicyPlan, rules: Rules, x: FloatArray, z: FloatArray) -> Rules:
         """Return the rules as they are."""
         return rules
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,19 +124,9 @@ def policy_unit(table: TaskOutputs, unit: PolicyUnitName | None, cases: float | 
     return as_unit(unit, cases, has_groups=table.group is not None, whole=True, missing=missing)
 
 
-@dataclass(frozen=True)
+@final
 class OneSet(Calibrator):
-    """Thresholds from one calibration set.
-
-    Arguments:
-        promise: What is promised.
-        unit: Whom it is for, and what stops together.
-        index: The unit of each case, numbered from 0.
-    """
-
-    promise: Guarantee
-    unit: Unit
-    index: NDArray[np.int64]
+    """Thresholds from one calibration set."""
 
     def quantiles(self, scores: FloatArray) -> FloatArray:
         """Return the quantile of each row of scores (row, case)."""

@@ -13,9 +13,9 @@ import numpy as np
 from taskuq.calibration.guarantee import Guarantee, guarantee_from_dict
 from taskuq.calibration.scores import score_from_dict, score_name
 from taskuq.checks import as_numbers, as_range, require_in_range
-from taskuq.decide.goal import Goal, goal_from_dict
+from taskuq.decide.goal import Goal, TaskRange, goal_from_dict
 from taskuq.decide.kinds import POLICIES
-from taskuq.decide.rules import Examined, Rule, Rules, group_allowance
+from taskuq.decide.rules import Examined, Record, Rule, Rules, group_allowance
 from taskuq.errors import InputError
 from taskuq.files import (
     complete,
@@ -79,7 +79,7 @@ class Policy:
     guarantee: Guarantee
     samples: int
     whole_group: bool = False
-    task_range: tuple[float, float] | None = None
+    task_range: TaskRange = None
     task_names: tuple[str, ...] = ("task",)
     certificate: Mapping[str, float] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -274,13 +274,9 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
 
 
 def _read_rule(
-    kind: str,
-    record: Mapping[str, Any],
-    goal: Goal,
-    task_range: tuple[float, float] | None,
-    custom: Score | None,
+    kind: str, record: Record, goal: Goal, range_: TaskRange, custom: Score | None
 ) -> Rule:
     score, rule = score_from_dict(record["score"], custom), POLICIES[kind].rules
     if record["kind"] != rule.name:
         raise InputError(f"unknown kind of rule {record['kind']!r} in the file")
-    return rule.from_dict(record, score, goal, task_range)
+    return rule.from_dict(record, score, goal, range_)

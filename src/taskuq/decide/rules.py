@@ -12,10 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from taskuq.calibration.family import AnchoredFamily, family_of
 from taskuq.calibration.scores import score_to_dict
-from taskuq.decide.goal import BISECTIONS, Goal
+from taskuq.decide.goal import BISECTIONS, Goal, TaskRange
 from taskuq.interval import FloatArray, Interval
 from taskuq.protocols import Family, Score
 
+# What a file says of a rule.
+Record: TypeAlias = Mapping[str, Any]
 # Every finite threshold is above this; minus infinity is not, where every interval is empty.
 LEAST = -float(np.finfo(float).max)
 
@@ -89,13 +91,7 @@ class Rule(ABC):
 
     @classmethod
     @abstractmethod
-    def from_dict(
-        cls,
-        record: Mapping[str, Any],
-        score: Score,
-        goal: Goal,
-        task_range: tuple[float, float] | None,
-    ) -> Rule:
+    def from_dict(cls, record: Record, score: Score, goal: Goal, range_: TaskRange) -> Rule:
         """Read a rule back from its description, its score read already."""
 
 
@@ -118,7 +114,7 @@ class FamilyRule(Rule):
 
     score: Score
     goal: Goal
-    task_range: tuple[float, float] | None
+    task_range: TaskRange
 
     @property
     def is_risk(self) -> bool:
@@ -142,15 +138,9 @@ class FamilyRule(Rule):
         return {"kind": self.name, "score": score_to_dict(self.score)}
 
     @classmethod
-    def from_dict(
-        cls,
-        record: Mapping[str, Any],
-        score: Score,
-        goal: Goal,
-        task_range: tuple[float, float] | None,
-    ) -> FamilyRule:
+    def from_dict(cls, record: Record, score: Score, goal: Goal, range_: TaskRange) -> FamilyRule:
         """Read a rule back from its description."""
-        return cls(score, goal, task_range)
+        return cls(score, goal, range_)
 
 
 @dataclass(frozen=True)

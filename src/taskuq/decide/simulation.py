@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,20 +155,15 @@ def simulate(
     return found
 
 
+@final
 @dataclass(frozen=True)
 class Splits(Calibrator):
     """Thresholds of every trial, each calibrated on its own fold.
 
     Arguments:
-        promise: What is promised.
-        unit: Whom it is for, and what stops together.
-        index: The unit of each case, numbered from 0.
         splitting: How units are split.
     """
 
-    promise: Guarantee
-    unit: Unit
-    index: NDArray[np.int64]
     splitting: Splitting
 
     @property

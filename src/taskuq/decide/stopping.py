@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.units import Unit
 from taskuq.decide.goal import Goal
 from taskuq.decide.rules import Examination
 from taskuq.interval import FloatArray
 
 
+@dataclass(frozen=True)
 class Calibrator(ABC):
     """What finds thresholds that keep a promise: on one calibration set, or in many at once.
 
     A threshold is a number for one set, and one for each trial, (trial,), for many.
+
+    Arguments:
+        promise: What is promised.
+        unit: Whom it is for, and what stops together.
+        index: The unit of each case, numbered from 0.
     """
 
-    # Whom the promise is for, and what stops together.
+    promise: Guarantee
     unit: Unit
-    # The unit of each case, numbered from 0.
     index: NDArray[np.int64]
 
     @abstractmethod
