@@ -20,6 +20,7 @@ from taskuq.data.folder import FolderData
 from taskuq.data.readers import READERS, Reader, open_all, open_data, open_task_data, read_data
 from taskuq.data.splits import SplitConfig
 from taskuq.errors import InputError
+from taskuq.kinds import load_extensions
 from taskuq.outputs.table import TaskOutputs
 from taskuq.settings import toml_text
 from taskuq.task import BackboneConfig, ClassifierConfig
@@ -203,6 +204,44 @@ def test_memory_changes_nothing(start, data, tmp_path):
         for first, second in zip(one, other, strict=True):
             assert torch.equal(first.image, second.image)
             assert first[1:] == second[1:]
+
+
+OWN = """
+from dataclasses import dataclass
+
+import numpy as np
+
+from taskuq.data.arrays import ArrayDataset
+from taskuq.data.readers import READERS, Reader
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ramp(Reader):
+    cases: int
+
+    def open(self):
+        images = np.ones((self.cases, 16, 16)) * np.linspace(0.1, 1, 16)
+        return ArrayDataset(images, label=np.arange(self.cases) % 2, group="each")
+
+
+READERS.register("ramp", Ramp)
+"""
+
+
+def test_a_reader_in_a_file_of_ones_own_is_found_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "ramp_reader.py").write_text(OWN)
+    (tmp_path / "run.toml").write_text(
+        toml_text({"part": "all", "samples": 1, "measure": {"accelerations": [4, 2]},
+                   "data": {"kind": "ramp", "cases": 3, "coils": 2}})
+    )  # fmt: skip
+    monkeypatch.setenv("TASKUQ_EXTENSIONS", str(tmp_path / "ramp_reader.py"))
+    monkeypatch.setattr(READERS, "_known", dict(READERS._known))
+    load_extensions.cache_clear()
+    main(["run", str(tmp_path / "run.toml"), "-o", str(tmp_path / "table"), "--device", "cpu"])
+
+    configuration = TaskOutputs.load(tmp_path / "table").provenance["configuration"]
+    assert configuration["data"]["kind"] == "ramp"
+    assert configuration["data"]["cases"] == 3
 
 
 @pytest.mark.parametrize(

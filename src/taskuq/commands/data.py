@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from taskuq.commands.terminal import hand_over, say, show
 from taskuq.errors import InputError
 
 if TYPE_CHECKING:
@@ -126,24 +122,21 @@ def prepare(
         folder: A folder of fastMRI volumes (.h5).
         cache: Where the results are kept.
         acquisition: Which acquisition is used; '' takes all.
-        compression: Virtual coils from the lines of the first round, or from all (as the paper's
-            code).
+        compression: Virtual coils from the lines of the first round, or, as the paper, from all.
         workers: The number of processes.
         strict: Stop at the first file that cannot be used.
     """
     from taskuq.data.fastmri import FastMRI
+    from taskuq.data.memory import shared_out
     from taskuq.data.preparation import Preparation
 
     preparation = Preparation(acquisition=acquisition, compression=compression, slices="all")
     data = FastMRI(folder, preparation, cache=cache, strict=strict)
     count = len(data.volumes)
-    if workers <= 1:
-        outcomes = map(_prepare_one, [data] * count, range(count))
-        _tell(outcomes, count)
-    else:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            _tell(pool.map(_prepare_one, [data] * count, range(count)), count)
-    print(cache / preparation.key)  # noqa: T201 the path is the command's answer
+    outcomes = shared_out(_prepare_one, [data] * count, range(count), workers=workers)
+    for number, outcome in enumerate(outcomes, start=1):
+        say(f"{number}/{count} {outcome}")
+    show(str(cache / preparation.key))
 
 
 def atlas(
@@ -176,7 +169,7 @@ def atlas(
 
     plan = PatientPlan(size=size, slices=slices, contrast=contrast)
     drawn = Atlas(patients=patients, seed=seed, first=first, plan=plan, base=base)
-    print(save_atlas(drawn, output, workers=workers))  # noqa: T201 the path is the answer
+    show(str(save_atlas(drawn, output, workers=workers)))
 
 
 def atlas_base(*, output: Output = Path("atlas-base.npz")) -> None:
@@ -189,7 +182,7 @@ def atlas_base(*, output: Output = Path("atlas-base.npz")) -> None:
     """
     from taskuq.data.anatomy import save_anatomy
 
-    print(save_anatomy(output))  # noqa: T201 the path is the command's answer
+    show(str(save_anatomy(output)))
 
 
 def sheet(
@@ -228,19 +221,13 @@ def sheet(
         data = read_npz(source)
         step = max(1, len(data) // cases)
         path = contact_sheet(data, output, indices=range(0, len(data), step)[:cases])
-    print(path)  # noqa: T201 the path is the command's answer
+    show(str(path))
 
 
 def _show(checked: Check, json_file: str | None) -> None:
-    record = json.dumps(checked.as_record(), indent=1)
     if json_file == "-":
-        print(record)  # noqa: T201 asked for
+        hand_over(checked.as_record(), json_file)
         return
-    if json_file is not None:
-        from taskuq.files import whole_file
-
-        with whole_file(json_file) as partial:
-            partial.write_text(record + "\n")
     from rich.console import Console
     from rich.table import Table
 
@@ -261,8 +248,7 @@ def _show(checked: Check, json_file: str | None) -> None:
     )
     for note in checked.notes:
         console.print(note, highlight=False)
-    if json_file is not None:
-        print(json_file)  # noqa: T201 the path is the command's answer
+    hand_over(checked.as_record(), json_file)
 
 
 def _prepare_one(data: FastMRI, number: int) -> str:
@@ -271,8 +257,3 @@ def _prepare_one(data: FastMRI, number: int) -> str:
         return f"{name}: scale {data.recipe(number).scale:.4g}"
     except InputError as error:
         return f"{name}: skipped, {error}"
-
-
-def _tell(outcomes: Iterable[str], count: int) -> None:
-    for number, outcome in enumerate(outcomes, start=1):
-        print(f"{number}/{count} {outcome}", file=sys.stderr)  # noqa: T201 progress

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 from taskuq.data.anatomy import load_anatomy
 from taskuq.data.arrays import ArrayDataset
 from taskuq.data.dataset import Dataset, Item
+from taskuq.data.memory import shared_out
 from taskuq.data.patient import Patient, PatientPlan, draw_patient
 from taskuq.data.readers import Reader
 from taskuq.data.splits import Part
@@ -145,11 +144,7 @@ def draw_patients(atlas: Atlas, *, workers: int = 1) -> list[Patient]:
         >>> [patient.images.shape for patient in draw_patients(atlas)]
         [(2, 32, 32), (2, 32, 32)]
     """
-    if workers <= 1:
-        return [atlas.patient(k) for k in range(atlas.patients)]
-    # Fork would copy torch's thread pools in an unknown state.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(atlas.patient, range(atlas.patients), chunksize=4))
+    return list(shared_out(atlas.patient, range(atlas.patients), workers=workers))
 
 
 def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:

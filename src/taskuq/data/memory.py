@@ -1,14 +1,14 @@
-"""Data sets whose cases have all been read."""
+"""Work on cases by several processes, and data sets whose cases have all been read."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from taskuq.data.dataset import Dataset, Item
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
 # With fewer cases, starting processes takes longer than reading.
 FEW = 256
 
@@ -52,14 +53,7 @@ class InMemory:
 
         workers = min(processes, os.cpu_count() or 1) if len(source) >= FEW else 1
         stretches = np.array_split(np.arange(len(source)), max(1, min(4 * workers, len(source))))
-        if workers <= 1:
-            parts = [_read(source, part) for part in stretches]
-        else:
-            # Fork would copy torch's thread pools in an unknown state; and threads of many
-            # processes hold each other up.
-            spawn = get_context("spawn")
-            with one_thread(), ProcessPoolExecutor(workers, mp_context=spawn) as pool:
-                parts = list(pool.map(_read, [source] * len(stretches), stretches))
+        parts = shared_out(_read, [source] * len(stretches), stretches, workers=workers)
         items = tuple(
             item._replace(image=torch.from_numpy(image)) for part in parts for item, image in part
         )
@@ -87,8 +81,29 @@ class InMemory:
         return self.items[index]
 
 
+def shared_out(function: Callable[..., T], *arguments: Iterable[Any], workers: int) -> Iterator[T]:
+    """What :func:`map` gives, in the same order, computed by several processes.
+
+    Arguments:
+        function: What is done; a function that other processes can import.
+        arguments: One iterable for each of its arguments.
+        workers: The number of processes; 1 is this one.
+
+    Example:
+        >>> list(shared_out(pow, [2, 3], [5, 2], workers=1))
+        [32, 9]
+    """
+    if workers <= 1:
+        yield from map(function, *arguments)
+        return
+    # Fork would copy torch's thread pools in an unknown state; and threads of many processes hold
+    # each other up.
+    with _one_thread(), ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(function, *arguments)
+
+
 @contextmanager
-def one_thread() -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
     """Processes started here compute with one thread each."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}

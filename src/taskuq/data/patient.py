@@ -12,6 +12,8 @@ from scipy import ndimage
 from taskuq.data.anatomy import Anatomy
 from taskuq.data.contrast import (
     Contrast,
+    Signals,
+    Tissue,
     draw_signals,
     head_signal,
     split_tissue,
@@ -94,8 +96,34 @@ def draw_patient(plan: PatientPlan, anatomy: Anatomy, *, rng: np.random.Generato
     if plan.contrast != "both":
         contrast = plan.contrast
 
+    clean, tissue, signals = _healthy_head(anatomy, axes, pixel, contrast, rng)
+    parenchyma = tissue.grey + tissue.white
+    shown, share = draw_lesions(plan.lesions, axes, tissue.white, parenchyma, rng=rng)
+    shown = np.maximum(shown, draw_dots(plan.lesions, axes, tissue.white, rng=rng))
+    clean += shown * (signals.lesion - clean)
+
+    bias = np.exp(rng.uniform(0.05, 0.18) * _field(axes, 90, rng))
+    texture = 1 + 0.03 * _texture(axes, pixel, rng)
+    clean = ndimage.gaussian_filter(clean * texture, (0, 0.45, 0.45)) * bias
+    noise = rng.uniform(*plan.noise)
+    real, imaginary = noise * rng.standard_normal((2, *clean.shape), dtype=np.float32)
+    lesion = share > 0.5
+    return Patient(
+        images=np.hypot(clean + real, imaginary).astype(np.float32),
+        lesion=lesion,
+        area=lesion.sum(axis=(1, 2)) * pixel**2,
+        contrast=contrast,
+        noise=float(noise),
+    )
+
+
+def _healthy_head(
+    anatomy: Anatomy, axes: Axes, pixel: float, contrast: Contrast, rng: np.random.Generator
+) -> tuple[FloatArray, Tissue, Signals]:
+    """What a head without lesions shows, its tissues, and their signals."""
+
     def draw(scale: float) -> FloatArray:
-        return smooth_field(axes, (scale,) * 3, rng=rng).astype(np.float32)
+        return _field(axes, scale, rng)
 
     values = anatomy.sample(_deformed_points(axes, rng))
     tissue = split_tissue(
@@ -107,7 +135,6 @@ def draw_patient(plan: PatientPlan, anatomy: Anatomy, *, rng: np.random.Generato
         atrophy=rng.normal(-0.1, 0.3),
     )
     signals = draw_signals(contrast, rng=rng)
-    parenchyma = tissue.grey + tissue.white
     # What the template shows beyond its tissue classes: nuclei, tracts, cerebellar folds.
     smooth = ndimage.gaussian_filter(values["t1"], (0, 12 / pixel, 12 / pixel))
     detail = (0.25 if contrast == "t1" else -0.12) * (values["t1"] - smooth) + 0.025 * draw(5)
@@ -123,23 +150,11 @@ def draw_patient(plan: PatientPlan, anatomy: Anatomy, *, rng: np.random.Generato
     if contrast == "flair":
         near_fluid = ndimage.gaussian_filter(tissue.csf, (0, 3.5 / pixel, 3.5 / pixel))
         clean += rim * near_fluid * tissue.white
-    shown, share = draw_lesions(plan.lesions, axes, tissue.white, parenchyma, rng=rng)
-    shown = np.maximum(shown, draw_dots(plan.lesions, axes, tissue.white, rng=rng))
-    clean += shown * (signals.lesion - clean)
+    return clean, tissue, signals
 
-    bias = np.exp(rng.uniform(0.05, 0.18) * draw(90))
-    texture = 1 + 0.03 * _texture(axes, pixel, rng)
-    clean = ndimage.gaussian_filter(clean * texture, (0, 0.45, 0.45)) * bias
-    noise = rng.uniform(*plan.noise)
-    real, imaginary = noise * rng.standard_normal((2, *clean.shape), dtype=np.float32)
-    lesion = share > 0.5
-    return Patient(
-        images=np.hypot(clean + real, imaginary).astype(np.float32),
-        lesion=lesion,
-        area=lesion.sum(axis=(1, 2)) * pixel**2,
-        contrast=contrast,
-        noise=float(noise),
-    )
+
+def _field(axes: Axes, scale: float, rng: np.random.Generator) -> FloatArray:
+    return smooth_field(axes, (scale,) * 3, rng=rng).astype(np.float32)
 
 
 def _deformed_points(axes: Axes, rng: np.random.Generator) -> NDArray[np.float32]:

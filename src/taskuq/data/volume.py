@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,14 +78,9 @@ class Volume:
     def _read(self, dataset: str, index: int) -> Any:
         if not 0 <= index < self.slices:
             raise IndexError(f"slice {index} of {self.slices} in {self.path}")
-        try:
-            # Reading a slice through its own handle keeps workers independent of each other.
-            with h5py.File(self.path, "r") as file:
-                return file[dataset][index]
-        except OSError as error:
-            raise InputError(
-                f"{self.path} breaks off in slice {index} ({error}); fetch the file again"
-            ) from error
+        # Reading a slice through its own handle keeps workers independent of each other.
+        with _opened(self.path, f"breaks off in slice {index}") as file:
+            return file[dataset][index]
 
 
 def open_volume(path: Path | str) -> Volume:
@@ -108,13 +105,8 @@ def open_volume(path: Path | str) -> Volume:
         ('file1000001', 15, (15, 8, 6))
     """
     path = Path(path)
-    try:
-        with h5py.File(path, "r") as file:
-            return _volume(path, file)
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be opened as HDF5 ({_reason(error)}); fetch the file again"
-        ) from error
+    with _opened(path, "cannot be opened as HDF5") as file:
+        return _volume(path, file)
 
 
 def read_header(xml: bytes | str) -> Header:
@@ -146,6 +138,17 @@ def read_header(xml: bytes | str) -> Header:
     return Header(encoded, _size(root, "reconSpace"), padding)
 
 
+@contextmanager
+def _opened(path: Path, trouble: str) -> Iterator[Any]:
+    """A file that is open; what the library says of a broken one follows the trouble with it."""
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path} {trouble} ({reason}); fetch the file again") from error
+
+
 def _volume(path: Path, file: Any) -> Volume:
     kspace = file.get("kspace")
     if kspace is None:
@@ -175,10 +178,6 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _reason(error: OSError) -> str:
-    return " ".join(str(error).split())
 
 
 def _size(root: ElementTree.Element, space: str) -> tuple[int, int, int] | None:
