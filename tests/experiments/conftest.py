@@ -2,7 +2,7 @@
 
 import pytest
 
-from taskuq.experiments.claims import ClaimSettings
+from taskuq.experiments.inputs import ClaimSettings
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 from taskuq.outputs.table import replace_arrays
 

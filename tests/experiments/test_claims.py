@@ -9,8 +9,8 @@ import pytest
 
 import taskuq as tq
 from taskuq.errors import InputError
-from taskuq.experiments.claims import EXPERIMENTS, ClaimSettings, run_all, run_one
-from taskuq.experiments.inputs import make_inputs
+from taskuq.experiments.claims import EXPERIMENTS, run_all, run_one
+from taskuq.experiments.inputs import ClaimSettings, make_inputs
 from taskuq.experiments.interval_length import interval_length
 from taskuq.outputs.table import replace_arrays
 from taskuq.report.contents import gather

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from taskuq.calibration.units import NewCase
 from taskuq.experiments import coverage_law as law_module
-from taskuq.experiments.claims import ClaimSettings, run_one
+from taskuq.experiments.claims import run_one
 from taskuq.experiments.data_splits import _shared
-from taskuq.experiments.inputs import Inputs, Members, make_inputs
+from taskuq.experiments.inputs import ClaimSettings, Inputs, Members, make_inputs
 from taskuq.experiments.judging import judge_scores
 from taskuq.experiments.paper_protocol import _draws, _families, _scan
 from taskuq.outputs.table import replace_arrays
@@ -38,7 +39,7 @@ def test_a_perfect_point_estimate_refutes_shorter_adaptive_intervals(table, few)
 
 
 def test_coverage_off_its_law_is_seen(table, few):
-    found = judge_scores(make_inputs(table), few, "case", accelerations=[8.0])
+    found = judge_scores(make_inputs(table), few, NewCase(), accelerations=[8.0])
     law = law_module._law(found[0])
     lower = [replace(r, coverage=replace(r.coverage, mean=0.9)) for r in found]
 

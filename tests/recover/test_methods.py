@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from taskuq.runs.reports import write_report
 
 from taskuq.commands.quality import quality, table
 from taskuq.data.arrays import ArrayDataset, save_npz
@@ -27,6 +26,7 @@ from taskuq.recover.metrics import (
     volume_ssim,
 )
 from taskuq.runs.quality import _size_ratio, _some_pixels
+from taskuq.runs.reports import write_report
 from taskuq.settings import toml_text
 from taskuq.weights.files import save_weights
 

@@ -11,7 +11,7 @@ from taskuq.data.patient import PatientPlan
 from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import simulate
-from taskuq.experiments.comparison import Comparison, compare
+from taskuq.evaluation.comparison import Comparison, compare
 from taskuq.measure.masks import nested_masks
 from taskuq.outputs import TaskOutputs
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs

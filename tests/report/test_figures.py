@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import taskuq as tq
 from taskuq.calibration.law import calibration_size
-from taskuq.experiments.comparison import Comparison, compare
+from taskuq.evaluation.comparison import Comparison, compare
 from taskuq.report.axes import SMALLEST, nice_ticks, x_axis, y_axis
 from taskuq.report.contents import slug, title_of
 from taskuq.report.figure import Figure, Series, figure_from_dict, figures_of

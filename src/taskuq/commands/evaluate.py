@@ -55,8 +55,8 @@ def evaluate(
         json: Write the record to this file, or to stdout for '-'.
         figures: Draw figures into this folder, SVG and PNG.
     """
+    from taskuq.evaluation.comparison import Comparison, compare
     from taskuq.evaluation.result import EvaluationRecord
-    from taskuq.experiments.comparison import Comparison, compare
 
     loaded = load_table(table, range, task)
     if loaded.missing:

@@ -10,15 +10,14 @@ from cyclopts import Parameter
 from taskuq.commands.arguments import load_table
 from taskuq.commands.terminal import say, show, show_table
 from taskuq.errors import InputError
+from taskuq.experiments.claims import EXPERIMENTS, run_all, run_one
 
 if TYPE_CHECKING:
     from taskuq.experiments.inputs import Members
 
-Name = Literal[
-    "all", "interval-length", "sample-count", "coverage-law", "conditional-coverage",
-    "multi-round", "paper-protocol", "masks", "data-splits", "recovery-quality",
-    "classifier-quality",
-]  # fmt: skip
+    Name = str
+else:
+    Name = Literal[("all", *EXPERIMENTS)]
 
 
 def experiment(
@@ -55,8 +54,7 @@ def experiment(
         task: One task of tables of several.
         output: The run's folder; records go to its folder records.
     """
-    from taskuq.experiments.claims import EXPERIMENTS, ClaimSettings, run_all, run_one
-    from taskuq.experiments.inputs import make_inputs
+    from taskuq.experiments.inputs import ClaimSettings, make_inputs
     from taskuq.files import read_json, write_json
 
     changed = {"alpha": alpha, "trials": trials}
@@ -99,7 +97,9 @@ def _masks(path: Path) -> tuple[Any, tuple[float, ...]]:
         with open_npz(path, "masks") as file:
             masks, rates = file["masks"].astype(bool), file["accelerations"].astype(float)
     except InputError as error:
-        raise InputError(f"{error}; make it with taskuq masks") from None
+        raise InputError(
+            f"{path} does not hold masks ({error!s:.60}); make it with taskuq masks"
+        ) from None
     if masks.ndim != 2 or rates.shape != masks.shape[:1]:
         raise InputError(
             f"{path} holds masks {masks.shape} and accelerations {rates.shape}; give one "

@@ -1,73 +1,33 @@
-"""All experiments by name, and running those that the inputs permit."""
+"""The list of experiments, one for each claim, and running those that the inputs permit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from taskuq.errors import InputError
-from taskuq.experiments.classifier_quality import classifier_quality
-from taskuq.experiments.conditional_coverage import conditional_coverage
-from taskuq.experiments.coverage_law import coverage_law
-from taskuq.experiments.data_splits import data_splits
-from taskuq.experiments.inputs import Inputs, Members, make_inputs
-from taskuq.experiments.interval_length import interval_length
-from taskuq.experiments.multi_round import multi_round
-from taskuq.experiments.paper_protocol import paper_protocol
-from taskuq.experiments.recovery_quality import recovery_quality
-from taskuq.experiments.sample_count import sample_count
-from taskuq.experiments.sampling_masks import sampling_masks
-from taskuq.experiments.settings import ClaimSettings
+from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, Members, make_inputs
 from taskuq.interval import BoolArray
+from taskuq.kinds import Kinds
 from taskuq.outputs import TaskOutputs
-
-__all__ = ["EXPERIMENTS", "ClaimSettings", "Experiment", "run_all", "run_one"]
 
 Tell = Callable[[str], None]
 
-
-@dataclass(frozen=True)
-class Experiment:
-    """One claim and what it takes to look at it.
-
-    Arguments:
-        run: From inputs and settings to a record ``taskuq.experiment/1``.
-        needs: What of the inputs must be there.
-        shows: What it shows, in a few words.
-    """
-
-    run: Callable[[Inputs, ClaimSettings], dict[str, Any]]
-    needs: tuple[str, ...]
-    shows: str
-
-
-EXPERIMENTS: Mapping[str, Experiment] = {
-    "interval-length": Experiment(
-        interval_length, ("samples", "rounds"), "interval length against acceleration"
-    ),
-    "sample-count": Experiment(
-        sample_count, ("samples", "several samples"), "interval length against posterior samples"
-    ),
-    "coverage-law": Experiment(coverage_law, ("samples",), "coverage against its exact law"),
-    "conditional-coverage": Experiment(
-        conditional_coverage, ("samples",), "coverage within classes and widths"
-    ),
-    "multi-round": Experiment(
-        multi_round, ("samples", "rounds", "several samples"), "when scans stop"
-    ),
-    "paper-protocol": Experiment(
-        paper_protocol,
-        ("samples", "rounds", "several samples", "groups"),
-        "the paper's multi-round protocol",
-    ),
-    "masks": Experiment(sampling_masks, (), "sampling masks"),
-    "data-splits": Experiment(data_splits, ("samples",), "who calibrates and who tests"),
-    "recovery-quality": Experiment(recovery_quality, ("quality",), "image quality of recoveries"),
-    "classifier-quality": Experiment(
-        classifier_quality, ("classifier",), "the task network as a classifier"
-    ),
-}
+EXPERIMENTS: Kinds[Experiment] = Kinds(
+    "experiment",
+    {
+        "interval-length": "taskuq.experiments.interval_length:EXPERIMENT",
+        "sample-count": "taskuq.experiments.sample_count:EXPERIMENT",
+        "coverage-law": "taskuq.experiments.coverage_law:EXPERIMENT",
+        "conditional-coverage": "taskuq.experiments.conditional_coverage:EXPERIMENT",
+        "multi-round": "taskuq.experiments.multi_round:EXPERIMENT",
+        "paper-protocol": "taskuq.experiments.paper_protocol:EXPERIMENT",
+        "masks": "taskuq.experiments.sampling_masks:EXPERIMENT",
+        "data-splits": "taskuq.experiments.data_splits:EXPERIMENT",
+        "recovery-quality": "taskuq.experiments.recovery_quality:EXPERIMENT",
+        "classifier-quality": "taskuq.experiments.classifier_quality:EXPERIMENT",
+    },
+)
 
 
 def run_one(name: str, inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
@@ -138,7 +98,8 @@ def run_all(
     )
     chosen = ClaimSettings() if settings is None else settings
     records = []
-    for name, experiment in EXPERIMENTS.items():
+    for name in EXPERIMENTS:
+        experiment = EXPERIMENTS[name]
         lacking = inputs.lacks(experiment.needs)
         if lacking is not None:
             tell(f"{name} is left out: {lacking}")

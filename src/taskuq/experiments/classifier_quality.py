@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.errors import InputError
-from taskuq.experiments.inputs import Inputs
-from taskuq.experiments.settings import ClaimSettings
+from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs
 from taskuq.report.figure import Figure
 from taskuq.report.networks import roc, task_figures
 from taskuq.report.records import experiment_record
@@ -31,10 +30,8 @@ def classifier_quality(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any
         settings: Unused; all experiments have the same signature.
 
     Example:
-        >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-        >>> table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
-        >>> record = classifier_quality(make_inputs(table), ClaimSettings())
+        >>> from taskuq.experiments.inputs import synthetic_inputs
+        >>> record = classifier_quality(synthetic_inputs(), ClaimSettings())
         >>> record["tables"][0]["columns"][:6]
         ['cases of', 'cases', 'with finding', 'accuracy', 'precision', 'recall']
     """
@@ -110,3 +107,6 @@ def _from_record(inputs: Inputs) -> list[list[Any]]:
         raise InputError(
             f"the task record is not complete ({error!r:.60}); make it with taskuq train classifier"
         ) from None
+
+
+EXPERIMENT = Experiment(classifier_quality, ("classifier",), "the task network as a classifier")

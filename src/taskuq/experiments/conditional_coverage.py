@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from taskuq.calibration.units import Unit
 from taskuq.evaluation.result import Evaluation, Stratum
-from taskuq.experiments.inputs import Inputs, nearest_acceleration, units
+from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, nearest_acceleration, units
 from taskuq.experiments.judging import judge_scores, point_source
-from taskuq.experiments.settings import ClaimSettings
-from taskuq.experiments.wording import BY, Account, shortage, slug, title
+from taskuq.experiments.wording import Account, shortage, title
 from taskuq.report.evaluations import coverage_within
 
 NAME = "conditional-coverage"
@@ -37,15 +37,13 @@ def conditional_coverage(inputs: Inputs, settings: ClaimSettings) -> dict[str, A
         settings: Error rate, acceleration, scores, trials and seed.
 
     Example:
-        >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-        >>> table = synthetic_outputs(SyntheticScanner(volumes=20), seed=0)
-        >>> record = conditional_coverage(make_inputs(table), ClaimSettings(trials=200))
+        >>> from taskuq.experiments.inputs import synthetic_inputs
+        >>> record = conditional_coverage(synthetic_inputs(volumes=20), ClaimSettings(trials=200))
         >>> [figure["name"] for figure in record["figures"]][:2]
         ['class-coverage-by-case', 'width-coverage-by-case']
     """
     R = nearest_acceleration(inputs.table, settings.coverage_acceleration)
-    account = Account()
+    account = Account(NAME, "Coverage within classes and widths", CLAIM)
     for unit in units(inputs):
         found = judge_scores(inputs, settings, unit, accelerations=[R])
         for strata, (name, label) in STRATA.items():
@@ -54,17 +52,15 @@ def conditional_coverage(inputs: Inputs, settings: ClaimSettings) -> dict[str, A
                     coverage_within(
                         [r.to_dict() for r in found],
                         strata,
-                        name=f"{name}-coverage-{slug(unit)}",
-                        caption=f"Coverage within each {label} at R = {R:g}, splits {BY[unit]}; "
-                        "measured, not guaranteed. What is always empty is left out.",
+                        name=f"{name}-coverage-by-{unit.counted}",
+                        caption=f"Coverage within each {label} at R = {R:g}, splits by "
+                        f"{unit.counted}; measured, not guaranteed. What is always empty is left "
+                        "out.",
                     )
                 )
                 account.tables.append(_table(found, strata, unit))
         account.find(unit, *_finding(found))
     return account.record(
-        NAME,
-        "Coverage within classes and widths",
-        CLAIM,
         settings.used("alpha", "scores", "ours", "coverage_acceleration", "trials", "seed")
         | {"acceleration": R, "enough_cases": ENOUGH_CASES, "close": CLOSE,
            "table": repr(inputs.table), "point": repr(inputs.point)},
@@ -77,12 +73,12 @@ def _strata(result: Evaluation, strata: str) -> Sequence[Stratum]:
     return result.class_coverage if strata == "class" else result.size_coverage
 
 
-def _table(found: Sequence[Evaluation], strata: str, unit: str) -> dict[str, Any]:
+def _table(found: Sequence[Evaluation], strata: str, unit: Unit) -> dict[str, Any]:
     name, label = STRATA[strata]
     return {
-        "name": f"{name}-{slug(unit)}",
-        "caption": f"Coverage within each {label} over {found[0].trials} random splits {BY[unit]}; "
-        "cases are the mean number of test cases there.",
+        "name": f"{name}-by-{unit.counted}",
+        "caption": f"Coverage within each {label} over {found[0].trials} random splits by "
+        f"{unit.counted}; cases are the mean number of test cases there.",
         "columns": ["score", label, "coverage", "cases"],
         "rows": [[r.score, s.name, s.coverage, s.cases] for r in found for s in _strata(r, strata)],
     }
@@ -126,3 +122,6 @@ def _finding(found: Sequence[Evaluation]) -> tuple[str, list[bool]]:
 
 def _judged(strata: Sequence[Stratum]) -> list[Stratum]:
     return [s for s in strata if s.trials and s.cases >= ENOUGH_CASES]
+
+
+EXPERIMENT = Experiment(conditional_coverage, ("samples",), "coverage within classes and widths")

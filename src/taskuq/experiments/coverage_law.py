@@ -8,11 +8,11 @@ from typing import Any
 
 from taskuq.calibration.law import CoverageLaw
 from taskuq.calibration.rank import coverage_rank
+from taskuq.calibration.units import Unit
 from taskuq.evaluation.result import HONESTLY, Evaluation
-from taskuq.experiments.inputs import Inputs, nearest_acceleration, units
+from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, nearest_acceleration, units
 from taskuq.experiments.judging import judge_scores, point_source
-from taskuq.experiments.settings import ClaimSettings
-from taskuq.experiments.wording import BY, shortage, slug, title, verdict
+from taskuq.experiments.wording import shortage, title, verdict
 from taskuq.report.evaluations import coverage_histogram
 from taskuq.report.figure import Figure
 from taskuq.report.records import experiment_record
@@ -39,10 +39,8 @@ def coverage_law(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         settings: Error rate, acceleration, scores, trials and seed.
 
     Example:
-        >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-        >>> table = synthetic_outputs(SyntheticScanner(volumes=20), seed=0)
-        >>> record = coverage_law(make_inputs(table), ClaimSettings(trials=500))
+        >>> from taskuq.experiments.inputs import synthetic_inputs
+        >>> record = coverage_law(synthetic_inputs(volumes=20), ClaimSettings(trials=500))
         >>> record["finding"][:4], len(record["figures"])
         ('Held', 4)
     """
@@ -51,10 +49,10 @@ def coverage_law(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
     by_unit = {
         unit: judge_scores(inputs, settings, unit, accelerations=[R]) for unit in units(inputs)
     }
-    law = _law(by_unit["case"][0])
-    sentence, held = _finding(by_unit["case"], law)
-    if "group" in by_unit:
-        sentence += _by_group(by_unit["group"])
+    by_case, *by_group = by_unit.values()
+    law = _law(by_case[0])
+    sentence, held = _finding(by_case, law)
+    sentence += "".join(map(_by_group, by_group))
     return experiment_record(
         NAME,
         "Empirical coverage and its exact law",
@@ -62,7 +60,7 @@ def coverage_law(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         f"{verdict(held)}: {sentence} {HONESTLY} AR takes {point_source(inputs)}.",
         settings.used("alpha", "scores", "ours", "coverage_acceleration", "trials", "seed")
         | {"acceleration": R, "table": repr(table), "point": repr(inputs.point)},
-        [_histogram(r, R) for r in by_unit["case"] if r.histogram is not None],
+        [_histogram(r, R) for r in by_case if r.histogram is not None],
         [_table(found, unit, law) for unit, found in by_unit.items()],
     )
 
@@ -85,23 +83,22 @@ def _histogram(result: Evaluation, R: float) -> Figure:
     )
 
 
-def _table(found: Sequence[Evaluation], unit: str, law: CoverageLaw) -> dict[str, Any]:
+def _table(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, Any]:
     first = found[0]
-    by_case = unit == "case"
     theory = (
         f" The exact law has mean {law.mean:.5f} and standard deviation {law.sd:.5f}."
-        if by_case
+        if not unit.is_group
         else " No exact law is known for these; whole groups are those with every case covered."
     )
     return {
-        "name": slug(unit),
-        "caption": f"Coverage over {first.trials} random splits {BY[unit]}: {first.n_calibration} "
-        f"to calibrate, {first.n_test} to test.{theory}",
-        "columns": ["score", "coverage", "sd", "fit p" if by_case else "whole groups"],
+        "name": f"by-{unit.counted}",
+        "caption": f"Coverage over {first.trials} random splits by {unit.counted}: "
+        f"{first.n_calibration} to calibrate, {first.n_test} to test.{theory}",
+        "columns": ["score", "coverage", "sd", "whole groups" if unit.is_group else "fit p"],
         "rows": [
             [
                 r.score, r.coverage.mean, r.coverage.sd,
-                (r.histogram.p_value if r.histogram else None) if by_case else r.whole_groups,
+                r.whole_groups if unit.is_group else r.histogram and r.histogram.p_value,
             ]
             for r in found
         ],
@@ -138,3 +135,6 @@ def _by_group(found: Sequence[Evaluation]) -> str:
         " Over splits by group, with intervals calibrated for a random case of a new group, mean "
         f"coverage is {low:.4f} to {high:.4f}, {kept} the target {target:g}."
     )
+
+
+EXPERIMENT = Experiment(coverage_law, ("samples",), "coverage against its exact law")

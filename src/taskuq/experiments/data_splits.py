@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.evaluation.splits import fold_sizes
-from taskuq.experiments.inputs import Inputs, Members, units
-from taskuq.experiments.settings import ClaimSettings
+from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, Members, units
 from taskuq.report.records import experiment_record
 
 NAME = "data-splits"
@@ -32,10 +31,8 @@ def data_splits(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         settings: Unused; all experiments have the same signature.
 
     Example:
-        >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-        >>> table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
-        >>> data_splits(make_inputs(table), ClaimSettings())["tables"][0]["rows"][0][:2]
+        >>> from taskuq.experiments.inputs import synthetic_inputs
+        >>> data_splits(synthetic_inputs(), ClaimSettings())["tables"][0]["rows"][0][:2]
         ['calibrate and test', 701]
     """
     table = inputs.table
@@ -45,7 +42,7 @@ def data_splits(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
     n, m = fold_sizes(table.cases)
     folds: list[list[Any]] = [["case", "calibrate", n, None], ["case", "test", m, None]]
     sentence = f"{table.cases} judged cases give {n} to calibrate and {m} to test"
-    if "group" in units(inputs):
+    if any(unit.is_group for unit in units(inputs)):
         group = np.unique(np.asarray(table.group), return_inverse=True)[1]
         sizes = np.bincount(group)
         shared = sum(_shared(int(size), n, table.cases) for size in sizes)
@@ -104,3 +101,6 @@ def _shared(size: int, n: int, total: int) -> float:
     inside = np.prod(np.clip(n - j, 0, None) / (total - j))
     outside = np.prod(np.clip(total - n - j, 0, None) / (total - j))
     return float(1 - inside - outside)
+
+
+EXPERIMENT = Experiment(data_splits, ("samples",), "who calibrates and who tests")

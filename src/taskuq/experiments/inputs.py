@@ -1,22 +1,95 @@
-"""What experiments look at: the tables of one set of cases, and records of the networks."""
+"""What experiments look at, tables of the same cases and records; and what decides the numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
+from taskuq.calibration.rank import exact_level
+from taskuq.calibration.units import NewCase, RandomCase, Unit
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 from taskuq.outputs.table import TaskOutputs, replace_arrays
 
 # Targets are the task network's word on the same image; batches round them differently.
 SAME_TARGET = 1e-3
-# With fewer groups a score that learns has nothing to learn from.
-GROUPS_TO_LEARN = 20
+# With fewer units a score that learns from targets has nothing to learn from.
+UNITS_TO_LEARN = 20
+
+
+@dataclass(frozen=True)
+class ClaimSettings:
+    """Values shared by all experiments.
+
+    Arguments:
+        alpha: The error rate of interval lengths and coverage.
+        samples: Numbers of posterior samples to compare, as far as the table has them.
+        samples_acceleration: The acceleration at which they are compared.
+        coverage_acceleration: The acceleration at which coverage is looked at.
+        scores: The paper's scores; AR belongs to the point estimates where there are any.
+        ours: Scores beside them.
+        trials: Random splits, where splits are drawn.
+        goals: Pairs of an error rate and a width to stop at; the paper's pair is the first.
+        round_trials: Random splits in which stopping rules are replayed; a fifth of the trials
+            where None.
+        widths: Widths to stop at, for the trade-off between acceleration and width.
+        test_groups: Groups to test on in the paper's own multi-round protocol.
+        protocol_trials: How often such groups are drawn, a fiftieth of the trials where None;
+            the paper draws them once.
+        seed: Where all random splits come from.
+
+    Example:
+        >>> ClaimSettings().used("alpha", "seed")
+        {'alpha': 0.05, 'seed': 0}
+        >>> ClaimSettings(alpha=1.5)
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: alpha ...
+    """
+
+    alpha: float = 0.05
+    samples: tuple[int, ...] = (2, 4, 8, 16, 32)
+    samples_acceleration: float = 16.0
+    coverage_acceleration: float = 8.0
+    scores: tuple[str, ...] = ("ar", "lwr", "cqr")
+    ours: tuple[str, ...] = ("mlwr", "learned")
+    trials: int = 10_000
+    goals: tuple[tuple[float, float], ...] = (
+        (0.01, 0.1), (0.05, 0.1), (0.05, 0.2), (0.1, 0.1), (0.1, 0.2),
+    )  # fmt: skip
+    round_trials: int | None = None
+    widths: tuple[float, ...] = (0.05, 0.1, 0.15, 0.2, 0.3)
+    test_groups: int = 8
+    protocol_trials: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for alpha in (self.alpha, *(alpha for alpha, _ in self.goals)):
+            exact_level(alpha)
+        if min(self.trials, self.replays, self.draws, self.test_groups) < 1:
+            raise InputError("trials and test_groups must be at least 1; give larger numbers")
+        if not self.goals or not self.samples or min(self.samples) < 1:
+            raise InputError("goals and samples must not be empty; give at least one of each")
+
+    @property
+    def replays(self) -> int:
+        """Random splits in which stopping rules are replayed."""
+        return max(1, self.trials // 5) if self.round_trials is None else self.round_trials
+
+    @property
+    def draws(self) -> int:
+        """How often the groups of the paper's own protocol are drawn."""
+        return max(1, self.trials // 50) if self.protocol_trials is None else self.protocol_trials
+
+    def used(self, *names: str) -> dict[str, Any]:
+        """Return the named values, for a record that depends on them alone."""
+        values = asdict(self)
+        return {name: values[name] for name in names}
 
 
 @dataclass(frozen=True)
@@ -91,6 +164,21 @@ class Inputs:
         return None if there else f"it needs a table with {need}"
 
 
+@dataclass(frozen=True)
+class Experiment:
+    """One claim and what it takes to look at it.
+
+    Arguments:
+        run: From inputs and settings to a record ``taskuq.experiment/1``.
+        needs: What of the inputs must be there.
+        shows: What it shows, in a few words.
+    """
+
+    run: Callable[[Inputs, ClaimSettings], dict[str, Any]]
+    needs: tuple[str, ...]
+    shows: str
+
+
 def make_inputs(
     samples: TaskOutputs | None, point: TaskOutputs | None = None, **others: Any
 ) -> Inputs:
@@ -122,17 +210,29 @@ def make_inputs(
     return Inputs(samples=samples, point=point, **others)
 
 
-def units(inputs: Inputs) -> tuple[str, ...]:
+def synthetic_inputs(volumes: int = 30, seed: int = 0) -> Inputs:
+    """Return posterior samples of a synthetic scanner, to try an experiment without data.
+
+    Arguments:
+        volumes: How many volumes it scans.
+        seed: The seed of everything random.
+
+    Example:
+        >>> synthetic_inputs(volumes=20).table.rounds
+        4
+    """
+    return make_inputs(synthetic_outputs(SyntheticScanner(volumes=volumes), seed=seed))
+
+
+def units(inputs: Inputs) -> tuple[Unit, ...]:
     """Return by what the table can be split: by case, and by group where it has some groups."""
-    return ("case",) if inputs.lacks(("groups",)) else ("case", "group")
+    return (NewCase(),) if inputs.lacks(("groups",)) else (NewCase(), RandomCase())
 
 
-def learns(inputs: Inputs, unit: str) -> bool:
+def learns(inputs: Inputs, unit: Unit) -> bool:
     """Return whether there are enough units for a score to learn from some of them."""
-    table = inputs.table
-    by_case = unit == "case" or table.group is None
-    count = table.cases if by_case else len(np.unique(np.asarray(table.group)))
-    return count >= GROUPS_TO_LEARN
+    index = unit.index(inputs.table.cases, inputs.table.group)
+    return int(index.max()) + 1 >= UNITS_TO_LEARN
 
 
 def unclipped(table: TaskOutputs) -> TaskOutputs:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from taskuq.calibration.units import Unit
 from taskuq.evaluation.result import Evaluation
-from taskuq.experiments.inputs import Inputs, units
-from taskuq.experiments.judging import judge_scores, point_source
-from taskuq.experiments.settings import ClaimSettings
-from taskuq.experiments.wording import BY, Account, falls, listing, shortage, slug, title
-from taskuq.report.evaluations import width_against
+from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, units
+from taskuq.experiments.judging import judge_scores, length_figure, point_source
+from taskuq.experiments.wording import Account, falls, listing, shortage, title
 
 NAME = "interval-length"
 CLAIM = (
@@ -32,28 +31,21 @@ def interval_length(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         settings: Error rate, scores, trials and seed.
 
     Example:
-        >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-        >>> table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
-        >>> record = interval_length(make_inputs(table), ClaimSettings(trials=100))
+        >>> from taskuq.experiments.inputs import synthetic_inputs
+        >>> record = interval_length(synthetic_inputs(), ClaimSettings(trials=100))
         >>> record["finding"][:5], [t["name"] for t in record["tables"]]
         ('Held:', ['by-case', 'by-group'])
     """
-    account = Account()
+    account = Account(NAME, "Interval length against acceleration", CLAIM)
     for unit in units(inputs):
         found = judge_scores(inputs, settings, unit, exact=True)
-        account.figures.append(
-            width_against(
-                [r.to_dict() for r in found],
-                "acceleration",
-                name=f"length-against-acceleration-{slug(unit)}",
-                caption=f"Mean interval length against acceleration, splits {BY[unit]}; bars are "
-                "one standard deviation over splits.",
-                y_label="mean interval length",
-            )
+        caption = (
+            f"Mean interval length against acceleration, splits by {unit.counted}; bars are one "
+            "standard deviation over splits."
         )
+        account.figures.append(length_figure(found, "acceleration", unit, caption))
         table = _table(found, unit)
-        if unit == "case":
+        if not unit.is_group:
             whole = judge_scores(inputs, settings, unit, exact=True, clip=False)
             table["columns"].append("length not cut")
             table["rows"] = [
@@ -62,21 +54,18 @@ def interval_length(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         account.tables.append(table)
         account.find(unit, *_finding(found, settings))
     return account.record(
-        NAME,
-        "Interval length against acceleration",
-        CLAIM,
         settings.used("alpha", "scores", "ours", "trials", "seed")
         | {"table": repr(inputs.table), "point": repr(inputs.point)},
         end=f" AR takes {point_source(inputs)}.",
     )
 
 
-def _table(found: Sequence[Evaluation], unit: str) -> dict[str, Any]:
+def _table(found: Sequence[Evaluation], unit: Unit) -> dict[str, Any]:
     first = found[0]
     how = "all splits, exactly" if first.trials is None else f"{first.trials} random splits"
     return {
-        "name": slug(unit),
-        "caption": f"Coverage and length over {how}, {BY[unit]}: {first.n_calibration} to "
+        "name": f"by-{unit.counted}",
+        "caption": f"Coverage and length over {how}, by {unit.counted}: {first.n_calibration} to "
         f"calibrate, {first.n_test} to test. Intervals are cut to the task's range, unless a "
         "column says otherwise: the paper does not cut them. Measured.",
         "columns": ["R", "score", "p", "coverage", "length", "length sd"],
@@ -123,3 +112,8 @@ def _finding(found: Sequence[Evaluation], settings: ClaimSettings) -> tuple[str,
             "the paper's"
         )
     return f"{sentence}.", held
+
+
+EXPERIMENT = Experiment(
+    interval_length, ("samples", "rounds"), "interval length against acceleration"
+)

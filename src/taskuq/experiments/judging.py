@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
+from taskuq.calibration.scores import resolve_score
+from taskuq.calibration.tuning import target_share
+from taskuq.calibration.units import Unit
 from taskuq.errors import InputError
+from taskuq.evaluation.comparison import Comparison, compare
 from taskuq.evaluation.result import Evaluation
-from taskuq.experiments.comparison import Comparison, compare
-from taskuq.experiments.inputs import Inputs, learns, unclipped
-from taskuq.experiments.settings import ClaimSettings
+from taskuq.experiments.inputs import ClaimSettings, Inputs, learns, unclipped
 from taskuq.outputs import TaskOutputs
-
-LEARNING = ("learned",)
+from taskuq.report.evaluations import width_against
+from taskuq.report.figure import Figure
 
 
 def judge_scores(
     inputs: Inputs,
     settings: ClaimSettings,
-    unit: str,
+    unit: Unit,
     *,
     accelerations: Sequence[float] | None = None,
     samples: Sequence[int] | None = None,
@@ -32,7 +35,7 @@ def judge_scores(
     Arguments:
         inputs: The tables.
         settings: Scores, error rate, trials and seed.
-        unit: 'case' or 'group'.
+        unit: What is split.
         accelerations: The rounds; all where None.
         samples: Numbers of posterior samples; all of the table's where None.
         exact: Whether to take all splits by case at once.
@@ -42,21 +45,26 @@ def judge_scores(
         One evaluation for each acceleration, score and number of samples, in this order.
 
     Example:
+        >>> from taskuq.calibration.units import NewCase
         >>> from taskuq.experiments.inputs import make_inputs
         >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
         >>> table = synthetic_outputs(SyntheticScanner(volumes=8), seed=0)
         >>> inputs = make_inputs(table, table.select(samples=1))
-        >>> found = judge_scores(inputs, ClaimSettings(), "case", accelerations=[16], exact=True)
+        >>> found = judge_scores(inputs, ClaimSettings(), NewCase(), accelerations=[16], exact=True)
         >>> [(r.score, r.samples) for r in found]
         [('ar', 1), ('lwr', 32), ('cqr', 32), ('mlwr', 32), ('learned', 32)]
     """
-    names = [s for s in (*settings.scores, *settings.ours) if _permitted(s, inputs, unit)]
+    names = [
+        name
+        for name in (*settings.scores, *settings.ours)
+        if learns(inputs, unit) or not target_share(resolve_score(name, settings.alpha))
+    ]
     with_point = inputs.point is not None and "ar" in names and samples is None
     plan = Comparison(
         alpha=settings.alpha,
-        trials=None if exact and unit == "case" else settings.trials,
+        trials=None if exact and not unit.is_group else settings.trials,
         seed=settings.seed,
-        unit=unit,
+        unit=unit.name,
         samples=None if samples is None else tuple(samples),
     )
     rates = tuple(inputs.table.accelerations if accelerations is None else accelerations)
@@ -73,6 +81,29 @@ def judge_scores(
     return found
 
 
+def length_figure(
+    found: Sequence[Evaluation],
+    along: Literal["acceleration", "samples"],
+    unit: Unit,
+    caption: str,
+) -> Figure:
+    """Describe mean interval lengths, as the paper calls the widths of intervals.
+
+    Arguments:
+        found: Evaluations.
+        along: What the horizontal axis is.
+        unit: What was split.
+        caption: What it shows, as a sentence.
+    """
+    return width_against(
+        [r.to_dict() for r in found],
+        along,
+        name=f"length-against-{along}-by-{unit.counted}",
+        caption=caption,
+        y_label="mean interval length",
+    )
+
+
 def point_source(inputs: Inputs) -> str:
     """Return where AR's estimate comes from, in words."""
     return "the point estimate" if inputs.point is not None else "the mean of the samples"
@@ -83,10 +114,6 @@ def _compare(
 ) -> list[Evaluation]:
     asked = replace(plan, scores=tuple(scores), accelerations=rates)
     return list(compare(table if clip else unclipped(table), asked).results) if scores else []
-
-
-def _permitted(score: str, inputs: Inputs, unit: str) -> bool:
-    return score not in LEARNING or learns(inputs, unit)
 
 
 def _rate(result: Evaluation) -> float:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from taskuq.calibration.rank import cases_needed
+from taskuq.calibration.units import Unit
 from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import Simulation, simulate
-from taskuq.experiments.inputs import Inputs, learns, units
+from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, learns, units
 from taskuq.experiments.judging import point_source
-from taskuq.experiments.settings import ClaimSettings
-from taskuq.experiments.wording import BY, Account, listing, slug
+from taskuq.experiments.wording import Account, listing
 from taskuq.report.figure import Figure
 from taskuq.report.records import policy_name
 from taskuq.report.simulations import (
@@ -32,7 +32,8 @@ CLAIM = (
 )
 # What each rule did, by its name; and that for each error rate and width to stop at.
 Rules = dict[str, Simulation]
-Found = dict[tuple[float, float], Rules]
+Pair = tuple[float, float]
+Found = dict[Pair, Rules]
 PAPER = ("paper lwr", "paper cqr")
 OURS = "fixed-width spread"
 COLUMNS = (
@@ -54,34 +55,29 @@ def multi_round(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         settings: Goals, trials and seed.
 
     Example:
-        >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-        >>> table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
+        >>> from taskuq.experiments.inputs import synthetic_inputs
         >>> few = ClaimSettings(goals=((0.1, 0.2),), widths=(0.2,), round_trials=50)
-        >>> record = multi_round(make_inputs(table), few)
+        >>> record = multi_round(synthetic_inputs(), few)
         >>> [row[2] for row in record["tables"][0]["rows"]][:4]
         ['paper ar', 'paper lwr', 'paper cqr', 'fixed-width spread']
     """
-    account = Account()
+    account = Account(NAME, "Multi-round scans", CLAIM)
     for unit in units(inputs):
         found = {goal: _replay(inputs, settings, goal, unit) for goal in settings.goals}
         account.figures.append(_overview(found, unit))
-        if unit == "case":
+        if not unit.is_group:
             account.figures += [_accepted(results, goal) for goal, results in found.items()]
         account.tables += [_table(found, unit), _stops(found, unit)]
         account.find(unit, *_finding(found, unit))
     account.figures.append(trade_off(inputs, settings))
     return account.record(
-        NAME,
-        "Multi-round scans",
-        CLAIM,
         settings.used("goals", "widths", "alpha", "seed")
         | {"trials": settings.replays, "table": repr(inputs.table), "point": repr(inputs.point)},
         end=f" AR takes {point_source(inputs)}.",
     )
 
 
-def _replay(inputs: Inputs, settings: ClaimSettings, goal: tuple[float, float], unit: str) -> Rules:
+def _replay(inputs: Inputs, settings: ClaimSettings, goal: Pair, unit: Unit) -> Rules:
     alpha, target = goal[0], Goal(max_width=goal[1])
     plans = [
         PolicyPlan("paper", alpha, target, score="lwr"),
@@ -98,7 +94,7 @@ def _replay(inputs: Inputs, settings: ClaimSettings, goal: tuple[float, float], 
     def run(table: Any, chosen: Sequence[PolicyPlan]) -> list[Simulation]:
         # The same splits for every policy and goal.
         rng = np.random.default_rng(settings.seed)
-        return simulate(table, chosen, trials=settings.replays, rng=rng, unit=unit)  # type: ignore[arg-type]  # one of its units
+        return simulate(table, chosen, trials=settings.replays, rng=rng, unit=unit.name)
 
     residual = PolicyPlan("paper", alpha, target, score="ar")
     results = [*run(inputs.point or inputs.table, [residual]), *run(inputs.table, plans)]
@@ -113,11 +109,11 @@ def _first(found: Found) -> Simulation:
     return next(iter(next(iter(found.values())).values()))
 
 
-def _table(found: Found, unit: str) -> dict[str, Any]:
+def _table(found: Found, unit: Unit) -> dict[str, Any]:
     first = _first(found)
     return {
-        "name": slug(unit),
-        "caption": f"Stopping rules over {first.trials} random splits {BY[unit]}: "
+        "name": f"by-{unit.counted}",
+        "caption": f"Stopping rules over {first.trials} random splits by {unit.counted}: "
         f"{first.n_calibration} to calibrate, {first.n_test} to test. Errors are standard errors "
         "of a sample of groups. Coverage is guaranteed where the promise says so.",
         "columns": list(COLUMNS),
@@ -134,12 +130,12 @@ def _table(found: Found, unit: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _stops(found: Found, unit: str) -> dict[str, Any]:
+def _stops(found: Found, unit: Unit) -> dict[str, Any]:
     rates = [s.acceleration for s in _first(found).stops]
     return {
-        "name": f"accepted-{slug(unit)}",
-        "caption": f"Share of cases accepted after each acceleration, splits {BY[unit]}; R = 1 is "
-        "a full scan.",
+        "name": f"accepted-by-{unit.counted}",
+        "caption": f"Share of cases accepted after each acceleration, splits by {unit.counted}; "
+        "R = 1 is a full scan.",
         "columns": ["alpha", "max width", "policy", *(f"R = {R:g}" for R in rates)],
         "rows": [
             [alpha, width, name, *_shares(r, rates)]
@@ -155,20 +151,20 @@ def _shares(result: Simulation, rates: Sequence[float]) -> list[float | None]:
     return [stopped.get(R) for R in rates]
 
 
-def _overview(found: Found, unit: str) -> Figure:
+def _overview(found: Found, unit: Unit) -> Figure:
     return average_acceleration(
         [
             (name, f"{alpha:g}, {width:g}", r.mean_acceleration)
             for (alpha, width), rules in found.items()
             for name, r in rules.items()
         ],
-        name=f"average-acceleration-{slug(unit)}",
-        caption=f"Average acceleration of each stopping rule, splits {BY[unit]}. Those named paper "
-        "have no guarantee at the stop.",
+        name=f"average-acceleration-by-{unit.counted}",
+        caption=f"Average acceleration of each stopping rule, splits by {unit.counted}. Those "
+        "named paper have no guarantee at the stop.",
     )
 
 
-def _accepted(rules: Rules, goal: tuple[float, float]) -> Figure:
+def _accepted(rules: Rules, goal: Pair) -> Figure:
     return accepted(
         {name: r.to_dict()["stops"] for name, r in rules.items()},
         name=f"accepted-alpha-{goal[0]:g}-width-{goal[1]:g}",
@@ -188,11 +184,9 @@ def trade_off(inputs: Inputs, settings: ClaimSettings) -> Figure:
         One line for each rule, one point for each width to stop at.
 
     Example:
-        >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-        >>> table = synthetic_outputs(SyntheticScanner(volumes=20), seed=0)
+        >>> from taskuq.experiments.inputs import synthetic_inputs
         >>> few = ClaimSettings(widths=(0.1, 0.3), round_trials=20)
-        >>> [series.name for series in trade_off(make_inputs(table), few).series]
+        >>> [series.name for series in trade_off(synthetic_inputs(volumes=20), few).series]
         ['paper lwr', 'paper cqr', 'adaptive mlwr', 'fixed-width, half budget', 'fixed-width']
     """
     points = []
@@ -225,7 +219,7 @@ def trade_off(inputs: Inputs, settings: ClaimSettings) -> Figure:
     )
 
 
-def _finding(found: Found, unit: str) -> tuple[str, list[bool]]:
+def _finding(found: Found, unit: Unit) -> tuple[str, list[bool]]:
     first = _first(found)
     possible = {
         goal: rules for goal, rules in found.items() if first.n_calibration >= cases_needed(goal[0])
@@ -233,7 +227,7 @@ def _finding(found: Found, unit: str) -> tuple[str, list[bool]]:
     left_out = [f"{alpha:g}" for alpha, _ in found if first.n_calibration < cases_needed(alpha)]
     note = (
         f" An error rate of {listing(dict.fromkeys(left_out))} cannot be promised from "
-        f"{first.n_calibration} {unit}s, so every scan goes on to the end there."
+        f"{first.n_calibration} {unit.counted}s, so every scan goes on to the end there."
         if left_out
         else ""
     )
@@ -273,3 +267,6 @@ def _is_short(result: Simulation) -> bool:
     """Whether mean coverage is below its target by more than the error of random splits."""
     error = result.sd["coverage"] / math.sqrt(result.trials)
     return result.coverage + 3 * error < 1 - result.alpha
+
+
+EXPERIMENT = Experiment(multi_round, ("samples", "rounds", "several samples"), "when scans stop")

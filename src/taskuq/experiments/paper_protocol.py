@@ -12,9 +12,8 @@ from taskuq.calibration.family import family_of
 from taskuq.calibration.rank import conformal_quantile
 from taskuq.calibration.scores import resolve_score
 from taskuq.evaluation.pools import clipped, distance
-from taskuq.experiments.inputs import Inputs
+from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs
 from taskuq.experiments.judging import point_source
-from taskuq.experiments.settings import ClaimSettings
 from taskuq.experiments.wording import title, verdict
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.outputs import TaskOutputs
@@ -62,10 +61,8 @@ def paper_protocol(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         settings: The first goal, the number of test groups and of draws, and the seed.
 
     Example:
-        >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-        >>> table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
-        >>> record = paper_protocol(make_inputs(table), ClaimSettings(protocol_trials=20))
+        >>> from taskuq.experiments.inputs import synthetic_inputs
+        >>> record = paper_protocol(synthetic_inputs(), ClaimSettings(protocol_trials=20))
         >>> [row[0] for row in record["tables"][0]["rows"]]
         ['ar', 'lwr', 'cqr']
     """
@@ -235,3 +232,10 @@ def _finding(found: Found, alpha: float, count: int, groups: int, inputs: Inputs
         f"{verdict(held)}: with {count} of {groups} groups to test, {said} (± one standard "
         f"deviation between draws).{missed} AR takes {point_source(inputs)}."
     )
+
+
+EXPERIMENT = Experiment(
+    paper_protocol,
+    ("samples", "rounds", "several samples", "groups"),
+    "the paper's multi-round protocol",
+)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taskuq.errors import InputError
-from taskuq.experiments.inputs import Inputs
-from taskuq.experiments.settings import ClaimSettings
+from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs
 from taskuq.experiments.wording import falls, listing, verdict
 from taskuq.report.networks import against_acceleration, quality_figures
 from taskuq.report.records import experiment_record
@@ -149,3 +148,6 @@ def _pairs(methods: Mapping[str, Any], measure: str) -> list[tuple[float, float]
     varnet, flow = methods.get("varnet", {}), methods.get("flow", {})
     pairs = [(value(varnet[R]), value(flow[R])) for R in varnet if R in flow]
     return [(v, f) for v, f in pairs if v is not None and f is not None]
+
+
+EXPERIMENT = Experiment(recovery_quality, ("quality",), "image quality of recoveries")

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from taskuq.calibration.units import Unit
 from taskuq.evaluation.result import Evaluation
-from taskuq.experiments.inputs import Inputs, nearest_acceleration, units
-from taskuq.experiments.judging import judge_scores
-from taskuq.experiments.settings import ClaimSettings
-from taskuq.experiments.wording import BY, Account, listing, shortage, slug, title
-from taskuq.report.evaluations import width_against
+from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, nearest_acceleration, units
+from taskuq.experiments.judging import judge_scores, length_figure
+from taskuq.experiments.wording import Account, listing, shortage, title
 
 NAME = "sample-count"
 CLAIM = (
@@ -34,10 +33,8 @@ def sample_count(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         settings: Numbers of samples, acceleration, error rate, trials and seed.
 
     Example:
-        >>> from taskuq.experiments.inputs import make_inputs
-        >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-        >>> table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
-        >>> record = sample_count(make_inputs(table), ClaimSettings(trials=100))
+        >>> from taskuq.experiments.inputs import synthetic_inputs
+        >>> record = sample_count(synthetic_inputs(), ClaimSettings(trials=100))
         >>> [row[:2] for row in record["tables"][0]["rows"]][:2]
         [[2, 'lwr'], [4, 'lwr']]
     """
@@ -47,7 +44,7 @@ def sample_count(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
     # Scores that look at samples; AR's estimate is another one, and learning takes all samples.
     chosen = replace(settings, scores=("lwr", "cqr"), ours=("mlwr",))
     at = "" if math.isnan(R) else f" at R = {R:g}"
-    account = Account()
+    account = Account(NAME, "Interval length against the number of posterior samples", CLAIM)
     for unit in units(inputs):
         cut, whole = (
             judge_scores(
@@ -55,34 +52,26 @@ def sample_count(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
             )
             for clip in (True, False)
         )
-        account.figures.append(
-            width_against(
-                [r.to_dict() for r in cut],
-                "samples",
-                name=f"length-against-samples-{slug(unit)}",
-                caption=f"Mean interval length against the number p of posterior samples{at}, "
-                f"splits {BY[unit]}; intervals are cut to the task's range.",
-                y_label="mean interval length",
-            )
+        caption = (
+            f"Mean interval length against the number p of posterior samples{at}, splits by "
+            f"{unit.counted}; intervals are cut to the task's range."
         )
+        account.figures.append(length_figure(cut, "samples", unit, caption))
         account.tables.append(_table(cut, whole, unit))
         account.find(unit, *_finding(whole))
     return account.record(
-        NAME,
-        "Interval length against the number of posterior samples",
-        CLAIM,
         settings.used("alpha", "samples", "samples_acceleration", "trials", "seed")
         | {"acceleration": R, "suffers": SUFFERS, "table": repr(table)},
     )
 
 
-def _table(cut: Sequence[Evaluation], whole: Sequence[Evaluation], unit: str) -> dict[str, Any]:
+def _table(cut: Sequence[Evaluation], whole: Sequence[Evaluation], unit: Unit) -> dict[str, Any]:
     first = cut[0]
     how = "all splits, exactly" if first.trials is None else f"{first.trials} random splits"
     return {
-        "name": slug(unit),
-        "caption": f"Mean length over {how}, {BY[unit]}, cut to the task's range and not. Without "
-        "a finite length some case had identical samples. Measured.",
+        "name": f"by-{unit.counted}",
+        "caption": f"Mean length over {how}, by {unit.counted}, cut to the task's range and not. "
+        "Without a finite length some case had identical samples. Measured.",
         "columns": ["p", "score", "coverage", "length", "length sd", "length not cut"],
         "rows": [
             [r.samples, r.score, r.coverage.mean, r.width.mean, r.width.sd, s.width.mean]
@@ -124,3 +113,8 @@ def _finding(whole: Sequence[Evaluation]) -> tuple[str, list[bool]]:
 def _shortest(whole: Sequence[Evaluation], p: int) -> str:
     best = min((r for r in whole if r.samples == p), key=lambda r: r.width.mean)
     return f"{title(best.score)} ({best.width.mean:.3g})"
+
+
+EXPERIMENT = Experiment(
+    sample_count, ("samples", "several samples"), "interval length against posterior samples"
+)

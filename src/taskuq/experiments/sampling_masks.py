@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.experiments.inputs import Inputs
-from taskuq.experiments.settings import ClaimSettings
+from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs
 from taskuq.experiments.wording import verdict
 from taskuq.interval import BoolArray
 from taskuq.measure.masks import acs_width, center_lines, nested_masks, published_masks
@@ -102,3 +101,6 @@ def _table(name: str, masks: BoolArray, rates: Any) -> dict[str, Any]:
         "columns": ["R", "lines", "of", "centre", "new", "mean distance"],
         "rows": rows,
     }
+
+
+EXPERIMENT = Experiment(sampling_masks, (), "sampling masks")

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from taskuq.calibration.units import Unit
 from taskuq.evaluation.result import Evaluation
 from taskuq.report.figure import Figure
 from taskuq.report.records import experiment_record
-
-BY = {"case": "by case", "group": "by group"}
 
 
 @dataclass
@@ -19,60 +18,49 @@ class Account:
     """What is shown and found of one claim, split by case and by group.
 
     Arguments:
+        name: A short name for files and links.
+        title: The heading.
+        claim: What the paper says, or what we say.
         figures: Figures as data.
         tables: Tables as records hold them.
         findings: A sentence for each way of splitting.
         held: Whether each part of the claim held.
 
     Example:
-        >>> account = Account()
-        >>> account.find("case", "intervals are short.", [True])
-        >>> account.record("short", "Short intervals", "They are.", {}, end=" Measured.")["finding"]
+        >>> from taskuq.calibration.units import NewCase
+        >>> account = Account("short", "Short intervals", "They are.")
+        >>> account.find(NewCase(), "intervals are short.", [True])
+        >>> account.record({}, end=" Measured.")["finding"]
         'Held: By case, intervals are short. Measured.'
     """
 
+    name: str
+    title: str
+    claim: str
     figures: list[Figure] = field(default_factory=list)
     tables: list[dict[str, Any]] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     held: list[bool] = field(default_factory=list)
 
-    def find(self, unit: str, sentence: str, held: Iterable[bool]) -> None:
+    def find(self, unit: Unit, sentence: str, held: Iterable[bool]) -> None:
         """Add what was found in splits by a unit, and which parts of the claim held there."""
-        self.findings.append(f"{BY[unit].capitalize()}, {sentence}")
+        self.findings.append(f"By {unit.counted}, {sentence}")
         self.held += held
 
     def record(
-        self,
-        name: str,
-        title: str,
-        claim: str,
-        settings: Mapping[str, Any],
-        *,
-        scope: str = "",
-        end: str = "",
+        self, settings: Mapping[str, Any], *, scope: str = "", end: str = ""
     ) -> dict[str, Any]:
         """Return the record ``taskuq.experiment/1``.
 
         Arguments:
-            name: A short name for files and links.
-            title: The heading.
-            claim: What the paper says, or what we say.
             settings: What decided the numbers.
             scope: What the verdict is restricted to.
             end: What else is to be said.
         """
         finding = f"{verdict(self.held)}{scope}: {' '.join(self.findings)}{end}"
-        return experiment_record(name, title, claim, finding, settings, self.figures, self.tables)
-
-
-def slug(unit: str) -> str:
-    """Return how tables and figures of splits by a unit are named.
-
-    Example:
-        >>> slug("group")
-        'by-group'
-    """
-    return BY[unit].replace(" ", "-")
+        return experiment_record(
+            self.name, self.title, self.claim, finding, settings, self.figures, self.tables
+        )
 
 
 def verdict(parts: Iterable[bool]) -> str:

@@ -63,7 +63,7 @@ def run_demo(
         The page.
     """
     from taskuq.experiments.claims import run_all
-    from taskuq.experiments.settings import ClaimSettings
+    from taskuq.experiments.inputs import ClaimSettings
     from taskuq.runs.reports import write_report
 
     folder.mkdir(parents=True, exist_ok=True)

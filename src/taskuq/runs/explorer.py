@@ -1,0 +1,214 @@
+"""What the page's explorer computes with: families of intervals and the calibration set."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from taskuq.calibration.family import AnchoredFamily, family_of
+from taskuq.calibration.scores.ar import AR
+from taskuq.calibration.scores.learned import Learned
+from taskuq.calibration.scores.lwr import LWR
+from taskuq.calibration.scores.mlwr import MLWR
+from taskuq.calibration.tuning import tuned_score, tuning_cases
+from taskuq.calibration.units import unit_named
+from taskuq.decide.fixed_width import spread_score
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray
+from taskuq.protocols import Score
+from taskuq.report.explorer import Explorer
+
+LATENESS = 0.25
+# Below this many calibration cases the learned score takes more than it gives.
+FEWEST_FOR_LEARNED = 400
+# More sample values than this would make the page too large to open.
+MOST_SAMPLES = 3_000_000
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "fixed-width": {"kind": "fixed-width", "statistic": "spread", "name": "Fixed width"},
+    "fixed-width-learned": {
+        "kind": "fixed-width",
+        "statistic": "learned-window",
+        "name": "Fixed width, learned risk",
+    },
+    "adaptive": {"kind": "adaptive", "name": "Adaptive width"},
+    "anytime": {"kind": "anytime", "name": "Any time"},
+    "paper": {"kind": "paper", "name": "The paper's, round by round"},
+}
+SCORES = {
+    "ar": "AR, absolute residual",
+    "lwr": "LWR, residual over spread",
+    "cqr": "CQR, sample quantiles",
+    "mlwr": "MLWR, steadied spread",
+    "learned": "Learned location and scale",
+}
+
+
+def explorer_numbers(
+    explorer: Explorer,
+    *,
+    alpha: float,
+    max_width: float,
+    unit: str,
+    task_range: tuple[float, float] | None,
+) -> dict[str, Any]:
+    """Return what the explorer computes with, as values that JSON can hold.
+
+    Cases that a score learns from are set aside as :func:`taskuq.calibrate` does at the run's own
+    error rate, and stay aside when the reader moves the slider.
+
+    Arguments:
+        explorer: The stored slices and calibration set.
+        alpha: The run's error rate.
+        max_width: The run's width to stop at.
+        unit: The run's unit, 'case' or 'group'.
+        task_range: The task's range, if it has one.
+    """
+    x = np.moveaxis(explorer.calibration_outputs, 1, 0)
+    shown = np.moveaxis(explorer.outputs, 1, 0)
+    group = explorer.calibration_group
+    unit = unit if group is not None else "case"
+    scores = _scores(explorer, x, shown, alpha, unit, task_range)
+    statistics = {name for name in scores if name not in SCORES}
+    policies = {
+        key: {**policy, "guaranteed": policy["kind"] != "paper"}
+        for key, policy in POLICIES.items()
+        if policy.get("statistic", "spread") in statistics
+    }
+    return {
+        "alpha": f"{alpha!r}",
+        "tau": f"{max_width!r}",
+        "unit": unit,
+        "units": ["case"] if group is None else ["group", "case"],
+        "range": None if task_range is None else [_word(v) for v in task_range],
+        "samples": int(x.shape[2]),
+        "accelerations": [float(R) for R in explorer.accelerations],
+        "calibration": {
+            "targets": packed(explorer.calibration_targets.astype("<f8")),
+            "group": None if group is None else packed(_numbered(group)),
+        },
+        "scores": scores,
+        "score_names": {name: title for name, title in SCORES.items() if name in scores},
+        "policies": policies,
+    }
+
+
+def packed(array: np.ndarray) -> str:
+    """Return an array's bytes, little end first, as base64."""
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
+
+
+def learning_cases(
+    score: Score, cases: int, alpha: float, group: np.ndarray | None, unit: str
+) -> np.ndarray:
+    """Return which calibration cases a score of the explorer learns from."""
+    index = unit_named(unit).index(cases, group)
+    return tuning_cases(score, index, alpha, None)
+
+
+def tuned_scores(
+    score: Score,
+    outputs: FloatArray,
+    targets: FloatArray,
+    aside: np.ndarray,
+    task_range: tuple[float, float] | None,
+    group: np.ndarray | None,
+) -> list[Score]:
+    """Return the score of each round after learning from the cases set aside.
+
+    Arguments:
+        score: The score.
+        outputs: Outputs of the calibration cases (round, case, sample).
+        targets: Their targets.
+        aside: Which of them it learns from.
+        task_range: The task's range.
+        group: Their groups.
+    """
+    members = None if group is None else group[aside]
+    return [
+        tuned_score(score, outputs[: k + 1, aside], targets[aside], task_range, members)
+        for k in range(len(outputs))
+    ]
+
+
+def _scores(
+    explorer: Explorer,
+    x: FloatArray,
+    shown: FloatArray,
+    alpha: float,
+    unit: str,
+    task_range: tuple[float, float] | None,
+) -> dict[str, Any]:
+    z, group = explorer.calibration_targets, explorer.calibration_group
+    scores: dict[str, Any] = {}
+    for name, score in (("ar", AR()), ("lwr", LWR())):
+        scores[name] = _anchored([score] * len(x), x, shown, None)
+    if x.size <= MOST_SAMPLES:
+        scores["cqr"] = {"calibration": _ordered(x), "shown": _ordered(shown)}
+    bases: list[tuple[str, Score]] = [("mlwr", MLWR()), ("spread", spread_score("two"))]
+    if x.shape[1] >= FEWEST_FOR_LEARNED:
+        bases += [("learned", Learned()), ("learned-window", Learned())]
+    for name, base in bases:
+        aside = learning_cases(base, x.shape[1], alpha, group, unit)
+        try:
+            tuned = tuned_scores(base, x, z, aside, task_range, group)
+        except InputError:
+            continue  # too few groups to learn from
+        scores[name] = _anchored(tuned, x, shown, np.flatnonzero(~aside))
+        if name in ("spread", "learned-window"):
+            scores[name]["places"] = [_place(score, task_range) for score in tuned]
+            scores[name]["weights"] = [float(R**LATENESS) for R in explorer.accelerations]
+    return scores
+
+
+def _place(score: Score, task_range: tuple[float, float] | None) -> list[float | str] | None:
+    """The range a window is kept in, as the fixed-width rule keeps it."""
+    if task_range is not None:
+        return [_word(v) for v in task_range]
+    link = getattr(score, "link", None)
+    return [link.low, link.high] if link is not None and link.kind == "logit" else None
+
+
+def _anchored(
+    scores: list[Score], x: FloatArray, shown: FloatArray, kept: np.ndarray | None
+) -> dict[str, Any]:
+    calibration = x if kept is None else x[:, kept]
+    return {
+        "index": None if kept is None else packed(kept.astype("<i4")),
+        "calibration": _centers(scores, calibration),
+        "shown": _centers(scores, shown),
+    }
+
+
+def _centers(scores: list[Score], outputs: FloatArray) -> Mapping[str, Any]:
+    families = [family_of(score, outputs[: k + 1]) for k, score in enumerate(scores)]
+    assert all(isinstance(f, AnchoredFamily) for f in families)
+    center = np.stack([f.low for f in families])  # type: ignore[attr-defined]  # checked above
+    scale = np.stack([f.scale for f in families])  # type: ignore[attr-defined]  # checked above
+    links = [f.link for f in families]  # type: ignore[attr-defined]  # checked above
+    is_plain = all(link.kind == "identity" for link in links)
+    return {
+        "center": packed(center.astype("<f8")),
+        "scale": None if (scale == 1).all() else packed(scale.astype("<f8")),
+        "links": None
+        if is_plain
+        else [{"kind": link.kind, "low": link.low, "high": link.high} for link in links],
+    }
+
+
+def _ordered(outputs: FloatArray) -> dict[str, Any]:
+    kind = "f4" if outputs.dtype == np.float32 else "f8"
+    return {"ordered": {"type": kind, "data": packed(np.sort(outputs, axis=2).astype(f"<{kind}"))}}
+
+
+def _numbered(group: np.ndarray) -> np.ndarray:
+    return np.unique(group, return_inverse=True)[1].astype("<i4")
+
+
+def _word(value: float) -> float | str:
+    """A number as JavaScript reads it; JSON has none for infinity."""
+    return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")

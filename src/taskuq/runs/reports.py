@@ -1,0 +1,325 @@
+"""The page of a run's folder: what its policy, bounds and calibration set say, then the page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from taskuq.calibration.bound import Bound, load_bound
+from taskuq.calibration.law import calibration_size
+from taskuq.calibration.scores import score_name
+from taskuq.calibration.units import Unit, unit_named
+from taskuq.decide.goal import goal_from_dict
+from taskuq.decide.policy import Policy, load_policy
+from taskuq.errors import InputError
+from taskuq.outputs import TaskOutputs
+from taskuq.report.cases import CaseReport
+from taskuq.report.contents import Contents, Promise, gather
+from taskuq.report.exports import ENDINGS, write_exports
+from taskuq.report.folder import Found, RunFolder, read_folder
+from taskuq.report.page import write_page
+from taskuq.report.records import BOUND, PLAN_SIZE, POLICY, SIMULATE
+from taskuq.runs.explorer import explorer_numbers
+
+TOLERANCES = (0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)
+# Sorts behind every path.
+LAST = ("\U0010ffff",)
+Stored = TypeVar("Stored", Policy, Bound)
+
+
+def write_report(run_dir: str | os.PathLike[str]) -> Path:
+    """Build the page of a run from its stored results, and return its path.
+
+    Arguments:
+        run_dir: The folder of the run; records are recognised wherever they lie in it.
+
+    Example:
+        >>> import tempfile
+        >>> path = write_report(tempfile.mkdtemp())  # an empty run makes a short page with notes
+        >>> "promises nothing" in path.read_text()
+        True
+    """
+    return write_page(study(run_dir))
+
+
+def export(run_dir: str | os.PathLike[str], endings: Sequence[str] = ENDINGS) -> Path:
+    """Write a run's results as CSV, JSON and LaTeX, its figures, and its intervals.
+
+    Arguments:
+        run_dir: The folder of the run.
+        endings: Which kinds of drawings to make: '.svg', '.png', '.pdf'.
+
+    Returns:
+        The folder of the exports.
+    """
+    return write_exports(study(run_dir), endings)
+
+
+def study(run_dir: str | os.PathLike[str]) -> Contents:
+    """Gather all that a page shows of a run, and compute what follows from its policy and bounds.
+
+    Arguments:
+        run_dir: The folder of the run.
+    """
+    folder = read_folder(Path(run_dir))
+    folder, policies = _opened(folder, POLICY, load_policy)
+    folder, bounds = _opened(folder, BOUND, load_bound)
+    # A policy called policy.json decided; others lie beside it to be compared.
+    names = sorted(policies, key=lambda name: (Path(name).name != "policy.json", name))
+    policy = policies[names[0]] if names else None
+    folder = replace(
+        folder,
+        records=tuple(map(_with_goal, folder.records)),
+        others=(*folder.others, *((name, POLICY) for name in names[1:])),
+    )
+    contents = gather(folder)
+    contents.policy = None if policy is None else _promise(policy)
+    contents.bounds = [_promise(bound) for bound in bounds.values()]
+    contents.promises = _promises(contents)
+    unit = _unit(folder.run.get("unit") or (contents.policy and contents.policy.unit))
+    contents.is_by_group = unit is not None and unit.is_group
+    contents.logged = _logged(folder)
+    _add_planner(contents, policy)
+    _add_cases(contents, policy, bounds)
+    _add_numbers(contents)
+    return contents
+
+
+def _opened(
+    folder: RunFolder, schema: str, load: Callable[[Path], Stored]
+) -> tuple[RunFolder, dict[str, Stored]]:
+    """Open stored policies or bounds; what cannot be read is remembered, not raised."""
+    opened, unreadable = {}, list(folder.unreadable)
+    for found in folder.of(schema):
+        try:
+            opened[found.path] = load(folder.path / found.path)
+        except InputError as error:
+            unreadable.append((found.path, str(error).replace(str(folder.path), ".")))
+    # Records first, by their paths, then the table and the explorer, as they were read.
+    unreadable.sort(key=lambda pair: Path(pair[0]).parts if pair[0].endswith(".json") else LAST)
+    return replace(folder, unreadable=tuple(unreadable)), opened
+
+
+def _with_goal(found: Found) -> Found:
+    """Say in words until when a simulation scans; a record without it is noted as incomplete."""
+    if found.schema != SIMULATE:
+        return found
+    try:
+        until = goal_from_dict(found.record["goal"]).sentence
+    except (InputError, KeyError, TypeError):
+        return found
+    return replace(found, record={**found.record, "until": until})
+
+
+def _promise(stored: Policy | Bound) -> Promise:
+    promise = Promise(
+        alpha=stored.alpha,
+        sentence=stored.guarantee.sentence,
+        unit=stored.guarantee.unit,
+        task_range=stored.task_range,
+    )
+    if isinstance(stored, Bound):
+        return promise
+    width = stored.goal.max_width
+    return replace(promise, sentence=stored.sentence, kind=stored.kind, max_width=width)
+
+
+def _promises(contents: Contents) -> list[str]:
+    """The sentences of what is guaranteed, each once."""
+    policy = [] if contents.policy is None else [contents.policy]
+    found = [promise.sentence for promise in (*policy, *contents.bounds)]
+    if not found:
+        for record in contents.evaluations.values():
+            first = record["results"][0]
+            unit = _unit(first["unit"])
+            if unit is None:
+                continue
+            found.append(
+                f"Guaranteed: an interval calibrated as in these splits contains the target of "
+                f"{unit.who} with probability at least {1 - first['alpha']:.10g}, if the new "
+                f"{first['unit']} is exchangeable with the {first['n_calibration']} calibration "
+                f"{first['unit']}s."
+            )
+    return list(dict.fromkeys(found))[:4]
+
+
+def _unit(said: Any) -> Unit | None:
+    """The unit that a run or a record names, if it names one."""
+    try:
+        return unit_named(said, whole=True)
+    except InputError:
+        return None
+
+
+def _logged(folder: RunFolder) -> dict[str, str]:
+    """The reasons that the log of an unfinished table gives."""
+    if folder.table is None or not folder.table.missing or folder.table_path is None:
+        return {}
+    from taskuq.pipeline import status
+
+    path = folder.path / folder.table_path
+    try:
+        return {str(k): str(v) for k, v in status(path)["failed"].items()} if path.is_dir() else {}
+    except (InputError, OSError):
+        return {}
+
+
+def calibration_sizes(alpha: float, delta: float = 0.05, have: int | None = None) -> dict[str, Any]:
+    """Return how many calibration cases how much certainty takes, as a record for a figure.
+
+    Arguments:
+        alpha: The error rate.
+        delta: The probability of an unlucky calibration set.
+        have: How many calibration cases this run has, for comparison.
+
+    Example:
+        >>> calibration_sizes(0.05)["sizes"][2]
+        (0.02, 442, 360)
+    """
+    sizes = [
+        (e, *(calibration_size(alpha, e, delta, two_sided=both) for both in (True, False)))
+        for e in TOLERANCES
+    ]
+    return {"schema": PLAN_SIZE, "alpha": alpha, "delta": delta, "sizes": sizes, "have": have}
+
+
+def _add_planner(contents: Contents, policy: Policy | None) -> None:
+    """Add the planner for the run's error rate, or for a stored question about sizes."""
+    asked = contents.folder.of(PLAN_SIZE)
+    alpha = asked[0].record.get("alpha") if asked else contents.alpha
+    delta = asked[0].record.get("delta", 0.05) if asked else 0.05
+    if not isinstance(alpha, float) or not 0.001 <= alpha <= 0.5:
+        return
+    by_group = policy is None or policy.guarantee.whom.is_group
+    have = None if policy is None or by_group else policy.guarantee.n_cases
+    try:
+        contents.add(calibration_sizes(alpha, float(delta), have))
+    except InputError:
+        contents.notes.append("No planner is shown for this error rate: its sizes are too large.")
+
+
+def _add_cases(contents: Contents, policy: Policy | None, bounds: Mapping[str, Bound]) -> None:
+    """Add what the run's policy and bounds say about the cases of its table."""
+    table = contents.folder.table
+    if table is None:
+        return
+    if policy is not None:
+        try:
+            contents.cases += policy_reports(policy, table)
+        except InputError as error:
+            contents.notes.append(f"The policy does not fit the table: {error}")
+    for name, bound in bounds.items():
+        try:
+            contents.cases += bound_reports(bound, table)
+        except InputError as error:
+            contents.notes.append(f"{name} does not fit the table: {error}")
+
+
+def _add_numbers(contents: Contents) -> None:
+    """Add what the explorer computes with, or say why there is none."""
+    folder, policy = contents.folder, contents.policy
+    if folder.explorer is None:
+        contents.notes.append(
+            "No explorer.npz is stored with this run, so there are no pictures to look through."
+        )
+        return
+    run_unit = _unit(folder.run.get("unit"))
+    said = "group" if run_unit is None else run_unit.counted
+    ranges = [
+        folder.explorer.task_range,
+        None if policy is None else policy.task_range,
+        None if folder.table is None else folder.table.task_range,
+    ]
+    try:
+        contents.numbers = explorer_numbers(
+            folder.explorer,
+            alpha=contents.alpha or 0.05,
+            max_width=contents.max_width or 0.1,
+            unit=said if policy is None else policy.unit,
+            task_range=next((found for found in ranges if found is not None), None),
+        )
+    except InputError as error:
+        contents.notes.append(f"The explorer cannot be shown: {error}")
+
+
+def policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[CaseReport]:
+    """Stop every case of a table by a policy and say what is reported.
+
+    Arguments:
+        policy: The policy.
+        table: A table with the policy's rounds.
+    """
+    if list(policy.accelerations) != [float(R) for R in table.accelerations]:
+        raise InputError(
+            f"it decides at R = {', '.join(f'{R:g}' for R in policy.accelerations)}, the table has "
+            f"{', '.join(f'{R:g}' for R in table.accelerations)}"
+        )
+    n, tasks = table.cases, table.tasks
+    stop = np.full(n, table.rounds)
+    lower, upper = np.full((n, tasks), np.nan), np.full((n, tasks), np.nan)
+    for k in range(table.rounds):
+        for members in _together(policy, table):
+            decision = policy.decide(round=k, outputs=table.outputs[: k + 1, members])
+            here = members[(stop[members] == table.rounds) & np.atleast_1d(decision.stops)]
+            at = np.isin(members, here)
+            lower[here] = decision.interval.lower.reshape(len(members), tasks)[at]
+            upper[here] = decision.interval.upper.reshape(len(members), tasks)[at]
+            stop[here] = k
+    source = f"{policy.kind} at alpha {policy.alpha:g}"
+    promise = "guaranteed" if policy.is_guaranteed else "measured"
+    rates = [*map(float, table.accelerations), 1.0]
+    for i in range(n):
+        is_known = stop[i] == table.rounds
+        targets = np.atleast_1d(table.targets_at(min(int(stop[i]), table.rounds - 1))[i])
+        for t, name in enumerate(table.task_names):
+            z = float(targets[t]) if table.has_targets else None
+            # Everything measured means the target is known, where the table holds it.
+            ends = (z if z is not None else np.nan,) * 2 if is_known else (lower[i, t], upper[i, t])
+            yield CaseReport(
+                *_who(table, i), source, promise, name, rates[stop[i]], float(ends[0]),
+                float(ends[1]), z, True,
+            )  # fmt: skip
+
+
+def bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[CaseReport]:
+    """Give the interval of a bound for every case of a table.
+
+    Arguments:
+        bound: The bound of one acceleration.
+        table: A table with that acceleration.
+    """
+    k = 0 if bound.acceleration is None else table.round_at(bound.acceleration)
+    if bound.acceleration is None and table.rounds > 1:
+        raise InputError("it does not say which of the table's accelerations it is for")
+    if table.tasks > 1:
+        raise InputError("it is for one task, the table has several")
+    outputs = table.until(k) if bound.rounds > 1 else table.outputs[k]
+    interval = bound(outputs)
+    targets = table.targets_at(k)
+    source = f"{score_name(bound.score)} at alpha {bound.alpha:g}"
+    for i in range(table.cases):
+        yield CaseReport(
+            *_who(table, i), source, "guaranteed", table.task_names[0], bound.acceleration,
+            float(interval.lower[i]), float(interval.upper[i]),
+            float(targets[i]) if table.has_targets else None, False,
+        )  # fmt: skip
+
+
+def _who(table: TaskOutputs, i: int) -> tuple[str, str, str]:
+    return (
+        str(i if table.case is None else table.case[i]),
+        "" if table.group is None else str(table.group[i]),
+        "" if table.label is None else str(table.label[i]),
+    )
+
+
+def _together(policy: Policy, table: TaskOutputs) -> list[np.ndarray]:
+    """Cases that are decided together: all at once, or group by group."""
+    if not policy.whole_group or table.group is None:
+        return [np.arange(table.cases)]
+    return [np.flatnonzero(table.group == g) for g in np.unique(table.group)]
