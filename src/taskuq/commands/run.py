@@ -40,13 +40,13 @@ def run(
         dry_run: Try a few cases, say what all of them will take, and write nothing.
     """
     from taskuq.pipeline.engines import ENGINES, Flags
-    from taskuq.runs.run import estimate, open_run, read_run
+    from taskuq.runs.run import foresee, open_run, read_run
 
     settings = read_run(config)
     chosen = ENGINES[engine].from_flags(Flags(address, workers, tuple(slurm or ()), device))
     opened = open_run(settings, device)
     if dry_run:
-        show(estimate(opened).sentence)
+        show(foresee(opened).sentence)
         return
     table = opened.pipeline.run(
         opened.images,

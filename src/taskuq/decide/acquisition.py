@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from taskuq.files import (
     complete,
     number_from_json,
     number_to_json,
+    open_npz,
     read_json,
     whole_file,
     write_json,
@@ -141,10 +144,12 @@ def acquire(
     combine = scanner.combine if isinstance(scanner, CombiningScanner) else list
     path = None if state is None else Path(state)
     scan = Acquisition() if path is None or not path.exists() else load_acquisition(path, policy)
+    all_stored = True
     while not scan.is_finished:
         k = len(scan.rounds)
         piece = scanner.measure(k)
         arrays = None if path is None else _as_arrays(piece)
+        all_stored = all_stored and arrays is not None
         pieces = (*scan.pieces, piece if arrays is None else _from_arrays(arrays))
         is_last = k == len(policy.accelerations)
         R = 1.0 if is_last else float(policy.accelerations[k])
@@ -158,7 +163,7 @@ def acquire(
         record = _decided(policy, outputs, scan.rounds)
         scan = Acquisition((*scan.rounds, record), pieces)
         if path is not None:
-            _store(path, policy, scan)
+            _store(path, policy, scan, arrays, all_stored)
         if on_round is not None:
             on_round(record)
     return scan
@@ -189,12 +194,17 @@ def _decided(policy: Policy, outputs: FloatArray, earlier: tuple[RoundRecord, ..
     )
 
 
-def _store(path: Path, policy: Policy, scan: Acquisition) -> None:
+def _store(
+    path: Path,
+    policy: Policy,
+    scan: Acquisition,
+    arrays: dict[str, np.ndarray] | None,
+    all_stored: bool,
+) -> None:
     """Store what the last round measured, then the record that says it is there."""
-    k = len(scan.rounds) - 1
-    arrays = _as_arrays(scan.pieces[-1])
     if arrays is not None:
-        with whole_file(_piece_path(path, k)) as partial, partial.open("wb") as file:
+        last = _piece_path(path, len(scan.rounds) - 1)
+        with whole_file(last) as partial, partial.open("wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
     write_json(
         path,
@@ -202,7 +212,7 @@ def _store(path: Path, policy: Policy, scan: Acquisition) -> None:
             "schema": SCHEMA,
             "policy": _fingerprint(policy),
             "finished": scan.is_finished,
-            "pieces_stored": all(_as_arrays(piece) is not None for piece in scan.pieces),
+            "pieces_stored": all_stored,
             "rounds": [record.to_dict() for record in scan.rounds],
         },
     )
@@ -266,12 +276,9 @@ def _from_arrays(arrays: dict[str, np.ndarray]) -> Any:
 
 def _read_piece(path: Path, k: int) -> Any:
     try:
-        with (
-            _piece_path(path, k).open("rb") as file,
-            np.load(file, allow_pickle=False) as archive,
-        ):
-            arrays = {name: archive[name] for name in archive.files}
-    except Exception as error:  # zlib, zipfile and NumPy each have several for damaged bytes
+        with open_npz(_piece_path(path, k)) as archive:
+            arrays = {name: archive[name] for name in archive}
+    except InputError as error:
         raise InputError(
             f"the measurements of round {k} beside {path} cannot be read ({error}); start again"
         ) from None
@@ -284,9 +291,6 @@ def _piece_path(path: Path, k: int) -> Path:
 
 
 def _fingerprint(policy: Policy) -> str:
-    import hashlib
-    import json
-
     text = json.dumps(policy.to_dict(), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -6,7 +6,6 @@ shard is written under a temporary name and renamed, so that readers see only wh
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 
 from taskuq.checks import as_range, require_finite
 from taskuq.errors import InputError, first_line
-from taskuq.files import complete, range_to_json, read_json, whole_file, write_json
+from taskuq.files import complete, plain, range_to_json, read_json, whole_file, write_json
 from taskuq.outputs.columns import as_texts, concatenate, identities, positions
 from taskuq.outputs.roster import write_roster
 from taskuq.outputs.table import TaskOutputs
@@ -337,8 +336,8 @@ def write_shards(table: TaskOutputs, folder: Path) -> Path:
 
 
 def _refuse_other_header(found: Header, wanted: Header, folder: Path) -> None:
-    # Through JSON, so that a tuple equals the list it was written as.
-    old, new = found.to_dict(), json.loads(json.dumps(wanted.to_dict()))
+    # As in the file, so that a tuple equals the list it was written as.
+    old, new = plain(found.to_dict()), plain(wanted.to_dict())
     for record in (old, new):
         # Who computed the rows may change between two starts, what was asked for may not.
         record["provenance"] = {k: v for k, v in record["provenance"].items() if k != "made_by"}

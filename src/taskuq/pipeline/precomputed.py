@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.errors import InputError, first_line
-from taskuq.files import inside
+from taskuq.files import inside, open_npz
 
 ENDINGS = (".npz", ".npy", ".nii.gz", ".nii")
 
@@ -94,17 +94,16 @@ def _read(path: Path) -> np.ndarray:
 
 
 def _numpy(path: Path) -> np.ndarray:
-    loaded = np.load(path, allow_pickle=False)
-    if isinstance(loaded, np.ndarray):
-        return loaded
-    with loaded:
-        names = loaded.files
+    if path.suffix == ".npy":
+        return np.asarray(np.load(path, allow_pickle=False))
+    with open_npz(path, "recoveries") as arrays:
+        names = list(arrays)
         name = "recoveries" if "recoveries" in names else names[0] if len(names) == 1 else None
         if name is None:
             raise InputError(
                 f"{path} holds the arrays {', '.join(names) or 'none'}; name one recoveries"
             )
-        return np.asarray(loaded[name])
+        return arrays[name]
 
 
 def _nifti(path: Path) -> np.ndarray:

@@ -129,7 +129,13 @@ class Pipeline:
         rates = tuple(as_accelerations(accelerations, len(accelerations)).tolist())
         cases = as_cases(images, case, group, label)
         chosen: Engine = ThisProcess() if engine is None else engine
-        chain, seen = self._chain(cases, rates, samples, seed, batch)
+        size, seen = 1, _first_image(cases)
+        for image in seen.values():
+            size = batch_size(
+                self.recover, image, samples=samples, cases=len(cases), device=self.device,
+                batch=batch,
+            )  # fmt: skip
+        chain = self.chain(rates, samples=samples, seed=seed, size=size)
         with tempfile.TemporaryDirectory() as scratch, chosen.ready(Path(scratch)):
             folder = Path(scratch if store is None else store)
             if fresh and store is not None:
@@ -150,34 +156,20 @@ class Pipeline:
             _report_failures(work.log, quiet)
             return TaskOutputs.load(folder)
 
-    def _chain(
-        self,
-        cases: Cases,
-        accelerations: tuple[float, ...],
-        samples: int,
-        seed: int,
-        batch: int | None,
-    ) -> tuple[Chain, dict[int, Any]]:
-        """Put the parts together; how many cases run at once follows from the size of an image.
+    def chain(
+        self, accelerations: Sequence[float], *, samples: int, seed: int, size: int = 1
+    ) -> Chain:
+        """Return the parts with everything that decides their numbers.
 
-        Returns:
-            The chain, and the image that was read for it, by the number of its case.
+        Arguments:
+            accelerations: The rounds.
+            samples: Posterior samples per case and round.
+            seed: The seed of all samples.
+            size: How many cases run at once.
         """
-        size, seen = 1, {}
-        for index in range(min(len(cases), HOPELESS)):
-            try:
-                image = cases.image(index)
-            except Exception:  # it will fail again, as a case of its own
-                continue
-            seen[index] = image
-            size = batch_size(
-                self.recover, image, samples=samples, cases=len(cases), device=self.device,
-                batch=batch,
-            )  # fmt: skip
-            break
         return Chain(
             self.measure, self.recover, self.task, accelerations, samples, seed, size, self.device
-        ), seen
+        )
 
     def _header(
         self,
@@ -212,6 +204,16 @@ class Pipeline:
             order="roster",
             provenance=made,
         )
+
+
+def _first_image(cases: Cases) -> dict[int, Any]:
+    """Return the first image that can be read, by the number of its case."""
+    for index in range(min(len(cases), HOPELESS)):
+        try:
+            return {index: cases.image(index)}
+        except Exception:  # it will fail again, as a case of its own
+            continue
+    return {}
 
 
 def _begin(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from taskuq.errors import InputError
 
 
+@runtime_checkable
 class Scan(Protocol):
     """What a recovery needs of a measurement (``taskuq.measure.mri.Measurement`` has it)."""
 
@@ -40,12 +41,12 @@ def checked(measurement: Scan) -> Scan:
         ...
         taskuq.errors.InputError: the measurement is a str without zero_filled or mask; ...
     """
-    y, mask = getattr(measurement, "zero_filled", None), getattr(measurement, "mask", None)
-    if y is None or mask is None:
+    if not isinstance(measurement, Scan):
         raise InputError(
             f"the measurement is a {type(measurement).__name__} without zero_filled or mask; give "
             "one as taskuq.measure.mri makes it"
         )
+    y = measurement.zero_filled
     if not isinstance(y, Tensor) or y.ndim != 3 or not y.is_complex():
         raise InputError("zero_filled is not one complex stack (coil, height, width); give that")
     if not bool(torch.isfinite(torch.view_as_real(y)).all()):

@@ -14,7 +14,7 @@ from taskuq.errors import InputError
 from taskuq.measure.masks import MaskConfig
 from taskuq.pipeline import Pipeline, RecoveryFolder
 from taskuq.pipeline.cases import as_cases
-from taskuq.pipeline.chain import Chain, scan_case
+from taskuq.pipeline.chain import scan_case
 from taskuq.pipeline.device import pick_device
 from taskuq.pipeline.progress import duration
 from taskuq.settings import read_settings, to_table
@@ -144,7 +144,7 @@ def open_run(config: RunConfig, device: str | None = None) -> Run:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Cost:
     """What a run will take, from a few cases.
 
     Arguments:
@@ -161,14 +161,14 @@ class Estimate:
 
     @property
     def sentence(self) -> str:
-        """The estimate in words."""
+        """All of it in words."""
         return (
             f"{self.cases} cases will take about {duration(self.seconds)}, "
             f"{self.bytes / 1e6:.1f} MB of disk and {self.memory / 1e9:.2f} GB of memory."
         )
 
 
-def estimate(run: Run, probes: int = 3) -> Estimate:
+def foresee(run: Run, probes: int = 3) -> Cost:
     """Run a few cases and say what all of them will take; nothing is written.
 
     Arguments:
@@ -178,11 +178,9 @@ def estimate(run: Run, probes: int = 3) -> Estimate:
     import resource
 
     cases = as_cases(run.images)
-    chain = Chain(
-        run.pipeline.measure, run.pipeline.recover, run.pipeline.task,
-        run.config.measure.accelerations, run.config.samples, run.config.seed,
-        device=run.pipeline.device,
-    )  # fmt: skip
+    chain = run.pipeline.chain(
+        run.config.measure.accelerations, samples=run.config.samples, seed=run.config.seed
+    )
     times, numbers = [], 0
     for index in np.linspace(0, len(cases) - 1, min(probes, len(cases))).astype(int):
         start = time.perf_counter()
@@ -192,9 +190,7 @@ def estimate(run: Run, probes: int = 3) -> Estimate:
     # The first case pays for what is loaded and compiled once.
     steady = times[1:] or times
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Estimate(
-        len(cases), float(np.mean(steady)) * len(cases), 4.2 * numbers * len(cases), peak
-    )
+    return Cost(len(cases), float(np.mean(steady)) * len(cases), 4.2 * numbers * len(cases), peak)
 
 
 def _images(config: RunConfig) -> Any:
