@@ -1,0 +1,1 @@
+"""What a configuration file starts: the demo, a run, a judgement of image quality."""
