@@ -30,9 +30,8 @@ from taskuq.measure.masks import nested_masks
 from taskuq.measure.mri import MultiCoilMRI
 from taskuq.pipeline import Pipeline
 from taskuq.pipeline.batches import batch_size
-from taskuq.recover import build
+from taskuq.recover import FlowRecovery, VarNetRecovery, build
 from taskuq.recover.flow.sampler import Sampler
-from taskuq.recover.methods import FlowRecovery, VarNetRecovery
 from taskuq.seeds import case_seed
 
 RATES = (16.0, 8.0, 4.0, 2.0)
@@ -96,7 +95,7 @@ def published(folder: Path, cases: int) -> Setting:
 
 
 def toy(folder: Path, cases: int) -> Setting:
-    from taskuq.task.catalog import build as build_task
+    from taskuq.task import build as build_task
 
     torch.manual_seed(0)
     flow, classifier = build("flow", preset="tiny"), build_task("classifier", preset="tiny").eval()

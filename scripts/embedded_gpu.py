@@ -118,13 +118,14 @@ def train_recovery(which: str, kind: str, folder: Path, seconds: float, lgg: Pat
 
 def train_task(folder: Path, lgg: Path | None) -> None:
     """Plain training, then adversarial training from there."""
-    from taskuq.task.train import ClassifierTraining, StartConfig, read_task_settings, train
-    from taskuq.training.fit import Machine
+    from taskuq.settings import read_settings
+    from taskuq.task.backbone import StartConfig
+    from taskuq.task.classifier_training import ClassifierTraining
+    from taskuq.training.fit import Machine, train
 
     assert lgg is not None
     for name, config in (("plain", "classifier-plain"), ("classifier", "classifier-adversarial")):
-        settings = read_task_settings("classifier", CONFIGS / "lgg" / f"{config}.toml")
-        assert isinstance(settings, ClassifierTraining)
+        settings = read_settings(ClassifierTraining, CONFIGS / "lgg" / f"{config}.toml")
         settings = replace(
             settings,
             data=replace(settings.data, path=lgg / "lgg-training.npz"),
@@ -145,12 +146,10 @@ def fill_table(which: str, kind: str, part: int, folder: Path, lgg: Path | None)
     # As on a CPU: no shortened products.
     torch.backends.cudnn.allow_tf32 = False
     config = read_run(CONFIGS / which / f"table-{kind}.toml")
-    recover = replace(
-        config.recover,
-        weights=folder / f"{kind}.safetensors",
-        estimate=folder / "varnet.safetensors" if kind == "flow" else None,
-    )
-    config = replace(config, recover=recover)
+    trained = {"weights": folder / f"{kind}.safetensors"}
+    if kind == "flow":
+        trained["estimate"] = folder / "varnet.safetensors"
+    config = replace(config, recover=replace(config.recover, **trained))
     names = [("", config.task.weights)]
     if lgg is not None and which == "lgg":
         config = replace(config, data=replace(config.data, path=lgg / "lgg-judged.npz"))
@@ -199,7 +198,7 @@ def join_tables(folder: Path, kind: str, parts: int) -> None:
 
 
 def judge_quality(which: str, folder: Path, lgg: Path | None) -> None:
-    from taskuq.recover.train import FlowTraining
+    from taskuq.recover.flow_training import FlowTraining
     from taskuq.runs.quality import QualityConfig, judge
     from taskuq.settings import read_settings
 

@@ -18,9 +18,10 @@ from typing import Any
 
 import taskuq.weights
 from taskuq.recover import load
-from taskuq.recover.train import FlowTraining, VarNetTraining, prepare, train
+from taskuq.recover.flow_training import FlowTraining
+from taskuq.recover.varnet_training import VarNetTraining
 from taskuq.settings import read_toml
-from taskuq.training.fit import Machine
+from taskuq.training.fit import Machine, train
 from taskuq.weights.files import save_weights
 
 LAYOUTS = {"varnet": VarNetTraining, "flow": FlowTraining}
@@ -31,7 +32,7 @@ def train_one(
     kind: str, settings: Any, folder: Path, seconds: float, say: Callable[[str], None] = print
 ) -> None:
     begin = time.monotonic()
-    cases = prepare(settings, machine=MACHINE)
+    cases = settings.prepare(MACHINE)
     say(f"{folder.name} {kind}: {len(cases[0])} cases in {time.monotonic() - begin:.0f} s")
     if seconds:
         settings = fitting(settings, cases, seconds, say)
@@ -49,7 +50,7 @@ def fit(settings: Any, cases: Any, deadline: float = 0) -> Path:
     signal.signal(signal.SIGALRM, _too_late)
     signal.setitimer(signal.ITIMER_REAL, deadline)
     try:
-        return train(settings, folder, machine=MACHINE, prepared=cases, fresh=True)
+        return train(settings, folder, machine=MACHINE, cases=cases, fresh=True)
     except TimeoutError:
         return folder / "best.safetensors"
     finally:

@@ -31,12 +31,13 @@ from taskuq.data.splits import Part, folds, load_split
 from taskuq.measure.coils import rss
 from taskuq.measure.masks import nested_masks
 from taskuq.measure.mri import MultiCoilMRI
-from taskuq.settings import read_toml
+from taskuq.settings import read_settings, read_toml
 from taskuq.task import load
 from taskuq.task.attack import AttackConfig
+from taskuq.task.classifier_training import ClassifierTraining
 from taskuq.task.quality import judge_classifier
-from taskuq.task.train import ClassifierTraining, read_task_settings, train
-from taskuq.training.fit import Machine
+from taskuq.task.simclr import ContrastiveTraining
+from taskuq.training.fit import Machine, train
 from taskuq.weights.files import save_weights
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -65,8 +66,7 @@ def read_atlas(path: Path) -> Part:
 def train_atlas(name: str, images: Path, folder: Path, radius: float, start: str) -> None:
     begin = time.monotonic()
     file = "classifier-plain.toml" if start in ("", "simclr") else "classifier.toml"
-    settings = read_task_settings("classifier", CONFIGS / "atlas" / file)
-    assert isinstance(settings, ClassifierTraining)
+    settings = read_settings(ClassifierTraining, CONFIGS / "atlas" / file)
     whole = read_atlas(images)
     stored = folder / "split.json"
     if stored.exists():  # the file of images may hold only some of the patients
@@ -75,14 +75,14 @@ def train_atlas(name: str, images: Path, folder: Path, radius: float, start: str
         split = replace(settings.split, path=stored).split(whole.cases.groups)
     parts = tuple(part.in_memory() for part in whole.split(split))
     if start == "simclr":
-        first = read_task_settings("simclr", CONFIGS / "atlas" / "simclr.toml")
-        simclr = train(first, folder / "runs" / "simclr", machine=QUIET, parts=parts[:2])
+        first = read_settings(ContrastiveTraining, CONFIGS / "atlas" / "simclr.toml")
+        simclr = train(first, folder / "runs" / "simclr", machine=QUIET, data=parts[:2])
         settings = replace(settings, start=replace(settings.start, simclr=simclr))
         print(f"{name}: pre-trained in {time.monotonic() - begin:.0f} s", flush=True)
     elif start:
         settings = replace(settings, start=replace(settings.start, classifier=Path(start)))
     settings = replace(settings, attack=replace(settings.attack, radius=radius))
-    best = train(settings, folder / "runs" / name, machine=QUIET, parts=parts[:2], fresh=True)
+    best = train(settings, folder / "runs" / name, machine=QUIET, data=parts[:2], fresh=True)
     seconds = time.monotonic() - begin
     weights = ship(best, folder / f"{name}.safetensors")
     print(f"{name}: trained in {seconds:.0f} s", flush=True)
@@ -146,8 +146,7 @@ def line(record: dict[str, object]) -> str:
 def cross_validate(options: Namespace, name: str, radius: float) -> None:
     path, folder = options.lgg, options.folder
     begin = time.monotonic()
-    settings = read_task_settings("classifier", CONFIGS / "lgg" / "classifier.toml")
-    assert isinstance(settings, ClassifierTraining)
+    settings = read_settings(ClassifierTraining, CONFIGS / "lgg" / "classifier.toml")
     settings = replace(
         settings,
         data=replace(settings.data, path=path),
@@ -160,7 +159,7 @@ def cross_validate(options: Namespace, name: str, radius: float) -> None:
     for k, split in [(k, splits[k]) for k in wanted]:
         parts = tuple(part.in_memory() for part in whole.split(split))
         run = folder / "runs" / f"{name}-{k}"
-        best = train(settings, run, machine=QUIET, parts=parts[:2], fresh=True)
+        best = train(settings, run, machine=QUIET, data=parts[:2], fresh=True)
         rows.append(judged(best, parts[2], coil_images(parts[2])))
         rows[-1]["patients"] = [len(s) for s in (split.train, split.tune, split.judge)]
         areas = [row["auroc"] for row in rows]

@@ -73,6 +73,21 @@ class BatchRecover(Recover, Protocol):
 
 
 @runtime_checkable
+class PosteriorRecover(Recover, Protocol):
+    """A recovery method that draws at a temperature, and draws again what is out of bounds."""
+
+    @property
+    def temperature(self) -> Any:
+        """Standard deviation of what is drawn from: one number, or one for each acceleration."""
+        ...
+
+    @property
+    def rejected(self) -> int:
+        """How many draws were out of bounds so far."""
+        ...
+
+
+@runtime_checkable
 class StoredRecoveries(Protocol):
     """Recoveries that were made elsewhere: found by the name of the case, not by a measurement."""
 

@@ -24,10 +24,10 @@ from taskuq.kinds import load_extensions
 from taskuq.outputs.table import TaskOutputs
 from taskuq.settings import toml_text
 from taskuq.task import BackboneConfig, ClassifierConfig
-from taskuq.task.cases import TaskCases
-from taskuq.task.train import ClassifierTraining, open_parts, train
+from taskuq.task.cases import TaskCases, open_parts
+from taskuq.task.classifier_training import ClassifierTraining
 from taskuq.training.config import TrainingConfig
-from taskuq.training.fit import Machine
+from taskuq.training.fit import Machine, train
 
 LGG = Path(__file__).resolve().parents[2] / "../shared/data/lgg/lgg_flair_128_all_dev.npz"
 NOTES = "file,slice,study_level,x,y,width,height,label\n"

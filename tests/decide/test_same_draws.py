@@ -10,9 +10,9 @@ import taskuq as tq
 from taskuq.data.atlas import Atlas
 from taskuq.measure.masks import MaskConfig
 from taskuq.measure.mri import MultiCoilMRI, SimulatedScanner
-from taskuq.recover.opening import open_recovery
+from taskuq.recover import open_recovery
 from taskuq.runs.stored import stored_table
-from taskuq.task.catalog import load
+from taskuq.task import load
 from taskuq.weights import locate
 
 

@@ -22,9 +22,8 @@ from taskuq.recover.estimate import TOGETHER, EstimatedCases, estimate
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.flow.folded import fold
 from taskuq.recover.flow.sampler import case_scale
-from taskuq.recover.opening import open_recovery
-from taskuq.recover.recipes import around_recipe
-from taskuq.recover.train import FlowTraining
+from taskuq.recover.flow_training import FlowTraining, around_recipe
+from taskuq.recover.methods import open_recovery
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.training.seeds import own_randomness
 from taskuq.weights.files import save_weights

@@ -10,8 +10,9 @@ from taskuq.data.arrays import ArrayDataset
 from taskuq.recover.cases import MeasuredCases
 from taskuq.recover.flow import FlowConfig, kernels, rows
 from taskuq.recover.flow.rows import Attend, Fold, Subnet
-from taskuq.recover.recipes import around_recipe, flow_recipe, varnet_recipe
+from taskuq.recover.flow_training import around_recipe, flow_recipe
 from taskuq.recover.varnet import VarNetConfig
+from taskuq.recover.varnet_training import varnet_recipe
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, fit
 from taskuq.training.log import read_log

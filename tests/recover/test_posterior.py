@@ -77,7 +77,7 @@ def test_likelihood_is_the_entropy_of_the_posterior(trained):
 def test_training_noise_fills_the_subspaces_it_is_meant_for():
     from taskuq.measure.coils import to_complex
     from taskuq.measure.projections import keep_measured, null_space
-    from taskuq.recover.recipes import flow_target
+    from taskuq.recover.flow_training import flow_target
 
     x = torch.randn(1, 2, 64, 64, generator=torch.Generator().manual_seed(0)) + 0j
     mask = torch.arange(64)[None] % 4 == 0

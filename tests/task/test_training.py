@@ -10,26 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from taskuq.commands.train import classifier, simclr
+from taskuq.commands.train import command
 from taskuq.data.arrays import ArrayDataset, NpzData
 from taskuq.data.splits import Part, SplitConfig
 from taskuq.errors import InputError
+from taskuq.settings import read_settings
 from taskuq.task import AttackConfig, BackboneConfig, ClassifierConfig, load
 from taskuq.task.augment import AugmentConfig
-from taskuq.task.cases import collate
+from taskuq.task.backbone import StartConfig
+from taskuq.task.cases import collate, open_parts
+from taskuq.task.classifier_training import ClassifierTraining
 from taskuq.task.quality import judge_classifier, judge_numbers
-from taskuq.task.simclr import ContrastiveConfig
-from taskuq.task.train import (
-    ClassifierTraining,
-    ContrastiveTraining,
-    StartConfig,
-    open_parts,
-    read_task_settings,
-    train,
-)
+from taskuq.task.simclr import ContrastiveConfig, ContrastiveTraining
 from taskuq.training.config import TrainingConfig
-from taskuq.training.fit import Machine
+from taskuq.training.fit import Machine, train
 from taskuq.training.log import read_log
+from taskuq.training.networks import NETWORKS
 from taskuq.training.state import same_bits
 from taskuq.weights.files import read_tensors
 
@@ -233,7 +229,7 @@ def test_images_of_mixed_sizes_are_refused(settings, tmp_path):
     mixed = Mixed(np.random.default_rng(0).random((4, 8, 8)), [0, 1, 0, 1], "each")
     part = Part(mixed, np.array([[0.0], [1.0], [0.0], [1.0]]))
     with pytest.raises(InputError, match="images are of size 8×7 and 8×8; give images of one size"):
-        train(settings, tmp_path, machine=CPU, parts=(part, part))
+        train(settings, tmp_path, machine=CPU, data=(part, part))
 
 
 def test_broken_images_are_named(settings, tmp_path):
@@ -245,7 +241,7 @@ def test_broken_images_are_named(settings, tmp_path):
     broken = Broken(np.ones((2, 8, 8)), [0, 1], "each", case=["a", "b"])
     part = Part(broken, np.array([[0.0], [1.0]]))
     with pytest.raises(InputError, match=r"case [ab] holds NaN"):
-        train(settings, tmp_path, machine=CPU, parts=(part, part))
+        train(settings, tmp_path, machine=CPU, data=(part, part))
 
 
 @pytest.mark.parametrize(
@@ -277,7 +273,7 @@ def test_every_configuration_of_a_task_network_is_read(path):
     kind = next((k for k in ("simclr", "classifier") if path.stem.startswith(k)), None)
     if kind is None:
         return
-    settings = read_task_settings(kind, path)
+    settings = read_settings(NETWORKS[kind].training, path)
     if "fastmri" in str(path):
         layout = ClassifierTraining if kind == "classifier" else ContrastiveTraining
         paper = layout()
@@ -308,10 +304,10 @@ def test_the_commands_leave_weights_a_table_and_curves(spots, tmp_path, capsys):
     text = COMMAND.format(path=spots, split=tmp_path / "split.json")
     (tmp_path / "a.toml").write_text(text)
     options = {"accelerator": "cpu", "progress": False}
-    simclr(tmp_path / "a.toml", output=tmp_path / "s", **options)
+    command("simclr")(tmp_path / "a.toml", output=tmp_path / "s", **options)
     start = f'[start]\nsimclr = "{tmp_path}/s/best.safetensors"\n[attack]\nradius = 0\n'
     (tmp_path / "b.toml").write_text(text + start)
-    classifier(tmp_path / "b.toml", output=tmp_path / "c", **options)
+    command("classifier")(tmp_path / "b.toml", output=tmp_path / "c", **options)
     said = capsys.readouterr()
 
     assert said.out.split() == [str(tmp_path / f / "best.safetensors") for f in "sc"]

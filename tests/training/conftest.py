@@ -32,6 +32,7 @@ NETWORKS = {
     "flow": "coils = 2\nunet_width = 4\nunet_pools = 2\ncondition_channels = 4\nsteps = 2\n"
     "normalise = true",
     "varnet": "cascades = 2\nwidth = 4\npools = 2\nsensitivity_width = 4\nsensitivity_pools = 2",
+    "factor": "start = 1.0",
 }
 
 

@@ -14,7 +14,8 @@ from torch import nn
 
 from taskuq.errors import InputError
 from taskuq.recover import build, load, load_public_varnet
-from taskuq.recover.train import FlowTraining, VarNetTraining
+from taskuq.recover.flow_training import FlowTraining
+from taskuq.recover.varnet_training import VarNetTraining
 from taskuq.settings import from_table, read_settings, read_toml, to_table, toml_text
 from taskuq.training.state import load_state, same_bits, save_state
 from taskuq.weights.files import load_weights, read_tensors, save_weights

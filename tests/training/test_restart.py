@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from taskuq.errors import InputError
-from taskuq.recover.train import train_from
+from taskuq.runs.training import train_from
 from taskuq.training.fit import Machine
 from taskuq.training.log import read_log
 from taskuq.training.state import load_state, same_bits
@@ -24,10 +24,11 @@ CPU = Machine(accelerator="cpu", progress=False)
 SCRIPT = """
 import sys
 from pathlib import Path
-from taskuq.commands.train import {kind}
+from taskuq.commands.train import command
 if __name__ == "__main__":
-    {kind}(Path(sys.argv[1]), output=Path(sys.argv[2]), devices=int(sys.argv[3]),
-           accelerator="cpu", progress=False)
+    train = command("{kind}")
+    train(Path(sys.argv[1]), output=Path(sys.argv[2]), devices=int(sys.argv[3]),
+          accelerator="cpu", progress=False)
 """
 
 

@@ -32,16 +32,10 @@ data prepare     | data        | Prepare fastMRI volumes: crop, compress, normal
 data atlas       | data        | Make slices of synthetic patients of the embedded atlas.
 data atlas-base  | data        | Store the anatomy the atlas is made from.
 data sheet       | data        | Draw a contact sheet of a data set.
-train varnet     | train       | Train the variational network, a point estimate.
-train flow       | train       | Train the conditional flow, a posterior sampler.
-train simclr     | train       | Pre-train the classifier's backbone without labels.
-train classifier | train       | Train the task network, adversarially where configured.
+train            | train       | Train networks from their configuration files.
 """
 # Commands whose names begin alike.
-FOLDERS = {
-    "data": "Look at data, make the atlas, prepare fastMRI.",
-    "train": "Train networks from their configuration files.",
-}
+FOLDERS = {"data": "Look at data, make the atlas, prepare fastMRI."}
 
 app = cyclopts.App(
     name="taskuq",

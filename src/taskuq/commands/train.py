@@ -1,208 +1,72 @@
-"""taskuq train: networks from their configuration files."""
+"""taskuq train: networks from their configuration files, one command for each."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
+import cyclopts
 from cyclopts import Parameter
 
-Folder = Annotated[Path | None, Parameter(name=["--output", "-o"])]
+from taskuq.training.networks import LISTED, NETWORKS
+
+WHERE = "The folder for weights, logs and the state; by default runs/ and the file's name."
+Folder = Annotated[Path | None, Parameter(name=["--output", "-o"], help=WHERE)]
 
 
-def varnet(
-    config: Path,
-    /,
-    *,
-    output: Folder = None,
-    devices: int = 1,
-    nodes: int = 1,
-    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto",
-    fresh: bool = False,
-    progress: bool = True,
-) -> None:
-    """Train the variational network, a point estimate of the image.
+def command(kind: str) -> Callable[..., None]:
+    """The command that trains networks of a kind.
 
-    Started again after it was stopped, a training goes on behind its last whole epoch.
+    Arguments:
+        kind: The kind.
 
-    Parameters
-    ----------
-    config
-        A TOML file; configs/ has one for each data set.
-    output
-        The folder for weights, logs and the state; by default runs/ and the file's name.
-    devices
-        Processes on each node, one for each GPU.
-    nodes
-        How many nodes take part; start the same command on each.
-    accelerator
-        What to train on.
-    fresh
-        Begin again and overwrite what the folder holds.
-    progress
-        Draw a progress bar.
+    Returns:
+        A function for the command line.
     """
-    _train("varnet", config, output, devices, nodes, accelerator, fresh, progress)
+
+    def start(
+        config: Path,
+        /,
+        *,
+        output: Folder = None,
+        devices: int = 1,
+        nodes: int = 1,
+        accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto",
+        fresh: bool = False,
+        progress: bool = True,
+    ) -> None:
+        """Train a network; started again after it was stopped, it goes on.
+
+        Arguments:
+            config: A TOML file; configs/ has one for each data set.
+            output: The folder of weights and logs.
+            devices: Processes on each node, one for each GPU.
+            nodes: How many nodes take part; start the same command on each.
+            accelerator: What to train on.
+            fresh: Begin again and overwrite what the folder holds.
+            progress: Draw a progress bar.
+        """
+        # torch and lightning take seconds to import: only when there is something to train.
+        from taskuq.runs.training import train_from
+        from taskuq.training.fit import Machine, is_first_process
+
+        folder = output or Path("runs") / f"{config.parent.name}-{config.stem}".lstrip("-.")
+        machine = Machine(accelerator, devices, nodes, progress)
+        path = train_from(kind, config, folder, machine=machine, fresh=fresh, tell=_tell)
+        if is_first_process():
+            print(path)  # noqa: T201 - the path is the command's answer
+
+    return start
 
 
-def flow(
-    config: Path,
-    /,
-    *,
-    output: Folder = None,
-    devices: int = 1,
-    nodes: int = 1,
-    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto",
-    fresh: bool = False,
-    progress: bool = True,
-) -> None:
-    """Train the conditional flow, which draws posterior samples.
-
-    Started again after it was stopped, a training goes on behind its last whole epoch.
-
-    Parameters
-    ----------
-    config
-        A TOML file; configs/ has one for each data set.
-    output
-        The folder for weights, logs and the state; by default runs/ and the file's name.
-    devices
-        Processes on each node, one for each GPU.
-    nodes
-        How many nodes take part; start the same command on each.
-    accelerator
-        What to train on.
-    fresh
-        Begin again and overwrite what the folder holds.
-    progress
-        Draw a progress bar.
-    """
-    _train("flow", config, output, devices, nodes, accelerator, fresh, progress)
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)  # noqa: T201 - what a person wants to know, beside the answer
 
 
-def simclr(
-    config: Path,
-    /,
-    *,
-    output: Folder = None,
-    devices: int = 1,
-    nodes: int = 1,
-    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto",
-    fresh: bool = False,
-    progress: bool = True,
-) -> None:
-    """Pre-train the classifier's backbone without labels.
-
-    Only training patients are learnt from; which patients those are is stored with the first
-    training and the same for all. Started again after it was stopped, a training goes on behind its
-    last whole epoch.
-
-    Parameters
-    ----------
-    config
-        A TOML file; configs/ has one for each data set.
-    output
-        The folder for weights, logs and the state; by default runs/ and the file's name.
-    devices
-        Processes on each node, one for each GPU.
-    nodes
-        How many nodes take part; start the same command on each.
-    accelerator
-        What to train on.
-    fresh
-        Begin again and overwrite what the folder holds.
-    progress
-        Draw a progress bar.
-    """
-    from taskuq.task.train import read_task_settings, train
-    from taskuq.training.fit import Machine, is_first_process
-
-    settings = read_task_settings("simclr", config)
-    machine = Machine(accelerator, devices, nodes, progress)
-    path = train(settings, _folder(config, output), machine=machine, fresh=fresh)
-    if is_first_process():
-        print(path)  # noqa: T201 - the path is the command's answer
-
-
-def classifier(
-    config: Path,
-    /,
-    *,
-    output: Folder = None,
-    devices: int = 1,
-    nodes: int = 1,
-    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto",
-    fresh: bool = False,
-    progress: bool = True,
-) -> None:
-    """Train the task network, with adversarial images where the configuration says so.
-
-    Weights are chosen by tuning patients; the table that follows is also about patients that
-    nothing was chosen by. The folder receives quality.json and the ROC and reliability curves too.
-    Started again after it was stopped, a training goes on behind its last whole epoch.
-
-    Parameters
-    ----------
-    config
-        A TOML file; configs/ has one for each data set.
-    output
-        The folder for weights, logs and the state; by default runs/ and the file's name.
-    devices
-        Processes on each node, one for each GPU.
-    nodes
-        How many nodes take part; start the same command on each.
-    accelerator
-        What to train on.
-    fresh
-        Begin again and overwrite what the folder holds.
-    progress
-        Draw a progress bar.
-    """
-    from taskuq.task.train import open_parts, read_task_settings, train
-    from taskuq.training.fit import Machine, is_first_process
-
-    settings = read_task_settings("classifier", config)
-    parts = open_parts(settings)
-    machine = Machine(accelerator, devices, nodes, progress)
-    folder = _folder(config, output)
-    path = train(settings, folder, machine=machine, fresh=fresh, parts=parts[:2])
-    if is_first_process():
-        _judge(settings, path, parts)
-        print(path)  # noqa: T201 - the path is the command's answer
-
-
-def _judge(settings: Any, path: Path, parts: Any) -> None:
-    from taskuq.files import write_json
-    from taskuq.report.ink import draw_record
-    from taskuq.task.quality import judge_trained, table
-
-    record = judge_trained(settings, path, parts)
-    write_json(path.parent / "quality.json", record)
-    draw_record(record, path.parent, endings=(".svg",))
-    for line in table(record):
-        print(line, file=sys.stderr)  # noqa: T201 - what a person wants to know, beside the answer
-
-
-def _folder(config: Path, output: Path | None) -> Path:
-    return output or Path("runs") / f"{config.parent.name}-{config.stem}".lstrip("-.")
-
-
-def _train(
-    kind: Literal["flow", "varnet"],
-    config: Path,
-    output: Path | None,
-    devices: int,
-    nodes: int,
-    accelerator: str,
-    fresh: bool,
-    progress: bool,
-) -> None:
-    # torch and lightning take seconds to import: only when there is something to train.
-    from taskuq.recover.train import train_from
-    from taskuq.training.fit import Machine, is_first_process
-
-    machine = Machine(accelerator, devices, nodes, progress)
-    path = train_from(kind, config, _folder(config, output), machine=machine, fresh=fresh)
-    if is_first_process():
-        print(path)  # noqa: T201 - the path is the command's answer
+# The names are those of the list of networks, which extensions may make longer.
+train = cyclopts.App(name="train", help="Train networks from their configuration files.")
+_ABOUT = {name: line.about for lines in LISTED.values() for name, line in lines.items()}
+for _kind in NETWORKS:
+    train.command(command(_kind), name=_kind, help=_ABOUT.get(_kind, f"Train {_kind}."))

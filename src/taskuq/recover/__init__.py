@@ -4,15 +4,16 @@
 ``VarNetRecovery`` and ``FlowRecovery`` are recovery methods as the pipeline calls them.
 """
 
-from taskuq.recover.catalog import build, load, load_public_varnet
 from taskuq.recover.columns import central_lines
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.flow.sampler import Sampler, Samples
-from taskuq.recover.methods import FlowRecovery, VarNetRecovery
+from taskuq.recover.flow_training import FlowRecovery
+from taskuq.recover.methods import RECOVERIES, ZeroFilled, build, load, open_recovery
 from taskuq.recover.varnet import VarNet, VarNetConfig
-from taskuq.recover.zero_filled import ZeroFilled
+from taskuq.recover.varnet_training import VarNetRecovery, load_public_varnet
 
 __all__ = [
+    "RECOVERIES",
     "ConditionalFlow",
     "FlowConfig",
     "FlowRecovery",
@@ -26,4 +27,5 @@ __all__ = [
     "central_lines",
     "load",
     "load_public_varnet",
+    "open_recovery",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from taskuq.data.dataset import Dataset
+from taskuq.data.memory import InMemory
+from taskuq.data.readers import open_data
 from taskuq.errors import InputError
 from taskuq.measure.coils import rss
 from taskuq.recover.columns import central_lines
+from taskuq.training.fit import Machine
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,3 +134,39 @@ def group_ranges(source: Dataset) -> dict[str, float]:
         largest = float(rss(as_coils(item.image)).max())
         ranges[item.group] = max(largest, ranges.get(item.group, 0.0))
     return ranges
+
+
+def measured_cases(
+    settings: Any, machine: Machine, data: tuple[Dataset, Dataset] | None, *, by_volume: bool
+) -> tuple[MeasuredCases, MeasuredCases]:
+    """The cases that a recovery network is trained on and validated by.
+
+    Arguments:
+        settings: What a configuration file says; its tables ``data``, ``measure``, ``training``.
+        machine: On what to train.
+        data: Training and validation data; by default those that the settings name.
+        by_volume: Whether to look for the data range of every volume, for which each case is read.
+
+    Returns:
+        Training cases, a mask drawn for each case and epoch, and validation cases.
+    """
+    training, validation = (
+        _resident(part, machine, settings.training.workers)
+        for part in data or open_data(settings.data)
+    )
+    masks = settings.measure.masks(as_coils(training[0].image).shape[-1])
+    ranges = [group_ranges(part) if by_volume else {} for part in (training, validation)]
+    return (
+        MeasuredCases(training, masks, settings.training.seed, ranges[0]),
+        MeasuredCases(validation, masks, None, ranges[1]),
+    )
+
+
+def _resident(cases: Dataset, machine: Machine, workers: int) -> Dataset:
+    """Cases in memory go to the one GPU that trains, where they fit and nobody loads for it."""
+    if not (isinstance(cases, InMemory) and machine.may_be_one_gpu and workers == 0):
+        return cases
+    if not torch.cuda.is_available():
+        return cases
+    size = sum(item.image.nbytes for item in cases.items)
+    return cases.to("cuda") if size < torch.cuda.mem_get_info()[0] / 4 else cases

@@ -1,113 +1,141 @@
-"""The networks as recovery methods: a measurement in, magnitude images out."""
+"""Recoveries by name: the one list, and those that need no network."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from taskuq.errors import InputError
 from taskuq.measure.coils import rss
-from taskuq.measure.fourier import fft2c
-from taskuq.measure.projections import broadcast_mask
-from taskuq.recover.columns import central_lines
-from taskuq.recover.flow.model import ConditionalFlow
-from taskuq.recover.flow.sampler import Sampler
-from taskuq.recover.recorded import Recorded
-from taskuq.recover.scan import Scan, stacked
-from taskuq.recover.varnet import VarNet
+from taskuq.pipeline.precomputed import RecoveryFolder
+from taskuq.protocols import Recover
+from taskuq.recover.scan import Scan, checked
+from taskuq.training.networks import Methods
+from taskuq.weights import locate
+from taskuq.weights.files import read_card
+
+RECOVERIES = Methods(
+    "recovery",
+    "recover",
+    {
+        "zero-filled": "taskuq.recover.methods:ZeroFilledMethod",
+        "folder": "taskuq.recover.methods:FolderMethod",
+    },
+)
 
 
-class VarNetRecovery:
-    """A point estimate by a variational network.
+class RecoveryMethod(Protocol):
+    """A table ``[recover]``: a frozen dataclass whose fields are the table's keys."""
 
-    Arguments:
-        net: The network, on the device where it shall run.
-
-    Example:
-        >>> import torch
-        >>> from taskuq.measure.mri import Measurement
-        >>> from taskuq.recover.varnet import VarNetConfig
-        >>> net = VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2))
-        >>> scan = Measurement(torch.ones(4, 16, 16) + 0j, torch.ones(16, dtype=torch.bool), 1.0)
-        >>> VarNetRecovery(net)(scan, samples=1, seed=0).shape
-        torch.Size([1, 16, 16])
-    """
-
-    def __init__(self, net: VarNet) -> None:
-        self.net = net.eval()
-        self.device = next(net.parameters()).device
-        self._recorded = Recorded(self.net)
-
-    def __call__(self, measurement: Scan, *, samples: int, seed: int) -> Tensor:
-        """Return the recovered magnitude image, (1, height, width)."""
-        return self.batch([measurement], samples=samples, seeds=[seed])[0]
-
-    def batch(self, measurements: Sequence[Scan], *, samples: int, seeds: Sequence[int]) -> Tensor:
-        """Return the recovered magnitude images of several cases, (case, 1, height, width)."""
-        zero_filled, mask = stacked(measurements)
-        lines = central_lines(mask.cpu()).to(self.device)
-        kspace, mask = fft2c(zero_filled.to(self.device)), mask.to(self.device)
-        kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
-        return self._recorded(kspace, mask, lines)[:, None]
-
-    def __reduce__(self) -> tuple[type[VarNetRecovery], tuple[VarNet]]:
-        # Recorded GPU work cannot travel to another process; it is recorded there again.
-        return VarNetRecovery, (self.net,)
+    def open(self, device: torch.device | str) -> Any:
+        """Return the recovery that the pipeline calls, on a device."""
+        ...
 
 
-class FlowRecovery:
-    """Posterior samples by a conditional flow.
-
-    Arguments:
-        flow: The flow; it is not changed.
-        device: Where to draw; by default where the flow is.
-        dtype: The precision of the convolutions; bfloat16 on a GPU, float32 elsewhere.
-        memory: Bytes that the samples of one chunk may take.
-        temperature: Standard deviation of the latents; 1 draws from the posterior.
+class ZeroFilled:
+    """The baseline: zeros in the lines that were not measured, coils combined.
 
     Example:
         >>> import torch
         >>> from taskuq.measure.mri import Measurement
-        >>> from taskuq.recover.flow import FlowConfig
-        >>> flow = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2,
-        ...                                   condition_channels=4, steps=2))
-        >>> scan = Measurement(torch.ones(1, 16, 16) + 0j, torch.ones(16, dtype=torch.bool), 1.0)
-        >>> recover = FlowRecovery(flow)
-        >>> recover(scan, samples=3, seed=0).shape, recover.rejected
-        (torch.Size([3, 16, 16]), 0)
+        >>> scan = Measurement(torch.ones(4, 8, 8) + 0j, torch.ones(8, dtype=torch.bool), 1.0)
+        >>> ZeroFilled()(scan, samples=32, seed=0).shape  # a point estimate has one sample
+        torch.Size([1, 8, 8])
     """
 
-    def __init__(
-        self,
-        flow: ConditionalFlow,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        memory: float = 2.5 * 2**30,
-        temperature: float = 1.0,
-    ) -> None:
-        self.sampler = Sampler(flow, device=device, dtype=dtype, memory=memory, finish=rss)
-        self.temperature = temperature
-        self.rejected = 0
-
     def __call__(self, measurement: Scan, *, samples: int, seed: int) -> Tensor:
-        """Return posterior samples, (sample, height, width); rejected draws are counted."""
-        return self.batch([measurement], samples=samples, seeds=[seed])[0]
+        """Return the zero-filled magnitude image, (1, height, width)."""
+        return rss(checked(measurement).zero_filled)[None]
 
     def batch(self, measurements: Sequence[Scan], *, samples: int, seeds: Sequence[int]) -> Tensor:
-        """Return posterior samples of several cases, (case, sample, height, width)."""
-        zero_filled, mask = stacked(measurements)
-        drawn = self.sampler(
-            zero_filled, mask, samples=samples, seeds=seeds, temperature=self.temperature
-        )
-        self.rejected += int(drawn.rejected.sum())
-        return drawn.images
+        """Return the zero-filled magnitude images of several cases, (case, 1, height, width)."""
+        return rss(torch.stack([checked(scan).zero_filled for scan in measurements]))[:, None]
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Recorded GPU work cannot travel to another process; it is recorded there again.
-        sampler = copy(self.sampler)
-        sampler._recorded = {}
-        return {**self.__dict__, "sampler": sampler}
+
+@dataclass(frozen=True)
+class ZeroFilledMethod:
+    """The table ``[recover]`` of zero-filling: it has no keys."""
+
+    def open(self, device: torch.device | str) -> ZeroFilled:
+        """Return the baseline; it runs where its measurements are."""
+        return ZeroFilled()
+
+
+@dataclass(frozen=True)
+class FolderMethod:
+    """The table ``[recover]`` of recoveries that were made elsewhere.
+
+    Arguments:
+        path: The folder (:class:`taskuq.pipeline.precomputed.RecoveryFolder`).
+    """
+
+    path: Path | None = None
+
+    def open(self, device: torch.device | str) -> RecoveryFolder:
+        """Return the folder."""
+        if self.path is None:
+            raise InputError("recover.path is missing; name the folder of recoveries")
+        return RecoveryFolder(self.path)
+
+
+def build(name: str, preset: str = "paper") -> Any:
+    """Make a recovery network with random weights.
+
+    Arguments:
+        name: ``"flow"`` (posterior samples), ``"varnet"`` (a point estimate), or one of your own.
+        preset: ``"paper"``, ``"demo"`` (128×128, 8 coils) or ``"tiny"``; of the flow also
+            ``"around"``, for :class:`taskuq.recover.around.AroundEstimate`.
+
+    Returns:
+        A torch module.
+
+    Example:
+        >>> net = build("varnet", preset="tiny")
+        >>> sum(p.numel() for p in net.parameters())
+        56747
+    """
+    return RECOVERIES.build(name, preset)
+
+
+def load(path: Path | str) -> Any:
+    """Read a trained network: safetensors, with the TOML of its configuration beside it.
+
+    Arguments:
+        path: The weights, ending in .safetensors.
+
+    Returns:
+        The network, on the CPU, ready to be used.
+
+    Example:
+        >>> load(locate("varnet-atlas")).config.cascades
+        6
+    """
+    return RECOVERIES.load(path)
+
+
+def open_recovery(
+    weights: Path | str, *, device: torch.device | str = "cpu", **settings: Any
+) -> Recover:
+    """Load a network of any kind and make it ready to recover.
+
+    Arguments:
+        weights: A .safetensors file, or a name of the package's own networks.
+        device: Where to run.
+        settings: What else the table ``[recover]`` of its kind may say, e.g. ``temperature`` of a
+            flow.
+
+    Returns:
+        A recovery for :class:`taskuq.Pipeline`.
+
+    Example:
+        >>> type(open_recovery("varnet-atlas")).__name__
+        'VarNetRecovery'
+    """
+    kind = read_card(locate(weights), RECOVERIES.networks())["kind"]
+    opened: Recover = RECOVERIES[kind](weights=weights, **settings).open(device)
+    return opened

@@ -97,11 +97,11 @@ def _scan(
     from taskuq.data.atlas import Atlas
     from taskuq.measure.masks import MaskConfig
     from taskuq.pipeline.device import pick_device
-    from taskuq.recover.opening import open_recovery
+    from taskuq.recover import open_recovery
     from taskuq.report.explorer import save_explorer
     from taskuq.report.records import experiment_record
     from taskuq.runs.live import Networks, explorer_arrays, scan_slice
-    from taskuq.task.catalog import load
+    from taskuq.task import load
     from taskuq.weights import locate
 
     device = pick_device(None)

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from taskuq.data.dataset import Dataset
 from taskuq.data.readers import Data, open_data, paper_data
-from taskuq.errors import InputError
 from taskuq.measure.coils import rss
 from taskuq.measure.masks import MaskConfig
 from taskuq.measure.mri import MultiCoilMRI
-from taskuq.protocols import Recover
+from taskuq.protocols import PosteriorRecover, Recover
 from taskuq.recover.cases import as_coils
-from taskuq.recover.methods import VarNetRecovery
+from taskuq.recover.flow_training import FlowMethod
+from taskuq.recover.methods import ZeroFilled
 from taskuq.recover.metrics import (
     FloatArray,
     frechet_distance,
@@ -29,9 +29,8 @@ from taskuq.recover.metrics import (
     volume_psnr,
     volume_ssim,
 )
-from taskuq.recover.opening import open_recovery
+from taskuq.recover.varnet_training import VarNetMethod
 from taskuq.recover.vgg import load_vgg
-from taskuq.recover.zero_filled import ZeroFilled
 from taskuq.settings import to_table
 from taskuq.training.seeds import mixed_seed
 
@@ -139,7 +138,7 @@ def _judge_method(
     features: Features | None,
 ) -> _Found:
     psnr, similarity, correlation, where, pixels, seen = [], [], [], [], [], []
-    before = getattr(recover, "rejected", 0)
+    before = recover.rejected if isinstance(recover, PosteriorRecover) else 0
     for numbers in _volumes(cases, config.volumes):
         truth, means, singles = [], [], []
         for index in numbers:
@@ -161,7 +160,7 @@ def _judge_method(
         similarity.append(volume_ssim(mean, true))
         if features is not None:
             seen.append(_features(features, torch.stack(singles), float(true.max())))
-    rejected = getattr(recover, "rejected", 0) - before
+    rejected = recover.rejected - before if isinstance(recover, PosteriorRecover) else 0
     return _Found(psnr, similarity, correlation, where, pixels, seen, rejected)
 
 
@@ -214,15 +213,10 @@ def _average(values: list[float]) -> dict[str, float | None]:
 
 def _methods(config: QualityConfig, device: torch.device) -> dict[str, Recover]:
     methods: dict[str, Recover] = {"zero-filled": ZeroFilled()}
-    for name, weights in (("varnet", config.varnet), ("flow", config.flow)):
-        if weights is None:
-            continue
-        estimate = config.estimate if name == "flow" else None
-        recovery = open_recovery(weights, device=device, estimate=estimate)
-        if isinstance(recovery, VarNetRecovery) != (name == "varnet"):
-            other = "flow" if name == "varnet" else "variational network"
-            raise InputError(f"{weights} is a {other}; give it under its own name")
-        methods[name] = recovery
+    if config.varnet is not None:
+        methods["varnet"] = VarNetMethod(config.varnet).open(device)
+    if config.flow is not None:
+        methods["flow"] = FlowMethod(config.flow, config.estimate).open(device)
     return methods
 
 

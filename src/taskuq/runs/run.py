@@ -5,60 +5,22 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from taskuq.data.readers import Data, open_all, open_data, paper_data
-from taskuq.errors import InputError
 from taskuq.measure.masks import MaskConfig
-from taskuq.pipeline import Pipeline, RecoveryFolder
+from taskuq.pipeline import Pipeline
 from taskuq.pipeline.cases import as_cases
 from taskuq.pipeline.chain import scan_case
 from taskuq.pipeline.device import pick_device
 from taskuq.pipeline.progress import duration
+from taskuq.protocols import PosteriorRecover
+from taskuq.recover.methods import RECOVERIES, RecoveryMethod, ZeroFilledMethod
 from taskuq.settings import read_settings, to_table
-from taskuq.weights import locate
-
-
-@dataclass(frozen=True)
-class RecoverConfig:
-    """How images are recovered.
-
-    Arguments:
-        kind: 'zero-filled', 'varnet' or 'flow'.
-        weights: The trained network: a .safetensors file, or a name of the package's own, e.g.
-            'flow-atlas'; not for zero-filled.
-        estimate: For a flow around estimates, its variational network where the TOML beside the
-            flow's weights does not name it.
-        temperature: Of the flow's latents; by default what the flow's TOML says, else 1, which
-            draws what was learned.
-        precision: 'auto' draws in bfloat16 on a GPU, 'float32' as a CPU does.
-    """
-
-    kind: Literal["zero-filled", "varnet", "flow", "folder"] = "zero-filled"
-    weights: Path | None = None
-    path: Path | None = None
-    estimate: Path | None = None
-    temperature: float | None = None
-    precision: Literal["auto", "float32"] = "auto"
-
-
-@dataclass(frozen=True)
-class TaskConfig:
-    """What is read off an image.
-
-    Arguments:
-        kind: 'classifier', or 'mean-intensity' of a rectangle for whoever has no network.
-        weights: The trained classifier: a .safetensors file, or 'classifier-atlas'.
-        rows: The rectangle's first and last edge, as shares of the height.
-        columns: The same for the width.
-    """
-
-    kind: Literal["classifier", "mean-intensity"] = "mean-intensity"
-    weights: Path | None = None
-    rows: tuple[float, float] = (0.25, 0.75)
-    columns: tuple[float, float] = (0.25, 0.75)
+from taskuq.task.methods import TASKS, TaskMethod
+from taskuq.task.simple import MeanIntensityMethod
 
 
 @dataclass(frozen=True)
@@ -80,8 +42,8 @@ class RunConfig:
     part: Literal["all", "training", "validation"] = "validation"
     measure: MaskConfig = field(default_factory=MaskConfig)
     noise: float = 0.0
-    recover: RecoverConfig = field(default_factory=RecoverConfig)
-    task: TaskConfig = field(default_factory=TaskConfig)
+    recover: Annotated[RecoveryMethod, RECOVERIES] = field(default_factory=ZeroFilledMethod)
+    task: Annotated[TaskMethod, TASKS] = field(default_factory=MeanIntensityMethod)
     samples: int = 32
     seed: int = 0
 
@@ -104,8 +66,9 @@ class Run:
     def configuration(self) -> dict[str, Any]:
         """The configuration as values that JSON can hold."""
         values = to_table(self.config, complete=True)
-        # Where none is given, the weights say at what temperature they are drawn from.
-        values["recover"]["temperature"] = getattr(self.pipeline.recover, "temperature", None)
+        if isinstance(self.pipeline.recover, PosteriorRecover):
+            # Where none is given, the weights say at what temperature they are drawn from.
+            values["recover"]["temperature"] = self.pipeline.recover.temperature
         return values
 
 
@@ -138,7 +101,7 @@ def open_run(config: RunConfig, device: str | None = None) -> Run:
         seed=config.seed,
     )
     pipeline = Pipeline(
-        measure, _recovery(config.recover, chosen), _task(config.task, chosen), device=chosen
+        measure, config.recover.open(chosen), config.task.open(chosen), device=chosen
     )
     return Run(pipeline, images, config)
 
@@ -198,40 +161,3 @@ def _images(config: RunConfig) -> Any:
         return open_all(config.data)
     training, validation = open_data(config.data)
     return training if config.part == "training" else validation
-
-
-def _recovery(config: RecoverConfig, device: str) -> Any:
-    import torch
-
-    from taskuq.recover import VarNetRecovery, ZeroFilled
-    from taskuq.recover.opening import open_recovery
-
-    if config.kind == "zero-filled":
-        return ZeroFilled()
-    if config.kind == "folder":
-        if config.path is None:
-            raise InputError("recover.path is missing; name the folder of recoveries")
-        return RecoveryFolder(config.path)
-    if config.weights is None:
-        raise InputError(f"recover.weights is missing; name the trained {config.kind}")
-    recovery = open_recovery(
-        config.weights,
-        estimate=config.estimate,
-        device=device,
-        dtype=torch.float32 if config.precision == "float32" else None,
-        temperature=config.temperature,
-    )
-    if isinstance(recovery, VarNetRecovery) == (config.kind == "flow"):
-        raise InputError(f"{config.weights} does not hold a {config.kind}; name another file")
-    return recovery
-
-
-def _task(config: TaskConfig, device: str) -> Any:
-    from taskuq.task.catalog import load
-    from taskuq.task.simple import MeanIntensity
-
-    if config.kind == "mean-intensity":
-        return MeanIntensity(config.rows, config.columns)
-    if config.weights is None:
-        raise InputError("task.weights is missing; name the trained classifier")
-    return load(locate(config.weights)).to(device)

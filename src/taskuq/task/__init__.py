@@ -6,11 +6,12 @@ a network and ``AsTask`` makes one of any module or function.
 
 from taskuq.task.attack import AttackConfig
 from taskuq.task.backbone import BackboneConfig
-from taskuq.task.catalog import build, load
 from taskuq.task.classifier import Classifier, ClassifierConfig
+from taskuq.task.methods import TASKS, build, load
 from taskuq.task.simple import AsTask, MeanIntensity
 
 __all__ = [
+    "TASKS",
     "AsTask",
     "AttackConfig",
     "BackboneConfig",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from taskuq.errors import InputError
-from taskuq.task.resnet50 import FEATURES, resnet50
+from taskuq.task.resnet50 import FEATURES, read_imagenet, resnet50
+from taskuq.weights.files import fill, read_card, read_tensors
 
 
 class SmallResNet(nn.Module):
@@ -138,3 +140,44 @@ class Backbone(nn.Module):
             x = (x - self.mean) / self.std
         features: Tensor = self.body(x)
         return features
+
+
+@dataclass(frozen=True)
+class StartConfig:
+    """What a network starts from: weights of an earlier training, ImageNet's, or random ones.
+
+    Arguments:
+        simclr: Weights that ``taskuq train simclr`` wrote.
+        imagenet: A file of torchvision's ResNet-50 weights.
+        classifier: Weights that ``taskuq train classifier`` wrote, head included: plain training
+            first and adversarial training after it is much quicker than the second alone.
+
+    Example:
+        >>> StartConfig(simclr=Path("a.safetensors"), imagenet=Path("b.pth"))
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: start names several files; name one
+    """
+
+    simclr: Path | None = None
+    imagenet: Path | None = None
+    classifier: Path | None = None
+
+    def __post_init__(self) -> None:
+        if sum(path is not None for path in (self.simclr, self.imagenet, self.classifier)) > 1:
+            raise InputError("start names several files; name one")
+
+    def fill(self, backbone: Backbone) -> None:
+        """Fill a backbone from what was pre-trained."""
+        if self.imagenet is not None:
+            if backbone.config.kind != "resnet50":
+                raise InputError(
+                    "start.imagenet is for a resnet50; the backbone is small: leave it"
+                )
+            read_imagenet(backbone.body, self.imagenet)
+        if self.simclr is not None:
+            read_card(self.simclr, ("simclr",))
+            prefix = "backbone."
+            found = read_tensors(self.simclr)
+            shared = {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}
+            fill(backbone, shared, self.simclr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from taskuq.data.dataset import Dataset
+from taskuq.data.readers import open_task_data
+from taskuq.data.splits import Part, Split
 from taskuq.errors import InputError
 from taskuq.measure.coils import magnitude
 
@@ -118,3 +121,47 @@ def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
             "images of one size, or cut them (data.cut for a folder of images)"
         )
     return {name: torch.stack([case[name] for case in cases]) for name in ("image", "target")}
+
+
+def open_parts(settings: Any, split: Split | None = None) -> tuple[Part, Part, Part]:
+    """Open the data a training names, in three parts that share no patient.
+
+    Arguments:
+        settings: What a configuration file says.
+        split: Who goes where; by default what the settings say.
+
+    Returns:
+        Cases to train on, to tune on, to judge.
+
+    Example:
+        >>> import tempfile
+        >>> from taskuq.data.arrays import NpzData
+        >>> from taskuq.task.classifier_training import ClassifierTraining
+        >>> from pathlib import Path
+        >>> path = Path(tempfile.mkdtemp()) / "mine.npz"
+        >>> np.savez(path, images=np.ones((10, 8, 8)), label=[0, 1] * 5, group=np.arange(10))
+        >>> settings = ClassifierTraining(data=NpzData(path=path))
+        >>> [len(part.cases) for part in open_parts(settings)]
+        [6, 1, 3]
+    """
+    whole = open_task_data(settings.data)
+    if split is None:
+        split = settings.split.split(whole.cases.groups)
+    train, tune, judge = whole.split(split)
+    if settings.data.in_memory:
+        processes = settings.data.processes
+        return train.in_memory(processes), tune.in_memory(processes), judge
+    return train, tune, judge
+
+
+def task_cases(settings: Any, parts: Sequence[Part] | None) -> tuple[TaskCases, ...]:
+    """The cases that a task network is trained on, tuned on and, where there are more, judged by.
+
+    Arguments:
+        settings: What a configuration file says; its tables ``data`` and ``split``.
+        parts: The parts themselves; by default those that the settings name.
+
+    Returns:
+        Cases of each part by (epoch, index).
+    """
+    return tuple(TaskCases(part.cases, part.targets) for part in parts or open_parts(settings))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +13,8 @@ from taskuq.errors import InputError
 from taskuq.interval import FloatArray
 from taskuq.task.attack import AttackConfig, attacked
 from taskuq.task.cases import TaskCases, collate, unit_scale
-from taskuq.task.catalog import load
 from taskuq.task.classifier import Classifier
 from taskuq.task.metrics import auroc, rates, reliability, roc_curve
-from taskuq.task.train import ClassifierTraining
 
 
 def judge_classifier(
@@ -152,35 +148,6 @@ def _plain(value: float) -> float | None:
 
 
 SCHEMA = "taskuq.task/1"
-
-
-def judge_trained(
-    settings: ClassifierTraining, weights: Path | str, parts: tuple[Part, Part, Part]
-) -> dict[str, Any]:
-    """Judge trained weights on tuning patients and on patients that nothing was chosen by.
-
-    Arguments:
-        settings: What it was trained with; a network that was trained plainly is judged under the
-            paper's attack, scaled to its images.
-        weights: The .safetensors file.
-        parts: Cases to train on, to tune on, to judge.
-
-    Returns:
-        A record with the rows of each part, and the attack.
-    """
-    network = load(weights).to("cuda" if torch.cuda.is_available() else "cpu")
-    attack = settings.attack if settings.attack.radius > 0 else AttackConfig()
-    record: dict[str, Any] = {"schema": SCHEMA, "weights": str(weights), "parts": {}}
-    for name, part in zip(("tune", "judge"), parts[1:], strict=True):
-        if len(part.cases) == 0:
-            continue
-        if network.config.output == "number":
-            record["parts"][name] = judge_numbers(network, part)
-        else:
-            record["parts"][name] = judge_classifier(network, part, attack)
-    if network.config.output == "probability":
-        record["attack"] = asdict(attack)
-    return record
 
 
 def table(record: dict[str, Any]) -> list[str]:

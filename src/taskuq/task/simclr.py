@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
+from taskuq.data.readers import Data, paper_data
+from taskuq.data.splits import SplitConfig
 from taskuq.errors import InputError
-from taskuq.task.backbone import Backbone, BackboneConfig
+from taskuq.task.augment import AugmentConfig, augment
+from taskuq.task.backbone import Backbone, BackboneConfig, StartConfig
+from taskuq.task.cases import TaskCases, collate, task_cases, unit_scale
+from taskuq.training.config import TrainingConfig
+from taskuq.training.fit import Machine
+from taskuq.training.networks import Network
+from taskuq.training.recipe import Batch, Recipe
 
 
 @dataclass(frozen=True)
@@ -139,3 +148,92 @@ class _AllGather(torch.autograd.Function):
         gradient = gradient.contiguous()
         distributed.all_reduce(gradient)
         return gradient.chunk(distributed.get_world_size())[distributed.get_rank()]
+
+
+@dataclass(frozen=True)
+class ContrastiveTraining:
+    """One TOML file for self-supervised pre-training; the defaults are the paper's.
+
+    Arguments:
+        network: The size of the network.
+        training: Optimiser, epochs, batch.
+        data: Where images come from; labels are not looked at.
+        split: Who is trained on, tuned on, judged: the same file as for the classifier.
+        views: How far a view is from its image.
+        start: What the backbone starts from.
+
+    Example:
+        >>> ContrastiveTraining().training.epochs, ContrastiveTraining().views.blur
+        (500, 2.0)
+    """
+
+    network: ContrastiveConfig = field(default_factory=ContrastiveConfig)
+    training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(
+            epochs=500,
+            batch=128,
+            learning_rate=2e-4,
+            weight_decay=1e-2,
+            schedule="cosine",
+            decay=0.02,
+        )
+    )
+    data: Data = field(default_factory=paper_data)
+    split: SplitConfig = field(default_factory=SplitConfig)
+    views: AugmentConfig = field(default_factory=lambda: AugmentConfig(contrast=0.5, blur=2.0))
+    start: StartConfig = field(default_factory=StartConfig)
+
+    def prepare(self, machine: Machine, data: Any = None) -> tuple[TaskCases, ...]:
+        """Open the cases to train on, to tune on and to judge."""
+        return task_cases(self, data)
+
+    def recipe(self, cases: tuple[TaskCases, ...], machine: Machine) -> Recipe:
+        """The network, started as configured, to be trained by the contrastive loss."""
+        if self.training.batch < 2:
+            raise InputError("training.batch is 1; a contrastive loss compares images: give more")
+        recipe = simclr_recipe(self.network, self.views)
+        if self.start.classifier is not None:
+            raise InputError("start.classifier is for a classifier; name simclr or imagenet")
+        self.start.fill(cast(ContrastiveNetwork, recipe.network).backbone)
+        return recipe
+
+
+def simclr_recipe(config: ContrastiveConfig, views: AugmentConfig) -> Recipe:
+    """Train a backbone to tell images apart, whatever the view.
+
+    Arguments:
+        config: The size of the network.
+        views: How far a view is from its image.
+
+    Returns:
+        What :func:`taskuq.training.fit.fit` trains; the least validation loss is best.
+
+    Example:
+        >>> from taskuq.task.backbone import BackboneConfig
+        >>> small = ContrastiveConfig(BackboneConfig("small", width=4))
+        >>> simclr_recipe(small, AugmentConfig()).mode
+        'min'
+    """
+
+    def losses(net: nn.Module, batch: Batch, generator: torch.Generator, *, gather: bool) -> Tensor:
+        scaled = unit_scale(batch["image"])
+        both = [unit_scale(augment(scaled, views, generator)) for _ in range(2)]
+        # One pass for both views: their batch statistics must not tell them apart.
+        first, second = net(torch.cat(both)).chunk(2)
+        return nt_xent(first, second, config.temperature, gather=gather)
+
+    def validate(net: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
+        # Processes may hold different numbers of validation cases: each compares its own.
+        return {"loss": losses(net, batch, generator, gather=False).reshape(2, -1).mean(0)}
+
+    return Recipe(
+        kind="simclr",
+        network=ContrastiveNetwork(config),
+        config=config,
+        loss=lambda net, batch, generator: losses(net, batch, generator, gather=True).mean(),
+        validate=validate,
+        collate=collate,
+    )
+
+
+NETWORK = Network(config=ContrastiveConfig, make=ContrastiveNetwork, training=ContrastiveTraining)

@@ -106,3 +106,20 @@ class MeanIntensity:
         )
         means: Tensor = images[:, rows, columns].float().mean((-2, -1))
         return means
+
+
+@dataclass(frozen=True)
+class MeanIntensityMethod:
+    """The table ``[task]`` of the mean intensity of a rectangle, for whoever has no network.
+
+    Arguments:
+        rows: The rectangle's first and last edge, as shares of the height.
+        columns: The same for the width.
+    """
+
+    rows: tuple[float, float] = (0.25, 0.75)
+    columns: tuple[float, float] = (0.25, 0.75)
+
+    def open(self, device: torch.device | str) -> MeanIntensity:
+        """Return the task; it runs where its images are."""
+        return MeanIntensity(self.rows, self.columns)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from taskuq.errors import InputError
-from taskuq.settings import read_toml, toml_text
+from taskuq.settings import read_toml, to_table, toml_text
 from taskuq.training.config import TrainingConfig
 from taskuq.training.order import EpochOrder
 from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
+from taskuq.training.state import RESUME
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,73 @@ class Machine:
     nodes: int = 1
     progress: bool = True
 
+    @property
+    def may_be_one_gpu(self) -> bool:
+        """Whether one GPU may train, and no other process beside it."""
+        may_be_gpu = self.accelerator in ("auto", "gpu", "cuda")
+        return may_be_gpu and self.devices * self.nodes == 1
+
+
+class Settings(Protocol):
+    """What a training's TOML file says, and what it makes of that."""
+
+    @property
+    def training(self) -> TrainingConfig:
+        """How to train."""
+        ...
+
+    def prepare(self, machine: Machine, data: Any = None) -> tuple[Any, ...]:
+        """Cases to train on and to validate by, by (epoch, index); others may follow.
+
+        Arguments:
+            machine: On what to train.
+            data: The data to make them of; by default those that the settings name.
+        """
+        ...
+
+    def recipe(self, cases: tuple[Any, ...], machine: Machine) -> Recipe:
+        """What is trained, for the cases that :meth:`prepare` gave."""
+        ...
+
+
+def train(
+    settings: Settings,
+    folder: Path | str,
+    *,
+    machine: Machine | None = None,
+    fresh: bool = False,
+    data: Any = None,
+    cases: tuple[Any, ...] | None = None,
+) -> Path:
+    """Train the network that settings describe.
+
+    Arguments:
+        settings: Everything that a configuration file says.
+        folder: Where weights, logs and the state go.
+        machine: On what to train.
+        fresh: Whether to begin again and overwrite what is there.
+        data: Training and validation data; by default those that the settings name.
+        cases: What ``settings.prepare`` made of them; ``data`` are not needed then.
+
+    Returns:
+        The best weights.
+    """
+    machine = machine or Machine()
+    if cases is None:
+        cases = settings.prepare(machine, data)
+    with own_randomness(settings.training.seed):
+        recipe = settings.recipe(cases, machine)
+    return fit(
+        recipe,
+        cases[0],
+        cases[1],
+        settings.training,
+        folder,
+        settings=to_table(settings),
+        machine=machine,
+        fresh=fresh,
+    )
+
 
 def fit(
     recipe: Recipe,
@@ -52,7 +120,6 @@ def fit(
     settings: dict[str, Any] | None = None,
     machine: Machine | None = None,
     fresh: bool = False,
-    collate: Callable[[list[Any]], Any] | None = None,
 ) -> Path:
     """Train a recipe and leave its weights in a folder.
 
@@ -69,47 +136,53 @@ def fit(
         settings: The whole configuration; a folder of another configuration is refused.
         machine: On what to train.
         fresh: Whether to begin again and overwrite what is there.
-        collate: Makes a batch of a list of cases; torch's own by default.
 
     Returns:
         The best weights.
     """
-    import pytorch_lightning as pl
-
-    from taskuq.training.keep import RESUME, Keep, SafeIO
+    # Lightning takes seconds to import, and sets the level of its log, which _quiet lowers.
     from taskuq.training.module import Training
 
     machine, folder = machine or Machine(), Path(folder)
     settings = settings or {}
-    resume = _resume(folder, settings, fresh, RESUME)
-    notes = {key: settings[key] for key in settings if key != "network"}
+    resume = _resume(folder, settings, fresh)
     with _quiet(), own_randomness(config.seed):
-        trainer = pl.Trainer(
-            accelerator=machine.accelerator,
-            devices=machine.devices,
-            num_nodes=machine.nodes,
-            strategy="ddp" if machine.devices * machine.nodes > 1 else "auto",
-            max_epochs=config.epochs,
-            precision=config.precision,
-            accumulate_grad_batches=config.accumulate,
-            deterministic=config.deterministic,
-            # Our order knows the processes itself, and stays the same when a training is resumed.
-            use_distributed_sampler=False,
-            callbacks=[Keep(recipe, folder, config.keep_every, notes, config.patience)],
-            logger=False,
-            plugins=[SafeIO()],
-            enable_checkpointing=False,
-            enable_progress_bar=machine.progress,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-        )
-        trainer.fit(
+        notes = {key: settings[key] for key in settings if key != "network"}
+        _trainer(recipe, config, folder, notes, machine).fit(
             Training(recipe, config),
-            _loader(training, config, seed=config.seed, collate=collate),
-            _loader(validation, config, seed=None, collate=collate),
+            _loader(training, config, recipe, seed=config.seed),
+            _loader(validation, config, recipe, seed=None),
             ckpt_path=None if resume is None else str(resume),
         )
     return folder / "best.safetensors"
+
+
+def _trainer(
+    recipe: Recipe, config: TrainingConfig, folder: Path, notes: dict[str, Any], machine: Machine
+) -> Any:
+    import pytorch_lightning as pl
+
+    from taskuq.training.keep import Keep, SafeIO
+
+    return pl.Trainer(
+        accelerator=machine.accelerator,
+        devices=machine.devices,
+        num_nodes=machine.nodes,
+        strategy="ddp" if machine.devices * machine.nodes > 1 else "auto",
+        max_epochs=config.epochs,
+        precision=config.precision,
+        accumulate_grad_batches=config.accumulate,
+        deterministic=config.deterministic,
+        # Our order knows the processes itself, and stays the same when a training is resumed.
+        use_distributed_sampler=False,
+        callbacks=[Keep(recipe, folder, config.keep_every, notes, config.patience)],
+        logger=False,
+        plugins=[SafeIO()],
+        enable_checkpointing=False,
+        enable_progress_bar=machine.progress,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
 
 
 def is_first_process() -> bool:
@@ -144,11 +217,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _loader(
-    cases: TorchDataset[Any],
-    config: TrainingConfig,
-    *,
-    seed: int | None,
-    collate: Callable[[list[Any]], Any] | None,
+    cases: TorchDataset[Any], config: TrainingConfig, recipe: Recipe, *, seed: int | None
 ) -> DataLoader[Any]:
     length = len(cases)  # type: ignore[arg-type]
     if length == 0:
@@ -159,15 +228,15 @@ def _loader(
         sampler=EpochOrder(length, seed, pad=seed is not None),
         num_workers=config.workers,
         persistent_workers=config.workers > 0,
-        collate_fn=collate,
+        collate_fn=recipe.collate,
     )
 
 
-def _resume(folder: Path, settings: dict[str, Any], fresh: bool, name: str) -> Path | None:
+def _resume(folder: Path, settings: dict[str, Any], fresh: bool) -> Path | None:
     """Where to go on from, or None; a folder of another configuration is refused."""
-    text, written = toml_text(settings), folder / "config.toml"
+    state, written = folder / RESUME, folder / "config.toml"
     if fresh:
-        for old in (folder / name, written):
+        for old in (state, written):
             old.unlink(missing_ok=True)
     if written.exists() and settings and read_toml(written) != settings:
         raise InputError(
@@ -175,8 +244,8 @@ def _resume(folder: Path, settings: dict[str, Any], fresh: bool, name: str) -> P
             "); give another folder, or --fresh to begin again"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    written.write_text(text)
-    return folder / name if (folder / name).exists() else None
+    written.write_text(toml_text(settings))
+    return state if state.exists() else None
 
 
 def _difference(written: Path, settings: dict[str, Any]) -> str:

@@ -47,6 +47,7 @@ class Recipe:
         mode: Whether its least or its largest value is best.
         first_batch: Called once, on the first training batch of all, before any step; for starts
             that need data.
+        collate: Makes a batch of a list of cases; torch's own by default.
 
     Example:
         >>> import torch
@@ -67,6 +68,7 @@ class Recipe:
     monitor: str = "loss"
     mode: Literal["min", "max"] = "min"
     first_batch: Callable[[nn.Module, Batch, torch.Generator], None] | None = None
+    collate: Callable[[list[Any]], Batch] | None = None
 
     def is_better(self, new: float, old: float | None) -> bool:
         """Whether a new value of the monitored summary beats the best one so far."""

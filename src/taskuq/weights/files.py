@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def save_weights(
     return path
 
 
-def read_card(path: Path | str, kinds: tuple[str, ...]) -> dict[str, Any]:
+def read_card(path: Path | str, kinds: Collection[str]) -> dict[str, Any]:
     """Read the TOML beside a weights file and check what kind of network it is.
 
     Arguments:

@@ -1,0 +1,384 @@
+"""The flow as a recovery, of whole images or around estimates, and how it is trained."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from taskuq.data.readers import Data, paper_data
+from taskuq.errors import InputError
+from taskuq.measure.coils import rss, to_channels
+from taskuq.measure.masks import MaskConfig
+from taskuq.measure.projections import keep_measured, null_space
+from taskuq.protocols import Recover
+from taskuq.recover.around import AroundEstimate, check_temperature
+from taskuq.recover.cases import measured_cases
+from taskuq.recover.estimate import EstimatedCases
+from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
+from taskuq.recover.flow.sampler import Sampler, case_scale
+from taskuq.recover.methods import RECOVERIES
+from taskuq.recover.recorded import Replayed
+from taskuq.recover.scan import Scan, stacked
+from taskuq.recover.varnet import VarNet
+from taskuq.settings import read_toml
+from taskuq.training.config import TrainingConfig
+from taskuq.training.fit import Machine
+from taskuq.training.networks import Network
+from taskuq.training.recipe import Batch, Recipe
+from taskuq.weights import locate
+
+PRESETS = {
+    "paper": FlowConfig(),
+    # 128×128, 8 coils: 3.6 million parameters, 7.5 MB in float16.
+    "demo": FlowConfig(
+        unet_width=16,
+        condition_channels=16,
+        steps=4,
+        normalise=True,
+        noise=0.02,
+        null_noise=0.02,
+    ),
+    # The same size around the estimates of a variational network: 2.5 million parameters.
+    "around": FlowConfig(
+        coils=1,
+        inputs=6,
+        unet_width=32,
+        unet_pools=3,
+        condition_channels=24,
+        direct=True,
+        layers=3,
+        steps=4,
+        null_noise=0.003,
+        normalise=True,
+    ),
+    # For teaching and tests: 0.7 million parameters.
+    "tiny": FlowConfig(
+        coils=1, unet_width=16, unet_pools=3, condition_channels=16, steps=4, normalise=True
+    ),
+}
+
+
+class FlowRecovery:
+    """Posterior samples by a conditional flow.
+
+    Arguments:
+        flow: The flow; it is not changed.
+        device: Where to draw; by default where the flow is.
+        dtype: The precision of the convolutions; bfloat16 on a GPU, float32 elsewhere.
+        memory: Bytes that the samples of one chunk may take.
+        temperature: Standard deviation of the latents; 1 draws from the posterior.
+
+    Example:
+        >>> import torch
+        >>> from taskuq.measure.mri import Measurement
+        >>> from taskuq.recover.flow import FlowConfig
+        >>> flow = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2,
+        ...                                   condition_channels=4, steps=2))
+        >>> scan = Measurement(torch.ones(1, 16, 16) + 0j, torch.ones(16, dtype=torch.bool), 1.0)
+        >>> recover = FlowRecovery(flow)
+        >>> recover(scan, samples=3, seed=0).shape, recover.rejected
+        (torch.Size([3, 16, 16]), 0)
+    """
+
+    def __init__(
+        self,
+        flow: ConditionalFlow,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        memory: float = 2.5 * 2**30,
+        temperature: float = 1.0,
+    ) -> None:
+        self.sampler = Sampler(flow, device=device, dtype=dtype, memory=memory, finish=rss)
+        self.temperature = temperature
+        self.rejected = 0
+
+    def __call__(self, measurement: Scan, *, samples: int, seed: int) -> Tensor:
+        """Return posterior samples, (sample, height, width); rejected draws are counted."""
+        return self.batch([measurement], samples=samples, seeds=[seed])[0]
+
+    def batch(self, measurements: Sequence[Scan], *, samples: int, seeds: Sequence[int]) -> Tensor:
+        """Return posterior samples of several cases, (case, sample, height, width)."""
+        zero_filled, mask = stacked(measurements)
+        drawn = self.sampler(
+            zero_filled, mask, samples=samples, seeds=seeds, temperature=self.temperature
+        )
+        self.rejected += int(drawn.rejected.sum())
+        return drawn.images
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Recorded GPU work cannot travel to another process; it is recorded there again.
+        sampler = copy(self.sampler)
+        sampler._recorded = {}
+        return {**self.__dict__, "sampler": sampler}
+
+
+@dataclass(frozen=True)
+class FlowMethod:
+    """The table ``[recover]`` of a flow.
+
+    Arguments:
+        weights: The trained flow: a .safetensors file, or a name of the package's own.
+        estimate: For a flow around estimates, its variational network where the TOML beside the
+            flow's weights does not name it.
+        temperature: Of the flow's latents; by default what the flow's TOML says, else 1, which
+            draws what was learned.
+        precision: 'auto' draws in bfloat16 on a GPU, 'float32' as a CPU does.
+    """
+
+    weights: Path | None = None
+    estimate: Path | None = None
+    temperature: float | None = None
+    precision: Literal["auto", "float32"] = "auto"
+
+    def open(self, device: torch.device | str) -> Recover:
+        """Load the flow, and the network around whose estimates it draws, on a device."""
+        path, flow = RECOVERIES.trained("flow", self.weights)
+        temperature = self.temperature
+        if not flow.config.inputs:
+            whole = 1.0 if temperature is None else temperature
+            dtype = torch.float32 if self.precision == "float32" else None
+            return FlowRecovery(flow, device=device, dtype=dtype, temperature=whole)
+        card = read_toml(path.with_suffix(".toml"))
+        named = self.estimate or card.get("estimate")
+        if named is None:
+            raise InputError(
+                f"{path.name} draws around estimates and does not say whose; name the variational "
+                "network it was trained with as 'estimate'"
+            )
+        if temperature is None:
+            temperature = card.get("temperatures") or 1.0
+        return AroundEstimate(flow, _estimating(named), device=device, temperature=temperature)
+
+
+@dataclass(frozen=True)
+class FlowTraining:
+    """One TOML file for a flow; the defaults are the paper's.
+
+    Arguments:
+        network: The size of the flow.
+        training: Optimiser, epochs, batch.
+        data: Where cases come from.
+        measure: The masks, one of which is drawn for each case and epoch.
+        estimate: Weights of a variational network around whose estimates the flow is trained: a
+            file, or a name of the package's own. Without them the flow learns whole images, as
+            the paper's does.
+        temperatures: At what temperature a flow around estimates draws, as pairs of an acceleration
+            and a temperature; the TOML beside the weights keeps them. 1 where there are none.
+
+    Example:
+        >>> FlowTraining().training.epochs, FlowTraining().training.clip
+        (150, 1.0)
+    """
+
+    network: FlowConfig = field(default_factory=FlowConfig)
+    training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(
+            epochs=150, batch=8, learning_rate=1e-4, weight_decay=1e-7, clip=1.0
+        )
+    )
+    data: Data = field(default_factory=paper_data)
+    measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
+    estimate: Path | None = None
+    temperatures: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.temperatures and self.estimate is None:
+            raise InputError(
+                f"temperatures are {self.temperatures}, for a flow around estimates; name its "
+                "'estimate', or leave them out"
+            )
+        if self.temperatures:
+            check_temperature(self.temperatures)
+
+    def prepare(self, machine: Machine, data: Any = None) -> tuple[Any, Any]:
+        """Measure the cases, and estimate them where the flow is to be around that."""
+        cases = measured_cases(self, machine, data, by_volume=False)
+        if self.estimate is None:
+            return cases
+        on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
+        net = _estimating(self.estimate).to("cuda" if on_gpu else "cpu")
+        training, validation = (
+            EstimatedCases.of(part, net, quiet=not machine.progress) for part in cases
+        )
+        return training, validation
+
+    def recipe(self, cases: Any, machine: Machine) -> Recipe:
+        """The flow, to be trained by maximum likelihood."""
+        if self.estimate is not None:
+            replayed = machine.may_be_one_gpu and self.training.replay
+            return around_recipe(self.network, replayed=replayed)
+        return flow_recipe(self.network, compiled=self.training.compile)
+
+
+def flow_recipe(config: FlowConfig, *, compiled: bool = False) -> Recipe:
+    r"""Train a flow by maximum likelihood of what the measurement cannot see.
+
+    .. math:: \min\; -\log p\big((I - A) x + \sigma A \epsilon \mid A x\big), \qquad
+              \epsilon \sim \mathcal N(0, I)
+
+    :math:`A` keeps the measured lines. The target :math:`(I - A) x` lies in a subspace and has no
+    density of its own; noise of size :math:`\sigma` in the complement, and only there, gives it
+    one and leaves the posterior as it is, because data consistency replaces that part of every
+    sample.
+
+    Arguments:
+        config: The size of the flow.
+        compiled: Whether to compile the conditioning networks.
+
+    Returns:
+        What :func:`taskuq.training.fit.fit` trains; judged by bits per dimension.
+
+    Example:
+        >>> small = FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4, steps=2)
+        >>> flow_recipe(small).monitor
+        'loss'
+    """
+    flow = ConditionalFlow(config)
+    if torch.cuda.is_available():
+        # Convolutions of this size run on tensor cores, which read channels last.
+        flow.unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        flow.conditioner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if compiled:
+        _compile(flow)
+    return Recipe(
+        kind="flow",
+        network=flow,
+        config=config,
+        loss=lambda net, batch, generator: _flow_bits(net, batch, generator).mean(),
+        validate=lambda net, batch, generator: {"loss": _flow_bits(net, batch, generator)},
+        first_batch=_start,
+    )
+
+
+def around_recipe(config: FlowConfig, *, replayed: bool = False) -> Recipe:
+    r"""Train a flow by maximum likelihood of the error of an estimate.
+
+    .. math:: \min\; -\log p\big(r + \sigma \epsilon \mid \hat x, y\big), \qquad
+              \epsilon \sim \mathcal N(0, I)
+
+    :math:`r` is the combined error of the estimate :math:`\hat x`
+    (:meth:`taskuq.recover.estimate.Estimate.error`), :math:`y` the zero-filled image,
+    :math:`\sigma` the configuration's ``null_noise``.
+
+    Arguments:
+        config: The size of the flow: ``coils=1, inputs=6``.
+        replayed: Whether to record a step on the GPU and replay it.
+
+    Returns:
+        What :func:`taskuq.training.fit.fit` trains; judged by bits per dimension.
+
+    Example:
+        >>> around_recipe(FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2)).kind
+        'flow'
+    """
+    flow = ConditionalFlow(config)
+    bits = partial(_bits, flow)
+    step = Replayed(flow, bits) if replayed else bits  # of this flow: it is the one trained
+    return Recipe(
+        kind="flow",
+        network=flow,
+        config=config,
+        loss=lambda net, batch, generator: step(*_around(net, batch, generator)).mean(),
+        validate=lambda net, batch, generator: {
+            "loss": _bits(cast(ConditionalFlow, net), *_around(net, batch, generator))
+        },
+        first_batch=lambda net, batch, generator: _begin(net, *_around(net, batch, generator)),
+    )
+
+
+def flow_target(
+    images: Tensor, mask: Tensor, config: FlowConfig, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """What the flow is given and what it learns, as real channels.
+
+    Arguments:
+        images: True coil images, complex (case, coil, height, width).
+        mask: Booleans (case, width); True is measured.
+        config: The flow's configuration: normalisation and noise.
+        generator: Draws the noise.
+
+    Returns:
+        Zero-filled images, and null-space images with noise in their complement.
+
+    Example:
+        >>> import torch
+        >>> x, mask = torch.ones(1, 2, 8, 8) + 0j, torch.ones(1, 8, dtype=torch.bool)
+        >>> y, target = flow_target(x, mask, FlowConfig(noise=0.0), torch.Generator())
+        >>> target.abs().max().item()  # everything is measured: nothing is left to learn
+        0.0
+    """
+    measured = keep_measured(images, mask)
+    if config.normalise:
+        scale = case_scale(measured).view(-1, 1, 1, 1)
+        images, measured = images / scale, measured / scale
+    pairs = torch.randn(
+        (*images.shape, 2), generator=generator, device=images.device, dtype=images.real.dtype
+    )
+    noise = torch.view_as_complex(pairs)
+    seen = keep_measured(noise, mask)
+    target = null_space(images, mask) + config.noise * seen + config.null_noise * (noise - seen)
+    return to_channels(measured), to_channels(target)
+
+
+def _compile(flow: ConditionalFlow) -> None:
+    # The conditioning networks are nine tenths of the arithmetic. The steps of the flow are left
+    # alone: each of their shapes would be compiled again for training, validation and precision.
+    with warnings.catch_warnings():
+        # torch's compiler imports a part of torch that is deprecated.
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
+        flow.condition = torch.compile(flow.condition)  # type: ignore[method-assign]
+
+
+def _flow_bits(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
+    flow = cast(ConditionalFlow, net)
+    return _bits(flow, *flow_target(batch["image"], batch["mask"], flow.config, generator))
+
+
+def _around(net: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    config, error = cast(ConditionalFlow, net).config, batch["error"]
+    noise = torch.randn(error.shape, generator=generator, device=error.device, dtype=error.dtype)
+    return batch["inputs"], error + config.null_noise * noise
+
+
+def _bits(flow: ConditionalFlow, told: Tensor, target: Tensor) -> Tensor:
+    latents, log_det = flow(target, flow.condition(told))
+    return bits_per_dimension(cast(Sequence[Tensor], latents), log_det)
+
+
+def _start(net: nn.Module, batch: Batch, generator: torch.Generator) -> None:
+    config = cast(ConditionalFlow, net).config
+    _begin(net, *flow_target(batch["image"], batch["mask"], config, generator))
+
+
+def _begin(net: nn.Module, told: Tensor, target: Tensor) -> None:
+    flow = cast(ConditionalFlow, net)
+    if bool(flow.started):
+        return
+    with torch.no_grad():
+        flow(target, flow.condition(told), start=True)
+
+
+def _estimating(weights: Path | str) -> VarNet:
+    net = RECOVERIES.load(locate(weights))
+    if not isinstance(net, VarNet):
+        raise InputError(f"estimate names {weights}, which is no variational network; name one")
+    return net
+
+
+NETWORK = Network(
+    config=FlowConfig,
+    make=ConditionalFlow,
+    training=FlowTraining,
+    method=FlowMethod,
+    presets=PRESETS,
+    large=True,
+)

@@ -1,0 +1,215 @@
+"""The variational network as a recovery, and how it is trained."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from taskuq.data.readers import Data, paper_data
+from taskuq.errors import InputError
+from taskuq.measure.coils import rss
+from taskuq.measure.fourier import fft2c
+from taskuq.measure.masks import MaskConfig
+from taskuq.measure.projections import broadcast_mask
+from taskuq.recover.cases import MeasuredCases, measured_cases
+from taskuq.recover.columns import central_lines
+from taskuq.recover.methods import RECOVERIES
+from taskuq.recover.metrics import ssim
+from taskuq.recover.recorded import Recorded, Replayed
+from taskuq.recover.scan import Scan, stacked
+from taskuq.recover.varnet import VarNet, VarNetConfig
+from taskuq.training.config import TrainingConfig
+from taskuq.training.fit import Machine
+from taskuq.training.networks import Network
+from taskuq.training.recipe import Batch, Recipe
+
+PRESETS = {
+    "paper": VarNetConfig(),
+    "demo": VarNetConfig(cascades=6, width=16, pools=3, sensitivity_width=6, sensitivity_pools=3),
+    "tiny": VarNetConfig(cascades=3, width=6, pools=2, sensitivity_width=4, sensitivity_pools=2),
+}
+
+
+class VarNetRecovery:
+    """A point estimate by a variational network.
+
+    Arguments:
+        net: The network, on the device where it shall run.
+
+    Example:
+        >>> import torch
+        >>> from taskuq.measure.mri import Measurement
+        >>> from taskuq.recover.varnet import VarNetConfig
+        >>> net = VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2))
+        >>> scan = Measurement(torch.ones(4, 16, 16) + 0j, torch.ones(16, dtype=torch.bool), 1.0)
+        >>> VarNetRecovery(net)(scan, samples=1, seed=0).shape
+        torch.Size([1, 16, 16])
+    """
+
+    def __init__(self, net: VarNet) -> None:
+        self.net = net.eval()
+        self.device = next(net.parameters()).device
+        self._recorded = Recorded(self.net)
+
+    def __call__(self, measurement: Scan, *, samples: int, seed: int) -> Tensor:
+        """Return the recovered magnitude image, (1, height, width)."""
+        return self.batch([measurement], samples=samples, seeds=[seed])[0]
+
+    def batch(self, measurements: Sequence[Scan], *, samples: int, seeds: Sequence[int]) -> Tensor:
+        """Return the recovered magnitude images of several cases, (case, 1, height, width)."""
+        zero_filled, mask = stacked(measurements)
+        lines = central_lines(mask.cpu()).to(self.device)
+        kspace, mask = fft2c(zero_filled.to(self.device)), mask.to(self.device)
+        kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
+        return self._recorded(kspace, mask, lines)[:, None]
+
+    def __reduce__(self) -> tuple[type[VarNetRecovery], tuple[VarNet]]:
+        # Recorded GPU work cannot travel to another process; it is recorded there again.
+        return VarNetRecovery, (self.net,)
+
+
+@dataclass(frozen=True)
+class VarNetMethod:
+    """The table ``[recover]`` of a variational network.
+
+    Arguments:
+        weights: The trained network: a .safetensors file, or a name of the package's own.
+    """
+
+    weights: Path | None = None
+
+    def open(self, device: torch.device | str) -> VarNetRecovery:
+        """Load the network on a device."""
+        return VarNetRecovery(RECOVERIES.trained("varnet", self.weights)[1].to(device))
+
+
+@dataclass(frozen=True)
+class VarNetTraining:
+    """One TOML file for a variational network; the defaults are the paper's.
+
+    Arguments:
+        network: The size of the network.
+        training: Optimiser, epochs, batch.
+        data: Where cases come from.
+        measure: The masks, one of which is drawn for each case and epoch.
+        data_range: The range :math:`L` of the structural similarity: ``"volume"`` takes the
+            largest value of a volume, for which every case is read once; ``"slice"`` that of each
+            slice, as the authors do.
+
+    Example:
+        >>> VarNetTraining().training.epochs, VarNetTraining().training.batch
+        (50, 16)
+    """
+
+    network: VarNetConfig = field(default_factory=VarNetConfig)
+    training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(
+            epochs=50, batch=16, learning_rate=1e-4, schedule="step", decay=0.1, decay_epochs=40
+        )
+    )
+    data: Data = field(default_factory=paper_data)
+    measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
+    data_range: Literal["volume", "slice"] = "volume"
+
+    def prepare(self, machine: Machine, data: Any = None) -> tuple[MeasuredCases, MeasuredCases]:
+        """Measure the cases."""
+        return measured_cases(self, machine, data, by_volume=self.data_range == "volume")
+
+    def recipe(self, cases: Any, machine: Machine) -> Recipe:
+        """The network, to be trained by structural similarity."""
+        replayed = machine.may_be_one_gpu and self.training.replay
+        return varnet_recipe(self.network, replayed=replayed)
+
+
+def varnet_recipe(config: VarNetConfig, *, replayed: bool = False) -> Recipe:
+    """Train a variational network to the structural similarity of magnitude images.
+
+    Arguments:
+        config: The size of the network.
+        replayed: Whether to record a step on the GPU and replay it.
+
+    Returns:
+        What :func:`taskuq.training.fit.fit` trains; judged by 1 - SSIM.
+
+    Example:
+        >>> varnet_recipe(VarNetConfig(cascades=1, width=2)).kind
+        'varnet'
+    """
+    net = VarNet(config)
+    dissimilarity = partial(_dissimilarity, net)
+    step = Replayed(net, dissimilarity) if replayed else dissimilarity  # of this network
+    return Recipe(
+        kind="varnet",
+        network=net,
+        config=config,
+        loss=lambda net, batch, generator: step(*_seen(batch)).mean(),
+        validate=lambda net, batch, generator: {
+            "loss": _dissimilarity(cast(VarNet, net), *_seen(batch))
+        },
+    )
+
+
+def _dissimilarity(
+    net: VarNet, image: Tensor, mask: Tensor, lines: Tensor, data_range: Tensor
+) -> Tensor:
+    kspace = fft2c(image)
+    kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
+    return 1 - ssim(net(kspace, mask, lines), rss(image), data_range)
+
+
+def _seen(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return batch["image"], batch["mask"], batch["low_frequencies"], batch["data_range"]
+
+
+def load_public_varnet(path: Path | str) -> VarNet:
+    """Read the public fastMRI weights of the variational network (a state dict in .pt).
+
+    The file is read without unpickling objects: a hostile one is refused.
+
+    Arguments:
+        path: The .pt file.
+
+    Returns:
+        The network of the paper's size.
+
+    Example:
+        >>> load_public_varnet("absent.pt")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: cannot read absent.pt ...
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"cannot read {path} as a plain state dict ({reason}); give one") from None
+    state = state.get("state_dict", state) if isinstance(state, dict) else {}
+    state = {k.removeprefix("varnet."): v for k, v in state.items()}
+    net = VarNet()
+    try:
+        found = net.load_state_dict(state, strict=False)
+    except RuntimeError:
+        raise InputError(f"{path} holds weights of another shape; give the leaderboard's") from None
+    if found.missing_keys:
+        raise InputError(
+            f"{path} lacks {len(found.missing_keys)} weights, first {found.missing_keys[0]}; give "
+            "weights of the end-to-end variational network"
+        )
+    return net.eval()
+
+
+NETWORK = Network(
+    config=VarNetConfig,
+    make=VarNet,
+    training=VarNetTraining,
+    method=VarNetMethod,
+    presets=PRESETS,
+    large=True,
+)

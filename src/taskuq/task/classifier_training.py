@@ -1,0 +1,285 @@
+"""The classifier as a task, and how it is trained: views, attacks, and which weights are best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from taskuq.data.readers import Data, paper_data
+from taskuq.data.splits import Part, SplitConfig
+from taskuq.errors import InputError
+from taskuq.task.attack import AttackConfig, attacked
+from taskuq.task.augment import AugmentConfig, augment
+from taskuq.task.backbone import BackboneConfig, StartConfig
+from taskuq.task.cases import TaskCases, collate, task_cases, unit_scale
+from taskuq.task.classifier import Classifier, ClassifierConfig
+from taskuq.task.methods import TASKS
+from taskuq.task.metrics import auroc, require_classes
+from taskuq.task.quality import SCHEMA, judge_classifier, judge_numbers
+from taskuq.training.config import TrainingConfig
+from taskuq.training.fit import Machine
+from taskuq.training.networks import Network
+from taskuq.training.recipe import Batch, Recipe, mean_summary
+from taskuq.weights.files import load_weights, read_card
+
+PRESETS = {
+    "paper": ClassifierConfig(),
+    # 128×128: 0.7 million parameters.
+    "demo": ClassifierConfig(BackboneConfig("small", width=16), hidden=(64,)),
+    # For teaching and tests.
+    "tiny": ClassifierConfig(BackboneConfig("small", width=8, blocks=(1, 1, 1)), hidden=(16,)),
+}
+
+
+@dataclass(frozen=True)
+class ClassifierMethod:
+    """The table ``[task]`` of a classifier.
+
+    Arguments:
+        weights: The trained classifier: a .safetensors file, or 'classifier-atlas'.
+    """
+
+    weights: Path | None = None
+
+    def open(self, device: torch.device | str) -> Classifier:
+        """Load the classifier on a device."""
+        network: Classifier = TASKS.trained("classifier", self.weights)[1]
+        return network.to(device)
+
+
+@dataclass(frozen=True)
+class ClassifierTraining:
+    """One TOML file for a task network; the defaults are the paper's.
+
+    Arguments:
+        network: The size of the network and its outputs.
+        training: Optimiser, epochs, batch; ``patience`` stops early by AUROC on tuning patients.
+        data: Where labelled images come from.
+        split: Who is trained on, tuned on, judged.
+        views: How far a view is from its image.
+        attack: Radius and steps of adversarial training; radius 0 trains plainly.
+        start: What the network starts from.
+        balance: Whether both classes count alike in the loss.
+
+    Example:
+        >>> ClassifierTraining().training.epochs, ClassifierTraining().attack.radius
+        (100, 1.5)
+    """
+
+    network: ClassifierConfig = field(default_factory=ClassifierConfig)
+    training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(
+            epochs=100,
+            batch=128,
+            learning_rate=1e-4,
+            weight_decay=1e-2,
+            schedule="cosine",
+            decay=0.02,
+        )
+    )
+    data: Data = field(default_factory=paper_data)
+    split: SplitConfig = field(default_factory=SplitConfig)
+    views: AugmentConfig = field(default_factory=AugmentConfig)
+    attack: AttackConfig = field(default_factory=AttackConfig)
+    start: StartConfig = field(default_factory=StartConfig)
+    balance: bool = True
+
+    def prepare(self, machine: Machine, data: Any = None) -> tuple[TaskCases, ...]:
+        """Open the cases to train on, to tune on and to judge."""
+        return task_cases(self, data)
+
+    def recipe(self, cases: tuple[TaskCases, ...], machine: Machine) -> Recipe:
+        """The network, started as configured, to be trained on attacked views."""
+        network = Classifier(self.network)
+        self.start.fill(network.backbone)
+        if self.start.classifier is not None:
+            read_card(self.start.classifier, ("classifier",))
+            load_weights(network, self.start.classifier)
+        tasks, targets = len(self.network.tasks), cases[0].targets
+        if targets.shape[1] != tasks:
+            raise InputError(
+                f"the data have {targets.shape[1]} targets for each case and the network "
+                f"{tasks} outputs; give network.tasks one name for each target"
+            )
+        weights = torch.ones(tasks, 2)
+        if self.network.output == "probability":
+            require_classes(targets, "training patients")
+            require_classes(cases[1].targets, "tuning patients")
+            weights = class_weights(targets, self.balance)
+        else:
+            _standardise(network, targets)
+        return classifier_recipe(network, self.views, self.attack, weights)
+
+
+def classifier_recipe(
+    network: Classifier, views: AugmentConfig, attack: AttackConfig, weights: Tensor
+) -> Recipe:
+    r"""Train a task network on attacked views of its images.
+
+    .. math:: \min_\theta\; \mathbb E\, \max_{\|\delta\|_2 \le \epsilon}
+              w_z\, \ell\big(f_\theta(\tilde x + \delta), z\big)
+
+    :math:`\ell` is the cross entropy (for regression the Huber loss of standardised numbers),
+    :math:`\tilde x` a view of the image between 0 and 1, :math:`\epsilon` the radius of the attack
+    and :math:`w_z` the weight of the class.
+
+    References:
+        Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018.
+
+    Arguments:
+        network: The task network.
+        views: How far a view is from its image.
+        attack: Radius and steps; radius 0 trains on the views as they are.
+        weights: Weights of the classes 0 and 1 of each task, (task, 2).
+
+    Returns:
+        What :func:`taskuq.training.fit.fit` trains; judged by AUROC, regression by its loss.
+
+    Example:
+        >>> from taskuq.task import build
+        >>> net = build("classifier", preset="tiny")
+        >>> classifier_recipe(net, AugmentConfig(), AttackConfig(), torch.ones(1, 2)).monitor
+        'auroc'
+    """
+
+    def loss(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
+        net = cast("Classifier", net)
+        targets = _standardised(net, batch["target"])
+        images = unit_scale(augment(unit_scale(batch["image"]), views, generator))
+        images = attacked(net, images, targets, attack)
+        return _losses(net, net.raw(images), targets, weights).mean()
+
+    def validate(net: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
+        net = cast("Classifier", net)
+        raw = net.raw(unit_scale(batch["image"]))
+        values = {"loss": _losses(net, raw, _standardised(net, batch["target"]), weights)}
+        # Engines gather one number for each case and name.
+        for k, (z, y) in enumerate(zip(net.outputs(raw).T, batch["target"].T, strict=True)):
+            values |= {f"output_{k}": z.contiguous(), f"target_{k}": y.contiguous()}
+        return values
+
+    is_probability = network.config.output == "probability"
+    return Recipe(
+        kind="classifier",
+        network=network,
+        config=network.config,
+        loss=loss,
+        validate=validate,
+        summary=_classifier_summary if is_probability else _regression_summary,
+        collate=collate,
+        monitor="auroc" if is_probability else "loss",
+        mode="max" if is_probability else "min",
+    )
+
+
+def judge_trained(
+    settings: ClassifierTraining, weights: Path | str, cases: tuple[TaskCases, ...]
+) -> dict[str, Any]:
+    """Judge trained weights on tuning patients and on patients that nothing was chosen by.
+
+    Arguments:
+        settings: What it was trained with; a network that was trained plainly is judged under the
+            paper's attack, scaled to its images.
+        weights: The .safetensors file.
+        cases: Cases to train on, to tune on, to judge.
+
+    Returns:
+        A record with the rows of each part, and the attack.
+    """
+    network: Classifier = TASKS.load(weights)
+    network.to("cuda" if torch.cuda.is_available() else "cpu")
+    attack = settings.attack if settings.attack.radius > 0 else AttackConfig()
+    record: dict[str, Any] = {"schema": SCHEMA, "weights": str(weights), "parts": {}}
+    for name, part in zip(("tune", "judge"), cases[1:], strict=True):
+        if len(part) == 0:
+            continue
+        judged = Part(part.source, part.targets)
+        if network.config.output == "number":
+            record["parts"][name] = judge_numbers(network, judged)
+        else:
+            record["parts"][name] = judge_classifier(network, judged, attack)
+    if network.config.output == "probability":
+        record["attack"] = asdict(attack)
+    return record
+
+
+def class_weights(targets: NDArray[np.floating], balance: bool) -> Tensor:
+    r"""The weight of each class in the loss.
+
+    .. math:: w_c = \frac{n}{2 n_c}
+
+    for :math:`n_c` of :math:`n` cases of class :math:`c`: both classes count alike, and the mean
+    weight is 1.
+
+    Arguments:
+        targets: 0 or 1, (case, task).
+        balance: Without it all weights are 1.
+
+    Returns:
+        Weights (task, 2).
+
+    Example:
+        >>> class_weights(np.array([[0.0], [0.0], [0.0], [1.0]]), balance=True)
+        tensor([[0.6667, 2.0000]])
+    """
+    if not balance:
+        return torch.ones(targets.shape[1], 2)
+    positives = targets.mean(axis=0)
+    weights = np.stack([0.5 / (1 - positives), 0.5 / positives], axis=1)
+    return torch.as_tensor(weights, dtype=torch.float32)
+
+
+def _standardised(net: Classifier, targets: Tensor) -> Tensor:
+    return targets if net.config.output == "probability" else (targets - net.shift) / net.spread
+
+
+def _losses(net: Classifier, raw: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """The loss of each case, mean over its tasks."""
+    if net.config.output == "number":
+        return functional.smooth_l1_loss(raw.float(), targets, reduction="none").mean(1)
+    losses = functional.binary_cross_entropy_with_logits(raw.float(), targets, reduction="none")
+    absent, present = weights.to(raw.device).T
+    weighted: Tensor = losses * (absent + (present - absent) * targets)
+    return weighted.mean(1)
+
+
+def _classifier_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
+    tasks = sum(name.startswith("output_") for name in values)
+    z, y = (
+        [values[f"{name}_{k}"].double().cpu().numpy() for k in range(tasks)]
+        for name in ("output", "target")
+    )
+    areas = [auroc(*pair) for pair in zip(z, y, strict=True)]
+    return {"loss": float(values["loss"].double().mean()), "auroc": float(np.mean(areas))}
+
+
+def _regression_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
+    tasks = sum(name.startswith("output_") for name in values)
+    errors = [(values[f"output_{k}"] - values[f"target_{k}"]).abs() for k in range(tasks)]
+    return mean_summary({"loss": values["loss"], "error": torch.stack(errors).mean(0)})
+
+
+def _standardise(network: Classifier, targets: NDArray[np.floating]) -> None:
+    spread = targets.std(axis=0)
+    if (spread == 0).any():
+        raise InputError("all training targets are the same number; give others to learn from")
+    network.shift.copy_(torch.as_tensor(targets.mean(axis=0)))
+    network.spread.copy_(torch.as_tensor(spread))
+
+
+NETWORK = Network(
+    config=ClassifierConfig,
+    make=Classifier,
+    training=ClassifierTraining,
+    method=ClassifierMethod,
+    presets=PRESETS,
+    judge=judge_trained,
+)

@@ -1,0 +1,172 @@
+"""Networks by name: one list, and everything that belongs to a network in one place.
+
+A network is described by its module as ``NETWORK``; a line below lists it. Your own is trained by
+``taskuq train mine`` and opened by ``[recover] kind = "mine"`` once it is added::
+
+    RECOVERIES.add("mine", Network(config=..., make=..., training=..., method=...))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from taskuq.errors import InputError
+from taskuq.kinds import Kinds
+from taskuq.settings import from_table
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Line(NamedTuple):
+    """One line of the list: it must be read without importing torch.
+
+    Attributes:
+        module: Where the network is described, as ``NETWORK``.
+        method: The class there that a table ``[recover]`` or ``[task]`` is read into; none for a
+            network that is only a start for others.
+        about: What its training is, for the command line.
+    """
+
+    module: str
+    method: str | None
+    about: str
+
+
+LISTED = {
+    "recover": {
+        "flow": Line(
+            "taskuq.recover.flow_training",
+            "FlowMethod",
+            "Train the conditional flow, a posterior sampler.",
+        ),
+        "varnet": Line(
+            "taskuq.recover.varnet_training",
+            "VarNetMethod",
+            "Train the variational network, a point estimate.",
+        ),
+    },
+    "task": {
+        "simclr": Line(
+            "taskuq.task.simclr",
+            None,
+            "Pre-train the classifier's backbone without labels.",
+        ),
+        "classifier": Line(
+            "taskuq.task.classifier_training",
+            "ClassifierMethod",
+            "Train the task network, adversarially where configured.",
+        ),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """All that belongs to a network.
+
+    Arguments:
+        config: The dataclass of its size; the table ``network`` of its TOML files.
+        make: Makes the torch module from a configuration.
+        training: The layout of its training's TOML file: a dataclass whose instances are
+            :class:`taskuq.training.fit.Settings`.
+        method: The dataclass of its table ``[recover]`` or ``[task]``; ``open(device)`` gives what
+            the pipeline calls.
+        presets: Configurations by name.
+        judge: Settings, weights and cases of a training to a record of how good the network is.
+        large: Whether random numbers for its start would take seconds. Such a network is made
+            without them where trained weights fill it at once; every tensor that it holds must
+            then be stored with them.
+    """
+
+    config: type[Any]
+    make: Callable[[Any], nn.Module]
+    training: type[Any]
+    method: type[Any] | None = None
+    presets: Mapping[str, Any] = field(default_factory=dict)
+    judge: Callable[[Any, Path, Any], dict[str, Any]] | None = None
+    large: bool = False
+
+    def load(self, path: Path, table: Mapping[str, Any]) -> nn.Module:
+        """Make the network that a file's table describes, and fill it with the file's weights."""
+        import torch
+
+        from taskuq.weights.files import load_weights
+
+        config = from_table(self.config, table, "network")
+        if self.large:
+            with torch.device("meta"):
+                net = self.make(config)
+            net = net.to_empty(device="cpu")
+        else:
+            # Weights drawn here are overwritten at once: leave the caller's random numbers alone.
+            with torch.random.fork_rng(devices=[]):
+                net = self.make(config)
+        load_weights(net, path)
+        return net.eval()
+
+
+NETWORKS: Kinds[Network] = Kinds(
+    "network",
+    {name: f"{line.module}:NETWORK" for lines in LISTED.values() for name, line in lines.items()},
+)
+
+
+class Methods(Kinds[type[Any]]):
+    """What a table ``[recover]`` or ``[task]`` may name: methods without weights, and networks.
+
+    Each is a small frozen dataclass: its fields are the keys of the table, and ``open(device)``
+    gives what the pipeline calls.
+
+    Arguments:
+        what: What one of them is called in a sentence.
+        table: The table, ``"recover"`` or ``"task"``; its networks come from the list above.
+        listed: Methods without weights, and where each lives.
+    """
+
+    def __init__(self, what: str, table: str, listed: Mapping[str, str]) -> None:
+        lines = LISTED[table].items()
+        networks = {name: f"{line.module}:{line.method}" for name, line in lines if line.method}
+        super().__init__(what, {**listed, **networks})
+        self.table = table
+
+    def add(self, name: str, network: Network) -> Network:
+        """List a network of your own: it can be trained, and opened where it has a method."""
+        NETWORKS.register(name, network)
+        if network.method is not None:
+            self.register(name, network.method)
+        return network
+
+    def networks(self) -> list[str]:
+        """The names of those that are networks."""
+        return [name for name in self if name in NETWORKS]
+
+    def build(self, name: str, preset: str) -> Any:
+        """Make a network with random weights, or say which there are."""
+        if name not in self or name not in NETWORKS or preset not in NETWORKS[name].presets:
+            known = (f"{kind} ({', '.join(NETWORKS[kind].presets)})" for kind in self.networks())
+            raise InputError(f"there is no {name} {preset}; choose {' or '.join(known)}")
+        return NETWORKS[name].make(NETWORKS[name].presets[preset])
+
+    def load(self, path: Path | str) -> Any:
+        """Read a trained network of any kind: safetensors, with the TOML of its size beside it."""
+        from taskuq.weights.files import read_card
+
+        card = read_card(path, self.networks())
+        return NETWORKS[card["kind"]].load(Path(path), card["network"])
+
+    def trained(self, kind: str, weights: Path | str | None) -> tuple[Path, Any]:
+        """The file of a table's weights, and the network of a kind that it must hold."""
+        from taskuq.weights import locate
+        from taskuq.weights.files import read_card
+
+        if weights is None:
+            raise InputError(f"{self.table}.weights is missing; name the trained {kind}")
+        path = locate(weights)
+        card = read_card(path, self.networks())
+        if card["kind"] != kind:
+            raise InputError(f"{weights} does not hold a {kind}; name another file")
+        return path, NETWORKS[kind].load(path, card["network"])

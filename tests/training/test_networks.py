@@ -1,0 +1,248 @@
+"""Networks by name: whatever is listed can be built, kept, opened and trained; yours too."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from taskuq.errors import InputError
+from taskuq.recover import RECOVERIES
+from taskuq.runs.run import RunConfig, read_run
+from taskuq.settings import from_table, to_table
+from taskuq.task import TASKS
+from taskuq.training.networks import LISTED, NETWORKS
+from taskuq.training.state import same_bits
+from taskuq.weights.files import save_weights
+
+OPENED = [(RECOVERIES, "flow"), (RECOVERIES, "varnet"), (TASKS, "classifier")]
+MINE = '''
+"""A network of one number: the zero-filled image, times a factor that is learned."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from taskuq.data.readers import Data, paper_data
+from taskuq.measure.coils import rss
+from taskuq.measure.masks import MaskConfig
+from taskuq.measure.projections import keep_measured
+from taskuq.recover import RECOVERIES
+from taskuq.recover.cases import measured_cases
+from taskuq.training.config import TrainingConfig
+from taskuq.training.networks import Network
+from taskuq.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class FactorConfig:
+    start: float = 1.0
+
+
+class Factor(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.factor = nn.Parameter(torch.tensor(config.start))
+
+    def forward(self, zero_filled):
+        return self.factor * rss(zero_filled)
+
+
+class FactorRecovery:
+    def __init__(self, net):
+        self.net = net
+
+    @torch.no_grad()
+    def __call__(self, measurement, *, samples, seed):
+        return self.net(measurement.zero_filled)[None]
+
+
+@dataclass(frozen=True)
+class FactorMethod:
+    weights: Path | None = None
+
+    def open(self, device):
+        return FactorRecovery(RECOVERIES.trained("factor", self.weights)[1].to(device))
+
+
+@dataclass(frozen=True)
+class FactorTraining:
+    network: FactorConfig = FactorConfig()
+    training: TrainingConfig = TrainingConfig(epochs=2, learning_rate=0.1)
+    data: Data = field(default_factory=paper_data)
+    measure: MaskConfig = MaskConfig()
+
+    def prepare(self, machine, data=None):
+        return measured_cases(self, machine, data, by_volume=False)
+
+    def recipe(self, cases, machine):
+        def errors(net, batch, generator):
+            x = batch["image"]
+            return (net(keep_measured(x, batch["mask"])) - rss(x)).square().mean((1, 2))
+
+        return Recipe(
+            kind="factor",
+            network=Factor(self.network),
+            config=self.network,
+            loss=lambda *given: errors(*given).mean(),
+            validate=lambda *given: {"loss": errors(*given)},
+        )
+
+
+RECOVERIES.add(
+    "factor",
+    Network(FactorConfig, Factor, FactorTraining, FactorMethod, {"plain": FactorConfig()}),
+)
+'''
+
+
+@pytest.mark.parametrize(("methods", "name"), OPENED)
+def test_what_is_built_comes_back_from_its_file(methods, name, tmp_path):
+    net = methods.build(name, "tiny")
+    before = torch.random.get_rng_state()
+    path = save_weights(net, tmp_path / "a.safetensors", kind=name, config=net.config)
+    again = methods.load(path)
+
+    assert again.config == net.config
+    assert not again.training
+    assert torch.equal(torch.random.get_rng_state(), before)
+    found = dict(again.named_buffers()) | dict(again.named_parameters())
+    for key, value in (*net.named_buffers(), *net.named_parameters()):
+        assert same_bits(found[key], value)
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_a_network_brings_everything_of_its_own(name):
+    network = NETWORKS[name]
+    settings = network.training()
+
+    assert isinstance(settings.network, network.config)
+    assert from_table(network.training, to_table(settings)) == settings
+    assert all(isinstance(preset, network.config) for preset in network.presets.values())
+    if network.presets:
+        assert network.presets["paper"] == network.config()
+
+
+@pytest.mark.parametrize(("methods", "name"), OPENED)
+def test_a_listed_method_is_the_method_of_its_network(methods, name):
+    assert methods[name] is NETWORKS[name].method
+    assert methods.name_of(NETWORKS[name].method) == name
+
+
+def test_a_network_without_a_method_is_trained_and_never_opened(tmp_path):
+    assert "simclr" in NETWORKS
+    with pytest.raises(InputError, match="unknown task 'simclr'"):
+        TASKS["simclr"]
+    with pytest.raises(InputError, match=r"there is no simclr paper; choose classifier \(paper,"):
+        TASKS.build("simclr", "paper")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ('[recover]\nkind = "zero-filled"\nweights = "a"', "recover.weights is not a setting of"),
+        ('[recover]\nkind = "varnet"\ntemperature = 1', "of the recovery 'varnet'; choose from we"),
+        (
+            '[recover]\nkind = "flow"\npath = "a"',
+            "recover.path is not a setting of the recovery 'f",
+        ),
+        ('[recover]\nkind = "folder"\nweights = "a"', "recover.weights is not a setting"),
+        ('[recover]\nkind = "best"', "unknown recovery 'best'; choose one of zero-filled, folder,"),
+        ('[task]\nkind = "mean-intensity"\nweights = "a"', "task.weights is not a setting of the"),
+        ('[task]\nkind = "classifier"\nrows = [0, 1]', "task.rows is not a setting of the task 'c"),
+    ],
+)
+def test_a_key_of_another_kind_is_refused_by_name(table, message, tmp_path):
+    (tmp_path / "run.toml").write_text(table)
+    with pytest.raises(InputError, match=message):
+        read_run(tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize(
+    ("methods", "kind", "message"),
+    [
+        (RECOVERIES, "flow", "recover.weights is missing; name the trained flow"),
+        (RECOVERIES, "varnet", "recover.weights is missing; name the trained varnet"),
+        (RECOVERIES, "folder", "recover.path is missing; name the folder of recoveries"),
+        (TASKS, "classifier", "task.weights is missing; name the trained classifier"),
+    ],
+)
+def test_what_is_missing_is_named(methods, kind, message):
+    with pytest.raises(InputError, match=message):
+        methods[kind]().open("cpu")
+
+
+def test_weights_of_another_kind_are_refused():
+    with pytest.raises(InputError, match="varnet-atlas does not hold a flow; name another file"):
+        RECOVERIES["flow"](weights="varnet-atlas").open("cpu")
+
+
+def test_a_run_remembers_the_kinds_of_its_tables():
+    table = to_table(RunConfig())
+
+    assert table["recover"] == {"kind": "zero-filled"}
+    assert table["task"]["kind"] == "mean-intensity"
+
+
+def command(*arguments, folder, extension=None):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if extension is not None:
+        environment["TASKUQ_EXTENSIONS"] = str(extension)
+    done = subprocess.run(
+        [sys.executable, "-m", "taskuq.commands.app", *map(str, arguments)],
+        capture_output=True, text=True, cwd=folder, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_help_about_training_names_all_networks_and_needs_no_torch(tmp_path):
+    code = (
+        "import sys; from taskuq.commands.app import app; app(['train', '--help']); "
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    for lines in LISTED.values():
+        assert all(line.about in done.stdout for line in lines.values())
+    assert done.stdout.endswith("False\n")
+
+
+def test_a_network_of_ones_own_is_trained_and_recovers_by_its_name(tmp_path, configure):
+    (tmp_path / "mine.py").write_text(MINE)
+    training = configure("factor")
+    trained = command(
+        "train", "factor", training, "-o", tmp_path / "run", "--accelerator", "cpu",
+        "--no-progress", folder=tmp_path, extension=tmp_path / "mine.py",
+    )  # fmt: skip
+    (tmp_path / "run.toml").write_text(
+        'part = "all"\nsamples = 1\n'
+        f'[data]\nkind = "npz"\npath = "{tmp_path / "images.npz"}"\ncoils = 2\n'
+        "[measure]\naccelerations = [4, 2]\n"
+        f'[recover]\nkind = "factor"\nweights = "{trained.strip()}"\n'
+    )
+    command(
+        "run", "run.toml", "-o", "table", "--device", "cpu",
+        folder=tmp_path, extension=tmp_path / "mine.py",
+    )  # fmt: skip
+    plain = (tmp_path / "run.toml").read_text().split("[recover]")[0]
+    (tmp_path / "plain.toml").write_text(plain)
+    command("run", "plain.toml", "-o", "zero-filled", "--device", "cpu", folder=tmp_path)
+    from taskuq import TaskOutputs
+    from taskuq.weights.files import read_tensors
+
+    factor = read_tensors(trained.strip())["factor"].item()
+    mine, zero_filled = (TaskOutputs.load(tmp_path / name) for name in ("table", "zero-filled"))
+    recover = mine.provenance["configuration"]["recover"]
+
+    assert factor != 1
+    np.testing.assert_allclose(mine.outputs, factor * zero_filled.outputs, rtol=1e-5)
+    assert json.loads(json.dumps(recover)) == {"kind": "factor", "weights": trained.strip()}
