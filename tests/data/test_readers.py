@@ -22,13 +22,14 @@ from taskuq.data.splits import SplitConfig
 from taskuq.errors import InputError
 from taskuq.kinds import load_extensions
 from taskuq.outputs.table import TaskOutputs
-from taskuq.settings import toml_text
+from taskuq.settings import read_toml, toml_text
 from taskuq.task import BackboneConfig, ClassifierConfig
 from taskuq.task.cases import TaskCases, open_parts
 from taskuq.task.classifier_training import ClassifierTraining
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, train
 
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LGG = Path(__file__).resolve().parents[2] / "../shared/data/lgg/lgg_flair_128_all_dev.npz"
 NOTES = "file,slice,study_level,x,y,width,height,label\n"
 GROUPS, SLICES, SIZE = 6, 2, 32
@@ -204,6 +205,17 @@ def test_memory_changes_nothing(start, data, tmp_path):
         for first, second in zip(one, other, strict=True):
             assert torch.equal(first.image, second.image)
             assert first[1:] == second[1:]
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.toml")), ids=lambda path: path.stem)
+def test_the_data_of_every_shipped_configuration_are_read(path):
+    table = read_toml(path)["data"]
+    reader = read_data(path)
+
+    assert READERS.name_of(type(reader)) == table.pop("kind")
+    assert {key: str(getattr(reader, key)) for key in table} == {
+        key: str(value) for key, value in table.items()
+    }
 
 
 OWN = """
