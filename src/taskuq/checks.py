@@ -170,6 +170,36 @@ def as_range(value: Any) -> tuple[float, float] | None:
     return low, high
 
 
+def as_cases(
+    outputs: Any, targets: Any, range_: tuple[float, float] | None
+) -> tuple[FloatArray, FloatArray]:
+    """Take outputs, (case, sample) or with rounds first, and one target per case.
+
+    Arguments:
+        outputs: What was handed in as outputs.
+        targets: What was handed in as targets.
+        range_: The declared task range, if any, which holds the targets.
+
+    Example:
+        >>> as_cases([[0.2, 0.4], [0.1, 0.3]], [0.3], None)
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: outputs of shape (2, 2) are 2 cases, but targets have shape ...
+    """
+    x = as_numbers(outputs, "outputs", ndim=(2, 3))
+    z = as_numbers(targets, "targets", ndim=(1,)).astype(float)
+    n = int(x.shape[-2])
+    if z.shape != (n,):
+        raise InputError(
+            f"outputs of shape {x.shape} are {n} cases, but targets have shape {z.shape}; one "
+            "target per case is needed"
+        )
+    if x.shape[-1] < 1:
+        raise InputError("outputs hold no samples; at least one per case is needed")
+    require_in_range(z, range_, "targets")
+    return x, z
+
+
 def require_in_range(values: FloatArray, range_: tuple[float, float] | None, name: str) -> None:
     """Refuse values outside the declared task range."""
     if range_ is None or values.size == 0:

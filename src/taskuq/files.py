@@ -9,13 +9,26 @@ import uuid
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from taskuq.errors import InputError, first_line
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+D = TypeVar("D")
 
 
 @contextmanager
@@ -158,9 +171,37 @@ def number_from_json(value: float | str) -> float:
     return number
 
 
-def numbers_from_json(values: Any) -> tuple[float, ...]:
-    """Read a list of numbers; anything else in it raises, and the reader says so."""
-    return tuple(float(value) for value in values)
+def from_fields(kind: type[D], record: Mapping[str, Any]) -> D:
+    """Read back what ``dataclasses.asdict`` wrote, dataclasses within included.
+
+    Numbers are read as the numbers that the class declares; anything else raises, and the reader
+    says so.
+
+    Example:
+        >>> from taskuq.outputs.synthetic import SyntheticScanner
+        >>> scanner = SyntheticScanner(volumes=8)
+        >>> from dataclasses import asdict
+        >>> from_fields(SyntheticScanner, json.loads(json.dumps(asdict(scanner)))) == scanner
+        True
+    """
+    try:
+        hints = get_type_hints(kind)
+    except NameError:  # a class of somebody else's, with names that are known where it was made
+        hints = {}
+    return kind(**{name: _as_declared(hints.get(name), value) for name, value in record.items()})
+
+
+def _as_declared(hint: Any, value: Any) -> Any:
+    if value is None or hint is None:
+        return value
+    for one in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+        if is_dataclass(one):
+            return from_fields(cast(type, one), value)
+        if one is float:
+            return float(value)
+        if get_origin(one) is tuple:
+            return tuple(_as_declared(get_args(one)[0], part) for part in value)
+    return value
 
 
 def range_to_json(range_: tuple[float, float] | None) -> list[str] | None:
@@ -213,6 +254,8 @@ def open_npz(
         ...
         taskuq.errors.InputError: ...a.npz cannot be read as arrays (File is not a zip file); ...
     """
+    import numpy as np  # here, so that writing JSON alone does not load it
+
     try:
         with zipfile.ZipFile(path) as archive:
             _refuse_lying_headers(archive, path)
@@ -229,14 +272,16 @@ def open_npz(
 
 def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]) -> None:
     """Refuse an array whose header claims another size than the file holds, before reading it."""
+    from numpy.lib import format
+
     for member in archive.infolist():
         if not member.filename.endswith(".npy"):
             continue
         with archive.open(member) as file:
-            version = np.lib.format.read_magic(file)
+            version = format.read_magic(file)
             read = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
+                (1, 0): format.read_array_header_1_0,
+                (2, 0): format.read_array_header_2_0,
             }.get(version)
             if read is None:
                 continue

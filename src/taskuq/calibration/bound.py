@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -29,8 +30,51 @@ from taskuq.protocols import Score
 SCHEMA = "taskuq.bound/1"
 
 
+class AnyBound(ABC):
+    """What bounds of every kind share: scores with a quantile each, and a JSON file."""
+
+    samples: int
+    rounds: int
+    acceleration: float | None
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[tuple[Score, float], ...]:
+        """Each score with its quantile."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold."""
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the bound as JSON and return the path."""
+        return write_json(path, self.to_dict())
+
+
+B = TypeVar("B", bound=AnyBound)
+Reader: TypeAlias = Callable[[Mapping[str, Any], Score | None], B]
+
+
+def read_bound(
+    path: str | os.PathLike[str], readers: Mapping[str, Reader[B]], score: Score | None = None
+) -> B:
+    """Read a bound of one of several kinds, or say why its file is not complete.
+
+    Arguments:
+        path: The JSON file.
+        readers: How a record of each schema is read.
+        score: An object of your own score class, where the bound was made with one.
+    """
+    record = read_json(path, *readers)
+    with complete(path, "bound", "calibrate again"):
+        bound = readers[record["schema"]](record, score)
+        for one, quantile in bound.parts:
+            require_usable(path, one, quantile, bound.samples, bound.rounds)
+    return bound
+
+
 @dataclass(frozen=True)
-class Bound:
+class Bound(AnyBound):
     """Intervals for new cases, from one calibration.
 
     Call it with the outputs of new cases, (case, sample) or (sample,), to get their intervals.
@@ -80,6 +124,11 @@ class Bound:
     def is_finite(self) -> bool:
         """Whether there were enough calibration units for a finite interval."""
         return bool(np.isfinite(self.quantile))
+
+    @property
+    def parts(self) -> tuple[tuple[Score, float], ...]:
+        """The score with its quantile."""
+        return ((self.score, self.quantile),)
 
     def __call__(self, outputs: Any, *, strata: Any = None, weights: Any = None) -> Interval:
         """Return the interval of each new case.
@@ -149,9 +198,19 @@ class Bound:
             "provenance": dict(self.provenance),
         }
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the bound as JSON and return the path."""
-        return write_json(path, self.to_dict())
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> Bound:
+        """Read back what :meth:`to_dict` wrote."""
+        return cls(
+            score=score_from_dict(record["score"], score),
+            threshold=threshold_from_dict(record["threshold"]),
+            guarantee=guarantee_from_dict(record["guarantee"]),
+            samples=int(record["samples"]),
+            rounds=int(record["rounds"]),
+            task_range=as_range(record["task_range"]),
+            acceleration=record["acceleration"],
+            provenance=record["provenance"],
+        )
 
 
 def load_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> Bound:
@@ -168,29 +227,4 @@ def load_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> B
         >>> load_bound(path) == bound
         True
     """
-    return bound_from_dict(read_json(path, SCHEMA), path, score)
-
-
-def bound_from_dict(
-    record: Mapping[str, Any], path: str | os.PathLike[str], score: Score | None = None
-) -> Bound:
-    """Take a bound out of the record that a file holds.
-
-    Arguments:
-        record: What :meth:`Bound.to_dict` gave.
-        path: The file, for errors.
-        score: An object of your own score class, where the bound was made with one.
-    """
-    with complete(path, "bound", "calibrate again"):
-        bound = Bound(
-            score=score_from_dict(record["score"], score),
-            threshold=threshold_from_dict(record["threshold"]),
-            guarantee=guarantee_from_dict(record["guarantee"]),
-            samples=int(record["samples"]),
-            rounds=int(record["rounds"]),
-            task_range=as_range(record["task_range"]),
-            acceleration=record["acceleration"],
-            provenance=record["provenance"],
-        )
-        require_usable(path, bound.score, bound.quantile, bound.samples, bound.rounds)
-    return bound
+    return read_bound(path, {SCHEMA: Bound.from_dict}, score)

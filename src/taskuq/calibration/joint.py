@@ -6,33 +6,22 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
+from taskuq.calibration.bound import AnyBound, read_bound
 from taskuq.calibration.family import Side, family_of
 from taskuq.calibration.guarantee import Guarantee, guarantee_from_dict
 from taskuq.calibration.rank import coverage_rank, order_statistic
-from taskuq.calibration.scores import (
-    require_usable,
-    resolve_score,
-    score_from_dict,
-    score_to_dict,
-)
+from taskuq.calibration.scores import resolve_score, score_from_dict, score_to_dict
 from taskuq.calibration.tuning import tuned_score, tuning_cases, tuning_count
 from taskuq.calibration.units import UnitName, as_unit, take_units
 from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
-from taskuq.files import (
-    complete,
-    number_from_json,
-    number_to_json,
-    range_to_json,
-    read_json,
-    write_json,
-)
-from taskuq.interval import FloatArray, Interval
+from taskuq.files import number_from_json, number_to_json, range_to_json
+from taskuq.interval import BoolArray, FloatArray, Interval
 from taskuq.protocols import Score
 
 Method: TypeAlias = Literal["max", "scale", "minimax", "rank"]
@@ -41,7 +30,7 @@ TUNING_SHARE = 0.3
 
 
 @dataclass(frozen=True)
-class JointBound:
+class JointBound(AnyBound):
     """Intervals for several tasks of new cases, from one calibration.
 
     Call it with outputs (case, sample, task); the intervals have shape (case, task).
@@ -62,6 +51,13 @@ class JointBound:
     samples: int
     task_range: tuple[float, float] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    rounds: int = field(default=1, init=False, repr=False)
+    acceleration: None = field(default=None, init=False, repr=False)
+
+    @property
+    def parts(self) -> tuple[tuple[Score, float], ...]:
+        """The score of each task with its quantile."""
+        return tuple(zip(self.scores, self.quantiles, strict=True))
 
     @property
     def is_finite(self) -> bool:
@@ -77,10 +73,7 @@ class JointBound:
                 f"this bound was calibrated with (sample, task) = {expected}, got {x.shape[1:]}; "
                 "outputs are (case, sample, task)"
             )
-        each = [
-            family_of(score, x[:, :, k]).interval(q)
-            for k, (score, q) in enumerate(zip(self.scores, self.quantiles, strict=True))
-        ]
+        each = [family_of(score, x[:, :, k]).interval(q) for k, (score, q) in enumerate(self.parts)]
         interval = Interval(
             np.stack([i.lower for i in each], axis=1), np.stack([i.upper for i in each], axis=1)
         )
@@ -90,21 +83,31 @@ class JointBound:
         tail = "" if self.is_finite else f" But {self.guarantee.shortage}."
         return self.guarantee.sentence + tail
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the bound as JSON and return the path."""
-        return write_json(
-            path,
-            {
-                "schema": SCHEMA,
-                "scores": [score_to_dict(score) for score in self.scores],
-                "quantiles": [number_to_json(q) for q in self.quantiles],
-                "guarantee": self.guarantee.to_dict(),
-                "sentence": self.guarantee.sentence,
-                "method": self.method,
-                "samples": self.samples,
-                "task_range": range_to_json(self.task_range),
-                "provenance": dict(self.provenance),
-            },
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold."""
+        return {
+            "schema": SCHEMA,
+            "scores": [score_to_dict(score) for score in self.scores],
+            "quantiles": [number_to_json(q) for q in self.quantiles],
+            "guarantee": self.guarantee.to_dict(),
+            "sentence": self.guarantee.sentence,
+            "method": self.method,
+            "samples": self.samples,
+            "task_range": range_to_json(self.task_range),
+            "provenance": dict(self.provenance),
+        }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> JointBound:
+        """Read back what :meth:`to_dict` wrote."""
+        return cls(
+            scores=tuple(score_from_dict(one, score) for one in record["scores"]),
+            quantiles=tuple(number_from_json(q) for q in record["quantiles"]),
+            guarantee=guarantee_from_dict(record["guarantee"]),
+            method=record["method"],
+            samples=int(record["samples"]),
+            task_range=as_range(record["task_range"]),
+            provenance=record["provenance"],
         )
 
 
@@ -115,32 +118,7 @@ def load_joint_bound(path: str | os.PathLike[str], *, score: Score | None = None
         path: The JSON file.
         score: An object of your own score class, where the bound was made with one.
     """
-    return joint_bound_from_dict(read_json(path, SCHEMA), path, score)
-
-
-def joint_bound_from_dict(
-    record: Mapping[str, Any], path: str | os.PathLike[str], score: Score | None = None
-) -> JointBound:
-    """Take a joint bound out of the record that a file holds.
-
-    Arguments:
-        record: What :meth:`JointBound.save` wrote.
-        path: The file, for errors.
-        score: An object of your own score class, where the bound was made with one.
-    """
-    with complete(path, "bound", "calibrate again"):
-        bound = JointBound(
-            scores=tuple(score_from_dict(one, score) for one in record["scores"]),
-            quantiles=tuple(number_from_json(q) for q in record["quantiles"]),
-            guarantee=guarantee_from_dict(record["guarantee"]),
-            method=record["method"],
-            samples=int(record["samples"]),
-            task_range=as_range(record["task_range"]),
-            provenance=record["provenance"],
-        )
-        for one, quantile in zip(bound.scores, bound.quantiles, strict=True):
-            require_usable(path, one, quantile, bound.samples)
-    return bound
+    return read_bound(path, {SCHEMA: JointBound.from_dict}, score)
 
 
 def calibrate_joint(
@@ -212,35 +190,53 @@ def calibrate_joint(
         raise InputError("method 'rank' promises for a new case only; use another method")
 
     chosen = resolve_score(score, alpha, side)
-    by_unit, index = whom.groups(groups), whom.index(n, groups)
-    aside = tuning_cases(chosen, index, alpha, rng)
-    if method in ("scale", "minimax") and aside.mean() < TUNING_SHARE:
-        take = tuning_count(int(index.max()) + 1, TUNING_SHARE, alpha)
-        aside = take_units(index, take, rng)
+    aside = _aside(method, chosen, whom.index(n, groups), alpha, rng)
     kept = ~aside
     scores = tuple(
         tuned_score(chosen, x[aside, :, k], z[aside, k], range_, None) for k in range(tasks)
     )
-    values = _scores(scores, x[kept], z[kept])
+    by = None if groups is None else whom.groups(groups[kept])
     promise = Guarantee(
         alpha=alpha,
         **whom.record,
         delta=delta,
         n_cases=int(kept.sum()),
-        n_groups=None if by_unit is None else len(np.unique(by_unit[kept])),
+        n_groups=None if by is None else len(np.unique(by)),
         tasks=tasks,
     )
+    values, tuning = _scores(scores, x[kept], z[kept]), _scores(scores, x[aside], z[aside])
+    quantiles = _quantiles(method, values, tuning, promise, by)
+    provenance = {"tuning_cases": int(aside.sum())}
+    return JointBound(scores, quantiles, promise, method, int(x.shape[1]), range_, provenance)
+
+
+def _aside(
+    method: Method,
+    score: Score,
+    index: NDArray[np.int64],
+    alpha: float,
+    rng: np.random.Generator | None,
+) -> BoolArray:
+    """Which cases are set aside, for the score or for the scales to learn from."""
+    aside = tuning_cases(score, index, alpha, rng)
+    if method in ("scale", "minimax") and aside.mean() < TUNING_SHARE:
+        return take_units(index, tuning_count(int(index.max()) + 1, TUNING_SHARE, alpha), rng)
+    return aside
+
+
+def _quantiles(
+    method: Method,
+    values: FloatArray,
+    tuning: FloatArray,
+    promise: Guarantee,
+    group: np.ndarray | None,
+) -> tuple[float, ...]:
     if method == "rank":
-        quantiles = max_rank_quantiles(values, alpha)
-    else:
-        scales = _scales(method, _scores(scores, x[aside], z[aside]), tasks, alpha)
-        common = np.stack([scale(values[:, k]) for k, scale in enumerate(scales)], axis=1)
-        level = promise.quantile(common.max(axis=1), None if by_unit is None else by_unit[kept])
-        quantiles = tuple(scale.inverse(level) for scale in scales)
-    return JointBound(
-        scores, quantiles, promise, method, int(x.shape[1]), range_,
-        {"tuning_cases": int(aside.sum())},
-    )  # fmt: skip
+        return max_rank_quantiles(values, promise.alpha)
+    scales = _scales(method, tuning, promise.tasks, promise.alpha)
+    common = np.stack([scale(values[:, k]) for k, scale in enumerate(scales)], axis=1)
+    level = promise.quantile(common.max(axis=1), group)
+    return tuple(scale.inverse(level) for scale in scales)
 
 
 def max_rank_quantiles(scores: FloatArray, alpha: float) -> tuple[float, ...]:

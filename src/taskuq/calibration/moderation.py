@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from taskuq.files import numbers_from_json
 from taskuq.interval import FloatArray
 
 # Identical samples get this variance, so that logarithms exist.
@@ -53,18 +50,6 @@ class SpreadPrior:
         trend = np.exp(c0 + (c1 + c2 * x) * x + (digamma(d0 / 2) - np.log(d0 / 2)))
         v = np.maximum(variance, LEAST_VARIANCE)
         return np.asarray(np.sqrt((d0 * trend + d * v) / (d0 + d)))
-
-
-def prior_from_dict(record: Mapping[str, Any] | None) -> SpreadPrior | None:
-    """Read a prior back from its fields, or that there is none."""
-    if record is None:
-        return None
-    return SpreadPrior(
-        coefficients=numbers_from_json(record["coefficients"]),  # type: ignore[arg-type]  # three, by use
-        degrees=float(record["degrees"]),
-        covariate_range=numbers_from_json(record["covariate_range"]),  # type: ignore[arg-type]  # two
-        typical=float(record["typical"]),
-    )
 
 
 def fit_spread_prior(variance: FloatArray, covariate: FloatArray, samples: int) -> SpreadPrior:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from taskuq.calibration.bound import AnyBound, read_bound
 from taskuq.calibration.family import Side, family_of
 from taskuq.calibration.rank import coverage_rank, exact_level
-from taskuq.calibration.scores import require_usable, score_from_dict, score_to_dict
+from taskuq.calibration.scores import score_from_dict, score_to_dict
 from taskuq.calibration.single import calibrate
 from taskuq.checks import as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
-from taskuq.files import (
-    complete,
-    number_from_json,
-    number_to_json,
-    range_to_json,
-    read_json,
-    write_json,
-)
+from taskuq.files import number_from_json, number_to_json, range_to_json
 from taskuq.interval import Interval
 from taskuq.protocols import Score
 
@@ -30,7 +24,7 @@ SCHEMA = "taskuq.online-bound/1"
 
 
 @dataclass(frozen=True)
-class OnlineBound:
+class OnlineBound(AnyBound):
     r"""A bound whose level moves after every audit; frozen, each audit returns the next one.
 
     After audit :math:`t` with :math:`e_t = 1` for a miss and 0 otherwise,
@@ -80,6 +74,13 @@ class OnlineBound:
     misses: int
     samples: int
     task_range: tuple[float, float] | None = None
+    rounds: int = field(default=1, init=False, repr=False)
+    acceleration: None = field(default=None, init=False, repr=False)
+
+    @property
+    def parts(self) -> tuple[tuple[Score, float], ...]:
+        """The score with its present quantile."""
+        return ((self.score, self.quantile),)
 
     @property
     def quantile(self) -> float:
@@ -159,9 +160,20 @@ class OnlineBound:
             "sentence": self.sentence,
         }
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the bound as JSON and return the path."""
-        return write_json(path, self.to_dict())
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> OnlineBound:
+        """Read back what :meth:`to_dict` wrote."""
+        return cls(
+            score=score_from_dict(record["score"], score),
+            scores=tuple(number_from_json(s) for s in record["scores"]),
+            alpha=float(record["alpha"]),
+            level=float(record["level"]),
+            step=float(record["step"]),
+            audits=int(record["audits"]),
+            misses=int(record["misses"]),
+            samples=int(record["samples"]),
+            task_range=as_range(record["task_range"]),
+        )
 
 
 def calibrate_online(
@@ -214,18 +226,4 @@ def load_online_bound(path: str | os.PathLike[str], *, score: Score | None = Non
         path: The JSON file.
         score: An object of your own score class, where the bound was made with one.
     """
-    record = read_json(path, SCHEMA)
-    with complete(path, "bound", "calibrate again"):
-        bound = OnlineBound(
-            score=score_from_dict(record["score"], score),
-            scores=tuple(number_from_json(s) for s in record["scores"]),
-            alpha=float(record["alpha"]),
-            level=float(record["level"]),
-            step=float(record["step"]),
-            audits=int(record["audits"]),
-            misses=int(record["misses"]),
-            samples=int(record["samples"]),
-            task_range=as_range(record["task_range"]),
-        )
-        require_usable(path, bound.score, bound.quantile, bound.samples)
-    return bound
+    return read_bound(path, {SCHEMA: OnlineBound.from_dict}, score)

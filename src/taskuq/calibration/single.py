@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ from taskuq.calibration.threshold import (
 )
 from taskuq.calibration.tuning import tuned_score, tuning_cases
 from taskuq.calibration.units import Unit, UnitName, as_unit
-from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
+from taskuq.checks import as_cases, as_ids, as_numbers, as_range
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray
+from taskuq.interval import BoolArray, FloatArray
 from taskuq.protocols import Score
 
 
@@ -84,13 +84,13 @@ def calibrate(
         True
     """
     range_ = as_range(task_range)
-    x = as_numbers(outputs, "outputs", ndim=(2, 3))
-    z = as_numbers(targets, "targets", ndim=(1,)).astype(float)
-    n = _require_fit(x, z)
-    require_in_range(z, range_, "targets")
+    x, z = as_cases(outputs, targets, range_)
+    n = len(z)
+    if n < 2:
+        raise InputError(f"calibration needs at least 2 cases, got {n}; collect more")
     groups = None if group is None else as_ids(group, "group", n)
     whom = as_unit(unit, cases, has_groups=groups is not None)
-    _require_one_condition(whom, label, strata, weights)
+    condition = _condition(whom, n, label, strata, weights)
 
     chosen = resolve_score(score, alpha, side)
     kept = np.ones(n, dtype=bool)
@@ -105,13 +105,9 @@ def calibrate(
 
     # Scoring the cases set aside too is cheaper than a copy of all the others.
     values = family_of(chosen, x).score(z)[kept]
+    promise = Guarantee(alpha=alpha, **whom.record, delta=delta, n_cases=int(kept.sum()))
     guarantee, threshold = _threshold(
-        values,
-        Guarantee(alpha=alpha, **whom.record, delta=delta, n_cases=int(kept.sum())),
-        None if groups is None else groups[kept],
-        None if label is None else as_ids(label, "label", n)[kept],
-        None if strata is None else as_ids(strata, "strata", n)[kept],
-        None if weights is None else as_weights(weights, n)[kept],
+        values, promise, None if groups is None else groups[kept], condition.of(kept)
     )
     read = rounds_read(chosen, x)
     return Bound(
@@ -126,30 +122,31 @@ def calibrate(
     )
 
 
-def _require_fit(outputs: FloatArray, targets: FloatArray) -> int:
-    n = int(outputs.shape[-2])
-    if targets.shape != (n,):
-        raise InputError(
-            f"outputs of shape {outputs.shape} are {n} cases, but targets have shape "
-            f"{targets.shape}; one target per case is needed"
-        )
-    if n < 2:
-        raise InputError(f"calibration needs at least 2 cases, got {n}; collect more")
-    if outputs.shape[-1] < 1:
-        raise InputError("outputs hold no samples; at least one per case is needed")
-    return n
+@dataclass(frozen=True)
+class _Condition:
+    """What a promise is conditional on: at most one of the three, (case,)."""
+
+    label: np.ndarray | None
+    strata: np.ndarray | None
+    weights: FloatArray | None
+
+    def of(self, kept: BoolArray) -> _Condition:
+        values = (self.label, self.strata, self.weights)
+        return _Condition(*(None if v is None else v[kept] for v in values))
 
 
-def _require_one_condition(whom: Unit, label: Any, strata: Any, weights: Any) -> None:
-    given = [
-        name
-        for name, value in (("label", label), ("strata", strata), ("weights", weights))
-        if value is not None
-    ]
+def _condition(whom: Unit, n: int, label: Any, strata: Any, weights: Any) -> _Condition:
+    asked = {"label": label, "strata": strata, "weights": weights}
+    given = [name for name, value in asked.items() if value is not None]
     if len(given) > 1:
         raise InputError(f"choose one of label, strata and weights, got {' and '.join(given)}")
     if weights is not None and whom.is_group:
         raise InputError("weights are for exchangeable cases; use unit='case' or leave them out")
+    return _Condition(
+        None if label is None else as_ids(label, "label", n),
+        None if strata is None else as_ids(strata, "strata", n),
+        None if weights is None else as_weights(weights, n),
+    )
 
 
 def _tuned_elsewhere(
@@ -173,22 +170,21 @@ def _threshold(
     scores: FloatArray,
     promise: Guarantee,
     group: np.ndarray | None,
-    label: np.ndarray | None,
-    strata: np.ndarray | None,
-    weights: FloatArray | None,
+    condition: _Condition,
 ) -> tuple[Guarantee, Threshold]:
     """Turn scores into a threshold, and complete the promise with what it rests on."""
     group = promise.whom.groups(group)
     if group is not None:
         promise = replace(promise, n_groups=len(np.unique(group)))
-    if weights is not None:
+    if condition.weights is not None:
         if promise.delta is not None:
             raise InputError("weights and delta cannot be combined; leave one out")
         order = np.argsort(scores, kind="stable")
         return replace(promise, shifted=True), WeightedQuantile(
-            scores[order], weights[order], promise.alpha
+            scores[order], condition.weights[order], promise.alpha
         )
-    split = label if label is not None else strata
+    label = condition.label
+    split = label if label is not None else condition.strata
     if split is None:
         return promise, OneQuantile(promise.quantile(scores, group))
     quantiles = {}

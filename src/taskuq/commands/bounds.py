@@ -116,7 +116,7 @@ def predict(
     calibrated = _load(bound)
     _require_as_asked(calibrated, bound, alpha, score)
     loaded = load_table(table, None)
-    remembered = getattr(calibrated, "acceleration", None)
+    remembered = calibrated.acceleration
     if acceleration is not None and remembered not in (None, acceleration):
         raise InputError(
             f"{bound} was calibrated at acceleration {remembered:g}, not {acceleration:g}; use the "
@@ -124,7 +124,7 @@ def predict(
         )
     k, R = _round(loaded, remembered if acceleration is None else acceleration)
     outputs = loaded.outputs[k] if loaded.outputs.ndim == 4 else loaded.until(k)
-    if getattr(calibrated, "rounds", 1) == 1 and outputs.ndim == 3 and loaded.outputs.ndim == 3:
+    if calibrated.rounds == 1 and outputs.ndim == 3 and loaded.outputs.ndim == 3:
         outputs = outputs[-1]
     interval = calibrated(outputs)
     with whole_file(output) as partial, partial.open("w", newline="") as file:
@@ -173,12 +173,12 @@ def _round(table: TaskOutputs, acceleration: float | None) -> tuple[int, float |
 
 def _load(path: Path) -> Bound | JointBound:
     from taskuq.calibration import bound, joint
-    from taskuq.files import read_json
 
-    record = read_json(path, bound.SCHEMA, joint.SCHEMA)
-    if record["schema"] == joint.SCHEMA:
-        return joint.joint_bound_from_dict(record, path)
-    return bound.bound_from_dict(record, path)
+    readers: dict[str, bound.Reader[Bound | JointBound]] = {
+        bound.SCHEMA: bound.Bound.from_dict,
+        joint.SCHEMA: joint.JointBound.from_dict,
+    }
+    return bound.read_bound(path, readers)
 
 
 def _require_as_asked(
@@ -191,8 +191,6 @@ def _require_as_asked(
             f"{path} was calibrated at alpha {bound.guarantee.alpha:g}, not {alpha:g}; calibrate "
             "again for that error rate"
         )
-    first = bound.scores[0] if hasattr(bound, "scores") else bound.score
-    if score is not None and score != score_name(first):
-        raise InputError(
-            f"{path} was calibrated with score {score_name(first)}, not {score}; calibrate again"
-        )
+    name = score_name(bound.parts[0][0])
+    if score is not None and score != name:
+        raise InputError(f"{path} was calibrated with score {name}, not {score}; calibrate again")

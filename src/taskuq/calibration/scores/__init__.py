@@ -13,6 +13,7 @@ import numpy as np
 from taskuq.calibration.family import SIDES, Side
 from taskuq.calibration.rank import exact_level
 from taskuq.errors import InputError
+from taskuq.files import from_fields
 from taskuq.kinds import Kinds
 from taskuq.protocols import (
     LearningScore,
@@ -137,7 +138,9 @@ def score_from_dict(record: Mapping[str, Any], custom: Score | None = None) -> S
     if not isinstance(name, str) or name not in SCORES:
         raise InputError(f"unknown score {name!r} in the file; it may come from a newer version")
     kind = SCORES[name]
-    return kind.from_dict(fields) if issubclass(kind, StoredScore) else kind(**fields)
+    if issubclass(kind, StoredScore):
+        return kind.from_dict(fields)
+    return from_fields(kind, fields) if is_dataclass(kind) else kind(**fields)
 
 
 def require_usable(

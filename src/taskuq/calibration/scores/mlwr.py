@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, final
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
 
 import numpy as np
 
 from taskuq.calibration.family import AnchoredFamily, FamilyScore, Side
 from taskuq.calibration.link import IDENTITY, Link, natural_link
-from taskuq.calibration.moderation import SpreadPrior, fit_spread_prior, prior_from_dict
+from taskuq.calibration.moderation import SpreadPrior, fit_spread_prior
 from taskuq.calibration.summaries import mean_and_variance
 from taskuq.interval import FloatArray
 
@@ -75,16 +74,6 @@ class MLWR(FamilyScore):
     def needs_tuning(self) -> bool:
         """Whether there is no prior yet."""
         return self.prior is None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as values that JSON can hold."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> MLWR:
-        """Read back what :meth:`to_dict` wrote."""
-        link, prior = Link(**record["link"]), prior_from_dict(record["prior"])
-        return cls(**{**record, "link": link, "prior": prior})
 
     def family(self, outputs: FloatArray) -> AnchoredFamily:
         """Return the nested intervals around the mean, in units of the moderated spread."""
