@@ -39,6 +39,14 @@ def population(seed, rounds=3, cases=12, tasks=1):
     return np.clip(outputs, 0, 1), np.broadcast_to(targets, (rounds, cases, tasks))
 
 
+def rounds_of(rule, seed):
+    """What a rule sees of a population in each round, with its scores and targets."""
+    outputs, targets = population(seed)
+    seen = examine([[rule]] * 3, outputs, targets)
+    for k, (examined,) in enumerate(seen.rounds):
+        yield examined, seen.score[k], targets[k, :, 0]
+
+
 def thresholds_of(seen):
     """All numbers at which anything changes, their neighbours, and infinity."""
     every = np.concatenate([seen.lowest.ravel(), seen.largest.ravel(), seen.score.ravel()])
@@ -91,29 +99,23 @@ def test_reports_at_the_stop_are_as_narrow_as_asked_and_never_empty(name, seed):
 @settings(max_examples=15)
 @given(seed=SEEDS)
 def test_a_report_contains_the_target_from_its_score_on(rule, seed):
-    outputs, targets = population(seed)
-    seen = examine([[rule]] * 3, outputs, targets)
-    for k in range(3):
-        known = np.isfinite(seen.score[k])
-        at_score = seen.report(k, np.where(known, seen.score[k], 0.0))
-        assert at_score.contains(targets[k, :, 0])[known].all()
+    for examined, score, targets in rounds_of(rule, seed):
+        known = np.isfinite(score)
+        at_score = examined.report(np.where(known, score, 0.0))
+        assert at_score.contains(targets)[known].all()
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @settings(max_examples=15)
 @given(seed=SEEDS)
 def test_a_report_does_not_contain_the_target_below_its_score(rule, seed):
-    outputs, targets = population(seed)
-    seen = examine([[rule]] * 3, outputs, targets)
-    for k in range(3):
-        (examined,) = seen.rounds[k]
+    for examined, score, targets in rounds_of(rule, seed):
         # Identical samples make a point that does not move; it has no below.
-        below = seen.score[k] - 1e-6
-        sharp = np.isfinite(below) & (examined.family.scale > 0) & (below >= seen.lowest[k])
-        report = seen.report(k, np.where(sharp, below, 0.0))
-        z = targets[k, :, 0]
-        at_end = (z == examined.window.lower) | (z == examined.window.upper)
-        assert not report.contains(z)[sharp & ~at_end].any()
+        below = score - 1e-6
+        sharp = np.isfinite(below) & (examined.family.scale > 0) & (below >= examined.lowest)
+        report = examined.report(np.where(sharp, below, 0.0))
+        at_end = (targets == examined.window.lower) | (targets == examined.window.upper)
+        assert not report.contains(targets)[sharp & ~at_end].any()
 
 
 @settings(max_examples=15)

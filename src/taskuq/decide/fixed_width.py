@@ -60,11 +60,6 @@ class WindowRule(Rule):
     weight: float
     narrowing: tuple[float, float] | None = None
 
-    @property
-    def is_risk(self) -> bool:
-        """Whether the window itself is reported, so that risk alone decides."""
-        return self.narrowing is None
-
     def risk(self, outputs: FloatArray) -> tuple[FloatArray, Interval, AnchoredFamily]:
         """Return the risk statistic, the windows and the families of cases."""
         family = family_of(self.score, outputs)

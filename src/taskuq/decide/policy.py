@@ -134,7 +134,7 @@ class Policy:
         threshold = self.thresholds[round]
         stops = np.all([e.stops(threshold) for e in examined], axis=0)
         if self.whole_group:
-            stops = np.full(stops.shape, bool(self._group_stops(int(round), examined)))
+            stops = np.full(stops.shape, self._group_stops(threshold, examined))
         reports = [e.report(threshold) for e in examined]
         interval = Interval(
             np.stack([r.lower for r in reports], axis=-1),
@@ -152,10 +152,10 @@ class Policy:
             reason=self._reason(int(round), stops, interval),
         )
 
-    def _group_stops(self, round: int, examined: list[Examined]) -> bool:
+    def _group_stops(self, threshold: float, examined: list[Examined]) -> bool:
         largest = np.min([e.largest for e in examined], axis=0)
-        index, is_risk = np.zeros(len(largest), dtype=np.int64), self.rules[round][0].is_risk
-        return bool(self.thresholds[round] < group_allowance(largest, index, is_risk)[0])
+        index = np.zeros(len(largest), dtype=np.int64)
+        return bool(threshold < group_allowance(largest, index, examined[0].is_risk)[0])
 
     def _known(self, value: float | FloatArray | None) -> Decision:
         if value is None:

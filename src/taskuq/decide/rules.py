@@ -44,6 +44,11 @@ class Examined:
     largest: FloatArray
     window_from: float = np.inf
 
+    @property
+    def is_risk(self) -> bool:
+        r"""Whether :math:`-\lambda^*` is a risk statistic: what is reported is the window anyway."""
+        return self.window_from == -np.inf
+
     def stops(self, threshold: float) -> np.ndarray:
         """Whether the policy stops each case at a threshold; strict, so that ties go on."""
         return np.asarray((self.lowest <= threshold) & (threshold < self.largest))
@@ -51,13 +56,13 @@ class Examined:
     def score(self, targets: FloatArray) -> FloatArray:
         """Return the smallest threshold at which the report contains the target."""
         inside = self.window.contains(targets)
-        if self.window_from == -np.inf:
+        if self.is_risk:
             return np.where(inside, -np.inf, np.inf)
         return np.where(inside, np.minimum(self.family.score(targets), self.window_from), np.inf)
 
     def report(self, threshold: ArrayLike) -> Interval:
         """Return the interval that is reported when stopping at a threshold."""
-        if self.window_from == -np.inf:
+        if self.is_risk:
             return self.window
         level = np.asarray(threshold, dtype=float)
         inner, low, high = self.family.interval(level), self.window.lower, self.window.upper
@@ -75,11 +80,6 @@ class Rule(ABC):
     name: ClassVar[str]
     # The score behind it.
     score: Score
-
-    @property
-    @abstractmethod
-    def is_risk(self) -> bool:
-        r"""Whether :math:`-\lambda^*` is a risk statistic, which is averaged over a group."""
 
     @abstractmethod
     def examine(self, outputs: FloatArray) -> Examined:
@@ -116,11 +116,6 @@ class FamilyRule(Rule):
     goal: Goal
     task_range: TaskRange
 
-    @property
-    def is_risk(self) -> bool:
-        """No: every interval of a group has to achieve the goal."""
-        return False
-
     def examine(self, outputs: FloatArray) -> Examined:
         """Examine cases, outputs of all rounds so far (round, case, sample)."""
         family = family_of(self.score, outputs)
@@ -151,14 +146,12 @@ class Examination:
         lowest: Thresholds below which a round does not stop a case (round, case).
         largest: Thresholds from which on it does not (round, case).
         score: The smallest threshold at which the report contains the target (round, case).
-        is_risk: Whether the largest thresholds are risk statistics, with a minus sign.
         rounds: What each task looked like in each round, rounds[round][task].
     """
 
     lowest: FloatArray
     largest: FloatArray
     score: FloatArray
-    is_risk: bool
     rounds: tuple[tuple[Examined, ...], ...]
 
     @property
@@ -177,7 +170,8 @@ class Examination:
         Arguments:
             index: The group of each case, numbered from 0.
         """
-        return np.stack([group_allowance(a, index, self.is_risk) for a in self.largest])
+        is_risk = self.rounds[0][0].is_risk
+        return np.stack([group_allowance(a, index, is_risk) for a in self.largest])
 
     def report(self, round: int, threshold: float | FloatArray) -> Interval:
         """Return what would be reported in a round; (case,) or (case, task)."""
@@ -209,9 +203,7 @@ def examine(
         lowest.append(np.max([e.lowest for e in seen], axis=0))
         largest.append(np.min([e.largest for e in seen], axis=0))
         scores.append(np.max([e.score(targets[k, :, t]) for t, e in enumerate(seen)], axis=0))
-    return Examination(
-        np.stack(lowest), np.stack(largest), np.stack(scores), rules[0][0].is_risk, tuple(rounds)
-    )
+    return Examination(np.stack(lowest), np.stack(largest), np.stack(scores), tuple(rounds))
 
 
 def group_allowance(largest: FloatArray, index: NDArray[np.int64], is_risk: bool) -> FloatArray:
