@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from taskuq.calibration.family import AnchoredFamily, Side, family_of
-from taskuq.calibration.link import IDENTITY, Link
+from taskuq.calibration.link import IDENTITY
 from taskuq.calibration.rank import conformal_quantile, exact_level
 from taskuq.calibration.scores import score_to_dict
 from taskuq.calibration.scores.learned import Learned
@@ -65,18 +65,12 @@ class WindowRule(Rule):
         family = family_of(self.score, outputs)
         if not isinstance(family, AnchoredFamily):
             raise InputError("a fixed-width policy needs the statistic 'spread' or 'learned'")
-        window, reach = self.goal.window(family.high, family.link, self._place())
+        place = window_place(self.score, self.task_range)
+        window, reach = self.goal.window(family.high, family.link, place)
         ratio = np.divide(family.scale, reach, out=np.full(reach.shape, np.inf), where=reach > 0)
         if self.task_range is not None:
             window = window.clip(*self.task_range)
         return self.weight * ratio, window, family
-
-    def _place(self) -> TaskRange:
-        """Return the range windows are kept in: the declared one, or [0, 1] where it was seen."""
-        if self.task_range is not None or self.goal.side != "two":
-            return self.task_range
-        link: Link = getattr(self.score, "link", IDENTITY)
-        return (link.low, link.high) if link.kind == "logit" else None
 
     def examine(self, outputs: FloatArray) -> Examined:
         """Examine cases, outputs of all rounds so far (round, case, sample)."""
@@ -111,6 +105,18 @@ class WindowRule(Rule):
             score, goal, range_, float(record["weight"]),
             None if narrowing is None else (float(narrowing[0]), float(narrowing[1])),
         )  # fmt: skip
+
+
+def window_place(score: Score, task_range: TaskRange) -> TaskRange:
+    """Return the range that windows are kept in: the declared one, or [0, 1] where it was seen.
+
+    Example:
+        >>> from taskuq.calibration.link import Link
+        >>> window_place(MLWR(link=Link("logit")), None)
+        (0.0, 1.0)
+    """
+    link = score.link if isinstance(score, MLWR | Learned) else IDENTITY
+    return (link.low, link.high) if task_range is None and link.kind == "logit" else task_range
 
 
 def spread_score(side: Side) -> MLWR:

@@ -46,7 +46,7 @@ class Examined:
 
     @property
     def is_risk(self) -> bool:
-        r"""Whether :math:`-\lambda^*` is a risk statistic: what is reported is the window anyway."""
+        r"""Whether :math:`-\lambda^*` is a risk statistic: the window is reported anyway."""
         return self.window_from == -np.inf
 
     def stops(self, threshold: float) -> np.ndarray:

@@ -16,13 +16,13 @@ from taskuq.calibration.scores.lwr import LWR
 from taskuq.calibration.scores.mlwr import MLWR
 from taskuq.calibration.tuning import tuned_score, tuning_cases
 from taskuq.calibration.units import unit_named
-from taskuq.decide.fixed_width import spread_score
+from taskuq.decide import kinds
+from taskuq.decide.fixed_width import spread_score, window_place
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
 from taskuq.protocols import Score
 from taskuq.report.explorer import Explorer
 
-LATENESS = 0.25
 # Below this many calibration cases the learned score takes more than it gives.
 FEWEST_FOR_LEARNED = 400
 # More sample values than this would make the page too large to open.
@@ -75,7 +75,7 @@ def explorer_numbers(
     scores = _scores(explorer, x, shown, alpha, unit, task_range)
     statistics = {name for name in scores if name not in SCORES}
     policies = {
-        key: {**policy, "guaranteed": policy["kind"] != "paper"}
+        key: {**policy, "guaranteed": kinds.POLICIES[policy["kind"]].is_guaranteed}
         for key, policy in POLICIES.items()
         if policy.get("statistic", "spread") in statistics
     }
@@ -144,6 +144,7 @@ def _scores(
     task_range: tuple[float, float] | None,
 ) -> dict[str, Any]:
     z, group = explorer.calibration_targets, explorer.calibration_group
+    lateness = kinds.PolicyPlan.lateness
     scores: dict[str, Any] = {}
     for name, score in (("ar", AR()), ("lwr", LWR())):
         scores[name] = _anchored([score] * len(x), x, shown, None)
@@ -161,16 +162,14 @@ def _scores(
         scores[name] = _anchored(tuned, x, shown, np.flatnonzero(~aside))
         if name in ("spread", "learned-window"):
             scores[name]["places"] = [_place(score, task_range) for score in tuned]
-            scores[name]["weights"] = [float(R**LATENESS) for R in explorer.accelerations]
+            scores[name]["weights"] = [float(R**lateness) for R in explorer.accelerations]
     return scores
 
 
 def _place(score: Score, task_range: tuple[float, float] | None) -> list[float | str] | None:
     """The range a window is kept in, as the fixed-width rule keeps it."""
-    if task_range is not None:
-        return [_word(v) for v in task_range]
-    link = getattr(score, "link", None)
-    return [link.low, link.high] if link is not None and link.kind == "logit" else None
+    place = window_place(score, task_range)
+    return None if place is None else [_word(v) for v in place]
 
 
 def _anchored(
