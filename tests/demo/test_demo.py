@@ -12,7 +12,7 @@ import pytest
 from taskuq.decide import plan
 from taskuq.outputs import TaskOutputs
 from taskuq.report.explorer import load_explorer
-from taskuq.runs.demo import FIRST, SEED, DemoSettings, run_demo
+from taskuq.runs.demo import ALPHA, FIRST, MAX_WIDTH, SEED, DemoSettings, run_demo
 from taskuq.runs.run import open_run, read_run
 from taskuq.runs.stored import stored_table
 
@@ -91,7 +91,7 @@ def test_the_report_at_the_stop_is_what_the_policy_says_of_the_stored_outputs(fo
     explorer = load_explorer(folder / "explorer.npz")
     live = json.loads((folder / "records" / "live.json").read_text())
     table = stored_table("atlas-flow")
-    policy = plan(table, alpha=SMALL.alpha, max_width=SMALL.max_width, unit="group")
+    policy = plan(table, alpha=ALPHA, max_width=MAX_WIDTH, unit="group")
     for k, row in enumerate(live["tables"][0]["rows"]):
         _, stopped, low, high, truth, held = row
         for t, R in enumerate(explorer.accelerations):

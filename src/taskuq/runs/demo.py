@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import taskuq
 from taskuq.decide import plan
@@ -15,6 +15,9 @@ from taskuq.files import write_json
 from taskuq.outputs import TaskOutputs
 from taskuq.pipeline.provenance import provenance
 from taskuq.runs.stored import stored_quality, stored_table
+
+if TYPE_CHECKING:
+    from taskuq.runs.live import ScannedSlice
 
 # Patients of the seed of the stored table, far beyond those it holds.
 SEED, FIRST = 1, 1000
@@ -99,7 +102,6 @@ def _scan(
     from taskuq.pipeline.device import pick_device
     from taskuq.recover import open_recovery
     from taskuq.report.explorer import save_explorer
-    from taskuq.report.records import experiment_record
     from taskuq.runs.live import Networks, explorer_arrays, scan_slice
     from taskuq.task import load
     from taskuq.weights import locate
@@ -133,6 +135,15 @@ def _scan(
         calibration_group=table.group,
         task_range=table.task_range,
     )
+    return _scans_record(scanned, settings)
+
+
+def _scans_record(scanned: Sequence[ScannedSlice], settings: DemoSettings) -> dict[str, Any]:
+    """Say where each scan stopped, and whether what it reported contains the truth."""
+    import numpy as np
+
+    from taskuq.report.records import experiment_record
+
     held = [s.scan.interval.contains(np.float64(s.target)) for s in scanned]
     rates = [s.scan.acceleration for s in scanned]
     mean = 1 / np.mean([1 / R for R in rates])
