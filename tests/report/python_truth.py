@@ -13,7 +13,7 @@ from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.planning import OneSet
 from taskuq.decide.policy import Policy
 from taskuq.decide.rules import FamilyRule, examine
-from taskuq.runs.explorer import FEWEST_FOR_LEARNED, POLICIES, learning_cases, tuned_scores
+from taskuq.runs.explorer import FEWEST_FOR_LEARNED, RULES, learning_cases, tuned_scores
 
 
 class Truth:
@@ -64,7 +64,7 @@ class Truth:
     def policy(self, setting):
         """The policy with its thresholds."""
         alpha, goal = float(setting["alpha"]), Goal(max_width=float(setting["tau"]))
-        entry = POLICIES[setting["policy"]]
+        entry = RULES[setting["policy"]]
         statistic = {"spread": "spread", "learned-window": "learned"}.get(entry.get("statistic"))
         scores, kept = self.base(statistic or setting["score"], alpha)
         if statistic:

@@ -13,7 +13,7 @@ import run_folder
 import taskuq as tq
 from taskuq.outputs import TaskOutputs
 from taskuq.report.explorer import load_explorer
-from taskuq.runs.explorer import POLICIES, SCORES
+from taskuq.runs.explorer import RULES, TITLES
 from taskuq.runs.reports import write_report
 
 ALPHA, TAU = 0.1, 0.1
@@ -107,8 +107,8 @@ def random_settings(count, stored, seed):
     """Settings a reader could choose: alpha down to where no rank exists, tau of every size."""
     rng = np.random.default_rng(seed)
     learned = "learned" in stored.truth.bases
-    scores = [name for name in SCORES if learned or name != "learned"]
-    policies = [name for name in POLICIES if learned or name != "fixed-width-learned"]
+    scores = [name for name in TITLES if learned or name != "learned"]
+    policies = [name for name in RULES if learned or name != "fixed-width-learned"]
     for i in range(count):
         alpha = (
             rng.choice([0.0005, 0.001, 0.002, 0.03125, 0.05, 0.1, 0.2, 0.25, 0.5])

@@ -9,8 +9,8 @@ from typing import Any
 from taskuq.files import whole_file, write_json
 from taskuq.report.cases import interval_table, patient_table
 from taskuq.report.contents import Contents, slug
+from taskuq.report.figure import plain
 from taskuq.report.ink import draw_all
-from taskuq.report.records import plain
 from taskuq.report.sentences import key_table
 from taskuq.report.tables import Table, figure_table, latex_table, write_csv
 

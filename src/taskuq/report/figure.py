@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar, get_args
 
+import numpy as np
+
 from taskuq.errors import InputError
 from taskuq.kinds import Kinds
 
@@ -67,7 +69,7 @@ class Figure:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figure's numbers as JSON can hold them; what is not a number is null."""
-        return dict(_plain(asdict(self)))
+        return dict(plain(asdict(self)))
 
 
 @dataclass(frozen=True)
@@ -235,13 +237,19 @@ def _series(record: Mapping[str, Any]) -> Series:
     return found
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return values that JSON can hold: arrays as lists, what is not finite as null.
+
+    Example:
+        >>> plain({"R": np.array([16.0, np.nan]), "n": np.int64(3)})
+        {'R': [16.0, None], 'n': 3}
+    """
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if hasattr(value, "item"):  # a NumPy scalar
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple | set):
+        return [plain(v) for v in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, str | int | bool | None) else str(value)

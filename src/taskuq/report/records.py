@@ -8,7 +8,7 @@ from typing import Any
 
 from taskuq.errors import InputError
 from taskuq.files import number_from_json
-from taskuq.report.figure import Figure
+from taskuq.report.figure import Figure, plain
 from taskuq.report.tables import Table
 
 RUN = "taskuq.run/1"
@@ -222,21 +222,3 @@ def task_table(record: Record, name: str) -> Table:
             for part, row in rows
         ),
     )
-
-
-def plain(value: Any) -> Any:
-    """Return values that JSON can hold: arrays as lists, what is not finite as null.
-
-    Example:
-        >>> plain({"R": np.array([16.0, np.nan]), "n": np.int64(3)})
-        {'R': [16.0, None], 'n': 3}
-    """
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, list | tuple | set):
-        return [plain(v) for v in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if isinstance(value, str | int | bool | None) else str(value)

@@ -94,24 +94,15 @@ def _scan(
     folder: Path,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Scan new patients, and write what the explorer shows of them."""
+    """Scan new patients, write what the explorer shows of them, and return what was reported."""
     import numpy as np
 
     from taskuq.data.atlas import Atlas
     from taskuq.measure.masks import MaskConfig
-    from taskuq.pipeline.device import pick_device
-    from taskuq.recover import open_recovery
     from taskuq.report.explorer import save_explorer
-    from taskuq.runs.live import Networks, explorer_arrays, scan_slice
-    from taskuq.task import load
-    from taskuq.weights import locate
+    from taskuq.runs.live import embedded_networks, explorer_arrays, scan_slice
 
-    device = pick_device(None)
-    networks = Networks(
-        samples=open_recovery("flow-atlas", device=device),
-        point=open_recovery("varnet-atlas", device=device),
-        task=load(locate("classifier-atlas")).to(device),
-    )
+    networks = embedded_networks()
     data = Atlas(settings.patients, SEED, first=FIRST)
     masks = MaskConfig().masks(data.plan.size)
     per = data.plan.slices
@@ -135,31 +126,25 @@ def _scan(
         calibration_group=table.group,
         task_range=table.task_range,
     )
-    return _scans_record(scanned, settings)
+    return _record(scanned, settings)
 
 
-def _scans_record(scanned: Sequence[ScannedSlice], settings: DemoSettings) -> dict[str, Any]:
-    """Say where each scan stopped, and whether what it reported contains the truth."""
-    import numpy as np
-
+def _record(scanned: Sequence[ScannedSlice], settings: DemoSettings) -> dict[str, Any]:
+    """Where each scan stopped, and what was reported."""
     from taskuq.report.records import experiment_record
 
-    held = [s.scan.interval.contains(np.float64(s.target)) for s in scanned]
-    rates = [s.scan.acceleration for s in scanned]
-    mean = 1 / np.mean([1 / R for R in rates])
-    rows = [
-        [
-            s.case, s.scan.acceleration, float(s.scan.interval.lower), float(s.scan.interval.upper),
-            s.target, "yes" if held[k] else "no",
-        ]
-        for k, s in enumerate(scanned)
-    ]  # fmt: skip
+    rows = []
+    for s in scanned:
+        low, high = float(s.scan.interval.lower), float(s.scan.interval.upper)
+        rows.append([s.case, s.scan.acceleration, low, high, s.target, _held(s)])
+    held = sum(row[-1] == "yes" for row in rows)
+    mean = len(rows) / sum(1 / s.scan.acceleration for s in scanned)
     return experiment_record(
         "live",
         "New patients, scanned now",
         f"The reported interval is narrower than {MAX_WIDTH:g} and contains the truth "
         f"with probability at least {1 - ALPHA:g} for a random slice of a new patient.",
-        f"{int(np.sum(held))} of {len(held)} intervals contain the truth; the mean acceleration "
+        f"{held} of {len(rows)} intervals contain the truth; the mean acceleration "
         f"(harmonic) is {mean:.2f}. A few slices show how it works, not how often it holds.",
         {"alpha": ALPHA, "max_width": MAX_WIDTH, "seed": settings.seed},
         [],
@@ -172,6 +157,10 @@ def _scans_record(scanned: Sequence[ScannedSlice], settings: DemoSettings) -> di
             }
         ],
     )
+
+
+def _held(scanned: ScannedSlice) -> str:
+    return "yes" if scanned.scan.interval.contains(scanned.target) else "no"
 
 
 def _run(settings: DemoSettings, policy: Policy) -> dict[str, Any]:

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 
 from taskuq.calibration.family import AnchoredFamily, family_of
-from taskuq.calibration.scores.ar import AR
-from taskuq.calibration.scores.learned import Learned
-from taskuq.calibration.scores.lwr import LWR
-from taskuq.calibration.scores.mlwr import MLWR
-from taskuq.calibration.tuning import tuned_score, tuning_cases
+from taskuq.calibration.scores import resolve_score
+from taskuq.calibration.tuning import target_share, tuned_score, tuning_cases
 from taskuq.calibration.units import unit_named
-from taskuq.decide import kinds
-from taskuq.decide.fixed_width import spread_score, window_place
+from taskuq.decide.fixed_width import window_place
+from taskuq.decide.goal import Goal, TaskRange
+from taskuq.decide.kinds import POLICIES, PolicyPlan, Statistic
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
 from taskuq.protocols import Score
@@ -28,7 +26,8 @@ FEWEST_FOR_LEARNED = 400
 # More sample values than this would make the page too large to open.
 MOST_SAMPLES = 3_000_000
 
-POLICIES: dict[str, dict[str, Any]] = {
+# What the explorer knows to compute: stopping rules, and scores with their titles.
+RULES: dict[str, dict[str, Any]] = {
     "fixed-width": {"kind": "fixed-width", "statistic": "spread", "name": "Fixed width"},
     "fixed-width-learned": {
         "kind": "fixed-width",
@@ -39,7 +38,9 @@ POLICIES: dict[str, dict[str, Any]] = {
     "anytime": {"kind": "anytime", "name": "Any time"},
     "paper": {"kind": "paper", "name": "The paper's, round by round"},
 }
-SCORES = {
+# The statistics of windows, by what the explorer calls the score behind each.
+WINDOWS: dict[str, Statistic] = {"spread": "spread", "learned-window": "learned"}
+TITLES = {
     "ar": "AR, absolute residual",
     "lwr": "LWR, residual over spread",
     "cqr": "CQR, sample quantiles",
@@ -54,7 +55,7 @@ def explorer_numbers(
     alpha: float,
     max_width: float,
     unit: str,
-    task_range: tuple[float, float] | None,
+    task_range: TaskRange,
 ) -> dict[str, Any]:
     """Return what the explorer computes with, as values that JSON can hold.
 
@@ -72,12 +73,16 @@ def explorer_numbers(
     shown = np.moveaxis(explorer.outputs, 1, 0)
     group = explorer.calibration_group
     unit = unit if group is not None else "case"
-    scores = _scores(explorer, x, shown, alpha, unit, task_range)
-    statistics = {name for name in scores if name not in SCORES}
+    goal = Goal(max_width=max_width)
+    plans = {
+        name: PolicyPlan("fixed-width", alpha, goal, statistic=statistic)
+        for name, statistic in WINDOWS.items()
+    }
+    scores = _scores(explorer, x, shown, plans, unit, task_range)
     policies = {
-        key: {**policy, "guaranteed": kinds.POLICIES[policy["kind"]].is_guaranteed}
-        for key, policy in POLICIES.items()
-        if policy.get("statistic", "spread") in statistics
+        key: {**rule, "guaranteed": POLICIES[rule["kind"]].is_guaranteed}
+        for key, rule in RULES.items()
+        if rule.get("statistic", "spread") in scores
     }
     return {
         "alpha": f"{alpha!r}",
@@ -92,7 +97,7 @@ def explorer_numbers(
             "group": None if group is None else packed(_numbered(group)),
         },
         "scores": scores,
-        "score_names": {name: title for name, title in SCORES.items() if name in scores},
+        "score_names": {name: title for name, title in TITLES.items() if name in scores},
         "policies": policies,
     }
 
@@ -115,7 +120,7 @@ def tuned_scores(
     outputs: FloatArray,
     targets: FloatArray,
     aside: np.ndarray,
-    task_range: tuple[float, float] | None,
+    task_range: TaskRange,
     group: np.ndarray | None,
 ) -> list[Score]:
     """Return the score of each round after learning from the cases set aside.
@@ -139,37 +144,46 @@ def _scores(
     explorer: Explorer,
     x: FloatArray,
     shown: FloatArray,
-    alpha: float,
+    plans: Mapping[str, PolicyPlan],
     unit: str,
-    task_range: tuple[float, float] | None,
+    task_range: TaskRange,
 ) -> dict[str, Any]:
+    alpha = next(iter(plans.values())).alpha
     z, group = explorer.calibration_targets, explorer.calibration_group
-    lateness = kinds.PolicyPlan.lateness
     scores: dict[str, Any] = {}
-    for name, score in (("ar", AR()), ("lwr", LWR())):
-        scores[name] = _anchored([score] * len(x), x, shown, None)
+    for name in ("ar", "lwr"):
+        scores[name] = _anchored([resolve_score(name, alpha)] * len(x), x, shown, None)
     if x.size <= MOST_SAMPLES:
         scores["cqr"] = {"calibration": _ordered(x), "shown": _ordered(shown)}
-    bases: list[tuple[str, Score]] = [("mlwr", MLWR()), ("spread", spread_score("two"))]
-    if x.shape[1] >= FEWEST_FOR_LEARNED:
-        bases += [("learned", Learned()), ("learned-window", Learned())]
-    for name, base in bases:
+    bases = {
+        "mlwr": resolve_score("mlwr", alpha),
+        "spread": plans["spread"].base,
+        "learned": resolve_score("learned", alpha),
+        "learned-window": plans["learned-window"].base,
+    }
+    for name, base in bases.items():
+        if target_share(base) and x.shape[1] < FEWEST_FOR_LEARNED:
+            continue
         aside = learning_cases(base, x.shape[1], alpha, group, unit)
         try:
             tuned = tuned_scores(base, x, z, aside, task_range, group)
         except InputError:
             continue  # too few groups to learn from
         scores[name] = _anchored(tuned, x, shown, np.flatnonzero(~aside))
-        if name in ("spread", "learned-window"):
-            scores[name]["places"] = [_place(score, task_range) for score in tuned]
-            scores[name]["weights"] = [float(R**lateness) for R in explorer.accelerations]
+        if name in plans:
+            scores[name] |= _windows(plans[name], tuned, task_range, explorer.accelerations)
     return scores
 
 
-def _place(score: Score, task_range: tuple[float, float] | None) -> list[float | str] | None:
-    """The range a window is kept in, as the fixed-width rule keeps it."""
-    place = window_place(score, task_range)
-    return None if place is None else [_word(v) for v in place]
+def _windows(
+    plan: PolicyPlan, scores: list[Score], task_range: TaskRange, accelerations: FloatArray
+) -> dict[str, Any]:
+    """Where windows are kept, and how much more late rounds tolerate."""
+    places = [window_place(score, task_range) for score in scores]
+    return {
+        "places": [None if place is None else [_word(v) for v in place] for place in places],
+        "weights": [float(R**plan.lateness) for R in accelerations],
+    }
 
 
 def _anchored(

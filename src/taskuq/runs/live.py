@@ -17,8 +17,12 @@ from taskuq.decide.policy import Policy
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.measure.coils import rss
 from taskuq.measure.mri import MultiCoilMRI, SimulatedScanner
+from taskuq.pipeline.device import pick_device
 from taskuq.protocols import Recover, Task
+from taskuq.recover import open_recovery
 from taskuq.seeds import case_seed
+from taskuq.task import load
+from taskuq.weights import locate
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,16 @@ class Networks:
     samples: Recover
     point: Recover
     task: Task
+
+
+def embedded_networks() -> Networks:
+    """Open the networks that travel with the package, on the device there is."""
+    device = pick_device(None)
+    return Networks(
+        samples=open_recovery("flow-atlas", device=device),
+        point=open_recovery("varnet-atlas", device=device),
+        task=load(locate("classifier-atlas")).to(device),
+    )
 
 
 @dataclass(frozen=True, eq=False)
