@@ -1,13 +1,20 @@
-"""How far a run is, on stderr: count, rate and time left."""
+"""How far a run is, on stderr: count, rate and time left, drawn by rich."""
 
 from __future__ import annotations
 
-import sys
 import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import Progress as Drawing
+from rich.progress import TextColumn
+
+# Seconds between two lines where stderr is a file, in which nothing can be drawn anew.
+PAUSE = 10.0
 
 
 class Progress:
-    """Says now and then how many cases are done and how long the rest will take.
+    """A line that says how many cases are done and how long the rest will take.
 
     Arguments:
         total: All cases of the run.
@@ -20,9 +27,25 @@ class Progress:
         self, total: int, done: int = 0, *, quiet: bool = False, since: float | None = None
     ) -> None:
         self.total, self.done, self.fresh, self.failed = total, done, 0, 0
-        self.quiet = quiet
         self.said = time.monotonic()
         self.started = self.said if since is None else since
+        console = Console(stderr=True, highlight=False)
+        self.drawing = Drawing(
+            TextColumn("{task.description}"), console=console, refresh_per_second=2, disable=quiet
+        )
+        self.row = self.drawing.add_task("")
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.fresh:
+            self.drawing.stop()
 
     def step(self, *, failed: bool = False) -> None:
         """Count one case, and speak up if it is time."""
@@ -30,12 +53,13 @@ class Progress:
         self.fresh += 1
         self.failed += failed
         now = time.monotonic()
-        pause = 0.5 if sys.stderr.isatty() else 10.0
-        if not self.quiet and (now - self.said > pause or self.done == self.total):
+        self.drawing.update(self.row, description=self.line(now))
+        if self.fresh == 1:
+            self.drawing.start()
+        is_file = not self.drawing.disable and not self.drawing.console.is_terminal
+        if is_file and self.done < self.total and now - self.said > PAUSE:
             self.said = now
-            end = "\r" if sys.stderr.isatty() and self.done < self.total else "\n"
-            sys.stderr.write(self.line(now) + end)
-            sys.stderr.flush()
+            self.drawing.print(self.line(now))
 
     def line(self, now: float) -> str:
         """Return the line for a moment."""

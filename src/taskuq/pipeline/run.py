@@ -149,10 +149,10 @@ class Pipeline:
             _check_roster(folder, cases)
             done = finished_cases(folder, header, cases.case)
             work.log.write("retrying" if done.any() else "started", cases=int((~done).sum()))
-            progress = Progress(len(cases), int(done.sum()), quiet=quiet, since=since)
-            work.keep(begun.items(), progress)
             todo = [int(i) for i in np.nonzero(~done)[0] if int(i) not in begun]
-            chosen.run(work, todo, progress)
+            with Progress(len(cases), int(done.sum()), quiet=quiet, since=since) as progress:
+                work.keep(begun.items(), progress)
+                chosen.run(work, todo, progress)
             _report_failures(work.log, quiet)
             return TaskOutputs.load(folder)
 

@@ -197,24 +197,24 @@ class EstimatedCases:
         """
         device = next(net.parameters()).device
         masks = torch.as_tensor(cases.masks, device=device)
-        progress = Progress(len(cases), 0, quiet=quiet)
         inputs, errors = torch.empty(0), torch.empty(0)
         together = TOGETHER.get(device.type, 1)
-        for start in range(0, len(cases), together):
-            indices = range(start, min(start + together, len(cases)))
-            images = torch.stack([cases[0, index]["image"].to(device) for index in indices])
-            truth = images.repeat_interleave(len(masks), dim=0)
-            mask = masks.repeat(len(images), 1)
-            found = estimate(net, keep_measured(truth, mask), mask)
-            told, error = found.inputs(), found.error(truth)
-            if start == 0:
-                # One piece of memory from the start: it may be gigabytes.
-                rows = len(cases), len(masks)
-                inputs, errors = (x.new_empty(*rows, *x.shape[1:]) for x in (told, error))
-            for whole, part in ((inputs, told), (errors, error)):
-                whole[start : indices.stop] = part.view(-1, len(masks), *part.shape[1:])
-            for _ in indices:
-                progress.step()
+        with Progress(len(cases), quiet=quiet) as progress:
+            for start in range(0, len(cases), together):
+                indices = range(start, min(start + together, len(cases)))
+                images = torch.stack([cases[0, index]["image"].to(device) for index in indices])
+                truth = images.repeat_interleave(len(masks), dim=0)
+                mask = masks.repeat(len(images), 1)
+                found = estimate(net, keep_measured(truth, mask), mask)
+                told, error = found.inputs(), found.error(truth)
+                if start == 0:
+                    # One piece of memory from the start: it may be gigabytes.
+                    rows = len(cases), len(masks)
+                    inputs, errors = (x.new_empty(*rows, *x.shape[1:]) for x in (told, error))
+                for whole, part in ((inputs, told), (errors, error)):
+                    whole[start : indices.stop] = part.view(-1, len(masks), *part.shape[1:])
+                for _ in indices:
+                    progress.step()
         return cls(cases, inputs, errors)
 
     def __len__(self) -> int:
