@@ -39,7 +39,7 @@ def against_a_loop(repeats: int = 7) -> None:
     from taskuq.measure.mri import MultiCoilMRI
     from taskuq.pipeline.chain import true_image
     from taskuq.recover import ZeroFilled
-    from taskuq.task.simple import MeanIntensity
+    from taskuq.task import MeanIntensity
 
     atlas = Atlas(25, 0, coils=8, plan=PatientPlan(size=128, slices=8))
     images = [atlas[i].image for i in range(len(atlas))]

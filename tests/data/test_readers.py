@@ -24,7 +24,7 @@ from taskuq.kinds import load_extensions
 from taskuq.outputs.table import TaskOutputs
 from taskuq.settings import read_toml, toml_text
 from taskuq.task import BackboneConfig, ClassifierConfig
-from taskuq.task.cases import TaskCases, open_parts
+from taskuq.task.cases import TaskCases
 from taskuq.task.classifier_training import ClassifierTraining
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, train
@@ -382,7 +382,8 @@ def test_a_folder_of_mixed_sizes_is_refused_and_can_be_cut(tmp_path):
 @pytest.mark.skipif(not LGG.exists(), reason="the real slices are not part of this project")
 def test_real_slices_are_split_by_patient():
     data = NpzData(path=LGG, keep="central")
-    parts = open_parts(ClassifierTraining(data=data, split=SplitConfig(train=0.5, tune=0.1)))
+    settings = ClassifierTraining(data=data, split=SplitConfig(train=0.5, tune=0.1))
+    parts = settings.open_parts()
     patients = [set(part.cases.groups) for part in parts]
 
     assert sum(len(part.cases) for part in parts) == 1801

@@ -14,7 +14,7 @@ from taskuq.pipeline import status
 from taskuq.pipeline.batches import batch_size
 from taskuq.pipeline.log import RunLog
 from taskuq.recover import FlowRecovery, VarNetRecovery, ZeroFilled, build
-from taskuq.task.simple import MeanIntensity
+from taskuq.task import MeanIntensity
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
 RATES = (8.0, 4.0)

@@ -9,7 +9,7 @@ import torch
 import taskuq as tq
 from taskuq.measure.adapters import PhysicsMeasure
 from taskuq.pipeline import PhysicsRecovery
-from taskuq.task.simple import MeanIntensity
+from taskuq.task import MeanIntensity
 
 SCAN = SimpleNamespace(y=torch.zeros(1, 1, 4, 4), physics=None)
 

@@ -11,7 +11,7 @@ import taskuq as tq
 from taskuq.commands.app import main
 from taskuq.pipeline import RecoveryFolder, status
 from taskuq.seeds import case_seed
-from taskuq.task.simple import MeanIntensity
+from taskuq.task import MeanIntensity
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
 NAMES = ["a", "b", "ward-2/c"]

@@ -18,7 +18,7 @@ from taskuq.settings import read_settings
 from taskuq.task import AttackConfig, BackboneConfig, ClassifierConfig, load
 from taskuq.task.augment import AugmentConfig
 from taskuq.task.backbone import StartConfig
-from taskuq.task.cases import collate, open_parts
+from taskuq.task.cases import collate
 from taskuq.task.classifier_training import ClassifierTraining
 from taskuq.task.quality import judge_classifier, judge_numbers
 from taskuq.task.simclr import ContrastiveConfig, ContrastiveTraining
@@ -57,7 +57,7 @@ def same(first, second):
 
 def test_a_classifier_learns_what_it_is_shown(settings, tmp_path):
     best = train(settings, tmp_path, machine=CPU)
-    judged = open_parts(settings)[2]
+    judged = settings.open_parts()[2]
     (row,) = judge_classifier(load(best), judged, AttackConfig(radius=0.5))
 
     assert row["cases"] == 24
@@ -177,7 +177,7 @@ def test_a_lesion_area_is_learnt_in_its_own_unit(settings, tmp_path):
         training=replace(settings.training, epochs=12),
     )
     network = load(train(numbers, tmp_path, machine=CPU))
-    (row,) = judge_numbers(network, open_parts(numbers)[2])
+    (row,) = judge_numbers(network, numbers.open_parts()[2])
 
     assert row["explained"] > 0.5
     assert network.range is None
@@ -190,7 +190,7 @@ def test_several_findings_are_learnt_at_once(settings, tmp_path):
         data=replace(settings.data, target="both"),
         attack=AttackConfig(radius=0),
     )
-    rows = judge_classifier(load(train(both, tmp_path, machine=CPU)), open_parts(both)[2])
+    rows = judge_classifier(load(train(both, tmp_path, machine=CPU)), both.open_parts()[2])
 
     assert [row["task"] for row in rows] == ["spot", "none"]
     assert min(row["auroc"] for row in rows) > 0.9
@@ -199,7 +199,7 @@ def test_several_findings_are_learnt_at_once(settings, tmp_path):
 def test_only_the_cases_that_are_kept_are_used(settings):
     some = replace(settings, data=replace(settings.data, keep="first_half"))
 
-    assert sum(len(part.cases) for part in open_parts(some)) == 48
+    assert sum(len(part.cases) for part in some.open_parts()) == 48
 
 
 def labelled(label, path):

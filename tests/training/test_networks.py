@@ -24,18 +24,16 @@ OPENED = [(RECOVERIES, "flow"), (RECOVERIES, "varnet"), (TASKS, "classifier")]
 MINE = '''
 """A network of one number: the zero-filled image, times a factor that is learned."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from taskuq.data.readers import Data, paper_data
 from taskuq.measure.coils import rss
-from taskuq.measure.masks import MaskConfig
 from taskuq.measure.projections import keep_measured
 from taskuq.recover import RECOVERIES
-from taskuq.recover.cases import measured_cases
+from taskuq.recover.cases import RecoveryTraining
 from taskuq.training.config import TrainingConfig
 from taskuq.training.networks import Network
 from taskuq.training.recipe import Recipe
@@ -74,14 +72,12 @@ class FactorMethod:
 
 
 @dataclass(frozen=True)
-class FactorTraining:
+class FactorTraining(RecoveryTraining):
     network: FactorConfig = FactorConfig()
     training: TrainingConfig = TrainingConfig(epochs=2, learning_rate=0.1)
-    data: Data = field(default_factory=paper_data)
-    measure: MaskConfig = MaskConfig()
 
     def prepare(self, machine, data=None):
-        return measured_cases(self, machine, data, by_volume=False)
+        return self.measured(machine, data)
 
     def recipe(self, cases, machine):
         def errors(net, batch, generator):

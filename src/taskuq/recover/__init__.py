@@ -8,9 +8,11 @@ from taskuq.recover.columns import central_lines
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.flow.sampler import Sampler, Samples
 from taskuq.recover.flow_training import FlowRecovery
-from taskuq.recover.methods import RECOVERIES, ZeroFilled, build, load, open_recovery
+from taskuq.recover.methods import RECOVERIES, ZeroFilled, open_recovery
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.recover.varnet_training import VarNetRecovery, load_public_varnet
+
+build, load = RECOVERIES.build, RECOVERIES.load
 
 __all__ = [
     "RECOVERIES",

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from taskuq.data.dataset import Dataset
 from taskuq.data.memory import InMemory
-from taskuq.data.readers import open_data
+from taskuq.data.readers import Data, open_data, paper_data
 from taskuq.errors import InputError
 from taskuq.measure.coils import rss
+from taskuq.measure.masks import MaskConfig
 from taskuq.recover.columns import central_lines
+from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine
 
 
@@ -136,30 +138,41 @@ def group_ranges(source: Dataset) -> dict[str, float]:
     return ranges
 
 
-def measured_cases(
-    settings: Any, machine: Machine, data: tuple[Dataset, Dataset] | None, *, by_volume: bool
-) -> tuple[MeasuredCases, MeasuredCases]:
-    """The cases that a recovery network is trained on and validated by.
+@dataclass(frozen=True)
+class RecoveryTraining:
+    """What the TOML file of a recovery network's training says, whatever the network.
 
     Arguments:
-        settings: What a configuration file says; its tables ``data``, ``measure``, ``training``.
-        machine: On what to train.
-        data: Training and validation data; by default those that the settings name.
-        by_volume: Whether to look for the data range of every volume, for which each case is read.
-
-    Returns:
-        Training cases, a mask drawn for each case and epoch, and validation cases.
+        network: The size of the network.
+        training: Optimiser, epochs, batch.
+        data: Where cases come from.
+        measure: The masks, one of which is drawn for each case and epoch.
     """
-    training, validation = (
-        _resident(part, machine, settings.training.workers)
-        for part in data or open_data(settings.data)
-    )
-    masks = settings.measure.masks(as_coils(training[0].image).shape[-1])
-    ranges = [group_ranges(part) if by_volume else {} for part in (training, validation)]
-    return (
-        MeasuredCases(training, masks, settings.training.seed, ranges[0]),
-        MeasuredCases(validation, masks, None, ranges[1]),
-    )
+
+    network: Any = None
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    data: Data = field(default_factory=paper_data)
+    measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
+
+    def measured(
+        self, machine: Machine, data: tuple[Dataset, Dataset] | None, *, by_volume: bool = False
+    ) -> tuple[MeasuredCases, MeasuredCases]:
+        """The cases to train on and to validate by, each with its masks.
+
+        Arguments:
+            machine: On what to train.
+            data: Training and validation data; by default those that the settings name.
+            by_volume: Whether the data range is that of a volume, for which each case is read once.
+        """
+        training, validation = (
+            _resident(part, machine, self.training.workers) for part in data or open_data(self.data)
+        )
+        masks = self.measure.masks(as_coils(training[0].image).shape[-1])
+        ranges = [group_ranges(part) if by_volume else {} for part in (training, validation)]
+        return (
+            MeasuredCases(training, masks, self.training.seed, ranges[0]),
+            MeasuredCases(validation, masks, None, ranges[1]),
+        )
 
 
 def _resident(cases: Dataset, machine: Machine, workers: int) -> Dataset:

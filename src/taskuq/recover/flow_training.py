@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -13,14 +13,12 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from taskuq.data.readers import Data, paper_data
 from taskuq.errors import InputError
 from taskuq.measure.coils import rss, to_channels
-from taskuq.measure.masks import MaskConfig
 from taskuq.measure.projections import keep_measured, null_space
 from taskuq.protocols import Recover
 from taskuq.recover.around import AroundEstimate, check_temperature
-from taskuq.recover.cases import measured_cases
+from taskuq.recover.cases import RecoveryTraining
 from taskuq.recover.estimate import EstimatedCases
 from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
 from taskuq.recover.flow.sampler import Sampler, case_scale
@@ -35,19 +33,15 @@ from taskuq.training.networks import Network
 from taskuq.training.recipe import Batch, Recipe
 from taskuq.weights import locate
 
+# Trained in minutes.
+SMALL = FlowConfig(unet_width=16, condition_channels=16, steps=4, normalise=True)
 PRESETS = {
     "paper": FlowConfig(),
     # 128×128, 8 coils: 3.6 million parameters, 7.5 MB in float16.
-    "demo": FlowConfig(
-        unet_width=16,
-        condition_channels=16,
-        steps=4,
-        normalise=True,
-        noise=0.02,
-        null_noise=0.02,
-    ),
+    "demo": replace(SMALL, noise=0.02, null_noise=0.02),
     # The same size around the estimates of a variational network: 2.5 million parameters.
-    "around": FlowConfig(
+    "around": replace(
+        SMALL,
         coils=1,
         inputs=6,
         unet_width=32,
@@ -55,15 +49,12 @@ PRESETS = {
         condition_channels=24,
         direct=True,
         layers=3,
-        steps=4,
         null_noise=0.003,
-        normalise=True,
     ),
     # For teaching and tests: 0.7 million parameters.
-    "tiny": FlowConfig(
-        coils=1, unet_width=16, unet_pools=3, condition_channels=16, steps=4, normalise=True
-    ),
+    "tiny": replace(SMALL, coils=1, unet_pools=3),
 }
+PAPER = TrainingConfig(epochs=150, batch=8, learning_rate=1e-4, weight_decay=1e-7, clip=1.0)
 
 
 class FlowRecovery:
@@ -71,10 +62,8 @@ class FlowRecovery:
 
     Arguments:
         flow: The flow; it is not changed.
-        device: Where to draw; by default where the flow is.
-        dtype: The precision of the convolutions; bfloat16 on a GPU, float32 elsewhere.
-        memory: Bytes that the samples of one chunk may take.
         temperature: Standard deviation of the latents; 1 draws from the posterior.
+        options: Of :class:`taskuq.recover.Sampler`: ``device``, ``dtype``, ``memory``.
 
     Example:
         >>> import torch
@@ -88,16 +77,8 @@ class FlowRecovery:
         (torch.Size([3, 16, 16]), 0)
     """
 
-    def __init__(
-        self,
-        flow: ConditionalFlow,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        memory: float = 2.5 * 2**30,
-        temperature: float = 1.0,
-    ) -> None:
-        self.sampler = Sampler(flow, device=device, dtype=dtype, memory=memory, finish=rss)
+    def __init__(self, flow: ConditionalFlow, *, temperature: float = 1.0, **options: Any) -> None:
+        self.sampler = Sampler(flow, finish=rss, **options)
         self.temperature = temperature
         self.rejected = 0
 
@@ -160,14 +141,10 @@ class FlowMethod:
 
 
 @dataclass(frozen=True)
-class FlowTraining:
+class FlowTraining(RecoveryTraining):
     """One TOML file for a flow; the defaults are the paper's.
 
     Arguments:
-        network: The size of the flow.
-        training: Optimiser, epochs, batch.
-        data: Where cases come from.
-        measure: The masks, one of which is drawn for each case and epoch.
         estimate: Weights of a variational network around whose estimates the flow is trained: a
             file, or a name of the package's own. Without them the flow learns whole images, as
             the paper's does.
@@ -180,13 +157,7 @@ class FlowTraining:
     """
 
     network: FlowConfig = field(default_factory=FlowConfig)
-    training: TrainingConfig = field(
-        default_factory=lambda: TrainingConfig(
-            epochs=150, batch=8, learning_rate=1e-4, weight_decay=1e-7, clip=1.0
-        )
-    )
-    data: Data = field(default_factory=paper_data)
-    measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
+    training: TrainingConfig = PAPER
     estimate: Path | None = None
     temperatures: tuple[tuple[float, float], ...] = ()
 
@@ -201,7 +172,7 @@ class FlowTraining:
 
     def prepare(self, machine: Machine, data: Any = None) -> tuple[Any, Any]:
         """Measure the cases, and estimate them where the flow is to be around that."""
-        cases = measured_cases(self, machine, data, by_volume=False)
+        cases = self.measured(machine, data)
         if self.estimate is None:
             return cases
         on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
@@ -374,11 +345,4 @@ def _estimating(weights: Path | str) -> VarNet:
     return net
 
 
-NETWORK = Network(
-    config=FlowConfig,
-    make=ConditionalFlow,
-    training=FlowTraining,
-    method=FlowMethod,
-    presets=PRESETS,
-    large=True,
-)
+NETWORK = Network(FlowConfig, ConditionalFlow, FlowTraining, FlowMethod, PRESETS, large=True)

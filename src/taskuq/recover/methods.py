@@ -83,41 +83,6 @@ class FolderMethod:
         return RecoveryFolder(self.path)
 
 
-def build(name: str, preset: str = "paper") -> Any:
-    """Make a recovery network with random weights.
-
-    Arguments:
-        name: ``"flow"`` (posterior samples), ``"varnet"`` (a point estimate), or one of your own.
-        preset: ``"paper"``, ``"demo"`` (128×128, 8 coils) or ``"tiny"``; of the flow also
-            ``"around"``, for :class:`taskuq.recover.around.AroundEstimate`.
-
-    Returns:
-        A torch module.
-
-    Example:
-        >>> net = build("varnet", preset="tiny")
-        >>> sum(p.numel() for p in net.parameters())
-        56747
-    """
-    return RECOVERIES.build(name, preset)
-
-
-def load(path: Path | str) -> Any:
-    """Read a trained network: safetensors, with the TOML of its configuration beside it.
-
-    Arguments:
-        path: The weights, ending in .safetensors.
-
-    Returns:
-        The network, on the CPU, ready to be used.
-
-    Example:
-        >>> load(locate("varnet-atlas")).config.cascades
-        6
-    """
-    return RECOVERIES.load(path)
-
-
 def open_recovery(
     weights: Path | str, *, device: torch.device | str = "cpu", **settings: Any
 ) -> Recover:

@@ -11,63 +11,38 @@ from taskuq.errors import InputError
 SLOPE = 0.2
 
 
-class ConvBlock(nn.Module):
-    """Two 3×3 convolutions, each followed by instance normalisation and a leaky ReLU.
+class Block(nn.Module):
+    """Layers in a row, under the name that the public fastMRI networks give them.
 
     Arguments:
-        inputs: Channels in.
-        outputs: Channels out.
-
-    Example:
-        >>> import torch
-        >>> ConvBlock(2, 4)(torch.zeros(1, 2, 8, 8)).shape
-        torch.Size([1, 4, 8, 8])
+        layers: The layers.
     """
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
-        # The positions 0 and 4 give the parameter names of the public fastMRI weights.
-        self.layers = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-            nn.InstanceNorm2d(outputs),
-            nn.LeakyReLU(SLOPE),
-            nn.Identity(),
-            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-            nn.InstanceNorm2d(outputs),
-            nn.LeakyReLU(SLOPE),
-        )
+        self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply both convolutions."""
+        """Apply the layers."""
         y: Tensor = self.layers(x)
         return y
 
 
-class UpBlock(nn.Module):
-    """A 2×2 transposed convolution that doubles the size, normalised like :class:`ConvBlock`.
+def _conv_block(inputs: int, outputs: int) -> Block:
+    """Two 3×3 convolutions, each followed by instance normalisation and a leaky ReLU."""
+    first = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+    # The positions 0 and 4 give the parameter names of the public fastMRI weights.
+    return Block(*_normed(first, outputs), nn.Identity(), *_normed(second, outputs))
 
-    Arguments:
-        inputs: Channels in.
-        outputs: Channels out.
 
-    Example:
-        >>> import torch
-        >>> UpBlock(4, 2)(torch.zeros(1, 4, 8, 8)).shape
-        torch.Size([1, 2, 16, 16])
-    """
+def _up_block(inputs: int, outputs: int) -> Block:
+    """A 2×2 transposed convolution that doubles the size, normalised like the others."""
+    return Block(*_normed(nn.ConvTranspose2d(inputs, outputs, 2, stride=2, bias=False), outputs))
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.ConvTranspose2d(inputs, outputs, 2, stride=2, bias=False),
-            nn.InstanceNorm2d(outputs),
-            nn.LeakyReLU(SLOPE),
-        )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Double height and width."""
-        y: Tensor = self.layers(x)
-        return y
+def _normed(convolution: nn.Module, outputs: int) -> tuple[nn.Module, ...]:
+    return convolution, nn.InstanceNorm2d(outputs), nn.LeakyReLU(SLOPE)
 
 
 class UNet(nn.Module):
@@ -100,14 +75,14 @@ class UNet(nn.Module):
         widths = [width * 2**level for level in range(pools + 1)]
         self.pools = pools
         self.down_sample_layers = nn.ModuleList(
-            ConvBlock(inputs if level == 0 else widths[level - 1], widths[level])
+            _conv_block(inputs if level == 0 else widths[level - 1], widths[level])
             for level in range(pools)
         )
-        self.conv = ConvBlock(widths[-2], widths[-1])
+        self.conv = _conv_block(widths[-2], widths[-1])
         self.up_transpose_conv = nn.ModuleList(
-            UpBlock(widths[level + 1], widths[level]) for level in reversed(range(pools))
+            _up_block(widths[level + 1], widths[level]) for level in reversed(range(pools))
         )
-        blocks = [ConvBlock(2 * widths[level], widths[level]) for level in reversed(range(pools))]
+        blocks = [_conv_block(2 * widths[level], widths[level]) for level in reversed(range(pools))]
         self.up_conv = nn.ModuleList(
             [*blocks[:-1], nn.Sequential(blocks[-1], nn.Conv2d(width, outputs, 1))]
         )

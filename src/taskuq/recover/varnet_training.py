@@ -12,13 +12,11 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from taskuq.data.readers import Data, paper_data
 from taskuq.errors import InputError
 from taskuq.measure.coils import rss
 from taskuq.measure.fourier import fft2c
-from taskuq.measure.masks import MaskConfig
 from taskuq.measure.projections import broadcast_mask
-from taskuq.recover.cases import MeasuredCases, measured_cases
+from taskuq.recover.cases import MeasuredCases, RecoveryTraining
 from taskuq.recover.columns import central_lines
 from taskuq.recover.methods import RECOVERIES
 from taskuq.recover.metrics import ssim
@@ -35,6 +33,9 @@ PRESETS = {
     "demo": VarNetConfig(cascades=6, width=16, pools=3, sensitivity_width=6, sensitivity_pools=3),
     "tiny": VarNetConfig(cascades=3, width=6, pools=2, sensitivity_width=4, sensitivity_pools=2),
 }
+PAPER = TrainingConfig(
+    epochs=50, batch=16, learning_rate=1e-4, schedule="step", decay=0.1, decay_epochs=40
+)
 
 
 class VarNetRecovery:
@@ -91,14 +92,10 @@ class VarNetMethod:
 
 
 @dataclass(frozen=True)
-class VarNetTraining:
+class VarNetTraining(RecoveryTraining):
     """One TOML file for a variational network; the defaults are the paper's.
 
     Arguments:
-        network: The size of the network.
-        training: Optimiser, epochs, batch.
-        data: Where cases come from.
-        measure: The masks, one of which is drawn for each case and epoch.
         data_range: The range :math:`L` of the structural similarity: ``"volume"`` takes the
             largest value of a volume, for which every case is read once; ``"slice"`` that of each
             slice, as the authors do.
@@ -109,18 +106,12 @@ class VarNetTraining:
     """
 
     network: VarNetConfig = field(default_factory=VarNetConfig)
-    training: TrainingConfig = field(
-        default_factory=lambda: TrainingConfig(
-            epochs=50, batch=16, learning_rate=1e-4, schedule="step", decay=0.1, decay_epochs=40
-        )
-    )
-    data: Data = field(default_factory=paper_data)
-    measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
+    training: TrainingConfig = PAPER
     data_range: Literal["volume", "slice"] = "volume"
 
     def prepare(self, machine: Machine, data: Any = None) -> tuple[MeasuredCases, MeasuredCases]:
         """Measure the cases."""
-        return measured_cases(self, machine, data, by_volume=self.data_range == "volume")
+        return self.measured(machine, data, by_volume=self.data_range == "volume")
 
     def recipe(self, cases: Any, machine: Machine) -> Recipe:
         """The network, to be trained by structural similarity."""
@@ -205,11 +196,4 @@ def load_public_varnet(path: Path | str) -> VarNet:
     return net.eval()
 
 
-NETWORK = Network(
-    config=VarNetConfig,
-    make=VarNet,
-    training=VarNetTraining,
-    method=VarNetMethod,
-    presets=PRESETS,
-    large=True,
-)
+NETWORK = Network(VarNetConfig, VarNet, VarNetTraining, VarNetMethod, PRESETS, large=True)

@@ -19,8 +19,7 @@ from taskuq.pipeline.progress import duration
 from taskuq.protocols import PosteriorRecover
 from taskuq.recover.methods import RECOVERIES, RecoveryMethod, ZeroFilledMethod
 from taskuq.settings import read_settings, to_table
-from taskuq.task.methods import TASKS, TaskMethod
-from taskuq.task.simple import MeanIntensityMethod
+from taskuq.task.methods import TASKS, MeanIntensityMethod, TaskMethod
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ a network and ``AsTask`` makes one of any module or function.
 from taskuq.task.attack import AttackConfig
 from taskuq.task.backbone import BackboneConfig
 from taskuq.task.classifier import Classifier, ClassifierConfig
-from taskuq.task.methods import TASKS, build, load
-from taskuq.task.simple import AsTask, MeanIntensity
+from taskuq.task.methods import TASKS, AsTask, MeanIntensity
+
+build, load = TASKS.build, TASKS.load
 
 __all__ = [
     "TASKS",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from taskuq.data.dataset import Dataset
-from taskuq.data.readers import open_task_data
-from taskuq.data.splits import Part, Split
+from taskuq.data.readers import Data, open_task_data, paper_data
+from taskuq.data.splits import Part, SplitConfig
 from taskuq.errors import InputError
 from taskuq.measure.coils import magnitude
+from taskuq.task.augment import AugmentConfig
+from taskuq.task.backbone import StartConfig
+from taskuq.training.config import TrainingConfig
+from taskuq.training.fit import Machine
 
 
 def unit_scale(images: Tensor) -> Tensor:
@@ -123,45 +127,46 @@ def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([case[name] for case in cases]) for name in ("image", "target")}
 
 
-def open_parts(settings: Any, split: Split | None = None) -> tuple[Part, Part, Part]:
-    """Open the data a training names, in three parts that share no patient.
+@dataclass(frozen=True)
+class TaskTraining:
+    """What the TOML file of a task network's training says, whatever the network.
 
     Arguments:
-        settings: What a configuration file says.
-        split: Who goes where; by default what the settings say.
-
-    Returns:
-        Cases to train on, to tune on, to judge.
+        network: The size of the network.
+        training: Optimiser, epochs, batch.
+        data: Where images come from, with their labels.
+        split: Who is trained on, tuned on, judged: the same file for all networks.
+        views: How far a view is from its image.
+        start: What the network starts from.
 
     Example:
         >>> import tempfile
-        >>> from taskuq.data.arrays import NpzData
-        >>> from taskuq.task.classifier_training import ClassifierTraining
         >>> from pathlib import Path
+        >>> from taskuq.data.arrays import NpzData
         >>> path = Path(tempfile.mkdtemp()) / "mine.npz"
         >>> np.savez(path, images=np.ones((10, 8, 8)), label=[0, 1] * 5, group=np.arange(10))
-        >>> settings = ClassifierTraining(data=NpzData(path=path))
-        >>> [len(part.cases) for part in open_parts(settings)]
+        >>> [len(part.cases) for part in TaskTraining(data=NpzData(path=path)).open_parts()]
         [6, 1, 3]
     """
-    whole = open_task_data(settings.data)
-    if split is None:
-        split = settings.split.split(whole.cases.groups)
-    train, tune, judge = whole.split(split)
-    if settings.data.in_memory:
-        processes = settings.data.processes
-        return train.in_memory(processes), tune.in_memory(processes), judge
-    return train, tune, judge
 
+    network: Any = None
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    data: Data = field(default_factory=paper_data)
+    split: SplitConfig = field(default_factory=SplitConfig)
+    views: AugmentConfig = field(default_factory=AugmentConfig)
+    start: StartConfig = field(default_factory=StartConfig)
 
-def task_cases(settings: Any, parts: Sequence[Part] | None) -> tuple[TaskCases, ...]:
-    """The cases that a task network is trained on, tuned on and, where there are more, judged by.
+    def open_parts(self) -> tuple[Part, Part, Part]:
+        """Open the data in three parts that share no patient: to train on, to tune on, to judge."""
+        whole = open_task_data(self.data)
+        train, tune, judge = whole.split(self.split.split(whole.cases.groups))
+        if self.data.in_memory:
+            processes = self.data.processes
+            return train.in_memory(processes), tune.in_memory(processes), judge
+        return train, tune, judge
 
-    Arguments:
-        settings: What a configuration file says; its tables ``data`` and ``split``.
-        parts: The parts themselves; by default those that the settings name.
-
-    Returns:
-        Cases of each part by (epoch, index).
-    """
-    return tuple(TaskCases(part.cases, part.targets) for part in parts or open_parts(settings))
+    def prepare(
+        self, machine: Machine, data: Sequence[Part] | None = None
+    ) -> tuple[TaskCases, ...]:
+        """Cases of the parts by (epoch, index): of those the settings name, or of others."""
+        return tuple(TaskCases(part.cases, part.targets) for part in data or self.open_parts())

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from taskuq.data.readers import Data, paper_data
-from taskuq.data.splits import Part, SplitConfig
+from taskuq.data.splits import Part
 from taskuq.errors import InputError
 from taskuq.task.attack import AttackConfig, attacked
 from taskuq.task.augment import AugmentConfig, augment
-from taskuq.task.backbone import BackboneConfig, StartConfig
-from taskuq.task.cases import TaskCases, collate, task_cases, unit_scale
+from taskuq.task.backbone import BackboneConfig
+from taskuq.task.cases import TaskCases, TaskTraining, collate, unit_scale
 from taskuq.task.classifier import Classifier, ClassifierConfig
 from taskuq.task.methods import TASKS
 from taskuq.task.metrics import auroc, require_classes
@@ -37,6 +36,9 @@ PRESETS = {
     # For teaching and tests.
     "tiny": ClassifierConfig(BackboneConfig("small", width=8, blocks=(1, 1, 1)), hidden=(16,)),
 }
+PAPER = TrainingConfig(
+    epochs=100, batch=128, learning_rate=1e-4, weight_decay=1e-2, schedule="cosine", decay=0.02
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class ClassifierMethod:
 
 
 @dataclass(frozen=True)
-class ClassifierTraining:
+class ClassifierTraining(TaskTraining):
     """One TOML file for a task network; the defaults are the paper's.
 
     Arguments:
@@ -65,8 +67,8 @@ class ClassifierTraining:
         data: Where labelled images come from.
         split: Who is trained on, tuned on, judged.
         views: How far a view is from its image.
-        attack: Radius and steps of adversarial training; radius 0 trains plainly.
         start: What the network starts from.
+        attack: Radius and steps of adversarial training; radius 0 trains plainly.
         balance: Whether both classes count alike in the loss.
 
     Example:
@@ -75,26 +77,9 @@ class ClassifierTraining:
     """
 
     network: ClassifierConfig = field(default_factory=ClassifierConfig)
-    training: TrainingConfig = field(
-        default_factory=lambda: TrainingConfig(
-            epochs=100,
-            batch=128,
-            learning_rate=1e-4,
-            weight_decay=1e-2,
-            schedule="cosine",
-            decay=0.02,
-        )
-    )
-    data: Data = field(default_factory=paper_data)
-    split: SplitConfig = field(default_factory=SplitConfig)
-    views: AugmentConfig = field(default_factory=AugmentConfig)
+    training: TrainingConfig = PAPER
     attack: AttackConfig = field(default_factory=AttackConfig)
-    start: StartConfig = field(default_factory=StartConfig)
     balance: bool = True
-
-    def prepare(self, machine: Machine, data: Any = None) -> tuple[TaskCases, ...]:
-        """Open the cases to train on, to tune on and to judge."""
-        return task_cases(self, data)
 
     def recipe(self, cases: tuple[TaskCases, ...], machine: Machine) -> Recipe:
         """The network, started as configured, to be trained on attacked views."""
@@ -276,10 +261,5 @@ def _standardise(network: Classifier, targets: NDArray[np.floating]) -> None:
 
 
 NETWORK = Network(
-    config=ClassifierConfig,
-    make=Classifier,
-    training=ClassifierTraining,
-    method=ClassifierMethod,
-    presets=PRESETS,
-    judge=judge_trained,
+    ClassifierConfig, Classifier, ClassifierTraining, ClassifierMethod, PRESETS, judge_trained
 )

@@ -1,15 +1,19 @@
-"""Tasks by name: the one list, and the networks among them."""
+"""Tasks by name: the one list, and those that need no network of ours."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor, nn
 
+from taskuq.errors import InputError
+from taskuq.task.cases import require_images
 from taskuq.training.networks import Methods
 
-TASKS = Methods("task", "task", {"mean-intensity": "taskuq.task.simple:MeanIntensityMethod"})
+TASKS = Methods("task", "task", {"mean-intensity": "taskuq.task.methods:MeanIntensityMethod"})
 
 
 class TaskMethod(Protocol):
@@ -20,36 +24,113 @@ class TaskMethod(Protocol):
         ...
 
 
-def build(name: str, preset: str = "paper") -> Any:
-    """Make a task network with random weights.
+@dataclass(frozen=True, eq=False)
+class AsTask:
+    """A task from a torch module or any function of images.
+
+    A module is asked in evaluation mode, without gradients, on the device it is on; its mode is
+    put back afterwards. Nothing is scaled: the function sees the images as they are.
 
     Arguments:
-        name: ``"classifier"``, or one of your own.
-        preset: ``"paper"`` (ResNet-50, 320×320), ``"demo"`` (128×128) or ``"tiny"``.
-
-    Returns:
-        A torch module.
+        function: Takes images (image, height, width) and returns (image,), (image, 1) or (image,
+            task).
+        batch: Images handed over at a time.
 
     Example:
-        >>> net = build("classifier", preset="tiny")
-        >>> sum(p.numel() for p in net.parameters())
-        20665
+        >>> from torch import nn
+        >>> task = AsTask(nn.Sequential(nn.Flatten(), nn.Linear(16, 1), nn.Sigmoid()))
+        >>> task(np.ones((5, 4, 4))).shape
+        torch.Size([5])
     """
-    return TASKS.build(name, preset)
+
+    function: Callable[[Tensor], Any]
+    batch: int = 256
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise InputError(f"batch is {self.batch}; give a whole number above 0")
+
+    @torch.no_grad()
+    def __call__(self, images: Any) -> Tensor:
+        """Images (image, height, width) to outputs (image,) or (image, task), on their device."""
+        images = torch.as_tensor(images)
+        require_images(images)
+        module = self.function if isinstance(self.function, nn.Module) else None
+        where = next(module.parameters(), images) if module is not None else images
+        was_training = module is not None and module.training
+        if module is not None:
+            module.eval()
+        try:
+            parts = [
+                self._outputs(part.to(where.device, torch.float32))
+                for part in images.split(self.batch)
+            ]
+        finally:
+            if module is not None:
+                module.train(was_training)
+        return torch.cat(parts).to(images.device)
+
+    def _outputs(self, images: Tensor) -> Tensor:
+        outputs = torch.as_tensor(self.function(images))
+        if outputs.ndim == 2 and outputs.shape[1] == 1:
+            outputs = outputs[:, 0]
+        if outputs.ndim not in (1, 2) or len(outputs) != len(images):
+            raise InputError(
+                f"the task gave shape {tuple(outputs.shape)} for {len(images)} images; let it "
+                "return (image,) or (image, task)"
+            )
+        return outputs.float()
 
 
-def load(path: Path | str) -> Any:
-    """Read a trained task network: safetensors, with the TOML of its configuration beside it.
+@dataclass(frozen=True)
+class MeanIntensity:
+    """The mean of a rectangle of the image.
 
     Arguments:
-        path: The weights, ending in .safetensors.
-
-    Returns:
-        The network, on the CPU, ready to be used.
+        rows: First and last edge of the rectangle, as shares of the height.
+        columns: The same for the width.
 
     Example:
-        >>> from taskuq.weights import locate
-        >>> load(locate("classifier-atlas")).config.hidden
-        (64,)
+        >>> task = MeanIntensity(rows=(0.0, 0.5))  # the upper half
+        >>> task(torch.tensor([[[1.0, 3.0], [9.0, 9.0]]]))
+        tensor([2.])
     """
-    return TASKS.load(path)
+
+    rows: tuple[float, float] = (0.0, 1.0)
+    columns: tuple[float, float] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "columns"):
+            first, last = getattr(self, name)
+            if not 0 <= first < last <= 1:
+                raise InputError(
+                    f"{name} are {first} to {last}; give two increasing numbers between 0 and 1"
+                )
+
+    def __call__(self, images: Any) -> Tensor:
+        """Images (image, height, width) to their means (image,)."""
+        images = torch.as_tensor(images)
+        require_images(images)
+        rows, columns = (
+            slice(int(first * size), max(round(last * size), int(first * size) + 1))
+            for (first, last), size in zip((self.rows, self.columns), images.shape[1:], strict=True)
+        )
+        means: Tensor = images[:, rows, columns].float().mean((-2, -1))
+        return means
+
+
+@dataclass(frozen=True)
+class MeanIntensityMethod:
+    """The table ``[task]`` of the mean intensity of a rectangle, for whoever has no network.
+
+    Arguments:
+        rows: The rectangle's first and last edge, as shares of the height.
+        columns: The same for the width.
+    """
+
+    rows: tuple[float, float] = (0.25, 0.75)
+    columns: tuple[float, float] = (0.25, 0.75)
+
+    def open(self, device: torch.device | str) -> MeanIntensity:
+        """Return the task; it runs where its images are."""
+        return MeanIntensity(self.rows, self.columns)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
-from taskuq.data.readers import Data, paper_data
-from taskuq.data.splits import SplitConfig
 from taskuq.errors import InputError
 from taskuq.task.augment import AugmentConfig, augment
-from taskuq.task.backbone import Backbone, BackboneConfig, StartConfig
-from taskuq.task.cases import TaskCases, collate, task_cases, unit_scale
+from taskuq.task.backbone import Backbone, BackboneConfig
+from taskuq.task.cases import TaskCases, TaskTraining, collate, unit_scale
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine
 from taskuq.training.networks import Network
@@ -81,6 +79,10 @@ class ContrastiveNetwork(nn.Module):
 # Embeddings shorter than this are not stretched to length 1: the gradient of doing so would leave
 # the range of float16, and an embedding that short says nothing.
 SHORTEST = 1e-3
+PAPER = TrainingConfig(
+    epochs=500, batch=128, learning_rate=2e-4, weight_decay=1e-2, schedule="cosine", decay=0.02
+)
+VIEWS = AugmentConfig(contrast=0.5, blur=2.0)
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float, *, gather: bool = True) -> Tensor:
@@ -151,16 +153,11 @@ class _AllGather(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class ContrastiveTraining:
+class ContrastiveTraining(TaskTraining):
     """One TOML file for self-supervised pre-training; the defaults are the paper's.
 
-    Arguments:
-        network: The size of the network.
-        training: Optimiser, epochs, batch.
-        data: Where images come from; labels are not looked at.
-        split: Who is trained on, tuned on, judged: the same file as for the classifier.
-        views: How far a view is from its image.
-        start: What the backbone starts from.
+    Labels are not looked at, and the network starts from random weights, ImageNet's or another
+    pre-training's; :class:`taskuq.task.cases.TaskTraining` says the rest.
 
     Example:
         >>> ContrastiveTraining().training.epochs, ContrastiveTraining().views.blur
@@ -168,24 +165,8 @@ class ContrastiveTraining:
     """
 
     network: ContrastiveConfig = field(default_factory=ContrastiveConfig)
-    training: TrainingConfig = field(
-        default_factory=lambda: TrainingConfig(
-            epochs=500,
-            batch=128,
-            learning_rate=2e-4,
-            weight_decay=1e-2,
-            schedule="cosine",
-            decay=0.02,
-        )
-    )
-    data: Data = field(default_factory=paper_data)
-    split: SplitConfig = field(default_factory=SplitConfig)
-    views: AugmentConfig = field(default_factory=lambda: AugmentConfig(contrast=0.5, blur=2.0))
-    start: StartConfig = field(default_factory=StartConfig)
-
-    def prepare(self, machine: Machine, data: Any = None) -> tuple[TaskCases, ...]:
-        """Open the cases to train on, to tune on and to judge."""
-        return task_cases(self, data)
+    training: TrainingConfig = PAPER
+    views: AugmentConfig = VIEWS
 
     def recipe(self, cases: tuple[TaskCases, ...], machine: Machine) -> Recipe:
         """The network, started as configured, to be trained by the contrastive loss."""
@@ -236,4 +217,4 @@ def simclr_recipe(config: ContrastiveConfig, views: AugmentConfig) -> Recipe:
     )
 
 
-NETWORK = Network(config=ContrastiveConfig, make=ContrastiveNetwork, training=ContrastiveTraining)
+NETWORK = Network(ContrastiveConfig, ContrastiveNetwork, ContrastiveTraining)

@@ -144,15 +144,43 @@ class Methods(Kinds[type[Any]]):
         """The names of those that are networks."""
         return [name for name in self if name in NETWORKS]
 
-    def build(self, name: str, preset: str) -> Any:
-        """Make a network with random weights, or say which there are."""
+    def build(self, name: str, preset: str = "paper") -> Any:
+        """Make a network with random weights.
+
+        Arguments:
+            name: ``"flow"`` (posterior samples), ``"varnet"`` (a point estimate) or
+                ``"classifier"``; or one of your own.
+            preset: ``"paper"``, ``"demo"`` (128×128) or ``"tiny"``; of the flow also ``"around"``,
+                for :class:`taskuq.recover.around.AroundEstimate`.
+
+        Returns:
+            A torch module.
+
+        Example:
+            >>> from taskuq.recover import build
+            >>> sum(p.numel() for p in build("varnet", preset="tiny").parameters())
+            56747
+        """
         if name not in self or name not in NETWORKS or preset not in NETWORKS[name].presets:
             known = (f"{kind} ({', '.join(NETWORKS[kind].presets)})" for kind in self.networks())
             raise InputError(f"there is no {name} {preset}; choose {' or '.join(known)}")
         return NETWORKS[name].make(NETWORKS[name].presets[preset])
 
     def load(self, path: Path | str) -> Any:
-        """Read a trained network of any kind: safetensors, with the TOML of its size beside it."""
+        """Read a trained network: safetensors, with the TOML of its configuration beside it.
+
+        Arguments:
+            path: The weights, ending in .safetensors.
+
+        Returns:
+            The network, on the CPU, ready to be used.
+
+        Example:
+            >>> from taskuq.task import load
+            >>> from taskuq.weights import locate
+            >>> load(locate("classifier-atlas")).config.hidden
+            (64,)
+        """
         from taskuq.weights.files import read_card
 
         card = read_card(path, self.networks())
