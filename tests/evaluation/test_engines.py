@@ -8,9 +8,8 @@ import pytest
 import taskuq as tq
 from taskuq.calibration import MLWR, summaries
 from taskuq.evaluation import splits
-from taskuq.evaluation.ranking import Ranking
 from taskuq.evaluation.splits import fold_sizes, hash_word
-from taskuq.evaluation.trials import Splitting, run_trials, sums_at_quantiles
+from taskuq.evaluation.trials import Ranking, Splitting, run_trials, sums_at_quantiles
 
 RNG = np.random.default_rng(31)
 N, P = 180, 4

@@ -14,8 +14,6 @@ from taskuq.calibration import MLWR
 from taskuq.calibration.law import CoverageLaw
 from taskuq.calibration.rank import conformal_quantile, coverage_rank
 from taskuq.evaluation.exact import (
-    coverage_moments,
-    coverage_pmf,
     linear_moments,
     quantile_position,
 )
@@ -59,10 +57,10 @@ def test_the_law_of_coverage_is_exact_with_ties(scores, data):
     m = len(values) - n
     law = quantile_position(n, m, rank)
     found = np.array(list(covered_counts(values, n, rank)))
-    moments = coverage_moments(law, values)
+    moments = law.coverage(values)
 
     np.testing.assert_allclose(
-        coverage_pmf(law, values), np.bincount(found, minlength=m + 1) / len(found), atol=1e-12
+        law.coverage_pmf(values), np.bincount(found, minlength=m + 1) / len(found), atol=1e-12
     )
     assert moments.mean == pytest.approx((found / m).mean(), abs=1e-12)
     assert moments.sd == pytest.approx((found / m).std(), abs=1e-8)
@@ -71,7 +69,7 @@ def test_the_law_of_coverage_is_exact_with_ties(scores, data):
 @pytest.mark.parametrize(("n", "m"), [(7, 3), (19, 10), (99, 50), (1531, 657)])
 def test_without_ties_the_law_is_beta_binomial(n, m):
     for rank in (1, n // 2, coverage_rank(n, 0.2), n):
-        ours = coverage_pmf(quantile_position(n, m, rank), np.arange(n + m, dtype=float))
+        ours = quantile_position(n, m, rank).coverage_pmf(np.arange(n + m, dtype=float))
 
         np.testing.assert_allclose(ours, CoverageLaw(n, rank, m).pmf, atol=1e-10)
 

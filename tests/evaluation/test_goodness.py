@@ -5,7 +5,7 @@ import pytest
 
 import taskuq as tq
 from taskuq.evaluation import montecarlo
-from taskuq.evaluation.goodness import coverage_histogram
+from taskuq.evaluation.exact import coverage_histogram
 
 TRUTH = np.random.default_rng(17).random(149)
 OUTPUTS = TRUTH[:, None] + 0.1 * np.random.default_rng(18).standard_normal((149, 4))

@@ -20,9 +20,8 @@ from taskuq.decide.planning import examined, policy_unit, round_arrays
 from taskuq.decide.replay import Replayed, Scans, replay
 from taskuq.decide.stopping import Calibrator, smallest_allowed
 from taskuq.errors import InputError
-from taskuq.evaluation.ranking import promised_ranking
 from taskuq.evaluation.splits import fold_sizes, hash_word, test_folds
-from taskuq.evaluation.trials import Splitting, run_trials, split_by
+from taskuq.evaluation.trials import Splitting, promised_ranking, run_trials, split_by
 from taskuq.files import plain
 from taskuq.interval import FloatArray
 from taskuq.outputs import TaskOutputs

@@ -8,27 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.calibration.family import Side, intervals_at
+from taskuq.calibration.family import Side
 from taskuq.calibration.rank import coverage_rank
+from taskuq.calibration.units import NewCase
 from taskuq.errors import InputError
-from taskuq.evaluation.exact import (
-    Moments,
-    coverage_moments,
-    linear_moments,
-    mean_moments,
-    quantile_position,
-)
-from taskuq.evaluation.pools import (
-    Cases,
-    Pool,
-    check_cases,
-    clipped,
-    crosses,
-    distance,
-    linear_width,
-    named_score,
-    pools,
-)
+from taskuq.evaluation.exact import Moments, linear_moments, mean_moments, quantile_position
+from taskuq.evaluation.pools import Checked, Pool, check_cases, crosses, named_score, pools
 from taskuq.evaluation.result import Evaluation
 from taskuq.interval import FloatArray
 from taskuq.protocols import Score
@@ -71,22 +56,37 @@ def evaluate_exact(
         >>> abs(exact.coverage.mean - 64 / 71) < 1e-12  # rank 64 of 70 calibration cases
         True
     """
-    cases = check_cases(
-        outputs, targets, group=None, label=None, unit="case", task_range=task_range, share=share
+    checked = check_cases(
+        outputs,
+        targets,
+        group=None,
+        label=None,
+        unit=NewCase().name,
+        task_range=task_range,
+        share=share,
     )
+    return evaluate_exact_score(checked, score, alpha=alpha, side=side, tunings=tunings, rng=rng)
+
+
+def evaluate_exact_score(
+    checked: Checked,
+    score: str | Score,
+    *,
+    alpha: float,
+    side: Side = "two",
+    tunings: int = 10,
+    rng: np.random.Generator | None = None,
+) -> Evaluation:
+    """Judge a score on inputs that are checked already; see :func:`evaluate_exact`."""
     name, chosen = named_score(score, alpha, side)
-    found = [_judge(cases, pool, alpha) for pool in pools(cases, chosen, alpha, tunings, rng)]
-    if not found:
+    judged = [_judge(checked, pool, alpha) for pool in pools(checked, chosen, alpha, tunings, rng)]
+    if not judged:
         raise InputError(f"tunings must be at least 1, got {tunings}")
-    coverage, width, center_error, infinite, n_tuning = zip(*found, strict=True)
+    coverage, width, center_error, infinite, n_tuning = zip(*judged, strict=True)
     return Evaluation(
         score=name,
         alpha=alpha,
-        unit=cases.unit.counted,
-        samples=int(cases.outputs.shape[-1]),
-        n=cases.units,
-        n_calibration=cases.n_calibration,
-        n_test=cases.n_test,
+        **checked.sizes,
         n_tuning=n_tuning[0],
         trials=None,
         coverage=mixture(coverage),
@@ -112,35 +112,35 @@ def mixture(parts: tuple[Moments, ...]) -> Moments:
     return Moments(mean, math.sqrt(float(variance)))
 
 
-def _judge(cases: Cases, pool: Pool, alpha: float) -> tuple[Moments, Moments, Moments, float, int]:
+def _judge(
+    checked: Checked, pool: Pool, alpha: float
+) -> tuple[Moments, Moments, Moments, float, int]:
     rank = coverage_rank(pool.n_calibration, alpha)
-    targets = cases.targets[pool.index]
     if rank > pool.n_calibration:
-        everything = clipped(pool.family.interval(math.inf), cases.task_range)
+        everything = pool.interval(math.inf)
         width = Moments(float(everything.width.mean()), 0.0)
-        error = distance(everything, targets, cases.task_range)
-        return Moments(1.0, 0.0), width, Moments(float(error.mean()), 0.0), 1.0, pool.n_tuning
+        error = Moments(float(pool.distance(everything).mean()), 0.0)
+        return Moments(1.0, 0.0), width, error, 1.0, pool.n_tuning
     order = np.argsort(pool.scores, kind="stable")
     ordered = pool.scores[order]
-    law = quantile_position(pool.n_calibration, cases.n_test, rank)
-    coverage = coverage_moments(law, ordered)
+    law = quantile_position(pool.n_calibration, checked.n_test, rank)
+    coverage = law.coverage(ordered)
     quantiles = ordered[law.position - 1]
     infinite = float(law.probability[np.isposinf(quantiles)].sum())
-    linear = linear_width(pool.family, cases.task_range)
+    linear = pool.linear_width
     if linear is not None and not infinite and not crosses(linear, float(quantiles[0])):
         base, slope = (part[order] for part in linear)
         width = linear_moments(law, ordered, base, slope)
-        center = pool.family.interval(0.0).center
-        error = np.abs(targets - center)[order]
-        centers = linear_moments(law, ordered, error, np.zeros_like(error))
-        return coverage, width, centers, infinite, pool.n_tuning
+        distances = np.abs(pool.targets - pool.family.interval(0.0).center)[order]
+        error = linear_moments(law, ordered, distances, np.zeros_like(distances))
+        return coverage, width, error, infinite, pool.n_tuning
 
-    family, targets = pool.family.take(order), targets[order]
+    in_order = pool.take(order)
 
     def tables(position: NDArray[np.int64]) -> list[FloatArray]:
-        interval = clipped(intervals_at(family, ordered[position - 1]), cases.task_range)
-        return [interval.width, distance(interval, targets, cases.task_range)]
+        interval = in_order.intervals(ordered[position - 1])
+        return [interval.width, in_order.distance(interval)]
 
     with np.errstate(invalid="ignore"):  # infinite widths are reported as such
-        width, centers = mean_moments(law, tables)
-    return coverage, width, centers, infinite, pool.n_tuning
+        width, error = mean_moments(law, tables)
+    return coverage, width, error, infinite, pool.n_tuning

@@ -1,4 +1,4 @@
-"""The paper's comparison of scores: interval length against acceleration and sample count."""
+"""The paper's comparison of scores: interval width against acceleration and sample count."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from taskuq.calibration.family import Side
+from taskuq.calibration.units import NewCase, unit_named
 from taskuq.errors import InputError
-from taskuq.evaluation.closed_form import evaluate_exact
+from taskuq.evaluation.closed_form import evaluate_exact_score
 from taskuq.evaluation.montecarlo import evaluate_scores
 from taskuq.evaluation.pools import check_cases
 from taskuq.evaluation.result import Evaluation, EvaluationRecord
@@ -89,36 +90,31 @@ def _task(table: TaskOutputs, comparison: Comparison) -> Iterator[Evaluation]:
 
 
 def _round(table: TaskOutputs, k: int, comparison: Comparison) -> list[Evaluation]:
-    outputs, targets = table.until(k), table.targets_at(k)
-    if comparison.trials is None:
-        if (comparison.unit or "case") != "case":
+    trials, unit = comparison.trials, comparison.unit
+    if trials is None:
+        unit = unit or NewCase().name
+        if unit_named(unit).is_group:
             raise InputError("exact evaluation is for splits by case; groups take --trials")
-        return [
-            evaluate_exact(
-                outputs,
-                targets,
-                alpha=comparison.alpha,
-                score=score,
-                side=comparison.side,
-                task_range=table.task_range,
-            )
-            for score in comparison.scores
-        ]
     checked = check_cases(
-        outputs,
-        targets,
+        table.until(k),
+        table.targets_at(k),
         group=table.group,
         label=table.label,
-        unit=comparison.unit,
+        unit=unit,
         cases=comparison.cases,
         task_range=table.task_range,
         share=0.7,
     )
+    if trials is None:
+        return [
+            evaluate_exact_score(checked, score, alpha=comparison.alpha, side=comparison.side)
+            for score in comparison.scores
+        ]
     return evaluate_scores(
         checked,
         comparison.scores,
         alpha=comparison.alpha,
-        trials=comparison.trials,
+        trials=trials,
         # The same splits at every acceleration, so that differences are not those of the splits.
         rng=np.random.default_rng(comparison.seed),
         delta=comparison.delta,

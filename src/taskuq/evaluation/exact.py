@@ -13,6 +13,12 @@ from taskuq.interval import FloatArray
 
 # Ranks less likely than this change no digit of a double.
 NEGLIGIBLE = 1e-16
+# Bins of the chi-square test are pooled until each expects this many trials.
+EXPECTED = 10.0
+HONESTLY = (
+    "A random split of a fixed set obeys this law whatever the data are: agreement shows that the "
+    "code is right, not that new cases are exchangeable with these."
+)
 
 
 @dataclass(frozen=True)
@@ -56,24 +62,82 @@ class QuantilePosition:
         """How many test scores lie after the position."""
         return self.n_test - self.test_below
 
+    def coverage(self, ordered: FloatArray) -> Moments:
+        """Return mean and sd of the coverage of a test fold, ties included.
+
+        Arguments:
+            ordered: All scores in rising order.
+
+        Example:
+            >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
+            >>> law.coverage(np.array([1.0, 2, 3, 4, 5])).mean  # rank / (n + 1)
+            0.5
+            >>> round(law.coverage(np.array([1.0, 1, 1, 1, 1])).mean, 12)
+            1.0
+        """
+        tied, beyond = self._tied_above(ordered)
+        above = self.test_above
+        share = tied / np.maximum(beyond, 1)
+        mean = self.test_below + above * share
+        # Of the scores beyond, `tied` equal the quantile; the test fold holds a hypergeometric
+        # number of them.
+        spread = above * share * (1 - share) * (beyond - above) / np.maximum(beyond - 1, 1)
+        return self.total(mean / self.n_test, spread / self.n_test**2)
+
+    def coverage_pmf(self, ordered: FloatArray) -> FloatArray:
+        """Return the probability that 0, 1, ..., m test cases are covered, ties included.
+
+        Example:
+            >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
+            >>> law.coverage_pmf(np.array([1.0, 2, 3, 4, 5])).round(12)
+            array([0.3, 0.4, 0.3])
+        """
+        tied, beyond = self._tied_above(ordered)
+        pmf = np.zeros(self.n_test + 1)
+        if not tied.any():
+            pmf[self.test_below] = self.probability
+            return pmf
+        for below, above, t, M, probability in zip(
+            self.test_below, self.test_above, tied, beyond, self.probability, strict=True
+        ):
+            extra = np.arange(max(0, above - (M - t)), min(t, above) + 1)
+            chance = _log_choose(t, extra) + _log_choose(M - t, above - extra)
+            pmf[below + extra] += probability * np.exp(chance - _log_choose(M, above))
+        return pmf
+
+    def total(self, mean: FloatArray, variance: FloatArray) -> Moments:
+        """Return moments over all positions from those given each of them."""
+        p = self.probability
+        if not np.isfinite(mean).all():
+            return Moments(float("inf"), float("nan"))
+        center = float(p @ mean)
+        spread = float(p @ (variance + (mean - center) ** 2))
+        return Moments(center, math.sqrt(max(spread, 0.0)))
+
+    def _tied_above(self, ordered: FloatArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """How many scores beyond the position equal it, and how many are beyond it in all."""
+        at = ordered[self.position - 1]
+        tied = np.searchsorted(ordered, at, side="right") - self.position
+        return tied, len(ordered) - self.position
+
 
 def quantile_position(n_calibration: int, n_test: int, rank: int) -> QuantilePosition:
     """Return the law of the quantile's position; ``rank`` must not exceed ``n_calibration``."""
-    from scipy.special import gammaln
-
     n, m, k = n_calibration, n_test, rank
     assert 1 <= k <= n
     j = np.arange(k, k + m + 1)
-
-    def log_choose(total: ArrayLike, part: ArrayLike) -> FloatArray:
-        n_, k_ = np.asarray(total, dtype=float), np.asarray(part, dtype=float)
-        return np.asarray(gammaln(n_ + 1) - gammaln(k_ + 1) - gammaln(n_ - k_ + 1))
-
-    log_probability = log_choose(j - 1, k - 1) + log_choose(n + m - j, n - k) - log_choose(n + m, n)
-    probability = np.exp(log_probability)
+    ways = _log_choose(j - 1, k - 1) + _log_choose(n + m - j, n - k)
+    probability = np.exp(ways - _log_choose(n + m, n))
     kept = probability > NEGLIGIBLE
     # Rounding in the log-gammas is common to all terms; dividing by the sum removes it.
     return QuantilePosition(j[kept], probability[kept] / probability[kept].sum(), n, m, k)
+
+
+def _log_choose(total: ArrayLike, part: ArrayLike) -> FloatArray:
+    from scipy.special import gammaln
+
+    n, k = np.asarray(total, dtype=float), np.asarray(part, dtype=float)
+    return np.asarray(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
 
 
 @dataclass(frozen=True)
@@ -82,61 +146,6 @@ class Moments:
 
     mean: float
     sd: float
-
-
-def coverage_moments(law: QuantilePosition, ordered: FloatArray) -> Moments:
-    """Return mean and sd of the coverage of a test fold, ties included.
-
-    Arguments:
-        law: The law of the quantile's position.
-        ordered: All scores in rising order.
-
-    Example:
-        >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
-        >>> coverage_moments(law, np.array([1.0, 2, 3, 4, 5])).mean  # rank / (n + 1)
-        0.5
-        >>> round(coverage_moments(law, np.array([1.0, 1, 1, 1, 1])).mean, 12)
-        1.0
-    """
-    tied, beyond = _tied_above(law, ordered)
-    above = law.test_above
-    share = tied / np.maximum(beyond, 1)
-    mean = law.test_below + above * share
-    # Of the scores beyond, `tied` equal the quantile; the test fold holds a hypergeometric number.
-    spread = above * share * (1 - share) * (beyond - above) / np.maximum(beyond - 1, 1)
-    return _total(law, mean / law.n_test, spread / law.n_test**2)
-
-
-def coverage_pmf(law: QuantilePosition, ordered: FloatArray) -> FloatArray:
-    """Return the probability that 0, 1, ..., m test cases are covered, ties included.
-
-    Arguments:
-        law: The law of the quantile's position.
-        ordered: All scores in rising order.
-
-    Example:
-        >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
-        >>> coverage_pmf(law, np.array([1.0, 2, 3, 4, 5])).round(12)
-        array([0.3, 0.4, 0.3])
-    """
-    from scipy.special import gammaln
-
-    def log_choose(n: int, k: NDArray[np.int64]) -> FloatArray:
-        return np.asarray(gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0))
-
-    tied, beyond = _tied_above(law, ordered)
-    pmf = np.zeros(law.n_test + 1)
-    if not tied.any():
-        pmf[law.test_below] = law.probability
-        return pmf
-    for below, above, t, M, probability in zip(
-        law.test_below, law.test_above, tied, beyond, law.probability, strict=True
-    ):
-        extra = np.arange(max(0, above - (M - t)), min(t, above) + 1)
-        chance = log_choose(int(t), extra) + log_choose(int(M - t), above - extra)
-        chance = np.exp(chance - log_choose(int(M), np.array(above)))
-        pmf[below + extra] += probability * chance
-    return pmf
 
 
 def mean_moments(
@@ -164,7 +173,7 @@ def mean_moments(
             mean, variance = _combine(law, block, *_sums_around(w, position))
             parts[k][0].append(mean)
             parts[k][1].append(variance)
-    return [_total(law, np.concatenate(m), np.concatenate(v)) for m, v in parts]
+    return [law.total(np.concatenate(m), np.concatenate(v)) for m, v in parts]
 
 
 def _sums_around(values: FloatArray, position: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
@@ -214,7 +223,7 @@ def linear_moments(
     # Sums over the cases before the position, up to it, and over all.
     b, c, bb, bc, cc = padded[:, np.stack([law.position - 1, law.position, everything])]
     mean, variance = _combine(law, slice(None), b + c * q, bb + 2 * bc * q + cc * q**2)
-    return _total(law, mean, variance)
+    return law.total(mean, variance)
 
 
 def _combine(
@@ -245,19 +254,68 @@ def _combine(
     return mean / law.n_test, variance / law.n_test**2
 
 
-def _tied_above(
-    law: QuantilePosition, ordered: FloatArray
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many scores beyond the position equal it, and how many are beyond it in all."""
-    at = ordered[law.position - 1]
-    tied = np.searchsorted(ordered, at, side="right") - law.position
-    return tied, len(ordered) - law.position
+@dataclass(frozen=True)
+class Histogram:
+    """How often each number of test cases was covered, against its exact law.
+
+    Arguments:
+        covered: Numbers of covered test cases.
+        trials: How often each occurred.
+        expected: How often each should occur.
+        p_value: Of a chi-square test of the two.
+    """
+
+    covered: tuple[int, ...]
+    trials: tuple[int, ...]
+    expected: tuple[float, ...]
+    p_value: float
+    reading: str = HONESTLY
 
 
-def _total(law: QuantilePosition, mean: FloatArray, variance: FloatArray) -> Moments:
-    p = law.probability
-    if not np.isfinite(mean).all():
-        return Moments(float("inf"), float("nan"))
-    center = float(p @ mean)
-    spread = float(p @ (variance + (mean - center) ** 2))
-    return Moments(center, math.sqrt(max(spread, 0.0)))
+def coverage_histogram(covered: NDArray[np.int64], pmf: FloatArray) -> Histogram:
+    r"""Compare how often each number of test cases was covered with its exact law.
+
+    Neighbouring numbers are pooled until at least 10 trials are expected in each bin; then
+
+    .. math:: \chi^2 = \sum_b (O_b - E_b)^2 / E_b
+
+    has one degree of freedom less than there are bins.
+
+    Arguments:
+        covered: The number of covered test cases in each trial.
+        pmf: The probability of 0, 1, ..., m covered.
+
+    Example:
+        >>> histogram = coverage_histogram(np.array([0] * 30 + [1] * 70), np.array([0.3, 0.7]))
+        >>> histogram.p_value
+        1.0
+    """
+    from scipy.special import gammaincc
+
+    trials = len(covered)
+    observed = np.bincount(covered, minlength=len(pmf))
+    expected = trials * pmf
+    bins: list[tuple[float, float]] = []
+    count, mass = 0.0, 0.0
+    for o, e in zip(observed, expected, strict=True):
+        count, mass = count + o, mass + e
+        if mass >= EXPECTED:
+            bins.append((count, mass))
+            count, mass = 0.0, 0.0
+    if bins:
+        bins[-1] = (bins[-1][0] + count, bins[-1][1] + mass)
+    p_value = 1.0
+    if len(bins) > 1:
+        seen, due = np.array(bins).T
+        chi_square = float((np.square(seen - due) / due).sum())
+        p_value = float(gammaincc((len(bins) - 1) / 2, chi_square / 2))
+    elif not bins and (observed[pmf <= 0] > 0).any():
+        p_value = 0.0
+    shown = np.nonzero((observed > 0) | (expected >= 0.5))[0]
+    low, high = int(shown.min()), int(shown.max())
+    return Histogram(
+        covered=tuple(range(low, high + 1)),
+        trials=tuple(map(int, observed[low : high + 1])),
+        expected=tuple(float(e) for e in expected[low : high + 1]),
+        p_value=p_value,
+    )

@@ -93,6 +93,12 @@ def _fill_chosen(fold, unit_of_case, chosen):  # type: ignore[no-untyped-def]  #
 
 
 @njit(cache=True, nogil=True)
+def _workspace(units, cases):  # type: ignore[no-untyped-def]  # compiled
+    """Room for the random words of a trial, its test fold of units, and that of cases."""
+    return np.empty(-(-units // 8), np.uint64), np.empty(units, np.uint8), np.empty(cases)
+
+
+@njit(cache=True, nogil=True)
 def run_trials(  # type: ignore[no-untyped-def]  # compiled
     seed,
     trial_numbers,
@@ -110,9 +116,7 @@ def run_trials(  # type: ignore[no-untyped-def]  # compiled
     sums,
 ):
     """Split, find the quantile of each score, and add features over the test cases."""
-    words = np.empty(-(-units // 8), np.uint64)
-    fold = np.empty(units, np.uint8)
-    chosen = np.empty(features.shape[1])
+    words, fold, chosen = _workspace(units, features.shape[1])
     for t in range(trial_numbers.size):
         fill_test_fold(seed, trial_numbers[t], units, n_test, threshold, words, fold)
         _fill_chosen(fold, unit_of_case, chosen)
@@ -129,9 +133,7 @@ def sum_table_rows(  # type: ignore[no-untyped-def]  # compiled
     seed, trial_numbers, units, n_test, threshold, unit_of_case, rows, tables, sums
 ):
     """Add, over the test cases of each trial, the row of each table that belongs to the trial."""
-    words = np.empty(-(-units // 8), np.uint64)
-    fold = np.empty(units, np.uint8)
-    chosen = np.empty(tables.shape[2])
+    words, fold, chosen = _workspace(units, tables.shape[2])
     for t in range(trial_numbers.size):
         fill_test_fold(seed, trial_numbers[t], units, n_test, threshold, words, fold)
         _fill_chosen(fold, unit_of_case, chosen)

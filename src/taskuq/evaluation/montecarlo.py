@@ -9,24 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.calibration.family import Side, intervals_at
+from taskuq.calibration.family import Side
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.summaries import compiled
 from taskuq.errors import InputError
-from taskuq.evaluation.exact import Moments, coverage_pmf, quantile_position
-from taskuq.evaluation.goodness import coverage_histogram
-from taskuq.evaluation.pools import (
-    Cases,
-    Pool,
-    check_cases,
-    clipped,
-    crosses,
-    distance,
-    linear_width,
-    named_score,
-    pools,
-)
-from taskuq.evaluation.ranking import Ranking, promised_ranking
+from taskuq.evaluation.exact import Moments, coverage_histogram, quantile_position
+from taskuq.evaluation.pools import Checked, Pool, check_cases, crosses, named_score, pools
 from taskuq.evaluation.result import Evaluation
 from taskuq.evaluation.splits import hash_word
 from taskuq.evaluation.strata import (
@@ -36,7 +24,15 @@ from taskuq.evaluation.strata import (
     join,
     whole_group_coverage,
 )
-from taskuq.evaluation.trials import Found, Splitting, run_trials, split_by, sums_at_quantiles
+from taskuq.evaluation.trials import (
+    Outcomes,
+    Ranking,
+    Splitting,
+    promised_ranking,
+    run_trials,
+    split_by,
+    sums_at_quantiles,
+)
 from taskuq.interval import FloatArray
 from taskuq.protocols import Score
 
@@ -124,7 +120,7 @@ class _Rule:
 
 
 def evaluate_scores(
-    checked: Cases,
+    checked: Checked,
     scores: Sequence[str | Score],
     *,
     alpha: float,
@@ -146,25 +142,23 @@ def evaluate_scores(
     )
     seed = int(rng.integers(2**63))
     named = [named_score(score, alpha, side) for score in scores]
-    found: list[list[_Part]] = [[] for _ in named]
-    whole: list[tuple[int, Pool]] = []
+    parts: list[list[_Part]] = [[] for _ in named]
+    whole: dict[int, Pool] = {}
+    draws = min(tunings, trials)
     for k, (_, score) in enumerate(named):
-        for draw, pool in enumerate(pools(checked, score, alpha, min(tunings, trials), rng)):
+        for draw, pool in enumerate(pools(checked, score, alpha, draws, rng)):
             if len(pool.index) == len(checked.targets):
-                whole.append((k, pool))
+                whole[k] = pool
             else:
-                draws = min(tunings, trials)
                 count = trials // draws + (draw < trials % draws)
-                found[k] += _run(checked, [pool], rule, count, hash_word(seed + draw + 1))
-    for (k, _), part in zip(
-        whole,
-        _run(checked, [p for _, p in whole], rule, trials, seed) if whole else [],
-        strict=True,
-    ):
-        found[k].append(part)
+                parts[k] += _run(checked, [pool], rule, count, hash_word(seed + draw + 1))
+    # Scores that need no cases of their own all see the same splits.
+    together = _run(checked, list(whole.values()), rule, trials, seed) if whole else []
+    for k, part in zip(whole, together, strict=True):
+        parts[k].append(part)
     return [
-        _summarise(checked, name, rule, trials, parts)
-        for (name, _), parts in zip(named, found, strict=True)
+        _summarise(checked, name, rule, trials, of_score)
+        for (name, _), of_score in zip(named, parts, strict=True)
     ]
 
 
@@ -182,70 +176,55 @@ class _Part:
     pmf: FloatArray | None
 
 
-def _run(cases: Cases, pools_: list[Pool], rule: _Rule, trials: int, seed: int) -> list[_Part]:
+def _run(checked: Checked, pools_: list[Pool], rule: _Rule, trials: int, seed: int) -> list[_Part]:
     index = pools_[0].index
-    unit_of_case = np.unique(cases.unit_of_case[index], return_inverse=True)[1].astype(np.int64)
+    unit_of_case = np.unique(checked.unit_of_case[index], return_inverse=True)[1].astype(np.int64)
     splitting = split_by(
-        cases.unit, unit_of_case, n_test=cases.n_test, trials=trials, seed=seed,
+        checked.unit, unit_of_case, n_test=checked.n_test, trials=trials, seed=seed,
         is_compiled=rule.is_compiled,
     )  # fmt: skip
-    weight = cases.unit.weights(unit_of_case)
+    weight = checked.unit.weights(unit_of_case)
     rankings = [
         promised_ranking(pool.scores, rule.promise, pool.n_calibration, unit_of_case)
         for pool in pools_
     ]
-    linear = [linear_width(pool.family, cases.task_range) for pool in pools_]
+    linear = [pool.linear_width for pool in pools_]
     features = np.zeros((len(pools_), 3, len(index)))
-    targets = cases.targets[index]
     for k, (pool, widths) in enumerate(zip(pools_, linear, strict=True)):
         if widths is not None:
             features[k, :2] = widths
-            features[k, 2] = np.abs(targets - pool.family.interval(0.0).center)
-    found = run_trials(splitting, rankings, features * weight)
+            features[k, 2] = np.abs(pool.targets - pool.family.interval(0.0).center)
+    outcomes = run_trials(splitting, rankings, features * weight)
     return [
-        _part(cases, pool, rule, splitting, rankings[k], found, k, linear[k], weight)
-        for k, pool in enumerate(pools_)
+        _part(checked, pool, rule, splitting, ranking, outcomes.of(k), weight)
+        for k, (pool, ranking) in enumerate(zip(pools_, rankings, strict=True))
     ]
 
 
 def _part(
-    cases: Cases,
+    checked: Checked,
     pool: Pool,
     rule: _Rule,
     splitting: Splitting,
     ranking: Ranking,
-    found: Found,
-    k: int,
-    linear: tuple[FloatArray, FloatArray] | None,
+    outcomes: Outcomes,
     weight: FloatArray,
 ) -> _Part:
-    quantile = ranking.quantiles(found.position[k])
+    quantile = ranking.quantiles(outcomes.position)
     infinite = np.isposinf(quantile)
     m = splitting.n_test
-    targets = cases.targets[pool.index]
-    per_case = len(ranking.scores) == len(pool.index)
-    coverage = 1 - found.test_above[k] / m
+    coverage = 1 - outcomes.test_above / m
+    linear = pool.linear_width
     is_linear = linear is not None and not crosses(linear, float(quantile.min()))
     if is_linear:
-        base, slope, center = found.sums[k]
+        base, slope, center = outcomes.sums
         finite = np.where(infinite, 0.0, quantile)
         width = np.where(infinite, np.inf, (base + slope * finite) / m)
         center_error = np.where(infinite, np.inf, center / m)
-    if not is_linear or not per_case:
-
-        def tables(q: FloatArray) -> FloatArray:
-            interval = clipped(intervals_at(pool.family, q), cases.task_range)
-            covered = pool.scores <= q[:, None]
-            # Infinity times an absent case is not a number; such trials are set apart below.
-            unbounded = np.where(np.isinf(interval.width), 0.0, interval.width)
-            error = distance(interval, targets, cases.task_range)
-            error = np.where(np.isinf(error), 0.0, error)
-            return np.stack([covered, unbounded, error]) * weight
-
-        covered, widths, errors = sums_at_quantiles(splitting, quantile, tables) / m
-        coverage = covered
+    if not is_linear or len(ranking.scores) != len(pool.index):
+        coverage, widths, errors = _means(pool, splitting, quantile, weight)
         if not is_linear:
-            open_ended = np.array([_is_open(pool, cases.task_range, q) for q in (0.0, math.inf)])
+            open_ended = np.array([_is_open(pool, q) for q in (0.0, math.inf)])
             width = np.where(open_ended[infinite.astype(int), 0], np.inf, widths)
             center_error = np.where(open_ended[infinite.astype(int), 1], np.inf, errors)
     return _Part(
@@ -254,48 +233,60 @@ def _part(
         center_error=center_error,
         is_infinite=infinite,
         n_tuning=pool.n_tuning,
-        strata=tuple(count_strata(cases, pool, rule.size_bins, splitting, quantile)),
-        whole_groups=whole_group_coverage(cases, pool, splitting, quantile),
-        pmf=_law(cases, pool, rule),
+        strata=tuple(count_strata(checked, pool, rule.size_bins, splitting, quantile)),
+        whole_groups=whole_group_coverage(checked, pool, splitting, quantile),
+        pmf=_law(checked, pool, rule),
     )
 
 
-def _is_open(
-    pool: Pool, task_range: tuple[float, float] | None, quantile: float
-) -> tuple[bool, bool]:
+def _means(
+    pool: Pool, splitting: Splitting, quantile: FloatArray, weight: FloatArray
+) -> FloatArray:
+    """Coverage, mean width and mean centre error of each test fold, case by case."""
+
+    def tables(q: FloatArray) -> FloatArray:
+        interval = pool.intervals(q)
+        covered = pool.scores <= q[:, None]
+        # Infinity times an absent case is not a number; such trials are set apart afterwards.
+        width = np.where(np.isinf(interval.width), 0.0, interval.width)
+        error = pool.distance(interval)
+        return np.stack([covered, width, np.where(np.isinf(error), 0.0, error)]) * weight
+
+    return sums_at_quantiles(splitting, quantile, tables) / splitting.n_test
+
+
+def _is_open(pool: Pool, quantile: float) -> tuple[bool, bool]:
     """Whether widths, and distances to the target, are infinite at a quantile."""
-    interval = clipped(pool.family.interval(quantile), task_range)
+    interval = pool.interval(quantile)
     both = np.isinf(interval.lower) & np.isinf(interval.upper)
     return bool(interval.is_unbounded.any()), bool(both.any())
 
 
-def _law(cases: Cases, pool: Pool, rule: _Rule) -> FloatArray | None:
-    if cases.unit.is_group or pool.n_tuning:
+def _law(checked: Checked, pool: Pool, rule: _Rule) -> FloatArray | None:
+    if checked.unit.is_group or pool.n_tuning:
         return None
     n = pool.n_calibration
     rank = rule.promise.rank(n)
     if rank > n:
-        return np.append(np.zeros(cases.n_test), 1.0)
-    return coverage_pmf(quantile_position(n, cases.n_test, rank), np.sort(pool.scores))
+        return np.append(np.zeros(checked.n_test), 1.0)
+    return quantile_position(n, checked.n_test, rank).coverage_pmf(np.sort(pool.scores))
 
 
-def _summarise(cases: Cases, name: str, rule: _Rule, trials: int, parts: list[_Part]) -> Evaluation:
+def _summarise(
+    checked: Checked, name: str, rule: _Rule, trials: int, parts: list[_Part]
+) -> Evaluation:
     coverage = np.concatenate([part.coverage for part in parts])
     infinite = np.concatenate([part.is_infinite for part in parts])
     pmf = parts[0].pmf
     histogram = None
     if pmf is not None:
-        histogram = coverage_histogram(np.rint(coverage * cases.n_test).astype(np.int64), pmf)
+        histogram = coverage_histogram(np.rint(coverage * checked.n_test).astype(np.int64), pmf)
     groups = [part.whole_groups for part in parts if part.whole_groups is not None]
     strata = [join(same) for same in zip(*(part.strata for part in parts), strict=True)]
     return Evaluation(
         score=name,
         alpha=rule.promise.alpha,
-        unit=cases.unit.counted,
-        samples=int(cases.outputs.shape[-1]),
-        n=cases.units,
-        n_calibration=cases.n_calibration,
-        n_test=cases.n_test,
+        **checked.sizes,
         n_tuning=parts[0].n_tuning,
         trials=trials,
         coverage=_moments(coverage),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.calibration.family import AnchoredFamily, Side, family_of
+from taskuq.calibration.family import AnchoredFamily, Side, family_of, intervals_at
 from taskuq.calibration.scores import resolve_score, score_name
 from taskuq.calibration.tuning import needs_tuning, target_share, tuned_score, tuning_count
 from taskuq.calibration.units import Unit, as_unit
-from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
+from taskuq.checks import as_cases, as_ids, as_range
 from taskuq.errors import InputError
 from taskuq.evaluation.splits import fold_sizes
 from taskuq.interval import FloatArray, Interval
@@ -21,7 +21,7 @@ from taskuq.protocols import Family, Score
 
 
 @dataclass(frozen=True)
-class Cases:
+class Checked:
     """Checked inputs of an evaluation.
 
     Arguments:
@@ -51,6 +51,17 @@ class Cases:
         """The number of units that are split."""
         return self.n_calibration + self.n_test
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What an evaluation says about its unit and its numbers."""
+        return {
+            "unit": self.unit.counted,
+            "samples": int(self.outputs.shape[-1]),
+            "n": self.units,
+            "n_calibration": self.n_calibration,
+            "n_test": self.n_test,
+        }
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -59,16 +70,54 @@ class Pool:
     Arguments:
         index: Which cases are in the pool.
         family: Their nested intervals.
+        targets: Their targets.
         scores: The scores of their targets.
+        task_range: The range intervals are clipped to, if any.
         n_calibration: Units of the calibration fold that remain after tuning.
         n_tuning: Units the score learnt from.
     """
 
     index: NDArray[np.int64]
     family: Family
+    targets: FloatArray
     scores: FloatArray
+    task_range: tuple[float, float] | None
     n_calibration: int
     n_tuning: int
+
+    @property
+    def linear_width(self) -> tuple[FloatArray, FloatArray] | None:
+        """Base and slope of widths that are linear in the quantile, or None if they are not."""
+        if (
+            self.task_range is not None
+            or not isinstance(self.family, AnchoredFamily)
+            or self.family.link.kind != "identity"
+            or self.family.side != "two"
+        ):
+            return None
+        return self.family.high - self.family.low, 2 * self.family.scale
+
+    def interval(self, quantile: float) -> Interval:
+        """Return the interval of each case at a quantile."""
+        return clipped(self.family.interval(quantile), self.task_range)
+
+    def intervals(self, quantiles: FloatArray) -> Interval:
+        """Return the intervals of all cases at each of several quantiles, (quantile, case)."""
+        return clipped(intervals_at(self.family, quantiles), self.task_range)
+
+    def distance(self, interval: Interval) -> FloatArray:
+        """Return how far each target is from the centre of its interval."""
+        return distance(interval, self.targets, self.task_range)
+
+    def take(self, order: NDArray[np.int64]) -> Pool:
+        """Return the pool with its cases in another order."""
+        return replace(
+            self,
+            index=self.index[order],
+            family=self.family.take(order),
+            targets=self.targets[order],
+            scores=self.scores[order],
+        )
 
 
 def check_cases(
@@ -81,20 +130,11 @@ def check_cases(
     cases: float | str = "random",
     task_range: Any,
     share: float,
-) -> Cases:
+) -> Checked:
     """Check the inputs of an evaluation and count its folds."""
     range_ = as_range(task_range)
-    x = as_numbers(outputs, "outputs", ndim=(2, 3))
-    z = as_numbers(targets, "targets", ndim=(1,)).astype(float)
-    n = int(x.shape[-2])
-    if z.shape != (n,):
-        raise InputError(
-            f"outputs of shape {x.shape} are {n} cases, but targets have shape {z.shape}; one "
-            "target per case is needed"
-        )
-    if x.shape[-1] < 1:
-        raise InputError("outputs hold no samples; at least one per case is needed")
-    require_in_range(z, range_, "targets")
+    x, z = as_cases(outputs, targets, range_)
+    n = len(z)
     groups = None if group is None else as_ids(group, "group", n)
     chosen = as_unit(
         unit,
@@ -105,7 +145,7 @@ def check_cases(
     unit_of_case = chosen.index(n, groups)
     n_calibration, n_test = fold_sizes(int(unit_of_case.max()) + 1 if n else 0, share)
     labels = None if label is None else as_ids(label, "label", n)
-    return Cases(x, z, chosen, unit_of_case, n_calibration, n_test, range_, groups, labels)
+    return Checked(x, z, chosen, unit_of_case, n_calibration, n_test, range_, groups, labels)
 
 
 def named_score(score: str | Score, alpha: float, side: Side) -> tuple[str, Score]:
@@ -115,7 +155,7 @@ def named_score(score: str | Score, alpha: float, side: Side) -> tuple[str, Scor
 
 
 def pools(
-    cases: Cases, score: Score, alpha: float, tunings: int, rng: np.random.Generator | None
+    checked: Checked, score: Score, alpha: float, tunings: int, rng: np.random.Generator | None
 ) -> Iterator[Pool]:
     """Yield the pools to split for a score.
 
@@ -124,51 +164,37 @@ def pools(
     several times because the result depends on the draw; each draw leaves a smaller pool.
 
     Arguments:
-        cases: The checked inputs.
+        checked: The checked inputs.
         score: The score.
         alpha: The error rate.
         tunings: How many times tuning units are drawn.
         rng: Draws them at random; without it they are taken at even steps.
     """
-    everyone = np.arange(len(cases.targets))
+    everyone = np.arange(len(checked.targets))
     if not needs_tuning(score):
-        yield _pool(cases, score, everyone, 0)
+        yield _pool(checked, score, everyone, 0)
     elif not target_share(score):
         # The same function of all outputs for every split: cases stay exchangeable, exactly.
-        tuned = tuned_score(score, cases.outputs, cases.targets, cases.task_range, None)
-        yield _pool(cases, tuned, everyone, 0)
+        tuned = tuned_score(score, checked.outputs, checked.targets, checked.task_range, None)
+        yield _pool(checked, tuned, everyone, 0)
     else:
-        take = tuning_count(cases.n_calibration, target_share(score), alpha)
-        if not 1 <= take < cases.n_calibration:
+        take = tuning_count(checked.n_calibration, target_share(score), alpha)
+        if not 1 <= take < checked.n_calibration:
             raise InputError(
-                f"a score that learns needs several calibration {cases.unit.counted}s, got "
-                f"{cases.n_calibration}; use mlwr or collect more"
+                f"a score that learns needs several calibration {checked.unit.counted}s, got "
+                f"{checked.n_calibration}; use mlwr or collect more"
             )
         for draw in range(tunings):
-            chosen = _tuning_units(cases.units, take, draw, tunings, rng)
-            aside = np.isin(cases.unit_of_case, chosen)
+            chosen = _tuning_units(checked.units, take, draw, tunings, rng)
+            aside = np.isin(checked.unit_of_case, chosen)
             tuned = tuned_score(
                 score,
-                cases.outputs[..., aside, :],
-                cases.targets[aside],
-                cases.task_range,
-                None if cases.group is None else cases.group[aside],
+                checked.outputs[..., aside, :],
+                checked.targets[aside],
+                checked.task_range,
+                None if checked.group is None else checked.group[aside],
             )
-            yield _pool(cases, tuned, everyone[~aside], take)
-
-
-def linear_width(
-    family: Family, task_range: tuple[float, float] | None
-) -> tuple[FloatArray, FloatArray] | None:
-    """Return base and slope of widths that are linear in the quantile, or None if they are not."""
-    if (
-        task_range is not None
-        or not isinstance(family, AnchoredFamily)
-        or family.link.kind != "identity"
-        or family.side != "two"
-    ):
-        return None
-    return family.high - family.low, 2 * family.scale
+            yield _pool(checked, tuned, everyone[~aside], take)
 
 
 def crosses(linear: tuple[FloatArray, FloatArray], least_quantile: float) -> bool:
@@ -204,10 +230,10 @@ def distance(
     return np.where(lower_open & upper_open, np.inf, np.abs(targets - center))
 
 
-def _pool(cases: Cases, score: Score, index: NDArray[np.int64], n_tuning: int) -> Pool:
-    family = family_of(score, cases.outputs[..., index, :])
-    scores = family.score(cases.targets[index])
-    return Pool(index, family, scores, cases.n_calibration - n_tuning, n_tuning)
+def _pool(checked: Checked, score: Score, index: NDArray[np.int64], n_tuning: int) -> Pool:
+    family, targets = family_of(score, checked.outputs[..., index, :]), checked.targets[index]
+    left = checked.n_calibration - n_tuning
+    return Pool(index, family, targets, family.score(targets), checked.task_range, left, n_tuning)
 
 
 def _tuning_units(

@@ -6,13 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from taskuq.evaluation.exact import Moments
+from taskuq.evaluation.exact import Histogram, Moments
 from taskuq.files import plain
-
-HONESTLY = (
-    "A random split of a fixed set obeys this law whatever the data are: agreement shows that the "
-    "code is right, not that new cases are exchangeable with these."
-)
 
 
 @dataclass(frozen=True)
@@ -30,24 +25,6 @@ class Stratum:
     coverage: float
     cases: float
     trials: int
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """How often each number of test cases was covered, against its exact law.
-
-    Arguments:
-        covered: Numbers of covered test cases.
-        trials: How often each occurred.
-        expected: How often each should occur.
-        p_value: Of a chi-square test of the two.
-    """
-
-    covered: tuple[int, ...]
-    trials: tuple[int, ...]
-    expected: tuple[float, ...]
-    p_value: float
-    reading: str = HONESTLY
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from taskuq.calibration.family import intervals_at
 from taskuq.calibration.groups import worst_scores
 from taskuq.errors import InputError
-from taskuq.evaluation.pools import Cases, Pool, clipped
+from taskuq.evaluation.pools import Checked, Pool
 from taskuq.evaluation.result import Stratum
 from taskuq.evaluation.trials import Splitting, sums_at_quantiles
 from taskuq.interval import FloatArray
@@ -58,18 +57,22 @@ def join(parts: Sequence[StratumCounts]) -> StratumCounts:
 
 
 def count_strata(
-    cases: Cases, pool: Pool, edges: tuple[float, ...], splitting: Splitting, quantile: FloatArray
+    checked: Checked,
+    pool: Pool,
+    edges: tuple[float, ...],
+    splitting: Splitting,
+    quantile: FloatArray,
 ) -> list[StratumCounts]:
     """Count test cases, and covered ones, in each class and each range of widths.
 
     Arguments:
-        cases: The checked inputs.
+        checked: The checked inputs.
         pool: The pool that is split.
         edges: Rising edges of the ranges of widths; none for no ranges.
         splitting: Who is split and how.
         quantile: The quantile of each trial.
     """
-    labels = None if cases.label is None else cases.label[pool.index]
+    labels = None if checked.label is None else checked.label[pool.index]
     classes = [] if labels is None else list(np.unique(labels))
     if not classes and not edges:
         return []
@@ -78,7 +81,7 @@ def count_strata(
         covered = pool.scores <= q[:, None]
         inside = [np.broadcast_to(labels == c, covered.shape) for c in classes]
         if edges:
-            width = clipped(intervals_at(pool.family, q), cases.task_range).width
+            width = pool.intervals(q).width
             inside += [
                 (width >= low) & ((width < high) | (high == math.inf))
                 for low, high in pairwise(edges)
@@ -93,10 +96,10 @@ def count_strata(
 
 
 def whole_group_coverage(
-    cases: Cases, pool: Pool, splitting: Splitting, quantile: FloatArray
+    checked: Checked, pool: Pool, splitting: Splitting, quantile: FloatArray
 ) -> FloatArray | None:
     """Return the share of test groups whose cases are all covered, in each trial."""
-    if not cases.unit.is_group:
+    if not checked.unit.is_group:
         return None
     worst = worst_scores(pool.scores, splitting.unit_of_case, 1)
     by_group = replace(splitting, unit_of_case=np.empty(0, np.int64))

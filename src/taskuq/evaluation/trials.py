@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.units import Unit
-from taskuq.evaluation.ranking import Ranking
 from taskuq.evaluation.splits import byte_threshold, test_folds
 from taskuq.interval import BoolArray, FloatArray
 
@@ -40,14 +40,21 @@ class Splitting:
     is_compiled: bool = False
 
     @property
-    def cases(self) -> int:
+    def n_cases(self) -> int:
         """The number of cases."""
         return len(self.unit_of_case) or self.units
 
+    def folds(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return which units are in the test fold of the given consecutive trials."""
+        return test_folds(self.seed, int(numbers[0]), len(numbers), self.units, self.n_test)
+
+    def of_cases(self, folds: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return which cases are in test folds of units."""
+        return folds[:, self.unit_of_case] if len(self.unit_of_case) else folds
+
     def case_folds(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return which cases are in the test fold of the given consecutive trials."""
-        folds = test_folds(self.seed, int(numbers[0]), len(numbers), self.units, self.n_test)
-        return folds[:, self.unit_of_case] if len(self.unit_of_case) else folds
+        return self.of_cases(self.folds(numbers))
 
 
 def split_by(
@@ -75,8 +82,59 @@ def split_by(
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the splits gave for each ranking.
+class Ranking:
+    """Ordered scores, of cases or of groups, in which the quantile of a calibration fold is found.
+
+    The quantile is the smallest calibration score with at most ``allowed`` weight of calibration
+    scores strictly above it.
+
+    Arguments:
+        scores: In rising order.
+        unit: The unit of each score.
+        weight: The weight of each score.
+        allowed: The weight that may lie above; negative where no finite quantile exists.
+    """
+
+    scores: FloatArray
+    unit: NDArray[np.int64]
+    weight: FloatArray
+    allowed: float
+
+    @property
+    def ends_tie(self) -> BoolArray:
+        """Whether each score is the last of its equals."""
+        return np.append(self.scores[1:] != self.scores[:-1], True)
+
+    def quantiles(self, position: NDArray[np.int64]) -> FloatArray:
+        """Return the score at each position; infinity at -1."""
+        return np.append(self.scores, np.inf)[position]
+
+
+def promised_ranking(
+    scores: FloatArray, promise: Guarantee, n_calibration: int, unit_of_case: NDArray[np.int64]
+) -> Ranking:
+    """Order scores so that the quantile that keeps a promise can be found in any calibration fold.
+
+    Arguments:
+        scores: The scores of all cases (case,).
+        promise: What is promised.
+        n_calibration: The number of units in a calibration fold.
+        unit_of_case: The unit of each case, numbered from 0.
+
+    Example:
+        >>> promise = Guarantee(alpha=0.2, unit="case", n_cases=5)
+        >>> ranking = promised_ranking(np.array([3.0, 1, 2]), promise, 4, np.arange(3))
+        >>> ranking.scores, ranking.unit, ranking.allowed
+        (array([1., 2., 3.]), array([1, 2, 0]), 0.0)
+    """
+    each, unit, weight = promise.whom.entries(scores, unit_of_case)
+    order = np.argsort(each, kind="stable")
+    return Ranking(each[order], unit[order], weight[order], promise.allowed(n_calibration))
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What the splits gave for each ranking, or for one of them.
 
     Arguments:
         position: Where the quantile is among the ordered scores, (ranking, trial); -1 for none.
@@ -88,8 +146,12 @@ class Found:
     test_above: FloatArray
     sums: FloatArray
 
+    def of(self, ranking: int) -> Outcomes:
+        """Return what the splits gave for one ranking, without the first axes."""
+        return Outcomes(self.position[ranking], self.test_above[ranking], self.sums[ranking])
 
-def run_trials(splitting: Splitting, rankings: list[Ranking], features: FloatArray) -> Found:
+
+def run_trials(splitting: Splitting, rankings: list[Ranking], features: FloatArray) -> Outcomes:
     """Split so many times and find the quantile of each ranking in each trial.
 
     Arguments:
@@ -101,7 +163,7 @@ def run_trials(splitting: Splitting, rankings: list[Ranking], features: FloatArr
     position = np.empty((R, T), dtype=np.int64)
     test_above = np.empty((R, T))
     # Scores share features, and many are constant: each distinct one is added up once.
-    distinct, which = _distinct_rows(features.reshape(-1, splitting.cases))
+    distinct, which = _distinct_rows(features.reshape(-1, splitting.n_cases))
     added = np.empty((len(distinct), T))
     entry_unit = np.stack([ranking.unit for ranking in rankings])
     entry_weight = np.stack([ranking.weight for ranking in rankings])
@@ -116,19 +178,15 @@ def run_trials(splitting: Splitting, rankings: list[Ranking], features: FloatArr
             byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
             entry_unit, entry_weight, ends_tie, allowed, distinct, position, test_above, added,
         )  # fmt: skip
-        return Found(position, test_above, added[which].reshape(*features.shape[:2], T))
+        return Outcomes(position, test_above, added[which].reshape(*features.shape[:2], T))
     for block in _trial_blocks(splitting):
-        folds = test_folds(
-            splitting.seed, int(block[0]), len(block), splitting.units, splitting.n_test
-        )
-        of_case = splitting.unit_of_case
-        cases = (folds[:, of_case] if len(of_case) else folds).astype(float)
+        folds = splitting.folds(block)
         for s in range(R):
             position[s, block], test_above[s, block] = _scan(
                 folds, entry_unit[s], entry_weight[s], ends_tie[s], allowed[s]
             )
-        added[:, block] = distinct @ cases.T
-    return Found(position, test_above, added[which].reshape(*features.shape[:2], T))
+        added[:, block] = distinct @ splitting.of_cases(folds).astype(float).T
+    return Outcomes(position, test_above, added[which].reshape(*features.shape[:2], T))
 
 
 def sums_at_quantiles(
@@ -145,7 +203,7 @@ def sums_at_quantiles(
         The sums (table, trial).
     """
     distinct, row = np.unique(quantiles, return_inverse=True)
-    step = max(1, TABLE_NUMBERS // splitting.cases)
+    step = max(1, TABLE_NUMBERS // splitting.n_cases)
     sums: FloatArray | None = None
     for start in range(0, len(distinct), step):
         block = np.ascontiguousarray(tables(distinct[start : start + step]))
@@ -208,6 +266,6 @@ def _scan(
 
 
 def _trial_blocks(splitting: Splitting) -> list[NDArray[np.int64]]:
-    step = max(1, FOLD_MEMORY // (8 * splitting.cases))
+    step = max(1, FOLD_MEMORY // (8 * splitting.n_cases))
     numbers = np.arange(splitting.trials)
     return [numbers[start : start + step] for start in range(0, splitting.trials, step)]

@@ -9,7 +9,8 @@ from typing import Any
 from taskuq.calibration.law import CoverageLaw
 from taskuq.calibration.rank import coverage_rank
 from taskuq.calibration.units import Unit
-from taskuq.evaluation.result import HONESTLY, Evaluation
+from taskuq.evaluation.exact import HONESTLY
+from taskuq.evaluation.result import Evaluation
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, nearest_acceleration, units
 from taskuq.experiments.judging import judge_scores, point_source
 from taskuq.experiments.wording import shortage, title, verdict
