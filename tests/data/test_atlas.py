@@ -138,7 +138,7 @@ def test_an_atlas_travels_to_workers(atlas):
 def test_a_contact_sheet_is_a_picture(atlas, tmp_path):
     from PIL import Image
 
-    path = contact_sheet(atlas, tmp_path / "sheet.png", indices=range(8), outline=True)
+    path = contact_sheet(atlas, tmp_path / "sheet.png", indices=range(8), outline=atlas.lesion_mask)
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("L"), dtype=float)
     assert pixels.std() > 10

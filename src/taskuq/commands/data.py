@@ -216,7 +216,8 @@ def sheet(
 
     if source is None:
         drawn = Atlas(patients, seed=seed, plan=PatientPlan(size=size, contrast=contrast))
-        path = contact_sheet(drawn, output, indices=range(len(drawn)), outline=outline)
+        masks = drawn.lesion_mask if outline else None
+        path = contact_sheet(drawn, output, indices=range(len(drawn)), outline=masks)
     else:
         data = read_npz(source)
         step = max(1, len(data) // cases)

@@ -18,9 +18,6 @@ from taskuq.errors import InputError
 from taskuq.files import open_npz, whole_file
 from taskuq.interval import BoolArray
 
-# Above this quantile of a group's magnitudes lie a few bright pixels that must not set the scale.
-SCALE_QUANTILE = 0.995
-
 
 @dataclass(frozen=True, eq=False)
 class ArrayDataset:
@@ -79,7 +76,7 @@ class ArrayDataset:
         object.__setattr__(self, "cases", names.astype(str))
         if len(np.unique(self.cases)) != len(images):
             raise InputError("case names repeat; give each image a name of its own")
-        scales = group_scales(images, self.groups) if normalise else np.ones(len(images))
+        scales = _group_scales(images, self.groups) if normalise else np.ones(len(images))
         object.__setattr__(self, "scales", scales)
 
     def __len__(self) -> int:
@@ -100,28 +97,27 @@ class ArrayDataset:
         )
 
 
-def group_scales(images: NDArray[Any], groups: NDArray[np.str_]) -> NDArray[np.float64]:
-    """The scale of each case: the 99.5 % quantile of the magnitudes of its whole group.
+def group_scale(values: NDArray[Any]) -> float:
+    """The scale of a whole group: the 99.5 % quantile of its magnitudes, 1 where it is black.
 
     Scanners differ a lot in their units; slices of one patient share them.
 
     Arguments:
-        images: Images (case, ...), real or complex.
-        groups: The group of each case, (case,).
-
-    Returns:
-        Positive numbers (case,), the same within a group; 1 for a group that is black.
+        values: All pixels of the group, real or complex.
 
     Example:
-        >>> images = np.array([[[1.0]], [[3.0]], [[8.0]]])
-        >>> group_scales(images, np.array(["a", "a", "b"]))
-        array([2.99, 2.99, 8.  ])
+        >>> group_scale(np.array([[[1.0]], [[3.0]]]))
+        2.99
     """
+    # Above this quantile lie a few bright pixels that must not set the scale.
+    quantile = float(np.quantile(np.abs(values), 0.995))
+    return quantile if quantile > 0 else 1.0
+
+
+def _group_scales(images: NDArray[Any], groups: NDArray[np.str_]) -> NDArray[np.float64]:
     scales = np.ones(len(images))
     for name in np.unique(groups):
-        chosen = groups == name
-        quantile = float(np.quantile(np.abs(images[chosen]), SCALE_QUANTILE))
-        scales[chosen] = quantile if quantile > 0 else 1.0
+        scales[groups == name] = group_scale(images[groups == name])
     return scales
 
 

@@ -149,15 +149,15 @@ def head_signal(
     bone = thickness[1] * np.exp(0.18 * fields[1])
     scalp = thickness[2] * np.exp(0.25 * fields[2])
     d, skin = tissue.depth, fluid + bone + scalp - tissue.outer
-    in_fluid = _step(fluid - d) * np.clip(d, 0, 1)
-    in_bone = _step(d - fluid) * _step(fluid + bone - d)
-    in_scalp = _step(d - fluid - bone) * _step(skin)
+    in_fluid = soft_step(fluid - d) * np.clip(d, 0, 1)
+    in_bone = soft_step(d - fluid) * soft_step(fluid + bone - d)
+    in_scalp = soft_step(d - fluid - bone) * soft_step(skin)
     # The spongy middle of the skull holds fatty marrow between two dark tables.
     middle = np.exp(-(((d - fluid - bone / 2) / (0.22 * bone)) ** 2))
     marrow = middle * np.clip(0.55 + 0.35 * fields[0], 0, 1)
     bone_signal = signals.bone + (signals.marrow - signals.bone) * marrow
     # Fat lies below the skin; where the skull is far from it there is muscle, as at the temples.
-    fatty = np.clip(0.75 + 0.3 * fields[1], 0, 1) * _step(6 - skin, 1.0)
+    fatty = np.clip(0.75 + 0.3 * fields[1], 0, 1) * soft_step(6 - skin, 1.0)
     scalp_signal = signals.muscle + (signals.fat - signals.muscle) * fatty
     return np.asarray(
         brain + in_fluid * signals.csf + in_bone * bone_signal + in_scalp * scalp_signal,
@@ -165,5 +165,6 @@ def head_signal(
     )
 
 
-def _step(distance: FloatArray, softness: float = 0.5) -> FloatArray:
+def soft_step(distance: FloatArray, softness: float = 0.5) -> FloatArray:
+    """From 0 where a distance is negative to 1 where it is positive, smoothly."""
     return np.asarray(1 / (1 + np.exp(-np.clip(distance / softness, -30, 30))), dtype=np.float32)

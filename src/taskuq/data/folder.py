@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.data.arrays import SCALE_QUANTILE
+from taskuq.data.arrays import group_scale
 from taskuq.data.check import Check, Row, as_size
 from taskuq.data.dataset import Dataset, Item
 from taskuq.data.formats import FloatArray, count_frames, read_frame
@@ -64,7 +64,7 @@ class ImageFolder:
         size: int | None = None,
         normalise: bool = True,
     ) -> None:
-        self.frames = read_label_table(Path(folder), Path(labels), group=group)
+        self.frames = _read_table(Path(folder), Path(labels), group)
         self.size = size
         self.normalise = normalise
         self._scales: dict[str, float] = {}
@@ -109,8 +109,7 @@ class ImageFolder:
             return 1.0
         if group not in self._scales:
             values = [self._image(f).ravel() for f in self.frames if f.group == group]
-            quantile = float(np.quantile(np.abs(np.concatenate(values)), SCALE_QUANTILE))
-            self._scales[group] = quantile if quantile > 0 else 1.0
+            self._scales[group] = group_scale(np.concatenate(values))
         return self._scales[group]
 
 
@@ -195,17 +194,8 @@ def center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
     return image
 
 
-def read_label_table(folder: Path, table: Path, *, group: Grouping | None) -> tuple[Frame, ...]:
-    """Read a table of labels and find its images.
-
-    Arguments:
-        folder: Where the files are.
-        table: A CSV with the columns file, label, and group or slice where needed.
-        group: What a group is where the table has no column for it.
-
-    Returns:
-        The images, in the order of the table.
-    """
+def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[Frame, ...]:
+    """The images of a table of labels, in its order."""
     try:
         with table.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)

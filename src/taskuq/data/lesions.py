@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq.data.contrast import soft_step
 from taskuq.measure.smooth import smooth_field
 
 FloatArray = NDArray[np.float32]
@@ -88,11 +89,11 @@ def draw_lesions(
         center = np.array([axis[i] for axis, i in zip(axes, place, strict=True)])
         radius = low * (high / low) ** rng.random()
         distance = _uneven_distance(axes, center, radius, rng)
-        alpha = _edge(1 - distance, softness=rng.uniform(0.06, 0.16)) * tissue
+        alpha = soft_step(1 - distance, rng.uniform(0.06, 0.16)) * tissue
         strength = visibility * np.exp(0.15 * rng.normal())
         if has_mass and radius > 9 and rng.random() < 0.5:
             core = rng.uniform(0.3, 0.6)
-            strength = strength * (1 - rng.uniform(0.4, 1.1) * _edge(core - distance, 0.08))
+            strength = strength * (1 - rng.uniform(0.4, 1.1) * soft_step(core - distance, 0.08))
         shown = np.where(alpha > share, alpha * strength, shown).astype(np.float32)
         share = np.maximum(share, alpha)
     return shown, share
@@ -143,7 +144,3 @@ def _uneven_distance(
     fine = smooth_field(axes, (max(radius * 0.5, 3.0),) * 3, rng=rng)
     bend = 1 + np.clip(0.22 * coarse + 0.1 * fine, -0.5, 0.8)
     return np.asarray(distance / radius * bend, dtype=np.float32)
-
-
-def _edge(distance: FloatArray, softness: float) -> FloatArray:
-    return np.asarray(1 / (1 + np.exp(-np.clip(distance / softness, -30, 30))), dtype=np.float32)

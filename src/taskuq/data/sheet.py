@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from taskuq.data.dataset import Dataset
 from taskuq.errors import InputError
+from taskuq.interval import BoolArray
 
 
 def contact_sheet(
@@ -17,7 +18,7 @@ def contact_sheet(
     *,
     indices: Sequence[int] | None = None,
     columns: int = 8,
-    outline: bool = False,
+    outline: Callable[[int], BoolArray] | None = None,
 ) -> Path:
     """Draw cases of a data set side by side, with their label and group.
 
@@ -28,7 +29,7 @@ def contact_sheet(
         path: The picture to write.
         indices: Which cases; the first 48 by default.
         columns: Pictures in a row.
-        outline: Draw the outline of lesions, where the data set knows them.
+        outline: Where the lesions of a case are, (height, width), to draw their outline.
 
     Returns:
         The path.
@@ -60,10 +61,8 @@ def contact_sheet(
         ax.set_title(
             f"{item.case}: {item.label}", fontsize=5, pad=1, color="#ffd166" if item.label else "w"
         )
-        if outline and hasattr(dataset, "lesion_mask"):
-            mask = dataset.lesion_mask(index)
-            if mask.any():
-                ax.contour(mask, [0.5], colors="#ef476f", linewidths=0.6)
+        if outline is not None and (mask := outline(index)).any():
+            ax.contour(mask, [0.5], colors="#ef476f", linewidths=0.6)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return Path(path)

@@ -226,7 +226,8 @@ def save_split(split: Split, path: Path | str) -> Path:
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "split.json"
-        >>> _ = save_split(Split(("a",), ("b",), ("c",)), path)
+        >>> load_split(save_split(Split(("a",), ("b",), ("c",)), path)).judge
+        ('c',)
         >>> save_split(Split(("b",), ("a",), ("c",)), path)
         Traceback (most recent call last):
         ...
@@ -246,19 +247,10 @@ def save_split(split: Split, path: Path | str) -> Path:
 
 
 def load_split(path: Path | str) -> Split:
-    """Read a split; one in which a group has two parts is refused.
+    """Read what :func:`save_split` wrote; a split in which a group has two parts is refused.
 
     Arguments:
         path: The JSON file.
-
-    Returns:
-        The split.
-
-    Example:
-        >>> load_split("absent.json")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: cannot read absent.json: No such file or directory
     """
     record = read_json(path, SCHEMA)
     parts = [record.get(part) for part in PARTS]
