@@ -26,7 +26,6 @@ class Measure(Protocol):
 
     def __call__(self, image: Any, acceleration: float) -> Any:
         """Measure one image at one acceleration."""
-        ...
 
 
 @runtime_checkable
@@ -38,7 +37,6 @@ class Scanner(Protocol):
 
     def measure(self, round: int) -> Any:
         """Measure what a round adds; the one after the policy's last round adds all the rest."""
-        ...
 
 
 @runtime_checkable
@@ -47,7 +45,6 @@ class CombiningScanner(Scanner, Protocol):
 
     def combine(self, pieces: list[Any]) -> Any:
         """Join the pieces of all rounds so far into what the recovery takes."""
-        ...
 
 
 @runtime_checkable
@@ -60,7 +57,6 @@ class Recover(Protocol):
 
     def __call__(self, measurement: Any, *, samples: int, seed: int) -> Any:
         """Return recoveries, (sample, height, width)."""
-        ...
 
 
 @runtime_checkable
@@ -69,22 +65,19 @@ class BatchRecover(Recover, Protocol):
 
     def batch(self, measurements: Sequence[Any], *, samples: int, seeds: Sequence[int]) -> Any:
         """Return recoveries, (case, sample, height, width), one seed for each case."""
-        ...
 
 
 @runtime_checkable
 class PosteriorRecover(Recover, Protocol):
-    """A recovery method that draws at a temperature, and draws again what is out of bounds."""
+    """A recovery method that draws at a temperature, and draws again what is out of bounds.
 
-    @property
-    def temperature(self) -> Any:
-        """Standard deviation of what is drawn from: one number, or one for each acceleration."""
-        ...
+    Attributes:
+        temperature: Standard deviation of what is drawn from: one, or one for each acceleration.
+        rejected: How many draws were out of bounds so far.
+    """
 
-    @property
-    def rejected(self) -> int:
-        """How many draws were out of bounds so far."""
-        ...
+    temperature: Any
+    rejected: int
 
 
 @runtime_checkable
@@ -93,7 +86,6 @@ class StoredRecoveries(Protocol):
 
     def stored(self, case: str, acceleration: float, *, samples: int) -> Any:
         """Return the recoveries of a case in a round, an array (sample, height, width)."""
-        ...
 
 
 @runtime_checkable
@@ -102,7 +94,6 @@ class MarkovChain(Protocol):
 
     def get_chain(self) -> Any:
         """Return the states that were kept, the latest last."""
-        ...
 
 
 @runtime_checkable
@@ -111,67 +102,48 @@ class Task(Protocol):
 
     def __call__(self, images: Any) -> Any:
         """Return one number for each image, (image,), or several, (image, task)."""
-        ...
 
 
 @runtime_checkable
 class NamedTask(Task, Protocol):
-    """A task that says what its numbers are called."""
+    """A task that says what its numbers are called; None for names of no meaning."""
 
-    @property
-    def names(self) -> Sequence[str] | None:
-        """One name for each number; None for names of no meaning."""
-        ...
+    names: Sequence[str] | None
 
 
 @runtime_checkable
 class RangedTask(Task, Protocol):
-    """A task that says between which two numbers all of its numbers lie."""
+    """A task that says between which two numbers its numbers lie; None where there are none."""
 
-    @property
-    def range(self) -> tuple[float, float] | None:
-        """The lowest and the highest number; None where there are none."""
-        ...
+    range: tuple[float, float] | None
 
 
 @runtime_checkable
 class HasImage(Protocol):
     """An item of a data set that holds its image among other things."""
 
-    @property
-    def image(self) -> Any:
-        """The image."""
-        ...
+    image: Any
 
 
 @runtime_checkable
 class HasCases(Protocol):
-    """Images whose names are known without reading them."""
+    """Images whose names, (case,), are known without reading them; None where not after all."""
 
-    @property
-    def cases(self) -> Any:
-        """The name of each case, (case,); None where they are not known after all."""
-        ...
+    cases: Any
 
 
 @runtime_checkable
 class HasGroups(Protocol):
-    """Images whose groups are known without reading them."""
+    """Images whose groups, (case,), are known without reading them."""
 
-    @property
-    def groups(self) -> Any:
-        """The group of each case, (case,); None where they are not known after all."""
-        ...
+    groups: Any
 
 
 @runtime_checkable
 class HasLabels(Protocol):
-    """Images whose classes are known without reading them."""
+    """Images whose classes, (case,), are known without reading them."""
 
-    @property
-    def labels(self) -> Any:
-        """The class of each case, (case,); None where they are not known after all."""
-        ...
+    labels: Any
 
 
 @runtime_checkable
@@ -188,14 +160,12 @@ class Score(Protocol):
 
     def score(self, outputs: FloatArray, targets: FloatArray) -> FloatArray:
         """Score targets (case,) against outputs (case, sample); larger is worse."""
-        ...
 
     def interval(self, outputs: FloatArray, quantile: ArrayLike) -> Interval:
         """Return the set of targets that score at most ``quantile``, for each case.
 
         ``quantile`` is one number, or one for each case.
         """
-        ...
 
 
 class Family(Protocol):
@@ -203,15 +173,12 @@ class Family(Protocol):
 
     def score(self, targets: FloatArray) -> FloatArray:
         """Return the smallest quantile whose interval contains the target."""
-        ...
 
     def interval(self, quantile: ArrayLike) -> Interval:
         """Return the interval of each case for one quantile, or for one quantile per case."""
-        ...
 
     def take(self, index: NDArray[np.int64]) -> Family:
         """Return the family of some of the cases, in the given order."""
-        ...
 
 
 @runtime_checkable
@@ -220,7 +187,6 @@ class NestedScore(Score, Protocol):
 
     def family(self, outputs: FloatArray) -> Family:
         """Return the nested intervals of some cases."""
-        ...
 
 
 @runtime_checkable
@@ -230,7 +196,6 @@ class RoundsScore(Score, Protocol):
     @property
     def uses_earlier_rounds(self) -> bool:
         """Whether it takes outputs (round, case, sample), the current round last."""
-        ...
 
 
 @runtime_checkable
@@ -240,7 +205,6 @@ class NamedScore(Score, Protocol):
     @property
     def name(self) -> str:
         """Its name."""
-        ...
 
 
 @runtime_checkable
@@ -256,7 +220,6 @@ class TunableScore(Score, Protocol):
         group: Any = None,
     ) -> Score:
         """Return the score that learnt from these cases."""
-        ...
 
 
 @runtime_checkable
@@ -266,17 +229,14 @@ class LearningScore(TunableScore, Protocol):
     @property
     def needs_tuning(self) -> bool:
         """Whether it has still to learn."""
-        ...
 
     @property
     def tuning_share(self) -> float:
         """The share of calibration units to set aside for it, roughly."""
-        ...
 
     @property
     def tuning_needs_targets(self) -> bool:
         """Whether it looks at targets, and not at outputs alone."""
-        ...
 
 
 @runtime_checkable
@@ -285,9 +245,7 @@ class StoredScore(Score, Protocol):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""
-        ...
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Score:
         """Read back what ``to_dict`` wrote."""
-        ...

@@ -6,7 +6,7 @@ import toy
 
 import taskuq as tq
 from taskuq.pipeline import local, status
-from taskuq.pipeline.chain import Chain, scan_case
+from taskuq.pipeline.chain import Chain
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
 PIPELINE = tq.Pipeline(toy.measure, toy.recover, toy.task)
@@ -26,7 +26,7 @@ def test_the_table_holds_what_a_plain_loop_computes(tmp_path):
 
     chain = Chain(toy.measure, toy.recover, toy.task, toy.ACCELERATIONS, samples=4, seed=3)
     for i, image in enumerate(images):
-        one = scan_case(chain, image, str(i))
+        (one,) = chain.scan([image], [str(i)])
         assert np.array_equal(table.outputs[:, i], one.outputs[..., 0].astype(np.float32))
         assert table.targets[i] == one.targets[0]
     assert list(table.group) == list("aabbc")

@@ -47,20 +47,16 @@ class Dataset(Protocol):
     @property
     def labels(self) -> NDArray[np.int64]:
         """The label of each case, (case,)."""
-        ...
 
     @property
     def groups(self) -> NDArray[np.str_]:
         """The group of each case, (case,)."""
-        ...
 
     def __len__(self) -> int:
         """The number of cases."""
-        ...
 
     def __getitem__(self, index: int) -> Item:
         """Read one case."""
-        ...
 
 
 @dataclass(frozen=True)

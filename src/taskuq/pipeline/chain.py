@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -164,23 +164,6 @@ class Chain:
 
     def _full(self, items: list[Any]) -> list[Any]:
         return items + items[-1:] * (self.size - len(items))
-
-
-def scan_case(chain: Chain, image: Any, name: str) -> CaseOutputs:
-    """Measure, recover and read one image at every acceleration, by itself.
-
-    Arguments:
-        chain: Measurement, recovery and task.
-        image: The true image.
-        name: Its identity.
-
-    Returns:
-        Its numbers.
-    """
-    (found,) = replace(chain, size=1).scan([chain.place(image)], [name])
-    if isinstance(found, InputError):
-        raise found
-    return found
 
 
 def _stack(images: list[Any]) -> Any:

@@ -44,15 +44,12 @@ class Engine(Protocol):
     @classmethod
     def from_flags(cls, flags: Flags) -> Engine:
         """Take what the command line was told, and refuse what means nothing here."""
-        ...
 
     def ready(self, scratch: Path) -> AbstractContextManager[None]:
         """Reach the machines before anything is computed, so that a mistake shows at once."""
-        ...
 
     def run(self, work: Work, todo: list[int], progress: Progress) -> None:
         """Have the cases of these numbers run, in the end by ``work.do``."""
-        ...
 
 
 ENGINES: Kinds[type[Engine]] = Kinds(

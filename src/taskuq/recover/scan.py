@@ -18,12 +18,10 @@ class Scan(Protocol):
     @property
     def zero_filled(self) -> Tensor:
         """Coil images, complex (coil, height, width)."""
-        ...
 
     @property
     def mask(self) -> Tensor:
         """The measured columns, booleans (width,)."""
-        ...
 
 
 def checked(measurement: Scan) -> Scan:

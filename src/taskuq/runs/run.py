@@ -13,7 +13,7 @@ from taskuq.data.readers import Data, open_all, open_data, paper_data
 from taskuq.measure.masks import MaskConfig
 from taskuq.pipeline import Pipeline
 from taskuq.pipeline.cases import as_cases
-from taskuq.pipeline.chain import scan_case
+from taskuq.pipeline.chain import CaseOutputs
 from taskuq.pipeline.device import pick_device
 from taskuq.pipeline.progress import duration
 from taskuq.protocols import PosteriorRecover
@@ -146,8 +146,10 @@ def foresee(run: Run, probes: int = 3) -> Cost:
     times, numbers = [], 0
     for index in np.linspace(0, len(cases) - 1, min(probes, len(cases))).astype(int):
         start = time.perf_counter()
-        found = scan_case(chain, cases.image(int(index)), cases.case[index])
+        (found,) = chain.scan([chain.place(cases.image(int(index)))], [cases.case[index]])
         times.append(time.perf_counter() - start)
+        if not isinstance(found, CaseOutputs):
+            raise found
         numbers = found.outputs.size
     # The first case pays for what is loaded and compiled once.
     steady = times[1:] or times
