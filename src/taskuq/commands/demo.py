@@ -22,7 +22,7 @@ def demo(
     classifier and lets a calibrated policy decide when to stop; then repeats the paper's evaluation
     on the stored table of the package.
 
-    Args:
+    Arguments:
         fast: Fewer slices and fewer random splits.
         seed: The seed of samples and splits.
         output: The folder for tables, records and the page.

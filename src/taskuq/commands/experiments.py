@@ -39,7 +39,7 @@ def experiment(
 ) -> None:
     """Look at one of the paper's claims, or at all that the inputs permit, and record it.
 
-    Args:
+    Arguments:
         name: The experiment, or all.
         samples: A table of posterior samples, .npz or folder.
         point: A table of point estimates of the same cases, for AR.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 from cyclopts import Parameter
 
+from taskuq.commands.terminal import say, show
 from taskuq.errors import InputError
 from taskuq.measure.drawing import draw_masks
 from taskuq.measure.masks import acs_width, nested_masks, published_masks
@@ -27,24 +27,15 @@ def masks(
 ) -> None:
     """Make nested sampling masks: arrays masks (round, size) and accelerations, and a picture.
 
-    Parameters
-    ----------
-    size
-        Number of k-space columns.
-    accelerations
-        Accelerations of the rounds, decreasing, separated by commas.
-    published
-        Take the masks of the paper (size 320; 16, 8, 4, 2).
-    rule
-        How random lines are drawn: as the paper says, or as its masks look.
-    acs
-        Width of the fully sampled centre in each round, separated by commas.
-    seed
-        Seed of the random lines.
-    picture
-        Where the picture goes; by default beside the output.
-    output
-        The .npz file to write.
+    Arguments:
+        size: Number of k-space columns.
+        accelerations: Accelerations of the rounds, decreasing, separated by commas.
+        published: Take the masks of the paper (size 320; 16, 8, 4, 2).
+        rule: How random lines are drawn: as the paper says, or as its masks look.
+        acs: Width of the fully sampled centre in each round, separated by commas.
+        seed: Seed of the random lines.
+        picture: Where the picture goes; by default beside the output.
+        output: The .npz file to write.
     """
     rates = _numbers(accelerations, "accelerations")
     if published:
@@ -60,10 +51,9 @@ def masks(
     np.savez(output, masks=made, accelerations=np.asarray(rates, dtype=float))
     drawn = draw_masks(made, rates, picture or output.with_suffix(".png"))
     for mask, R in zip(made, rates, strict=True):
-        text = f"R = {R:g}: {mask.sum()} of {len(mask)} lines, centre of {acs_width(mask)}"
-        print(text, file=sys.stderr)  # noqa: T201 progress
-    print(f"picture: {drawn}", file=sys.stderr)  # noqa: T201 progress
-    print(output)  # noqa: T201 the path is the command's answer
+        say(f"R = {R:g}: {mask.sum()} of {len(mask)} lines, centre of {acs_width(mask)}")
+    say(f"picture: {drawn}")
+    show(str(output))
 
 
 def _numbers(text: str, name: str) -> list[float]:

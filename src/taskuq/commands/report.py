@@ -10,7 +10,7 @@ from taskuq.commands.terminal import say, show
 def report(run_dir: Path, /, *, export: bool = False) -> None:
     """Build report.html from the results stored in a run's folder.
 
-    Args:
+    Arguments:
         run_dir: The folder of the run.
         export: Also write tables (CSV, JSON, LaTeX), figures (SVG, PNG, PDF) and intervals.csv.
     """
