@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from taskuq.errors import InputError
-from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, Members, make_inputs
-from taskuq.interval import BoolArray
+from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, make_inputs
 from taskuq.kinds import Kinds
 from taskuq.outputs import TaskOutputs
 
@@ -59,12 +58,8 @@ def run_all(
     point_table: TaskOutputs | None = None,
     settings: ClaimSettings | None = None,
     *,
-    masks: BoolArray | None = None,
-    mask_accelerations: Sequence[float] = (),
-    quality: Mapping[str, Any] | None = None,
-    task: Mapping[str, Any] | None = None,
-    parts: Sequence[Members] = (),
     tell: Tell = lambda line: None,
+    **others: Any,
 ) -> list[dict[str, Any]]:
     """Run every experiment that the inputs permit.
 
@@ -72,12 +67,8 @@ def run_all(
         samples_table: Task outputs of posterior samples.
         point_table: Task outputs of a point estimate of the same cases, for AR.
         settings: What decides the numbers; the paper's values where None.
-        masks: Which columns of k-space each round measures (round, width).
-        mask_accelerations: R of the masks.
-        quality: A record ``taskuq.quality/1``.
-        task: A record ``taskuq.task/1``.
-        parts: Parts of the data beside the judged one.
         tell: Called with a line of progress before each experiment.
+        others: Further fields of :class:`~taskuq.experiments.inputs.Inputs`, by name.
 
     Returns:
         Records ``taskuq.experiment/1``, in the order of :data:`EXPERIMENTS`; equal inputs and
@@ -87,15 +78,7 @@ def run_all(
         >>> [record["name"] for record in run_all(None)]
         ['masks']
     """
-    inputs = make_inputs(
-        samples_table,
-        point_table,
-        masks=masks,
-        mask_accelerations=tuple(mask_accelerations),
-        quality=quality,
-        task=task,
-        parts=tuple(parts),
-    )
+    inputs = make_inputs(samples_table, point_table, **others)
     chosen = ClaimSettings() if settings is None else settings
     records = []
     for name in EXPERIMENTS:

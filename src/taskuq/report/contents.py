@@ -66,27 +66,6 @@ class Experiment:
     tables: tuple[Table, ...]
 
 
-@dataclass(frozen=True)
-class Promise:
-    """What a stored policy or bound promises.
-
-    Arguments:
-        alpha: Its error rate.
-        sentence: The promise in words.
-        unit: What it is about, in a word.
-        kind: The kind of a policy; None for a bound.
-        max_width: The width at which a policy stops, if any.
-        task_range: The task's range, if it has one.
-    """
-
-    alpha: float
-    sentence: str
-    unit: str
-    kind: str | None = None
-    max_width: float | None = None
-    task_range: tuple[float, float] | None = None
-
-
 @dataclass
 class Contents:
     """Everything the page shows, gathered; figures by the heading they stand under.
@@ -95,8 +74,8 @@ class Contents:
 
     Arguments:
         folder: The run's folder.
-        policy: What the policy that decided promises.
-        bounds: What stored bounds promise.
+        policy: The record of the policy that decided.
+        alphas: The error rates of that policy and of stored bounds.
         promises: Sentences of what is guaranteed.
         is_by_group: Whether it is guaranteed for new groups, not for new cases.
         cases: The interval of each case of the table.
@@ -113,8 +92,8 @@ class Contents:
     """
 
     folder: RunFolder
-    policy: Promise | None = None
-    bounds: list[Promise] = field(default_factory=list)
+    policy: Record | None = None
+    alphas: list[float] = field(default_factory=list)
     promises: list[str] = field(default_factory=list)
     is_by_group: bool = False
     cases: list[CaseReport] = field(default_factory=list)
@@ -135,17 +114,17 @@ class Contents:
         said = self.folder.run.get("alpha")
         if isinstance(said, int | float) and 0 < said < 1:
             return float(said)
-        promised = [p.alpha for p in (self.policy, *self.bounds) if p is not None]
         simulated = [rows[0]["alpha"] for rows in self.simulations.values()]
         evaluated = [record["results"][0]["alpha"] for record in self.evaluations.values()]
-        return next((float(a) for a in (*promised, *simulated, *evaluated)), None)
+        return next((float(a) for a in (*self.alphas, *simulated, *evaluated)), None)
 
     @property
     def max_width(self) -> float | None:
         """The run's width to stop at, from wherever it is said first."""
-        goals = [self.folder.run.get("max_width"), self.policy and self.policy.max_width]
-        goals += [(f.record.get("goal") or {}).get("max_width") for f in self.folder.of(SIMULATE)]
-        for said in goals:
+        simulated = [found.record for found in self.folder.of(SIMULATE)]
+        goals = [record.get("goal") for record in (self.policy, *simulated) if record is not None]
+        widths = [(goal or {}).get("max_width") for goal in goals]
+        for said in (self.folder.run.get("max_width"), *widths):
             if isinstance(said, int | float) and said > 0 and math.isfinite(said):
                 return float(said)
         return None

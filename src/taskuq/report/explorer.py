@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,6 @@ from taskuq.interval import FloatArray
 
 PICTURES = ("zero_filled", "mean", "sd")
 SEEN = ("truth", *PICTURES, "samples", "point")
-NEEDED = (
-    "case", "group", "accelerations", "truth", *PICTURES, "outputs", "targets",
-    "calibration_outputs", "calibration_targets",
-)  # fmt: skip
-OPTIONAL = (
-    "label", "masks", "samples", "point", "point_outputs", "calibration_group", "task_range",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +74,10 @@ class Explorer:
     def rounds(self) -> int:
         """The number of rounds."""
         return len(self.accelerations)
+
+
+NEEDED = tuple(field.name for field in fields(Explorer) if field.default is MISSING)
+OPTIONAL = tuple(field.name for field in fields(Explorer) if field.name not in NEEDED)
 
 
 def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:

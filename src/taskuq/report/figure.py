@@ -194,27 +194,6 @@ def figure_from_dict(record: Any) -> Figure:
     return figure
 
 
-def rows(figure: Figure) -> list[Mapping[str, float | str | None]]:
-    """Return the numbers of a figure as a table.
-
-    Example:
-        >>> figure = Figure("f", "Widths fall.", "R", "width", (Series("ar", (16, 8), (0.2, 0.1)),))
-        >>> rows(figure)[0]
-        {'series': 'ar', 'R': 16, 'width': 0.2}
-    """
-    has_error = any(series.error for series in figure.series)
-    table: list[Mapping[str, float | str | None]] = []
-    for series in figure.series:
-        for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
-            row: dict[str, float | str | None] = {
-                "series": series.name, figure.x_label: x, figure.y_label: y,
-            }  # fmt: skip
-            if has_error:
-                row["±"] = series.error[i] if series.error else None
-            table.append(row)
-    return table
-
-
 def is_number(value: Any) -> bool:
     """Whether a value can be drawn: a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)

@@ -8,12 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from taskuq.report import records
 from taskuq.report.figure import Figure, FigureKind, Series, series_of
-from taskuq.report.records import MASKS as MASKS_RECORD
-from taskuq.report.records import PLAN_SIZE
-from taskuq.report.records import QUALITY as QUALITY_RECORD
-from taskuq.report.records import SPLIT as SPLIT_RECORD
-from taskuq.report.records import TASK as TASK_RECORD
 
 FOLDS = {"train": "to train on", "tune": "to tune on", "judge": "to calibrate and test on"}
 PARTS = {"tune": "tuning", "judge": "judged"}
@@ -234,22 +230,22 @@ def planner_figure(record: Mapping[str, Any]) -> Figure:
     )
 
 
-QUALITY = FigureKind(QUALITY_RECORD, quality_figures, IMAGES)
-TASK = FigureKind(TASK_RECORD, task_figures, "Task network")
+QUALITY = FigureKind(records.QUALITY, quality_figures, IMAGES)
+TASK = FigureKind(records.TASK, task_figures, "Task network")
 SPLIT = FigureKind(
-    SPLIT_RECORD,
+    records.SPLIT,
     lambda record: [split_figure(record)],
     IMAGES,
     "Who is learnt from and who is judged",
 )
 MASKS = FigureKind(
-    MASKS_RECORD,
+    records.MASKS,
     lambda record: [masks_figure(record["masks"], record["accelerations"])],
     IMAGES,
 )
 # A record without sizes asks a question and does not answer it for several tolerances.
 PLANNER = FigureKind(
-    PLAN_SIZE,
+    records.PLAN_SIZE,
     lambda record: [planner_figure(record)] if "sizes" in record else [],
     "Planning a study",
 )

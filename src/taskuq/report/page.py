@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,34 +55,21 @@ def render(contents: Contents) -> str:
     return template.render(**_context(contents))
 
 
-@dataclass(frozen=True)
-class _Grid:
+def _grid(table: Table) -> dict[str, Any]:
     """A table as the template wants it: cells as text, and which columns hold words."""
-
-    name: str
-    label: str
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    text: frozenset[int]
-    left_out: int
-
-
-def _grid(table: Table) -> _Grid:
-    words = frozenset(
-        k
-        for k in range(len(table.columns))
-        if k == 0 or any(isinstance(row[k], str) for row in table.rows[:50])
-    )
-    return _Grid(
-        slug(table.name),
-        f"Table: {table.name}",
-        table.caption,
-        table.columns,
-        tuple(tuple(shown(cell) for cell in row) for row in table.rows[:MOST_ROWS]),
-        words,
-        max(0, len(table.rows) - MOST_ROWS),
-    )
+    return {
+        "name": slug(table.name),
+        "label": f"Table: {table.name}",
+        "caption": table.caption,
+        "columns": table.columns,
+        "rows": [[shown(cell) for cell in row] for row in table.rows[:MOST_ROWS]],
+        "text": [
+            k
+            for k in range(len(table.columns))
+            if k == 0 or any(isinstance(row[k], str) for row in table.rows[:50])
+        ],
+        "left_out": max(0, len(table.rows) - MOST_ROWS),
+    }
 
 
 def _plate(figure: Figure, used: set[str], short: str) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def best_simulation(contents: Contents) -> Record | None:
     unit = contents.folder.run.get("unit")
     rows = [r for results in contents.simulations.values() for r in results]
     rows = [r for r in rows if unit is None or r["unit"] == unit] or rows
-    mine = [r for r in rows if contents.policy and r["policy"] == contents.policy.kind]
+    mine = [r for r in rows if contents.policy and r["policy"] == contents.policy["kind"]]
     promised = [r for r in mine or rows if r["guaranteed"]]
     return max(promised, key=lambda r: number(r["mean_acceleration"]), default=None)
 

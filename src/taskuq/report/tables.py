@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from taskuq.files import whole_file
-from taskuq.report.figure import Figure, rows
+from taskuq.report.figure import Figure
 
 # A cell that starts like this is run as a formula when a spreadsheet opens the file.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -71,9 +71,14 @@ def figure_table(figure: Figure) -> Table:
     if any(series.style == "strip" for series in figure.series):
         marks = tuple((s.name, sum(map(bool, s.y)), len(s.y)) for s in figure.series)
         return Table(figure.name, figure.caption, ("series", "marked", "of"), marks)
-    found = rows(figure)
-    columns = tuple(found[0]) if found else ("series", figure.x_label, figure.y_label)
-    return Table(figure.name, figure.caption, columns, tuple(tuple(r.values()) for r in found))
+    has_error = any(series.error for series in figure.series)
+    columns = ("series", figure.x_label, figure.y_label, *(("±",) if has_error else ()))
+    points = tuple(
+        (series.name, x, series.y[i], *((series.error and series.error[i],) if has_error else ()))
+        for series in figure.series
+        for i, x in enumerate(series.x)
+    )
+    return Table(figure.name, figure.caption, columns, points)
 
 
 def cell(value: Any) -> str:

@@ -19,7 +19,7 @@ from taskuq.decide.policy import Policy, load_policy
 from taskuq.errors import InputError
 from taskuq.outputs import TaskOutputs
 from taskuq.report.cases import CaseReport
-from taskuq.report.contents import Contents, Promise, gather
+from taskuq.report.contents import Contents, gather
 from taskuq.report.exports import ENDINGS, write_exports
 from taskuq.report.folder import Found, RunFolder, read_folder
 from taskuq.report.page import write_page
@@ -78,15 +78,16 @@ def study(run_dir: str | os.PathLike[str]) -> Contents:
         others=(*folder.others, *((name, POLICY) for name in names[1:])),
     )
     contents = gather(folder)
-    contents.policy = None if policy is None else _promise(policy)
-    contents.bounds = [_promise(bound) for bound in bounds.values()]
-    contents.promises = _promises(contents)
-    unit = _unit(folder.run.get("unit") or (contents.policy and contents.policy.unit))
+    opened = [stored for stored in (policy, *bounds.values()) if stored is not None]
+    contents.policy = None if policy is None else policy.to_dict()
+    contents.alphas = [stored.alpha for stored in opened]
+    contents.promises = _promises(contents, opened)
+    unit = _unit(folder.run.get("unit") or (policy and policy.guarantee.unit))
     contents.is_by_group = unit is not None and unit.is_group
     contents.logged = _logged(folder)
     _add_planner(contents, policy)
     _add_cases(contents, policy, bounds)
-    _add_numbers(contents)
+    _add_numbers(contents, policy)
     return contents
 
 
@@ -116,23 +117,9 @@ def _with_goal(found: Found) -> Found:
     return replace(found, record={**found.record, "until": until})
 
 
-def _promise(stored: Policy | Bound) -> Promise:
-    promise = Promise(
-        alpha=stored.alpha,
-        sentence=stored.guarantee.sentence,
-        unit=stored.guarantee.unit,
-        task_range=stored.task_range,
-    )
-    if isinstance(stored, Bound):
-        return promise
-    width = stored.goal.max_width
-    return replace(promise, sentence=stored.sentence, kind=stored.kind, max_width=width)
-
-
-def _promises(contents: Contents) -> list[str]:
+def _promises(contents: Contents, opened: Sequence[Policy | Bound]) -> list[str]:
     """The sentences of what is guaranteed, each once."""
-    policy = [] if contents.policy is None else [contents.policy]
-    found = [promise.sentence for promise in (*policy, *contents.bounds)]
+    found = [one.sentence if isinstance(one, Policy) else one.guarantee.sentence for one in opened]
     if not found:
         for record in contents.evaluations.values():
             first = record["results"][0]
@@ -220,9 +207,9 @@ def _add_cases(contents: Contents, policy: Policy | None, bounds: Mapping[str, B
             contents.notes.append(f"{name} does not fit the table: {error}")
 
 
-def _add_numbers(contents: Contents) -> None:
+def _add_numbers(contents: Contents, policy: Policy | None) -> None:
     """Add what the explorer computes with, or say why there is none."""
-    folder, policy = contents.folder, contents.policy
+    folder = contents.folder
     if folder.explorer is None:
         contents.notes.append(
             "No explorer.npz is stored with this run, so there are no pictures to look through."
@@ -240,7 +227,7 @@ def _add_numbers(contents: Contents) -> None:
             folder.explorer,
             alpha=contents.alpha or 0.05,
             max_width=contents.max_width or 0.1,
-            unit=said if policy is None else policy.unit,
+            unit=said if policy is None else policy.guarantee.unit,
             task_range=next((found for found in ranges if found is not None), None),
         )
     except InputError as error:
