@@ -71,8 +71,18 @@ def mean_cost(
     at = np.broadcast_to(np.asarray(threshold, float), len(largest))[:, None]
     stops = (lowest <= at) & (at < largest)
     stopped = np.concatenate([stops, np.ones((1, stops.shape[1]), bool)]).argmax(axis=0)
-    rates = 1 / np.append(np.where(np.isnan(accelerations), np.inf, accelerations), 1.0)
-    return float(np.average(rates[stopped], weights=weight))
+    return float(np.average(costs(accelerations)[stopped], weights=weight))
+
+
+def costs(accelerations: FloatArray) -> FloatArray:
+    """Return the share of measurements at each round, and at the end; 0 where it is unknown.
+
+    Example:
+        >>> costs(np.array([np.nan, 4.0]))
+        array([0.  , 0.25, 1.  ])
+    """
+    known = np.where(np.isnan(accelerations), np.inf, accelerations)
+    return np.append(1 / known, 1.0)
 
 
 def certified_acceleration(

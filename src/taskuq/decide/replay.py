@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.calibration.family import AnchoredFamily
+from taskuq.decide.certificate import costs
 from taskuq.decide.rules import Examination
 from taskuq.evaluation.splits import byte_threshold, test_folds
 from taskuq.evaluation.trials import Splitting
@@ -75,8 +76,7 @@ class Scans:
     @property
     def cost(self) -> FloatArray:
         """The share of measurements at each round, 1 at the end."""
-        known = np.where(np.isnan(self.accelerations), np.inf, self.accelerations)
-        return np.append(1 / known, 1.0)
+        return costs(self.accelerations)
 
 
 def replay(scans: Scans, splitting: Splitting, thresholds: FloatArray) -> Replayed:

@@ -14,7 +14,7 @@ from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.scores import score_name
 from taskuq.calibration.summaries import compiled
 from taskuq.calibration.tuning import target_share, tuning_count
-from taskuq.calibration.units import PolicyUnitName, Unit, unit_index
+from taskuq.calibration.units import PolicyUnitName, Unit, take_units, unit_index
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.planning import examined, policy_unit, round_arrays
 from taskuq.decide.replay import Replayed, Scans, replay
@@ -219,14 +219,13 @@ class _Job:
         if share == 0:
             yield np.zeros(self.table.cases, dtype=bool)
             return
-        units = int(self.index.max()) + 1
         take = tuning_count(self.n_calibration, share, self.spec.alpha)
         if not 1 <= take < self.n_calibration:
             raise InputError(
                 f"a policy that learns needs several calibration units, got {self.n_calibration}"
             )
         for _ in range(min(tunings, self.trials)):
-            yield np.isin(self.index, rng.permutation(units)[:take])
+            yield take_units(self.index, take, rng)
 
     def _replay(
         self, aside: NDArray[np.bool_], trials: int, seed: int
