@@ -140,7 +140,7 @@ def simulate(
     """
     import numpy as np
 
-    from taskuq.decide.planning import make_goal
+    from taskuq.decide.goal import make_goal
     from taskuq.decide.simulation import simulate as replay
 
     loaded = load_table(table, range, task)
@@ -177,7 +177,8 @@ def _plans(
 
     plans = [
         PolicyPlan(kind, alpha, goal, **dict(zip(options, chosen, strict=True)))
-        for kind, options in ((kind, POLICIES[kind].options) for kind in policies)
+        for kind in policies
+        for options in [[option for option in POLICIES[kind].options if option in asked]]
         for chosen in product(*map(choices, options))
     ]
     if not plans:

@@ -191,6 +191,19 @@ class Goal:
         return asdict(self)
 
 
+def make_goal(
+    max_width: float | None, at_least: float | None, at_most: float | None, side: Side | None
+) -> Goal:
+    """Make the goal out of what was asked for."""
+    if at_least is not None and at_most is not None:
+        raise InputError("choose at_least or at_most, not both")
+    if at_least is not None:
+        return Goal(max_width=max_width, level=at_least, side="lower")
+    if at_most is not None:
+        return Goal(max_width=max_width, level=at_most, side="upper")
+    return Goal(max_width=max_width, side=side or "two")
+
+
 def goal_from_dict(record: Mapping[str, Any]) -> Goal:
     """Read a goal back from its description."""
     return Goal(**record)

@@ -12,7 +12,7 @@ from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.tuning import tuned_score, tuning_cases, tuning_count
 from taskuq.calibration.units import PolicyUnitName, Unit, as_unit, take_units, unit_index
 from taskuq.decide.certificate import make_certificate
-from taskuq.decide.goal import Goal
+from taskuq.decide.goal import make_goal
 from taskuq.decide.kinds import PolicyPlan, Statistic
 from taskuq.decide.policy import Policy
 from taskuq.decide.rules import Examination, Rule, Rules, examine
@@ -152,19 +152,6 @@ def examined(
     group = None if table.group is None else table.group[learning]
     rules = tuned_rules(spec, table, x[:, learning], z[:, learning], group)
     return rules, examine(rules, x[:, kept], z[:, kept])
-
-
-def make_goal(
-    max_width: float | None, at_least: float | None, at_most: float | None, side: Side | None
-) -> Goal:
-    """Make the goal out of what was asked for."""
-    if at_least is not None and at_most is not None:
-        raise InputError("choose at_least or at_most, not both")
-    if at_least is not None:
-        return Goal(max_width=max_width, level=at_least, side="lower")
-    if at_most is not None:
-        return Goal(max_width=max_width, level=at_most, side="upper")
-    return Goal(max_width=max_width, side=side or "two")
 
 
 def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:
