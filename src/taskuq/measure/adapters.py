@@ -11,6 +11,7 @@ from torch import Tensor
 
 from taskuq.errors import InputError
 from taskuq.measure.coils import to_channels
+from taskuq.measure.masks import round_at
 from taskuq.measure.noise import image_seed
 
 
@@ -45,12 +46,7 @@ class Rounds:
 
     def __call__(self, image: Any, acceleration: float) -> Any:
         """Measure one image with the callable of one acceleration."""
-        if acceleration not in self.systems:
-            raise InputError(
-                f"acceleration {acceleration} is not measured here; choose from "
-                f"{list(self.systems)}"
-            )
-        return self.systems[acceleration](image)
+        return self.systems[self.accelerations[round_at(acceleration, self.accelerations)]](image)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +102,8 @@ class PhysicsMeasure:
         """Measure one image: (height, width), or (channel, height, width)."""
         batch = _as_batch(image)
         keywords = {} if self.seed is None else {"seed": image_seed(image, self.seed)}
-        y = Rounds({R: _call(p, keywords) for R, p in self.physics.items()})(batch, acceleration)
-        return PhysicsMeasurement(y, self.physics[acceleration], float(acceleration))
-
-
-def _call(physics: Any, keywords: dict[str, int]) -> Callable[[Tensor], Any]:
-    return lambda batch: physics(batch, **keywords)
+        physics = self.physics[self.accelerations[round_at(acceleration, self.accelerations)]]
+        return PhysicsMeasurement(physics(batch, **keywords), physics, float(acceleration))
 
 
 def _as_batch(image: Tensor) -> Tensor:

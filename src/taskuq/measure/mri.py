@@ -12,7 +12,8 @@ from torch import Tensor
 
 from taskuq.errors import InputError
 from taskuq.measure.fourier import fft2c, ifft2c
-from taskuq.measure.noise import noise_for
+from taskuq.measure.masks import round_at
+from taskuq.measure.noise import noise_for, require_seed
 from taskuq.measure.projections import broadcast_mask
 
 
@@ -81,23 +82,14 @@ class MultiCoilMRI:
                 "the masks are not nested; each round must keep the lines of the round before it "
                 "(nested_masks makes such masks)"
             )
-        if self.noise < 0 or (self.noise > 0 and self.seed is None):
-            raise InputError(
-                f"noise is {self.noise} and seed {self.seed}; give a noise level of at least 0, "
-                "and a seed with it"
-            )
+        require_seed(self.noise, self.seed)
         object.__setattr__(self, "masks", masks)
 
     def mask(self, acceleration: float) -> NDArray[np.bool_]:
         """The columns that are measured at one acceleration; all of them at R = 1."""
-        if acceleration in self.accelerations:
-            return np.asarray(self.masks[list(self.accelerations).index(acceleration)])
-        if acceleration == 1:
-            return np.ones(self.masks.shape[1], dtype=bool)
-        raise InputError(
-            f"acceleration {acceleration} is not measured here; choose from "
-            f"{[*self.accelerations, 1]}"
-        )
+        everything = np.ones((1, self.masks.shape[1]), dtype=bool)
+        rounds = np.concatenate([self.masks, everything])
+        return np.asarray(rounds[round_at(acceleration, [*self.accelerations, 1])])
 
     def __call__(self, image: Tensor, acceleration: float) -> Measurement:
         """Measure coil images (..., coil, height, width), complex or real, on any device."""
@@ -164,7 +156,6 @@ class SimulatedScanner:
 
 def _line_noise(images: Tensor, seed: int | None) -> Tensor:
     """Complex white noise on the k-space of coil images (..., coil, height, width)."""
-    assert seed is not None, "checked when the operator is made"
     flat = images.reshape(-1, *images.shape[-3:])
     noise = torch.stack([noise_for(image, (2, *image.shape), seed) for image in flat])
     return torch.complex(noise[:, 0], noise[:, 1]).reshape(images.shape).to(images.device)

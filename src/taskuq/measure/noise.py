@@ -8,8 +8,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from taskuq.errors import InputError
 
-def noise_for(image: Tensor, shape: tuple[int, ...], seed: int) -> Tensor:
+
+def require_seed(noise: float, seed: int | None) -> None:
+    """Refuse a noise level below 0, and noise that nothing decides.
+
+    Arguments:
+        noise: A standard deviation.
+        seed: Together with an image it decides the noise.
+    """
+    if noise < 0 or (noise > 0 and seed is None):
+        raise InputError(
+            f"noise is {noise} and seed {seed}; give a noise level of at least 0, and a seed with "
+            "it"
+        )
+
+
+def noise_for(image: Tensor, shape: tuple[int, ...], seed: int | None) -> Tensor:
     """Standard normal noise that depends on a seed and on the bytes of one image.
 
     Rounds of a scan share the samples they share: noise that belongs to the image, not to the
@@ -30,6 +46,7 @@ def noise_for(image: Tensor, shape: tuple[int, ...], seed: int) -> Tensor:
         >>> torch.equal(noise_for(image, (3,), seed=0), noise_for(2 * image, (3,), seed=0))
         False
     """
+    assert seed is not None, "checked when the operator is made"
     rng = np.random.default_rng(image_seed(image, seed))
     return torch.as_tensor(rng.standard_normal(shape, dtype=np.float32))
 

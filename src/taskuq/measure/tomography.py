@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from taskuq.errors import InputError
-from taskuq.measure.noise import noise_for
+from taskuq.measure.masks import round_at
+from taskuq.measure.noise import noise_for, require_seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,11 +177,7 @@ class ParallelBeamCT:
 
     def __post_init__(self) -> None:
         nested_views(self.views, self.accelerations)
-        if self.noise < 0 or (self.noise > 0 and self.seed is None):
-            raise InputError(
-                f"noise is {self.noise} and seed {self.seed}; give a noise level of at least 0, "
-                "and a seed with it"
-            )
+        require_seed(self.noise, self.seed)
 
     def __call__(self, image: Tensor, acceleration: float) -> Sinogram:
         """Measure images (..., size, size)."""
@@ -197,19 +194,11 @@ class ParallelBeamCT:
         return Sinogram(projections, angles, self.size, float(acceleration))
 
     def _views(self, acceleration: float) -> NDArray[np.int64]:
-        if acceleration in self.accelerations:
-            rounds = nested_views(self.views, self.accelerations)
-            return rounds[self.accelerations.index(acceleration)]
-        if acceleration == 1:
-            return np.arange(self.views)
-        raise InputError(
-            f"acceleration {acceleration} is not measured here; choose from "
-            f"{[*self.accelerations, 1]}"
-        )
+        rounds = [*nested_views(self.views, self.accelerations), np.arange(self.views)]
+        return rounds[round_at(acceleration, [*self.accelerations, 1])]
 
     def _noise(self, images: Tensor, views: NDArray[np.int64]) -> Tensor:
         """Noise of the chosen views; a view keeps its noise in later rounds."""
-        assert self.seed is not None, "checked when the operator is made"
         flat = images.reshape(-1, self.size, self.size)
         shape = (self.views, _detectors(self.size))
         noise = torch.stack([noise_for(image, shape, self.seed) for image in flat])
