@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray
+from taskuq.interval import FloatArray, TaskRange
 
 # Fourth powers of larger numbers, on a logit's tangent, leave the range of floats; no task has any.
 LARGEST = 1e60
@@ -170,9 +170,7 @@ def as_range(value: Any) -> tuple[float, float] | None:
     return low, high
 
 
-def as_cases(
-    outputs: Any, targets: Any, range_: tuple[float, float] | None
-) -> tuple[FloatArray, FloatArray]:
+def as_cases(outputs: Any, targets: Any, range_: TaskRange) -> tuple[FloatArray, FloatArray]:
     """Take outputs, (case, sample) or with rounds first, and one target per case.
 
     Arguments:
@@ -200,7 +198,7 @@ def as_cases(
     return x, z
 
 
-def require_in_range(values: FloatArray, range_: tuple[float, float] | None, name: str) -> None:
+def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
     """Refuse values outside the declared task range."""
     if range_ is None or values.size == 0:
         return

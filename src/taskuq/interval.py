@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 FloatArray: TypeAlias = NDArray[np.floating]
 BoolArray: TypeAlias = NDArray[np.bool_]
+# The lowest and the highest value that a task can have, where it has any.
+TaskRange: TypeAlias = tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

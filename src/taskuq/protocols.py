@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taskuq.interval import FloatArray, Interval
+from taskuq.interval import FloatArray, Interval, TaskRange
 
 
 @runtime_checkable
@@ -216,7 +216,7 @@ class TunableScore(Score, Protocol):
         outputs: FloatArray,
         targets: FloatArray | None = None,
         *,
-        range_: tuple[float, float] | None = None,
+        range_: TaskRange = None,
         group: Any = None,
     ) -> Score:
         """Return the score that learnt from these cases."""

@@ -24,7 +24,7 @@ from taskuq.calibration.threshold import Threshold, threshold_from_dict
 from taskuq.checks import as_numbers, as_range
 from taskuq.errors import InputError
 from taskuq.files import complete, number_to_json, read_json, write_json
-from taskuq.interval import FloatArray, Interval
+from taskuq.interval import FloatArray, Interval, TaskRange
 from taskuq.protocols import Score
 
 SCHEMA = "taskuq.bound/1"
@@ -106,7 +106,7 @@ class Bound(AnyBound):
     guarantee: Guarantee
     samples: int
     rounds: int = 1
-    task_range: tuple[float, float] | None = None
+    task_range: TaskRange = None
     acceleration: float | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
 

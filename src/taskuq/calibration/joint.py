@@ -21,7 +21,7 @@ from taskuq.calibration.units import UnitName, as_unit, take_units
 from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
 from taskuq.files import number_from_json, number_to_json, range_to_json
-from taskuq.interval import BoolArray, FloatArray, Interval
+from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
 from taskuq.protocols import Score
 
 Method: TypeAlias = Literal["max", "scale", "minimax", "rank"]
@@ -49,7 +49,7 @@ class JointBound(AnyBound):
     guarantee: Guarantee
     method: Method
     samples: int
-    task_range: tuple[float, float] | None = None
+    task_range: TaskRange = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     rounds: int = field(default=1, init=False, repr=False)
     acceleration: None = field(default=None, init=False, repr=False)
@@ -133,7 +133,7 @@ def calibrate_joint(
     cases: float | str = "random",
     delta: float | None = None,
     side: Side = "two",
-    task_range: tuple[float, float] | None = None,
+    task_range: TaskRange = None,
     rng: np.random.Generator | None = None,
 ) -> JointBound:
     r"""Calibrate intervals for several tasks that hold together with probability 1 - alpha.

@@ -14,39 +14,39 @@ REORDER = {"reassoc", "contract", "nsz"}
 
 
 @njit(cache=True, fastmath=REORDER, nogil=True)
-def mean_and_variance(samples, ddof, mean, variance):  # type: ignore[no-untyped-def]  # compiled
+def mean_and_variance(outputs, ddof, mean, variance):  # type: ignore[no-untyped-def]  # compiled
     """Fill mean and variance of each row, measured from its first sample."""
-    cases, p = samples.shape
+    cases, p = outputs.shape
     for i in range(cases):
-        first = np.float64(samples[i, 0])
+        first = np.float64(outputs[i, 0])
         total = 0.0
         for j in range(p):
-            total += samples[i, j] - first
+            total += outputs[i, j] - first
         center = total / p
         squares = 0.0
         for j in range(p):
-            deviation = (samples[i, j] - first) - center
+            deviation = (outputs[i, j] - first) - center
             squares += deviation * deviation
         mean[i] = first + center
         variance[i] = squares / max(p - ddof, 1)
 
 
 @njit(cache=True, nogil=True)
-def extremes(samples, smallest, largest):  # type: ignore[no-untyped-def]  # compiled
+def extremes(outputs, smallest, largest):  # type: ignore[no-untyped-def]  # compiled
     """Fill the smallest values of each row in rising order and the largest in falling order."""
-    cases, p = samples.shape
+    cases, p = outputs.shape
     low_count, high_count = smallest.shape[1], largest.shape[1]
     for i in range(cases):
         smallest[i, :] = np.inf
         largest[i, :] = -np.inf
         for j in range(p):
             # Each value sinks through the slots by minimum and maximum, without a branch.
-            value = np.float64(samples[i, j])
+            value = np.float64(outputs[i, j])
             for slot in range(low_count):
                 kept = min(smallest[i, slot], value)
                 value = max(smallest[i, slot], value)
                 smallest[i, slot] = kept
-            value = np.float64(samples[i, j])
+            value = np.float64(outputs[i, j])
             for slot in range(high_count):
                 kept = max(largest[i, slot], value)
                 value = min(largest[i, slot], value)
@@ -54,14 +54,14 @@ def extremes(samples, smallest, largest):  # type: ignore[no-untyped-def]  # com
 
 
 @njit(cache=True, nogil=True)
-def two_extremes(samples, smallest, largest):  # type: ignore[no-untyped-def]  # compiled
-    """Do as ``extremes`` for two at each end, the case of 95 % intervals from 32 samples."""
-    cases, p = samples.shape
+def two_extremes(outputs, smallest, largest):  # type: ignore[no-untyped-def]  # compiled
+    """Do as ``extremes`` for two at each end, the case of 95 % intervals from 32 outputs."""
+    cases, p = outputs.shape
     for i in range(cases):
         low, next_low = np.inf, np.inf
         high, next_high = -np.inf, -np.inf
         for j in range(p):
-            value = np.float64(samples[i, j])
+            value = np.float64(outputs[i, j])
             next_low = min(next_low, max(low, value))
             low = min(low, value)
             next_high = max(next_high, min(high, value))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray
+from taskuq.interval import FloatArray, TaskRange
 
 # Where the logit hands over to its tangent: a soft output of 1e-4 is as sure as it gets.
 TAIL = 1e-4
@@ -72,7 +72,7 @@ class Link:
 IDENTITY = Link()
 
 
-def natural_link(range_: tuple[float, float] | None, *seen: FloatArray) -> Link:
+def natural_link(range_: TaskRange, *seen: FloatArray) -> Link:
     """Choose the scale for a task: a logit on its range, or on [0, 1] if all seen lies there.
 
     Arguments:

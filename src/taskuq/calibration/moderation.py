@@ -77,17 +77,17 @@ def fit_spread_prior(variance: FloatArray, covariate: FloatArray, samples: int) 
     half = (samples - 1) / 2
     e = np.log(v) - digamma(half) + np.log(half)
     # A centred, scaled covariate keeps the small least-squares problem well conditioned.
-    middle, width = float(np.mean(covariate)), float(np.std(covariate)) or 1.0
-    t = (covariate - middle) / width
+    middle, spread = float(np.mean(covariate)), float(np.std(covariate)) or 1.0
+    t = (covariate - middle) / spread
     design = np.stack([np.ones_like(t), t, t**2], axis=1)
     b0, b1, b2 = np.linalg.lstsq(design, e, rcond=None)[0]
     excess = float(np.var(e - design @ [b0, b1, b2])) - float(polygamma(1, half))
     degrees = MANY_DEGREES if excess <= 1e-3 else 2 * _inverse_trigamma(excess)
     prior = SpreadPrior(
         coefficients=(
-            float(b0 - b1 * middle / width + b2 * (middle / width) ** 2),
-            float(b1 / width - 2 * b2 * middle / width**2),
-            float(b2 / width**2),
+            float(b0 - b1 * middle / spread + b2 * (middle / spread) ** 2),
+            float(b1 / spread - 2 * b2 * middle / spread**2),
+            float(b2 / spread**2),
         ),
         degrees=min(degrees, MANY_DEGREES),
         covariate_range=(float(np.min(covariate)), float(np.max(covariate))),

@@ -17,7 +17,7 @@ from taskuq.calibration.single import calibrate
 from taskuq.checks import as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
 from taskuq.files import number_from_json, number_to_json, range_to_json
-from taskuq.interval import Interval
+from taskuq.interval import Interval, TaskRange
 from taskuq.protocols import Score
 
 SCHEMA = "taskuq.online-bound/1"
@@ -73,7 +73,7 @@ class OnlineBound(AnyBound):
     audits: int
     misses: int
     samples: int
-    task_range: tuple[float, float] | None = None
+    task_range: TaskRange = None
     rounds: int = field(default=1, init=False, repr=False)
     acceleration: None = field(default=None, init=False, repr=False)
 
@@ -184,7 +184,7 @@ def calibrate_online(
     step: float = 0.05,
     score: str | Score = "mlwr",
     side: Side = "two",
-    task_range: tuple[float, float] | None = None,
+    task_range: TaskRange = None,
     rng: np.random.Generator | None = None,
 ) -> OnlineBound:
     r"""Calibrate a bound that is to be corrected by audits.

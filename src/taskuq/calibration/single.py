@@ -22,7 +22,7 @@ from taskuq.calibration.tuning import tuned_score, tuning_cases
 from taskuq.calibration.units import Unit, UnitName, as_unit
 from taskuq.checks import as_cases, as_ids, as_numbers, as_range
 from taskuq.errors import InputError
-from taskuq.interval import BoolArray, FloatArray
+from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.protocols import Score
 
 
@@ -40,7 +40,7 @@ def calibrate(
     strata: Any = None,
     weights: Any = None,
     side: Side = "two",
-    task_range: tuple[float, float] | None = None,
+    task_range: TaskRange = None,
     tuning: tuple[Any, Any] | None = None,
     acceleration: float | None = None,
     rng: np.random.Generator | None = None,
@@ -150,7 +150,7 @@ def _condition(whom: Unit, n: int, label: Any, strata: Any, weights: Any) -> _Co
 
 
 def _tuned_elsewhere(
-    score: Score, tuning: tuple[Any, Any], outputs: FloatArray, range_: tuple[float, float] | None
+    score: Score, tuning: tuple[Any, Any], outputs: FloatArray, range_: TaskRange
 ) -> Score:
     try:
         other_outputs, other_targets = tuning

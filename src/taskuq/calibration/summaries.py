@@ -46,13 +46,13 @@ def mean_and_variance(outputs: FloatArray, ddof: int = 0) -> tuple[FloatArray, F
         kernels.mean_and_variance(outputs, ddof, mean, variance)
         return mean, variance
     for block in _blocks(cases):
-        samples = outputs[block].astype(float)
-        first = samples[:, :1].copy()
-        samples -= first
-        center = samples.mean(axis=1, keepdims=True)
-        samples -= center
+        deviations = outputs[block].astype(float)
+        first = deviations[:, :1].copy()
+        deviations -= first
+        center = deviations.mean(axis=1, keepdims=True)
+        deviations -= center
         mean[block] = (first + center)[:, 0]
-        variance[block] = np.einsum("ij,ij->i", samples, samples) / max(p - ddof, 1)
+        variance[block] = np.einsum("ij,ij->i", deviations, deviations) / max(p - ddof, 1)
     return mean, variance
 
 
@@ -101,11 +101,11 @@ def _quantiles_from_extremes(
     cases, p = outputs.shape
     results = tuple(np.empty(cases) for _ in positions)
     for block in _blocks(cases):
-        samples = outputs[block]
-        smallest = np.empty((len(samples), low))
-        largest = np.empty((len(samples), high))
+        some = outputs[block]
+        smallest = np.empty((len(some), low))
+        largest = np.empty((len(some), high))
         keep = kernels.two_extremes if low == high == 2 else kernels.extremes
-        keep(samples, smallest, largest)
+        keep(some, smallest, largest)
         for result, position in zip(results, positions, strict=True):
             index = math.floor(position)
             if index + 2 <= low:

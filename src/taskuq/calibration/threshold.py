@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class OneQuantile(Threshold):
         array([0.5, 0.5])
     """
 
+    kind: ClassVar[str] = "one"
     value: float
 
     @property
@@ -61,7 +62,12 @@ class OneQuantile(Threshold):
 
     def to_dict(self) -> dict[str, Any]:
         """Return a description that JSON can hold."""
-        return {"kind": "one", "quantile": number_to_json(self.value)}
+        return {"kind": self.kind, "quantile": number_to_json(self.value)}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> OneQuantile:
+        """Read back what :meth:`to_dict` wrote."""
+        return cls(number_from_json(record["quantile"]))
 
 
 @final
@@ -74,6 +80,7 @@ class StratumQuantiles(Threshold):
         array([ 1.,  2., inf])
     """
 
+    kind: ClassVar[str] = "strata"
     by_stratum: Mapping[str, float]
 
     @property
@@ -92,9 +99,14 @@ class StratumQuantiles(Threshold):
     def to_dict(self) -> dict[str, Any]:
         """Return a description that JSON can hold."""
         return {
-            "kind": "strata",
+            "kind": self.kind,
             "quantiles": {name: number_to_json(q) for name, q in self.by_stratum.items()},
         }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> StratumQuantiles:
+        """Read back what :meth:`to_dict` wrote."""
+        return cls({name: number_from_json(q) for name, q in record["quantiles"].items()})
 
 
 @final
@@ -123,6 +135,7 @@ class WeightedQuantile(Threshold):
         array([18., inf])
     """
 
+    kind: ClassVar[str] = "weighted"
     scores: FloatArray
     weights: FloatArray
     alpha: float
@@ -164,11 +177,24 @@ class WeightedQuantile(Threshold):
     def to_dict(self) -> dict[str, Any]:
         """Return a description that JSON can hold."""
         return {
-            "kind": "weighted",
+            "kind": self.kind,
             "scores": [number_to_json(s) for s in self.scores],
             "weights": self.weights.tolist(),
             "alpha": self.alpha,
         }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> WeightedQuantile:
+        """Read back what :meth:`to_dict` wrote."""
+        scores = np.array([number_from_json(s) for s in record["scores"]])
+        weights = as_weights(record["weights"], len(scores))
+        exact_level(record["alpha"])
+        if not scores.size or (scores[1:] < scores[:-1]).any():
+            raise InputError("the file holds scores that do not rise; calibrate again")
+        return cls(scores, weights, record["alpha"])
+
+
+THRESHOLDS = (OneQuantile, StratumQuantiles, WeightedQuantile)
 
 
 def threshold_from_dict(record: Mapping[str, Any]) -> Threshold:
@@ -179,20 +205,10 @@ def threshold_from_dict(record: Mapping[str, Any]) -> Threshold:
         OneQuantile(value=inf)
     """
     kind = record.get("kind")
-    if kind == "one":
-        return OneQuantile(number_from_json(record["quantile"]))
-    if kind == "strata":
-        return StratumQuantiles(
-            {name: number_from_json(q) for name, q in record["quantiles"].items()}
-        )
-    if kind == "weighted":
-        scores = np.array([number_from_json(s) for s in record["scores"]])
-        weights = as_weights(record["weights"], len(scores))
-        exact_level(record["alpha"])
-        if not scores.size or (scores[1:] < scores[:-1]).any():
-            raise InputError("the file holds scores that do not rise; calibrate again")
-        return WeightedQuantile(scores, weights, record["alpha"])
-    raise InputError(f"unknown kind of threshold {kind!r} in the file")
+    found = next((one for one in THRESHOLDS if one.kind == kind), None)
+    if found is None:
+        raise InputError(f"unknown kind of threshold {kind!r} in the file")
+    return found.from_dict(record)
 
 
 def as_weights(values: Any, cases: int) -> FloatArray:

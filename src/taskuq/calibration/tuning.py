@@ -12,7 +12,7 @@ from taskuq.calibration.family import rounds_read
 from taskuq.calibration.rank import cases_needed, exact_level
 from taskuq.calibration.scores.mlwr import FEWEST_TUNING_CASES
 from taskuq.calibration.units import take_units
-from taskuq.interval import BoolArray, FloatArray
+from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.protocols import LearningScore, Score
 
 
@@ -100,7 +100,7 @@ def tuned_score(
     score: Score,
     outputs: FloatArray,
     targets: FloatArray,
-    range_: tuple[float, float] | None,
+    range_: TaskRange,
     group: np.ndarray | None,
 ) -> Score:
     """Return the score after learning from the given cases; one that does not learn as it is.

@@ -15,7 +15,7 @@ from taskuq.errors import InputError
 from taskuq.evaluation.exact import Moments, linear_moments, mean_moments, quantile_position
 from taskuq.evaluation.pools import Checked, Pool, check_cases, crosses, named_score, pools
 from taskuq.evaluation.result import Evaluation
-from taskuq.interval import FloatArray
+from taskuq.interval import FloatArray, TaskRange
 from taskuq.protocols import Score
 
 
@@ -26,7 +26,7 @@ def evaluate_exact(
     alpha: float,
     score: str | Score = "mlwr",
     side: Side = "two",
-    task_range: tuple[float, float] | None = None,
+    task_range: TaskRange = None,
     share: float = 0.7,
     tunings: int = 10,
     rng: np.random.Generator | None = None,

@@ -33,7 +33,7 @@ from taskuq.evaluation.trials import (
     split_by,
     sums_at_quantiles,
 )
-from taskuq.interval import FloatArray
+from taskuq.interval import FloatArray, TaskRange
 from taskuq.protocols import Score
 
 
@@ -51,7 +51,7 @@ def evaluate(
     cases: float | str = "random",
     delta: float | None = None,
     side: Side = "two",
-    task_range: tuple[float, float] | None = None,
+    task_range: TaskRange = None,
     share: float = 0.7,
     size_bins: Sequence[float] | None = None,
     tunings: int = 10,
@@ -61,9 +61,9 @@ def evaluate(
     In each trial :math:`t` the units are split, the quantile is calibrated on one fold, and the
     other fold's coverage and mean interval width are recorded:
 
-    .. math:: \mathrm{EC}[t] = \frac1m \sum_{i \in \mathrm{test}}
+    .. math:: \mathrm{coverage}[t] = \frac1m \sum_{i \in \mathrm{test}}
         \mathbb 1\{z_i \in \mathcal C_i\}, \qquad
-        \mathrm{MIL}[t] = \frac1m \sum_{i \in \mathrm{test}} |\mathcal C_i|
+        \mathrm{width}[t] = \frac1m \sum_{i \in \mathrm{test}} |\mathcal C_i|
 
     With groups as the unit whole groups are split, and every group counts the same.
 
@@ -98,16 +98,9 @@ def evaluate(
         share=share,
     )  # fmt: skip
     return evaluate_scores(
-        checked,
-        [score],
-        alpha=alpha,
-        trials=trials,
-        rng=rng,
-        delta=delta,
-        side=side,
-        size_bins=size_bins,
-        tunings=tunings,
-    )[0]
+        checked, [score], alpha=alpha, trials=trials, rng=rng, delta=delta, side=side,
+        size_bins=size_bins, tunings=tunings,
+    )[0]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -295,7 +288,7 @@ def _summarise(
         infinite=float(infinite.mean()),
         whole_groups=float(np.concatenate(groups).mean()) if groups else None,
         class_coverage=tuple(s.summary() for s in strata if s.kind == "class"),
-        size_coverage=tuple(s.summary() for s in strata if s.kind == "size"),
+        size_coverage=tuple(s.summary() for s in strata if s.kind == "width"),
         histogram=histogram,
     )
 

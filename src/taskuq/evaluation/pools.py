@@ -16,7 +16,7 @@ from taskuq.calibration.units import Unit, as_unit
 from taskuq.checks import as_cases, as_ids, as_range
 from taskuq.errors import InputError
 from taskuq.evaluation.splits import fold_sizes
-from taskuq.interval import FloatArray, Interval
+from taskuq.interval import FloatArray, Interval, TaskRange
 from taskuq.protocols import Family, Score
 
 
@@ -42,7 +42,7 @@ class Checked:
     unit_of_case: NDArray[np.int64]
     n_calibration: int
     n_test: int
-    task_range: tuple[float, float] | None
+    task_range: TaskRange
     group: np.ndarray | None
     label: np.ndarray | None
 
@@ -81,7 +81,7 @@ class Pool:
     family: Family
     targets: FloatArray
     scores: FloatArray
-    task_range: tuple[float, float] | None
+    task_range: TaskRange
     n_calibration: int
     n_tuning: int
 
@@ -203,14 +203,12 @@ def crosses(linear: tuple[FloatArray, FloatArray], least_quantile: float) -> boo
     return not np.isfinite(least_quantile) or bool((base + slope * least_quantile).min() < 0)
 
 
-def clipped(interval: Interval, task_range: tuple[float, float] | None) -> Interval:
+def clipped(interval: Interval, task_range: TaskRange) -> Interval:
     """Return the part of intervals inside the task's range, if it has one."""
     return interval if task_range is None else interval.clip(*task_range)
 
 
-def distance(
-    interval: Interval, targets: FloatArray, task_range: tuple[float, float] | None
-) -> FloatArray:
+def distance(interval: Interval, targets: FloatArray, task_range: TaskRange) -> FloatArray:
     """Return how far the target is from the centre, or from the one finite end.
 
     Arguments:

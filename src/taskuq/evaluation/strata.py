@@ -24,7 +24,7 @@ class StratumCounts:
     """Test cases of one stratum in each trial.
 
     Arguments:
-        kind: 'class' or 'size'.
+        kind: 'class' or 'width'.
         name: The class, or the range of widths.
         inside: Test cases in the stratum (trial,).
         covered: Those of them that are covered (trial,).
@@ -91,7 +91,7 @@ def count_strata(
     sums = sums_at_quantiles(splitting, quantile, tables)
     half = len(sums) // 2
     titles = [("class", str(c)) for c in classes]
-    titles += [("size", f"[{low:g}, {high:g})") for low, high in pairwise(edges)]
+    titles += [("width", f"[{low:g}, {high:g})") for low, high in pairwise(edges)]
     return [StratumCounts(*titles[i], sums[i], sums[half + i]) for i in range(half)]
 
 

@@ -12,7 +12,7 @@ from taskuq.calibration.link import IDENTITY, Link, natural_link
 from taskuq.calibration.moderation import SpreadPrior, fit_spread_prior
 from taskuq.calibration.summaries import mean_and_variance
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray
+from taskuq.interval import FloatArray, TaskRange
 
 FOLDS = 5
 
@@ -123,7 +123,7 @@ class LocationScale:
 @final
 @dataclass(frozen=True)
 class Learned(FamilyScore):
-    r"""Learned location and scale: shorter intervals where the sampler is biased or too sure.
+    r"""Learned location and scale: narrower intervals where the sampler is biased or too sure.
 
     .. math:: s = \frac{|g(z) - m|}{s_x}, \qquad
         \mathcal C = g^{-1}[\,m - \hat q s_x,\; m + \hat q s_x\,]
@@ -161,7 +161,7 @@ class Learned(FamilyScore):
         outputs: FloatArray,
         targets: FloatArray | None = None,
         *,
-        range_: tuple[float, float] | None = None,
+        range_: TaskRange = None,
         group: np.ndarray | None = None,
     ) -> Learned:
         """Return the score fitted to tuning cases, outputs (case, sample) or with rounds first."""
@@ -173,7 +173,7 @@ class Learned(FamilyScore):
                 f"{0 if targets is None else cases}; give more cases or use score 'mlwr'"
             )
         link = natural_link(range_, rounds, targets)
-        shapes = [_shape(link(samples)) for samples in rounds]
+        shapes = [_shape(link(of_round)) for of_round in rounds]
         p = rounds.shape[2]
         prior = None
         if p > 1:
@@ -205,7 +205,7 @@ class Learned(FamilyScore):
                 f"this learned score reads {expected} rounds, got outputs of {len(rounds)}; "
                 "pass outputs (round, case, sample) of all rounds so far"
             )
-        shapes = [_shape(self.link(samples)) for samples in rounds]
+        shapes = [_shape(self.link(of_round)) for of_round in rounds]
         steadied = _steadied(self.fit, shapes[-1], rounds.shape[2])
         bias = self.fit.location(_location_features(self.fit, shapes, steadied))
         m = shapes[-1].mean + steadied * bias
@@ -246,10 +246,10 @@ def _fit(
     )
 
 
-def _shape(samples: FloatArray) -> _Shape:
-    mean, variance = mean_and_variance(samples, ddof=1)
+def _shape(outputs: FloatArray) -> _Shape:
+    mean, variance = mean_and_variance(outputs, ddof=1)
     spread = np.sqrt(variance)
-    cubes = ((samples - mean[:, None]) ** 3).mean(axis=1)
+    cubes = ((outputs - mean[:, None]) ** 3).mean(axis=1)
     skewness = np.divide(cubes, spread**3, out=np.zeros_like(cubes), where=spread > 1e-12)
     return _Shape(mean, spread, np.clip(skewness, -3, 3))
 

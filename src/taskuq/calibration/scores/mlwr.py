@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from taskuq.calibration.family import AnchoredFamily, FamilyScore, Side
 from taskuq.calibration.link import IDENTITY, Link, natural_link
 from taskuq.calibration.moderation import SpreadPrior, fit_spread_prior
 from taskuq.calibration.summaries import mean_and_variance
-from taskuq.interval import FloatArray
+from taskuq.interval import FloatArray, TaskRange
 
 # Fewer cases than this say nothing useful about how spreads vary.
 FEWEST_TUNING_CASES = 8
@@ -56,12 +56,12 @@ class MLWR(FamilyScore):
     def tuned(
         self,
         outputs: FloatArray,
-        targets: FloatArray | None = None,
+        targets: Any = None,
         *,
-        range_: tuple[float, float] | None = None,
-        group: np.ndarray | None = None,
+        range_: TaskRange = None,
+        group: Any = None,
     ) -> MLWR:
-        """Return the score with the prior of these cases; targets are not looked at."""
+        """Return the score with the prior of these cases; only their outputs are looked at."""
         cases, p = outputs.shape
         if p < 2 or cases < FEWEST_TUNING_CASES:
             return self
