@@ -1,16 +1,8 @@
 """Where cases come from: one list of readers, whose settings are the table ``[data]``.
 
 A reader is a small frozen dataclass: its fields are the keys of the table, and ``open`` gives a
-data set. Your own works wherever the others do (``run``, both trainings, ``quality``, ``data
-check``) once it is registered::
-
-    @dataclass(frozen=True, kw_only=True)
-    class Mine(Reader):
-        path: Path
-
-        def open(self) -> Dataset: ...
-
-    READERS.register("mine", Mine)
+data set. Your own, after ``READERS.register("mine", Mine)``, works wherever the others do: in
+``run``, both trainings, ``quality`` and ``data check``.
 """
 
 from __future__ import annotations
@@ -87,7 +79,7 @@ def read_data(config: Path | str) -> Reader:
     table = read_toml(config).get("data")
     if not isinstance(table, dict):
         raise InputError(f"{config} has no table data; name a configuration that has one")
-    return from_kinds(READERS, table, "data", over=paper_data())
+    return from_kinds(READERS, {"kind": "fastmri"} | table, "data")
 
 
 @runtime_checkable
