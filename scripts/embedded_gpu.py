@@ -104,11 +104,12 @@ def do(kind: str, which: str, network: str, work: Path, seconds: float, lgg: Pat
 
 
 def train_recovery(which: str, kind: str, folder: Path, seconds: float, lgg: Path | None) -> None:
-    from scripts.shipping import LAYOUTS, train_one
+    from scripts.shipping import train_one
 
     from taskuq.settings import read_settings
+    from taskuq.training.networks import NETWORKS as LISTED
 
-    settings = read_settings(LAYOUTS[kind], CONFIGS / which / f"{kind}.toml")
+    settings = read_settings(LISTED[kind].training, CONFIGS / which / f"{kind}.toml")
     if lgg is not None and which == "lgg":
         settings = replace(settings, data=replace(settings.data, path=lgg / "lgg-training.npz"))
     if kind == "flow":

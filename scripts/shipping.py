@@ -18,13 +18,10 @@ from typing import Any
 
 import taskuq.weights
 from taskuq.recover import load
-from taskuq.recover.flow_training import FlowTraining
-from taskuq.recover.varnet_training import VarNetTraining
 from taskuq.settings import read_toml
 from taskuq.training.fit import Machine, train
 from taskuq.weights.files import save_weights
 
-LAYOUTS = {"varnet": VarNetTraining, "flow": FlowTraining}
 MACHINE = Machine(progress=False)
 
 

@@ -12,7 +12,7 @@ import torch
 from taskuq.data.annotations import Annotation, Annotations
 from taskuq.data.dataset import Dataset
 from taskuq.data.fastmri import FastMRI, Labels, survey
-from taskuq.data.preparation import Preparation, cached_recipe
+from taskuq.data.preparation import Preparation, cached_coils
 from taskuq.data.volume import open_volume
 from taskuq.measure.coils import compression_matrix, rss
 from taskuq.measure.fourier import ifft2c
@@ -128,7 +128,7 @@ def test_the_cache_gives_the_same_numbers_and_is_read(write_volume, small_prepar
     (kept,) = cache.rglob("*.npz")
     with np.load(kept) as file:
         np.savez(kept, matrices=file["matrices"], scale=2 * file["scale"])
-    assert cached_recipe(open_volume(path), small_preparation, cache).scale == pytest.approx(
+    assert cached_coils(open_volume(path), small_preparation, cache).scale == pytest.approx(
         2 * first.scale
     )
 
@@ -143,7 +143,7 @@ def test_another_configuration_has_another_cache(write_volume, small_preparation
         {"size": 24},
     ):
         fresh = replace(small_preparation, **change)
-        assert cached_recipe(volume, fresh, cache).scale == cached_recipe(volume, fresh, None).scale
+        assert cached_coils(volume, fresh, cache).scale == cached_coils(volume, fresh, None).scale
     assert len(list(cache.rglob("*.npz"))) == 5
 
 
@@ -153,7 +153,7 @@ def test_another_file_under_the_same_name_has_another_cache(
     cache, scales = tmp_path / "cache", []
     for seed in (0, 1):
         volume = open_volume(write_volume(seed=seed)[0])
-        scales.append(cached_recipe(volume, small_preparation, cache).scale)
+        scales.append(cached_coils(volume, small_preparation, cache).scale)
     assert scales[0] != scales[1]
 
 
@@ -184,8 +184,8 @@ def test_many_workers_may_prepare_the_same_volume(write_volume, small_preparatio
     path, _ = write_volume()
     task = (open_volume(path), small_preparation, tmp_path / "cache")
     with get_context("spawn").Pool(2) as pool:
-        recipes = pool.starmap(cached_recipe, [task] * 4, chunksize=1)
-    assert len({recipe.scale for recipe in recipes}) == 1
+        found = pool.starmap(cached_coils, [task] * 4, chunksize=1)
+    assert len({coils.scale for coils in found}) == 1
     assert [f.suffix for f in (tmp_path / "cache").rglob("*") if f.is_file()] == [".npz"]
 
 

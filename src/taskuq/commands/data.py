@@ -255,6 +255,6 @@ def _show(checked: Check, json_file: str | None) -> None:
 def _prepare_one(data: FastMRI, number: int) -> str:
     name = data.volumes[number].name
     try:
-        return f"{name}: scale {data.recipe(number).scale:.4g}"
+        return f"{name}: scale {data.virtual_coils(number).scale:.4g}"
     except InputError as error:
         return f"{name}: skipped, {error}"

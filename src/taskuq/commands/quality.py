@@ -8,21 +8,20 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+TABLES = "A TOML file with the tables data and measure, and the weights varnet, flow and features."
+
 
 def quality(
-    config: Path,
+    config: Annotated[Path, Parameter(help=TABLES)],
     /,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("quality.json"),
 ) -> None:
     """Judge recovery networks: PSNR and SSIM of whole volumes, and FID, at each acceleration.
 
-    Parameters
-    ----------
-    config
-        A TOML file with the tables data and measure, and the weights varnet, flow and features.
-    output
-        The JSON record to write.
+    Arguments:
+        config: What to judge.
+        output: The JSON record to write.
     """
     from taskuq.files import write_json
     from taskuq.runs.quality import QualityConfig, judge

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from taskuq.data.annotations import Annotations, read_annotations, read_file_list
 from taskuq.data.check import Check, Row, as_size
 from taskuq.data.dataset import Item
-from taskuq.data.preparation import Preparation, Recipe, Slices, cached_recipe, cropped_coils
+from taskuq.data.preparation import Preparation, Slices, VirtualCoils, cached_coils, cropped_coils
 from taskuq.data.readers import Reader, given
 from taskuq.data.splits import Part
 from taskuq.data.volume import Volume, open_volume
@@ -201,19 +201,19 @@ class FastMRI:
     def __getitem__(self, index: int) -> Item:
         number, slice_ = self._cases[index]
         volume = self.volumes[number]
-        recipe = self.recipe(number)
-        size, matrix = self.preparation.size, recipe.matrices[slice_]
+        coils = self.virtual_coils(number)
+        size, matrix = self.preparation.size, coils.matrices[slice_]
         return Item(
-            image=cropped_coils(volume, slice_, size, matrix) / recipe.scale,
+            image=cropped_coils(volume, slice_, size, matrix) / coils.scale,
             label=int(self.labels[index]),
             group=volume.name,
             case=self._name(number, slice_),
-            scale=recipe.scale,
+            scale=coils.scale,
         )
 
-    def recipe(self, number: int) -> Recipe:
+    def virtual_coils(self, number: int) -> VirtualCoils:
         """Virtual coils and scale of one volume."""
-        return _recipe(self.volumes[number], self.preparation, self.cache)
+        return _coils(self.volumes[number], self.preparation, self.cache)
 
     def _name(self, number: int, slice_: int) -> str:
         return f"{self.volumes[number].name}-{slice_}"
@@ -353,5 +353,5 @@ def _finding(
 
 
 @lru_cache(maxsize=2048)
-def _recipe(volume: Volume, preparation: Preparation, cache: Path | None) -> Recipe:
-    return cached_recipe(volume, preparation, cache)
+def _coils(volume: Volume, preparation: Preparation, cache: Path | None) -> VirtualCoils:
+    return cached_coils(volume, preparation, cache)

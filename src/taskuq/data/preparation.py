@@ -112,7 +112,7 @@ class Preparation:
 
 
 @dataclass(frozen=True, eq=False)
-class Recipe:
+class VirtualCoils:
     """What one volume needs: virtual coils for each slice, and one scale.
 
     Attributes:
@@ -159,7 +159,7 @@ def _center(images: Tensor, size: int, axis: int) -> Tensor:
     return images.narrow(axis, (images.shape[axis] - size) // 2, size)
 
 
-def prepare_volume(volume: Volume, preparation: Preparation) -> Recipe:
+def prepare_volume(volume: Volume, preparation: Preparation) -> VirtualCoils:
     """Read a whole volume once and compute its virtual coils and its scale.
 
     Arguments:
@@ -167,7 +167,7 @@ def prepare_volume(volume: Volume, preparation: Preparation) -> Recipe:
         preparation: How.
 
     Returns:
-        The recipe.
+        The virtual coils and the scale.
     """
     mask = torch.as_tensor(preparation.first_mask)
     matrices, magnitudes = [], []
@@ -187,11 +187,11 @@ def prepare_volume(volume: Volume, preparation: Preparation) -> Recipe:
         raise InputError(
             f"{volume.path} has no signal in the lines of the first round; fetch the file again"
         )
-    return Recipe(np.stack(matrices), scale)
+    return VirtualCoils(np.stack(matrices), scale)
 
 
-def cached_recipe(volume: Volume, preparation: Preparation, cache: Path | None) -> Recipe:
-    """The recipe of a volume, from the cache where it is there, else computed and kept.
+def cached_coils(volume: Volume, preparation: Preparation, cache: Path | None) -> VirtualCoils:
+    """The virtual coils of a volume, from the cache or else computed and kept.
 
     The cache has a folder for each configuration and a file for each volume. A file appears only
     when it is complete; workers that prepare the same volume at once write the same content.
@@ -202,7 +202,7 @@ def cached_recipe(volume: Volume, preparation: Preparation, cache: Path | None) 
         cache: The folder; None keeps nothing.
 
     Returns:
-        The recipe.
+        The virtual coils and the scale.
     """
     if cache is None:
         return prepare_volume(volume, preparation)
@@ -212,8 +212,8 @@ def cached_recipe(volume: Volume, preparation: Preparation, cache: Path | None) 
     path = Path(cache) / preparation.key / name
     if path.exists():
         with open_npz(path, "a prepared volume") as file:
-            return Recipe(file["matrices"], float(file["scale"]))
-    recipe = prepare_volume(volume, preparation)
+            return VirtualCoils(file["matrices"], float(file["scale"]))
+    coils = prepare_volume(volume, preparation)
     with whole_file(path) as partial, partial.open("wb") as file:
-        np.savez(file, matrices=recipe.matrices, scale=recipe.scale)
-    return recipe
+        np.savez(file, matrices=coils.matrices, scale=coils.scale)
+    return coils
