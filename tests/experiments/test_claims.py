@@ -79,12 +79,14 @@ def test_ar_follows_the_point_estimates_and_nothing_else_does(table, point, few)
     assert changed == {"ar"}
 
 
-def test_lengths_by_case_are_exact(table, few):
+@pytest.mark.parametrize("score", ["cqr", "learned"])
+def test_lengths_by_case_are_exact(table, few, score):
     found = rows(interval_length(make_inputs(table), few), "by-case")
     exact = tq.evaluate_exact(
-        table.outputs[1], table.targets, alpha=few.alpha, score="cqr", task_range=(0, 1)
-    )
-    (row,) = [r for r in found if (r["R"], r["score"]) == (8.0, "cqr")]
+        table.outputs[:2] if score == "learned" else table.outputs[1], table.targets,
+        alpha=few.alpha, score=score, task_range=(0, 1),
+    )  # fmt: skip
+    (row,) = [r for r in found if (r["R"], r["score"]) == (8.0, score)]
 
     assert row["length"] == pytest.approx(exact.width.mean, rel=1e-12)
 

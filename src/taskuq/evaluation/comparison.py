@@ -98,7 +98,8 @@ def _round(table: TaskOutputs, k: int, comparison: Comparison) -> list[Evaluatio
     checked = check_cases(
         table.until(k),
         table.targets_at(k),
-        group=table.group,
+        # Where all splits are taken at once, groups are unknown: nothing is learnt from them either.
+        group=None if trials is None else table.group,
         label=table.label,
         unit=unit,
         cases=comparison.cases,
