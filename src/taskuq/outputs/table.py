@@ -179,43 +179,43 @@ class TaskOutputs:
             task: Keep this task, and drop the task axis.
             cases: Keep these cases: positions, or one boolean per case.
         """
-        table = self
+        outputs, targets, changes = self.outputs, self.targets, dict[str, Any]()
         if accelerations is not None:
             rounds = sorted(self.round_at(R) for R in accelerations)
-            targets = self.targets[rounds] if self.has_round_targets else self.targets
-            table = replace_arrays(
-                table,
-                outputs=self.outputs[rounds],
-                targets=targets,
-                accelerations=self.accelerations[rounds],
-            )
+            outputs, changes["accelerations"] = outputs[rounds], self.accelerations[rounds]
+            targets = targets[rounds] if self.has_round_targets else targets
         if samples is not None:
-            if not 1 <= samples <= table.samples:
+            if not 1 <= samples <= self.samples:
                 raise InputError(
-                    f"the table has {table.samples} samples per case, cannot keep {samples}"
+                    f"the table has {self.samples} samples per case, cannot keep {samples}"
                 )
-            table = replace_arrays(table, outputs=table.outputs[:, :, :samples])
-        if cases is not None:
-            table = _take_cases(table, _positions(cases, table.cases))
-        if group is not None:
-            if table.group is None:
-                raise InputError("the table has no groups to select by")
-            members = np.isin(table.group.astype(str), np.atleast_1d(group).astype(str))
-            if not members.any():
-                raise InputError(f"no case belongs to group {group!r}")
-            table = _take_cases(table, np.nonzero(members)[0])
+            outputs = outputs[:, :, :samples]
+        if cases is not None or group is not None:
+            kept = self._kept(cases, group)
+            outputs = outputs[:, kept]
+            targets = np.take(targets, kept, axis=1 if self.has_round_targets else 0)
+            ids = {"group": self.group, "label": self.label, "case": self.case}
+            changes |= {name: v if v is None else v[kept] for name, v in ids.items()}
         if task is not None:
-            if task not in table.task_names:
-                raise InputError(f"unknown task {task!r}; the table has {table.task_names}")
-            index = table.task_names.index(task)
-            if table.outputs.ndim == 4:
-                table = replace_arrays(
-                    table,
-                    outputs=table.outputs[..., index],
-                    targets=table.targets[..., index],
-                    task_names=(task,),
-                )
-        return table
+            if task not in self.task_names:
+                raise InputError(f"unknown task {task!r}; the table has {self.task_names}")
+            if outputs.ndim == 4:
+                index = self.task_names.index(task)
+                outputs, targets = outputs[..., index], targets[..., index]
+                changes["task_names"] = (task,)
+        return replace_arrays(self, outputs=outputs, targets=targets, **changes)
+
+    def _kept(self, cases: Any, group: Any) -> np.ndarray:
+        """Return the positions of chosen cases that belong to chosen groups."""
+        kept = np.arange(self.cases) if cases is None else _positions(cases, self.cases)
+        if group is None:
+            return kept
+        if self.group is None:
+            raise InputError("the table has no groups to select by")
+        members = np.isin(self.group[kept].astype(str), np.atleast_1d(group).astype(str))
+        if not members.any():
+            raise InputError(f"no case belongs to group {group!r}")
+        return kept[members]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the table: one ``.npz`` file, or a folder of Parquet shards for any other name."""
@@ -273,20 +273,6 @@ def replace_arrays(table: TaskOutputs, **changes: Any) -> TaskOutputs:
         parts["targets"] = None
     return TaskOutputs(
         parts.pop("outputs"), parts.pop("targets"), parts.pop("accelerations"), **parts
-    )
-
-
-def _take_cases(table: TaskOutputs, index: np.ndarray) -> TaskOutputs:
-    axis = 1 if table.has_round_targets else 0
-    ids = {
-        name: None if (values := getattr(table, name)) is None else values[index]
-        for name in ("group", "label", "case")
-    }
-    return replace_arrays(
-        table,
-        outputs=table.outputs[:, index],
-        targets=np.take(table.targets, index, axis=axis),
-        **ids,
     )
 
 
