@@ -98,7 +98,7 @@ def _round(table: TaskOutputs, k: int, comparison: Comparison) -> list[Evaluatio
     checked = check_cases(
         table.until(k),
         table.targets_at(k),
-        # Where all splits are taken at once, groups are unknown: nothing is learnt from them either.
+        # Where all splits are taken at once, nothing is learnt from groups either.
         group=None if trials is None else table.group,
         label=table.label,
         unit=unit,

@@ -16,13 +16,9 @@ from taskuq.decide.simulation import Simulation, simulate
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, learns, units
 from taskuq.experiments.judging import point_source
 from taskuq.experiments.wording import Account, listing
-from taskuq.report.figure import Figure
+from taskuq.report.figure import Figure, series_of
 from taskuq.report.records import policy_name
-from taskuq.report.simulations import (
-    acceleration_against_width,
-    accepted,
-    average_acceleration,
-)
+from taskuq.report.simulations import acceleration_against_width, accepted
 
 NAME = "multi-round"
 CLAIM = (
@@ -152,15 +148,19 @@ def _shares(result: Simulation, rates: Sequence[float]) -> list[float | None]:
 
 
 def _overview(found: Found, unit: Unit) -> Figure:
-    return average_acceleration(
-        [
-            (name, f"{alpha:g}, {width:g}", r.mean_acceleration)
-            for (alpha, width), rules in found.items()
-            for name, r in rules.items()
-        ],
+    points = [
+        (name, f"{alpha:g}, {width:g}", r.mean_acceleration)
+        for (alpha, width), rules in found.items()
+        for name, r in rules.items()
+    ]
+    return Figure(
         name=f"average-acceleration-by-{unit.counted}",
         caption=f"Average acceleration of each stopping rule, splits by {unit.counted}. Those "
         "named paper have no guarantee at the stop.",
+        x_label="error rate α, width to stop at τ",
+        y_label="average acceleration",
+        x_scale="category",
+        series=series_of(points, lambda p: p[0], lambda p: p[1], lambda p: p[2], style="bars"),
     )
 
 

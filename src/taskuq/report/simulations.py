@@ -48,13 +48,7 @@ def accepted(
     )
 
 
-def coverage_at_stop(stops: Mapping[str, Stops], alpha: float) -> Figure:
-    """Describe the coverage among the cases that each rule stops in each round.
-
-    Arguments:
-        stops: The stops of each rule, by its name.
-        alpha: The error rate.
-    """
+def _coverage_at_stop(record: Mapping[str, Any]) -> Figure:
     return Figure(
         name="coverage-by-stop",
         caption="Coverage among the cases stopped at each acceleration; measured. The guarantee is "
@@ -62,9 +56,9 @@ def coverage_at_stop(stops: Mapping[str, Stops], alpha: float) -> Figure:
         x_label="stopped at acceleration R",
         y_label="coverage",
         x_scale="category",
-        reference=(("target", 1 - alpha),),
+        reference=(("target", 1 - record["results"][0]["alpha"]),),
         series=series_of(
-            [(rule, stop) for rule, of in stops.items() for stop in of[:-1]],
+            [(rule, stop) for rule, of in _stops(record).items() for stop in of[:-1]],
             lambda pair: pair[0],
             lambda pair: f"{pair[1]['acceleration']:g}",
             lambda pair: None if pair[1]["fraction"] == 0 else number(pair[1]["coverage"]),
@@ -96,26 +90,6 @@ def acceleration_against_width(
     )
 
 
-def average_acceleration(
-    points: Sequence[tuple[str, str, float]], *, name: str, caption: str
-) -> Figure:
-    """Describe the average acceleration of stopping rules for several goals.
-
-    Arguments:
-        points: The name of a rule, a goal in words, its average acceleration.
-        name: A name for files.
-        caption: What it shows, as a sentence.
-    """
-    return Figure(
-        name=name,
-        caption=caption,
-        x_label="error rate α, width to stop at τ",
-        y_label="average acceleration",
-        x_scale="category",
-        series=series_of(points, lambda p: p[0], lambda p: p[1], lambda p: p[2], style="bars"),
-    )
-
-
 def _most(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """What each policy did with all samples."""
     most = max(int(row["samples"]) for row in record["results"])
@@ -127,11 +101,7 @@ def _stops(record: Mapping[str, Any]) -> dict[str, Stops]:
 
 
 ACCEPTED = FigureKind(SIMULATE, lambda record: [accepted(_stops(record))], HEADING)
-COVERAGE = FigureKind(
-    SIMULATE,
-    lambda record: [coverage_at_stop(_stops(record), record["results"][0]["alpha"])],
-    HEADING,
-)
+COVERAGE = FigureKind(SIMULATE, lambda record: [_coverage_at_stop(record)], HEADING)
 TRADE_OFF = FigureKind(
     SIMULATE,
     lambda record: [

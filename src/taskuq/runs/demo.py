@@ -134,11 +134,12 @@ def _record(scanned: Sequence[ScannedSlice], settings: DemoSettings) -> dict[str
     from taskuq.report.records import experiment_record
 
     rows = []
-    for s in scanned:
-        low, high = float(s.scan.interval.lower), float(s.scan.interval.upper)
-        rows.append([s.case, s.scan.acceleration, low, high, s.target, _held(s)])
+    for scan, shown in scanned:
+        low, high, truth = *map(float, (scan.interval.lower, scan.interval.upper)), shown["targets"]
+        contained = "yes" if low <= truth <= high else "no"
+        rows.append([shown["case"], scan.acceleration, low, high, truth, contained])
     held = sum(row[-1] == "yes" for row in rows)
-    mean = len(rows) / sum(1 / s.scan.acceleration for s in scanned)
+    mean = len(rows) / sum(1 / scan.acceleration for scan, _ in scanned)
     return experiment_record(
         "live",
         "New patients, scanned now",
@@ -157,10 +158,6 @@ def _record(scanned: Sequence[ScannedSlice], settings: DemoSettings) -> dict[str
             }
         ],
     )
-
-
-def _held(scanned: ScannedSlice) -> str:
-    return "yes" if scanned.scan.interval.contains(scanned.target) else "no"
 
 
 def _run(settings: DemoSettings, policy: Policy) -> dict[str, Any]:

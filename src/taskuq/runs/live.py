@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,39 +50,11 @@ def embedded_networks() -> Networks:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class ScannedSlice:
-    """One slice: what the policy decided, and everything the explorer shows of it.
+class ScannedSlice(NamedTuple):
+    """One slice: what the policy decided, and what the explorer shows of it, by its names there."""
 
-    Arguments:
-        case: Its name.
-        group: Its patient.
-        label: Its class.
-        scan: The rounds until the policy stopped.
-        truth: The fully measured image (height, width).
-        target: What the task says about it.
-        zero_filled: Of every round (round, height, width), as are the others.
-        mean: Posterior means.
-        sd: Posterior standard deviations.
-        samples: The first posterior samples (round, shown, height, width).
-        outputs: Task outputs of all samples (round, sample).
-        point: Point estimates.
-        point_outputs: Their task outputs (round,).
-    """
-
-    case: str
-    group: str
-    label: int
     scan: Acquisition
-    truth: FloatArray
-    target: float
-    zero_filled: FloatArray
-    mean: FloatArray
-    sd: FloatArray
-    samples: FloatArray
-    outputs: FloatArray
-    point: FloatArray
-    point_outputs: FloatArray
+    shown: dict[str, Any]
 
 
 class Remembering:
@@ -137,19 +109,21 @@ def scan_slice(
     points = torch.cat([networks.point(m, samples=1, seed=0).cpu() for m in measurements])
     truth = rss(item.image)
     return ScannedSlice(
-        case=item.case,
-        group=item.group,
-        label=int(item.label),
-        scan=scan,
-        truth=truth.numpy(),
-        target=float(_numbers(networks.task(truth[None]))[0]),
-        zero_filled=torch.stack([rss(m.zero_filled) for m in measurements]).numpy(),
-        mean=drawn.mean(1).numpy(),
-        sd=drawn.std(1).numpy(),
-        samples=drawn[:, :shown].numpy(),
-        outputs=np.stack([_numbers(networks.task(images)) for images in drawn]),
-        point=points.numpy(),
-        point_outputs=_numbers(networks.task(points)),
+        scan,
+        {
+            "case": item.case,
+            "group": item.group,
+            "label": int(item.label),
+            "truth": truth.numpy(),
+            "targets": float(_numbers(networks.task(truth[None]))[0]),
+            "zero_filled": torch.stack([rss(m.zero_filled) for m in measurements]).numpy(),
+            "mean": drawn.mean(1).numpy(),
+            "sd": drawn.std(1).numpy(),
+            "samples": drawn[:, :shown].numpy(),
+            "outputs": np.stack([_numbers(networks.task(images)) for images in drawn]),
+            "point": points.numpy(),
+            "point_outputs": _numbers(networks.task(points)),
+        },
     )
 
 
@@ -159,14 +133,7 @@ def explorer_arrays(slices: Sequence[ScannedSlice]) -> dict[str, Any]:
     Arguments:
         slices: Scanned slices of the same rounds.
     """
-    names = {"truth", "zero_filled", "mean", "sd", "samples", "outputs", "point", "point_outputs"}
-    return {
-        **{name: np.stack([getattr(s, name) for s in slices]) for name in names},
-        "case": [s.case for s in slices],
-        "group": [s.group for s in slices],
-        "label": [s.label for s in slices],
-        "targets": [s.target for s in slices],
-    }
+    return {name: np.stack([s.shown[name] for s in slices]) for name in slices[0].shown}
 
 
 def _numbers(values: Any) -> FloatArray:
