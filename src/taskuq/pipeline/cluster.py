@@ -47,17 +47,9 @@ class RayOptions:
 
     @classmethod
     def from_flags(cls, flags: Flags) -> RayOptions:
-        """Take what the command line was told: an address and a number of workers.
-
-        Arguments:
-            flags: A worker on a GPU asks for a whole one.
-
-        Example:
-            >>> RayOptions.from_flags(Flags(workers=4)).workers
-            4
-        """
-        on_gpu = pick_device(flags.without_slurm().device).startswith("cuda")
-        gpus = 1.0 if on_gpu else 0.0
+        """Take an address and a number of workers; a worker on a GPU asks for a whole one."""
+        flags.refuse_slurm()
+        gpus = 1.0 if pick_device(flags.device).startswith("cuda") else 0.0
         return cls(address=flags.address, workers=flags.workers, gpus=gpus)
 
     def ready(self, scratch: Path) -> AbstractContextManager[None]:
@@ -70,11 +62,6 @@ class RayOptions:
         A worker that dies is replaced and its chunk is done again; nodes may join and leave.
         Requests never exceed what the cluster has, and a cluster that makes no progress ends in an
         error rather than in silence.
-
-        Arguments:
-            work: What every worker needs.
-            todo: The numbers of the cases to run.
-            progress: Told of every case.
         """
         _Driver(_ray(), work, progress, self).run(todo)
 
@@ -166,9 +153,6 @@ class _Worker:
     def __init__(self, work: Work) -> None:
         self.work = work
 
-    def ready(self) -> bool:
-        return True
-
     def do(self, todo: list[int]) -> int:
         return self.work.do(todo)
 
@@ -192,7 +176,7 @@ class _Driver:
         if not waiting:
             return
         for _ in range(min(self.room.require(), len(waiting))):
-            self._start(waiting)
+            self._hand(self.kind.remote(self.shared), waiting)
         looked = moved = time.monotonic()
         while self.busy:
             done, _ = self.ray.wait(list(self.busy), num_returns=1, timeout=5.0)
@@ -204,15 +188,12 @@ class _Driver:
                 # Nodes may have joined since.
                 looked = now
                 for _ in range(min(self.room.spare(len(self.busy)), len(waiting))):
-                    self._start(waiting)
+                    self._hand(self.kind.remote(self.shared), waiting)
             if now - moved > self.options.patience:
                 raise InputError(
                     f"no chunk was finished for {self.options.patience:.0f} s on a cluster with "
                     f"{self.room}; check its nodes and start the same command again"
                 )
-
-    def _start(self, waiting: deque[list[int]]) -> None:
-        self._hand(self.kind.remote(self.shared), waiting)
 
     def _hand(self, worker: Any, waiting: deque[list[int]]) -> None:
         if waiting:
@@ -245,4 +226,4 @@ class _Driver:
                 self.work.log.failed(self.work.cases.case[index], error)
                 self.progress.step(failed=True)
         if waiting and (self.room.spare(len(self.busy)) > 0 or not self.busy):
-            self._start(waiting)
+            self._hand(self.kind.remote(self.shared), waiting)

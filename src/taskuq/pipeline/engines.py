@@ -29,13 +29,12 @@ class Flags:
     slurm: tuple[str, ...] = ()
     device: str | None = None
 
-    def without_slurm(self) -> Flags:
-        """Return the flags, or refuse what only SLURM understands."""
+    def refuse_slurm(self) -> None:
+        """Refuse what only SLURM understands."""
         if self.slurm:
             raise InputError(
                 "--slurm is for the slurm engine; choose --engine slurm, or leave it out"
             )
-        return self
 
 
 class Engine(Protocol):
@@ -76,7 +75,8 @@ class ThisProcess:
     @classmethod
     def from_flags(cls, flags: Flags) -> ThisProcess:
         """Take what the command line was told: nothing."""
-        if flags.without_slurm().workers is not None or flags.address is not None:
+        flags.refuse_slurm()
+        if flags.workers is not None or flags.address is not None:
             raise InputError(
                 "the local engine takes no workers or address; choose --engine ray or slurm"
             )

@@ -33,11 +33,7 @@ class SlurmOptions:
 
     @classmethod
     def from_flags(cls, flags: Flags) -> SlurmOptions:
-        """Take what the command line was told: jobs, the cluster, and what submitit is asked for.
-
-        Arguments:
-            flags: Settings of SLURM are name=value; a value of digits is a number.
-        """
+        """Take the number of jobs, the cluster, and what submitit is asked for as name=value."""
         parameters: dict[str, Any] = {}
         for setting in flags.slurm:
             name, equals, value = setting.partition("=")
@@ -56,11 +52,6 @@ class SlurmOptions:
         """Submit an array of jobs and wait for them.
 
         A job that dies leaves its finished shards; starting the same command again does the rest.
-
-        Arguments:
-            work: What every job needs.
-            todo: The numbers of the cases to run.
-            progress: Told of finished jobs.
         """
         if not todo:
             return
