@@ -71,9 +71,7 @@ def seconds(work: Callable[[], object], repeats: int = 5) -> float:
 
 def random_splits(outputs: np.ndarray, targets: np.ndarray) -> None:
     """All three scores on the same random splits; drawing the splits counts for everyone."""
-    cases = check_cases(
-        outputs, targets, group=None, label=None, unit=None, task_range=None, share=SPLIT
-    )
+    cases = check_cases(outputs, targets, share=SPLIT)
 
     def ours() -> object:
         return evaluate_scores(

@@ -7,7 +7,7 @@ object is handed in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -237,15 +237,3 @@ class LearningScore(TunableScore, Protocol):
     @property
     def tuning_needs_targets(self) -> bool:
         """Whether it looks at targets, and not at outputs alone."""
-
-
-@runtime_checkable
-class StoredScore(Score, Protocol):
-    """A score that says itself how it is kept in a JSON file."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as values that JSON can hold."""
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Score:
-        """Read back what ``to_dict`` wrote."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration import joint, rank, units
+from taskuq.calibration import groups, joint, rank, units
 from taskuq.evaluation import closed_form
 
 RNG = np.random.default_rng(77)
@@ -123,12 +123,10 @@ def largest_instead_of_infinity(monkeypatch):
 
 
 def group_losses_without_the_new_group(monkeypatch):
-    def without(scores, group, alpha):
-        index, sizes = np.unique(group, return_inverse=True, return_counts=True)[1:]
-        allowed = rank.exact_level(alpha) * len(sizes)
-        return units.quantile_of_mean_loss(scores, index, sizes, allowed)
+    def without(count, alpha, delta):
+        return rank.exact_level(alpha) * count
 
-    monkeypatch.setattr(units, "hierarchical_quantile", without)
+    monkeypatch.setattr(groups, "mean_loss_allowed", without)
 
 
 def max_rank_without_plus_one(monkeypatch):

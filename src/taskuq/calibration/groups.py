@@ -22,7 +22,12 @@ def group_index(group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return index, sizes
 
 
-def hierarchical_quantile(scores: FloatArray, group: np.ndarray, alpha: float | Fraction) -> float:
+def hierarchical_quantile(
+    scores: FloatArray,
+    group: np.ndarray,
+    alpha: float | Fraction,
+    delta: float | Fraction | None = None,
+) -> float:
     r"""Return the score that a random case of a new group exceeds with probability at most alpha.
 
     With :math:`V` groups of :math:`n_v` cases, the smallest calibration score :math:`q` with
@@ -31,7 +36,8 @@ def hierarchical_quantile(scores: FloatArray, group: np.ndarray, alpha: float | 
         L_v(q) = \frac1{n_v} \#\{i : s_{vi} > q\}
 
     or infinity when :math:`\alpha (V + 1) < 1`. Groups must be exchangeable, and cases within a
-    group; every group counts the same, whatever its size.
+    group; every group counts the same, whatever its size. With :math:`\delta` the sum of losses
+    is at most :func:`pac_mean_loss`.
 
     References:
         Lee, Barber and Willett, Distribution-Free Inference with Hierarchical Data, 2023.
@@ -40,6 +46,7 @@ def hierarchical_quantile(scores: FloatArray, group: np.ndarray, alpha: float | 
         scores: Calibration scores (case,).
         group: The group of each case.
         alpha: The error rate.
+        delta: For a promise given the calibration set.
 
     Example:
         >>> scores, group = np.arange(1.0, 41.0), np.repeat(np.arange(20), 2)
@@ -49,10 +56,17 @@ def hierarchical_quantile(scores: FloatArray, group: np.ndarray, alpha: float | 
         inf
     """
     index, sizes = group_index(group)
-    allowed = exact_level(alpha) * (len(sizes) + 1) - 1
-    if allowed < 0:
-        return math.inf
-    return quantile_of_mean_loss(scores, index, sizes, allowed)
+    allowed = mean_loss_allowed(len(sizes), alpha, delta)
+    return math.inf if allowed < 0 else quantile_of_mean_loss(scores, index, sizes, allowed)
+
+
+def mean_loss_allowed(
+    groups: int, alpha: float | Fraction, delta: float | Fraction | None
+) -> Fraction:
+    """Return how much loss so many groups may add up to; negative where none would do."""
+    if delta is None:
+        return exact_level(alpha) * (groups + 1) - 1
+    return pac_mean_loss(groups, alpha, delta)
 
 
 def quantile_of_mean_loss(

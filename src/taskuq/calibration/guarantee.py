@@ -61,9 +61,9 @@ class Guarantee:
         """The promise in one sentence."""
         likely = f"probability at least {float(1 - exact_level(self.alpha)):.10g}"
         whom = self.whom
-        target = "the targets" if whom.has_several_targets else "the target"
+        is_one = self.tasks == 1 and whom.share is None
+        target = "the target" if is_one else "the targets"
         target = target if self.tasks == 1 else f"all {self.tasks} targets"
-        is_one = self.tasks == 1 and not whom.has_several_targets
         subject = "the interval contains" if is_one else "the intervals contain"
         source = whom.source(self.n_cases, self.n_groups)
         assumed = "exchangeable with" if self.delta is None else "independent of and alike to"

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from taskuq.calibration.groups import (
     group_index,
     hierarchical_quantile,
-    pac_mean_loss,
-    quantile_of_mean_loss,
+    mean_loss_allowed,
     worst_scores,
 )
 from taskuq.calibration.rank import cases_needed, exact_level, order_statistic, promised_rank
@@ -43,8 +42,6 @@ class Unit(ABC):
     """
 
     is_group: ClassVar[bool]
-    # Whether one promise is about the targets of several cases.
-    has_several_targets: ClassVar[bool]
     # Which cases of a new group are covered, as the user said it.
     cases: float | str
     # Whether a policy makes one decision for all cases of a group.
@@ -70,6 +67,11 @@ class Unit(ABC):
     def who(self) -> str:
         """Whose targets are covered, in a sentence."""
 
+    @property
+    @abstractmethod
+    def share(self) -> Fraction | None:
+        """The share of a group's cases that are covered at once, or None where it is one case."""
+
     def source(self, n_cases: int, n_groups: int | None) -> str:
         """Return what a promise rests on, in a sentence."""
         if self.is_group:
@@ -88,9 +90,18 @@ class Unit(ABC):
         """Return what each case weighs in a mean over units: every group counts the same."""
         return 1 / np.bincount(index)[index] if self.is_group else np.ones(len(index))
 
-    @abstractmethod
     def entries(self, scores: FloatArray, index: NDArray[np.int64]) -> Entries:
-        """Return the scores among which the quantile is sought."""
+        """Return the scores among which the quantile is sought: of cases, or one of each group."""
+        if self.share is None:
+            return Entries(scores, index, self.weights(index))
+        worst = worst_scores(scores, index, self.share)
+        return Entries(worst, np.arange(len(worst)), np.ones(len(worst)))
+
+    def loss(self, missed: NDArray[np.int64], cases: int) -> FloatArray:
+        """Return the loss of a unit with so many of its cases missed, from 0 to 1."""
+        if self.share is None:
+            return np.asarray(missed / cases)
+        return np.asarray(cases - missed < math.ceil(self.share * cases), dtype=float)
 
     @abstractmethod
     def allowed(self, units: int, alpha: float, delta: float | None) -> float:
@@ -105,13 +116,15 @@ class Unit(ABC):
     ) -> float:
         """Return the quantile of calibration scores that keeps the promise."""
 
-    @abstractmethod
     def needed(self, alpha: float, delta: float | None) -> int:
         """Return how many calibration units a finite quantile needs."""
-
-    @abstractmethod
-    def loss(self, missed: NDArray[np.int64], cases: int) -> FloatArray:
-        """Return the loss, in [0, 1], of a unit of which so many of its cases are missed."""
+        if delta is None:
+            return cases_needed(alpha)
+        a, d = float(exact_level(alpha)), float(exact_level(delta, "delta"))
+        units = max(1, math.floor(math.log(d) / math.log(1 - a)))
+        while self.allowed(units, alpha, delta) < 0:
+            units += 1
+        return units
 
 
 class RankedUnit(Unit):
@@ -128,13 +141,6 @@ class RankedUnit(Unit):
         each = self.entries(scores, self.index(len(scores), group)).scores
         return order_statistic(each, promised_rank(len(each), alpha, delta))
 
-    def needed(self, alpha: float, delta: float | None) -> int:
-        """Return how many units there must be for the rank to be one of them."""
-        if delta is None:
-            return cases_needed(alpha)
-        a, d = float(exact_level(alpha)), float(exact_level(delta, "delta"))
-        return math.ceil(math.log(d) / math.log(1 - a) - 1e-12)
-
 
 @final
 @dataclass(frozen=True)
@@ -147,23 +153,11 @@ class NewCase(RankedUnit):
     """
 
     is_group: ClassVar[bool] = False
-    has_several_targets: ClassVar[bool] = False
+    who: ClassVar[str] = "a new case"
+    share: ClassVar[None] = None
 
     cases: float | str = "random"
     stops_together: bool = field(default=False, init=False)
-
-    @property
-    def who(self) -> str:
-        """Whose target is covered."""
-        return "a new case"
-
-    def entries(self, scores: FloatArray, index: NDArray[np.int64]) -> Entries:
-        """Return the scores of the cases."""
-        return Entries(scores, index, np.ones(len(scores)))
-
-    def loss(self, missed: NDArray[np.int64], cases: int) -> FloatArray:
-        """Return whether the case is missed."""
-        return np.asarray(missed / cases)
 
 
 @final
@@ -180,53 +174,22 @@ class RandomCase(Unit):
     """
 
     is_group: ClassVar[bool] = True
-    has_several_targets: ClassVar[bool] = False
+    who: ClassVar[str] = "a random case of a new group"
+    share: ClassVar[None] = None
 
     cases: float | str = field(default="random", init=False)
     stops_together: bool = False
 
-    @property
-    def who(self) -> str:
-        """Whose target is covered."""
-        return "a random case of a new group"
-
-    def entries(self, scores: FloatArray, index: NDArray[np.int64]) -> Entries:
-        """Return the scores of the cases, which weigh as much in every group."""
-        return Entries(scores, index, self.weights(index))
-
     def allowed(self, units: int, alpha: float, delta: float | None) -> float:
         """Return how much loss so many groups may add up to."""
-        return float(self._allowed(units, alpha, delta))
+        return float(mean_loss_allowed(units, alpha, delta))
 
     def quantile(
         self, scores: FloatArray, group: np.ndarray | None, alpha: float, delta: float | None
     ) -> float:
         """Return the smallest score above which the groups lose no more than is allowed."""
         assert group is not None
-        if delta is None:
-            return hierarchical_quantile(scores, group, alpha)
-        index, sizes = group_index(group)
-        allowed = self._allowed(len(sizes), alpha, delta)
-        return math.inf if allowed < 0 else quantile_of_mean_loss(scores, index, sizes, allowed)
-
-    def needed(self, alpha: float, delta: float | None) -> int:
-        """Return how many groups there must be for some loss, or none, to be allowed."""
-        if delta is None:
-            return cases_needed(alpha)
-        a, d = float(exact_level(alpha)), float(exact_level(delta, "delta"))
-        groups = max(1, math.floor(math.log(d) / math.log(1 - a)))
-        while pac_mean_loss(groups, alpha, delta) < 0:
-            groups += 1
-        return groups
-
-    def loss(self, missed: NDArray[np.int64], cases: int) -> FloatArray:
-        """Return the share of cases missed."""
-        return np.asarray(missed / cases)
-
-    def _allowed(self, units: int, alpha: float, delta: float | None) -> Fraction:
-        if delta is None:
-            return exact_level(alpha) * (units + 1) - 1
-        return pac_mean_loss(units, alpha, delta)
+        return hierarchical_quantile(scores, group, alpha, delta)
 
 
 @final
@@ -247,7 +210,6 @@ class ShareOfCases(RankedUnit):
     """
 
     is_group: ClassVar[bool] = True
-    has_several_targets: ClassVar[bool] = True
 
     cases: float | str
     stops_together: bool = False
@@ -256,21 +218,15 @@ class ShareOfCases(RankedUnit):
         exact_share(self.cases)
 
     @property
+    def share(self) -> Fraction:
+        """The share of a group's cases that are covered at once."""
+        return exact_share(self.cases)
+
+    @property
     def who(self) -> str:
         """Whose targets are covered."""
-        share = exact_share(self.cases)
-        part = "every case" if share == 1 else f"at least {float(share):.4g} of the cases"
+        part = "every case" if self.share == 1 else f"at least {float(self.share):.4g} of the cases"
         return f"{part} of a new group"
-
-    def entries(self, scores: FloatArray, index: NDArray[np.int64]) -> Entries:
-        """Return for each group the score that the share of its cases does not exceed."""
-        worst = worst_scores(scores, index, exact_share(self.cases))
-        return Entries(worst, np.arange(len(worst)), np.ones(len(worst)))
-
-    def loss(self, missed: NDArray[np.int64], cases: int) -> FloatArray:
-        """Return whether fewer cases are covered than promised."""
-        needed = math.ceil(exact_share(self.cases) * cases)
-        return np.asarray(cases - missed < needed, dtype=float)
 
 
 def as_unit(

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from taskuq.calibration.family import Side
 from taskuq.calibration.rank import coverage_rank
-from taskuq.calibration.units import NewCase
 from taskuq.errors import InputError
 from taskuq.evaluation.exact import Moments, linear_moments, mean_moments, quantile_position
 from taskuq.evaluation.pools import Checked, Pool, check_cases, crosses, named_score, pools
@@ -56,15 +55,7 @@ def evaluate_exact(
         >>> abs(exact.coverage.mean - 64 / 71) < 1e-12  # rank 64 of 70 calibration cases
         True
     """
-    checked = check_cases(
-        outputs,
-        targets,
-        group=None,
-        label=None,
-        unit=NewCase().name,
-        task_range=task_range,
-        share=share,
-    )
+    checked = check_cases(outputs, targets, task_range=task_range, share=share)
     return evaluate_exact_score(checked, score, alpha=alpha, side=side, tunings=tunings, rng=rng)
 
 

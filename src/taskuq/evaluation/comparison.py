@@ -104,7 +104,6 @@ def _round(table: TaskOutputs, k: int, comparison: Comparison) -> list[Evaluatio
         unit=unit,
         cases=comparison.cases,
         task_range=table.task_range,
-        share=0.7,
     )
     if trials is None:
         return [

@@ -124,12 +124,12 @@ def check_cases(
     outputs: Any,
     targets: Any,
     *,
-    group: Any,
-    label: Any,
-    unit: str | None,
+    group: Any = None,
+    label: Any = None,
+    unit: str | None = None,
     cases: float | str = "random",
-    task_range: Any,
-    share: float,
+    task_range: Any = None,
+    share: float = 0.7,
 ) -> Checked:
     """Check the inputs of an evaluation and count its folds."""
     range_ = as_range(task_range)

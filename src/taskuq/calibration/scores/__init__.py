@@ -20,7 +20,6 @@ from taskuq.protocols import (
     NamedScore,
     NestedScore,
     Score,
-    StoredScore,
     TunableScore,
 )
 
@@ -96,8 +95,8 @@ def score_name(score: Score) -> str:
 def score_to_dict(score: Score) -> dict[str, Any]:
     """Describe a score so that JSON can hold it.
 
-    A score of the list is stored by its name, with what it says of itself or, if it is a
-    dataclass, its fields. Any other object is stored by the name of its class only.
+    A score of the list is stored by its name and, if it is a dataclass, its fields. An object
+    with any other state is stored by the name of its class only.
     """
     name = SCORES.find(type(score))
     fields = None if name is None else _fields(score)
@@ -108,8 +107,6 @@ def score_to_dict(score: Score) -> dict[str, Any]:
 
 def _fields(score: Any) -> dict[str, Any] | None:
     """What there is to store of a score, or None where it keeps things we cannot write."""
-    if isinstance(score, StoredScore):
-        return score.to_dict()
     if is_dataclass(score):
         return asdict(score)  # type: ignore[arg-type]  # an object, not a class
     return None if not hasattr(score, "__dict__") or vars(score) else {}
@@ -138,8 +135,6 @@ def score_from_dict(record: Mapping[str, Any], custom: Score | None = None) -> S
     if not isinstance(name, str) or name not in SCORES:
         raise InputError(f"unknown score {name!r} in the file; it may come from a newer version")
     kind = SCORES[name]
-    if issubclass(kind, StoredScore):
-        return kind.from_dict(fields)
     return from_fields(kind, fields) if is_dataclass(kind) else kind(**fields)
 
 
