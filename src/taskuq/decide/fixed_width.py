@@ -14,12 +14,12 @@ from taskuq.calibration.rank import conformal_quantile, exact_level
 from taskuq.calibration.scores import score_to_dict
 from taskuq.calibration.scores.learned import Learned
 from taskuq.calibration.scores.mlwr import MLWR
-from taskuq.decide.goal import Goal, TaskRange
+from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyKind, PolicyPlan
 from taskuq.decide.rules import Examination, Examined, Record, Rule, Rules, examine, opening
 from taskuq.decide.stopping import Calibrator, stopped_promise, stopping_score
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray, Interval
+from taskuq.interval import FloatArray, Interval, TaskRange
 from taskuq.protocols import Score
 
 # The share of units from which reports learn when and how far to shrink.

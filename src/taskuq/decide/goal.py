@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from taskuq.calibration.family import SIDES, AnchoredFamily, Side
 from taskuq.calibration.link import TAIL, Link
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray, Interval
+from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
 from taskuq.protocols import Family
 
 BISECTIONS = 60
-# The range that a task is declared to have, if any.
-TaskRange: TypeAlias = tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -124,23 +122,14 @@ class Goal:
         """Bisect for the threshold, for families without a formula."""
         estimate = _middle(family)
 
-        def good(threshold: FloatArray) -> np.ndarray:
+        def is_too_wide(threshold: FloatArray) -> BoolArray:
             interval = family.interval(threshold)
             interval = interval if task_range is None else interval.clip(*task_range)
             # Within the search an empty interval counts as narrow: it only lies lower.
-            return self.achieved(interval, estimate) | interval.is_empty
+            return ~(self.achieved(interval, estimate) | interval.is_empty)
 
-        low = np.full(estimate.shape, -1.0)
-        high = np.full(estimate.shape, 1.0)
-        for _ in range(BISECTIONS):
-            high = np.where(good(high), high * 2, high)
-            low = np.where(good(low), low, low * 2)
-        always, never = good(high), ~good(low)
-        for _ in range(BISECTIONS):
-            middle = low / 2 + high / 2
-            fine = good(middle)
-            low, high = np.where(fine, middle, low), np.where(fine, high, middle)
-        return np.where(always, np.inf, np.where(never, -np.inf, low))
+        found = bisect(is_too_wide, estimate.shape)
+        return np.where(found.nowhere, np.inf, np.where(found.everywhere, -np.inf, found.low))
 
     def window(
         self, center: FloatArray, link: Link, task_range: TaskRange
@@ -207,6 +196,31 @@ def make_goal(
 def goal_from_dict(record: Mapping[str, Any]) -> Goal:
     """Read a goal back from its description."""
     return Goal(**record)
+
+
+class Bisected(NamedTuple):
+    """Where a claim begins to hold: between ``low`` and ``high``, everywhere, or nowhere."""
+
+    low: FloatArray
+    high: FloatArray
+    everywhere: BoolArray
+    nowhere: BoolArray
+
+
+def bisect(claim: Callable[[FloatArray], BoolArray], shape: tuple[int, ...]) -> Bisected:
+    """Search for the threshold of each case from which on a claim holds."""
+    low, high = np.full(shape, -1.0), np.full(shape, 1.0)
+    for _ in range(BISECTIONS):
+        held, fails = claim(low), ~claim(high)
+        if not held.any() and not fails.any():
+            break
+        low, high = np.where(held, low * 2, low), np.where(fails, high * 2, high)
+    everywhere, nowhere = claim(low), ~claim(high)
+    for _ in range(BISECTIONS):
+        middle = low / 2 + high / 2
+        holds = claim(middle)
+        low, high = np.where(holds, low, middle), np.where(holds, middle, high)
+    return Bisected(low, high, everywhere, nowhere)
 
 
 def _over(reach: FloatArray, scale: FloatArray) -> FloatArray:

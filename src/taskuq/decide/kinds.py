@@ -10,11 +10,11 @@ import numpy as np
 
 from taskuq.calibration.rank import exact_level
 from taskuq.calibration.scores import resolve_score
-from taskuq.decide.goal import Goal, TaskRange
+from taskuq.decide.goal import Goal
 from taskuq.decide.rules import Examination, FamilyRule, Rule, Rules
 from taskuq.decide.stopping import Calibrator
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray
+from taskuq.interval import FloatArray, TaskRange
 from taskuq.kinds import Kinds
 from taskuq.protocols import Score
 

@@ -13,7 +13,7 @@ import numpy as np
 from taskuq.calibration.guarantee import Guarantee, guarantee_from_dict
 from taskuq.calibration.scores import score_from_dict, score_name
 from taskuq.checks import as_numbers, as_range, require_in_range
-from taskuq.decide.goal import Goal, TaskRange, goal_from_dict
+from taskuq.decide.goal import Goal, goal_from_dict
 from taskuq.decide.kinds import POLICIES
 from taskuq.decide.rules import Examined, Record, Rule, Rules, group_allowance
 from taskuq.errors import InputError
@@ -25,7 +25,7 @@ from taskuq.files import (
     read_json,
     write_json,
 )
-from taskuq.interval import FloatArray, Interval
+from taskuq.interval import FloatArray, Interval, TaskRange
 from taskuq.protocols import Score
 
 SCHEMA = "taskuq.policy/1"

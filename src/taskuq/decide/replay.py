@@ -19,6 +19,8 @@ from taskuq.interval import FloatArray
 class Replayed:
     """Weighted sums over the test cases of each trial, each (trial,) unless said otherwise.
 
+    The order is that in which a replay adds them up.
+
     Arguments:
         weight: The weight of all test cases.
         cost: Shares of measurements taken, :math:`1/R_T`.
@@ -97,22 +99,8 @@ def replay(scans: Scans, splitting: Splitting, thresholds: FloatArray) -> Replay
     else:
         for t in range(splitting.trials):
             _one_trial(scans, splitting, thresholds[:, t], t, sums, totals)
-    return Replayed(
-        weight=float(splitting.n_test),
-        cost=sums[0],
-        covered=sums[1],
-        early=sums[2],
-        early_covered=sums[3],
-        width=sums[4],
-        center_error=sums[5],
-        worst_error=sums[6],
-        worst_groups=sums[7],
-        stopped=sums[8 : 8 + rounds],
-        stopped_covered=sums[8 + rounds :],
-        case_tests=totals[0],
-        case_covered=totals[1],
-        case_cost=totals[2],
-    )
+    by_round = sums[8 : 8 + rounds], sums[8 + rounds :]
+    return Replayed(float(splitting.n_test), *sums[:8], *by_round, *totals)  # type: ignore[call-arg]  # eight and three rows
 
 
 def _one_trial(

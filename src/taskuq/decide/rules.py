@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from taskuq.calibration.family import AnchoredFamily, family_of
 from taskuq.calibration.scores import score_to_dict
-from taskuq.decide.goal import BISECTIONS, Goal, TaskRange
-from taskuq.interval import FloatArray, Interval
+from taskuq.decide.goal import Goal, bisect
+from taskuq.interval import FloatArray, Interval, TaskRange
 from taskuq.protocols import Family, Score
 
 # What a file says of a rule.
@@ -247,25 +247,9 @@ def opening(family: Family, cases: int) -> FloatArray:
         array([-0.2,  0. ])
     """
     if not isinstance(family, AnchoredFamily):
-        return _search(family, cases)
+        found = bisect(lambda threshold: ~family.interval(threshold).is_empty, (cases,))
+        return np.where(found.everywhere, LEAST, np.where(found.nowhere, np.inf, found.high))
     lowest = np.full(cases, LEAST)
     if family.side == "two":
         np.divide(family.low - family.high, 2 * family.scale, out=lowest, where=family.scale > 0)
     return lowest
-
-
-def _search(family: Family, cases: int) -> FloatArray:
-    """Bisect; the result is a threshold at which the interval is open."""
-    low, high = np.full(cases, -1.0), np.full(cases, 1.0)
-    for _ in range(BISECTIONS):
-        is_open = ~family.interval(low).is_empty
-        closed = family.interval(high).is_empty
-        if not is_open.any() and not closed.any():
-            break
-        low, high = np.where(is_open, low * 2, low), np.where(closed, high * 2, high)
-    always, never = ~family.interval(low).is_empty, family.interval(high).is_empty
-    for _ in range(BISECTIONS):
-        middle = low / 2 + high / 2
-        closed = family.interval(middle).is_empty
-        low, high = np.where(closed, middle, low), np.where(closed, high, middle)
-    return np.where(always, LEAST, np.where(never, np.inf, high))

@@ -14,10 +14,10 @@ from taskuq.calibration.scores import resolve_score
 from taskuq.calibration.tuning import target_share, tuned_score, tuning_cases
 from taskuq.calibration.units import unit_named
 from taskuq.decide.fixed_width import window_place
-from taskuq.decide.goal import Goal, TaskRange
+from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import POLICIES, PolicyPlan, Statistic
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray
+from taskuq.interval import FloatArray, TaskRange
 from taskuq.protocols import Score
 from taskuq.report.explorer import Explorer
 
