@@ -23,7 +23,7 @@ RECOVERIES = Methods(
     "recovery",
     "recover",
     {
-        "zero-filled": "taskuq.recover.methods:ZeroFilledMethod",
+        "zero-filled": "taskuq.recover.methods:ZeroFilled",
         "folder": "taskuq.recover.methods:FolderMethod",
     },
 )
@@ -37,8 +37,11 @@ class RecoveryMethod(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class ZeroFilled:
     """The baseline: zeros in the lines that were not measured, coils combined.
+
+    It is its own table ``[recover]``, which has no keys.
 
     Example:
         >>> import torch
@@ -56,14 +59,9 @@ class ZeroFilled:
         """Return the zero-filled magnitude images of several cases, (case, 1, height, width)."""
         return rss(torch.stack([checked(scan).zero_filled for scan in measurements]))[:, None]
 
-
-@dataclass(frozen=True)
-class ZeroFilledMethod:
-    """The table ``[recover]`` of zero-filling: it has no keys."""
-
     def open(self, device: torch.device | str) -> ZeroFilled:
-        """Return the baseline; it runs where its measurements are."""
-        return ZeroFilled()
+        """Return itself: it runs where its measurements are."""
+        return self
 
 
 @dataclass(frozen=True)
