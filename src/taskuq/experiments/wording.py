@@ -92,13 +92,13 @@ def listing(words: Iterable[str]) -> str:
 
 
 def title(score: str) -> str:
-    """Return what a sentence calls a score: the paper's acronyms in capitals.
+    """Return what a sentence calls a score: short names are acronyms, in capitals.
 
     Example:
         >>> title("lwr"), title("learned")
         ('LWR', 'learned')
     """
-    return score if score == "learned" else score.upper()
+    return score.upper() if len(score) <= 4 else score
 
 
 def falls(values: Iterable[float]) -> bool:
