@@ -158,11 +158,7 @@ class Contents:
 
 
 def gather(folder: RunFolder) -> Contents:
-    """Gather what the page shows; a record that cannot be shown becomes a note.
-
-    Arguments:
-        folder: The run's folder.
-    """
+    """Gather what the page shows; a record that cannot be shown becomes a note."""
     contents = Contents(folder)
     for found in folder.records:
         try:

@@ -67,11 +67,7 @@ class RunFolder:
 
 
 def read_folder(path: Path) -> RunFolder:
-    """Read a run's folder; what cannot be read is remembered, not raised.
-
-    Arguments:
-        path: The folder.
-    """
+    """Read a run's folder; what cannot be read is remembered, not raised."""
     if not path.is_dir():
         raise InputError(f"there is no folder {path}; give the folder of a run")
     unreadable: list[tuple[str, str]] = []

@@ -27,11 +27,7 @@ MOST_ROWS = 400
 
 
 def write_page(contents: Contents) -> Path:
-    """Write the page of a run, and return its path.
-
-    Arguments:
-        contents: What was gathered from the run's folder.
-    """
+    """Write the page of a run, and return its path."""
     text = render(contents)
     target = contents.folder.path / "report.html"
     with whole_file(target) as partial:
@@ -40,11 +36,7 @@ def write_page(contents: Contents) -> Path:
 
 
 def render(contents: Contents) -> str:
-    """Return the page of a run as HTML.
-
-    Arguments:
-        contents: What was gathered from the run's folder.
-    """
+    """Return the page of a run as HTML."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

@@ -19,11 +19,7 @@ WHAT = {
 
 
 def facts(contents: Contents) -> list[tuple[str, str]]:
-    """Return what was run, as terms and what they are.
-
-    Arguments:
-        contents: What was gathered from the run's folder.
-    """
+    """Return what was run, as terms and what they are."""
     run, table = contents.folder.run, contents.folder.table
     what = run.get("what")
     found = []
@@ -60,11 +56,7 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
 
 
 def limits(contents: Contents) -> list[str]:
-    """Return what the promise is not.
-
-    Arguments:
-        contents: What was gathered from the run's folder.
-    """
+    """Return what the promise is not."""
     run = contents.folder.run
     by = "groups (patients or volumes)" if contents.is_by_group else "cases"
     found = [
@@ -97,11 +89,7 @@ def limits(contents: Contents) -> list[str]:
 
 
 def headline(contents: Contents) -> list[str]:
-    """Return what was found, in a sentence or two computed from the records.
-
-    Arguments:
-        contents: What was gathered from the run's folder.
-    """
+    """Return what was found, in a sentence or two computed from the records."""
     best = best_simulation(contents)
     if best is not None:
         R = number(best["mean_acceleration"])
@@ -136,11 +124,7 @@ def best_simulation(contents: Contents) -> Record | None:
 
 
 def tiles(contents: Contents) -> list[tuple[str, str]]:
-    """Return the few numbers everybody looks for.
-
-    Arguments:
-        contents: What was gathered from the run's folder.
-    """
+    """Return the few numbers everybody looks for."""
     found = []
     alpha, tau = contents.alpha, contents.max_width
     best = best_simulation(contents)
@@ -161,11 +145,7 @@ def tiles(contents: Contents) -> list[tuple[str, str]]:
 
 
 def key_table(contents: Contents) -> tuple[Table | None, str]:
-    """Return the one table to look at first, and a sentence before it.
-
-    Arguments:
-        contents: What was gathered from the run's folder.
-    """
+    """Return the one table to look at first, and a sentence before it."""
     unit = contents.folder.run.get("unit")
     chosen = [
         (name, record["results"])
@@ -199,11 +179,7 @@ def key_table(contents: Contents) -> tuple[Table | None, str]:
 
 
 def failure_tables(contents: Contents) -> tuple[list[Table], str]:
-    """Return tables of failed and skipped cases, and a sentence that counts them.
-
-    Arguments:
-        contents: What was gathered from the run's folder.
-    """
+    """Return tables of failed and skipped cases, and a sentence that counts them."""
     folder = contents.folder
     failed: dict[str, str] = {}
     skipped: list[tuple[str, str]] = []

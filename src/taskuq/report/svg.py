@@ -19,9 +19,6 @@ SHAPES = ("circle", "square", "triangle", "diamond", "down", "plus", "cross")
 def figure_svg(figure: Figure) -> Markup:
     """Draw a figure as SVG; its caption is what a screen reader says.
 
-    Arguments:
-        figure: The figure as data.
-
     Example:
         >>> from taskuq.report.figure import Series
         >>> line = Series("<a>", (1, 2), (2, 1))

@@ -59,9 +59,6 @@ def shown(value: Any) -> str:
 def figure_table(figure: Figure) -> Table:
     """Return the numbers of a figure as a table.
 
-    Arguments:
-        figure: The figure.
-
     Example:
         >>> from taskuq.report.figure import Series
         >>> figure = Figure("f", "It falls.", "R", "width", (Series("ar", (16, 8), (0.2, 0.1)),))
@@ -118,9 +115,6 @@ def write_csv(path: Path, table: Table) -> Path:
 def escaped(text: str) -> str:
     r"""Return text that LaTeX sets as it is.
 
-    Arguments:
-        text: Any text.
-
     Example:
         >>> print(escaped("50 % of a_b \\input{x}"))
         50 \% of a\_b \textbackslash{}input\{x\}
@@ -130,9 +124,6 @@ def escaped(text: str) -> str:
 
 def latex_table(table: Table) -> str:
     r"""Return a table as LaTeX; it needs the package booktabs.
-
-    Arguments:
-        table: The table.
 
     Example:
         >>> print(latex_table(Table("t", "Widths.", ("score", "width"), (("lwr", 0.2),))))

@@ -61,11 +61,7 @@ def export(run_dir: str | os.PathLike[str], endings: Sequence[str] = ENDINGS) ->
 
 
 def study(run_dir: str | os.PathLike[str]) -> Contents:
-    """Gather all that a page shows of a run, and compute what follows from its policy and bounds.
-
-    Arguments:
-        run_dir: The folder of the run.
-    """
+    """Gather what a page shows of a run, and compute what follows from its policy and bounds."""
     folder = read_folder(Path(run_dir))
     folder, policies = _opened(folder, POLICY, load_policy)
     folder, bounds = _opened(folder, BOUND, load_bound)
