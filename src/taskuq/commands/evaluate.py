@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from taskuq.commands.arguments import counts, load_table, numbers, share, words
 from taskuq.commands.terminal import hand_over, say, show, show_table
+
+if TYPE_CHECKING:
+    from taskuq.evaluation.result import EvaluationRecord
 
 
 def evaluate(
@@ -56,7 +59,6 @@ def evaluate(
         figures: Draw figures into this folder, SVG and PNG.
     """
     from taskuq.evaluation.comparison import Comparison, compare
-    from taskuq.evaluation.result import EvaluationRecord
 
     loaded = load_table(table, range, task)
     if loaded.missing:
@@ -75,8 +77,8 @@ def evaluate(
         side=side,
         **({} if bins is None else {"size_bins": bins}),
     )
-    record: EvaluationRecord = compare(loaded, comparison)
-    print_record(record, to_stderr=json == "-")
+    record = compare(loaded, comparison)
+    _print(record, to_stderr=json == "-")
     hand_over(record.to_dict(), json)
     if figures is not None:
         from taskuq.report.ink import draw_record
@@ -84,11 +86,8 @@ def evaluate(
         show(str(draw_record(record.to_dict(), figures)))
 
 
-def print_record(record: object, *, to_stderr: bool = False) -> None:
+def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     """Print an evaluation as a table with a sentence on what it means."""
-    from taskuq.evaluation.result import EvaluationRecord
-
-    assert isinstance(record, EvaluationRecord)
     first = record.results[0]
     how = "all splits, exactly" if first.trials is None else f"{first.trials} random splits"
     title = (
