@@ -168,10 +168,11 @@ def test_help_loads_neither_numpy_nor_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-def test_a_missing_extra_is_named(monkeypatch, capsys):
+def test_a_missing_extra_is_named(monkeypatch, capsys, tmp_path):
+    (tmp_path / "scan.h5").touch()
     monkeypatch.setitem(sys.modules, "h5py", None)
     monkeypatch.delitem(sys.modules, "taskuq.data.fastmri", raising=False)
     monkeypatch.delitem(sys.modules, "taskuq.data.volume", raising=False)
     monkeypatch.delitem(sys.modules, "taskuq.data.check", raising=False)
 
-    assert "taskuq[mri]" in refused(capsys, "data", "check", ".")
+    assert "taskuq[mri]" in refused(capsys, "data", "check", tmp_path)
