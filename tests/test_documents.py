@@ -1,7 +1,9 @@
 """The code in the README and the docs runs as it is printed.
 
 Blocks of a file run in order and share their names, in an empty folder: ``python`` blocks as one
-program, ``console`` blocks line by line where a line starts with ``$ taskuq``. A block that only
+program, ``console`` blocks line by line where a line starts with ``$ taskuq``, perhaps after values
+of the environment. A block whose first line is a comment with a file's name becomes that file, and
+from then on ``python`` blocks are programs of their own, which may import it. A block that only
 shows something says so by another language, or by ``no-run`` after it.
 """
 
@@ -16,6 +18,8 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+FILE = re.compile(r"# ([\w-]+\.\w+)\n")
+COMMAND = re.compile(r"\$ ((?:[A-Z_]+=\S+ )*)taskuq (.*)")
 FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```\s*$", re.MULTILINE | re.DOTALL)
 
 
@@ -30,34 +34,50 @@ def blocks_of(text):
     for match in FENCE.finditer(text):
         indent, words, code = match.group(1), match.group(2).split(), match.group(3)
         language = words[0].strip("{}") if words else ""
-        if language in ("python", "console") and "no-run" not in words:
+        runs = language in ("python", "console") or FILE.match(code)
+        if runs and "no-run" not in words:
             lines = [line.removeprefix(indent) for line in code.splitlines()]
             yield Block(language, "\n".join(lines) + "\n", text[: match.start()].count("\n") + 2)
 
 
 def commands_of(code):
-    """The commands of a console block, continued lines joined."""
-    joined = code.replace("\\\n", " ")
-    return [line[2:].strip() for line in joined.splitlines() if line.startswith("$ taskuq")]
+    """The commands of a console block, continued lines joined: environment and arguments."""
+    found = map(COMMAND.match, code.replace("\\\n", " ").splitlines())
+    return [
+        (
+            dict(value.split("=", 1) for value in match[1].split()),
+            shlex.split(match[2], comments=True),
+        )
+        for match in found
+        if match
+    ]
+
+
+def run_program(arguments, folder, environment=None):
+    """Run Python in a folder; it must end well."""
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True,
+        env=os.environ | {"MPLBACKEND": "Agg"} | (environment or {}),
+    )  # fmt: skip
+    assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
 
 
 def run_document(text, name, folder):
     """Run what a document shows, in a folder of its own."""
-    names = {"__name__": "__main__"}
+    names, has_files = {"__name__": "__main__"}, False
     for block in blocks_of(text):
-        if block.language == "python":
+        if file := FILE.match(block.code):
+            (folder / file[1]).write_text(block.code)
+            has_files = True
+        elif block.language == "console":
+            for environment, arguments in commands_of(block.code):
+                # The command as this Python has it, whether or not a script is on the path.
+                run_program(["-m", "taskuq.commands.app", *arguments], folder, environment)
+        elif has_files:
+            run_program(["-c", block.code], folder)
+        else:
             # Padding makes the line numbers of a traceback those of the document.
             exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), names)
-            continue
-        for command in commands_of(block.code):
-            # The command as this Python has it, whether or not a script is on the path.
-            program = [sys.executable, "-c", "from taskuq.commands.app import main; main()"]
-            done = subprocess.run(
-                [*program, *shlex.split(command, comments=True)[1:]],
-                cwd=folder, capture_output=True, text=True,
-                env=os.environ | {"MPLBACKEND": "Agg"},
-            )  # fmt: skip
-            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
 def documents():
@@ -102,4 +122,13 @@ def test_code_that_fails_is_seen(text, tmp_path):
 
 def test_blocks_that_only_show_something_do_not_run(tmp_path):
     run_document("```text\nno\n```\n```python no-run\n1 / 0\n```\n```\n1 / 0\n```\n", "p", tmp_path)
-    assert commands_of("$ taskuq a \\\n  --b\nprinted\n$ ls\n") == ["taskuq a    --b"]
+    assert commands_of("$ taskuq a \\\n  --b\nprinted\n$ ls\n") == [({}, ["a", "--b"])]
+    assert commands_of("$ X=1 taskuq a\n") == [({"X": "1"}, ["a"])]
+
+
+def test_a_block_with_a_name_becomes_a_file(tmp_path):
+    shown = "```python\n# mine.py\nx = 2\n```\n```python\nimport mine\nassert mine.x == {}\n```\n"
+    run_document(shown.format(2), "page.md", tmp_path)
+
+    with pytest.raises(AssertionError):
+        run_document(shown.format(3), "page.md", tmp_path)

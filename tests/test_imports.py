@@ -2,6 +2,8 @@
 
 import ast
 import doctest
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,25 +12,34 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src/taskuq"
 MODULES = sorted(PACKAGE.rglob("*.py"))
+ARCHITECTURE = PACKAGE.parents[1] / "docs/architecture.md"
 
 # What each part may import of the others. A part may always import itself and the ground floor.
 GROUND = {
-    "interval", "kinds", "outputs", "protocols", "errors", "checks", "files", "seeds", "settings",
+    "interval", "kinds", "protocols", "errors", "checks", "files", "seeds", "settings",
 }  # fmt: skip
-NETWORKS = {"measure", "data", "recover", "task", "training", "weights", "pipeline"}
 ALLOWED = {
-    "calibration": set(),
-    "evaluation": {"calibration"},
-    "decide": {"calibration", "evaluation"},
-    "pipeline": {"calibration", "evaluation", "decide"},
+    "outputs": set(),
+    "calibration": {"outputs"},
+    "evaluation": {"outputs", "calibration"},
+    "decide": {"outputs", "calibration", "evaluation"},
+    "pipeline": {"outputs"},
     "measure": set(),
     "weights": set(),
     # A network never imports the statistics that judge it.
-    **dict.fromkeys(("data", "recover", "task", "training"), NETWORKS),
+    "training": {"weights"},
+    "data": {"measure"},
+    "recover": {"measure", "pipeline", "data", "training", "weights"},
+    "task": {"measure", "data", "training", "weights"},
     # It reads records and describes figures; what has to be computed is computed before.
-    "report": set(),
-}
-WITHOUT_TORCH = ("calibration", "evaluation", "decide", *sorted(GROUND))
+    "report": {"outputs"},
+    "experiments": {
+        "outputs", "calibration", "evaluation", "decide", "measure", "task", "report",
+    },
+}  # fmt: skip
+ALLOWED["runs"] = set(ALLOWED)
+ALLOWED["commands"] = set(ALLOWED)
+WITHOUT_TORCH = ("calibration", "evaluation", "decide", "outputs", "report", *sorted(GROUND))
 HEAVY = {"torch", "lightning", "pytorch_lightning", "torchmetrics", "monai", "torchvision"}
 
 
@@ -75,9 +86,7 @@ def forbidden(module):
     part = part_of(module)
     if part in GROUND:
         return parts_imported(module) - GROUND
-    if part in ALLOWED:
-        return parts_imported(module) - GROUND - {part} - ALLOWED[part]
-    return set()
+    return parts_imported(module) - GROUND - {part} - ALLOWED.get(part, set())
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: str(m.relative_to(PACKAGE)))
@@ -94,12 +103,30 @@ def test_the_statistics_never_import_torch(module):
     assert {name.split(".")[0] for name in imports_of(module)} & HEAVY == set()
 
 
-@pytest.mark.parametrize("part", sorted(ALLOWED))
-def test_nothing_below_imports_the_experiments_or_the_command_line(part):
-    above = {"commands", "runs", "experiments", "report"} - {part}
-    found = {m.name for m in MODULES if part_of(m) == part and parts_imported(m) & above}
+def test_no_part_may_import_what_may_import_it():
+    order = list(ALLOWED)
 
-    assert found == set()
+    assert all(order.index(low) < order.index(part) for part in order for low in ALLOWED[part])
+    assert {part_of(module) for module in MODULES} == {"__init__", *GROUND, *ALLOWED}
+
+
+def test_the_document_shows_the_same_table():
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", ARCHITECTURE.read_text(), re.MULTILINE)
+    shown = {
+        part: set(ALLOWED) - {part, "commands"}
+        if may == "all of the above"
+        else set(re.findall(r"`(\w+)`", may))
+        for part, may in rows
+    }
+
+    assert shown == ALLOWED
+
+
+@pytest.mark.parametrize(
+    "name", re.findall(r"`((?:[a-z_]+\.)+\w+)`", ARCHITECTURE.read_text().split("## The walk")[1])
+)
+def test_the_walk_names_what_there_is(name):
+    assert callable(pkgutil.resolve_name(f"taskuq.{name}")) or name.endswith("POLICIES")
 
 
 def test_no_folder_is_called_after_what_has_no_name():

@@ -178,11 +178,12 @@ def from_fields(kind: type[D], record: Mapping[str, Any]) -> D:
     says so.
 
     Example:
-        >>> from taskuq.outputs.synthetic import SyntheticScanner
-        >>> scanner = SyntheticScanner(volumes=8)
-        >>> from dataclasses import asdict
-        >>> from_fields(SyntheticScanner, json.loads(json.dumps(asdict(scanner)))) == scanner
-        True
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Goal:
+        ...     widths: tuple[float, ...]
+        >>> from_fields(Goal, json.loads('{"widths": [0.1, 0.2]}'))
+        Goal(widths=(0.1, 0.2))
     """
     try:
         hints = get_type_hints(kind)

@@ -101,7 +101,7 @@ def load_extensions() -> None:
     for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         try:
             _run_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
-        except (OSError, ModuleNotFoundError) as error:
+        except (OSError, ImportError) as error:
             raise InputError(f"{VARIABLE} names {name}, which cannot be loaded: {error}") from None
 
 

@@ -157,8 +157,8 @@ class Methods(Kinds[type[Any]]):
             A torch module.
 
         Example:
-            >>> from taskuq.recover import build
-            >>> sum(p.numel() for p in build("varnet", preset="tiny").parameters())
+            >>> net = Methods("recovery", "recover", {}).build("varnet", preset="tiny")
+            >>> sum(p.numel() for p in net.parameters())
             56747
         """
         if name not in self or name not in NETWORKS or preset not in NETWORKS[name].presets:
@@ -176,9 +176,8 @@ class Methods(Kinds[type[Any]]):
             The network, on the CPU, ready to be used.
 
         Example:
-            >>> from taskuq.task import load
             >>> from taskuq.weights import locate
-            >>> load(locate("classifier-atlas")).config.hidden
+            >>> Methods("task", "task", {}).load(locate("classifier-atlas")).config.hidden
             (64,)
         """
         from taskuq.weights.files import read_card
