@@ -97,9 +97,6 @@ class Chain:
         Arguments:
             images: The true images, at most ``size`` of them.
             names: The identity of each, which its seeds depend on.
-
-        Returns:
-            For each case its numbers, or why there are none.
         """
         assert 1 <= len(images) <= self.size
         with no_gradients():

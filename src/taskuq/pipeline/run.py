@@ -292,9 +292,6 @@ def status(folder: str | Path) -> dict[str, Any]:
 
     Arguments:
         folder: The folder of the table.
-
-    Returns:
-        Numbers of cases in all, finished, failed and left; and how the table is made.
     """
     path = Path(folder)
     header = read_header(path)

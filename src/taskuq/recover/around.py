@@ -56,15 +56,13 @@ def check_temperature(temperature: float | Temperatures) -> None:
 
 
 def temperature_at(temperature: float | Temperatures, mask: Tensor) -> float:
-    """The temperature for a mask.
+    """Return the temperature for a mask.
+
+    Between two accelerations it is interpolated in their logarithms; beyond the ends it stays.
 
     Arguments:
         temperature: One number, or pairs of an acceleration and a number.
         mask: The measured columns, booleans (width,).
-
-    Returns:
-        The number; between two accelerations it is interpolated in their logarithms, beyond the
-        first and the last it stays.
 
     Example:
         >>> import torch

@@ -96,13 +96,10 @@ class MeasuredCases:
 
 
 def as_coils(image: Tensor) -> Tensor:
-    """Coil images (coil, height, width) of anything a data set gives.
+    """Return complex64 coil images (coil, height, width) of anything a data set gives.
 
     Arguments:
         image: Complex coil images, or one magnitude image (height, width).
-
-    Returns:
-        A complex64 tensor.
 
     Example:
         >>> import torch
@@ -115,13 +112,10 @@ def as_coils(image: Tensor) -> Tensor:
 
 
 def group_ranges(source: Dataset) -> dict[str, float]:
-    """The largest magnitude of each group: the data range of its volume.
+    """Return the largest magnitude of each group: the data range of its volume.
 
     Arguments:
         source: The data set; every case is read once.
-
-    Returns:
-        One number for each group.
 
     Example:
         >>> from taskuq.data.arrays import ArrayDataset

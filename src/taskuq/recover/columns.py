@@ -9,7 +9,7 @@ from taskuq.errors import InputError
 
 
 def central_window(count: Tensor, width: int) -> Tensor:
-    """Mark the ``count`` columns around the zero frequency.
+    """Mark the ``count`` columns around the zero frequency, booleans (case, width).
 
     On an even grid an even count takes one column more on the left of the centre than on its
     right, where the centred Fourier transform has its extra frequency.
@@ -17,9 +17,6 @@ def central_window(count: Tensor, width: int) -> Tensor:
     Arguments:
         count: How many columns for each case, integers (case,).
         width: The number of k-space columns.
-
-    Returns:
-        Booleans (case, width).
 
     Example:
         >>> import torch
@@ -32,16 +29,13 @@ def central_window(count: Tensor, width: int) -> Tensor:
 
 
 def central_lines(mask: Tensor) -> Tensor:
-    """Count the measured lines around the zero frequency that have no gap between them.
+    """Count the measured lines around the zero frequency without a gap, integers (case,).
 
     The count is that of the largest centred window in which every column is measured, so that a
     sensitivity estimate never sees a line that was not acquired. A full mask gives ``width``.
 
     Arguments:
         mask: Booleans (case, width); True is measured.
-
-    Returns:
-        Integers (case,).
 
     Example:
         >>> import torch
@@ -81,9 +75,6 @@ def consistent_columns(x: Tensor, measured: Tensor, mask: Tensor) -> Tensor:
         x: A recovery, complex (..., height, width).
         measured: The zero-filled image :math:`y`; broadcasts against ``x``.
         mask: Booleans that broadcast against ``x``, the last axis the column; True is measured.
-
-    Returns:
-        Complex images that agree with the measurement and are otherwise the recovery.
 
     Example:
         >>> import torch

@@ -72,14 +72,11 @@ class Estimate(NamedTuple):
         return to_channels((error * self._turn())[:, None])
 
     def coil_images(self, case: int, errors: Tensor) -> Tensor:
-        """The coil images of a case with these errors, consistent with what was measured.
+        """Return a case's coil images (sample, coil, height, width) with these errors, consistent.
 
         Arguments:
             case: Which case.
             errors: Combined errors, complex (sample, 1, height, width).
-
-        Returns:
-            Complex (sample, coil, height, width).
         """
         images = self.image[case] + errors * (self.phase[case] * self.scale[case])
         return consistent_columns(self.maps[case] * images, self.measured[case], self.mask[case])
@@ -120,9 +117,6 @@ def estimate(net: VarNet, zero_filled: Tensor, mask: Tensor) -> Estimate:
         net: The network.
         zero_filled: Zero-filled coil images, complex (case, coil, height, width).
         mask: Booleans (case, width); True is measured.
-
-    Returns:
-        The combined image before and after, and what belongs to it.
 
     Example:
         >>> import torch

@@ -205,9 +205,6 @@ def flow_recipe(config: FlowConfig, *, compiled: bool = False) -> Recipe:
         config: The size of the flow.
         compiled: Whether to compile the conditioning networks.
 
-    Returns:
-        What :func:`taskuq.training.fit.fit` trains; judged by bits per dimension.
-
     Example:
         >>> small = FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4, steps=2)
         >>> flow_recipe(small).monitor
@@ -244,9 +241,6 @@ def around_recipe(config: FlowConfig, *, replayed: bool = False) -> Recipe:
         config: The size of the flow: ``coils=1, inputs=6``.
         replayed: Whether to record a step on the GPU and replay it.
 
-    Returns:
-        What :func:`taskuq.training.fit.fit` trains; judged by bits per dimension.
-
     Example:
         >>> around_recipe(FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2)).kind
         'flow'
@@ -269,16 +263,13 @@ def around_recipe(config: FlowConfig, *, replayed: bool = False) -> Recipe:
 def flow_target(
     images: Tensor, mask: Tensor, config: FlowConfig, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """What the flow is given and what it learns, as real channels.
+    """Return zero-filled images and null-space images with noise in their complement, as channels.
 
     Arguments:
         images: True coil images, complex (case, coil, height, width).
         mask: Booleans (case, width); True is measured.
         config: The flow's configuration: normalisation and noise.
         generator: Draws the noise.
-
-    Returns:
-        Zero-filled images, and null-space images with noise in their complement.
 
     Example:
         >>> import torch

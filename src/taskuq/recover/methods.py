@@ -84,16 +84,13 @@ class FolderMethod:
 def open_recovery(
     weights: Path | str, *, device: torch.device | str = "cpu", **settings: Any
 ) -> Recover:
-    """Load a network of any kind and make it ready to recover.
+    """Load a network of any kind and make it ready to recover for :class:`taskuq.Pipeline`.
 
     Arguments:
         weights: A .safetensors file, or a name of the package's own networks.
         device: Where to run.
         settings: What else the table ``[recover]`` of its kind may say, e.g. ``temperature`` of a
             flow.
-
-    Returns:
-        A recovery for :class:`taskuq.Pipeline`.
 
     Example:
         >>> type(open_recovery("varnet-atlas")).__name__

@@ -15,7 +15,7 @@ WINDOW, K1, K2 = 7, 0.01, 0.03
 
 
 def ssim(images: Tensor, targets: Tensor, data_range: Tensor) -> Tensor:
-    r"""Mean structural similarity of each image to its target.
+    r"""Return the mean structural similarity of each image to its target, (case,); 1 where equal.
 
     .. math:: \frac{(2\mu_x\mu_y + C_1)(2\sigma_{xy} + C_2)}
               {(\mu_x^2 + \mu_y^2 + C_1)(\sigma_x^2 + \sigma_y^2 + C_2)},
@@ -32,9 +32,6 @@ def ssim(images: Tensor, targets: Tensor, data_range: Tensor) -> Tensor:
         images: Magnitude images (case, height, width).
         targets: The true images, the same shape.
         data_range: The range :math:`L` of each case, (case,): the maximum of its volume.
-
-    Returns:
-        One number for each case, (case,); 1 for equal images.
 
     Example:
         >>> import torch
@@ -59,7 +56,7 @@ FloatArray = NDArray[np.float64]
 
 
 def volume_psnr(recovered: Tensor, truth: Tensor) -> float:
-    r"""Peak signal-to-noise ratio of a whole volume, in decibels.
+    r"""Return the peak signal-to-noise ratio of a volume in decibels, infinite for equal ones.
 
     .. math:: 10 \log_{10} \frac{\max(x)^2}{\operatorname{mean}(\hat x - x)^2}
 
@@ -72,9 +69,6 @@ def volume_psnr(recovered: Tensor, truth: Tensor) -> float:
         recovered: Magnitude images (slice, height, width).
         truth: The true images, the same shape.
 
-    Returns:
-        Decibels; infinite for equal volumes.
-
     Example:
         >>> import torch
         >>> round(volume_psnr(torch.full((2, 4, 4), 0.9), torch.ones(2, 4, 4)), 3)
@@ -86,14 +80,11 @@ def volume_psnr(recovered: Tensor, truth: Tensor) -> float:
 
 
 def volume_ssim(recovered: Tensor, truth: Tensor) -> float:
-    """Structural similarity of a volume: the mean over its slices, with the volume's data range.
+    """Return the mean structural similarity over slices, with the volume's data range.
 
     Arguments:
         recovered: Magnitude images (slice, height, width).
         truth: The true images, the same shape.
-
-    Returns:
-        A number of at most 1.
 
     Example:
         >>> import torch
@@ -107,7 +98,7 @@ def volume_ssim(recovered: Tensor, truth: Tensor) -> float:
 def spread_error_correlation(
     samples: Tensor, truth: Tensor, *, foreground: float = 0.05, block: int = 1
 ) -> float:
-    """Whether samples differ where their mean is wrong: a rank correlation over pixels or blocks.
+    """Return Spearman's correlation of samples' deviation and their mean's absolute error, or NaN.
 
     The error of one pixel is a single draw: put a sample in the place of the truth, and even a
     perfect posterior reaches a modest correlation only. Blocks average that away and ask where
@@ -120,10 +111,6 @@ def spread_error_correlation(
             neither spread nor error and would flatter the result.
         block: Average over blocks of so many rows and columns first; with 0 as ``foreground`` the
             whole image counts.
-
-    Returns:
-        Spearman's correlation of the samples' deviation and the absolute error of their mean; NaN
-        where either is the same at every pixel and nothing can be ranked.
 
     Example:
         >>> import torch
@@ -139,14 +126,11 @@ def spread_error_correlation(
 
 
 def rank_correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
-    """Spearman's correlation; NaN where either has one value only and nothing can be ranked.
+    """Return Spearman's correlation; NaN where either has one value only.
 
     Arguments:
         first: Numbers.
         second: As many.
-
-    Returns:
-        A number between -1 and 1, or NaN.
 
     Example:
         >>> round(rank_correlation(np.array([1, 2, 3]), np.array([0.1, 0.5, 70])), 6)
@@ -160,7 +144,7 @@ def rank_correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
 
 
 def frechet_distance(first: FloatArray, second: FloatArray) -> float:
-    r"""The Fréchet distance between two clouds of features, each taken as a Gaussian.
+    r"""Return the Fréchet distance between two clouds of features, each taken as a Gaussian.
 
     .. math:: |\mu_1 - \mu_2|^2 + \operatorname{tr}\big(\Sigma_1 + \Sigma_2
               - 2 (\Sigma_1^{1/2} \Sigma_2 \Sigma_1^{1/2})^{1/2}\big)
@@ -173,9 +157,6 @@ def frechet_distance(first: FloatArray, second: FloatArray) -> float:
     Arguments:
         first: Features (image, feature).
         second: Features (image, feature); the number of images may differ.
-
-    Returns:
-        The distance, 0 for equal clouds.
 
     Example:
         >>> cloud = rng.standard_normal((50, 3))

@@ -10,13 +10,10 @@ from torch import Tensor, nn
 
 
 def record(*steps: Callable[[], Any]) -> list[tuple[torch.cuda.CUDAGraph, Any]]:
-    """Record steps that follow each other as CUDA graphs, which share one piece of memory.
+    """Record steps as CUDA graphs that share memory; each replay writes its result in one place.
 
     Arguments:
         steps: Functions that read and write tensors which stay where they are.
-
-    Returns:
-        For each step its graph, and what the step returned: every replay writes its result there.
     """
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())

@@ -30,9 +30,6 @@ def checked(measurement: Scan) -> Scan:
     Arguments:
         measurement: Anything with ``zero_filled`` and ``mask``.
 
-    Returns:
-        The same measurement.
-
     Example:
         >>> checked("a picture")
         Traceback (most recent call last):
@@ -53,13 +50,10 @@ def checked(measurement: Scan) -> Scan:
 
 
 def stacked(measurements: Sequence[Scan]) -> tuple[Tensor, Tensor]:
-    """Several measurements as one batch.
+    """Return zero-filled images (case, coil, height, width) and masks (case, width) of scans.
 
     Arguments:
         measurements: Measurements of the same size.
-
-    Returns:
-        Zero-filled images (case, coil, height, width) and masks (case, width).
 
     Example:
         >>> import torch

@@ -165,15 +165,12 @@ class VarNet(nn.Module):
         self.cascades = nn.ModuleList(VarNetBlock(c.width, c.pools) for _ in range(c.cascades))
 
     def forward(self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> Tensor:
-        """Recover magnitude images.
+        """Recover magnitude images (case, height, width).
 
         Arguments:
             kspace: Measured k-space, complex (case, coil, height, width), 0 where not measured.
             mask: Booleans (case, width); True is measured.
             low_frequencies: The number of central lines for each case, integers (case,).
-
-        Returns:
-            Magnitude images, (case, height, width).
         """
         return rss(self.coil_images(kspace, mask, low_frequencies))
 

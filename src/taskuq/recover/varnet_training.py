@@ -126,9 +126,6 @@ def varnet_recipe(config: VarNetConfig, *, replayed: bool = False) -> Recipe:
         config: The size of the network.
         replayed: Whether to record a step on the GPU and replay it.
 
-    Returns:
-        What :func:`taskuq.training.fit.fit` trains; judged by 1 - SSIM.
-
     Example:
         >>> varnet_recipe(VarNetConfig(cascades=1, width=2)).kind
         'varnet'
@@ -160,15 +157,12 @@ def _seen(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def load_public_varnet(path: Path | str) -> VarNet:
-    """Read the public fastMRI weights of the variational network (a state dict in .pt).
+    """Read the public fastMRI weights of the paper's variational network (a state dict in .pt).
 
     The file is read without unpickling objects: a hostile one is refused.
 
     Arguments:
         path: The .pt file.
-
-    Returns:
-        The network of the paper's size.
 
     Example:
         >>> load_public_varnet("absent.pt")

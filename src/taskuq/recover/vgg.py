@@ -66,13 +66,10 @@ class VGG16(nn.Module):
 
 
 def load_vgg(path: Path | str) -> VGG16:
-    """VGG-16 with weights from a safetensors file of torchvision's names.
+    """Return VGG-16 with weights from a safetensors file of torchvision's names.
 
     Arguments:
         path: The file.
-
-    Returns:
-        The network, ready to be used.
 
     Example:
         >>> load_vgg("absent.safetensors")

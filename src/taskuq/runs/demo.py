@@ -55,15 +55,12 @@ def run_demo(
     *,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Run the embedded experiment and write everything the report shows.
+    """Run the embedded experiment, write everything the report shows, and return its page.
 
     Arguments:
         settings: How much of it.
         folder: The run's folder.
         tell: Called with a sentence now and then.
-
-    Returns:
-        The page.
     """
     from taskuq.experiments.claims import run_all
     from taskuq.experiments.inputs import ClaimSettings

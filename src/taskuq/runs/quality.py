@@ -82,17 +82,16 @@ def judge(
 ) -> dict[str, Any]:
     """Judge every method at every acceleration.
 
+    ``results`` of the record has one row for each acceleration and method, with the mean over
+    volumes and its standard error. ``exact`` counts volumes that were recovered exactly; their
+    PSNR is infinite, and the mean of such a row is null. ``spread_error_ratio`` compares the
+    sizes of samples' spread and error (root mean squares; 1 where samples spread as they
+    should), ``spread_error_pooled`` is the rank correlation of the two over pixels of all
+    slices and accelerations. What is not defined is left out.
+
     Arguments:
         config: What to judge.
         tell: Called with a line of progress now and then.
-
-    Returns:
-        A record: ``results`` has one row for each acceleration and method, with the mean over
-        volumes and its standard error. ``exact`` counts volumes that were recovered exactly; their
-        PSNR is infinite, and the mean of such a row is null. ``spread_error_ratio`` compares the
-        sizes of samples' spread and error (root mean squares; 1 where samples spread as they
-        should), ``spread_error_pooled`` is the rank correlation of the two over pixels of all
-        slices and accelerations. What is not defined is left out.
     """
     training, validation = open_data(config.data)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -48,14 +48,11 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
 
 
 def export(run_dir: str | os.PathLike[str], endings: Sequence[str] = ENDINGS) -> Path:
-    """Write a run's results as CSV, JSON and LaTeX, its figures, and its intervals.
+    """Write a run's results as CSV, JSON and LaTeX, its figures and intervals into a folder.
 
     Arguments:
         run_dir: The folder of the run.
         endings: Which kinds of drawings to make: '.svg', '.png', '.pdf'.
-
-    Returns:
-        The folder of the exports.
     """
     return write_exports(study(run_dir), endings)
 

@@ -30,9 +30,6 @@ def train_from(
         fresh: Whether to begin again and overwrite what is there.
         tell: Called with the lines of a table of how good the network is.
 
-    Returns:
-        The best weights.
-
     Example:
         >>> train_from("flow", "absent.toml", "runs/flow")
         Traceback (most recent call last):

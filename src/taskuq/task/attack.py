@@ -84,9 +84,6 @@ def l2_pgd(
         steps: The number of steps.
         step: :math:`\eta`.
 
-    Returns:
-        The attacked images, without a graph.
-
     Example:
         >>> gray = torch.full((1, 2, 2), 0.5)
         >>> attacked = l2_pgd(lambda x: x.sum((-2, -1)), gray, radius=0.2, steps=5, step=0.1)
@@ -105,7 +102,7 @@ def l2_pgd(
 
 
 def attacked(network: Classifier, scaled: Tensor, targets: Tensor, config: AttackConfig) -> Tensor:
-    r"""Images that drive a task network away from its targets.
+    r"""Return images in [0, 1] that drive a task network away from its targets.
 
     For one probability the gradient of the cross entropy is a multiple of the logit's; steps are
     normalised, so that the margin :math:`(1 - 2 z) \cdot \text{logit}` gives the same attack and
@@ -116,9 +113,6 @@ def attacked(network: Classifier, scaled: Tensor, targets: Tensor, config: Attac
         scaled: Images in [0, 1], (image, height, width).
         targets: What the network should say, (image, task); standardised for regression.
         config: Radius and steps.
-
-    Returns:
-        The attacked images, in [0, 1].
 
     Example:
         >>> from taskuq.task import build

@@ -56,15 +56,12 @@ class AugmentConfig:
 
 
 def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
-    """Draw a random view of each image.
+    """Draw a random view of each image in [0, 1], black where it looks beyond the image.
 
     Arguments:
         images: Images in [0, 1], (image, height, width).
         config: How far a view may go.
         generator: Draws everything; on the images' device.
-
-    Returns:
-        Views of the same shape, in [0, 1]; black where they look beyond the image.
 
     Example:
         >>> still = AugmentConfig(flip=0, rotation=0, shift=0, crop=1)
@@ -105,9 +102,6 @@ def blur(images: Tensor, sigma: Tensor) -> Tensor:
     Arguments:
         images: Images (image, height, width).
         sigma: Standard deviations :math:`\sigma` in pixels, (image,).
-
-    Returns:
-        Blurred images of the same shape.
 
     Example:
         >>> point = functional.pad(torch.ones(1, 1, 1), (4, 4, 4, 4))

@@ -23,7 +23,7 @@ from taskuq.training.fit import Machine
 
 
 def unit_scale(images: Tensor) -> Tensor:
-    r"""Shift and stretch each image to the range from 0 to 1.
+    r"""Shift and stretch each image to the range from 0 to 1, in at least float32.
 
     .. math:: \tilde x = \frac{x - \min x}{\max x - \min x}
 
@@ -32,9 +32,6 @@ def unit_scale(images: Tensor) -> Tensor:
 
     Arguments:
         images: Real images (..., height, width).
-
-    Returns:
-        The same shape, at least float32, in [0, 1].
 
     Example:
         >>> unit_scale(torch.tensor([[[2.0, 4.0], [3.0, 6.0]]]))
@@ -103,13 +100,10 @@ class TaskCases:
 
 
 def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Make a batch of cases; images must be of one size.
+    """Make a batch: images (case, height, width) of one size and targets (case, task).
 
     Arguments:
         cases: What :class:`TaskCases` gives.
-
-    Returns:
-        Images (case, height, width) and targets (case, task).
 
     Example:
         >>> some = [{"image": torch.ones(n, 8), "target": torch.ones(1)} for n in (8, 9)]

@@ -107,7 +107,7 @@ class ClassifierTraining(TaskTraining):
 def classifier_recipe(
     network: Classifier, views: AugmentConfig, attack: AttackConfig, weights: Tensor
 ) -> Recipe:
-    r"""Train a task network on attacked views of its images.
+    r"""Train a task network on attacked views, judged by AUROC, or by the loss of regression.
 
     .. math:: \min_\theta\; \mathbb E\, \max_{\|\delta\|_2 \le \epsilon}
               w_z\, \ell\big(f_\theta(\tilde x + \delta), z\big)
@@ -124,9 +124,6 @@ def classifier_recipe(
         views: How far a view is from its image.
         attack: Radius and steps; radius 0 trains on the views as they are.
         weights: Weights of the classes 0 and 1 of each task, (task, 2).
-
-    Returns:
-        What :func:`taskuq.training.fit.fit` trains; judged by AUROC, regression by its loss.
 
     Example:
         >>> from taskuq.task import build
@@ -175,9 +172,6 @@ def judge_trained(
             paper's attack, scaled to its images.
         weights: The .safetensors file.
         cases: Cases to train on, to tune on, to judge.
-
-    Returns:
-        A record with the rows of each part, and the attack.
     """
     network: Classifier = TASKS.load(weights)
     network.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -197,7 +191,7 @@ def judge_trained(
 
 
 def class_weights(targets: NDArray[np.floating], balance: bool) -> Tensor:
-    r"""The weight of each class in the loss.
+    r"""Return the weight of each class in the loss, (task, 2).
 
     .. math:: w_c = \frac{n}{2 n_c}
 
@@ -207,9 +201,6 @@ def class_weights(targets: NDArray[np.floating], balance: bool) -> Tensor:
     Arguments:
         targets: 0 or 1, (case, task).
         balance: Without it all weights are 1.
-
-    Returns:
-        Weights (task, 2).
 
     Example:
         >>> class_weights(np.array([[0.0], [0.0], [0.0], [1.0]]), balance=True)

@@ -12,7 +12,7 @@ from taskuq.interval import FloatArray
 
 
 def auroc(outputs: Any, labels: Any) -> float:
-    r"""The probability that a case with the finding scores above one without it.
+    r"""Return the probability that a case with the finding scores above one without it.
 
     .. math:: \mathrm{AUROC} = \Pr(f(x) > f(x')) + \tfrac12 \Pr(f(x) = f(x'))
 
@@ -25,9 +25,6 @@ def auroc(outputs: Any, labels: Any) -> float:
         outputs: One number for each case, (case,).
         labels: 0 or 1 for each case.
 
-    Returns:
-        A number between 0 and 1.
-
     Example:
         >>> auroc([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1])
         0.875
@@ -39,14 +36,11 @@ def auroc(outputs: Any, labels: Any) -> float:
 
 
 def roc_curve(outputs: Any, labels: Any) -> tuple[FloatArray, FloatArray]:
-    """False and true positive rates at every threshold.
+    """Return false and true positive rates at every threshold, from (0, 0) to (1, 1).
 
     Arguments:
         outputs: One number for each case, (case,).
         labels: 0 or 1 for each case.
-
-    Returns:
-        False positive rates and true positive rates, from (0, 0) to (1, 1).
 
     Example:
         >>> roc_curve([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1])
@@ -62,15 +56,12 @@ def roc_curve(outputs: Any, labels: Any) -> tuple[FloatArray, FloatArray]:
 
 
 def rates(outputs: Any, labels: Any, threshold: float = 0.5) -> dict[str, float]:
-    """Accuracy, precision and recall of calling everything above a threshold positive.
+    """Return accuracy, precision (NaN where nothing is positive) and recall at a threshold.
 
     Arguments:
         outputs: One number for each case, (case,).
         labels: 0 or 1 for each case.
         threshold: Above it a case is called positive.
-
-    Returns:
-        The three rates; precision is NaN where nothing is called positive.
 
     Example:
         >>> rates([0.1, 0.7, 0.4, 0.9], [0, 0, 1, 1])
@@ -87,15 +78,12 @@ def rates(outputs: Any, labels: Any, threshold: float = 0.5) -> dict[str, float]
 
 
 def reliability(outputs: Any, labels: Any, bins: int = 10) -> list[dict[str, float]]:
-    """How often the finding is there among cases whose probability falls into each bin.
+    """Return mean probability, share of positives and number of cases of each bin that has any.
 
     Arguments:
         outputs: Probabilities, (case,).
         labels: 0 or 1 for each case.
         bins: The number of bins of equal width between 0 and 1.
-
-    Returns:
-        For each bin that holds a case: mean probability, share of positives, number of cases.
 
     Example:
         >>> reliability([0.1, 0.1, 0.9, 0.9], [0, 1, 1, 1], bins=2)

@@ -20,17 +20,13 @@ from taskuq.task.metrics import auroc, rates, reliability, roc_curve
 def judge_classifier(
     network: Classifier, part: Part, attack: AttackConfig | None = None, *, batch: int = 256
 ) -> list[dict[str, Any]]:
-    """Judge a classifier on patients it has not seen.
+    """Return rates, AUROC, reliability, ROC curve and robustness, a row for each task.
 
     Arguments:
         network: The task network, on the device to judge it on.
         part: Cases to judge it on.
         attack: An attack under which to judge it once more; None leaves that out.
         batch: Images at a time.
-
-    Returns:
-        For each task the number of cases and patients, accuracy, precision, recall, AUROC,
-        reliability, points of the ROC curve, and accuracy and AUROC under attack.
 
     Example:
         >>> from taskuq.data.arrays import ArrayDataset
@@ -69,15 +65,12 @@ def judge_classifier(
 
 
 def judge_numbers(network: Classifier, part: Part, *, batch: int = 256) -> list[dict[str, Any]]:
-    """Judge a regression network: mean absolute error and the share of variance explained.
+    """Return mean absolute error and the share of variance explained, a row for each task.
 
     Arguments:
         network: The task network.
         part: Cases to judge it on.
         batch: Images at a time.
-
-    Returns:
-        One row for each task.
 
     Example:
         >>> from taskuq.data.arrays import ArrayDataset
@@ -108,16 +101,13 @@ def judge_numbers(network: Classifier, part: Part, *, batch: int = 256) -> list[
 def task_outputs(
     network: Classifier, part: Part, attack: AttackConfig | None = None, *, batch: int = 256
 ) -> FloatArray:
-    """What a task network says about images, or about the same images under attack.
+    """Return the outputs (case, task) of a network for images, or for them under attack.
 
     Arguments:
         network: The task network; asked in evaluation mode.
         part: The cases.
         attack: The attack; None leaves the images alone.
         batch: Images at a time.
-
-    Returns:
-        Outputs (case, task).
 
     Example:
         >>> from taskuq.data.arrays import ArrayDataset
@@ -151,13 +141,10 @@ SCHEMA = "taskuq.task/1"
 
 
 def table(record: dict[str, Any]) -> list[str]:
-    r"""A record as lines of text, one for each part and task.
+    r"""Return a record as lines of text, a header first and one for each part and task.
 
     Arguments:
         record: What :func:`judge_trained` returns.
-
-    Returns:
-        The lines, a header first.
 
     Example:
         >>> row = {"task": "lesion", "cases": 100, "groups": 20, "auroc": 0.95, "accuracy": 0.9,

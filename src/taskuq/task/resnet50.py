@@ -23,9 +23,6 @@ def resnet50() -> nn.Module:
     References:
         He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
 
-    Returns:
-        A torch module with random weights.
-
     Example:
         >>> sum(p.numel() for p in resnet50().parameters())
         23508032

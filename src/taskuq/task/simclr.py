@@ -86,7 +86,7 @@ VIEWS = AugmentConfig(contrast=0.5, blur=2.0)
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float, *, gather: bool = True) -> Tensor:
-    r"""The normalised, temperature-scaled cross entropy of each view.
+    r"""Return the normalised, temperature-scaled cross entropy of each view, (2 image,).
 
     .. math:: \ell_i = -\log \frac{\exp(\langle u_i, u_{p(i)} \rangle / \tau)}
                                   {\sum_{k \ne i} \exp(\langle u_i, u_k \rangle / \tau)}
@@ -106,9 +106,6 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float, *, gather: bool =
         temperature: :math:`\tau`.
         gather: Whether to compare with the views of other processes, which must then call this
             with as many images as we do.
-
-    Returns:
-        The loss of each view of this process, (2 image,), the first views first.
 
     Example:
         >>> same = torch.eye(2)
@@ -185,9 +182,6 @@ def simclr_recipe(config: ContrastiveConfig, views: AugmentConfig) -> Recipe:
     Arguments:
         config: The size of the network.
         views: How far a view is from its image.
-
-    Returns:
-        What :func:`taskuq.training.fit.fit` trains; the least validation loss is best.
 
     Example:
         >>> from taskuq.task.backbone import BackboneConfig

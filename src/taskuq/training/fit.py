@@ -80,7 +80,7 @@ def train(
     data: Any = None,
     cases: tuple[Any, ...] | None = None,
 ) -> Path:
-    """Train the network that settings describe.
+    """Train the network that settings describe and return its best weights.
 
     Arguments:
         settings: Everything that a configuration file says.
@@ -89,9 +89,6 @@ def train(
         fresh: Whether to begin again and overwrite what is there.
         data: Training and validation data; by default those that the settings name.
         cases: What ``settings.prepare`` made of them; ``data`` are not needed then.
-
-    Returns:
-        The best weights.
     """
     machine = machine or Machine()
     if cases is None:
@@ -121,7 +118,7 @@ def fit(
     machine: Machine | None = None,
     fresh: bool = False,
 ) -> Path:
-    """Train a recipe and leave its weights in a folder.
+    """Train a recipe, leave its weights in a folder and return the best.
 
     The folder receives ``best`` and ``last`` as .safetensors with a .toml each, ``metrics.csv``,
     the configuration, and a state. Called again after it was killed, the training goes on behind
@@ -136,9 +133,6 @@ def fit(
         settings: The whole configuration; a folder of another configuration is refused.
         machine: On what to train.
         fresh: Whether to begin again and overwrite what is there.
-
-    Returns:
-        The best weights.
     """
     # Lightning takes seconds to import, and sets the level of its log, which _quiet lowers.
     from taskuq.training.module import Training
@@ -187,9 +181,6 @@ def _trainer(
 
 def is_first_process() -> bool:
     """Whether this is the process of a distributed training that speaks for all.
-
-    Returns:
-        True in the first process of the first node, and where there is only one.
 
     Example:
         >>> is_first_process()

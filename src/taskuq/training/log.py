@@ -86,13 +86,10 @@ class Events:
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """Read a learning curve.
+    """Read a learning curve: a dictionary of numbers for each epoch.
 
     Arguments:
         path: The CSV file; none yet is an empty curve.
-
-    Returns:
-        One dictionary of numbers for each epoch.
 
     Example:
         >>> read_log(Path("absent.csv"))

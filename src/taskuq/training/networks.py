@@ -153,9 +153,6 @@ class Methods(Kinds[type[Any]]):
             preset: ``"paper"``, ``"demo"`` (128×128) or ``"tiny"``; of the flow also ``"around"``,
                 for :class:`taskuq.recover.around.AroundEstimate`.
 
-        Returns:
-            A torch module.
-
         Example:
             >>> net = Methods("recovery", "recover", {}).build("varnet", preset="tiny")
             >>> sum(p.numel() for p in net.parameters())
@@ -167,13 +164,10 @@ class Methods(Kinds[type[Any]]):
         return NETWORKS[name].make(NETWORKS[name].presets[preset])
 
     def load(self, path: Path | str) -> Any:
-        """Read a trained network: safetensors, with the TOML of its configuration beside it.
+        """Read a trained network on the CPU: safetensors, with its configuration in TOML beside it.
 
         Arguments:
             path: The weights, ending in .safetensors.
-
-        Returns:
-            The network, on the CPU, ready to be used.
 
         Example:
             >>> from taskuq.weights import locate

@@ -15,13 +15,10 @@ Validate = Callable[[nn.Module, Batch, torch.Generator], dict[str, Tensor]]
 
 
 def mean_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """The mean of each quantity over all validation cases.
+    """Return the mean of each quantity over all validation cases.
 
     Arguments:
         values: Quantities of all cases, each (case,).
-
-    Returns:
-        One number for each quantity.
 
     Example:
         >>> import torch

@@ -12,13 +12,10 @@ _MASK = (1 << 64) - 1
 
 
 def mixed_seed(*numbers: int) -> int:
-    """Mix whole numbers into one seed of 63 bits.
+    """Mix whole numbers into one seed of 63 bits; another order gives an unrelated one.
 
     Arguments:
         numbers: For instance a case's seed, the sample's index and the attempt.
-
-    Returns:
-        A seed; different numbers or another order give an unrelated one.
 
     Example:
         >>> mixed_seed(0, 1) == mixed_seed(0, 1), mixed_seed(0, 1) == mixed_seed(1, 0)
@@ -34,14 +31,11 @@ def mixed_seed(*numbers: int) -> int:
 
 
 def gaussian_rows(out: Tensor, seeds: Sequence[int]) -> Tensor:
-    """Fill each row with normal numbers from a seed of its own.
+    """Fill each row with normal numbers from a seed of its own, in place.
 
     Arguments:
         out: (row, number), filled in place on its own device.
         seeds: One seed for each row.
-
-    Returns:
-        ``out``.
 
     Example:
         >>> import torch

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from taskuq.errors import InputError
@@ -26,9 +25,6 @@ def save_state(state: Any, path: Path | str) -> Path:
     Arguments:
         state: The nested state.
         path: The file; it appears only when it is complete.
-
-    Returns:
-        The path.
 
     Example:
         >>> import tempfile, torch
@@ -52,9 +48,6 @@ def load_state(path: Path | str) -> Any:
 
     Arguments:
         path: The file.
-
-    Returns:
-        The nested state.
 
     Example:
         >>> load_state("no-such-file.safetensors")
@@ -116,23 +109,3 @@ def _put_together(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {_put_together(k, tensors): _put_together(v, tensors) for k, v in content}
     parts = [_put_together(v, tensors) for v in content]
     return parts if kind == "list" else tuple(parts)
-
-
-def same_bits(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors hold exactly the same numbers, NaN equal to NaN.
-
-    Arguments:
-        first: One tensor.
-        second: The other.
-
-    Returns:
-        True when shape, type and every bit agree.
-
-    Example:
-        >>> import torch
-        >>> same_bits(torch.tensor([1.0]), torch.tensor([1.0 + 1e-7]))
-        False
-    """
-    if first.dtype != second.dtype or first.shape != second.shape:
-        return False
-    return torch.equal(*(t.detach().cpu().reshape(-1).view(torch.uint8) for t in (first, second)))

@@ -33,9 +33,6 @@ def save_weights(
         notes: More tables for the TOML file: how it was trained, what it reached.
         half: Whether to store numbers in float16, for weights that travel with the package.
 
-    Returns:
-        The path.
-
     Example:
         >>> import tempfile
         >>> from dataclasses import make_dataclass
@@ -64,14 +61,11 @@ def save_weights(
 
 
 def read_card(path: Path | str, kinds: Collection[str]) -> dict[str, Any]:
-    """Read the TOML beside a weights file and check what kind of network it is.
+    """Return the TOML beside a weights file after checking what kind of network it is.
 
     Arguments:
         path: The weights, ending in .safetensors.
         kinds: What is accepted.
-
-    Returns:
-        The tables of the TOML file.
 
     Example:
         >>> read_card("weights.pt", ("flow",))
@@ -141,13 +135,10 @@ def fill(network: nn.Module, found: Mapping[str, Tensor], path: Path | str) -> N
 
 
 def read_tensors(path: Path | str) -> dict[str, Tensor]:
-    """Read all tensors of a safetensors file, or say why that is impossible.
+    """Return all tensors of a safetensors file by name, or say why that is impossible.
 
     Arguments:
         path: The file.
-
-    Returns:
-        Tensors by name, on the CPU.
 
     Example:
         >>> read_tensors("absent.safetensors")

@@ -60,9 +60,6 @@ def log_scale(raw: Tensor) -> Tensor:
     Arguments:
         raw: The network's raw scale :math:`a`.
 
-    Returns:
-        The logarithm of the factor, the same shape.
-
     Example:
         >>> import torch
         >>> round(float(log_scale(torch.tensor(1e9))), 3)

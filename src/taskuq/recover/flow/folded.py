@@ -78,13 +78,10 @@ class FoldedFlow:
     device: torch.device
 
     def shares(self, measured: Tensor) -> list[list[Tensor]]:
-        """What the condition adds to each step's first convolution, (case, pixel, hidden).
+        """Return what the condition adds to first convolutions: layers, finest first, of steps.
 
         Arguments:
             measured: What the flow is told, as real channels, (case, told, height, width).
-
-        Returns:
-            For each layer, finest first, one map for each step.
         """
         told = measured.to(self.device, self.dtype, memory_format=torch.channels_last)
         x = self.unet.features(told)
@@ -104,14 +101,11 @@ class FoldedFlow:
         return shares
 
     def inverse(self, latents: Sequence[Tensor], shares: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Turn latents into null-space images.
+        """Turn latents into complex null-space images (case * sample, coil, height, width).
 
         Arguments:
             latents: (case * sample, height, width, channel) for each level, channels last.
             shares: What :meth:`shares` made of the measurement.
-
-        Returns:
-            Complex images (case * sample, coil, height, width).
         """
         *factored, on = latents
         height, width = on.shape[1:3]
@@ -144,15 +138,12 @@ class FoldedFlow:
 
 
 def fold(flow: ConditionalFlow, *, device: torch.device | str, dtype: torch.dtype) -> FoldedFlow:
-    """Rearrange a flow for drawing on one device, in one precision.
+    """Rearrange a flow to draw the same samples on one device, in one precision.
 
     Arguments:
         flow: The flow; it is not changed and can stay on the CPU.
         device: Where to draw.
         dtype: The precision of the convolutions: float32, or bfloat16 on a GPU.
-
-    Returns:
-        A flow that draws the same samples from the same latents.
 
     Example:
         >>> import torch

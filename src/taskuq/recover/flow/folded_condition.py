@@ -22,16 +22,13 @@ def weight_of(weight: Tensor, device: torch.device, dtype: torch.dtype) -> Tenso
 
 
 def convolve(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
-    """A convolution without bias on rows of pixels that keeps the size.
+    """Convolve rows of pixels without bias, keeping the size: (image, pixel, outputs).
 
     Arguments:
         x: (image, pixel, channel).
         weight: (outputs, inputs, kernel, kernel), kernel 1 or 3.
         height: Rows of the image.
         width: Columns of the image.
-
-    Returns:
-        (image, pixel, outputs).
 
     Example:
         >>> import torch

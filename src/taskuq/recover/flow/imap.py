@@ -12,7 +12,7 @@ OPEN = 4.0
 
 
 def stripes(x: Tensor) -> Tensor:
-    r"""Mark the entries that decide: channel plus row-major pixel index is odd.
+    r"""Mark the entries (channel, height, width) whose channel plus row-major pixel index is odd.
 
     .. math:: m_{cj} = (c + j) \bmod 2
 
@@ -20,9 +20,6 @@ def stripes(x: Tensor) -> Tensor:
 
     Arguments:
         x: Channels (case, channel, height, width).
-
-    Returns:
-        Booleans (channel, height, width).
 
     Example:
         >>> import torch

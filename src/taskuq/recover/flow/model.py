@@ -80,15 +80,12 @@ class ConditionalFlow(nn.Module):
     def forward(
         self, x: Tensor, conditions: Sequence[Tensor], start: bool = False
     ) -> tuple[Latents, Tensor]:
-        """Turn images into latents.
+        """Return the latents of images, finest first, and the log-determinant of each case.
 
         Arguments:
             x: Null-space images as real channels, (case, 2 * coil, height, width).
             conditions: What :meth:`condition` made of the measurement.
             start: Whether to set every ActNorm from this batch, layer after layer.
-
-        Returns:
-            The latents, finest first, and the log-determinant of each case.
         """
         self._check(x, self.config.channels)
         latents, log_det = [], x.new_zeros(len(x))
@@ -128,7 +125,7 @@ class ConditionalFlow(nn.Module):
 
 
 def bits_per_dimension(latents: Sequence[Tensor], log_det: Tensor) -> Tensor:
-    r"""The negative log-likelihood of each case, in bits for each real number of the image.
+    r"""Return the negative log-likelihood of each case, in bits for each real number of the image.
 
     .. math:: -\frac{\log \mathcal N(z; 0, I) + \log|\det|}{D \ln 2}
 
@@ -137,9 +134,6 @@ def bits_per_dimension(latents: Sequence[Tensor], log_det: Tensor) -> Tensor:
     Arguments:
         latents: The latents of a batch.
         log_det: The log-determinant of each case, (case,).
-
-    Returns:
-        One number for each case, (case,).
 
     Example:
         >>> import torch

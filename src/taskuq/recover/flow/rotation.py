@@ -7,14 +7,11 @@ from torch import Tensor, nn
 
 
 def random_rotation(channels: int, generator: torch.Generator) -> Tensor:
-    """Draw a rotation matrix (determinant 1), uniformly among all rotations.
+    """Draw a rotation matrix (channels, channels) uniformly among those of determinant 1.
 
     Arguments:
         channels: The size of the matrix.
         generator: The source of randomness.
-
-    Returns:
-        A matrix (channels, channels).
 
     Example:
         >>> import torch

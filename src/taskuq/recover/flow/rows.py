@@ -68,9 +68,6 @@ def leaky(y: Tensor, add: Tensor, slope: float, samples: int = 1) -> Tensor:
         slope: The slope for negative values.
         samples: How many images of ``y`` follow each other for one case.
 
-    Returns:
-        The result, the shape of ``y``.
-
     Example:
         >>> import torch
         >>> leaky(torch.zeros(2, 1, 2), torch.tensor([[[1.0, -1.0]]]), 0.1, samples=2).tolist()
@@ -91,9 +88,6 @@ def normalise_leaky(x: Tensor, slope: float) -> Tensor:
         x: (image, pixel, channel).
         slope: The slope for negative values.
 
-    Returns:
-        The result, the shape of ``x``.
-
     Example:
         >>> import torch
         >>> x = torch.tensor([[[1.0], [3.0]]])
@@ -112,16 +106,14 @@ def between(
 ) -> tuple[Tensor, Tensor | None]:
     """Finish one step (coupling, rotation, ActNorm) and undo the attention of the next.
 
+    Returns the state and, where an attention is undone, half of its channels for the next subnet.
+
     Arguments:
         x: The state, (image, pixel, channel), float32.
         raw: The subnet's raw scale and shift without its last bias, or None to finish nothing.
         fold: What follows the subnet; None with ``raw``.
         attend: The attention to undo, or None.
         dtype: The precision of the next subnet.
-
-    Returns:
-        The state, and its first half of channels in ``dtype`` for the next subnet (None when no
-        attention is undone).
 
     Example:
         >>> import torch
@@ -152,7 +144,7 @@ def between(
 
 
 def pixelwise(x: Tensor, share: Tensor, subnet: Subnet, slope: float, samples: int) -> Tensor:
-    """A subnet of 1×1 convolutions: raw scale and shift without the last bias.
+    """Run 1×1 convolutions: scale and shift (case * sample, pixel, 2 * channel), no last bias.
 
     Arguments:
         x: The first half of the channels, (case * sample, pixel, channel).
@@ -160,9 +152,6 @@ def pixelwise(x: Tensor, share: Tensor, subnet: Subnet, slope: float, samples: i
         subnet: Its weights, as matrices.
         slope: The slope of the leaky ReLUs.
         samples: How many images follow each other for one case.
-
-    Returns:
-        (case * sample, pixel, 2 * channel).
 
     Example:
         >>> import torch

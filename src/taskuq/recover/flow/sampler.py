@@ -230,13 +230,10 @@ class Sampler:
 
 
 def case_scale(y: Tensor) -> Tensor:
-    """The 95 % quantile of the magnitudes of each case, at least the smallest positive float.
+    """Return the 95 % quantile of each case's magnitudes, at least the smallest positive float.
 
     Arguments:
         y: Complex images (case, coil, height, width).
-
-    Returns:
-        One scale for each case, (case,).
 
     Example:
         >>> import torch

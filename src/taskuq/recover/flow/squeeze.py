@@ -13,9 +13,6 @@ def squeeze(x: Tensor) -> Tensor:
     Arguments:
         x: Real channels (case, channel, height, width), both sides even.
 
-    Returns:
-        (case, 4 * channel, height / 2, width / 2).
-
     Example:
         >>> import torch
         >>> squeeze(torch.arange(4.0).reshape(1, 1, 2, 2)).flatten().tolist()
@@ -30,9 +27,6 @@ def unsqueeze(x: Tensor) -> Tensor:
     Arguments:
         x: Real channels (case, 4 * channel, height, width).
 
-    Returns:
-        (case, channel, 2 * height, 2 * width).
-
     Example:
         >>> import torch
         >>> unsqueeze(torch.arange(4.0).reshape(1, 4, 1, 1)).tolist()
@@ -46,9 +40,6 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
 
     Arguments:
         x: Real channels (case, channel, height, width), an even number of channels.
-
-    Returns:
-        What goes on, and the latents.
 
     Example:
         >>> import torch
