@@ -1,11 +1,15 @@
 """What all tests share: examples that never change, and libraries that may be missing."""
 
+import sys
 import warnings
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+# What several folders compare with.
+sys.path.insert(0, str(Path(__file__).parent))
 # Property-based tests try the same examples on every run: none may fail by chance.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")

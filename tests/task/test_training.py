@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from bits import same_bits
 from taskuq.commands.train import command
 from taskuq.data.arrays import ArrayDataset, NpzData
 from taskuq.data.splits import Part, SplitConfig
@@ -26,7 +27,6 @@ from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, train
 from taskuq.training.log import read_log
 from taskuq.training.networks import NETWORKS
-from taskuq.training.state import same_bits
 from taskuq.weights.files import read_tensors
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from bits import same_bits
 from taskuq.errors import InputError
 from taskuq.recover import build, load, load_public_varnet
 from taskuq.recover.flow_training import FlowTraining
 from taskuq.recover.varnet_training import VarNetTraining
 from taskuq.settings import from_table, read_settings, read_toml, to_table, toml_text
-from taskuq.training.state import load_state, same_bits, save_state
+from taskuq.training.state import load_state, save_state
 from taskuq.weights.files import load_weights, read_tensors, save_weights
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

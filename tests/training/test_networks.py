@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from bits import same_bits
 from taskuq.errors import InputError
 from taskuq.recover import RECOVERIES
 from taskuq.runs.run import RunConfig, read_run
 from taskuq.settings import from_table, to_table
 from taskuq.task import TASKS
 from taskuq.training.networks import LISTED, NETWORKS
-from taskuq.training.state import same_bits
 from taskuq.weights.files import save_weights
 
 OPENED = [(RECOVERIES, "flow"), (RECOVERIES, "varnet"), (TASKS, "classifier")]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from bits import same_bits
 from taskuq.errors import InputError
 from taskuq.settings import read_toml
 from taskuq.training.config import TrainingConfig
@@ -14,7 +15,6 @@ from taskuq.training.module import Training
 from taskuq.training.order import EpochOrder
 from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
-from taskuq.training.state import same_bits
 from taskuq.weights.files import read_tensors
 
 CPU = Machine(accelerator="cpu", progress=False)

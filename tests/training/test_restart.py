@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from bits import same_bits
 from taskuq.errors import InputError
 from taskuq.runs.training import train_from
 from taskuq.training.fit import Machine
 from taskuq.training.log import read_log
-from taskuq.training.state import load_state, same_bits
+from taskuq.training.state import load_state
 from taskuq.weights.files import read_tensors
 
 CPU = Machine(accelerator="cpu", progress=False)
