@@ -27,9 +27,6 @@ def read_toml(path: Path | str) -> dict[str, Any]:
     Arguments:
         path: The file.
 
-    Returns:
-        Its tables.
-
     Example:
         >>> read_toml("absent.toml")
         Traceback (most recent call last):
@@ -55,9 +52,6 @@ def from_table(
         where: The name of the table, for messages.
         over: Where what is left out comes from, in nested tables too; by default every class's own
             defaults.
-
-    Returns:
-        An instance.
 
     Example:
         >>> from dataclasses import dataclass
@@ -85,9 +79,6 @@ def from_kinds(
         table: ``kind``, and the settings of that kind.
         where: The name of the table, for messages.
         over: Settings that hold where the table names no other kind.
-
-    Returns:
-        An instance of the chosen dataclass.
 
     Example:
         >>> from dataclasses import dataclass
@@ -119,9 +110,6 @@ def read_settings(layout: Any, config: Path | str) -> Any:
         layout: A dataclass whose fields are tables and have defaults.
         config: The TOML file.
 
-    Returns:
-        An instance of ``layout``.
-
     Example:
         >>> import tempfile
         >>> from dataclasses import dataclass
@@ -143,9 +131,6 @@ def to_table(config: Any, *, complete: bool = False) -> dict[str, Any]:
     Arguments:
         config: An instance.
         complete: Whether to name settings that are None, which TOML cannot hold and JSON can.
-
-    Returns:
-        Nested dictionaries of plain values.
 
     Example:
         >>> from dataclasses import dataclass
@@ -173,9 +158,6 @@ def toml_text(table: Mapping[str, Any]) -> str:
 
     Arguments:
         table: Nested dictionaries of strings, numbers, booleans and lists of these.
-
-    Returns:
-        The text.
 
     Example:
         >>> print(toml_text({"kind": "flow", "network": {"coils": 8, "rates": [16, 8]}}))

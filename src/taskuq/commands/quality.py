@@ -39,9 +39,6 @@ def table(record: dict[str, Any]) -> list[str]:
     Arguments:
         record: What :func:`taskuq.runs.quality.judge` returns.
 
-    Returns:
-        The lines, a header first.
-
     Example:
         >>> row = {"acceleration": 4.0, "method": "flow", "psnr": {"mean": 37.974,
         ...        "standard_error": 0.216}, "ssim": {"mean": 0.926, "standard_error": 0.003}}

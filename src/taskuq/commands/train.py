@@ -21,9 +21,6 @@ def command(kind: str) -> Callable[..., None]:
 
     Arguments:
         kind: The kind.
-
-    Returns:
-        A function for the command line.
     """
 
     def start(

@@ -67,9 +67,6 @@ def load_anatomy(path: Path | str | None = None) -> Anatomy:
     Arguments:
         path: A file that :func:`save_anatomy` wrote.
 
-    Returns:
-        The volumes.
-
     Example:
         >>> load_anatomy().white.shape
         (197, 233, 189)
@@ -84,9 +81,6 @@ def save_anatomy(path: Path | str, anatomy: Anatomy | None = None) -> Path:
     Arguments:
         path: The file to write.
         anatomy: The volumes; those that :func:`load_anatomy` finds by default.
-
-    Returns:
-        The path.
 
     Example:
         >>> import tempfile

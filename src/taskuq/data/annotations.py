@@ -77,9 +77,6 @@ class Annotations:
         Arguments:
             pathology: A name such as ``"Meniscus Tear"``.
 
-        Returns:
-            Slice numbers by volume name.
-
         Example:
             >>> row = Annotation("file1", 7, False, (1, 2, 3, 4), "Meniscus Tear")
             >>> Annotations((row,)).positive_slices("Meniscus Tear")
@@ -96,9 +93,6 @@ class Annotations:
 
         Arguments:
             pathology: A name such as ``"Meniscus Tear"``.
-
-        Returns:
-            Volume names.
         """
         return {row.file for row in self._chosen(pathology)}
 
@@ -122,9 +116,6 @@ def read_annotations(path: Path | str, *, strict: bool = False) -> Annotations:
     Arguments:
         path: A CSV with the columns file, slice, study_level, x, y, width, height, label.
         strict: Stop at the first row that cannot be read instead of listing it.
-
-    Returns:
-        The annotations.
 
     Example:
         >>> import tempfile
@@ -169,9 +160,6 @@ def read_file_list(path: Path | str) -> frozenset[str]:
 
     Arguments:
         path: A file such as knee_file_list.csv.
-
-    Returns:
-        Volume names.
 
     Example:
         >>> import tempfile

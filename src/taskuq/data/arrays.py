@@ -122,7 +122,7 @@ def _group_scales(images: NDArray[Any], groups: NDArray[np.str_]) -> NDArray[np.
 
 
 def read_npz(path: Path | str, *, group: str | None = None, normalise: bool = True) -> ArrayDataset:
-    """Read a data set from one .npz file.
+    """Read a data set from one .npz file into memory.
 
     Arguments:
         path: A file with the arrays ``images`` (case, height, width) or (case, coil, height,
@@ -130,9 +130,6 @@ def read_npz(path: Path | str, *, group: str | None = None, normalise: bool = Tr
             are left alone.
         group: ``"each"`` when each image is its own group and the file has no groups.
         normalise: Divide each group by the 99.5 % quantile of its magnitudes.
-
-    Returns:
-        The data set, in memory.
 
     Example:
         >>> import tempfile
@@ -170,9 +167,6 @@ def save_npz(dataset: Dataset, path: Path | str, indices: Sequence[int] | None =
         dataset: The data set.
         path: The file to write; it appears only when it is complete.
         indices: Which cases; all by default.
-
-    Returns:
-        The path.
 
     Example:
         >>> import tempfile

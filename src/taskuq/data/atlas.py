@@ -130,14 +130,11 @@ class Atlas:
 
 
 def draw_patients(atlas: Atlas, *, workers: int = 1) -> list[Patient]:
-    """All patients of an atlas, drawn by several processes; the result is the same for any number.
+    """All patients of an atlas in order, drawn by several processes; any number gives the same.
 
     Arguments:
         atlas: The atlas.
         workers: The number of processes.
-
-    Returns:
-        The patients, in order.
 
     Example:
         >>> atlas = Atlas(patients=2, seed=0, plan=PatientPlan(size=32, slices=2))
@@ -158,9 +155,6 @@ def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
         atlas: The atlas.
         path: The file to write; it appears only when it is complete.
         workers: The number of processes.
-
-    Returns:
-        The path.
 
     Example:
         >>> import tempfile

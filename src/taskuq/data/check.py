@@ -97,9 +97,6 @@ def check(reader: Reader, *, strict: bool = False, thorough: bool = False) -> Ch
         strict: Stop at the first file, or row of labels, that cannot be used.
         thorough: Read everything that is used, which finds files that break off.
 
-    Returns:
-        The table.
-
     Example:
         >>> import tempfile
         >>> from pathlib import Path

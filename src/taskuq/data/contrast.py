@@ -42,9 +42,6 @@ def draw_signals(contrast: Contrast, *, rng: np.random.Generator) -> Signals:
         contrast: ``"t1"`` or ``"flair"``.
         rng: Where the differences come from.
 
-    Returns:
-        The signals.
-
     Example:
         >>> draw_signals("flair", rng=rng).csf < 0.2
         True
@@ -101,9 +98,6 @@ def split_tissue(
         atrophy: What is added to the log-probability of fluid.
         sharpness: :math:`\gamma`.
 
-    Returns:
-        The fractions.
-
     Example:
         >>> half, zero = np.full((1, 1, 1), 0.5), np.zeros((1, 1, 1))
         >>> tissue = split_tissue(half, half, zero, zero, fields=(zero + 1, zero), atrophy=0.0)
@@ -130,7 +124,7 @@ def head_signal(
     fields: tuple[FloatArray, FloatArray, FloatArray],
     thickness: tuple[float, float, float],
 ) -> FloatArray:
-    """Signal of brain, fluid, skull and scalp.
+    """Signal of brain, fluid, skull and scalp, (slice, height, width); 0 in air.
 
     Arguments:
         tissue: The tissue fractions.
@@ -138,9 +132,6 @@ def head_signal(
         detail: Fine structure of the average brain, added to the signal of grey and white matter.
         fields: Three fields of unit deviation that vary the layers of the head.
         thickness: Typical thickness of fluid, bone and scalp around the brain, in millimetres.
-
-    Returns:
-        The signal (slice, height, width), 0 in air.
     """
     brain = tissue.grey * signals.grey + tissue.white * signals.white + tissue.csf * signals.csf
     brain = brain + detail * (tissue.grey + tissue.white)

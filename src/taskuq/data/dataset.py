@@ -154,7 +154,7 @@ def names_of(dataset: Dataset) -> NDArray[np.str_] | None:
 def split_by_group(
     dataset: Dataset, fractions: Sequence[float], *, rng: np.random.Generator
 ) -> tuple[Subset, ...]:
-    """Split a data set so that no group falls into two parts.
+    """Split a data set into parts that share no group; within each, cases keep their order.
 
     Neighbouring slices of a patient are near copies; a split by case would put copies of the
     training images into the test fold.
@@ -163,9 +163,6 @@ def split_by_group(
         dataset: The data set.
         fractions: The share of groups in each part; the last part takes what is left over.
         rng: Where the order of the groups comes from.
-
-    Returns:
-        One part for each fraction, the cases of each in their original order.
 
     Example:
         >>> from taskuq.data.arrays import ArrayDataset

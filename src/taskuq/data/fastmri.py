@@ -83,9 +83,6 @@ def read_labels(
         files: The list of volumes that annotators looked at; None takes all volumes.
         pathology: Which pathology is 1.
 
-    Returns:
-        The labels, or None where no annotations are given.
-
     Example:
         >>> read_labels(None, Path("knee_file_list.csv"))
         Traceback (most recent call last):
@@ -108,7 +105,7 @@ def survey(
     strict: bool = False,
     thorough: bool = False,
 ) -> list[Finding]:
-    """Look at every .h5 file of a folder: what is used, what is skipped and why.
+    """Look at every .h5 file of a folder, sorted by path: what is used, what is skipped and why.
 
     Arguments:
         folder: The folder; folders inside it are looked through too.
@@ -117,9 +114,6 @@ def survey(
         strict: Stop at the first file that cannot be used instead of listing it. A volume of
             another acquisition is no fault and is listed all the same.
         thorough: Read the k-space of every volume that is used, which finds files that break off.
-
-    Returns:
-        One finding for each file, sorted by path.
     """
     files = sorted(Path(folder).rglob("*.h5"))
     if not files:

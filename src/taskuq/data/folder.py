@@ -173,9 +173,6 @@ def center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
         height: Rows wanted.
         width: Columns wanted.
 
-    Returns:
-        The image, (height, width).
-
     Example:
         >>> center_fit(np.arange(3.0).reshape(1, 3), height=2, width=1)
         array([[0.],

@@ -20,15 +20,12 @@ def count_frames(path: Path) -> int:
 
     Arguments:
         path: A .png, .tif, .nii, .nii.gz or .dcm file, or a folder of DICOM files.
-
-    Returns:
-        The number of slices or pages.
     """
     return int(_guarded(path, lambda p: _format(p)[0](p)))
 
 
 def read_frame(path: Path, index: int) -> FloatArray:
-    """Read one frame as a magnitude image.
+    """Read one frame as a magnitude image (height, width).
 
     Slices of a NIfTI volume are taken along its last axis and turned so that the first axis runs
     from left to right. Files of a DICOM series are ordered by their instance number, and stored
@@ -37,9 +34,6 @@ def read_frame(path: Path, index: int) -> FloatArray:
     Arguments:
         path: A .png, .tif, .nii, .nii.gz or .dcm file, or a folder of DICOM files.
         index: The number of the frame, from 0.
-
-    Returns:
-        The image, (height, width).
 
     Example:
         >>> import tempfile

@@ -47,10 +47,10 @@ def draw_lesions(
     *,
     rng: np.random.Generator,
 ) -> tuple[FloatArray, FloatArray]:
-    """Lesions of one patient.
+    """How much of the full lesion signal each pixel shows, and which share of it is lesion.
 
-    A lesion is an ellipsoid with an uneven edge, centred in white matter, and cut where there is
-    no brain tissue. A mass may have a core that shows less.
+    Both are (slice, height, width). A lesion is an ellipsoid with an uneven edge, centred in white
+    matter, and cut where there is no brain tissue. A mass may have a core that shows less.
 
     Arguments:
         plan: How often and how large.
@@ -58,10 +58,6 @@ def draw_lesions(
         white: Fraction of white matter, (slice, height, width).
         tissue: Fraction of brain tissue, the same shape.
         rng: Where everything comes from.
-
-    Returns:
-        How much of the full lesion signal each pixel shows, and which share of each pixel is
-        lesion; both (slice, height, width).
 
     Example:
         >>> axes = (np.arange(3.0), np.arange(40.0), np.arange(40.0))
@@ -102,16 +98,15 @@ def draw_lesions(
 def draw_dots(
     plan: LesionPlan, axes: Axes, white: FloatArray, *, rng: np.random.Generator
 ) -> FloatArray:
-    """Dots that are not lesions: vessels and dilated spaces around them, too small to count.
+    """How much of the full lesion signal each pixel shows through dots that are not lesions.
+
+    They are vessels and dilated spaces around them, too small to count.
 
     Arguments:
         plan: How many and how large.
         axes: Coordinates of slices, rows and columns, in millimetres.
         white: Fraction of white matter, (slice, height, width).
         rng: Where everything comes from.
-
-    Returns:
-        How much of the full lesion signal each pixel shows, (slice, height, width).
 
     Example:
         >>> axes = (np.arange(3.0), np.arange(40.0), np.arange(40.0))

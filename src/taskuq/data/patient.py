@@ -79,9 +79,6 @@ def draw_patient(plan: PatientPlan, anatomy: Anatomy, *, rng: np.random.Generato
         anatomy: The average brain.
         rng: Where everything comes from.
 
-    Returns:
-        The patient.
-
     Example:
         >>> from taskuq.data.anatomy import load_anatomy
         >>> patient = draw_patient(PatientPlan(size=64, slices=2), load_anatomy(), rng=rng)

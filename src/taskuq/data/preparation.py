@@ -128,16 +128,13 @@ class VirtualCoils:
 def cropped_coils(
     volume: Volume, index: int, size: int, matrix: NDArray[np.complex64] | None = None
 ) -> Tensor:
-    """Fully sampled coil images of one slice, cut to their centre.
+    """Fully sampled coil images of one slice, cut to their centre, complex (coil, size, size).
 
     Arguments:
         volume: The volume.
         index: The slice.
         size: Rows and columns of the crop.
         matrix: Coil compression (coil, virtual coil); none keeps the receive coils.
-
-    Returns:
-        Complex images (coil, size, size).
     """
     kspace = torch.as_tensor(volume.kspace(index))
     if matrix is not None:
@@ -165,9 +162,6 @@ def prepare_volume(volume: Volume, preparation: Preparation) -> VirtualCoils:
     Arguments:
         volume: The volume.
         preparation: How.
-
-    Returns:
-        The virtual coils and the scale.
     """
     mask = torch.as_tensor(preparation.first_mask)
     matrices, magnitudes = [], []
@@ -200,9 +194,6 @@ def cached_coils(volume: Volume, preparation: Preparation, cache: Path | None) -
         volume: The volume.
         preparation: How.
         cache: The folder; None keeps nothing.
-
-    Returns:
-        The virtual coils and the scale.
     """
     if cache is None:
         return prepare_volume(volume, preparation)

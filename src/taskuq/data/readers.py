@@ -68,13 +68,10 @@ def paper_data() -> Reader:
 
 
 def read_data(config: Path | str) -> Reader:
-    """Read the table ``[data]`` of a configuration.
+    """Read the table ``[data]`` of a configuration as the reader that it names.
 
     Arguments:
         config: A TOML file, of any command.
-
-    Returns:
-        The reader that the table names.
     """
     table = read_toml(config).get("data")
     if not isinstance(table, dict):
@@ -106,13 +103,10 @@ class ReadsTargets(Protocol):
 
 
 def open_data(reader: Reader) -> tuple[Dataset, Dataset]:
-    """Open training and validation data.
+    """Open training and validation data, which share no group.
 
     Arguments:
         reader: Where they come from.
-
-    Returns:
-        Two data sets that share no group.
 
     Example:
         >>> from taskuq.data.arrays import ArrayDataset, NpzData, save_npz
@@ -139,9 +133,6 @@ def open_all(reader: Reader) -> Dataset:
     Arguments:
         reader: Where they come from.
 
-    Returns:
-        One data set.
-
     Example:
         >>> from taskuq.data.atlas import AtlasData
         >>> len(open_all(AtlasData(patients=2, slices=3)))
@@ -152,13 +143,10 @@ def open_all(reader: Reader) -> Dataset:
 
 
 def open_task_data(reader: Reader) -> Part:
-    """Open all cases with what a task network should say about them.
+    """Open all cases with what a task network should say: labels, where the reader has no others.
 
     Arguments:
         reader: Where they come from.
-
-    Returns:
-        Cases, as they are in their files, and targets: labels, where the reader has no others.
 
     Example:
         >>> import tempfile

@@ -31,9 +31,6 @@ def contact_sheet(
         columns: Pictures in a row.
         outline: Where the lesions of a case are, (height, width), to draw their outline.
 
-    Returns:
-        The path.
-
     Example:
         >>> import tempfile
         >>> from taskuq.data.arrays import ArrayDataset

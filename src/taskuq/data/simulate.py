@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def simulated_coils(dataset: Dataset, coils: int, *, seed: int) -> Changed:
-    """A data set of magnitude images, seen by simulated coils.
+    """A data set of magnitude images, seen by simulated coils: complex (coil, height, width).
 
     The cases of a group share their coils; each case has a smooth phase of its own. The RSS of the
     coil images is the magnitude image. Which coils a group gets depends on the seed and its name
@@ -27,9 +27,6 @@ def simulated_coils(dataset: Dataset, coils: int, *, seed: int) -> Changed:
         dataset: A data set of magnitude images (height, width).
         coils: The number of coils.
         seed: Where coils and phases come from.
-
-    Returns:
-        A data set of complex images (coil, height, width).
 
     Example:
         >>> from taskuq.data.arrays import ArrayDataset

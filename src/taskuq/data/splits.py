@@ -149,16 +149,13 @@ class SplitConfig:
 
 
 def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int) -> Split:
-    """Split groups at random; what is not for training or tuning is judged.
+    """Split the set of groups by a seed; what is not for training or tuning is judged.
 
     Arguments:
         groups: The group of each case, or each group once.
         train: The share of groups to train on.
         tune: The share of groups to tune on.
         seed: Where the order comes from.
-
-    Returns:
-        The split; it depends on the set of names and the seed, not on their order.
 
     Example:
         >>> split = split_groups(["a", "a", "b", "c", "d"], 0.5, 0.25, seed=0)
@@ -191,9 +188,6 @@ def folds(groups: Iterable[str], count: int, tune: float, *, seed: int) -> list[
         tune: The share of the other groups to tune on.
         seed: Where the order comes from.
 
-    Returns:
-        One split for each fold.
-
     Example:
         >>> parts = folds("abcdef", 3, 0.25, seed=0)
         >>> sorted(name for split in parts for name in split.judge)
@@ -219,9 +213,6 @@ def save_split(split: Split, path: Path | str) -> Path:
     Arguments:
         split: The split.
         path: The JSON file.
-
-    Returns:
-        The path.
 
     Example:
         >>> import tempfile
@@ -267,9 +258,6 @@ def fingerprint(split: Split) -> str:
 
     Arguments:
         split: The split.
-
-    Returns:
-        Twelve hexadecimal digits.
 
     Example:
         >>> one, same = Split(("a", "b"), ("c",), ()), Split(("b", "a"), ("c",), ())

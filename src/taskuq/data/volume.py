@@ -92,9 +92,6 @@ def open_volume(path: Path | str) -> Volume:
     Arguments:
         path: An HDF5 file with the dataset ``kspace`` (slice, coil, height, width), complex.
 
-    Returns:
-        The volume; fields the file lacks are None or empty.
-
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "file1000001.h5"
@@ -110,13 +107,10 @@ def open_volume(path: Path | str) -> Volume:
 
 
 def read_header(xml: bytes | str) -> Header:
-    """Read the fields we use from an ISMRMRD header.
+    """Read the fields we use from an ISMRMRD header; those it lacks are None.
 
     Arguments:
         xml: The header as stored in the dataset ``ismrmrd_header``.
-
-    Returns:
-        The header; fields it lacks are None.
 
     Example:
         >>> read_header("<a><encoding/></a>")

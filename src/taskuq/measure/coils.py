@@ -9,7 +9,7 @@ from taskuq.errors import InputError
 
 
 def rss(images: Tensor, axis: int = -3) -> Tensor:
-    r"""Combine coil images by the root of the sum of squares.
+    r"""Combine coil images into one real image by the root of the sum of squares.
 
     .. math:: |\hat w| = \sqrt{\textstyle\sum_{b=1}^B |x_b|^2}
 
@@ -22,9 +22,6 @@ def rss(images: Tensor, axis: int = -3) -> Tensor:
     Arguments:
         images: Real or complex coil images (..., coil, height, width).
         axis: The coil axis.
-
-    Returns:
-        A real tensor without the coil axis.
 
     Example:
         >>> import torch
@@ -41,13 +38,10 @@ def rss(images: Tensor, axis: int = -3) -> Tensor:
 
 
 def magnitude(image: Tensor) -> Tensor:
-    """The magnitude image of anything a data set gives.
+    """The magnitude image, float32 (height, width), of anything a data set gives.
 
     Arguments:
         image: Complex coil images (coil, height, width), or a magnitude image (height, width).
-
-    Returns:
-        A float32 image (height, width).
 
     Example:
         >>> magnitude(torch.tensor([3.0, 4.0j]).reshape(2, 1, 1))
@@ -57,7 +51,7 @@ def magnitude(image: Tensor) -> Tensor:
 
 
 def compression_matrix(coil_images: Tensor, coils: int) -> Tensor:
-    r"""The unitary mixing of coils that keeps the most energy in a few virtual coils.
+    r"""The orthonormal mixing (..., coil, virtual coil) that keeps the most energy in a few coils.
 
     .. math:: X = U \Sigma V^{\mathsf H}, \qquad C = V_{1:B}
 
@@ -74,9 +68,6 @@ def compression_matrix(coil_images: Tensor, coils: int) -> Tensor:
     Arguments:
         coil_images: Images or k-space, complex (..., coil, height, width).
         coils: The number of virtual coils :math:`B`.
-
-    Returns:
-        Orthonormal columns, complex (..., coil, virtual coil).
 
     Example:
         >>> x = torch.randn(15, 8, 8, dtype=torch.complex64)
@@ -101,16 +92,13 @@ def compression_matrix(coil_images: Tensor, coils: int) -> Tensor:
 
 
 def compress_coils(coil_images: Tensor, matrix: Tensor) -> Tensor:
-    r"""Mix coils into virtual coils.
+    r"""Mix coils into virtual coils, complex (..., virtual coil, height, width).
 
     .. math:: \tilde x = C^{\mathsf T} x \quad \text{over the coil axis}
 
     Arguments:
         coil_images: Images or k-space, complex (..., coil, height, width).
         matrix: :math:`C` from :func:`compression_matrix`, (..., coil, virtual coil).
-
-    Returns:
-        Complex images (..., virtual coil, height, width).
 
     Example:
         >>> x = torch.randn(15, 8, 8, dtype=torch.complex64)
@@ -124,16 +112,13 @@ def compress_coils(coil_images: Tensor, matrix: Tensor) -> Tensor:
 
 
 def to_channels(images: Tensor) -> Tensor:
-    r"""Write complex coil images as real channels, interleaved.
+    r"""Write complex coil images as real channels (..., 2 * coil, height, width), interleaved.
 
     Coil :math:`b` becomes channel :math:`2b` (real part) and channel :math:`2b + 1` (imaginary
     part).
 
     Arguments:
         images: A complex tensor (..., coil, height, width).
-
-    Returns:
-        A real tensor (..., 2 * coil, height, width).
 
     Example:
         >>> import torch
@@ -146,13 +131,10 @@ def to_channels(images: Tensor) -> Tensor:
 
 
 def to_complex(channels: Tensor) -> Tensor:
-    r"""Read complex coil images back from real channels: the inverse of :func:`to_channels`.
+    r"""Read complex images (..., coil, height, width) back: the inverse of :func:`to_channels`.
 
     Arguments:
         channels: A real tensor (..., 2 * coil, height, width).
-
-    Returns:
-        A complex tensor (..., coil, height, width).
 
     Example:
         >>> import torch

@@ -18,9 +18,6 @@ def draw_masks(masks: BoolArray, accelerations: Sequence[float], path: Path | st
         accelerations: R of each round.
         path: The picture to write, .png or .svg.
 
-    Returns:
-        The path.
-
     Example:
         >>> import tempfile
         >>> from taskuq.measure.masks import published_masks

@@ -9,7 +9,7 @@ _SPACE = (-2, -1)
 
 
 def fft2c(image: Tensor) -> Tensor:
-    r"""Take images to k-space, with the zero frequency in the middle.
+    r"""Take images to k-space of the same shape, with the zero frequency in the middle.
 
     .. math:: k = F x, \qquad F^{\mathsf H} F = I
 
@@ -17,9 +17,6 @@ def fft2c(image: Tensor) -> Tensor:
 
     Arguments:
         image: A real or complex tensor (..., height, width).
-
-    Returns:
-        The k-space, complex, the same shape.
 
     Example:
         >>> import torch
@@ -33,15 +30,12 @@ def fft2c(image: Tensor) -> Tensor:
 
 
 def ifft2c(kspace: Tensor) -> Tensor:
-    r"""Take k-space to images: the inverse, and the adjoint, of :func:`fft2c`.
+    r"""Take k-space to complex images: the inverse, and the adjoint, of :func:`fft2c`.
 
     .. math:: x = F^{\mathsf H} k
 
     Arguments:
         kspace: A complex tensor (..., height, width), the zero frequency in the middle.
-
-    Returns:
-        The images, complex, the same shape.
 
     Example:
         >>> import torch

@@ -15,7 +15,7 @@ _GOLDEN_STEP = 2 / (1 + math.sqrt(5))
 def gro_lines(
     width: int, lines: int, *, density: float = 15.0, sharpness: float = 8.0, frame: int = 0
 ) -> list[int]:
-    r"""Lines of a GRO frame as the formula gives them, possibly fewer than asked for.
+    r"""Sorted columns of a GRO frame as the formula gives them, fewer where several round to one.
 
     Equispaced positions on a compressed grid are stretched to the whole of k-space, most of all
     at its edge, which leaves the centre dense:
@@ -38,9 +38,6 @@ def gro_lines(
         density: How dense the centre is, at least 1.
         sharpness: How sharp the transition from the centre to the edge is, at least 1.
         frame: The frame; frame 0 is the one that the nested masks use.
-
-    Returns:
-        Sorted distinct columns; fewer than ``lines`` when positions round to the same column.
 
     Example:
         >>> gro_lines(320, 20)
@@ -68,7 +65,7 @@ def gro_lines(
 def gro_mask(
     width: int, lines: int, *, density: float = 15.0, sharpness: float = 8.0, frame: int = 0
 ) -> BoolArray:
-    """A GRO mask with exactly the asked number of lines, the central line among them.
+    """A GRO mask (width,) with exactly the asked number of lines, the central line among them.
 
     Where the formula misses the centre (it can for odd numbers of lines) its nearest line is
     moved there; where positions coincide, the free lines nearest to the centre are added.
@@ -79,9 +76,6 @@ def gro_mask(
         density: How dense the centre is, at least 1.
         sharpness: How sharp the transition from the centre to the edge is, at least 1.
         frame: The frame.
-
-    Returns:
-        Booleans (width,); True is measured.
 
     Example:
         >>> mask = gro_mask(128, 8)

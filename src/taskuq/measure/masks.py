@@ -50,7 +50,7 @@ def nested_masks(
     density: float | None = None,
     sharpness: float = 8.0,
 ) -> BoolArray:
-    r"""Masks for any size and any decreasing list of accelerations.
+    r"""Nested masks (round, width) for any decreasing accelerations; True is measured.
 
     The first round is a GRO mask. Each later round adds the lines of a wider centre and then
     random lines, until :math:`N / R` lines are measured:
@@ -73,10 +73,6 @@ def nested_masks(
         density: The GRO density :math:`s`; by default 15/16 of the first acceleration, the paper's
             15 at R = 16.
         sharpness: The GRO sharpness :math:`\alpha`.
-
-    Returns:
-        Booleans (round, width); True is measured, and a line measured in one round is measured in
-        all later ones.
 
     Example:
         >>> masks = nested_masks(320, (16, 8, 4, 2), rng=rng)
@@ -108,7 +104,7 @@ def nested_masks(
 
 
 def published_masks(accelerations: Sequence[float] = (16, 8, 4, 2)) -> BoolArray:
-    """The masks the paper used, 320 columns wide, at R = 16, 8, 4 and 2.
+    """The masks (round, 320) the paper used, at R = 16, 8, 4 and 2; True is measured.
 
     References:
         Wen, Ahmad, Schniter, Task-Driven Uncertainty Quantification in Inverse Problems via
@@ -116,9 +112,6 @@ def published_masks(accelerations: Sequence[float] = (16, 8, 4, 2)) -> BoolArray
 
     Arguments:
         accelerations: Which of 16, 8, 4, 2 (and 1, everything measured), in decreasing order.
-
-    Returns:
-        Booleans (round, 320); True is measured.
 
     Example:
         >>> published_masks().sum(axis=1)
@@ -183,14 +176,11 @@ def round_at(acceleration: float, accelerations: Sequence[float]) -> int:
 
 
 def center_lines(width: int, lines: int) -> BoolArray:
-    """The central columns of k-space, as a mask.
+    """The central columns of k-space, as a mask (width,).
 
     Arguments:
         width: The number of k-space columns.
         lines: How many of them, around column ``width // 2``.
-
-    Returns:
-        Booleans (width,).
 
     Example:
         >>> np.flatnonzero(center_lines(320, 9))
@@ -205,13 +195,10 @@ def center_lines(width: int, lines: int) -> BoolArray:
 
 
 def acs_width(mask: BoolArray) -> int:
-    """How many lines the fully sampled centre of a mask has: the unbroken run through the middle.
+    """The length of the unbroken run of lines through the middle of a mask, 0 where it is missing.
 
     Arguments:
         mask: Booleans (width,); True is measured.
-
-    Returns:
-        The length of the run, 0 when the central line is missing.
 
     Example:
         >>> acs_width(center_lines(320, 9))

@@ -26,7 +26,7 @@ def require_seed(noise: float, seed: int | None) -> None:
 
 
 def noise_for(image: Tensor, shape: tuple[int, ...], seed: int | None) -> Tensor:
-    """Standard normal noise that depends on a seed and on the bytes of one image.
+    """Standard normal noise, on the CPU, that depends on a seed and on the bytes of one image.
 
     Rounds of a scan share the samples they share: noise that belongs to the image, not to the
     call, stays on a line that later rounds keep. An operator called twice gives the same answer.
@@ -35,9 +35,6 @@ def noise_for(image: Tensor, shape: tuple[int, ...], seed: int | None) -> Tensor
         image: The image; its bytes tell cases apart.
         shape: The shape of the noise.
         seed: The seed.
-
-    Returns:
-        A real tensor of the given shape, on the CPU.
 
     Example:
         >>> image = torch.ones(4, 4)
@@ -52,14 +49,11 @@ def noise_for(image: Tensor, shape: tuple[int, ...], seed: int | None) -> Tensor
 
 
 def image_seed(image: Tensor, seed: int) -> int:
-    """A seed for one image: another image or another seed gives another number.
+    """A seed below 2**63 for one image: another image or another seed gives another number.
 
     Arguments:
         image: The image; its bytes tell cases apart.
         seed: The seed.
-
-    Returns:
-        A number below 2**63.
 
     Example:
         >>> image_seed(torch.ones(2), seed=0) == image_seed(torch.ones(2), seed=1)

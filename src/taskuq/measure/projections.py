@@ -12,7 +12,7 @@ from taskuq.measure.fourier import fft2c, ifft2c
 
 
 def broadcast_mask(mask: Any, like: Tensor) -> Tensor:
-    """Bring a column mask to the shape and device of images (..., height, width).
+    """Bring a column mask to the device of images (..., height, width), to broadcast with them.
 
     The last axis of a mask is the k-space column. Its other axes, if any, are the *leading* axes
     of the images, so that a batch can have one mask for each case; a mask with as many axes as
@@ -21,9 +21,6 @@ def broadcast_mask(mask: Any, like: Tensor) -> Tensor:
     Arguments:
         mask: Booleans (width,), (case, width) or as many axes as ``like``; True is measured.
         like: The images or k-space to be masked.
-
-    Returns:
-        A boolean tensor that broadcasts against ``like``.
 
     Example:
         >>> import torch
@@ -59,9 +56,6 @@ def keep_measured(images: Tensor, mask: Any) -> Tensor:
         images: Complex images (..., height, width).
         mask: Booleans (width,) or (case, width); True is measured.
 
-    Returns:
-        Complex images, the same shape.
-
     Example:
         >>> import torch
         >>> x = torch.randn(2, 8, 16, 16, dtype=torch.complex64)
@@ -73,16 +67,13 @@ def keep_measured(images: Tensor, mask: Any) -> Tensor:
 
 
 def null_space(images: Tensor, mask: Any) -> Tensor:
-    r"""Keep what the measurement cannot see.
+    r"""Keep what the measurement cannot see; with :func:`keep_measured` it sums to the images.
 
     .. math:: (I - A) x = F^{\mathsf H} (I - M) F x
 
     Arguments:
         images: Complex images (..., height, width).
         mask: Booleans (width,) or (case, width); True is measured.
-
-    Returns:
-        Complex images, the same shape; with :func:`keep_measured` they sum to ``images``.
 
     Example:
         >>> import torch
@@ -104,9 +95,6 @@ def data_consistent(images: Tensor, measured: Tensor, mask: Any) -> Tensor:
         images: A recovery :math:`x`, complex (..., height, width).
         measured: The zero-filled images :math:`y`; broadcasts against ``images``.
         mask: Booleans (width,) or (case, width); True is measured.
-
-    Returns:
-        Complex images that agree with the measurement and are otherwise the recovery.
 
     Example:
         >>> import torch

@@ -19,7 +19,7 @@ _COARSE = 20
 def coil_sensitivities(
     coils: int, height: int, width: int, *, rng: np.random.Generator, jitter: float = 0.1
 ) -> Tensor:
-    r"""Sensitivities of circular loops on a ring around the image.
+    r"""Complex sensitivities (coil, height, width) of circular loops on a ring around the image.
 
     .. math:: S_b \propto B_x - i B_y, \qquad
         B(r) = \oint \frac{d\ell \times (r - \ell)}{|r - \ell|^3}, \qquad
@@ -38,9 +38,6 @@ def coil_sensitivities(
         width: Columns of the image.
         rng: Where the positions of the loops come from.
         jitter: How far loops stray from an even ring, relative to their spacing and radius.
-
-    Returns:
-        Complex sensitivities (coil, height, width).
 
     Example:
         >>> maps = coil_sensitivities(8, 64, 64, rng=rng)
@@ -73,7 +70,7 @@ def coil_sensitivities(
 def smooth_phase(
     height: int, width: int, *, rng: np.random.Generator, strength: float = 1.0
 ) -> Tensor:
-    r"""A unit phase factor that varies smoothly across the image.
+    r"""A complex phase factor (height, width) of magnitude 1 that varies smoothly over the image.
 
     .. math:: e^{i \varphi(r)}
 
@@ -85,9 +82,6 @@ def smooth_phase(
         rng: Where the phase comes from.
         strength: Standard deviation of :math:`\varphi`, in radians.
 
-    Returns:
-        A complex tensor (height, width) of magnitude 1.
-
     Example:
         >>> smooth_phase(32, 32, rng=rng).abs().round().unique().tolist()
         [1.0]
@@ -97,7 +91,7 @@ def smooth_phase(
 
 
 def simulate_coils(image: Tensor, sensitivities: Tensor, phase: Tensor | None = None) -> Tensor:
-    r"""Turn a magnitude image into the complex images that coils would see.
+    r"""Turn a magnitude image into the complex images that coils would see; their RSS is the image.
 
     .. math:: x_b = S_b \, e^{i \varphi} \, |w|
 
@@ -105,9 +99,6 @@ def simulate_coils(image: Tensor, sensitivities: Tensor, phase: Tensor | None = 
         image: Magnitude :math:`|w|`, (..., height, width).
         sensitivities: :math:`S_b`, complex (coil, height, width).
         phase: :math:`e^{i \varphi}`, complex (height, width); none by default.
-
-    Returns:
-        Complex coil images (..., coil, height, width); their RSS is ``image``.
 
     Example:
         >>> from taskuq.measure.coils import rss

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def spline_basis(positions: ArrayLike, knots: int) -> NDArray[np.float64]:
-    r"""Values of uniform cubic B-splines at given positions.
+    r"""Values (position, knot) of uniform cubic B-splines at given positions.
 
     .. math:: B_{ij} = \beta^3(p_i - j + 1)
 
@@ -19,9 +19,6 @@ def spline_basis(positions: ArrayLike, knots: int) -> NDArray[np.float64]:
     Arguments:
         positions: Positions :math:`p`, in knot spacings from the first inner knot.
         knots: The number of splines.
-
-    Returns:
-        An array (position, knot).
 
     Example:
         >>> spline_basis([0.0, 0.5], knots=4).round(3)
@@ -36,14 +33,11 @@ def spline_basis(positions: ArrayLike, knots: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=32)
 def upsampling(coarse: int, fine: int) -> NDArray[np.float64]:
-    """The matrix that interpolates values on a coarse grid at a fine grid over the same extent.
+    """The matrix (fine, coarse) from a coarse grid to a fine one; it reproduces straight lines.
 
     Arguments:
         coarse: The number of coarse values, the first and last at the ends.
         fine: The number of fine values.
-
-    Returns:
-        An array (fine, coarse); it reproduces straight lines.
 
     Example:
         >>> (upsampling(5, 3) @ [0.0, 1.0, 2.0, 3.0, 4.0]).round(6)
@@ -73,9 +67,6 @@ def smooth_field(
         axes: For each axis its sorted coordinates, or a number n for 0, 1, ..., n - 1.
         spacing: For each axis the spacing of the lattice, in the units of its coordinates.
         rng: Where the numbers come from.
-
-    Returns:
-        The field, one axis for each entry of ``axes``.
 
     Example:
         >>> field = smooth_field((200, 200), (10, 10), rng=rng)

@@ -33,16 +33,13 @@ class Sinogram:
 
 
 def nested_views(views: int, accelerations: Sequence[float]) -> list[NDArray[np.int64]]:
-    """Sets of views, each spread evenly over the half turn and part of the next.
+    """Sorted sets of views, each spread evenly over the half turn and part of the next.
 
     Views are taken in the order of van der Corput: each new one falls into the widest gap.
 
     Arguments:
         views: The number of views of a full scan.
         accelerations: R, decreasing; round k has views / R views.
-
-    Returns:
-        The sorted view numbers of each round.
 
     Example:
         >>> [list(map(int, chosen)) for chosen in nested_views(16, (8, 4))]
@@ -61,20 +58,18 @@ def nested_views(views: int, accelerations: Sequence[float]) -> list[NDArray[np.
 
 
 def project(images: Tensor, angles: Tensor) -> Tensor:
-    r"""Line integrals of images along parallel rays.
+    r"""Line integrals (..., view, detector) of images along parallel rays.
 
     .. math:: (A x)_{\theta, s} = \sum_{u} x_u \,
         \Lambda\big(s - \langle u, (\cos\theta, \sin\theta) \rangle\big)
 
     Each pixel :math:`u` falls on the detector at its projected place and is shared between the two
-    nearest bins (:math:`\Lambda` is the hat function), so that no mass is lost.
+    nearest bins (:math:`\Lambda` is the hat function), so that no mass is lost. The
+    detector is as long as the image's diagonal.
 
     Arguments:
         images: (..., size, size).
         angles: Angles :math:`\theta`, in radians, (view,).
-
-    Returns:
-        Projections (..., view, detector); the detector is as long as the image's diagonal.
 
     Example:
         >>> image = torch.zeros(8, 8)
@@ -93,15 +88,12 @@ def project(images: Tensor, angles: Tensor) -> Tensor:
 
 
 def back_project(projections: Tensor, angles: Tensor, size: int) -> Tensor:
-    """Smear projections back over the image: the adjoint of :func:`project`.
+    """Smear projections back over images (..., size, size): the adjoint of :func:`project`.
 
     Arguments:
         projections: (..., view, detector).
         angles: In radians, (view,).
         size: Rows and columns of the image.
-
-    Returns:
-        Images (..., size, size).
 
     Example:
         >>> back_project(torch.ones(2, 13), torch.tensor([0.0, 1.0]), size=8)[4, 4].item()
@@ -116,16 +108,13 @@ def back_project(projections: Tensor, angles: Tensor, size: int) -> Tensor:
 
 
 def filtered_back_projection(sinogram: Sinogram) -> Tensor:
-    """The classical recovery: a ramp filter, then back-projection.
+    """The classical recovery (..., size, size): a ramp filter, then back-projection.
 
     References:
         Kak and Slaney, Principles of Computerized Tomographic Imaging, 1988.
 
     Arguments:
         sinogram: The measurement.
-
-    Returns:
-        Images (..., size, size).
 
     Example:
         >>> scanner = ParallelBeamCT(size=32, views=64, accelerations=(2,))

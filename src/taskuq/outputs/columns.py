@@ -24,9 +24,6 @@ def identities(column: Any, name: str, where: str, *, floats: bool = False) -> A
         where: The file it is from.
         floats: Whether integers may stand in a column of floats.
 
-    Returns:
-        One Arrow array of int64, or of strings.
-
     Example:
         >>> import pyarrow as pa
         >>> identities(pa.array(["a", None]), "case", "part-0")

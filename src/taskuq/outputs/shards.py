@@ -180,9 +180,6 @@ def finished_cases(folder: Path, header: Header, names: Sequence[str]) -> np.nda
         folder: The folder of a table.
         header: Its attributes.
         names: Identities.
-
-    Returns:
-        One boolean for each.
     """
     import pyarrow as pa
 
