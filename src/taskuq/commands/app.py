@@ -21,11 +21,11 @@ plan             | policies    | Plan when to stop scanning, with a guarantee.
 simulate         | policies    | Replay policies on a table over random splits.
 experiment       | experiments | Look at the paper's claims on stored tables.
 run              | run         | Fill a table: measure, recover and read every image.
-table            | table       | Make a table of task outputs that were made elsewhere.
+table            | run         | Make a table of task outputs that were made elsewhere.
 status           | run         | Tell how far a run is and what failed.
 masks            | masks       | Make nested sampling masks, with a picture.
 quality          | quality     | Measure the image quality of recoveries.
-report           | report      | Rebuild a run's page from its stored results; export them.
+report           | demo        | Rebuild a run's page from its stored results; export them.
 plan-size        | planning    | Say how many calibration cases are needed.
 data check       | data        | Tell what a folder holds, what would be skipped, and why.
 data prepare     | data        | Prepare fastMRI volumes: crop, compress, normalise.

@@ -57,14 +57,9 @@ def check(
     from taskuq.data.check import check as look
 
     volumes = {
-        "files": files,
-        "finding": pathology,
-        "acquisition": acquisition,
-        "minimum_coils": minimum_coils,
-        "minimum_width": minimum_width,
-        "size": size,
-        "slices": slices,
-    }
+        "files": files, "finding": pathology, "acquisition": acquisition, "size": size,
+        "slices": slices, "minimum_coils": minimum_coils, "minimum_width": minimum_width,
+    }  # fmt: skip
     reader = _reader(source, labels, group, volumes)
     _show(look(reader, strict=strict, thorough=thorough), json_file)
 

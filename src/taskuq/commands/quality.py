@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+
+from taskuq.commands.terminal import say, show
 
 TABLES = "A TOML file with the tables data and measure, and the weights varnet, flow and features."
 
@@ -27,10 +28,10 @@ def quality(
     from taskuq.runs.quality import QualityConfig, judge
     from taskuq.settings import read_settings
 
-    record = judge(read_settings(QualityConfig, config), tell=_tell)
+    record = judge(read_settings(QualityConfig, config), tell=say)
     for line in table(record):
-        _tell(line)
-    print(write_json(output, record))  # noqa: T201 - the path is the command's answer
+        say(line)
+    show(str(write_json(output, record)))
 
 
 def table(record: dict[str, Any]) -> list[str]:
@@ -58,7 +59,3 @@ def _with_error(value: dict[str, float | None], digits: int) -> str:
     mean, error = value["mean"], value["standard_error"]
     tail = "" if error is None else f" ± {error:.{digits}f}"
     return "-" if mean is None else f"{mean:.{digits}f}{tail}"
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - progress

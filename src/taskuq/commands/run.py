@@ -1,4 +1,4 @@
-"""taskuq run and taskuq status: from images to the table, and how far that is."""
+"""taskuq run, status and table: from images, or from outputs made elsewhere, to the table."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from taskuq.commands.arguments import load_table
 from taskuq.commands.terminal import hand_over, say, show
 
 
@@ -48,7 +49,7 @@ def run(
     if dry_run:
         show(foresee(opened).sentence)
         return
-    table = opened.pipeline.run(
+    filled = opened.pipeline.run(
         opened.images,
         accelerations=opened.config.measure.accelerations,
         samples=opened.config.samples,
@@ -59,7 +60,7 @@ def run(
         batch=batch,
         fresh=fresh,
     )
-    say(f"{table}" + (f", {len(table.missing)} cases missing" if table.missing else ""))
+    say(f"{filled}" + (f", {len(filled.missing)} cases missing" if filled.missing else ""))
     show(str(output))
 
 
@@ -86,3 +87,26 @@ def status(
         for case, reason in list(found["failed"].items())[:20]:
             show(f"  {case}: {reason}")
     hand_over(found, json)
+
+
+def table(
+    source: Path,
+    /,
+    *,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
+) -> None:
+    """Make a table of task outputs that were made elsewhere.
+
+    A CSV or Parquet file has one row for each case and round: case, acceleration, target, group,
+    label, and output_0, output_1 and so on; or one row for each sample, with sample and output.
+
+    Arguments:
+        source: A .csv, .parquet or .npz file.
+        output: The table to write: a folder, or an .npz file.
+        range: The task's range, low,high; outputs and targets must lie in it.
+    """
+    loaded = load_table(source, range)
+    missing = f", {len(loaded.missing)} cases lack a round" if loaded.missing else ""
+    say(f"{loaded}{missing}")
+    show(str(loaded.save(output)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,6 +9,7 @@ from typing import Annotated, Literal
 import cyclopts
 from cyclopts import Parameter
 
+from taskuq.commands.terminal import say, show
 from taskuq.training.networks import LISTED, NETWORKS
 
 WHERE = "The folder for weights, logs and the state; by default runs/ and the file's name."
@@ -17,11 +17,7 @@ Folder = Annotated[Path | None, Parameter(name=["--output", "-o"], help=WHERE)]
 
 
 def command(kind: str) -> Callable[..., None]:
-    """The command that trains networks of a kind.
-
-    Arguments:
-        kind: The kind.
-    """
+    """The command that trains networks of a kind."""
 
     def start(
         config: Path,
@@ -51,15 +47,11 @@ def command(kind: str) -> Callable[..., None]:
 
         folder = output or Path("runs") / f"{config.parent.name}-{config.stem}".lstrip("-.")
         machine = Machine(accelerator, devices, nodes, progress)
-        path = train_from(kind, config, folder, machine=machine, fresh=fresh, tell=_tell)
+        path = train_from(kind, config, folder, machine=machine, fresh=fresh, tell=say)
         if is_first_process():
-            print(path)  # noqa: T201 - the path is the command's answer
+            show(str(path))
 
     return start
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr)  # noqa: T201 - what a person wants to know, beside the answer
 
 
 # The names are those of the list of networks, which extensions may make longer.

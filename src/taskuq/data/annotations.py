@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from taskuq.errors import InputError
 
-_COLUMNS = ("file", "slice", "study_level", "x", "y", "width", "height", "label")
+_BOX = ("x", "y", "width", "height")
+_COLUMNS = ("file", "slice", "study_level", *_BOX, "label")
 
 
 @dataclass(frozen=True)
@@ -185,25 +185,15 @@ def _annotation(row: dict[str, str | None]) -> Annotation:
         raise _RowError("file or label is empty")
     if text["study_level"].lower() not in ("yes", "no"):
         raise _RowError(f"study_level is {text['study_level']!r}, not Yes or No")
-    corners: Sequence[str] = [text[name] for name in ("x", "y", "width", "height")]
     box = None
-    if any(corners):
-        x, y, width, height = (_whole(text[name], name) for name in ("x", "y", "width", "height"))
+    if any(text[name] for name in _BOX):
+        x, y, width, height = (_whole(text[name], name) for name in _BOX)
         box = (x, y, width, height)
-    return Annotation(
-        file=text["file"].removesuffix(".h5"),
-        slice_index=_slice_index(text["slice"]),
-        is_study_level=text["study_level"].lower() == "yes",
-        box=box,
-        label=text["label"],
-    )
-
-
-def _slice_index(text: str) -> int:
-    index = _whole(text, "slice")
+    index = _whole(text["slice"], "slice")
     if index < 0:
         raise _RowError(f"slice is {index}, below 0")
-    return index
+    is_study_level = text["study_level"].lower() == "yes"
+    return Annotation(text["file"].removesuffix(".h5"), index, is_study_level, box, text["label"])
 
 
 def _whole(text: str, name: str) -> int:

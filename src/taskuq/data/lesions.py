@@ -40,12 +40,7 @@ class LesionPlan:
 
 
 def draw_lesions(
-    plan: LesionPlan,
-    axes: Axes,
-    white: FloatArray,
-    tissue: FloatArray,
-    *,
-    rng: np.random.Generator,
+    plan: LesionPlan, axes: Axes, white: FloatArray, tissue: FloatArray, *, rng: np.random.Generator
 ) -> tuple[FloatArray, FloatArray]:
     """How much of the full lesion signal each pixel shows, and which share of it is lesion.
 

@@ -10,14 +10,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from taskuq.data.anatomy import Anatomy
-from taskuq.data.contrast import (
-    Contrast,
-    Signals,
-    Tissue,
-    draw_signals,
-    head_signal,
-    split_tissue,
-)
+from taskuq.data.contrast import Contrast, Signals, Tissue, draw_signals, head_signal, split_tissue
 from taskuq.data.lesions import Axes, LesionPlan, draw_dots, draw_lesions
 from taskuq.measure.smooth import smooth_field
 

@@ -18,8 +18,7 @@ from taskuq.errors import InputError
 from taskuq.files import open_npz, whole_file
 from taskuq.measure.coils import compress_coils, compression_matrix
 from taskuq.measure.fourier import fft2c, ifft2c
-from taskuq.measure.gro import gro_mask
-from taskuq.measure.masks import published_masks
+from taskuq.measure.masks import gro_mask, published_masks
 
 Slices = Literal["central-60", "central-80", "all"]
 # Change this when the same configuration would give other numbers: old caches are then left alone.

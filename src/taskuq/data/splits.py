@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -251,21 +250,6 @@ def load_split(path: Path | str) -> Split:
         return Split(*(tuple(part) for part in parts))  # type: ignore[arg-type]  # checked above
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-
-
-def fingerprint(split: Split) -> str:
-    """A short name of a split, for records: equal exactly where all three parts are equal.
-
-    Arguments:
-        split: The split.
-
-    Example:
-        >>> one, same = Split(("a", "b"), ("c",), ()), Split(("b", "a"), ("c",), ())
-        >>> fingerprint(one) == fingerprint(same)
-        True
-    """
-    text = "|".join(repr(sorted(getattr(split, part))) for part in PARTS)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _part(dataset: Dataset, names: Sequence[str]) -> Subset:

@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 
 from taskuq.errors import InputError
-from taskuq.outputs.columns import as_texts, concatenate, identities, positions, to_numpy
-from taskuq.outputs.roster import read_roster
+from taskuq.outputs.columns import (
+    as_texts,
+    concatenate,
+    identities,
+    positions,
+    read_roster,
+    to_numpy,
+)
 from taskuq.outputs.shards import (
     Header,
     numbers_of,

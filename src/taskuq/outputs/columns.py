@@ -1,18 +1,22 @@
-"""Columns of identities: from Parquet to NumPy without a Python object for every row."""
+"""Who the cases are: columns of identities, and the roster that a run is to go through."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from taskuq.errors import InputError
+from taskuq.files import whole_file
 
 # Longer ones are no names, and a million of them would fill the memory.
 LONGEST = 1000
 # Rows that become Python objects at one time.
 ROWS = 65536
+# Names with an underscore are passed over by readers that take a folder of Parquet as one table.
+ROSTER = "_cases.parquet"
 
 
 def identities(column: Any, name: str, where: str, *, floats: bool = False) -> Any:
@@ -106,3 +110,50 @@ def to_numpy(array: Any, name: str) -> np.ndarray:
     for start in range(0, len(array), ROWS):
         texts[start : start + ROWS] = array.slice(start, ROWS).to_pylist()
     return texts
+
+
+def write_roster(folder: Path, case: list[str], group: Any = None, label: Any = None) -> Path:
+    """Write who is to be run, with groups and classes where they are known.
+
+    Arguments:
+        folder: The folder of the table.
+        case: The identities, in the order of the table.
+        group: One per case.
+        label: One per case.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = write_roster(folder, ["b", "a"], group=["x", "y"])
+        >>> read_roster(folder)
+        ['b', 'a']
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {"case": pa.array(case)}
+    columns |= {
+        name: pa.array(values)
+        for name, values in (("group", group), ("label", label))
+        if values is not None
+    }
+    with whole_file(folder / ROSTER) as partial:
+        pq.write_table(pa.table(columns), partial, compression="zstd")
+    return folder / ROSTER
+
+
+def read_roster(folder: Path) -> list[str] | None:
+    """Return the identities in the order of the table, or None where there is no roster."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / ROSTER
+    if not path.exists():
+        return None
+    try:
+        cases = pq.read_table(path, columns=["case"], partitioning=None)["case"].to_pylist()
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise InputError(
+            f"{path} cannot be read ({str(error).splitlines()[0]}); start the run afresh"
+        ) from None
+    return [str(case) for case in cases]

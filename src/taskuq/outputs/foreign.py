@@ -70,15 +70,7 @@ def read_foreign(path: Path) -> TaskOutputs:
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """Rows of a file, one for each case and round, and where they belong.
-
-    Arguments:
-        path: The file.
-        rows: All of its rows.
-        where: The case of each, by its number.
-        round: The round of each.
-        first: Which row of the file each is, or begins with.
-    """
+    """Rows of a file, one for each case and round: their case, their round, their first row."""
 
     path: Path
     rows: Any

@@ -18,8 +18,7 @@ import numpy as np
 from taskuq.checks import as_range, require_finite
 from taskuq.errors import InputError, first_line
 from taskuq.files import complete, plain, range_to_json, read_json, whole_file, write_json
-from taskuq.outputs.columns import as_texts, concatenate, identities, positions
-from taskuq.outputs.roster import write_roster
+from taskuq.outputs.columns import as_texts, concatenate, identities, positions, write_roster
 from taskuq.outputs.table import TaskOutputs
 
 SCHEMA = "taskuq.outputs/1"

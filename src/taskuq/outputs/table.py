@@ -259,10 +259,7 @@ READERS: Kinds[Callable[[Path], TaskOutputs]] = Kinds(
 )
 WRITERS: Kinds[Callable[[TaskOutputs, Path], Path]] = Kinds(
     "kind of table",
-    {
-        FOLDER: "taskuq.outputs.shards:write_shards",
-        ".npz": "taskuq.outputs.npz:write_npz",
-    },
+    {FOLDER: "taskuq.outputs.shards:write_shards", ".npz": "taskuq.outputs.npz:write_npz"},
 )
 
 

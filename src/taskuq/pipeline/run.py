@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.errors import InputError
-from taskuq.outputs.roster import NAME as ROSTER
-from taskuq.outputs.roster import read_roster, write_roster
+from taskuq.outputs.columns import ROSTER, read_roster, write_roster
 from taskuq.outputs.shards import HEADER, Header, TableWriter, finished_cases, read_header
 from taskuq.outputs.table import TaskOutputs, as_accelerations
 from taskuq.pipeline.batches import Batches, batch_size
