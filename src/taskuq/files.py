@@ -270,10 +270,8 @@ def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]
         if not member.filename.endswith(".npy"):
             continue
         with archive.open(member) as file:
-            version = format.read_magic(file)
-            read = {(1, 0): format.read_array_header_1_0, (2, 0): format.read_array_header_2_0}.get(
-                version
-            )
+            known = {(1, 0): format.read_array_header_1_0, (2, 0): format.read_array_header_2_0}
+            read = known.get(format.read_magic(file))
             if read is None:
                 continue
             shape, _, dtype = read(file)
