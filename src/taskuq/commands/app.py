@@ -26,7 +26,7 @@ status           | run         | Tell how far a run is and what failed.
 masks            | masks       | Make nested sampling masks, with a picture.
 quality          | quality     | Measure the image quality of recoveries.
 report           | demo        | Rebuild a run's page from its stored results; export them.
-plan-size        | planning    | Say how many calibration cases are needed.
+plan-size        | bounds      | Say how many calibration cases are needed.
 data check       | data        | Tell what a folder holds, what would be skipped, and why.
 data prepare     | data        | Prepare fastMRI volumes: crop, compress, normalise.
 data atlas       | data        | Make slices of synthetic patients of the embedded atlas.
@@ -49,16 +49,8 @@ app = cyclopts.App(
     result_action="return_value",
 )
 # What to install for a package that a light installation does not have.
-EXTRAS = {
-    "torch": "mri",
-    "pytorch_lightning": "mri",
-    "monai": "mri",
-    "h5py": "mri",
-    "safetensors": "mri",
-    "nilearn": "demo",
-    "nibabel": "nifti",
-    "pydicom": "dicom",
-}
+EXTRAS = dict.fromkeys(("torch", "pytorch_lightning", "monai", "h5py", "safetensors"), "mri")
+EXTRAS |= {"nilearn": "demo", "nibabel": "nifti", "pydicom": "dicom"}
 
 _apps = {"": app} | {name: cyclopts.App(name=name, help=about) for name, about in FOLDERS.items()}
 for _line in COMMANDS.strip().splitlines():

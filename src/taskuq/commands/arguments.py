@@ -36,9 +36,7 @@ def counts(text: str | None, name: str) -> tuple[int, ...] | None:
     values = numbers(text, name)
     if values is None:
         return None
-    if any(v != int(v) or v < 1 for v in values if abs(v) < 1e15) or not all(
-        abs(v) < 1e15 for v in values
-    ):
+    if not all(1 <= v < 1e15 and v == int(v) for v in values):
         raise InputError(f"--{name} takes positive whole numbers, got {text!r}")
     return tuple(int(v) for v in values)
 

@@ -65,18 +65,11 @@ def evaluate(
         say(f"taskuq: {len(loaded.missing)} cases of the table are unfinished and left out")
     bins = numbers(size_bins, "size-bins")
     comparison = Comparison(
-        scores=words(score),
-        alpha=alpha,
-        accelerations=numbers(acceleration, "acceleration"),
-        samples=counts(samples, "samples"),
-        trials=None if exact else trials,
-        seed=seed,
-        unit=unit,
-        cases=share(cases),
-        delta=delta,
-        side=side,
+        scores=words(score), alpha=alpha, accelerations=numbers(acceleration, "acceleration"),
+        samples=counts(samples, "samples"), trials=None if exact else trials, seed=seed,
+        unit=unit, cases=share(cases), delta=delta, side=side,
         **({} if bins is None else {"size_bins": bins}),
-    )
+    )  # fmt: skip
     record = compare(loaded, comparison)
     _print(record, to_stderr=json == "-")
     hand_over(record.to_dict(), json)

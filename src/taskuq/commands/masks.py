@@ -10,8 +10,7 @@ from cyclopts import Parameter
 
 from taskuq.commands.terminal import say, show
 from taskuq.errors import InputError
-from taskuq.measure.drawing import draw_masks
-from taskuq.measure.masks import acs_width, nested_masks, published_masks
+from taskuq.measure.masks import acs_width, draw_masks, nested_masks, published_masks
 
 
 def masks(

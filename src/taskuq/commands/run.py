@@ -50,16 +50,10 @@ def run(
         show(foresee(opened).sentence)
         return
     filled = opened.pipeline.run(
-        opened.images,
-        accelerations=opened.config.measure.accelerations,
-        samples=opened.config.samples,
-        seed=opened.config.seed,
-        store=output,
-        configuration=opened.configuration,
-        engine=chosen,
-        batch=batch,
-        fresh=fresh,
-    )
+        opened.images, accelerations=opened.config.measure.accelerations,
+        samples=opened.config.samples, seed=opened.config.seed, store=output,
+        configuration=opened.configuration, engine=chosen, batch=batch, fresh=fresh,
+    )  # fmt: skip
     say(f"{filled}" + (f", {len(filled.missing)} cases missing" if filled.missing else ""))
     show(str(output))
 

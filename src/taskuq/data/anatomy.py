@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -102,17 +103,13 @@ def cache_folder() -> Path:
 
 @lru_cache(maxsize=2)
 def _load(given: str | None) -> Anatomy:
-    cached = cache_folder() / "atlas-base-1.npz"
-    if given is not None:
-        return _read(Path(given))
-    if cached.exists():
-        return _read(cached)
+    path = cache_folder() / "atlas-base-1.npz" if given is None else Path(given)
+    if given is not None or path.exists():
+        return _read(path)
     anatomy = _build()
-    try:
-        save_anatomy(cached, anatomy)
-    except OSError:
-        # A cache saves two seconds; a home that cannot be written is no reason to stop.
-        return anatomy
+    # A cache saves two seconds; a home that cannot be written is no reason to stop.
+    with suppress(OSError):
+        save_anatomy(path, anatomy)
     return anatomy
 
 

@@ -299,13 +299,9 @@ class FastMRIData(Reader):
 
     def _preparation(self, slices: Slices) -> Preparation:
         return Preparation(
-            acquisition=self.acquisition,
-            minimum_coils=self.minimum_coils,
-            minimum_width=self.minimum_width,
-            size=self.size,
-            coils=self.coils,
-            slices=slices,
-        )
+            acquisition=self.acquisition, minimum_coils=self.minimum_coils, size=self.size,
+            minimum_width=self.minimum_width, coils=self.coils, slices=slices,
+        )  # fmt: skip
 
     def _volumes(self, folder: Path, slices: Slices) -> FastMRI:
         return FastMRI(folder, self._preparation(slices), self._labels, cache=self.cache)
@@ -346,6 +342,4 @@ def _finding(
     return Finding(file, volume, "", len(slices), positives)
 
 
-@lru_cache(maxsize=2048)
-def _coils(volume: Volume, preparation: Preparation, cache: Path | None) -> VirtualCoils:
-    return cached_coils(volume, preparation, cache)
+_coils = lru_cache(maxsize=2048)(cached_coils)

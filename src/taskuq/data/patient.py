@@ -117,10 +117,7 @@ def _healthy_head(
 
     values = anatomy.sample(_deformed_points(axes, rng))
     tissue = split_tissue(
-        values["grey"],
-        values["white"],
-        values["depth"],
-        values["outer"],
+        *(values[name] for name in ("grey", "white", "depth", "outer")),
         fields=(draw(7), draw(7)),
         atrophy=rng.normal(-0.1, 0.3),
     )
@@ -159,9 +156,8 @@ def _deformed_points(axes: Axes, rng: np.random.Generator) -> NDArray[np.float32
     matrix = turn / scale
     points = np.tensordot(matrix, points - shift[:, None, None, None], axes=1)
     for spacing, size in ((90.0, 4.5), (32.0, 1.3)):
-        points = points + size * np.stack(
-            [smooth_field(axes, (spacing,) * 3, rng=rng) for _ in range(3)]
-        )
+        bends = [smooth_field(axes, (spacing,) * 3, rng=rng) for _ in range(3)]
+        points = points + size * np.stack(bends)
     return np.asarray(points + _CENTER[:, None, None, None], dtype=np.float32)
 
 

@@ -200,9 +200,7 @@ def folds(groups: Iterable[str], count: int, tune: float, *, seed: int) -> list[
         others = [str(name) for name in names if name not in set(judged)]
         rest = split_groups(others, 1 - tune, tune, seed=seed + k + 1)
         # Shares are rounded down; nobody is left out.
-        splits.append(
-            Split(rest.train + rest.judge, rest.tune, tuple(str(name) for name in judged))
-        )
+        splits.append(Split(rest.train + rest.judge, rest.tune, tuple(map(str, judged))))
     return splits
 
 

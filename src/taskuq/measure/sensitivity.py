@@ -54,12 +54,8 @@ def coil_sensitivities(
     distance = 1.6 * (1 + 0.3 * jitter * rng.normal(size=coils))
     radius = 0.6 * (1 + jitter * rng.normal(size=coils)).clip(0.5)
     phase = np.exp(1j * rng.uniform(0, 2 * np.pi, size=coils))
-    field = np.stack(
-        [
-            p * _loop_field(a, d, r, _COARSE)
-            for a, d, r, p in zip(angle, distance, radius, phase, strict=True)
-        ]
-    )
+    loops = zip(angle, distance, radius, phase, strict=True)
+    field = np.stack([p * _loop_field(a, d, r, _COARSE) for a, d, r, p in loops])
     # The field varies over centimetres; a coarse grid and cubic splines carry it exactly enough.
     rows, columns = upsampling(_COARSE, height), upsampling(_COARSE, width)
     fine = rows @ field @ columns.T

@@ -57,15 +57,10 @@ def read_foreign(path: Path) -> TaskOutputs:
     table[placed.round, placed.where] = outputs
     texts = to_numpy(names, "case")
     return TaskOutputs(
-        table[:, complete],
-        placed.targets(complete),
-        rates,
-        case=texts[complete],
-        group=placed.extra("group", complete),
-        label=placed.extra("label", complete),
-        provenance={"source": path.name},
-        missing=[str(name) for name in texts[~complete]],
-    )
+        table[:, complete], placed.targets(complete), rates, case=texts[complete],
+        group=placed.extra("group", complete), label=placed.extra("label", complete),
+        provenance={"source": path.name}, missing=[str(name) for name in texts[~complete]],
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,14 +46,8 @@ def read_npz(path: Path) -> TaskOutputs:
         attributes = json.loads(text)
     if not isinstance(attributes, dict):
         raise InputError(f"{path} has attributes that are not a table's; write it again")
-    range_ = attributes.get("task_range")
     return TaskOutputs(
-        arrays.pop("outputs"),
-        arrays.pop("targets", None),
-        arrays.pop("accelerations", None),
-        **arrays,
-        task_names=attributes.get("task_names"),
-        task_range=range_,
-        provenance=attributes.get("provenance"),
-        missing=attributes.get("missing", ()),
-    )
+        arrays.pop("outputs"), arrays.pop("targets", None), arrays.pop("accelerations", None),
+        **arrays, task_names=attributes.get("task_names"), task_range=attributes.get("task_range"),
+        provenance=attributes.get("provenance"), missing=attributes.get("missing", ()),
+    )  # fmt: skip

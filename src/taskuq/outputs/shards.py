@@ -319,15 +319,9 @@ def write_shards(table: TaskOutputs, folder: Path) -> Path:
         # The roster remembers who is missing; it knows cases by their names.
         case = case.astype(str)
         write_roster(folder, [*case, *table.missing])
+    known = {"group": table.group, "label": table.label}
     for k, R in enumerate(table.accelerations):
-        writer.write(
-            case,
-            float(R),
-            table.outputs[k],
-            table.targets_at(k),
-            group=table.group,
-            label=table.label,
-        )
+        writer.write(case, float(R), table.outputs[k], table.targets_at(k), **known)
     return folder
 
 
