@@ -12,7 +12,6 @@ from taskuq.report.figure import Figure
 from taskuq.report.networks import roc, task_figures
 from taskuq.report.records import experiment_record
 
-NAME = "classifier-quality"
 CLAIM = (
     "The classifier suffices as a task: relatively high recall, low precision, AUROC 0.922 on the "
     "paper's validation images."
@@ -45,7 +44,7 @@ def classifier_quality(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any
         figures += task_figures(dict(inputs.task))
     first = dict(zip(("part", "cases", "positive", *MEASURES), rows[0], strict=True))
     return experiment_record(
-        NAME,
+        "classifier-quality",
         "The task network as a classifier",
         CLAIM,
         f"Measured: on {first['cases']} {first['part']} ({first['positive']} with the finding) "

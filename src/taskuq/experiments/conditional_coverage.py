@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from taskuq.calibration.units import Unit
@@ -12,7 +13,6 @@ from taskuq.experiments.judging import judge_scores, point_source
 from taskuq.experiments.wording import Account, shortage, title
 from taskuq.report.evaluations import coverage_within
 
-NAME = "conditional-coverage"
 CLAIM = (
     "Coverage within each class is close to 1 - alpha for every score, with AR the furthest below "
     "it; coverage by interval width is much more even with LWR than with CQR."
@@ -43,15 +43,14 @@ def conditional_coverage(inputs: Inputs, settings: ClaimSettings) -> dict[str, A
         ['class-coverage-by-case', 'width-coverage-by-case']
     """
     R = nearest_acceleration(inputs.table, settings.coverage_acceleration)
-    account = Account(NAME, "Coverage within classes and widths", CLAIM)
+    account = Account("conditional-coverage", "Coverage within classes and widths", CLAIM)
     for unit in units(inputs):
         found = judge_scores(inputs, settings, unit, accelerations=[R])
         for strata, (name, label) in STRATA.items():
             if any(_strata(r, strata) for r in found):
                 account.figures.append(
-                    coverage_within(
-                        [r.to_dict() for r in found],
-                        strata,
+                    replace(
+                        coverage_within([r.to_dict() for r in found], strata),
                         name=f"{name}-coverage-by-{unit.counted}",
                         caption=f"Coverage within each {label} at R = {R:g}, splits by "
                         f"{unit.counted}; measured, not guaranteed. What is always empty is left "

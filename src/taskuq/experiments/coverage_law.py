@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from taskuq.calibration.law import CoverageLaw
@@ -18,7 +19,6 @@ from taskuq.report.evaluations import coverage_histogram
 from taskuq.report.figure import Figure
 from taskuq.report.records import experiment_record
 
-NAME = "coverage-law"
 CLAIM = (
     "Over random splits the coverage of the test fold follows its theoretical law, and its mean is "
     "very close to 1 - alpha, for every score."
@@ -51,11 +51,13 @@ def coverage_law(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         unit: judge_scores(inputs, settings, unit, accelerations=[R]) for unit in units(inputs)
     }
     by_case, *by_group = by_unit.values()
-    law = _law(by_case[0])
+    first = by_case[0]
+    rank = coverage_rank(first.n_calibration, first.alpha)
+    law = CoverageLaw(first.n_calibration, rank, first.n_test)
     sentence, held = _finding(by_case, law)
     sentence += "".join(map(_by_group, by_group))
     return experiment_record(
-        NAME,
+        "coverage-law",
         "Empirical coverage and its exact law",
         CLAIM,
         f"{verdict(held)}: {sentence} {HONESTLY} AR takes {point_source(inputs)}.",
@@ -66,17 +68,12 @@ def coverage_law(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
     )
 
 
-def _law(result: Evaluation) -> CoverageLaw:
-    rank = coverage_rank(result.n_calibration, result.alpha)
-    return CoverageLaw(result.n_calibration, rank, result.n_test)
-
-
 def _histogram(result: Evaluation, R: float) -> Figure:
     histogram = result.histogram
     assert histogram is not None
     at = "" if math.isnan(R) else f" at R = {R:g}"
-    return coverage_histogram(
-        result.to_dict(),
+    return replace(
+        coverage_histogram(result.to_dict()),
         name=f"coverage-{result.score}",
         caption=f"Coverage of {title(result.score)}{at} in {result.trials} random splits, mean "
         f"{result.coverage.mean:.4f}, against its exact law (goodness of fit "

@@ -10,7 +10,6 @@ from taskuq.evaluation.splits import fold_sizes
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, Members, units
 from taskuq.report.records import experiment_record
 
-NAME = "data-splits"
 CLAIM = (
     "70 % of the judged images calibrate and 30 % test, drawn at random by image: 1531 and 657 of "
     "the paper's 2188."
@@ -57,7 +56,7 @@ def data_splits(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
             f"calibrate and {rest} test"
         )
     return experiment_record(
-        NAME,
+        "data-splits",
         "Data splits",
         CLAIM,
         f"Counted: {sentence}.",

@@ -11,7 +11,6 @@ from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, units
 from taskuq.experiments.judging import judge_scores, length_figure, point_source
 from taskuq.experiments.wording import Account, falls, listing, shortage, title
 
-NAME = "interval-length"
 CLAIM = (
     "Intervals get shorter as more is measured, and LWR and CQR on posterior samples give shorter "
     "intervals than AR on a point estimate at every acceleration."
@@ -36,7 +35,7 @@ def interval_length(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         >>> record["finding"][:5], [t["name"] for t in record["tables"]]
         ('Held:', ['by-case', 'by-group'])
     """
-    account = Account(NAME, "Interval length against acceleration", CLAIM)
+    account = Account("interval-length", "Interval length against acceleration", CLAIM)
     for unit in units(inputs):
         found = judge_scores(inputs, settings, unit, exact=True)
         caption = (

@@ -30,7 +30,9 @@ def judge_scores(
     exact: bool = False,
     clip: bool = True,
 ) -> list[Evaluation]:
-    """Judge the paper's scores and ours on the same splits.
+    """Return evaluations of the paper's scores and ours on the same splits.
+
+    There is one for each acceleration, score and number of samples, in this order.
 
     Arguments:
         inputs: The tables.
@@ -40,9 +42,6 @@ def judge_scores(
         samples: Numbers of posterior samples; all of the table's where None.
         exact: Whether to take all splits by case at once.
         clip: Whether intervals are cut to the task's range.
-
-    Returns:
-        One evaluation for each acceleration, score and number of samples, in this order.
 
     Example:
         >>> from taskuq.calibration.units import NewCase
@@ -87,17 +86,9 @@ def length_figure(
     unit: Unit,
     caption: str,
 ) -> Figure:
-    """Describe mean interval lengths, as the paper calls the widths of intervals.
-
-    Arguments:
-        found: Evaluations.
-        along: What the horizontal axis is.
-        unit: What was split.
-        caption: What it shows, as a sentence.
-    """
-    return width_against(
-        [r.to_dict() for r in found],
-        along,
+    """Return mean interval lengths, as the paper calls the widths of intervals."""
+    return replace(
+        width_against([r.to_dict() for r in found], along),
         name=f"length-against-{along}-by-{unit.counted}",
         caption=caption,
         y_label="mean interval length",

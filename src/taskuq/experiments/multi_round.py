@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,11 @@ from taskuq.decide.simulation import Simulation, simulate
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, learns, units
 from taskuq.experiments.judging import point_source
 from taskuq.experiments.wording import Account, listing
+from taskuq.outputs import TaskOutputs
 from taskuq.report.figure import Figure, series_of
 from taskuq.report.records import policy_name
 from taskuq.report.simulations import acceleration_against_width, accepted
 
-NAME = "multi-round"
 CLAIM = (
     "Scanning until the interval is narrow enough gives LWR and CQR a higher average acceleration "
     "than AR. We add: fixed-width stopping accelerates more than the better of the paper's two, "
@@ -57,12 +58,12 @@ def multi_round(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         >>> [row[2] for row in record["tables"][0]["rows"]][:4]
         ['paper ar', 'paper lwr', 'paper cqr', 'fixed-width spread']
     """
-    account = Account(NAME, "Multi-round scans", CLAIM)
+    account = Account("multi-round", "Multi-round scans", CLAIM)
     for unit in units(inputs):
         found = {goal: _replay(inputs, settings, goal, unit) for goal in settings.goals}
         account.figures.append(_overview(found, unit))
         if not unit.is_group:
-            account.figures += [_accepted(results, goal) for goal, results in found.items()]
+            account.figures += [_accepted(rules, *goal) for goal, rules in found.items()]
         account.tables += [_table(found, unit), _stops(found, unit)]
         account.find(unit, *_finding(found, unit))
     account.figures.append(trade_off(inputs, settings))
@@ -86,15 +87,18 @@ def _replay(inputs: Inputs, settings: ClaimSettings, goal: Pair, unit: Unit) -> 
         PolicyPlan("adaptive", alpha, target, score="mlwr"),
         PolicyPlan("anytime", alpha, target, score="mlwr"),
     ]
-
-    def run(table: Any, chosen: Sequence[PolicyPlan]) -> list[Simulation]:
-        # The same splits for every policy and goal.
-        rng = np.random.default_rng(settings.seed)
-        return simulate(table, chosen, trials=settings.replays, rng=rng, unit=unit.name)
-
     residual = PolicyPlan("paper", alpha, target, score="ar")
-    results = [*run(inputs.point or inputs.table, [residual]), *run(inputs.table, plans)]
+    results = _simulated(inputs.point or inputs.table, [residual], settings, unit.name)
+    results += _simulated(inputs.table, plans, settings, unit.name)
     return {policy_name(r.to_dict()): r for r in results}
+
+
+def _simulated(
+    table: TaskOutputs, plans: Sequence[PolicyPlan], settings: ClaimSettings, unit: Any
+) -> list[Simulation]:
+    # The same splits for every policy and goal.
+    rng = np.random.default_rng(settings.seed)
+    return simulate(table, plans, trials=settings.replays, rng=rng, unit=unit)
 
 
 def _better(rules: Rules) -> float:
@@ -134,17 +138,16 @@ def _stops(found: Found, unit: Unit) -> dict[str, Any]:
         "R = 1 is a full scan.",
         "columns": ["alpha", "max width", "policy", *(f"R = {R:g}" for R in rates)],
         "rows": [
-            [alpha, width, name, *_shares(r, rates)]
+            # Point estimates may lack a round.
+            [alpha, width, name, *map(_shares(r).get, rates)]
             for (alpha, width), rules in found.items()
             for name, r in rules.items()
         ],
     }
 
 
-def _shares(result: Simulation, rates: Sequence[float]) -> list[float | None]:
-    # Point estimates may lack a round.
-    stopped = {s.acceleration: max(0.0, s.fraction) for s in result.stops}
-    return [stopped.get(R) for R in rates]
+def _shares(result: Simulation) -> dict[float, float]:
+    return {s.acceleration: max(0.0, s.fraction) for s in result.stops}
 
 
 def _overview(found: Found, unit: Unit) -> Figure:
@@ -164,24 +167,17 @@ def _overview(found: Found, unit: Unit) -> Figure:
     )
 
 
-def _accepted(rules: Rules, goal: Pair) -> Figure:
-    return accepted(
-        {name: r.to_dict()["stops"] for name, r in rules.items()},
-        name=f"accepted-alpha-{goal[0]:g}-width-{goal[1]:g}",
+def _accepted(rules: Rules, alpha: float, width: float) -> Figure:
+    return replace(
+        accepted({name: r.to_dict()["stops"] for name, r in rules.items()}),
+        name=f"accepted-alpha-{alpha:g}-width-{width:g}",
         caption=f"Fraction of slices accepted after each acceleration, splits by case, error rate "
-        f"{goal[0]:g}, width below {goal[1]:g}; R = 1 is a full scan.",
+        f"{alpha:g}, width below {width:g}; R = 1 is a full scan.",
     )
 
 
 def trade_off(inputs: Inputs, settings: ClaimSettings) -> Figure:
-    """Replay stopping rules at several widths, by case.
-
-    Arguments:
-        inputs: A table of posterior samples with several rounds.
-        settings: Widths, error rate, trials and seed.
-
-    Returns:
-        One line for each rule, one point for each width to stop at.
+    """Return a line for each stopping rule, replayed by case, a point for each width to stop at.
 
     Example:
         >>> from taskuq.experiments.inputs import synthetic_inputs
@@ -199,19 +195,13 @@ def trade_off(inputs: Inputs, settings: ClaimSettings) -> Figure:
             "fixed-width, half budget": PolicyPlan("fixed-width", settings.alpha, goal, budget=0.5),
             "fixed-width": PolicyPlan("fixed-width", settings.alpha, goal),
         }
-        found = simulate(
-            inputs.table,
-            list(plans.values()),
-            trials=settings.replays,
-            rng=np.random.default_rng(settings.seed),
-            unit="case",
-        )
+        found = _simulated(inputs.table, list(plans.values()), settings, "case")
         points += [
             (name, result.width, result.mean_acceleration)
             for name, result in zip(plans, found, strict=True)
         ]
-    return acceleration_against_width(
-        points,
+    return replace(
+        acceleration_against_width(points, "line"),
         caption="Average acceleration against the mean width of early reports, splits by case, one "
         f"point for each width to stop at ({', '.join(f'{w:g}' for w in settings.widths)}), error "
         f"rate {settings.alpha:g}: up and to the left is better. Those named paper have no "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from taskuq.report.figure import Figure
 from taskuq.report.records import experiment_record
 from taskuq.report.simulations import accepted
 
-NAME = "paper-protocol"
 CLAIM = (
     "With a few whole volumes to test on and all slices of the others to calibrate, LWR and CQR "
     "reach a higher average acceleration than AR, coverage stays close to 1 - alpha, and the "
@@ -80,7 +79,7 @@ def paper_protocol(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
             for is_test in tests
         ]
     return experiment_record(
-        NAME,
+        "paper-protocol",
         "The paper's multi-round protocol",
         CLAIM,
         _finding(found, alpha, count, len(groups), inputs),
@@ -188,16 +187,15 @@ def _table(found: Found, alpha: float, width: float, count: int, groups: int) ->
 
 def _accepted(found: Found, table: TaskOutputs, alpha: float, width: float) -> Figure:
     rates = (*table.accelerations, 1.0)
-    shares = {
-        name: np.mean([one.stopped for one in drawn], axis=0) for name, drawn in found.items()
+    stops = {
+        name: [
+            {"acceleration": R, "fraction": float(v)}
+            for R, v in zip(rates, np.mean([one.stopped for one in drawn], axis=0), strict=True)
+        ]
+        for name, drawn in found.items()
     }
-    return accepted(
-        {
-            name: [
-                {"acceleration": R, "fraction": float(v)} for R, v in zip(rates, of, strict=True)
-            ]
-            for name, of in shares.items()
-        },
+    return replace(
+        accepted(stops),
         name="accepted",
         caption=f"Fraction of slices accepted after each acceleration, error rate {alpha:g}, width "
         f"below {width:g}; R = 1 is a full scan.",

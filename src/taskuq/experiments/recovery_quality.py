@@ -11,7 +11,6 @@ from taskuq.experiments.wording import falls, listing, verdict
 from taskuq.report.networks import against_acceleration, quality_figures
 from taskuq.report.records import experiment_record
 
-NAME = "recovery-quality"
 CLAIM = (
     "Recoveries get worse as R grows; the variational network is slightly better than the flow's "
     "posterior mean in PSNR and SSIM, the flow is better in FID."
@@ -53,7 +52,7 @@ def recovery_quality(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
     ]
     sentence, held = _finding(rows)
     return experiment_record(
-        NAME,
+        "recovery-quality",
         "Image quality of recoveries",
         CLAIM,
         f"{verdict(held)}: {sentence}",

@@ -13,7 +13,6 @@ from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, nearest
 from taskuq.experiments.judging import judge_scores, length_figure
 from taskuq.experiments.wording import Account, listing, shortage, title
 
-NAME = "sample-count"
 CLAIM = (
     "Intervals get shorter as posterior samples are added, and LWR is much more sensitive to few "
     "samples than CQR. We add: LWR suffers from few samples, CQR does not, nor does MLWR."
@@ -44,7 +43,9 @@ def sample_count(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
     # Scores that look at samples; AR's estimate is another one, and learning takes all samples.
     chosen = replace(settings, scores=("lwr", "cqr"), ours=("mlwr",))
     at = "" if math.isnan(R) else f" at R = {R:g}"
-    account = Account(NAME, "Interval length against the number of posterior samples", CLAIM)
+    account = Account(
+        "sample-count", "Interval length against the number of posterior samples", CLAIM
+    )
     for unit in units(inputs):
         cut, whole = (
             judge_scores(

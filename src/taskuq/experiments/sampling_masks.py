@@ -14,7 +14,6 @@ from taskuq.measure.masks import acs_width, center_lines, nested_masks, publishe
 from taskuq.report.networks import masks_figure
 from taskuq.report.records import experiment_record
 
-NAME = "masks"
 CLAIM = (
     "The masks are nested: each contains all lines of the masks at higher acceleration. Each "
     "measures one line in R, and the fully sampled centre widens from round to round (9, 16, 24 "
@@ -47,7 +46,8 @@ def sampling_masks(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         }
     sentences, held = [], []
     for name, (masks, rates) in sets.items():
-        nested, width = _is_nested(masks), masks.shape[1]
+        nested = all(bool((a <= b).all()) for a, b in pairwise(masks))
+        width = masks.shape[1]
         right = [m.sum() == round(width / R) for m, R in zip(masks, rates, strict=True)]
         centers = [acs_width(m) for m in masks]
         held += [nested, all(right), all(b >= a for a, b in pairwise(centers))]
@@ -62,7 +62,7 @@ def sampling_masks(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         )
     first, rates = next(iter(sets.values()))
     return experiment_record(
-        NAME,
+        "masks",
         "Sampling masks",
         CLAIM,
         f"{verdict(held)}: {'; '.join(sentences)}.",
@@ -78,10 +78,6 @@ _CALLED = {
     "published": "the published masks",
     "rule": "masks made by the rule of the text",
 }
-
-
-def _is_nested(masks: BoolArray) -> bool:
-    return all(bool((a <= b).all()) for a, b in pairwise(masks))
 
 
 def _table(name: str, masks: BoolArray, rates: Any) -> dict[str, Any]:

@@ -59,34 +59,27 @@ class CaseReport:
 
 
 def interval_table(reports: Sequence[CaseReport]) -> Table:
-    """Return the interval of each case, one row each.
-
-    Arguments:
-        reports: What the policy and the bounds say about each case.
-    """
+    """Return what the policy and the bounds say about each case, one row each."""
     rows = tuple(tuple(getattr(report, name) for name in COLUMNS) for report in reports)
     return Table("intervals", "The interval of each case.", COLUMNS, rows)
 
 
-def patient_table(table: TaskOutputs, reports: Sequence[CaseReport]) -> Table | None:
-    """Return one row for each group of a table, or None where it has no groups.
-
-    Arguments:
-        table: The run's table.
-        reports: What the policy and the bounds say about its cases.
-    """
-    if table.group is None:
+def patient_table(table: TaskOutputs | None, reports: Sequence[CaseReport]) -> Table | None:
+    """Return one row for each group of a table, or None where there are no groups."""
+    if table is None or table.group is None:
         return None
     groups = [str(g) for g in dict.fromkeys(table.group.tolist())]
     counts = Counter(str(g) for g in table.group.tolist())
     sources = list(dict.fromkeys((r.source, r.acceleration) for r in reports if not r.is_stopped))
     stopped = [r for r in reports if r.is_stopped]
-    columns = ["group", "cases"]
-    labels = _labels(table)
-    columns += [f"label {name}" for name in labels]
+    labels = [] if table.label is None else sorted({str(v) for v in table.label.tolist()})
+    labels = labels if len(labels) <= 4 else []
+    columns = ["group", "cases", *(f"label {name}" for name in labels)]
     if stopped:
         columns += ["stopped early", "average R", "mean width", "missed"]
-    columns += [f"missed by {source}{_at(R)}" for source, R in sources]
+    columns += [
+        f"missed by {source}" + ("" if R is None else f", R = {R:g}") for source, R in sources
+    ]
     by_group: dict[str, list[CaseReport]] = {g: [] for g in groups}
     for report in reports:
         by_group[report.group].append(report)
@@ -99,10 +92,8 @@ def patient_table(table: TaskOutputs, reports: Sequence[CaseReport]) -> Table | 
             row += [kinds[name] for name in labels]
         if stopped:
             row += _stopping([r for r in by_group[g] if r.is_stopped])
-        for source, R in sources:
-            mine = [r for r in by_group[g] if not r.is_stopped]
-            here = [r for r in mine if (r.source, r.acceleration) == (source, R)]
-            row.append(_missed(here))
+        mine = [r for r in by_group[g] if not r.is_stopped]
+        row += [_missed([r for r in mine if (r.source, r.acceleration) == at]) for at in sources]
         rows.append(tuple(row))
     caption = f"The {len(groups)} groups of the table, one row each."
     if stopped:
@@ -112,11 +103,6 @@ def patient_table(table: TaskOutputs, reports: Sequence[CaseReport]) -> Table | 
             "prove."
         )
     return Table("patients", caption, tuple(columns), tuple(rows))
-
-
-def _labels(table: TaskOutputs) -> list[str]:
-    found = [] if table.label is None else sorted({str(v) for v in table.label.tolist()})
-    return found if len(found) <= 4 else []
 
 
 def _stopping(reports: list[CaseReport]) -> list[object]:
@@ -133,7 +119,3 @@ def _stopping(reports: list[CaseReport]) -> list[object]:
 def _missed(reports: list[CaseReport]) -> int | None:
     known = [r.covered for r in reports if r.covered is not None]
     return sum(not covered for covered in known) if known or not reports else None
-
-
-def _at(acceleration: float | None) -> str:
-    return "" if acceleration is None else f", R = {acceleration:g}"

@@ -18,22 +18,8 @@ WITHIN = {
 }
 
 
-def width_against(
-    rows: Sequence[Row],
-    along: Literal["acceleration", "samples"],
-    *,
-    name: str | None = None,
-    caption: str | None = None,
-    y_label: str = "mean interval width",
-) -> Figure:
-    """Describe how wide intervals are, against acceleration or the number of samples.
-
-    Arguments:
-        rows: Evaluations, as records hold them.
-        along: What the horizontal axis is.
-        name: A name for files.
-        caption: What it shows, as a sentence.
-        y_label: What the vertical axis is called.
+def width_against(rows: Sequence[Row], along: Literal["acceleration", "samples"]) -> Figure:
+    """Return how wide intervals are, against acceleration or the number of samples.
 
     Example:
         >>> rows = [{"score": "ar", "acceleration": R, "width": {"mean": 1 / R, "sd": 0.0}}
@@ -47,10 +33,10 @@ def width_against(
         else f"against the number p of posterior samples{_at(rows[0])}."
     )
     return Figure(
-        name=name or f"width-against-{along}",
-        caption=caption or f"Mean interval width {sentence}",
+        name=f"width-against-{along}",
+        caption=f"Mean interval width {sentence}",
         x_label=ALONG[along],
-        y_label=y_label,
+        y_label="mean interval width",
         x_scale="log2",
         series=series_of(
             rows,
@@ -62,20 +48,13 @@ def width_against(
     )
 
 
-def coverage_histogram(row: Row, *, name: str | None = None, caption: str | None = None) -> Figure:
-    """Describe the coverage of random splits beside its exact law.
-
-    Arguments:
-        row: An evaluation with a histogram, as records hold it.
-        name: A name for files.
-        caption: What it shows, as a sentence.
-    """
+def coverage_histogram(row: Row) -> Figure:
+    """Return the coverage of random splits beside its exact law, where a row has a histogram."""
     histogram, score = row["histogram"], row["score"]
     coverage = tuple(covered / row["n_test"] for covered in histogram["covered"])
     return Figure(
-        name=name or "-".join(filter(None, ("coverage", _where(row), score))),
-        caption=caption
-        or f"Empirical coverage of {score}{_at(row)} over {row['trials']} random splits, "
+        name="-".join(filter(None, ("coverage", _where(row), score))),
+        caption=f"Empirical coverage of {score}{_at(row)} over {row['trials']} random splits, "
         f"against its exact law (goodness-of-fit p = {number(histogram['p_value']):.2g}).",
         x_label="empirical coverage",
         y_label="splits",
@@ -86,25 +65,12 @@ def coverage_histogram(row: Row, *, name: str | None = None, caption: str | None
     )
 
 
-def coverage_within(
-    rows: Sequence[Row],
-    strata: str,
-    *,
-    name: str | None = None,
-    caption: str | None = None,
-) -> Figure:
-    """Describe coverage within classes, or within ranges of interval width.
-
-    Arguments:
-        rows: Evaluations of one acceleration, as records hold them.
-        strata: ``"class"`` or ``"size"``.
-        name: A name for files.
-        caption: What it shows, as a sentence.
-    """
+def coverage_within(rows: Sequence[Row], strata: str) -> Figure:
+    """Return coverage within classes (``"class"``) or ranges of width (``"size"``) at one R."""
     sentence, label = WITHIN[strata]
     return Figure(
-        name=name or f"{strata}-coverage-{_where(rows[0]) or 'one-round'}",
-        caption=caption or f"{sentence}; measured, not guaranteed. An empty stratum is left out.",
+        name=f"{strata}-coverage-{_where(rows[0]) or 'one-round'}",
+        caption=f"{sentence}; measured, not guaranteed. An empty stratum is left out.",
         x_label=label,
         y_label="coverage",
         x_scale="category",

@@ -76,8 +76,9 @@ class Explorer:
         return len(self.accelerations)
 
 
+NAMES = tuple(field.name for field in fields(Explorer))
 NEEDED = tuple(field.name for field in fields(Explorer) if field.default is MISSING)
-OPTIONAL = tuple(field.name for field in fields(Explorer) if field.name not in NEEDED)
+IDS = ("case", "group", "label", "calibration_group")
 
 
 def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
@@ -98,12 +99,7 @@ def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
         >>> load_explorer(path).slices
         1
     """
-    checked = check_explorer(arrays)
-    kept = {
-        name: value
-        for name in (*NEEDED, *OPTIONAL)
-        if (value := getattr(checked, name)) is not None
-    }
+    kept = {name: v for name, v in vars(check_explorer(arrays)).items() if v is not None}
     target = Path(path)
     with whole_file(target) as partial, partial.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **kept)
@@ -111,23 +107,15 @@ def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
 
 
 def load_explorer(path: str | os.PathLike[str]) -> Explorer:
-    """Read what :func:`save_explorer` wrote, or what somebody wrote with the same names.
-
-    Arguments:
-        path: The ``.npz`` file.
-    """
+    """Return what :func:`save_explorer` wrote, or what somebody wrote with the same names."""
     with open_npz(path, "pictures") as archive:
-        arrays = {name: archive[name] for name in archive if name in (*NEEDED, *OPTIONAL)}
+        arrays = {name: archive[name] for name in archive if name in NAMES}
     return check_explorer(arrays)
 
 
 def check_explorer(arrays: Mapping[str, Any]) -> Explorer:
-    """Check that arrays fit each other, and say which one does not.
-
-    Arguments:
-        arrays: The arrays of :class:`Explorer`, by name.
-    """
-    unknown = sorted(set(arrays) - {*NEEDED, *OPTIONAL})
+    """Return arrays, by name, as what they show; one that does not fit the others is refused."""
+    unknown = sorted(set(arrays) - set(NAMES))
     missing = [name for name in NEEDED if arrays.get(name) is None]
     if unknown or missing:
         what = f"does not know {unknown[0]!r}" if unknown else f"needs {', '.join(missing)}"
@@ -163,9 +151,6 @@ def check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     return Explorer(**parts)
 
 
-IDS = ("case", "group", "label", "calibration_group")
-
-
 def _require_shapes(x: Mapping[str, np.ndarray], **n: int) -> None:
     S, T, H, W = n["S"], n["T"], n["H"], n["W"]
     expected: dict[str, tuple[int, ...]] = {
@@ -191,9 +176,7 @@ def _kept(value: np.ndarray, name: str) -> np.ndarray:
     if name in ("targets", "calibration_targets", "accelerations"):
         return value.astype(float)
     if name in SEEN:
-        if value.dtype == np.float16:
-            return value
         # Pictures are shown in 256 greys; half precision is plenty where it does not overflow.
         fits = np.abs(value).max(initial=0) < float(np.finfo(np.float16).max)
-        return value.astype(np.float16 if fits else np.float32)
+        return value.astype(np.float16 if fits or value.dtype == np.float16 else np.float32)
     return value if value.dtype in (np.float32, np.float64) else value.astype(float)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,17 @@ def write_exports(contents: Contents, endings: Sequence[str] = ENDINGS) -> Path:
     ``exports/`` gets one ``.csv`` and one ``.tex`` for each table, one ``.csv`` for the numbers of
     each figure and ``results.json`` with all of it; ``figures/`` gets the drawings; and
     ``intervals.csv`` the interval of each case, where a table and a policy or bounds are stored.
-
-    Arguments:
-        contents: What was gathered from the run's folder.
-        endings: Which kinds of drawings to make: '.svg', '.png', '.pdf'.
-
-    Returns:
-        The folder of the exports.
+    Return the folder of the exports.
     """
     folder = contents.folder
     target = folder.path / "exports"
-    tables = list(_tables(contents))
+    patients = patient_table(folder.table, contents.cases)
+    found = (key_table(contents)[0], *contents.all_tables, patients)
+    tables = [table for table in found if table is not None]
     for table in tables:
         write_csv(target / f"{table.name}.csv", table)
-        _write(target / f"{table.name}.tex", latex_table(table) + "\n")
+        with whole_file(target / f"{table.name}.tex") as partial:
+            partial.write_text(latex_table(table) + "\n", encoding="utf-8")
     for figure in contents.all_figures:
         name = slug(figure.name)
         write_csv(target / f"figure-{name}.csv", figure_table(figure))
@@ -45,14 +42,6 @@ def write_exports(contents: Contents, endings: Sequence[str] = ENDINGS) -> Path:
     if contents.cases:
         write_csv(folder.path / "intervals.csv", interval_table(contents.cases))
     return target
-
-
-def _tables(contents: Contents) -> Iterator[Table]:
-    table = contents.folder.table
-    patients = None if table is None else patient_table(table, contents.cases)
-    for found in (key_table(contents)[0], *contents.all_tables, patients):
-        if found is not None:
-            yield found
 
 
 def _results(contents: Contents, tables: Sequence[Table]) -> dict[str, Any]:
@@ -67,8 +56,3 @@ def _results(contents: Contents, tables: Sequence[Table]) -> dict[str, Any]:
         "figures": [figure.to_dict() for figure in contents.all_figures],
         "notes": list(contents.notes),
     }  # fmt: skip
-
-
-def _write(path: Path, text: str) -> None:
-    with whole_file(path) as partial:
-        partial.write_text(text, encoding="utf-8")

@@ -67,6 +67,11 @@ class Figure:
         """Whether there is no number to draw."""
         return not any(is_number(y) for series in self.series for y in series.y)
 
+    @property
+    def is_strip(self) -> bool:
+        """Whether its series are rows of marks."""
+        return any(series.style == "strip" for series in self.series)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the figure's numbers as JSON can hold them; what is not a number is null."""
         return dict(plain(asdict(self)))
@@ -111,10 +116,7 @@ FIGURES: Kinds[FigureKind] = Kinds(
 
 
 def figures_of(record: Mapping[str, Any]) -> list[tuple[FigureKind, Figure]]:
-    """Return every figure that a record supports, with its kind.
-
-    Arguments:
-        record: A record with its ``schema``.
+    """Return every figure that a record with a ``schema`` supports, with its kind.
 
     Example:
         >>> split = {"schema": "taskuq.split/1", "train": ["a", "b"], "tune": ["c"], "judge": ["d"]}
@@ -152,22 +154,13 @@ def series_of(
     for row in rows:
         named.setdefault(by(row), []).append(row)
     return tuple(
-        Series(
-            name,
-            tuple(map(x, of)),
-            tuple(map(y, of)),
-            None if error is None else tuple(map(error, of)),
-            style,
-        )
+        Series(name, tuple(map(x, of)), tuple(map(y, of)), error and tuple(map(error, of)), style)
         for name, of in named.items()
     )
 
 
 def figure_from_dict(record: Any) -> Figure:
-    """Read a figure back from its description.
-
-    Arguments:
-        record: What :meth:`Figure.to_dict` returned, perhaps written by somebody else.
+    """Return the figure that :meth:`Figure.to_dict` described, perhaps written by somebody else.
 
     Example:
         >>> figure = Figure("f", "It falls.", "R", "width", (Series("ar", (16, 8), (0.2, None)),))
@@ -200,18 +193,16 @@ def is_number(value: Any) -> bool:
 
 
 def _series(record: Mapping[str, Any]) -> Series:
+    def numbers(values: Any) -> tuple[float | None, ...]:
+        return tuple(None if v is None else float(v) for v in values)
+
     x = tuple(v if isinstance(v, int | float) else str(v) for v in record["x"])
-    y = tuple(None if v is None else float(v) for v in record["y"])
-    error = record.get("error")
-    found = Series(
-        str(record["name"]),
-        x,
-        y,
-        None if error is None else tuple(None if v is None else float(v) for v in error),
-        record.get("style", "line"),
-    )
-    lengths = {len(found.x), len(found.y), *([] if found.error is None else [len(found.error)])}
-    if len(lengths) > 1 or found.style not in get_args(Style):
+    y, error = numbers(record["y"]), record.get("error")
+    reach = None if error is None else numbers(error)
+    found = Series(str(record["name"]), x, y, reach, record.get("style", "line"))
+    if {len(x), len(y)} != {len(y if reach is None else reach)} or found.style not in get_args(
+        Style
+    ):
         raise ValueError(f"series {found.name!r:.40} does not fit together")
     return found
 

@@ -17,22 +17,12 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def draw(figure: Figure, path: str | Path) -> Path:
-    """Draw a figure to a file; its ending picks SVG, PNG or PDF.
-
-    Arguments:
-        figure: The figure as data.
-        path: Where to draw it.
-    """
+    """Draw a figure to a file; its ending picks SVG, PNG or PDF."""
     return draw_all(figure, [Path(path)])[0]
 
 
 def draw_all(figure: Figure, paths: Sequence[Path]) -> list[Path]:
-    """Draw a figure once and write it to several files; their endings pick SVG, PNG or PDF.
-
-    Arguments:
-        figure: The figure as data.
-        paths: Where to write it.
-    """
+    """Draw a figure once and write it to several files; their endings pick SVG, PNG or PDF."""
     import matplotlib as mpl
 
     # A fixed identity and no date: the same numbers make the same file. Names are names, with
@@ -54,16 +44,7 @@ def draw_all(figure: Figure, paths: Sequence[Path]) -> list[Path]:
 def draw_record(
     record: Mapping[str, Any], folder: Path, endings: Sequence[str] = (".svg", ".png")
 ) -> Path:
-    """Draw every figure that a record supports into a folder.
-
-    Arguments:
-        record: A record with its ``schema``.
-        folder: Where to draw.
-        endings: Which kinds of files to write.
-
-    Returns:
-        The folder.
-    """
+    """Draw every figure that a record with a ``schema`` supports into a folder; return that."""
     for _, figure in figures_of(record):
         draw_all(figure, [folder / f"{figure.name}{ending}" for ending in endings])
     return folder
@@ -90,21 +71,16 @@ def _drawn(figure: Figure) -> Any:
     axes.grid(axis="y", color="0.9", zorder=-1)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
-    is_strip = any(series.style == "strip" for series in figure.series)
-    if is_strip:
+    if figure.is_strip:
         axes.set_ylabel("")
-    if len(figure.series) > 1 and not is_strip:
-        _legend(canvas, axes, len(figure.series))
+    elif len(figure.series) > 1:
+        # Above the axes the legend hides nothing.
+        handles, names = axes.get_legend_handles_labels()
+        columns = 3 if max(map(len, names), default=0) > 12 else min(len(figure.series), 6)
+        canvas.legend(
+            handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=8
+        )
     return canvas
-
-
-def _legend(canvas: Any, axes: Any, entries: int) -> None:
-    """Put the legend above the axes, where it hides nothing."""
-    handles, names = axes.get_legend_handles_labels()
-    columns = 3 if max(map(len, names), default=0) > 12 else min(entries, 6)
-    canvas.legend(
-        handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=8
-    )
 
 
 def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
@@ -123,14 +99,14 @@ def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
         _draw_strip(axes, figure, series, colour)
         return
     xs, ys, errors = zip(*shown, strict=True)
+    # A step keeps its categories as they are.
+    if figure.x_scale == "category" and series.style != "step":
+        categories = list(dict.fromkeys(x for s in figure.series for x in s.x))
+        xs = tuple(categories.index(x) + offset(figure, series) for x in xs)
     if series.style == "bars":
         bars = [s for s in figure.series if s.style == "bars"]
-        if figure.x_scale == "category":
-            categories = list(dict.fromkeys(x for s in figure.series for x in s.x))
-            width = 0.8 / len(bars)
-            xs = tuple(categories.index(x) + offset(figure, series) for x in xs)
-        else:
-            width = (max(xs) - min(xs)) / max(len(xs) - 1, 1)
+        width = (max(xs) - min(xs)) / max(len(xs) - 1, 1)
+        width = 0.8 / len(bars) if figure.x_scale == "category" else width
         axes.bar(
             xs, ys, width=width, color=colour, alpha=0.8, label=series.name,
             hatch=(None, "//", "..")[again % 3],
@@ -139,9 +115,6 @@ def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
     elif series.style == "step":
         axes.step(xs, ys, where="mid", color=colour, label=series.name, linewidth=1.4)
     else:
-        if figure.x_scale == "category":
-            categories = list(dict.fromkeys(x for s in figure.series for x in s.x))
-            xs = tuple(categories.index(x) + offset(figure, series) for x in xs)
         axes.errorbar(
             xs, ys, yerr=errors if series.error else None, color=colour, marker=marker,
             markersize=4, linewidth=1.4 if series.style == "line" else 0, elinewidth=1, capsize=2,

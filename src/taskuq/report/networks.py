@@ -18,11 +18,7 @@ Row = Mapping[str, Any]
 
 
 def masks_figure(masks: np.ndarray, accelerations: Any) -> Figure:
-    """Return the figure of nested sampling masks.
-
-    Arguments:
-        masks: Which k-space columns each round measures (round, width).
-        accelerations: Of the rounds.
+    """Return which columns of k-space the masks (round, width) of each round measure.
 
     Example:
         >>> figure = masks_figure(np.array([[0, 1, 0, 0], [0, 1, 1, 0]], bool), [4, 2])
@@ -52,10 +48,7 @@ def masks_figure(masks: np.ndarray, accelerations: Any) -> Figure:
 
 
 def quality_figures(record: Mapping[str, Any]) -> list[Figure]:
-    """Return the figures of image quality: PSNR and SSIM against acceleration.
-
-    Arguments:
-        record: A record ``taskuq.quality/1``.
+    """Return PSNR and SSIM against acceleration, of a record ``taskuq.quality/1``.
 
     Example:
         >>> row = {"acceleration": 8.0, "method": "flow", "psnr": {"mean": 35.1,
@@ -85,7 +78,7 @@ def against_acceleration(
     y_label: str,
     errors: str | None = None,
 ) -> Figure:
-    """Describe something about recoveries against acceleration, one line for each method.
+    """Return something about recoveries against acceleration, one line for each method.
 
     Arguments:
         values: Rows of a quality record, and the value of each.
@@ -111,10 +104,7 @@ def against_acceleration(
 
 
 def split_figure(record: Mapping[str, Any]) -> Figure:
-    """Return the figure of a split: how many groups each part has.
-
-    Arguments:
-        record: A record ``taskuq.split/1``.
+    """Return how many groups each part of a split has, of a record ``taskuq.split/1``.
 
     Example:
         >>> split_figure({"train": ["a", "b"], "tune": ["c"], "judge": ["d"]}).series[0].y
@@ -133,13 +123,9 @@ def split_figure(record: Mapping[str, Any]) -> Figure:
 
 
 def task_figures(record: Mapping[str, Any]) -> list[Figure]:
-    """Return the figures that the record of a task network supports.
+    """Return a ROC and a reliability curve for each task of a record ``taskuq.task/1``.
 
-    Arguments:
-        record: A record ``taskuq.task/1``.
-
-    Returns:
-        For each task a ROC curve and a reliability curve; regression has none.
+    Regression has none.
 
     Example:
         >>> row = {"task": "lesion", "auroc": 0.75, "cases": 4, "groups": 2,
@@ -171,7 +157,7 @@ def task_figures(record: Mapping[str, Any]) -> list[Figure]:
 def roc(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, name: str, caption: str
 ) -> Figure:
-    """Describe ROC curves beside chance.
+    """Return ROC curves beside chance.
 
     Arguments:
         curves: False and true positive rates, by what they are called.
@@ -233,15 +219,11 @@ def planner_figure(record: Mapping[str, Any]) -> Figure:
 QUALITY = FigureKind(records.QUALITY, quality_figures, IMAGES)
 TASK = FigureKind(records.TASK, task_figures, "Task network")
 SPLIT = FigureKind(
-    records.SPLIT,
-    lambda record: [split_figure(record)],
-    IMAGES,
+    records.SPLIT, lambda record: [split_figure(record)], IMAGES,
     "Who is learnt from and who is judged",
-)
+)  # fmt: skip
 MASKS = FigureKind(
-    records.MASKS,
-    lambda record: [masks_figure(record["masks"], record["accelerations"])],
-    IMAGES,
+    records.MASKS, lambda record: [masks_figure(record["masks"], record["accelerations"])], IMAGES
 )
 # A record without sizes asks a question and does not answer it for several tolerances.
 PLANNER = FigureKind(

@@ -28,23 +28,17 @@ MOST_ROWS = 400
 
 def write_page(contents: Contents) -> Path:
     """Write the page of a run, and return its path."""
-    text = render(contents)
-    target = contents.folder.path / "report.html"
-    with whole_file(target) as partial:
-        partial.write_text(text, encoding="utf-8")
-    return target
-
-
-def render(contents: Contents) -> str:
-    """Return the page of a run as HTML."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    template = environment.get_template("report.html")
-    return template.render(**_context(contents))
+    text = environment.get_template("report.html").render(**_context(contents))
+    target = contents.folder.path / "report.html"
+    with whole_file(target) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return target
 
 
 def _grid(table: Table) -> dict[str, Any]:
@@ -69,8 +63,7 @@ def _plate(figure: Figure, used: set[str], short: str) -> dict[str, Any]:
     while identity in used:
         identity += "-again"
     used.add(identity)
-    is_strip = any(s.style == "strip" for s in figure.series)
-    several = len(figure.series) > 1 and not is_strip
+    several = len(figure.series) > 1 and not figure.is_strip
     return {
         "id": identity,
         "name": figure.name,
@@ -85,14 +78,10 @@ def _plate(figure: Figure, used: set[str], short: str) -> dict[str, Any]:
 def _context(contents: Contents) -> dict[str, Any]:
     """All that the template names."""
     used: set[str] = set()
-    figures = [
-        (
-            heading,
-            contents.readings[heading],
-            [_plate(f, used, contents.titles[f.name]) for f in under],
-        )
-        for heading, under in contents.figures.items()
-    ]
+    figures = []
+    for heading, under in contents.figures.items():
+        plates = [_plate(f, used, contents.titles[f.name]) for f in under]
+        figures.append((heading, contents.readings[heading], plates))
     experiments = _experiments(contents, used)
     explorer, notes = _explorer(contents)
     sections = [("guarantee", "Guarantee"), ("run", "What was run"), ("results", "Results")]
@@ -126,12 +115,17 @@ def _said(contents: Contents) -> dict[str, Any]:
         "promises": contents.promises,
         "limits": limits(contents),
         "facts": facts(contents),
-        "networks": [_network(n) for n in run.get("networks") or () if isinstance(n, Mapping)],
+        "networks": [
+            {"name": str(n.get("name") or "without a name"),
+             "facts": [(str(k), _words(v)) for k, v in n.items() if k != "name"]}
+            for n in run.get("networks") or ()
+            if isinstance(n, Mapping)
+        ],
         "commands": [str(c) for c in run.get("commands") or ()],
         "revision": str(run["revision"]) if run.get("revision") else None,
         "folder_name": contents.folder.path.resolve().name or "RUN_DIR",
         "version": taskuq.__version__,
-    }
+    }  # fmt: skip
 
 
 def _results(contents: Contents) -> dict[str, Any]:
@@ -140,7 +134,7 @@ def _results(contents: Contents) -> dict[str, Any]:
     policies = [t for t in contents.tables if t.name in contents.simulations]
     others = [t for t in contents.tables if t.name not in contents.simulations]
     table = contents.folder.table
-    patients = None if table is None else patient_table(table, contents.cases)
+    patients = patient_table(table, contents.cases)
     return {
         "key_table": _grid(key) if key else None,
         "key_sentence": sentence,
@@ -186,13 +180,6 @@ def _experiments(contents: Contents, used: set[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _network(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "name": str(record.get("name") or "without a name"),
-        "facts": [(str(k), _words(v)) for k, v in record.items() if k != "name"],
-    }
-
-
 def _words(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{k}: {_words(v)}" for k, v in value.items())
@@ -214,10 +201,7 @@ def _explorer(contents: Contents) -> tuple[dict[str, Any] | None, list[str]]:
         )
     # Inside a script element only "<" could end it.
     text = json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return {
-        "json": Markup(text),
-        "has_point": found.point_outputs is not None,
-    }, notes
+    return {"json": Markup(text), "has_point": found.point_outputs is not None}, notes
 
 
 def _hash(script: str) -> str:

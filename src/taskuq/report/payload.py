@@ -41,22 +41,19 @@ class Pictures:
     rounds: list[list[str]]
 
 
-def explorer_payload(
-    explorer: Explorer, numbers: Mapping[str, Any], *, pictures: bool = True
-) -> dict[str, Any]:
+def explorer_payload(explorer: Explorer, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return all that the explorer needs, as values that JSON can hold.
 
     Arguments:
         explorer: The stored slices and calibration set.
         numbers: What it computes with: settings, calibration set and families of intervals.
-        pictures: Whether to embed the pictures.
     """
-    made = slice_pictures(explorer) if pictures else None
+    made = slice_pictures(explorer)
     return {
         **numbers,
-        "tiles": None if made is None else made.tiles,
-        "size": None if made is None else [made.height, made.width],
-        "shrink": 1 if made is None else made.shrink,
+        "tiles": made.tiles,
+        "size": [made.height, made.width],
+        "shrink": made.shrink,
         "slices": [
             {
                 "case": str(explorer.case[s]),
@@ -67,8 +64,8 @@ def explorer_payload(
                 "point": None
                 if explorer.point_outputs is None
                 else [float(v) for v in explorer.point_outputs[s]],
-                "truth": None if made is None else made.truth[s],
-                "rounds": None if made is None else made.rounds[s],
+                "truth": made.truth[s],
+                "rounds": made.rounds[s],
             }
             for s in range(explorer.slices)
         ],

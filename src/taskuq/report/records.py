@@ -104,9 +104,6 @@ def number(value: Any) -> float:
 def policy_name(row: Record) -> str:
     """Return what to call a policy: its kind, its score or statistic, its budget.
 
-    Arguments:
-        row: What the policy did, as a record holds it.
-
     Example:
         >>> policy_name({"policy": "paper", "score": "lwr", "statistic": None, "budget": 1.0})
         'paper lwr'
@@ -116,12 +113,7 @@ def policy_name(row: Record) -> str:
 
 
 def score_table(record: Record, name: str) -> Table:
-    """Return coverage and width of every score of an evaluation.
-
-    Arguments:
-        record: A record ``taskuq.evaluate/1``.
-        name: What to call the table.
-    """
+    """Return coverage and width of every score of an evaluation ``taskuq.evaluate/1``."""
     rows = record["results"]
     first = rows[0]
     several = len({r.get("task") for r in rows}) > 1
@@ -151,11 +143,9 @@ def score_table(record: Record, name: str) -> Table:
 
 
 def policy_table(record: Record, name: str) -> Table:
-    """Return what each policy of a simulation did.
+    """Return what each policy of a simulation ``taskuq.simulate/1`` did.
 
-    Arguments:
-        record: A record ``taskuq.simulate/1`` that also says in words ``until`` when scans go on.
-        name: What to call the table.
+    The record also says in words ``until`` when scans go on.
     """
     first = record["results"][0]
     caption = (
@@ -180,12 +170,7 @@ def policy_table(record: Record, name: str) -> Table:
 
 
 def quality_table(record: Record, name: str) -> Table:
-    """Return the image quality of recoveries.
-
-    Arguments:
-        record: A record ``taskuq.quality/1``.
-        name: What to call the table.
-    """
+    """Return the image quality of recoveries, of a record ``taskuq.quality/1``."""
     rows = tuple(
         (
             # A volume that is recovered exactly leaves its row without a mean PSNR.
@@ -204,12 +189,7 @@ def quality_table(record: Record, name: str) -> Table:
 
 
 def task_table(record: Record, name: str) -> Table:
-    """Return how good a task network is.
-
-    Arguments:
-        record: A record ``taskuq.task/1``.
-        name: What to call the table.
-    """
+    """Return how good a task network is, of a record ``taskuq.task/1``."""
     measures = ("auroc", "accuracy", "precision", "recall", "robust_accuracy", "error")
     rows = [(part, row) for part, of in record["parts"].items() for row in of]
     kept = [m for m in measures if any(row.get(m) is not None for _, row in rows)]

@@ -13,18 +13,8 @@ Stops = Sequence[Mapping[str, Any]]
 HEADING = "When scans stop"
 
 
-def accepted(
-    stops: Mapping[str, Stops],
-    *,
-    name: str = "accepted-by-acceleration",
-    caption: str = "Fraction of cases accepted after each acceleration; R = 1 is a full scan.",
-) -> Figure:
-    """Describe how many cases each stopping rule accepts in each round.
-
-    Arguments:
-        stops: The stops of each rule, by its name.
-        name: A name for files.
-        caption: What it shows, as a sentence.
+def accepted(stops: Mapping[str, Stops]) -> Figure:
+    """Return how many cases each stopping rule accepts in each round, from its stops.
 
     Example:
         >>> half = [{"acceleration": R, "fraction": 0.5} for R in (8.0, 1.0)]
@@ -32,8 +22,8 @@ def accepted(
         ('8', '1')
     """
     return Figure(
-        name=name,
-        caption=caption,
+        name="accepted-by-acceleration",
+        caption="Fraction of cases accepted after each acceleration; R = 1 is a full scan.",
         x_label="acceleration R",
         y_label="fraction of cases",
         x_scale="category",
@@ -68,22 +58,18 @@ def _coverage_at_stop(record: Mapping[str, Any]) -> Figure:
 
 
 def acceleration_against_width(
-    points: Sequence[tuple[str, float, float]],
-    *,
-    caption: str = "Average acceleration against the mean width of early reports: up and to the "
-    "left is better. Policies named paper have no guarantee.",
-    style: Style = "line",
+    points: Sequence[tuple[str, float, float]], style: Style = "points"
 ) -> Figure:
-    """Describe what narrower reports cost.
+    """Return what narrower reports cost.
 
     Arguments:
         points: The name of a rule, the mean width of its early reports, its average acceleration.
-        caption: What it shows, as a sentence.
-        style: 'line' where a rule has several points, 'points' elsewhere.
+        style: 'line' where a rule has several points.
     """
     return Figure(
         name="acceleration-against-width",
-        caption=caption,
+        caption="Average acceleration against the mean width of early reports: up and to the left "
+        "is better. Policies named paper have no guarantee.",
         x_label="mean width of early reports",
         y_label="average acceleration",
         series=series_of(points, lambda p: p[0], lambda p: p[1], lambda p: p[2], style=style),
@@ -109,8 +95,7 @@ TRADE_OFF = FigureKind(
             [
                 (policy_name(r), number(r["width"]), number(r["mean_acceleration"]))
                 for r in _most(record)
-            ],
-            style="points",
+            ]
         )
     ],
     HEADING,

@@ -26,11 +26,11 @@ def figure_svg(figure: Figure) -> Markup:
         >>> str(text[:4]), "It falls." in text
         ('<svg', True)
     """
-    if any(series.style == "strip" for series in figure.series):
+    if figure.is_strip:
         return _strips(figure)
     x = x_axis(figure, LEFT, WIDTH - RIGHT)
     y = y_axis(figure, HEIGHT - BOTTOM, TOP)
-    parts = [*_grid(figure, x, y)]
+    parts = list(_grid(figure, x, y))
     for k, series in enumerate(figure.series):
         parts += _series(figure, series, k, x, y)
     for name, value in figure.reference:
@@ -128,10 +128,7 @@ def _series(figure: Figure, series: Series, k: int, x: Axis, y: Axis) -> Iterato
 
 
 def _bars(
-    figure: Figure,
-    points: list[tuple[float, float, float | None]],
-    x: Axis,
-    y: Axis,
+    figure: Figure, points: list[tuple[float, float, float | None]], x: Axis, y: Axis
 ) -> Iterator[Markup]:
     bars = [s for s in figure.series if s.style == "bars"]
     places = sorted(x.at(a) for a, _, _ in points)

@@ -65,7 +65,7 @@ def figure_table(figure: Figure) -> Table:
         >>> figure_table(figure).rows
         (('ar', 16, 0.2), ('ar', 8, 0.1))
     """
-    if any(series.style == "strip" for series in figure.series):
+    if figure.is_strip:
         marks = tuple((s.name, sum(map(bool, s.y)), len(s.y)) for s in figure.series)
         return Table(figure.name, figure.caption, ("series", "marked", "of"), marks)
     has_error = any(series.error for series in figure.series)
@@ -80,9 +80,6 @@ def figure_table(figure: Figure) -> Table:
 
 def cell(value: Any) -> str:
     """Return a value as a cell: a number with all its digits, text that cannot become a formula.
-
-    Arguments:
-        value: A number, a text, a truth value, or None for an empty cell.
 
     Example:
         >>> cell(-0.1), cell("=1+1"), cell("-5 mm"), cell(None), cell(True)
@@ -99,12 +96,7 @@ def cell(value: Any) -> str:
 
 
 def write_csv(path: Path, table: Table) -> Path:
-    """Write a table as CSV; the file begins with a mark that tells Excel it is UTF-8.
-
-    Arguments:
-        path: Where to write.
-        table: The table.
-    """
+    """Write a table as CSV; the file begins with a mark that tells Excel it is UTF-8."""
     with whole_file(path) as partial, partial.open("w", newline="", encoding="utf-8-sig") as file:
         writer = csv.writer(file)
         writer.writerow([cell(str(column)) for column in table.columns])
