@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from taskuq.calibration.family import family_of
-from taskuq.calibration.guarantee import Guarantee, guarantee_from_dict
+from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.law import CoverageLaw
 from taskuq.calibration.scores import (
     require_usable,
@@ -189,7 +189,7 @@ class Bound(AnyBound):
             "alpha": self.alpha,
             "score": score_to_dict(self.score),
             "threshold": self.threshold.to_dict(),
-            "guarantee": self.guarantee.to_dict(),
+            "guarantee": asdict(self.guarantee),
             "sentence": self.guarantee.sentence,
             "samples": self.samples,
             "rounds": self.rounds,
@@ -204,7 +204,7 @@ class Bound(AnyBound):
         return cls(
             score=score_from_dict(record["score"], score),
             threshold=threshold_from_dict(record["threshold"]),
-            guarantee=guarantee_from_dict(record["guarantee"]),
+            guarantee=Guarantee(**record["guarantee"]),
             samples=int(record["samples"]),
             rounds=int(record["rounds"]),
             task_range=as_range(record["task_range"]),

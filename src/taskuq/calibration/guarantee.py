@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -80,18 +78,14 @@ class Guarantee:
         return f"Guaranteed: {promise}, if the new {self.unit} is {assumed} {source}."
 
     @property
-    def needed(self) -> int:
-        """How many calibration units a finite interval needs."""
-        return self.whom.needed(self.alpha, self.delta)
-
-    @property
     def shortage(self) -> str:
         """Why no finite interval can be promised, and how many units would do."""
         have = self.n_groups if self.whom.is_group else self.n_cases
         within = f" in {self.condition}" if self.condition else ""
+        needed = self.whom.needed(self.alpha, self.delta)
         extra = "" if self.delta is None else f" and delta={self.delta:g}"
         return (
-            f"alpha={self.alpha:g}{extra} needs at least {self.needed} calibration {self.unit}s"
+            f"alpha={self.alpha:g}{extra} needs at least {needed} calibration {self.unit}s"
             f"{within}, got {have}: the interval is the whole task range"
         )
 
@@ -115,12 +109,3 @@ class Guarantee:
     def rank(self, units: int) -> int:
         """Return the rank of the quantile among the scores of so many units."""
         return promised_rank(units, self.alpha, self.delta)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a description that JSON can hold."""
-        return asdict(self)
-
-
-def guarantee_from_dict(record: Mapping[str, Any]) -> Guarantee:
-    """Read a guarantee back from its description."""
-    return Guarantee(**record)

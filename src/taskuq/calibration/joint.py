@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taskuq.calibration.bound import AnyBound, read_bound
 from taskuq.calibration.family import Side, family_of
-from taskuq.calibration.guarantee import Guarantee, guarantee_from_dict
+from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.rank import coverage_rank, order_statistic
 from taskuq.calibration.scores import resolve_score, score_from_dict, score_to_dict
-from taskuq.calibration.tuning import tuned_score, tuning_cases, tuning_count
-from taskuq.calibration.units import UnitName, as_unit, take_units
+from taskuq.calibration.tuning import tuned_score, tuning_cases
+from taskuq.calibration.units import UnitName, as_unit
 from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
 from taskuq.files import number_from_json, number_to_json, range_to_json
-from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
+from taskuq.interval import FloatArray, Interval, TaskRange
 from taskuq.protocols import Score
 
 Method: TypeAlias = Literal["max", "scale", "minimax", "rank"]
@@ -89,7 +88,7 @@ class JointBound(AnyBound):
             "schema": SCHEMA,
             "scores": [score_to_dict(score) for score in self.scores],
             "quantiles": [number_to_json(q) for q in self.quantiles],
-            "guarantee": self.guarantee.to_dict(),
+            "guarantee": asdict(self.guarantee),
             "sentence": self.guarantee.sentence,
             "method": self.method,
             "samples": self.samples,
@@ -103,7 +102,7 @@ class JointBound(AnyBound):
         return cls(
             scores=tuple(score_from_dict(one, score) for one in record["scores"]),
             quantiles=tuple(number_from_json(q) for q in record["quantiles"]),
-            guarantee=guarantee_from_dict(record["guarantee"]),
+            guarantee=Guarantee(**record["guarantee"]),
             method=record["method"],
             samples=int(record["samples"]),
             task_range=as_range(record["task_range"]),
@@ -190,7 +189,8 @@ def calibrate_joint(
         raise InputError("method 'rank' promises for a new case only; use another method")
 
     chosen = resolve_score(score, alpha, side)
-    aside = _aside(method, chosen, whom.index(n, groups), alpha, rng)
+    least = TUNING_SHARE if method in ("scale", "minimax") else 0.0
+    aside = tuning_cases(chosen, whom.index(n, groups), alpha, rng, least)
     kept = ~aside
     scores = tuple(
         tuned_score(chosen, x[aside, :, k], z[aside, k], range_, None) for k in range(tasks)
@@ -208,20 +208,6 @@ def calibrate_joint(
     quantiles = _quantiles(method, values, tuning, promise, by)
     provenance = {"tuning_cases": int(aside.sum())}
     return JointBound(scores, quantiles, promise, method, int(x.shape[1]), range_, provenance)
-
-
-def _aside(
-    method: Method,
-    score: Score,
-    index: NDArray[np.int64],
-    alpha: float,
-    rng: np.random.Generator | None,
-) -> BoolArray:
-    """Which cases are set aside, for the score or for the scales to learn from."""
-    aside = tuning_cases(score, index, alpha, rng)
-    if method in ("scale", "minimax") and aside.mean() < TUNING_SHARE:
-        return take_units(index, tuning_count(int(index.max()) + 1, TUNING_SHARE, alpha), rng)
-    return aside
 
 
 def _quantiles(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from taskuq.calibration.tuning import tuned_score, tuning_cases
 from taskuq.calibration.units import Unit, UnitName, as_unit
 from taskuq.checks import as_cases, as_ids, as_numbers, as_range
 from taskuq.errors import InputError
-from taskuq.interval import BoolArray, FloatArray, TaskRange
+from taskuq.interval import FloatArray, TaskRange
 from taskuq.protocols import Score
 
 
@@ -90,7 +90,7 @@ def calibrate(
         raise InputError(f"calibration needs at least 2 cases, got {n}; collect more")
     groups = None if group is None else as_ids(group, "group", n)
     whom = as_unit(unit, cases, has_groups=groups is not None)
-    condition = _condition(whom, n, label, strata, weights)
+    condition = _condition(whom, n, label=label, strata=strata, weights=weights)
 
     chosen = resolve_score(score, alpha, side)
     kept = np.ones(n, dtype=bool)
@@ -107,7 +107,10 @@ def calibrate(
     values = family_of(chosen, x).score(z)[kept]
     promise = Guarantee(alpha=alpha, **whom.record, delta=delta, n_cases=int(kept.sum()))
     guarantee, threshold = _threshold(
-        values, promise, None if groups is None else groups[kept], condition.of(kept)
+        values,
+        promise,
+        None if groups is None else groups[kept],
+        condition and (condition[0], condition[1][kept]),
     )
     read = rounds_read(chosen, x)
     return Bound(
@@ -122,31 +125,17 @@ def calibrate(
     )
 
 
-@dataclass(frozen=True)
-class _Condition:
-    """What a promise is conditional on: at most one of the three, (case,)."""
-
-    label: np.ndarray | None
-    strata: np.ndarray | None
-    weights: FloatArray | None
-
-    def of(self, kept: BoolArray) -> _Condition:
-        values = (self.label, self.strata, self.weights)
-        return _Condition(*(None if v is None else v[kept] for v in values))
-
-
-def _condition(whom: Unit, n: int, label: Any, strata: Any, weights: Any) -> _Condition:
-    asked = {"label": label, "strata": strata, "weights": weights}
+def _condition(whom: Unit, n: int, **asked: Any) -> tuple[str, np.ndarray] | None:
+    """What a promise is conditional on, by name and for each case (case,)."""
     given = [name for name, value in asked.items() if value is not None]
     if len(given) > 1:
         raise InputError(f"choose one of label, strata and weights, got {' and '.join(given)}")
-    if weights is not None and whom.is_group:
+    if given == ["weights"] and whom.is_group:
         raise InputError("weights are for exchangeable cases; use unit='case' or leave them out")
-    return _Condition(
-        None if label is None else as_ids(label, "label", n),
-        None if strata is None else as_ids(strata, "strata", n),
-        None if weights is None else as_weights(weights, n),
-    )
+    for name in given:
+        value = asked[name]
+        return name, as_weights(value, n) if name == "weights" else as_ids(value, name, n)
+    return None
 
 
 def _tuned_elsewhere(
@@ -170,30 +159,29 @@ def _threshold(
     scores: FloatArray,
     promise: Guarantee,
     group: np.ndarray | None,
-    condition: _Condition,
+    condition: tuple[str, np.ndarray] | None,
 ) -> tuple[Guarantee, Threshold]:
     """Turn scores into a threshold, and complete the promise with what it rests on."""
     group = promise.whom.groups(group)
     if group is not None:
         promise = replace(promise, n_groups=len(np.unique(group)))
-    if condition.weights is not None:
+    if condition is None:
+        return promise, OneQuantile(promise.quantile(scores, group))
+    name, split = condition
+    if name == "weights":
         if promise.delta is not None:
             raise InputError("weights and delta cannot be combined; leave one out")
         order = np.argsort(scores, kind="stable")
         return replace(promise, shifted=True), WeightedQuantile(
-            scores[order], condition.weights[order], promise.alpha
+            scores[order], split[order], promise.alpha
         )
-    label = condition.label
-    split = label if label is not None else condition.strata
-    if split is None:
-        return promise, OneQuantile(promise.quantile(scores, group))
     quantiles = {}
     for value in np.unique(split):
         inside = split == value
         quantiles[str(value)] = promise.quantile(
             scores[inside], None if group is None else group[inside]
         )
-    if label is not None:
+    if name == "label":
         # The class of a new case is unknown, so the largest quantile has to serve them all.
         return replace(promise, condition="each class"), OneQuantile(max(quantiles.values()))
     return replace(promise, condition="each stratum"), StratumQuantiles(quantiles)

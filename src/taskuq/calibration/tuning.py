@@ -41,9 +41,13 @@ def target_share(score: Score) -> float:
 
 
 def tuning_cases(
-    score: Score, index: NDArray[np.int64], alpha: float, rng: np.random.Generator | None
+    score: Score,
+    index: NDArray[np.int64],
+    alpha: float,
+    rng: np.random.Generator | None,
+    least: float = 0.0,
 ) -> BoolArray:
-    """Return which cases are set aside for the score to learn from.
+    """Return which cases are set aside for the score, or something beside it, to learn from.
 
     Under exchangeability any choice that does not look at the data keeps the guarantee. Whole
     groups are taken where groups are the unit. A score that learns without targets (mlwr) gives
@@ -54,6 +58,7 @@ def tuning_cases(
         index: The unit of each case, numbered from 0.
         alpha: The error rate.
         rng: Picks at random; without it cases are taken at even steps.
+        least: The share that something beside the score learns from.
 
     Example:
         >>> from taskuq.calibration import MLWR
@@ -62,14 +67,17 @@ def tuning_cases(
         >>> tuning_cases(MLWR(), np.arange(20), 0.05, None).sum()  # 19 are needed
         np.int64(0)
     """
-    if not needs_tuning(score):
-        return np.zeros(len(index), dtype=bool)
     units = int(index.max()) + 1
-    take = tuning_count(units, score.tuning_share, alpha)
-    if not score.tuning_needs_targets:
-        take = max(0, min(take, units - cases_needed(alpha)))
-        take = take if take * len(index) >= FEWEST_TUNING_CASES * units else 0
-    return take_units(index, take, rng)
+    aside = np.zeros(len(index), dtype=bool)
+    if needs_tuning(score):
+        take = tuning_count(units, score.tuning_share, alpha)
+        if not score.tuning_needs_targets:
+            take = max(0, min(take, units - cases_needed(alpha)))
+            take = take if take * len(index) >= FEWEST_TUNING_CASES * units else 0
+        aside = take_units(index, take, rng)
+    if aside.mean() < least:
+        aside = take_units(index, tuning_count(units, least, alpha), rng)
+    return aside
 
 
 def tuning_count(units: int, share: float, alpha: float) -> int:

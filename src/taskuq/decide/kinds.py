@@ -163,8 +163,8 @@ POLICIES: Kinds[type[PolicyKind]] = Kinds(
     "policy",
     {
         "fixed-width": "taskuq.decide.fixed_width:FixedWidth",
-        "adaptive": "taskuq.decide.adaptive:Adaptive",
-        "anytime": "taskuq.decide.anytime:Anytime",
-        "paper": "taskuq.decide.paper:Paper",
+        "adaptive": "taskuq.decide.nested:Adaptive",
+        "anytime": "taskuq.decide.nested:Anytime",
+        "paper": "taskuq.decide.nested:Paper",
     },
 )

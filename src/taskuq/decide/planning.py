@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taskuq.calibration.family import Side
 from taskuq.calibration.guarantee import Guarantee
-from taskuq.calibration.tuning import tuned_score, tuning_cases, tuning_count
-from taskuq.calibration.units import PolicyUnitName, Unit, as_unit, take_units, unit_index
+from taskuq.calibration.tuning import tuned_score, tuning_cases
+from taskuq.calibration.units import PolicyUnitName, Unit, as_unit, unit_index
 from taskuq.decide.certificate import make_certificate
 from taskuq.decide.goal import make_goal
 from taskuq.decide.kinds import PolicyPlan, Statistic
@@ -89,7 +88,7 @@ def plan(
         raise InputError("the table has no targets, so no policy can be planned on it")
     whom = policy_unit(table, unit, cases)
     index = whom.index(table.cases, table.group)
-    aside = aside_cases(spec, index, rng)
+    aside = tuning_cases(spec.base, index, alpha, rng, spec.policy.tuning_share(spec))
     rules, seen = examined(spec, table, aside, ~aside)
     kept = unit_index(seen.cases, index[~aside])
     promise = Guarantee(
@@ -162,23 +161,6 @@ def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:
     return x, np.broadcast_to(z, (x.shape[0], x.shape[1], x.shape[3]))
 
 
-def aside_cases(
-    spec: PolicyPlan, index: NDArray[np.int64], rng: np.random.Generator | None
-) -> np.ndarray:
-    """Return which cases are set aside for the rules to learn from.
-
-    Arguments:
-        spec: What to plan.
-        index: The unit of each case, numbered from 0.
-        rng: Picks units at random; without it they are taken at even steps.
-    """
-    aside = tuning_cases(spec.base, index, spec.alpha, rng)
-    share = spec.policy.tuning_share(spec)
-    if aside.mean() < share:
-        aside = take_units(index, tuning_count(int(index.max()) + 1, share, spec.alpha), rng)
-    return aside
-
-
 def tuned_rules(
     spec: PolicyPlan,
     table: TaskOutputs,
@@ -186,15 +168,7 @@ def tuned_rules(
     targets: FloatArray,
     group: np.ndarray | None,
 ) -> Rules:
-    """Return the rules of every round and task, tuned on the given cases.
-
-    Arguments:
-        spec: What to plan.
-        table: The table the cases are from.
-        outputs: Outputs of the tuning cases (round, case, sample, task).
-        targets: Their targets (round, case, task).
-        group: Their groups, if known.
-    """
+    """Return the rules, tuned on outputs (round, case, sample, task) and targets of some cases."""
     policy, range_ = spec.policy, table.task_range
 
     def rule(k: int, task: int) -> Rule:

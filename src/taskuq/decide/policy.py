@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from taskuq.calibration.guarantee import Guarantee, guarantee_from_dict
+from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.scores import score_from_dict, score_name
 from taskuq.checks import as_numbers, as_range, require_in_range
 from taskuq.decide.goal import Goal, goal_from_dict
@@ -223,7 +223,7 @@ class Policy:
             "accelerations": [None if np.isnan(R) else R for R in self.accelerations],
             "rules": [[rule.to_dict() for rule in rules] for rules in self.rules],
             "thresholds": [number_to_json(t) for t in self.thresholds],
-            "guarantee": self.guarantee.to_dict(),
+            "guarantee": asdict(self.guarantee),
             "guaranteed": self.is_guaranteed,
             "sentence": self.sentence,
             "samples": self.samples,
@@ -262,7 +262,7 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
                 for rules in record["rules"]
             ),
             thresholds=tuple(number_from_json(t) for t in record["thresholds"]),
-            guarantee=guarantee_from_dict(record["guarantee"]),
+            guarantee=Guarantee(**record["guarantee"]),
             samples=int(record["samples"]),
             whole_group=bool(record["whole_group"]),
             task_range=range_,

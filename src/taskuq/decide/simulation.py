@@ -21,7 +21,7 @@ from taskuq.decide.replay import Replayed, Scans, replay
 from taskuq.decide.stopping import Calibrator, smallest_allowed
 from taskuq.errors import InputError
 from taskuq.evaluation.splits import fold_sizes, hash_word, test_folds
-from taskuq.evaluation.trials import Splitting, promised_ranking, run_trials, split_by
+from taskuq.evaluation.trials import Splitting, promised_ranking, run_trials
 from taskuq.files import plain
 from taskuq.interval import FloatArray
 from taskuq.outputs import TaskOutputs
@@ -236,10 +236,10 @@ class _Job:
         learning = aside if aside.any() else ~aside
         _, seen = examined(self.spec, self.table, learning, pool)
         index = unit_index(len(pool), self.index[pool])
-        splitting = split_by(
-            self.unit, index, n_test=self.n_test, trials=trials, seed=seed,
-            is_compiled=compiled(self.trials * self.table.cases),
-        )  # fmt: skip
+        of_case = index if self.unit.is_group else np.empty(0, np.int64)
+        is_compiled = compiled(self.trials * self.table.cases)
+        units = int(index.max()) + 1
+        splitting = Splitting(units, self.n_test, trials, seed, of_case, is_compiled)
         thresholds = self.spec.thresholds(seen, Splits(self.promise, self.unit, index, splitting))
         scans = Scans(
             seen=seen,

@@ -21,7 +21,7 @@ from taskuq.evaluation.strata import (
     StratumCounts,
     as_size_bins,
     count_strata,
-    join,
+    stratum_coverage,
     whole_group_coverage,
 )
 from taskuq.evaluation.trials import (
@@ -30,7 +30,6 @@ from taskuq.evaluation.trials import (
     Splitting,
     promised_ranking,
     run_trials,
-    split_by,
     sums_at_quantiles,
 )
 from taskuq.interval import FloatArray, TaskRange
@@ -164,7 +163,7 @@ class _Part:
     center_error: FloatArray
     is_infinite: np.ndarray
     n_tuning: int
-    strata: tuple[StratumCounts, ...]
+    strata: StratumCounts
     whole_groups: FloatArray | None
     pmf: FloatArray | None
 
@@ -172,10 +171,9 @@ class _Part:
 def _run(checked: Checked, pools_: list[Pool], rule: _Rule, trials: int, seed: int) -> list[_Part]:
     index = pools_[0].index
     unit_of_case = np.unique(checked.unit_of_case[index], return_inverse=True)[1].astype(np.int64)
-    splitting = split_by(
-        checked.unit, unit_of_case, n_test=checked.n_test, trials=trials, seed=seed,
-        is_compiled=rule.is_compiled,
-    )  # fmt: skip
+    of_case = unit_of_case if checked.unit.is_group else np.empty(0, np.int64)
+    units = int(unit_of_case.max()) + 1
+    splitting = Splitting(units, checked.n_test, trials, seed, of_case, rule.is_compiled)
     weight = checked.unit.weights(unit_of_case)
     rankings = [
         promised_ranking(pool.scores, rule.promise, pool.n_calibration, unit_of_case)
@@ -226,7 +224,7 @@ def _part(
         center_error=center_error,
         is_infinite=infinite,
         n_tuning=pool.n_tuning,
-        strata=tuple(count_strata(checked, pool, rule.size_bins, splitting, quantile)),
+        strata=count_strata(checked, pool, rule.size_bins, splitting, quantile),
         whole_groups=whole_group_coverage(checked, pool, splitting, quantile),
         pmf=_law(checked, pool, rule),
     )
@@ -275,7 +273,7 @@ def _summarise(
     if pmf is not None:
         histogram = coverage_histogram(np.rint(coverage * checked.n_test).astype(np.int64), pmf)
     groups = [part.whole_groups for part in parts if part.whole_groups is not None]
-    strata = [join(same) for same in zip(*(part.strata for part in parts), strict=True)]
+    strata = [part.strata for part in parts]
     return Evaluation(
         score=name,
         alpha=rule.promise.alpha,
@@ -287,8 +285,8 @@ def _summarise(
         center_error=_moments(np.concatenate([part.center_error for part in parts])),
         infinite=float(infinite.mean()),
         whole_groups=float(np.concatenate(groups).mean()) if groups else None,
-        class_coverage=tuple(s.summary() for s in strata if s.kind == "class"),
-        size_coverage=tuple(s.summary() for s in strata if s.kind == "width"),
+        class_coverage=stratum_coverage(strata, "class"),
+        size_coverage=stratum_coverage(strata, "width"),
         histogram=histogram,
     )
 

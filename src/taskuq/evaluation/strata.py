@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -19,41 +19,20 @@ from taskuq.interval import FloatArray
 PAPER_SIZE_BINS = (0.0, 0.05, 0.1, 0.15, 0.2, math.inf)
 
 
-@dataclass(frozen=True)
-class StratumCounts:
-    """Test cases of one stratum in each trial.
-
-    Arguments:
-        kind: 'class' or 'width'.
-        name: The class, or the range of widths.
-        inside: Test cases in the stratum (trial,).
-        covered: Those of them that are covered (trial,).
-    """
-
-    kind: str
-    name: str
-    inside: FloatArray
-    covered: FloatArray
-
-    def summary(self) -> Stratum:
-        """Average over the trials in which the stratum is not empty: empty is missing, not zero."""
-        there = self.inside > 0
-        share = self.covered[there] / self.inside[there]
-        return Stratum(
-            name=self.name,
-            coverage=float(share.mean()) if there.any() else math.nan,
-            cases=float(self.inside.mean()),
-            trials=int(there.sum()),
-        )
+# Test cases of each stratum, and those of them that are covered, (2, trial); a stratum is a pair of
+# 'class' or 'width' and the name of the class or the range.
+StratumCounts = dict[tuple[str, str], FloatArray]
 
 
-def join(parts: Sequence[StratumCounts]) -> StratumCounts:
-    """Put the trials of several parts one after the other."""
-    return replace(
-        parts[0],
-        inside=np.concatenate([part.inside for part in parts]),
-        covered=np.concatenate([part.covered for part in parts]),
-    )
+def stratum_coverage(parts: Sequence[StratumCounts], kind: str) -> tuple[Stratum, ...]:
+    """Average over the trials in which a stratum is not empty: empty is missing, not zero."""
+    found = []
+    for stratum in (stratum for stratum in parts[0] if stratum[0] == kind):
+        inside, covered = np.concatenate([part[stratum] for part in parts], axis=1)
+        there = inside > 0
+        coverage = float((covered[there] / inside[there]).mean()) if there.any() else math.nan
+        found.append(Stratum(stratum[1], coverage, float(inside.mean()), int(there.sum())))
+    return tuple(found)
 
 
 def count_strata(
@@ -62,7 +41,7 @@ def count_strata(
     edges: tuple[float, ...],
     splitting: Splitting,
     quantile: FloatArray,
-) -> list[StratumCounts]:
+) -> StratumCounts:
     """Count test cases, and covered ones, in each class and each range of widths.
 
     Arguments:
@@ -75,7 +54,7 @@ def count_strata(
     labels = None if checked.label is None else checked.label[pool.index]
     classes = [] if labels is None else list(np.unique(labels))
     if not classes and not edges:
-        return []
+        return {}
 
     def tables(q: FloatArray) -> FloatArray:
         covered = pool.scores <= q[:, None]
@@ -92,7 +71,7 @@ def count_strata(
     half = len(sums) // 2
     titles = [("class", str(c)) for c in classes]
     titles += [("width", f"[{low:g}, {high:g})") for low, high in pairwise(edges)]
-    return [StratumCounts(*titles[i], sums[i], sums[half + i]) for i in range(half)]
+    return {title: sums[[i, half + i]] for i, title in enumerate(titles)}
 
 
 def whole_group_coverage(

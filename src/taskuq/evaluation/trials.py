@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.calibration.guarantee import Guarantee
-from taskuq.calibration.units import Unit
 from taskuq.evaluation.splits import byte_threshold, test_folds
 from taskuq.interval import BoolArray, FloatArray
 
@@ -55,30 +54,6 @@ class Splitting:
     def case_folds(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return which cases are in the test fold of the given consecutive trials."""
         return self.of_cases(self.folds(numbers))
-
-
-def split_by(
-    unit: Unit,
-    unit_of_case: NDArray[np.int64],
-    *,
-    n_test: int,
-    trials: int,
-    seed: int,
-    is_compiled: bool,
-) -> Splitting:
-    """Return how cases are split by their units.
-
-    Arguments:
-        unit: What is split.
-        unit_of_case: The unit of each case, numbered from 0.
-        n_test: The number of units in each test fold.
-        trials: The number of splits.
-        seed: Their seed.
-        is_compiled: Whether the compiled loops do the work.
-    """
-    units = int(unit_of_case.max()) + 1
-    of_case = unit_of_case if unit.is_group else np.empty(0, np.int64)
-    return Splitting(units, n_test, trials, seed, of_case, is_compiled)
 
 
 @dataclass(frozen=True)
@@ -192,15 +167,12 @@ def run_trials(splitting: Splitting, rankings: list[Ranking], features: FloatArr
 def sums_at_quantiles(
     splitting: Splitting, quantiles: FloatArray, tables: Callable[[FloatArray], FloatArray]
 ) -> FloatArray:
-    """Add numbers that depend on the quantile over the test cases of each trial.
+    """Add numbers that depend on the quantile over the test cases of each trial, (table, trial).
 
     Arguments:
         splitting: Who is split and how.
         quantiles: The quantile of each trial (trial,).
         tables: Maps distinct quantiles to numbers (table, quantile, case).
-
-    Returns:
-        The sums (table, trial).
     """
     distinct, row = np.unique(quantiles, return_inverse=True)
     step = max(1, TABLE_NUMBERS // splitting.n_cases)
