@@ -8,11 +8,11 @@ from torch.func import jacrev
 
 from taskuq.errors import InputError
 from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
-from taskuq.recover.flow.actnorm import ActNorm
+from taskuq.recover.flow.affine import ActNorm
 from taskuq.recover.flow.coupling import Coupling
 from taskuq.recover.flow.imap import IMap, stripes
 from taskuq.recover.flow.layer import Layer, Step
-from taskuq.recover.flow.squeeze import squeeze, unsqueeze
+from taskuq.recover.flow.model import squeeze, unsqueeze
 
 CHANNELS, CONDITION, SIDE = 4, 2, 4
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
-from taskuq.recover.flow.squeeze import squeeze
+from taskuq.recover.flow.model import squeeze
 
 CONFIG = FlowConfig(
     coils=1, unet_width=2, unet_pools=1, condition_channels=8, layers=1, steps=4, limit=1e3

@@ -26,14 +26,7 @@ from taskuq.pipeline.log import NAME as LOG
 from taskuq.pipeline.log import RunLog
 from taskuq.pipeline.progress import Progress
 from taskuq.pipeline.provenance import provenance
-from taskuq.protocols import (
-    Measure,
-    NamedTask,
-    RangedTask,
-    Recover,
-    StoredRecoveries,
-    Task,
-)
+from taskuq.protocols import Measure, NamedTask, RangedTask, Recover, StoredRecoveries, Task
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -217,14 +217,7 @@ def flow_recipe(config: FlowConfig, *, compiled: bool = False) -> Recipe:
         flow.conditioner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if compiled:
         _compile(flow)
-    return Recipe(
-        kind="flow",
-        network=flow,
-        config=config,
-        loss=lambda net, batch, generator: _flow_bits(net, batch, generator).mean(),
-        validate=lambda net, batch, generator: {"loss": _flow_bits(net, batch, generator)},
-        first_batch=_start,
-    )
+    return _likelihood(flow, _whole)
 
 
 def around_recipe(config: FlowConfig, *, replayed: bool = False) -> Recipe:
@@ -245,19 +238,7 @@ def around_recipe(config: FlowConfig, *, replayed: bool = False) -> Recipe:
         >>> around_recipe(FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2)).kind
         'flow'
     """
-    flow = ConditionalFlow(config)
-    bits = partial(_bits, flow)
-    step = Replayed(flow, bits) if replayed else bits  # of this flow: it is the one trained
-    return Recipe(
-        kind="flow",
-        network=flow,
-        config=config,
-        loss=lambda net, batch, generator: step(*_around(net, batch, generator)).mean(),
-        validate=lambda net, batch, generator: {
-            "loss": _bits(cast(ConditionalFlow, net), *_around(net, batch, generator))
-        },
-        first_batch=lambda net, batch, generator: _begin(net, *_around(net, batch, generator)),
-    )
+    return _likelihood(ConditionalFlow(config), _around, replayed=replayed)
 
 
 def flow_target(
@@ -300,13 +281,36 @@ def _compile(flow: ConditionalFlow) -> None:
         flow.condition = torch.compile(flow.condition)  # type: ignore[method-assign]
 
 
-def _flow_bits(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
-    flow = cast(ConditionalFlow, net)
-    return _bits(flow, *flow_target(batch["image"], batch["mask"], flow.config, generator))
+# What a flow is told and what it learns, made of a batch.
+Pair = Callable[[FlowConfig, Batch, torch.Generator], tuple[Tensor, Tensor]]
 
 
-def _around(net: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    config, error = cast(ConditionalFlow, net).config, batch["error"]
+def _likelihood(flow: ConditionalFlow, pair: Pair, *, replayed: bool = False) -> Recipe:
+    bits = partial(_bits, flow)
+    step = Replayed(flow, bits) if replayed else bits  # of this flow: it is the one trained
+
+    def start(net: nn.Module, batch: Batch, generator: torch.Generator) -> None:
+        told, target = pair(flow.config, batch, generator)
+        if not bool(flow.started):
+            with torch.no_grad():
+                flow(target, flow.condition(told), start=True)
+
+    return Recipe(
+        kind="flow",
+        network=flow,
+        config=flow.config,
+        loss=lambda net, batch, generator: step(*pair(flow.config, batch, generator)).mean(),
+        validate=lambda net, batch, generator: {"loss": bits(*pair(flow.config, batch, generator))},
+        first_batch=start,
+    )
+
+
+def _whole(config: FlowConfig, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    return flow_target(batch["image"], batch["mask"], config, generator)
+
+
+def _around(config: FlowConfig, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    error = batch["error"]
     noise = torch.randn(error.shape, generator=generator, device=error.device, dtype=error.dtype)
     return batch["inputs"], error + config.null_noise * noise
 
@@ -314,19 +318,6 @@ def _around(net: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[T
 def _bits(flow: ConditionalFlow, told: Tensor, target: Tensor) -> Tensor:
     latents, log_det = flow(target, flow.condition(told))
     return bits_per_dimension(cast(Sequence[Tensor], latents), log_det)
-
-
-def _start(net: nn.Module, batch: Batch, generator: torch.Generator) -> None:
-    config = cast(ConditionalFlow, net).config
-    _begin(net, *flow_target(batch["image"], batch["mask"], config, generator))
-
-
-def _begin(net: nn.Module, told: Tensor, target: Tensor) -> None:
-    flow = cast(ConditionalFlow, net)
-    if bool(flow.started):
-        return
-    with torch.no_grad():
-        flow(target, flow.condition(told), start=True)
 
 
 def _estimating(weights: Path | str) -> VarNet:

@@ -36,11 +36,6 @@ def _conv_block(inputs: int, outputs: int) -> Block:
     return Block(*_normed(first, outputs), nn.Identity(), *_normed(second, outputs))
 
 
-def _up_block(inputs: int, outputs: int) -> Block:
-    """A 2×2 transposed convolution that doubles the size, normalised like the others."""
-    return Block(*_normed(nn.ConvTranspose2d(inputs, outputs, 2, stride=2, bias=False), outputs))
-
-
 def _normed(convolution: nn.Module, outputs: int) -> tuple[nn.Module, ...]:
     return convolution, nn.InstanceNorm2d(outputs), nn.LeakyReLU(SLOPE)
 
@@ -80,9 +75,10 @@ class UNet(nn.Module):
         )
         self.conv = _conv_block(widths[-2], widths[-1])
         self.up_transpose_conv = nn.ModuleList(
-            _up_block(widths[level + 1], widths[level]) for level in reversed(range(pools))
+            Block(*_normed(nn.ConvTranspose2d(2 * n, n, 2, stride=2, bias=False), n))
+            for n in reversed(widths[:-1])
         )
-        blocks = [_conv_block(2 * widths[level], widths[level]) for level in reversed(range(pools))]
+        blocks = [_conv_block(2 * n, n) for n in reversed(widths[:-1])]
         self.up_conv = nn.ModuleList(
             [*blocks[:-1], nn.Sequential(blocks[-1], nn.Conv2d(width, outputs, 1))]
         )
@@ -103,7 +99,7 @@ class UNet(nn.Module):
         for i, (up, block) in enumerate(zip(self.up_transpose_conv, self.up_conv, strict=True)):
             skip = skips.pop()
             x = self._match(up(x), skip)
-            x = (block if i < self.pools - 1 else self._last_block)(torch.cat([x, skip], dim=1))
+            x = (block if i < self.pools - 1 else self._last[0])(torch.cat([x, skip], dim=1))
         return x
 
     def forward(self, x: Tensor) -> Tensor:
@@ -114,15 +110,13 @@ class UNet(nn.Module):
     @property
     def output(self) -> nn.Module:
         """The last 1×1 convolution."""
-        last = self.up_conv[-1]
-        assert isinstance(last, nn.Sequential)
-        return last[1]
+        return self._last[1]
 
     @property
-    def _last_block(self) -> nn.Module:
+    def _last(self) -> nn.Sequential:
         last = self.up_conv[-1]
         assert isinstance(last, nn.Sequential)
-        return last[0]
+        return last
 
     @staticmethod
     def _match(x: Tensor, skip: Tensor) -> Tensor:

@@ -50,10 +50,7 @@ class DemoSettings:
 
 
 def run_demo(
-    settings: DemoSettings,
-    folder: Path,
-    *,
-    tell: Callable[[str], None] = lambda line: None,
+    settings: DemoSettings, folder: Path, *, tell: Callable[[str], None] = lambda line: None
 ) -> Path:
     """Run the embedded experiment, write everything the report shows, and return its page.
 

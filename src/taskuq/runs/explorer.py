@@ -50,12 +50,7 @@ TITLES = {
 
 
 def explorer_numbers(
-    explorer: Explorer,
-    *,
-    alpha: float,
-    max_width: float,
-    unit: str,
-    task_range: TaskRange,
+    explorer: Explorer, *, alpha: float, max_width: float, unit: str, task_range: TaskRange
 ) -> dict[str, Any]:
     """Return what the explorer computes with, as values that JSON can hold.
 

@@ -49,12 +49,7 @@ class Keep(Callback):
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        folder: Path,
-        every: int,
-        notes: dict[str, Any],
-        patience: int = 0,
+        self, recipe: Recipe, folder: Path, every: int, notes: dict[str, Any], patience: int = 0
     ) -> None:
         self.recipe, self.folder, self.every, self.notes = recipe, folder, every, notes
         self.patience = patience

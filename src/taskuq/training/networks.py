@@ -51,9 +51,7 @@ LISTED = {
     },
     "task": {
         "simclr": Line(
-            "taskuq.task.simclr",
-            None,
-            "Pre-train the classifier's backbone without labels.",
+            "taskuq.task.simclr", None, "Pre-train the classifier's backbone without labels."
         ),
         "classifier": Line(
             "taskuq.task.classifier_training",

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from taskuq.recover.flow.actnorm import ActNorm
+from taskuq.recover.flow.affine import ActNorm, Rotation
 from taskuq.recover.flow.coupling import Coupling
 from taskuq.recover.flow.imap import IMap
-from taskuq.recover.flow.rotation import Rotation
 
 
 class Step(nn.Module):

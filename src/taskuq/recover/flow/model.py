@@ -12,10 +12,11 @@ from taskuq.errors import InputError
 from taskuq.recover.flow.condition import ConditionNet
 from taskuq.recover.flow.config import FlowConfig
 from taskuq.recover.flow.layer import Layer
-from taskuq.recover.flow.squeeze import split, squeeze, unsqueeze
 from taskuq.recover.unet import UNet
 
 Latents = list[Tensor]
+# Each 2×2 block of pixels becomes channels, 4c + 2 dy + dx, and channels become pixels again.
+squeeze, unsqueeze = nn.PixelUnshuffle(2), nn.PixelShuffle(2)
 
 
 class ConditionalFlow(nn.Module):
@@ -52,8 +53,7 @@ class ConditionalFlow(nn.Module):
 
     def __init__(self, config: FlowConfig | None = None) -> None:
         super().__init__()
-        self.config = config or FlowConfig()
-        c = self.config
+        self.config = c = config or FlowConfig()
         generator = torch.Generator().manual_seed(c.seed)
         self.unet = UNet(c.told, c.channels, width=c.unet_width, pools=c.unet_pools)
         # The flow reads the U-Net's features; its last convolution would only wait for a gradient.
@@ -91,7 +91,7 @@ class ConditionalFlow(nn.Module):
         latents, log_det = [], x.new_zeros(len(x))
         for layer, condition in zip(self.layers, conditions, strict=True):
             x, by_layer = layer(squeeze(x), condition, start)
-            x, factored = split(x)
+            x, factored = x.chunk(2, dim=1)  # the first half goes on
             latents.append(factored)
             log_det = log_det + by_layer
         if start:

@@ -73,9 +73,7 @@ class Sampler:
         self.config = flow.config
         self.shapes = flow.latent_shapes
         self.folded: FoldedFlow = fold(
-            flow,
-            device=self.device,
-            dtype=dtype or (torch.bfloat16 if on_gpu else torch.float32),
+            flow, device=self.device, dtype=dtype or (torch.bfloat16 if on_gpu else torch.float32)
         )
         self.memory, self.graphs = memory, graphs and on_gpu
         self.finish = finish or (lambda images: images)
@@ -102,8 +100,12 @@ class Sampler:
                 latents.
         """
         self._check(measured, mask, samples, seeds)
-        y, scale = self._normalise(measured.to(self.device, torch.complex64))
-        chunk, count = self._chunks(samples, *y.shape[-2:])
+        y = measured.to(self.device, torch.complex64)
+        scale = case_scale(y) if self.config.normalise else y.real.new_ones(len(y))
+        y = y / scale.view(-1, 1, 1, 1)
+        # Chunks of equally many samples, so that one graph serves.
+        count = math.ceil(samples / self.chunk_limit(*y.shape[-2:]))
+        chunk = math.ceil(samples / count)
         images, rejected = [], []
         for batch in self._batches(len(y), samples, *y.shape[-2:]):
             recording = self._recording(len(batch), chunk, *y.shape[-2:])
@@ -123,11 +125,6 @@ class Sampler:
         layer = height * width / 4 * (3 * hidden * bytes_each + 3 * 4 * c.channels * 4)
         finish = 6 * height * width * c.channels * 4
         return max(1, int(self.memory / max(layer, finish)))
-
-    def _chunks(self, samples: int, height: int, width: int) -> tuple[int, int]:
-        """The samples in each chunk, and the number of chunks: equal, so that one graph serves."""
-        count = math.ceil(samples / self.chunk_limit(height, width))
-        return math.ceil(samples / count), count
 
     def _batches(self, cases: int, samples: int, height: int, width: int) -> list[list[int]]:
         """Cases that are drawn together, equally many each time, so that one graph serves.
@@ -196,10 +193,6 @@ class Sampler:
             self._recorded.clear()
             self._recorded[key] = _Recording(self, *key)
         return self._recorded[key]
-
-    def _normalise(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        scale = case_scale(y) if self.config.normalise else y.real.new_ones(len(y))
-        return y / scale.view(-1, 1, 1, 1), scale
 
     def _check(self, y: Tensor, mask: Tensor, samples: int, seeds: Sequence[int]) -> None:
         c = self.config
