@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,14 +27,6 @@ RECOVERIES = Methods(
         "folder": "taskuq.recover.methods:FolderMethod",
     },
 )
-
-
-class RecoveryMethod(Protocol):
-    """A table ``[recover]``: a frozen dataclass whose fields are the table's keys."""
-
-    def open(self, device: torch.device | str) -> Any:
-        """Return the recovery that the pipeline calls, on a device."""
-        ...
 
 
 @dataclass(frozen=True)

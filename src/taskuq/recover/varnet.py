@@ -159,8 +159,7 @@ class VarNet(nn.Module):
 
     def __init__(self, config: VarNetConfig | None = None) -> None:
         super().__init__()
-        self.config = config or VarNetConfig()
-        c = self.config
+        self.config = c = config or VarNetConfig()
         self.sens_net = SensitivityModel(c.sensitivity_width, c.sensitivity_pools)
         self.cascades = nn.ModuleList(VarNetBlock(c.width, c.pools) for _ in range(c.cascades))
 

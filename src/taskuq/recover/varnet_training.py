@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +26,7 @@ from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine
 from taskuq.training.networks import Network
 from taskuq.training.recipe import Batch, Recipe
+from taskuq.weights.files import read_pickled
 
 PRESETS = {
     "paper": VarNetConfig(),
@@ -159,8 +159,6 @@ def _seen(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def load_public_varnet(path: Path | str) -> VarNet:
     """Read the public fastMRI weights of the paper's variational network (a state dict in .pt).
 
-    The file is read without unpickling objects: a hostile one is refused.
-
     Arguments:
         path: The .pt file.
 
@@ -170,11 +168,7 @@ def load_public_varnet(path: Path | str) -> VarNet:
         ...
         taskuq.errors.InputError: cannot read absent.pt ...
     """
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"cannot read {path} as a plain state dict ({reason}); give one") from None
+    state = read_pickled(path, "one")
     state = state.get("state_dict", state) if isinstance(state, dict) else {}
     state = {k.removeprefix("varnet."): v for k, v in state.items()}
     net = VarNet()

@@ -94,7 +94,7 @@ def _scan(
     from taskuq.data.atlas import Atlas
     from taskuq.measure.masks import MaskConfig
     from taskuq.report.explorer import save_explorer
-    from taskuq.runs.live import embedded_networks, explorer_arrays, scan_slice
+    from taskuq.runs.live import embedded_networks, scan_slice
 
     networks = embedded_networks()
     data = Atlas(settings.patients, SEED, first=FIRST)
@@ -112,7 +112,7 @@ def _scan(
     ]  # fmt: skip
     save_explorer(
         folder / "explorer.npz",
-        **explorer_arrays(scanned),
+        **{name: np.stack([s.shown[name] for s in scanned]) for name in scanned[0].shown},
         accelerations=table.accelerations,
         masks=masks,
         calibration_outputs=table.outputs.transpose(1, 0, 2),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -125,15 +125,6 @@ def scan_slice(
             "point_outputs": _numbers(networks.task(points)),
         },
     )
-
-
-def explorer_arrays(slices: Sequence[ScannedSlice]) -> dict[str, Any]:
-    """Return what :func:`taskuq.report.explorer.save_explorer` takes of some slices.
-
-    Arguments:
-        slices: Scanned slices of the same rounds.
-    """
-    return {name: np.stack([s.shown[name] for s in slices]) for name in slices[0].shown}
 
 
 def _numbers(values: Any) -> FloatArray:

@@ -17,9 +17,10 @@ from taskuq.pipeline.chain import CaseOutputs
 from taskuq.pipeline.device import pick_device
 from taskuq.pipeline.progress import duration
 from taskuq.protocols import PosteriorRecover
-from taskuq.recover.methods import RECOVERIES, RecoveryMethod, ZeroFilled
+from taskuq.recover.methods import RECOVERIES, ZeroFilled
 from taskuq.settings import read_settings, to_table
-from taskuq.task.methods import TASKS, MeanIntensityMethod, TaskMethod
+from taskuq.task.methods import TASKS, MeanIntensityMethod
+from taskuq.training.networks import Method
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class RunConfig:
     part: Literal["all", "training", "validation"] = "validation"
     measure: MaskConfig = field(default_factory=MaskConfig)
     noise: float = 0.0
-    recover: Annotated[RecoveryMethod, RECOVERIES] = field(default_factory=ZeroFilled)
-    task: Annotated[TaskMethod, TASKS] = field(default_factory=MeanIntensityMethod)
+    recover: Annotated[Method, RECOVERIES] = field(default_factory=ZeroFilled)
+    task: Annotated[Method, TASKS] = field(default_factory=MeanIntensityMethod)
     samples: int = 32
     seed: int = 0
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from taskuq.errors import InputError
-from taskuq.task.classifier import Classifier
+from taskuq.task.classifier import Classifier, evaluating
 
 
 @dataclass(frozen=True)
@@ -131,20 +130,10 @@ def attacked(network: Classifier, scaled: Tensor, targets: Tensor, config: Attac
             return ((1 - 2 * targets) * raw).sum(1)
         return (raw - targets).square().sum(1)
 
-    with _evaluating(network):
+    with evaluating(network):
         return l2_pgd(loss, scaled, radius=radius, steps=config.steps, step=config.step * radius)
 
 
 def _norm(images: Tensor) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(images, dim=(-2, -1), keepdim=True)
     return norm.clamp_min(torch.finfo(norm.dtype).tiny)
-
-
-@contextmanager
-def _evaluating(network: nn.Module) -> Iterator[None]:
-    was_training = network.training
-    network.eval()
-    try:
-        yield
-    finally:
-        network.train(was_training)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
@@ -104,3 +106,14 @@ class Classifier(nn.Module):
         if self.config.output == "probability":
             return raw.float().sigmoid()
         return self.shift + self.spread * raw.float()
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Ask a network in evaluation mode; its own mode is put back."""
+    was_training = network.training
+    network.eval()
+    try:
+        yield
+    finally:
+        network.train(was_training)

@@ -61,13 +61,9 @@ class ClassifierMethod:
 class ClassifierTraining(TaskTraining):
     """One TOML file for a task network; the defaults are the paper's.
 
+    ``training.patience`` stops early by AUROC on tuning patients.
+
     Arguments:
-        network: The size of the network and its outputs.
-        training: Optimiser, epochs, batch; ``patience`` stops early by AUROC on tuning patients.
-        data: Where labelled images come from.
-        split: Who is trained on, tuned on, judged.
-        views: How far a view is from its image.
-        start: What the network starts from.
         attack: Radius and steps of adversarial training; radius 0 trains plainly.
         balance: Whether both classes count alike in the loss.
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from taskuq.errors import InputError
 from taskuq.task.cases import require_images
+from taskuq.task.classifier import evaluating
 from taskuq.training.networks import Methods
 
 TASKS = Methods("task", "task", {"mean-intensity": "taskuq.task.methods:MeanIntensityMethod"})
-
-
-class TaskMethod(Protocol):
-    """A table ``[task]``: a frozen dataclass whose fields are the table's keys."""
-
-    def open(self, device: torch.device | str) -> Any:
-        """Return the task that the pipeline calls, on a device."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,17 +51,11 @@ class AsTask:
         require_images(images)
         module = self.function if isinstance(self.function, nn.Module) else None
         where = next(module.parameters(), images) if module is not None else images
-        was_training = module is not None and module.training
-        if module is not None:
-            module.eval()
-        try:
+        with nullcontext() if module is None else evaluating(module):
             parts = [
                 self._outputs(part.to(where.device, torch.float32))
                 for part in images.split(self.batch)
             ]
-        finally:
-            if module is not None:
-                module.train(was_training)
         return torch.cat(parts).to(images.device)
 
     def _outputs(self, images: Tensor) -> Tensor:

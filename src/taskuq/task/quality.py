@@ -13,7 +13,7 @@ from taskuq.errors import InputError
 from taskuq.interval import FloatArray
 from taskuq.task.attack import AttackConfig, attacked
 from taskuq.task.cases import TaskCases, collate, unit_scale
-from taskuq.task.classifier import Classifier
+from taskuq.task.classifier import Classifier, evaluating
 from taskuq.task.metrics import auroc, rates, reliability, roc_curve
 
 
@@ -117,18 +117,16 @@ def task_outputs(
         >>> task_outputs(build("classifier", preset="tiny"), part).shape
         (3, 1)
     """
-    was_training, device = network.training, network.shift.device
-    cases, outputs = TaskCases(part.cases, part.targets), []
-    network.eval()
-    for first in range(0, len(cases), batch):
-        chosen = range(first, min(first + batch, len(cases)))
-        together = collate([cases[0, index] for index in chosen])
-        images = unit_scale(together["image"].to(device))
-        if attack is not None:
-            images = attacked(network, images, together["target"].to(device), attack)
-        with torch.no_grad():
-            outputs.append(network.outputs(network.raw(images)).double().cpu().numpy())
-    network.train(was_training)
+    device, cases, outputs = network.shift.device, TaskCases(part.cases, part.targets), []
+    with evaluating(network):
+        for first in range(0, len(cases), batch):
+            chosen = range(first, min(first + batch, len(cases)))
+            together = collate([cases[0, index] for index in chosen])
+            images = unit_scale(together["image"].to(device))
+            if attack is not None:
+                images = attacked(network, images, together["target"].to(device), attack)
+            with torch.no_grad():
+                outputs.append(network.outputs(network.raw(images)).double().cpu().numpy())
     return np.concatenate(outputs)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from taskuq.errors import InputError
-from taskuq.weights.files import fill, read_tensors
+from taskuq.weights.files import fill, read_pickled, read_tensors
 
 FEATURES = 2048
 
@@ -56,7 +54,12 @@ def read_imagenet(network: nn.Module, path: Path | str) -> None:
         taskuq.errors.InputError: cannot read absent.pth as a plain state dict ...
     """
     path = Path(path)
-    found = read_tensors(path) if path.suffix == ".safetensors" else _read_pickled(path)
+    if path.suffix == ".safetensors":
+        found = read_tensors(path)
+    else:
+        found = read_pickled(path, "torchvision's file")
+        if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
+            raise InputError(f"{path} holds no plain state dict; give torchvision's file")
     fill(network, {k: v for k, v in found.items() if not k.startswith("fc.")}, path)
 
 
@@ -73,16 +76,3 @@ def _from_torchvision() -> nn.Module:
     network: nn.Module = torchvision_resnet50(weights=None)
     network.fc = nn.Identity()
     return network
-
-
-def _read_pickled(path: Path) -> dict[str, Tensor]:
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"cannot read {path} as a plain state dict ({reason}); give torchvision's file"
-        ) from None
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise InputError(f"{path} holds no plain state dict; give torchvision's file")
-    return state

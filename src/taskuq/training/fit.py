@@ -55,7 +55,6 @@ class Settings(Protocol):
     @property
     def training(self) -> TrainingConfig:
         """How to train."""
-        ...
 
     def prepare(self, machine: Machine, data: Any = None) -> tuple[Any, ...]:
         """Cases to train on and to validate by, by (epoch, index); others may follow.
@@ -64,11 +63,9 @@ class Settings(Protocol):
             machine: On what to train.
             data: The data to make them of; by default those that the settings name.
         """
-        ...
 
     def recipe(self, cases: tuple[Any, ...], machine: Machine) -> Recipe:
         """What is trained, for the cases that :meth:`prepare` gave."""
-        ...
 
 
 def train(

@@ -67,13 +67,14 @@ class Keep(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close what is open."""
-        self._close()
+        if self.events is not None:
+            self.events.close()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Close what is open."""
-        self._close()
+        self.on_train_end(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look at the clock."""
@@ -125,10 +126,6 @@ class Keep(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state."""
         self.best, self.since_best = state_dict["best"], state_dict["since_best"]
-
-    def _close(self) -> None:
-        if self.events is not None:
-            self.events.close()
 
     def _is_exhausted(self) -> bool:
         return 0 < self.patience <= self.since_best

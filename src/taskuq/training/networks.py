@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from taskuq.errors import InputError
 from taskuq.kinds import Kinds
 from taskuq.settings import from_table
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -71,8 +72,7 @@ class Network:
         make: Makes the torch module from a configuration.
         training: The layout of its training's TOML file: a dataclass whose instances are
             :class:`taskuq.training.fit.Settings`.
-        method: The dataclass of its table ``[recover]`` or ``[task]``; ``open(device)`` gives what
-            the pipeline calls.
+        method: The :class:`Method` of its table ``[recover]`` or ``[task]``.
         presets: Configurations by name.
         judge: Settings, weights and cases of a training to a record of how good the network is.
         large: Whether random numbers for its start would take seconds. Such a network is made
@@ -113,11 +113,15 @@ NETWORKS: Kinds[Network] = Kinds(
 )
 
 
+class Method(Protocol):
+    """A table ``[recover]`` or ``[task]``: a frozen dataclass whose fields are the table's keys."""
+
+    def open(self, device: torch.device | str) -> Any:
+        """Return what the pipeline calls, on a device."""
+
+
 class Methods(Kinds[type[Any]]):
     """What a table ``[recover]`` or ``[task]`` may name: methods without weights, and networks.
-
-    Each is a small frozen dataclass: its fields are the keys of the table, and ``open(device)``
-    gives what the pipeline calls.
 
     Arguments:
         what: What one of them is called in a sentence.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,22 @@ def read_tensors(path: Path | str) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         raise InputError(
             f"cannot read {path} as safetensors ({error}); give a weights file of this package"
+        ) from None
+
+
+def read_pickled(path: Path | str, give: str) -> Any:
+    """Return what a .pt or .pth file holds; a hostile one is refused, as no object is unpickled.
+
+    Arguments:
+        path: The file.
+        give: What to give instead, for the message.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"cannot read {path} as a plain state dict ({reason}); give {give}"
         ) from None
 
 
