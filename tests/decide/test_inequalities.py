@@ -12,7 +12,7 @@ from taskuq.calibration.moderation import SpreadPrior
 from taskuq.calibration.units import RandomCase
 from taskuq.decide.fixed_width import WindowRule, spread_score
 from taskuq.decide.goal import Goal
-from taskuq.decide.rules import FamilyRule, examine
+from taskuq.decide.rules import FamilyRule, examine, joint_report
 from taskuq.decide.stopping import group_losses, stopping_score
 
 WIDTH = Goal(max_width=0.3)
@@ -61,7 +61,7 @@ def run(seen, targets, threshold):
     reports = []
     for k in range(len(seen.score)):
         stops = scanning & (seen.lowest[k] <= threshold) & (threshold < seen.largest[k])
-        report = seen.report(k, threshold)
+        report = joint_report(seen.rounds[k], threshold)
         inside = report.contains(targets[k] if targets.shape[2] > 1 else targets[k, :, 0])
         missed |= stops & ~(inside.all(axis=-1) if inside.ndim == 2 else inside)
         reports.append(report[stops])
@@ -148,7 +148,7 @@ def test_at_the_simultaneous_score_all_rounds_contain_the_target(rule, seed):
     worst = seen.score.max(axis=0)
     known = np.isfinite(worst)
     for k in range(3):
-        report = seen.report(k, np.where(known, worst, 0.0))
+        report = joint_report(seen.rounds[k], np.where(known, worst, 0.0))
         assert report.contains(targets[k, :, 0])[known].all()
 
 

@@ -13,22 +13,23 @@ from typing import Any
 import numpy as np
 
 from taskuq.checks import as_array, as_numbers, no_gradients
-from taskuq.decide.policy import Decision, Policy
+from taskuq.decide.policy import Policy
 from taskuq.errors import InputError
 from taskuq.files import (
     complete,
     number_from_json,
-    number_to_json,
     open_npz,
+    plain,
     read_json,
     whole_file,
     write_json,
-)
+)  # fmt: skip
 from taskuq.interval import FloatArray, Interval
 from taskuq.protocols import CombiningScanner, Recover, Scanner, Task
 from taskuq.seeds import case_seed
 
 SCHEMA = "taskuq.acquisition/1"
+Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,8 @@ class RoundRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""
-        return {
-            "round": self.round,
-            "acceleration": None if np.isnan(self.acceleration) else self.acceleration,
-            "outputs": self.outputs.tolist(),
-            "stop": self.stop,
-            "lower": [number_to_json(v) for v in np.atleast_1d(self.lower)],
-            "upper": [number_to_json(v) for v in np.atleast_1d(self.upper)],
-            "reason": self.reason,
-        }
+        ends = {end: np.atleast_1d(getattr(self, end)).tolist() for end in ("lower", "upper")}
+        return dict(plain({**vars(self), "outputs": self.outputs.tolist(), **ends}))
 
 
 @dataclass(frozen=True)
@@ -172,7 +166,6 @@ def acquire(
 def _decided(policy: Policy, outputs: FloatArray, earlier: tuple[RoundRecord, ...]) -> RoundRecord:
     """Ask the policy about the outputs of a round."""
     k = len(earlier)
-    decision: Decision
     if k == len(policy.accelerations):
         decision = policy.decide(k, None, value=outputs[0])
     else:
@@ -195,11 +188,7 @@ def _decided(policy: Policy, outputs: FloatArray, earlier: tuple[RoundRecord, ..
 
 
 def _store(
-    path: Path,
-    policy: Policy,
-    scan: Acquisition,
-    arrays: dict[str, np.ndarray] | None,
-    all_stored: bool,
+    path: Path, policy: Policy, scan: Acquisition, arrays: Arrays | None, all_stored: bool
 ) -> None:
     """Store what the last round measured, then the record that says it is there."""
     if arrays is not None:
@@ -219,7 +208,7 @@ def _store(
 
 
 def load_acquisition(path: str | os.PathLike[str], policy: Policy) -> Acquisition:
-    """Read a stored scan to go on with it.
+    """Return a stored scan, to go on with it.
 
     Arguments:
         path: The state that :func:`acquire` wrote.
@@ -255,7 +244,7 @@ def load_acquisition(path: str | os.PathLike[str], policy: Policy) -> Acquisitio
     return Acquisition(rounds, pieces)
 
 
-def _as_arrays(piece: Any) -> dict[str, np.ndarray] | None:
+def _as_arrays(piece: Any) -> Arrays | None:
     """What can be stored without pickling: an array, or a dictionary of arrays."""
     # The leading mark keeps names apart from the arguments of np.savez, and from a lone array.
     parts = {f"of {name}": v for name, v in piece.items()} if isinstance(piece, dict) else {
@@ -268,7 +257,7 @@ def _as_arrays(piece: Any) -> dict[str, np.ndarray] | None:
     return arrays if all(a.dtype.kind in "biufcUS" for a in arrays.values()) else None
 
 
-def _from_arrays(arrays: dict[str, np.ndarray]) -> Any:
+def _from_arrays(arrays: Arrays) -> Any:
     if list(arrays) == ["alone"]:
         return arrays["alone"]
     return {name.removeprefix("of "): array for name, array in arrays.items()}

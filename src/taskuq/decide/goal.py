@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -79,7 +79,8 @@ class Goal:
         if not isinstance(family, AnchoredFamily):
             return self._search(family, task_range)
         if self.side != "two":
-            return _over(self._room(family), family.scale)
+            anchor = family.high if self.side == "upper" else family.low
+            return _over(self._bound(anchor, family.link)[1], family.scale)
         assert self.max_width is not None
         if family.link.kind != "identity":
             return self._search(family, task_range)
@@ -93,16 +94,16 @@ class Goal:
         reach = np.where(rest > near + far, np.inf, reach)
         return _over(reach, family.scale)
 
-    def _room(self, family: AnchoredFamily) -> FloatArray:
-        """How far a one-sided bound may move from its anchor, on the scale of the link."""
-        anchor = family.high if self.side == "upper" else family.low
+    def _bound(self, anchor: FloatArray, link: Link) -> tuple[FloatArray, FloatArray]:
+        """How far a one-sided bound may go, and how far that is from its anchor by the link."""
         sign = 1.0 if self.side == "upper" else -1.0
         if self.level is not None:
-            return np.asarray(sign * (family.link(np.full(anchor.shape, self.level)) - anchor))
-        end = family.link.inverse(anchor) + sign * float(self.max_width or 0.0)
-        return np.asarray(sign * (family.link(end) - anchor))
+            end = np.full(anchor.shape, self.level)
+        else:
+            end = link.inverse(anchor) + sign * float(self.max_width or 0.0)
+        return end, np.asarray(sign * (link(end) - anchor))
 
-    def achieved(self, interval: Interval, estimate: FloatArray | None = None) -> np.ndarray:
+    def achieved(self, interval: Interval, estimate: FloatArray | float = 0.0) -> np.ndarray:
         """Say for each interval whether it achieves the goal; an empty one never does."""
         if self.level is not None:
             good = interval.lower > self.level if self.side == "lower" else (
@@ -113,9 +114,7 @@ class Goal:
             good = interval.width < self.max_width
         else:
             end = interval.upper if self.side == "upper" else interval.lower
-            good = np.abs(end - (0.0 if estimate is None else estimate)) < float(
-                self.max_width or 0.0
-            )
+            good = np.abs(end - estimate) < float(self.max_width or 0.0)
         return np.asarray(good & ~interval.is_empty)
 
     def _search(self, family: Family, task_range: TaskRange) -> FloatArray:
@@ -151,7 +150,9 @@ class Goal:
             (array([0.4, 0. ]), array([0.6, 0.2]), array([0.1 , 0.18]))
         """
         if self.side != "two":
-            return self._half_line(center, link)
+            end, reach = self._bound(center, link)
+            is_upper = self.side == "upper"
+            return Interval(-np.inf, end) if is_upper else Interval(end, np.inf), reach
         assert self.max_width is not None
         tau = self.max_width
         low, high = task_range or (-np.inf, np.inf)
@@ -164,17 +165,6 @@ class Goal:
         above = np.where(upper >= high, np.inf, link(np.where(upper >= high, 0.0, upper)) - center)
         return Interval(lower, upper), np.minimum(below, above)
 
-    def _half_line(self, center: FloatArray, link: Link) -> tuple[Interval, FloatArray]:
-        sign = 1.0 if self.side == "upper" else -1.0
-        if self.level is not None:
-            end = np.full(center.shape, self.level)
-        else:
-            end = link.inverse(center) + sign * float(self.max_width or 0.0)
-        reach = np.asarray(sign * (link(end) - center))
-        if self.side == "upper":
-            return Interval(-np.inf, end), reach
-        return Interval(end, np.inf), reach
-
     def to_dict(self) -> dict[str, Any]:
         """Return a description that JSON can hold."""
         return asdict(self)
@@ -183,19 +173,12 @@ class Goal:
 def make_goal(
     max_width: float | None, at_least: float | None, at_most: float | None, side: Side | None
 ) -> Goal:
-    """Make the goal out of what was asked for."""
+    """Return the goal that was asked for."""
     if at_least is not None and at_most is not None:
         raise InputError("choose at_least or at_most, not both")
     if at_least is not None:
-        return Goal(max_width=max_width, level=at_least, side="lower")
-    if at_most is not None:
-        return Goal(max_width=max_width, level=at_most, side="upper")
-    return Goal(max_width=max_width, side=side or "two")
-
-
-def goal_from_dict(record: Mapping[str, Any]) -> Goal:
-    """Read a goal back from its description."""
-    return Goal(**record)
+        return Goal(max_width, at_least, "lower")
+    return Goal(max_width, at_most, (side or "two") if at_most is None else "upper")
 
 
 class Bisected(NamedTuple):
@@ -208,7 +191,7 @@ class Bisected(NamedTuple):
 
 
 def bisect(claim: Callable[[FloatArray], BoolArray], shape: tuple[int, ...]) -> Bisected:
-    """Search for the threshold of each case from which on a claim holds."""
+    """Return the threshold of each case from which on a claim holds, by bisection."""
     low, high = np.full(shape, -1.0), np.full(shape, 1.0)
     for _ in range(BISECTIONS):
         held, fails = claim(low), ~claim(high)

@@ -13,9 +13,9 @@ import numpy as np
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.scores import score_from_dict, score_name
 from taskuq.checks import as_numbers, as_range, require_in_range
-from taskuq.decide.goal import Goal, goal_from_dict
+from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import POLICIES
-from taskuq.decide.rules import Examined, Record, Rule, Rules, group_allowance
+from taskuq.decide.rules import Record, Rule, Rules, group_allowance, joint_report
 from taskuq.errors import InputError
 from taskuq.files import (
     complete,
@@ -112,7 +112,7 @@ class Policy:
     def decide(
         self, round: int, outputs: Any, *, value: float | FloatArray | None = None
     ) -> Decision:
-        """Decide after a round whether to stop.
+        """Return the decision after a round; its interval is what would be reported now.
 
         Arguments:
             round: The round just measured, counted from 0; the one after the last stored round is
@@ -120,9 +120,6 @@ class Policy:
             outputs: The outputs of all rounds so far: (round, sample) for one case,
                 (round, case, sample) for several, with a last axis for several tasks.
             value: The target, known once everything is measured.
-
-        Returns:
-            A decision; its interval is what would be reported now.
         """
         last = len(self.accelerations)
         if not isinstance(round, int | np.integer) or not 0 <= round <= last:
@@ -134,28 +131,18 @@ class Policy:
         threshold = self.thresholds[round]
         stops = np.all([e.stops(threshold) for e in examined], axis=0)
         if self.whole_group:
-            stops = np.full(stops.shape, self._group_stops(threshold, examined))
-        reports = [e.report(threshold) for e in examined]
-        interval = Interval(
-            np.stack([r.lower for r in reports], axis=-1),
-            np.stack([r.upper for r in reports], axis=-1),
-        )
-        if len(self.task_names) == 1:
-            interval = interval[..., 0]
-        decided = bool(stops.all())
+            largest = np.min([e.largest for e in examined], axis=0)
+            index = np.zeros(len(largest), dtype=np.int64)
+            stops[:] = threshold < group_allowance(largest, index, examined[0].is_risk)[0]
+        interval = joint_report(examined, threshold)
         return Decision(
-            stop=decided,
+            stop=bool(stops.all()),
             stops=stops[0] if single else stops,
             interval=interval[0] if single else interval,
             round=int(round),
             acceleration=self.accelerations[round],
             reason=self._reason(int(round), stops, interval),
         )
-
-    def _group_stops(self, threshold: float, examined: list[Examined]) -> bool:
-        largest = np.min([e.largest for e in examined], axis=0)
-        index = np.zeros(len(largest), dtype=np.int64)
-        return bool(threshold < group_allowance(largest, index, examined[0].is_risk)[0])
 
     def _known(self, value: float | FloatArray | None) -> Decision:
         if value is None:
@@ -240,7 +227,7 @@ class Policy:
 
 
 def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> Policy:
-    """Read a policy that :meth:`Policy.save` wrote.
+    """Return the policy that :meth:`Policy.save` wrote.
 
     Arguments:
         path: The JSON file.
@@ -248,7 +235,7 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
     """
     record = read_json(path, SCHEMA)
     with complete(path, "policy", "plan again"):
-        goal = goal_from_dict(record["goal"])
+        goal = Goal(**record["goal"])
         range_ = as_range(record["task_range"])
         kind = record["kind"]
         policy = Policy(

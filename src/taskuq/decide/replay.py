@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.calibration.family import AnchoredFamily
 from taskuq.decide.certificate import costs
-from taskuq.decide.rules import Examination
+from taskuq.decide.rules import Examination, joint_report
 from taskuq.evaluation.splits import byte_threshold, test_folds
 from taskuq.evaluation.trials import Splitting
 from taskuq.interval import FloatArray
@@ -104,12 +105,7 @@ def replay(scans: Scans, splitting: Splitting, thresholds: FloatArray) -> Replay
 
 
 def _one_trial(
-    scans: Scans,
-    splitting: Splitting,
-    thresholds: FloatArray,
-    t: int,
-    sums: FloatArray,
-    totals: FloatArray,
+    scans: Scans, splitting: Splitting, thresholds: FloatArray, t: int, sums: Any, totals: Any
 ) -> None:
     fold = test_folds(splitting.seed, t, 1, splitting.units, splitting.n_test)[0]
     of_case = splitting.unit_of_case
@@ -152,7 +148,7 @@ def _report(
     scans: Scans, k: int, threshold: float, cases: NDArray[np.int64]
 ) -> tuple[FloatArray, FloatArray]:
     """Width and distance of the target from the centre, the largest over tasks."""
-    interval = scans.seen.report(k, threshold)[cases]
+    interval = joint_report(scans.seen.rounds[k], threshold)[cases]
     lower, upper = interval.lower.reshape(len(cases), -1), interval.upper.reshape(len(cases), -1)
     z = scans.targets[k, cases]
     with np.errstate(invalid="ignore"):
@@ -163,11 +159,7 @@ def _report(
 
 
 def _compiled(
-    scans: Scans,
-    splitting: Splitting,
-    thresholds: FloatArray,
-    sums: FloatArray,
-    totals: FloatArray,
+    scans: Scans, splitting: Splitting, thresholds: FloatArray, sums: Any, totals: Any
 ) -> None:
     from taskuq.decide import kernels
 

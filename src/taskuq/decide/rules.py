@@ -173,21 +173,11 @@ class Examination:
         is_risk = self.rounds[0][0].is_risk
         return np.stack([group_allowance(a, index, is_risk) for a in self.largest])
 
-    def report(self, round: int, threshold: float | FloatArray) -> Interval:
-        """Return what would be reported in a round; (case,) or (case, task)."""
-        reports = [e.report(threshold) for e in self.rounds[round]]
-        if len(reports) == 1:
-            return reports[0]
-        return Interval(
-            np.stack([r.lower for r in reports], axis=-1),
-            np.stack([r.upper for r in reports], axis=-1),
-        )
-
 
 def examine(
     rules: Sequence[Sequence[Rule]], outputs: FloatArray, targets: FloatArray
 ) -> Examination:
-    """Examine cases with rules for every round and task.
+    """Return cases in the light of rules for every round and task.
 
     Several tasks stop together: a case stops when all of them would, and is missed when one is.
 
@@ -204,6 +194,15 @@ def examine(
         largest.append(np.min([e.largest for e in seen], axis=0))
         scores.append(np.max([e.score(targets[k, :, t]) for t, e in enumerate(seen)], axis=0))
     return Examination(np.stack(lowest), np.stack(largest), np.stack(scores), tuple(rounds))
+
+
+def joint_report(examined: Sequence[Examined], threshold: ArrayLike) -> Interval:
+    """Return what is reported of all tasks in a round; (case,) or (case, task)."""
+    reports = [e.report(threshold) for e in examined]
+    if len(reports) == 1:
+        return reports[0]
+    lower, upper = (np.stack([getattr(r, end) for r in reports], -1) for end in ("lower", "upper"))
+    return Interval(lower, upper)
 
 
 def group_allowance(largest: FloatArray, index: NDArray[np.int64], is_risk: bool) -> FloatArray:

@@ -163,12 +163,7 @@ def smallest_allowed(thresholds: FloatArray, totals: FloatArray, allowed: float)
 
 
 def stopped_promise(goal: Goal, promise: str) -> str:
-    """Say what is promised about the report at the stop.
-
-    Arguments:
-        goal: What the report achieves there.
-        promise: Whom the promise is for, a sentence that begins with "Guaranteed: ".
-    """
+    """Return what is promised about the report at the stop, as a kind's ``sentence`` says it."""
     what = promise.removeprefix("Guaranteed: ")
     stopped = f"Guaranteed for the report at the stop, where {goal.sentence}: {what}"
     return f"{stopped} A scan that measures everything knows the target."

@@ -30,12 +30,7 @@ EXPERIMENTS: Kinds[Experiment] = Kinds(
 
 
 def run_one(name: str, inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Run one experiment by name.
-
-    Arguments:
-        name: One of :data:`EXPERIMENTS`.
-        inputs: What it looks at.
-        settings: What decides the numbers.
+    """Return the record of one of :data:`EXPERIMENTS`, by its name.
 
     Example:
         >>> run_one("multi-round", Inputs(), ClaimSettings())
@@ -61,7 +56,9 @@ def run_all(
     tell: Tell = lambda line: None,
     **others: Any,
 ) -> list[dict[str, Any]]:
-    """Run every experiment that the inputs permit.
+    """Return records ``taskuq.experiment/1`` of every experiment that the inputs permit.
+
+    They come in the order of :data:`EXPERIMENTS`; equal inputs and settings give equal records.
 
     Arguments:
         samples_table: Task outputs of posterior samples.
@@ -69,10 +66,6 @@ def run_all(
         settings: What decides the numbers; the paper's values where None.
         tell: Called with a line of progress before each experiment.
         others: Further fields of :class:`~taskuq.experiments.inputs.Inputs`, by name.
-
-    Returns:
-        Records ``taskuq.experiment/1``, in the order of :data:`EXPERIMENTS`; equal inputs and
-        settings give equal records.
 
     Example:
         >>> [record["name"] for record in run_all(None)]

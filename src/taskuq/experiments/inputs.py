@@ -182,15 +182,14 @@ class Experiment:
 def make_inputs(
     samples: TaskOutputs | None, point: TaskOutputs | None = None, **others: Any
 ) -> Inputs:
-    """Bring tables together: the same cases in the same order, and one task.
+    """Return tables brought together: the same cases in the same order, and one task.
+
+    Cases that only one of the tables has are left out.
 
     Arguments:
         samples: Task outputs of posterior samples.
         point: Task outputs of a point estimate of the same cases.
         others: Further fields of :class:`Inputs`.
-
-    Returns:
-        The inputs; cases that only one of the tables has are left out.
 
     Example:
         >>> table = TaskOutputs(rng.random((2, 4, 8)), rng.random(4), (8, 4), case=list("abcd"))
@@ -212,10 +211,6 @@ def make_inputs(
 
 def synthetic_inputs(volumes: int = 30, seed: int = 0) -> Inputs:
     """Return posterior samples of a synthetic scanner, to try an experiment without data.
-
-    Arguments:
-        volumes: How many volumes it scans.
-        seed: The seed of everything random.
 
     Example:
         >>> synthetic_inputs(volumes=20).table.rounds

@@ -47,9 +47,8 @@ def interval_length(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         if not unit.is_group:
             whole = judge_scores(inputs, settings, unit, exact=True, clip=False)
             table["columns"].append("length not cut")
-            table["rows"] = [
-                [*row, r.width.mean] for row, r in zip(table["rows"], whole, strict=True)
-            ]
+            for row, r in zip(table["rows"], whole, strict=True):
+                row.append(r.width.mean)
         account.tables.append(table)
         account.find(unit, *_finding(found, settings))
     return account.record(

@@ -113,11 +113,7 @@ def falls(values: Iterable[float]) -> bool:
 
 
 def shortage(found: Sequence[Evaluation]) -> str | None:
-    """Return why nothing can be compared, where no score has a finite interval; None elsewhere.
-
-    Arguments:
-        found: Evaluations of the same cases and unit.
-    """
+    """Return why nothing can be compared, where no score has a finite interval; None elsewhere."""
     if any(r.infinite < 1 for r in found):
         return None
     first = found[0]

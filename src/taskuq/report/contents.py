@@ -9,23 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from taskuq.errors import InputError
+from taskuq.report import records
 from taskuq.report.cases import CaseReport
 from taskuq.report.figure import Figure, figure_from_dict, figures_of
 from taskuq.report.folder import Found, RunFolder
-from taskuq.report.records import (
-    EVALUATE,
-    EXPERIMENT,
-    MASKS,
-    QUALITY,
-    SIMULATE,
-    TASK,
-    Record,
-    policy_table,
-    quality_table,
-    require_table,
-    score_table,
-    task_table,
-)
+from taskuq.report.records import Record
 from taskuq.report.tables import Table
 
 # Experiments in the order in which they tell their story; others follow as they are found.
@@ -36,10 +24,10 @@ STORY = (
 )  # fmt: skip
 ACRONYMS = ("psnr", "ssim", "roc", "ar", "lwr", "cqr", "mlwr")
 TABLES: Mapping[str, Callable[[Record, str], Table]] = {
-    EVALUATE: score_table,
-    SIMULATE: policy_table,
-    QUALITY: quality_table,
-    TASK: task_table,
+    records.EVALUATE: records.score_table,
+    records.SIMULATE: records.policy_table,
+    records.QUALITY: records.quality_table,
+    records.TASK: records.task_table,
 }
 
 
@@ -121,7 +109,7 @@ class Contents:
     @property
     def max_width(self) -> float | None:
         """The run's width to stop at, from wherever it is said first."""
-        simulated = [found.record for found in self.folder.of(SIMULATE)]
+        simulated = [found.record for found in self.folder.of(records.SIMULATE)]
         goals = [record.get("goal") for record in (self.policy, *simulated) if record is not None]
         widths = [(goal or {}).get("max_width") for goal in goals]
         for said in (self.folder.run.get("max_width"), *widths):
@@ -133,17 +121,15 @@ class Contents:
     def all_figures(self) -> list[Figure]:
         """All figures, those of experiments among them, each under a name of its own."""
         every = [figure for under in self.figures.values() for figure in under]
-        for experiment in self.experiments:
-            every += [replace(f, name=f"{experiment.name}-{f.name}") for f in experiment.figures]
-        return every
+        return every + [
+            replace(f, name=f"{e.name}-{f.name}") for e in self.experiments for f in e.figures
+        ]
 
     @property
     def all_tables(self) -> list[Table]:
         """All tables, those of experiments among them."""
-        every = list(self.tables)
-        for experiment in self.experiments:
-            every += [replace(t, name=f"{experiment.name}-{t.name}") for t in experiment.tables]
-        return every
+        of = [replace(t, name=f"{e.name}-{t.name}") for e in self.experiments for t in e.tables]
+        return [*self.tables, *of]
 
     def add(self, record: Record, prefix: str = "") -> None:
         """Put every figure of a record under its heading; one without numbers is left out."""
@@ -158,7 +144,7 @@ class Contents:
 
 
 def gather(folder: RunFolder) -> Contents:
-    """Gather what the page shows; a record that cannot be shown becomes a note."""
+    """Return what the page shows; a record that cannot be shown becomes a note."""
     contents = Contents(folder)
     for found in folder.records:
         try:
@@ -171,14 +157,14 @@ def gather(folder: RunFolder) -> Contents:
             )
     if folder.explorer is not None and folder.explorer.masks is not None:
         masks, rates = folder.explorer.masks, folder.explorer.accelerations
-        contents.add({"schema": MASKS, "masks": masks, "accelerations": rates})
+        contents.add({"schema": records.MASKS, "masks": masks, "accelerations": rates})
     contents.experiments.sort(key=lambda e: STORY.index(e.name) if e.name in STORY else len(STORY))
     return contents
 
 
 def _add(contents: Contents, found: Found) -> None:
     """Add what a record shows, all of it or nothing."""
-    if found.schema == EXPERIMENT:
+    if found.schema == records.EXPERIMENT:
         contents.experiments.append(_experiment(found.record))
         return
     name = slug(found.path.removesuffix(".json"))
@@ -187,9 +173,9 @@ def _add(contents: Contents, found: Found) -> None:
     contents.add(found.record, f"{name}-")
     if table is not None:
         contents.tables.append(table)
-    if found.schema == EVALUATE:
+    if found.schema == records.EVALUATE:
         contents.evaluations[name] = found.record
-    if found.schema == SIMULATE:
+    if found.schema == records.SIMULATE:
         contents.simulations[name] = found.record["results"]
 
 
@@ -221,8 +207,9 @@ def title_of(name: str) -> str:
 
 def _experiment(record: Record) -> Experiment:
     figures = tuple(figure_from_dict(one) for one in record.get("figures", ()))
-    for one in record.get("tables", ()):
-        require_table(one)
+    tables = record.get("tables", ())
+    for one in tables:
+        records.require_table(one)
     return Experiment(
         slug(str(record["name"])),
         str(record["title"]),
@@ -237,6 +224,6 @@ def _experiment(record: Record) -> Experiment:
                 tuple(map(str, one["columns"])),
                 tuple(tuple(row) for row in one["rows"]),
             )
-            for one in record.get("tables", ())
+            for one in tables
         ),
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from taskuq.errors import InputError
 from taskuq.outputs import TaskOutputs
@@ -20,6 +20,7 @@ SHOWN = (EXPERIMENT, STATUS, DATA_CHECK, POLICY, BOUND)
 # Written by the report itself, or pictures of what is read elsewhere.
 NOT_RESULTS = ("figures", "exports", "report.html")
 LARGEST_RECORD = 200_000_000
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,8 @@ def read_folder(path: Path) -> RunFolder:
     records, others = [], []
     shown = {*SHOWN, *(FIGURES[name].schema for name in FIGURES)}
     for file in _json_files(path):
-        name = file.relative_to(path).as_posix()
-        try:
-            record = _read(file)
-        except InputError as error:
-            unreadable.append((name, _here(error, path)))
+        record, name = _tried(_read, file, path, unreadable), file.relative_to(path).as_posix()
+        if record is None:
             continue
         schema = str(record.get("schema") or "no schema")
         if schema == RUN:
@@ -89,6 +87,7 @@ def read_folder(path: Path) -> RunFolder:
         else:
             others.append((name, schema))
     table, table_path = _table(path, unreadable)
+    explorer = path / "explorer.npz"
     return RunFolder(
         path=path,
         run=run,
@@ -96,14 +95,21 @@ def read_folder(path: Path) -> RunFolder:
         others=tuple(others),
         table=table,
         table_path=table_path,
-        explorer=_explorer(path, unreadable),
+        explorer=_tried(load_explorer, explorer, path, unreadable) if explorer.exists() else None,
         unreadable=tuple(unreadable),
     )
 
 
-def _here(error: InputError, path: Path) -> str:
-    """What went wrong, with paths as seen from the run's folder."""
-    return str(error).replace(str(path), ".")
+def _tried(
+    read: Callable[[Path], T], file: Path, path: Path, unreadable: list[tuple[str, str]]
+) -> T | None:
+    """Read a file, or note what went wrong, with paths as seen from the run's folder."""
+    try:
+        return read(file)
+    except InputError as error:
+        name, reason = file.relative_to(path).as_posix(), str(error).replace(str(path), ".")
+        unreadable.append((name, reason))
+        return None
 
 
 def _json_files(path: Path) -> Iterator[Path]:
@@ -137,20 +143,7 @@ def _table(path: Path, unreadable: list[tuple[str, str]]) -> tuple[TaskOutputs |
     for candidate in dict.fromkeys(candidates):
         if not candidate.exists() or candidate.name in NOT_RESULTS:
             continue
-        name = candidate.relative_to(path).as_posix()
-        try:
-            return TaskOutputs.load(candidate), name
-        except InputError as error:
-            unreadable.append((name, _here(error, path)))
+        table = _tried(TaskOutputs.load, candidate, path, unreadable)
+        if table is not None:
+            return table, candidate.relative_to(path).as_posix()
     return None, None
-
-
-def _explorer(path: Path, unreadable: list[tuple[str, str]]) -> Explorer | None:
-    file = path / "explorer.npz"
-    if not file.exists():
-        return None
-    try:
-        return load_explorer(file)
-    except InputError as error:
-        unreadable.append((file.name, _here(error, path)))
-        return None

@@ -83,8 +83,7 @@ def slice_pictures(explorer: Explorer, budget: int = BUDGET) -> Pictures:
         budget: How many characters all pictures may take; quality gives way first, then size.
     """
     S, H, W = explorer.truth.shape
-    samples = explorer.samples
-    J = 0 if samples is None else samples.shape[2]
+    J = 0 if explorer.samples is None else explorer.samples.shape[2]
     tiles = ["zero-filled", "mean", "sd", "error"]
     tiles += ["point"] if explorer.point is not None else []
     tiles += [f"sample-{j + 1}" for j in range(J)]

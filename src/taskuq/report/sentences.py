@@ -10,12 +10,7 @@ from taskuq.report.contents import Contents
 from taskuq.report.records import DATA_CHECK, STATUS, Record, number, policy_name
 from taskuq.report.tables import Table, shown
 
-WHAT = {
-    "data": "Data",
-    "measure": "Measurement h",
-    "recover": "Recovery g",
-    "task": "Task f",
-}
+WHAT = {"data": "Data", "measure": "Measurement h", "recover": "Recovery g", "task": "Task f"}
 
 
 def facts(contents: Contents) -> list[tuple[str, str]]:
@@ -50,8 +45,9 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
         found.append(("Versions", ", ".join(f"{k} {v}" for k, v in versions.items())))
     if run.get("revision"):
         found.append(("Revision", str(run["revision"])))
-    if isinstance(run.get("seconds"), int | float):
-        found.append(("Time it took", _duration(float(run["seconds"]))))
+    if isinstance(seconds := run.get("seconds"), int | float):
+        long = f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+        found.append(("Time it took", f"{seconds:.0f} seconds" if seconds < 120 else long))
     return found
 
 
@@ -70,14 +66,8 @@ def limits(contents: Contents) -> list[str]:
         "Widths and accelerations are measured; no width is promised where a scan does not stop "
         "by it.",
     ]
-    unpromised = sorted(
-        {
-            policy_name(r)
-            for results in contents.simulations.values()
-            for r in results
-            if not r["guaranteed"]
-        }
-    )
+    simulated = [r for results in contents.simulations.values() for r in results]
+    unpromised = sorted({policy_name(r) for r in simulated if not r["guaranteed"]})
     if unpromised:
         found.append(
             f"Stopping by {', '.join(unpromised)} carries no guarantee for the report at the stop: "
@@ -147,14 +137,10 @@ def tiles(contents: Contents) -> list[tuple[str, str]]:
 def key_table(contents: Contents) -> tuple[Table | None, str]:
     """Return the one table to look at first, and a sentence before it."""
     unit = contents.folder.run.get("unit")
-    chosen = [
-        (name, record["results"])
-        for name, record in contents.evaluations.items()
-        if unit is None or record["results"][0]["unit"] == unit
-    ] or [(name, record["results"]) for name, record in contents.evaluations.items()]
-    if not chosen:
+    every = [(name, record["results"]) for name, record in contents.evaluations.items()]
+    if not every:
         return None, ""
-    name, rows = chosen[0]
+    name, rows = next((of for of in every if unit is None or of[1][0]["unit"] == unit), every[0])
     alpha, task = rows[0]["alpha"], rows[0].get("task")
     most = max(r["samples"] for r in rows)
     rows = [r for r in rows if r["samples"] == most and r.get("task") == task]
@@ -218,9 +204,3 @@ def failure_tables(contents: Contents) -> tuple[list[Table], str]:
     else:
         known = f"All {folder.table.cases} cases of the table are complete."
     return tables, known + (f" {len(skipped)} files were skipped." if skipped else "")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"

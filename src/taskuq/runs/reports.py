@@ -14,7 +14,7 @@ from taskuq.calibration.bound import Bound, load_bound
 from taskuq.calibration.law import calibration_size
 from taskuq.calibration.scores import score_name
 from taskuq.calibration.units import Unit, unit_named
-from taskuq.decide.goal import goal_from_dict
+from taskuq.decide.goal import Goal
 from taskuq.decide.policy import Policy, load_policy
 from taskuq.errors import InputError
 from taskuq.outputs import TaskOutputs
@@ -104,7 +104,7 @@ def _with_goal(found: Found) -> Found:
     if found.schema != SIMULATE:
         return found
     try:
-        until = goal_from_dict(found.record["goal"]).sentence
+        until = Goal(**found.record["goal"]).sentence
     except (InputError, KeyError, TypeError):
         return found
     return replace(found, record={**found.record, "until": until})
