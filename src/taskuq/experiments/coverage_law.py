@@ -51,9 +51,7 @@ def coverage_law(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         unit: judge_scores(inputs, settings, unit, accelerations=[R]) for unit in units(inputs)
     }
     by_case, *by_group = by_unit.values()
-    first = by_case[0]
-    rank = coverage_rank(first.n_calibration, first.alpha)
-    law = CoverageLaw(first.n_calibration, rank, first.n_test)
+    law = _law(by_case[0])
     sentence, held = _finding(by_case, law)
     sentence += "".join(map(_by_group, by_group))
     return experiment_record(
@@ -66,6 +64,11 @@ def coverage_law(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         [_histogram(r, R) for r in by_case if r.histogram is not None],
         [_table(found, unit, law) for unit, found in by_unit.items()],
     )
+
+
+def _law(result: Evaluation) -> CoverageLaw:
+    rank = coverage_rank(result.n_calibration, result.alpha)
+    return CoverageLaw(result.n_calibration, rank, result.n_test)
 
 
 def _histogram(result: Evaluation, R: float) -> Figure:
