@@ -65,7 +65,6 @@ def temperature_at(temperature: float | Temperatures, mask: Tensor) -> float:
         mask: The measured columns, booleans (width,).
 
     Example:
-        >>> import torch
         >>> mask = torch.arange(64) % 16 == 0  # R = 16
         >>> temperature_at([(16, 0.8), (8, 1)], mask)
         0.8
@@ -99,7 +98,6 @@ class AroundEstimate:
             (:func:`taskuq.recover.around.temperature_at`).
 
     Example:
-        >>> import torch
         >>> from taskuq.measure.mri import Measurement
         >>> from taskuq.recover.flow import FlowConfig
         >>> from taskuq.recover.varnet import VarNetConfig

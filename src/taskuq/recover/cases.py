@@ -102,7 +102,6 @@ def as_coils(image: Tensor) -> Tensor:
         image: Complex coil images, or one magnitude image (height, width).
 
     Example:
-        >>> import torch
         >>> as_coils(torch.ones(4, 4)).shape
         torch.Size([1, 4, 4])
     """

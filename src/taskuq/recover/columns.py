@@ -19,7 +19,6 @@ def central_window(count: Tensor, width: int) -> Tensor:
         width: The number of k-space columns.
 
     Example:
-        >>> import torch
         >>> central_window(torch.tensor([2, 3]), width=6).int().tolist()
         [[0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0]]
     """
@@ -38,7 +37,6 @@ def central_lines(mask: Tensor) -> Tensor:
         mask: Booleans (case, width); True is measured.
 
     Example:
-        >>> import torch
         >>> mask = torch.zeros(1, 320, dtype=torch.bool)
         >>> mask[0, 156:165] = True  # the nine central lines of the published mask for R = 16
         >>> central_lines(mask).item()
@@ -77,7 +75,6 @@ def consistent_columns(x: Tensor, measured: Tensor, mask: Tensor) -> Tensor:
         mask: Booleans that broadcast against ``x``, the last axis the column; True is measured.
 
     Example:
-        >>> import torch
         >>> x = torch.randn(8, 16, 16, dtype=torch.complex64)
         >>> full = torch.ones(16, dtype=torch.bool)
         >>> torch.allclose(consistent_columns(x, 2 * x, full), 2 * x, atol=1e-5)

@@ -90,7 +90,6 @@ class Estimate(NamedTuple):
         for what it has never seen.
 
         Example:
-            >>> import torch
             >>> from taskuq.recover.varnet import VarNetConfig
             >>> net = VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2))
             >>> mask = torch.zeros(1, 16, dtype=torch.bool)
@@ -119,8 +118,6 @@ def estimate(net: VarNet, zero_filled: Tensor, mask: Tensor) -> Estimate:
         mask: Booleans (case, width); True is measured.
 
     Example:
-        >>> import torch
-        >>> from taskuq.measure.projections import keep_measured
         >>> from taskuq.recover.varnet import VarNetConfig
         >>> net = VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2))
         >>> mask = torch.zeros(1, 16, dtype=torch.bool)

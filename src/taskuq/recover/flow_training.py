@@ -66,9 +66,7 @@ class FlowRecovery:
         options: Of :class:`taskuq.recover.Sampler`: ``device``, ``dtype``, ``memory``.
 
     Example:
-        >>> import torch
         >>> from taskuq.measure.mri import Measurement
-        >>> from taskuq.recover.flow import FlowConfig
         >>> flow = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2,
         ...                                   condition_channels=4, steps=2))
         >>> scan = Measurement(torch.ones(1, 16, 16) + 0j, torch.ones(16, dtype=torch.bool), 1.0)
@@ -253,7 +251,6 @@ def flow_target(
         generator: Draws the noise.
 
     Example:
-        >>> import torch
         >>> x, mask = torch.ones(1, 2, 8, 8) + 0j, torch.ones(1, 8, dtype=torch.bool)
         >>> y, target = flow_target(x, mask, FlowConfig(noise=0.0), torch.Generator())
         >>> target.abs().max().item()  # everything is measured: nothing is left to learn

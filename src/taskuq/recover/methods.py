@@ -36,7 +36,6 @@ class ZeroFilled:
     It is its own table ``[recover]``, which has no keys.
 
     Example:
-        >>> import torch
         >>> from taskuq.measure.mri import Measurement
         >>> scan = Measurement(torch.ones(4, 8, 8) + 0j, torch.ones(8, dtype=torch.bool), 1.0)
         >>> ZeroFilled()(scan, samples=32, seed=0).shape  # a point estimate has one sample

@@ -34,7 +34,6 @@ def ssim(images: Tensor, targets: Tensor, data_range: Tensor) -> Tensor:
         data_range: The range :math:`L` of each case, (case,): the maximum of its volume.
 
     Example:
-        >>> import torch
         >>> x = torch.rand(2, 32, 32)
         >>> ssim(x, x, data_range=torch.ones(2)).tolist()
         [1.0, 1.0]
@@ -70,7 +69,6 @@ def volume_psnr(recovered: Tensor, truth: Tensor) -> float:
         truth: The true images, the same shape.
 
     Example:
-        >>> import torch
         >>> round(volume_psnr(torch.full((2, 4, 4), 0.9), torch.ones(2, 4, 4)), 3)
         20.0
     """
@@ -87,7 +85,6 @@ def volume_ssim(recovered: Tensor, truth: Tensor) -> float:
         truth: The true images, the same shape.
 
     Example:
-        >>> import torch
         >>> volume_ssim(torch.ones(2, 8, 8), torch.ones(2, 8, 8))
         1.0
     """
@@ -113,7 +110,6 @@ def spread_error_correlation(
             whole image counts.
 
     Example:
-        >>> import torch
         >>> truth = torch.linspace(1, 2, 16).reshape(4, 4)
         >>> samples = torch.stack([truth, 1.5 * truth])  # spread and error both grow with truth
         >>> round(spread_error_correlation(samples, truth), 6)

@@ -41,7 +41,6 @@ class Recorded:
         function: Takes tensors, returns a tensor.
 
     Example:
-        >>> import torch
         >>> Recorded(lambda x, y: x + y)(torch.ones(1), torch.ones(1))
         tensor([2.])
     """
@@ -84,7 +83,6 @@ class Replayed:
         compute: What is computed with it. It must not wait for the GPU, nor draw random numbers.
 
     Example:
-        >>> import torch
         >>> line = nn.Linear(1, 1)
         >>> Replayed(line, lambda x: line(x).square())(torch.zeros(3, 1)).shape  # as it is
         torch.Size([3, 1])

@@ -56,7 +56,6 @@ def stacked(measurements: Sequence[Scan]) -> tuple[Tensor, Tensor]:
         measurements: Measurements of the same size.
 
     Example:
-        >>> import torch
         >>> from taskuq.measure.mri import Measurement
         >>> scan = Measurement(torch.ones(4, 8, 8) + 0j, torch.ones(8, dtype=torch.bool), 1.0)
         >>> [part.shape for part in stacked([scan, scan])]

@@ -57,7 +57,6 @@ class UNet(nn.Module):
         pools: How many times the image is halved.
 
     Example:
-        >>> import torch
         >>> unet = UNet(inputs=2, outputs=2, width=4, pools=2)
         >>> unet(torch.zeros(1, 2, 16, 18)).shape
         torch.Size([1, 2, 16, 18])

@@ -50,7 +50,6 @@ class NormUnet(nn.Module):
         pools: How many times the image is halved.
 
     Example:
-        >>> import torch
         >>> NormUnet(4, 2)(torch.randn(3, 1, 20, 24, dtype=torch.complex64)).shape
         torch.Size([3, 1, 20, 24])
     """
@@ -81,7 +80,6 @@ class SensitivityModel(nn.Module):
         pools: How many times the image is halved.
 
     Example:
-        >>> import torch
         >>> kspace = torch.randn(1, 4, 16, 16, dtype=torch.complex64)
         >>> maps = SensitivityModel(4, 2)(kspace, count=torch.tensor([6]))
         >>> (maps.abs().square().sum(1) - 1).abs().max().item() < 1e-5  # unit sum of squares
@@ -148,7 +146,6 @@ class VarNet(nn.Module):
         config: The size; the default is the paper's, with 29,936,966 parameters.
 
     Example:
-        >>> import torch
         >>> net = VarNet(VarNetConfig(cascades=2, width=4, pools=2, sensitivity_pools=2))
         >>> kspace = torch.randn(2, 4, 16, 16, dtype=torch.complex64)
         >>> mask = torch.ones(2, 16, dtype=torch.bool)

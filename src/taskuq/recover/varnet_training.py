@@ -45,9 +45,7 @@ class VarNetRecovery:
         net: The network, on the device where it shall run.
 
     Example:
-        >>> import torch
         >>> from taskuq.measure.mri import Measurement
-        >>> from taskuq.recover.varnet import VarNetConfig
         >>> net = VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2))
         >>> scan = Measurement(torch.ones(4, 16, 16) + 0j, torch.ones(16, dtype=torch.bool), 1.0)
         >>> VarNetRecovery(net)(scan, samples=1, seed=0).shape

@@ -26,7 +26,6 @@ class VGG16(nn.Module):
         width: A factor on all widths; 1 is the published network.
 
     Example:
-        >>> import torch
         >>> VGG16(width=1 / 64)(torch.rand(2, 64, 64), torch.ones(2)).shape
         torch.Size([2, 64])
     """

@@ -31,7 +31,6 @@ class AsTask:
         batch: Images handed over at a time.
 
     Example:
-        >>> from torch import nn
         >>> task = AsTask(nn.Sequential(nn.Flatten(), nn.Linear(16, 1), nn.Sigmoid()))
         >>> task(np.ones((5, 4, 4))).shape
         torch.Size([5])

@@ -54,7 +54,6 @@ class ContrastiveNetwork(nn.Module):
         config: Its layers.
 
     Example:
-        >>> import torch
         >>> small = ContrastiveConfig(BackboneConfig("small", width=4), hidden=8, embedding=5)
         >>> ContrastiveNetwork(small)(torch.rand(2, 32, 32)).shape
         torch.Size([2, 5])
@@ -184,7 +183,6 @@ def simclr_recipe(config: ContrastiveConfig, views: AugmentConfig) -> Recipe:
         views: How far a view is from its image.
 
     Example:
-        >>> from taskuq.task.backbone import BackboneConfig
         >>> small = ContrastiveConfig(BackboneConfig("small", width=4))
         >>> simclr_recipe(small, AugmentConfig()).mode
         'min'

@@ -21,7 +21,6 @@ def mean_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
         values: Quantities of all cases, each (case,).
 
     Example:
-        >>> import torch
         >>> mean_summary({"loss": torch.tensor([1.0, 3.0])})
         {'loss': 2.0}
     """
@@ -47,8 +46,6 @@ class Recipe:
         collate: Makes a batch of a list of cases; torch's own by default.
 
     Example:
-        >>> import torch
-        >>> from torch import nn
         >>> line = Recipe("line", nn.Linear(1, 1), config=None,
         ...               loss=lambda net, batch, generator: net(batch["x"]).square().mean(),
         ...               validate=lambda net, batch, generator: {"loss": net(batch["x"])[:, 0]})

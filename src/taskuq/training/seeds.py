@@ -38,7 +38,6 @@ def gaussian_rows(out: Tensor, seeds: Sequence[int]) -> Tensor:
         seeds: One seed for each row.
 
     Example:
-        >>> import torch
         >>> both = gaussian_rows(torch.empty(2, 5), [3, 4])
         >>> torch.equal(gaussian_rows(torch.empty(1, 5), [4])[0], both[1])
         True
@@ -59,7 +58,6 @@ def own_randomness(seed: int) -> Iterator[None]:
         seed: The seed.
 
     Example:
-        >>> import torch
         >>> from torch import nn
         >>> def start():
         ...     with own_randomness(3):

@@ -96,7 +96,6 @@ def load_weights(network: nn.Module, path: Path | str) -> None:
         path: The file.
 
     Example:
-        >>> from torch import nn
         >>> load_weights(nn.Linear(1, 1), "absent.safetensors")
         Traceback (most recent call last):
         ...
@@ -114,8 +113,6 @@ def fill(network: nn.Module, found: Mapping[str, Tensor], path: Path | str) -> N
         path: Where they come from, for the message.
 
     Example:
-        >>> import torch
-        >>> from torch import nn
         >>> fill(nn.Linear(1, 1), {"weight": torch.ones(1, 1)}, "a.safetensors")
         Traceback (most recent call last):
         ...

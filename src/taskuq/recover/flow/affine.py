@@ -21,7 +21,6 @@ class ActNorm(nn.Module):
         channels: The number of channels.
 
     Example:
-        >>> import torch
         >>> norm, x = ActNorm(3), 5 + 2 * torch.randn(4, 3, 8, 8)
         >>> norm.start(x)
         >>> y, log_det = norm(x)
@@ -65,7 +64,6 @@ class Rotation(nn.Module):
         generator: Draws the matrix, which is stored with the weights and never trained.
 
     Example:
-        >>> import torch
         >>> rotate, x = Rotation(8, torch.Generator().manual_seed(0)), torch.randn(1, 8, 4, 4)
         >>> torch.allclose(rotate.inverse(rotate(x)), x, atol=1e-6)
         True

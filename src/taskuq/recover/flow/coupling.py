@@ -22,7 +22,6 @@ class Subnet(nn.Module):
         kernel: 1 for a network on single pixels, 3 for one on neighbourhoods.
 
     Example:
-        >>> import torch
         >>> subnet = Subnet(32, 64, kernel=3)
         >>> subnet(torch.zeros(1, 32, 8, 8), torch.zeros(1, 64, 8, 8)).shape
         torch.Size([1, 64, 8, 8])
@@ -61,7 +60,6 @@ def log_scale(raw: Tensor) -> Tensor:
         raw: The network's raw scale :math:`a`.
 
     Example:
-        >>> import torch
         >>> round(float(log_scale(torch.tensor(1e9))), 3)
         1.499
     """
@@ -86,7 +84,6 @@ class Coupling(nn.Module):
         kernel: The kernel size of the subnet, 1 or 3.
 
     Example:
-        >>> import torch
         >>> x, c = torch.randn(1, 4, 8, 8), torch.ones(1, 2, 8, 8)
         >>> coupling = Coupling(4, 2, kernel=1)
         >>> y, log_det = coupling(x, c)

@@ -55,7 +55,6 @@ class FoldedFlow:
     where ``dtype`` is float64).
 
     Example:
-        >>> import torch
         >>> from taskuq.measure.coils import to_complex
         >>> from taskuq.recover.flow import ConditionalFlow, FlowConfig
         >>> flow = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2,
@@ -146,7 +145,6 @@ def fold(flow: ConditionalFlow, *, device: torch.device | str, dtype: torch.dtyp
         dtype: The precision of the convolutions: float32, or bfloat16 on a GPU.
 
     Example:
-        >>> import torch
         >>> from taskuq.recover.flow import FlowConfig
         >>> small = FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4, steps=2)
         >>> len(fold(ConditionalFlow(small), device="cpu", dtype=torch.float32).layers)

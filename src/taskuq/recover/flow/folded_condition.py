@@ -31,7 +31,6 @@ def convolve(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
         width: Columns of the image.
 
     Example:
-        >>> import torch
         >>> convolve(torch.ones(1, 6, 2), torch.ones(3, 2, 3, 3), 2, 3)[0, :, 0].tolist()
         [8.0, 12.0, 8.0, 8.0, 12.0, 8.0]
     """

@@ -22,7 +22,6 @@ def stripes(x: Tensor) -> Tensor:
         x: Channels (case, channel, height, width).
 
     Example:
-        >>> import torch
         >>> stripes(torch.zeros(1, 2, 1, 4)).int().tolist()
         [[[0, 1, 0, 1]], [[1, 0, 1, 0]]]
     """
@@ -53,7 +52,6 @@ class IMap(nn.Module):
         channels: The number of channels :math:`C`, even.
 
     Example:
-        >>> import torch
         >>> attend, x = IMap(4), torch.randn(1, 4, 6, 6)
         >>> y, log_det = attend(x)
         >>> torch.allclose(attend.inverse(y), x, atol=1e-6)

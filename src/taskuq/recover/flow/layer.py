@@ -20,7 +20,6 @@ class Step(nn.Module):
         generator: Draws the rotation and the start of the weights.
 
     Example:
-        >>> import torch
         >>> step = Step(4, 2, kernel=3, generator=torch.Generator().manual_seed(0))
         >>> x, c = torch.randn(1, 4, 8, 8), torch.randn(1, 2, 8, 8)
         >>> y, log_det = step(x, c)
@@ -65,7 +64,6 @@ class Layer(nn.Module):
         generator: Draws the rotations and the start of the weights.
 
     Example:
-        >>> import torch
         >>> layer = Layer(4, 2, steps=3, generator=torch.Generator().manual_seed(0))
         >>> [step.coupling.subnet.kernel for step in layer.steps]
         [1, 3, 1]

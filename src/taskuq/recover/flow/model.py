@@ -37,7 +37,6 @@ class ConditionalFlow(nn.Module):
         config: The size.
 
     Example:
-        >>> import torch
         >>> flow = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2,
         ...                                   condition_channels=4, steps=2))
         >>> x, y = torch.randn(3, 2, 16, 16), torch.randn(3, 2, 16, 16)
@@ -136,7 +135,6 @@ def bits_per_dimension(latents: Sequence[Tensor], log_det: Tensor) -> Tensor:
         log_det: The log-determinant of each case, (case,).
 
     Example:
-        >>> import torch
         >>> round(bits_per_dimension([torch.zeros(1, 4, 2, 2)], torch.zeros(1)).item(), 4)
         1.3257
     """

@@ -69,7 +69,6 @@ def leaky(y: Tensor, add: Tensor, slope: float, samples: int = 1) -> Tensor:
         samples: How many images of ``y`` follow each other for one case.
 
     Example:
-        >>> import torch
         >>> leaky(torch.zeros(2, 1, 2), torch.tensor([[[1.0, -1.0]]]), 0.1, samples=2).tolist()
         [[[1.0, -0.1...]], [[1.0, -0.1...]]]
     """
@@ -89,7 +88,6 @@ def normalise_leaky(x: Tensor, slope: float) -> Tensor:
         slope: The slope for negative values.
 
     Example:
-        >>> import torch
         >>> x = torch.tensor([[[1.0], [3.0]]])
         >>> [round(v, 4) for v in normalise_leaky(x, slope=0.2).flatten().tolist()]
         [-0.2, 1.0]
@@ -116,7 +114,6 @@ def between(
         dtype: The precision of the next subnet.
 
     Example:
-        >>> import torch
         >>> half = Attend(torch.zeros(2), torch.tensor([2.0, 2.0]), torch.tensor(50.0))
         >>> between(torch.ones(1, 2, 2), None, None, half, torch.float32)[0].round().tolist()
         [[[1.0, 2.0], [2.0, 1.0]]]
@@ -154,7 +151,6 @@ def pixelwise(x: Tensor, share: Tensor, subnet: Subnet, slope: float, samples: i
         samples: How many images follow each other for one case.
 
     Example:
-        >>> import torch
         >>> eye = torch.eye(2)
         >>> pixelwise(torch.ones(1, 3, 2), torch.zeros(1, 3, 2),
         ...           Subnet(eye, eye, torch.zeros(2), torch.ones(2, 4)), 0.01, 1)[0, 0].tolist()

@@ -48,7 +48,6 @@ class Sampler:
             instance :func:`taskuq.measure.coils.rss`; part of the recorded work.
 
     Example:
-        >>> import torch
         >>> from taskuq.recover.flow import FlowConfig
         >>> flow = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2,
         ...                                   condition_channels=4, steps=2, limit=1e9))
@@ -229,7 +228,6 @@ def case_scale(y: Tensor) -> Tensor:
         y: Complex images (case, coil, height, width).
 
     Example:
-        >>> import torch
         >>> case_scale(torch.full((1, 2, 4, 4), 3j)).item()
         3.0
     """
