@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from taskuq.calibration.family import family_of
+from taskuq.calibration.family import clipped, family_of
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.law import CoverageLaw
 from taskuq.calibration.scores import (
@@ -34,8 +34,8 @@ class AnyBound(ABC):
     """What bounds of every kind share: scores with a quantile each, and a JSON file."""
 
     samples: int
-    rounds: int
-    acceleration: float | None
+    rounds: int = 1
+    acceleration: float | None = None
 
     @property
     @abstractmethod
@@ -144,9 +144,7 @@ class Bound(AnyBound):
         array = array[None] if single else array
         self._check(array)
         quantile = self.threshold.at(array.shape[-2], strata, weights)
-        interval = family_of(self.score, array).interval(quantile)
-        if self.task_range is not None:
-            interval = interval.clip(*self.task_range)
+        interval = clipped(family_of(self.score, array).interval(quantile), self.task_range)
         return interval[0] if single else interval
 
     def _check(self, outputs: FloatArray) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from taskuq.calibration.link import IDENTITY, Link
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray, Interval
+from taskuq.interval import FloatArray, Interval, TaskRange
 from taskuq.protocols import Family, NestedScore, RoundsScore, Score
 
 Side: TypeAlias = Literal["two", "upper", "lower"]
@@ -170,8 +171,18 @@ def intervals_at(family: Family, quantiles: FloatArray) -> Interval:
     """
     if isinstance(family, AnchoredFamily):
         return family.interval(np.asarray(quantiles)[:, None])
-    each = [family.interval(q) for q in quantiles]
-    return Interval(np.stack([i.lower for i in each]), np.stack([i.upper for i in each]))
+    return stacked([family.interval(q) for q in quantiles], axis=0)
+
+
+def stacked(intervals: Sequence[Interval], axis: int) -> Interval:
+    """Return intervals of one shape side by side along a new axis."""
+    lower, upper = [i.lower for i in intervals], [i.upper for i in intervals]
+    return Interval(np.stack(lower, axis), np.stack(upper, axis))
+
+
+def clipped(interval: Interval, task_range: TaskRange) -> Interval:
+    """Return the part of intervals inside the task's range, if it has one."""
+    return interval if task_range is None else interval.clip(*task_range)
 
 
 class FamilyScore(ABC):

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from taskuq.calibration.bound import AnyBound, read_bound
-from taskuq.calibration.family import Side, family_of
+from taskuq.calibration.family import Side, clipped, family_of, stacked
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.rank import coverage_rank, order_statistic
 from taskuq.calibration.scores import resolve_score, score_from_dict, score_to_dict
@@ -50,8 +50,6 @@ class JointBound(AnyBound):
     samples: int
     task_range: TaskRange = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    rounds: int = field(default=1, init=False, repr=False)
-    acceleration: None = field(default=None, init=False, repr=False)
 
     @property
     def parts(self) -> tuple[tuple[Score, float], ...]:
@@ -73,10 +71,7 @@ class JointBound(AnyBound):
                 "outputs are (case, sample, task)"
             )
         each = [family_of(score, x[:, :, k]).interval(q) for k, (score, q) in enumerate(self.parts)]
-        interval = Interval(
-            np.stack([i.lower for i in each], axis=1), np.stack([i.upper for i in each], axis=1)
-        )
-        return interval if self.task_range is None else interval.clip(*self.task_range)
+        return clipped(stacked(each, axis=1), self.task_range)
 
     def __str__(self) -> str:
         tail = "" if self.is_finite else f" But {self.guarantee.shortage}."

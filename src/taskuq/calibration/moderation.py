@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -94,7 +94,7 @@ def fit_spread_prior(variance: FloatArray, covariate: FloatArray, samples: int) 
         typical=1.0,
     )
     typical = float(np.median(prior.moderated(v, covariate, samples)))
-    return SpreadPrior(prior.coefficients, prior.degrees, prior.covariate_range, typical)
+    return replace(prior, typical=typical)
 
 
 def _inverse_trigamma(value: float) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from taskuq.calibration.bound import AnyBound, read_bound
-from taskuq.calibration.family import Side, family_of
+from taskuq.calibration.family import Side, clipped, family_of
 from taskuq.calibration.rank import coverage_rank, exact_level
 from taskuq.calibration.scores import score_from_dict, score_to_dict
 from taskuq.calibration.single import calibrate
@@ -74,8 +74,6 @@ class OnlineBound(AnyBound):
     misses: int
     samples: int
     task_range: TaskRange = None
-    rounds: int = field(default=1, init=False, repr=False)
-    acceleration: None = field(default=None, init=False, repr=False)
 
     @property
     def parts(self) -> tuple[tuple[Score, float], ...]:
@@ -122,8 +120,7 @@ class OnlineBound(AnyBound):
         if self.level >= 1:
             # Nothing, whatever the score: only misses bring the level down again.
             interval = Interval(np.full(len(x), np.inf), np.full(len(x), -np.inf))
-        if self.task_range is not None:
-            interval = interval.clip(*self.task_range)
+        interval = clipped(interval, self.task_range)
         return interval[0] if single else interval
 
     def after_audit(self, outputs: Any, target: float) -> OnlineBound:

@@ -57,7 +57,7 @@ def mean_and_variance(outputs: FloatArray, ddof: int = 0) -> tuple[FloatArray, F
 
 
 def sample_quantiles(outputs: FloatArray, levels: Sequence[float]) -> tuple[FloatArray, ...]:
-    r"""Empirical quantiles :math:`\hat z(\omega)` of the samples of each case.
+    r"""Empirical quantiles :math:`\hat z(\omega)` of each case, an array (case,) for each level.
 
     The convention is linear interpolation between order statistics, at position
     :math:`(p - 1)\omega` counted from 0, as the paper's authors compute it.
@@ -65,9 +65,6 @@ def sample_quantiles(outputs: FloatArray, levels: Sequence[float]) -> tuple[Floa
     Arguments:
         outputs: Task outputs (case, sample).
         levels: The levels :math:`\omega`, each in [0, 1].
-
-    Returns:
-        One array (case,) for each level.
 
     Example:
         >>> sample_quantiles(np.array([[0.0, 1.0, 2.0, 10.0]]), [0.0, 0.5, 0.75])

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from taskuq.calibration.family import AnchoredFamily, Side, family_of
+from taskuq.calibration.family import AnchoredFamily, Side, clipped, family_of
 from taskuq.calibration.link import IDENTITY
 from taskuq.calibration.rank import conformal_quantile, exact_level
 from taskuq.calibration.scores import score_to_dict
@@ -68,9 +68,7 @@ class WindowRule(Rule):
         place = window_place(self.score, self.task_range)
         window, reach = self.goal.window(family.high, family.link, place)
         ratio = np.divide(family.scale, reach, out=np.full(reach.shape, np.inf), where=reach > 0)
-        if self.task_range is not None:
-            window = window.clip(*self.task_range)
-        return self.weight * ratio, window, family
+        return self.weight * ratio, clipped(window, self.task_range), family
 
     def examine(self, outputs: FloatArray) -> Examined:
         """Examine cases, outputs of all rounds so far (round, case, sample)."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from taskuq.calibration.family import SIDES, AnchoredFamily, Side
+from taskuq.calibration.family import SIDES, AnchoredFamily, Side, clipped
 from taskuq.calibration.link import TAIL, Link
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
@@ -105,16 +105,12 @@ class Goal:
 
     def achieved(self, interval: Interval, estimate: FloatArray | float = 0.0) -> np.ndarray:
         """Say for each interval whether it achieves the goal; an empty one never does."""
+        end = interval.upper if self.side == "upper" else interval.lower
+        width = float(self.max_width or 0.0)
         if self.level is not None:
-            good = interval.lower > self.level if self.side == "lower" else (
-                interval.upper < self.level
-            )  # fmt: skip
-        elif self.side == "two":
-            assert self.max_width is not None
-            good = interval.width < self.max_width
+            good = end > self.level if self.side == "lower" else end < self.level
         else:
-            end = interval.upper if self.side == "upper" else interval.lower
-            good = np.abs(end - estimate) < float(self.max_width or 0.0)
+            good = (interval.width if self.side == "two" else np.abs(end - estimate)) < width
         return np.asarray(good & ~interval.is_empty)
 
     def _search(self, family: Family, task_range: TaskRange) -> FloatArray:
@@ -122,8 +118,7 @@ class Goal:
         estimate = _middle(family)
 
         def is_too_wide(threshold: FloatArray) -> BoolArray:
-            interval = family.interval(threshold)
-            interval = interval if task_range is None else interval.clip(*task_range)
+            interval = clipped(family.interval(threshold), task_range)
             # Within the search an empty interval counts as narrow: it only lies lower.
             return ~(self.achieved(interval, estimate) | interval.is_empty)
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taskuq.calibration.family import AnchoredFamily, family_of
+from taskuq.calibration.family import AnchoredFamily, family_of, stacked
 from taskuq.calibration.scores import score_to_dict
 from taskuq.decide.goal import Goal, bisect
 from taskuq.interval import FloatArray, Interval, TaskRange
@@ -199,10 +199,7 @@ def examine(
 def joint_report(examined: Sequence[Examined], threshold: ArrayLike) -> Interval:
     """Return what is reported of all tasks in a round; (case,) or (case, task)."""
     reports = [e.report(threshold) for e in examined]
-    if len(reports) == 1:
-        return reports[0]
-    lower, upper = (np.stack([getattr(r, end) for r in reports], -1) for end in ("lower", "upper"))
-    return Interval(lower, upper)
+    return reports[0] if len(reports) == 1 else stacked(reports, axis=-1)
 
 
 def group_allowance(largest: FloatArray, index: NDArray[np.int64], is_risk: bool) -> FloatArray:

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from taskuq.calibration.family import Side
 from taskuq.calibration.rank import coverage_rank
+from taskuq.calibration.scores import resolve_score, score_name
 from taskuq.errors import InputError
 from taskuq.evaluation.exact import Moments, linear_moments, mean_moments, quantile_position
-from taskuq.evaluation.pools import Checked, Pool, check_cases, crosses, named_score, pools
+from taskuq.evaluation.pools import Checked, Pool, check_cases, crosses, pools
 from taskuq.evaluation.result import Evaluation
 from taskuq.interval import FloatArray, TaskRange
 from taskuq.protocols import Score
@@ -69,13 +70,13 @@ def evaluate_exact_score(
     rng: np.random.Generator | None = None,
 ) -> Evaluation:
     """Judge a score on inputs that are checked already; see :func:`evaluate_exact`."""
-    name, chosen = named_score(score, alpha, side)
+    chosen = resolve_score(score, alpha, side)
     judged = [_judge(checked, pool, alpha) for pool in pools(checked, chosen, alpha, tunings, rng)]
     if not judged:
         raise InputError(f"tunings must be at least 1, got {tunings}")
     coverage, width, center_error, infinite, n_tuning = zip(*judged, strict=True)
     return Evaluation(
-        score=name,
+        score=score_name(chosen),
         alpha=alpha,
         **checked.sizes,
         n_tuning=n_tuning[0],

@@ -19,6 +19,9 @@ from taskuq.evaluation.strata import PAPER_SIZE_BINS
 from taskuq.outputs import TaskOutputs
 from taskuq.protocols import Score
 
+# What of a comparison its record repeats.
+ASKED = ("alpha", "trials", "seed", "side", "cases", "delta")
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -130,10 +133,5 @@ def _inputs(table: TaskOutputs, comparison: Comparison) -> dict[str, Any]:
         "provenance": dict(table.provenance),
         "missing_cases": list(table.missing),
         "scores": [s if isinstance(s, str) else type(s).__name__ for s in comparison.scores],
-        "alpha": comparison.alpha,
-        "trials": comparison.trials,
-        "seed": comparison.seed,
-        "side": comparison.side,
-        "cases": comparison.cases,
-        "delta": comparison.delta,
+        **{name: getattr(comparison, name) for name in ASKED},
     }

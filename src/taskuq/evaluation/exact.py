@@ -151,15 +151,12 @@ class Moments:
 def mean_moments(
     law: QuantilePosition, tables: Callable[[NDArray[np.int64]], Sequence[FloatArray]]
 ) -> list[Moments]:
-    """Return mean and sd of test-fold means of numbers that depend on the quantile's position.
+    """Return, for each table, the moments of test-fold means of its numbers.
 
     Arguments:
         law: The law of the quantile's position.
-        tables: Maps positions (from 1) to numbers (table, position, case), cases in the order of
-            their scores.
-
-    Returns:
-        Moments for each table.
+        tables: Maps the quantile's positions (from 1) to numbers (table, position, case), cases
+            in the order of their scores.
     """
     parts: list[tuple[list[FloatArray], list[FloatArray]]] = []
     # Blocks that stay in cache: a few dozen ranks at a time for thousands of cases.

@@ -11,10 +11,11 @@ import numpy as np
 
 from taskuq.calibration.family import Side
 from taskuq.calibration.guarantee import Guarantee
+from taskuq.calibration.scores import resolve_score, score_name
 from taskuq.calibration.summaries import compiled
 from taskuq.errors import InputError
 from taskuq.evaluation.exact import Moments, coverage_histogram, quantile_position
-from taskuq.evaluation.pools import Checked, Pool, check_cases, crosses, named_score, pools
+from taskuq.evaluation.pools import Checked, Pool, check_cases, crosses, pools
 from taskuq.evaluation.result import Evaluation
 from taskuq.evaluation.splits import hash_word
 from taskuq.evaluation.strata import (
@@ -133,12 +134,12 @@ def evaluate_scores(
         promise, as_size_bins(size_bins), compiled(trials * len(checked.targets) * len(scores))
     )
     seed = int(rng.integers(2**63))
-    named = [named_score(score, alpha, side) for score in scores]
-    parts: list[list[_Part]] = [[] for _ in named]
+    chosen = [resolve_score(score, alpha, side) for score in scores]
+    parts: list[list[_Part]] = [[] for _ in chosen]
     whole: dict[int, Pool] = {}
     draws = min(tunings, trials)
-    for k, (_, score) in enumerate(named):
-        for draw, pool in enumerate(pools(checked, score, alpha, draws, rng)):
+    for k, one in enumerate(chosen):
+        for draw, pool in enumerate(pools(checked, one, alpha, draws, rng)):
             if len(pool.index) == len(checked.targets):
                 whole[k] = pool
             else:
@@ -149,8 +150,8 @@ def evaluate_scores(
     for k, part in zip(whole, together, strict=True):
         parts[k].append(part)
     return [
-        _summarise(checked, name, rule, trials, of_score)
-        for (name, _), of_score in zip(named, parts, strict=True)
+        _summarise(checked, score_name(one), rule, trials, of_score)
+        for one, of_score in zip(chosen, parts, strict=True)
     ]
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.calibration.family import AnchoredFamily, Side, family_of, intervals_at
-from taskuq.calibration.scores import resolve_score, score_name
+from taskuq.calibration.family import AnchoredFamily, clipped, family_of, intervals_at
 from taskuq.calibration.tuning import needs_tuning, target_share, tuned_score, tuning_count
 from taskuq.calibration.units import Unit, as_unit
 from taskuq.checks import as_cases, as_ids, as_range
@@ -148,12 +147,6 @@ def check_cases(
     return Checked(x, z, chosen, unit_of_case, n_calibration, n_test, range_, groups, labels)
 
 
-def named_score(score: str | Score, alpha: float, side: Side) -> tuple[str, Score]:
-    """Return a score with the name it has in tables."""
-    resolved = resolve_score(score, alpha, side)
-    return score_name(resolved), resolved
-
-
 def pools(
     checked: Checked, score: Score, alpha: float, tunings: int, rng: np.random.Generator | None
 ) -> Iterator[Pool]:
@@ -201,11 +194,6 @@ def crosses(linear: tuple[FloatArray, FloatArray], least_quantile: float) -> boo
     """Whether some interval is empty at the smallest quantile, where widths are not linear."""
     base, slope = linear
     return not np.isfinite(least_quantile) or bool((base + slope * least_quantile).min() < 0)
-
-
-def clipped(interval: Interval, task_range: TaskRange) -> Interval:
-    """Return the part of intervals inside the task's range, if it has one."""
-    return interval if task_range is None else interval.clip(*task_range)
 
 
 def distance(interval: Interval, targets: FloatArray, task_range: TaskRange) -> FloatArray:

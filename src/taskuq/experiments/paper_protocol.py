@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.calibration.family import family_of
+from taskuq.calibration.family import clipped, family_of
 from taskuq.calibration.rank import conformal_quantile
 from taskuq.calibration.scores import resolve_score
-from taskuq.evaluation.pools import clipped, distance
+from taskuq.evaluation.pools import distance
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs
 from taskuq.experiments.judging import point_source
 from taskuq.experiments.wording import title, verdict

@@ -15,6 +15,8 @@ from taskuq.errors import InputError
 from taskuq.interval import FloatArray, TaskRange
 
 FOLDS = 5
+# The ridge penalty on standardised coefficients, and how often weights are recomputed.
+PENALTY, WEIGHTINGS = 3.0, 6
 
 
 class _Shape(NamedTuple):
@@ -56,9 +58,7 @@ class RobustRidge:
         return total
 
 
-def fit_robust_ridge(
-    features: FloatArray, response: FloatArray, penalty: float = 3.0, rounds: int = 6
-) -> RobustRidge:
+def fit_robust_ridge(features: FloatArray, response: FloatArray) -> RobustRidge:
     r"""Fit by ridge with a free intercept, down-weighting responses far from the fit.
 
     Residuals beyond twice their median absolute deviation get Huber weights
@@ -67,8 +67,6 @@ def fit_robust_ridge(
     Arguments:
         features: Features (case, feature), without a constant.
         response: What to predict (case,).
-        penalty: The ridge penalty on standardised coefficients.
-        rounds: How many times weights are recomputed.
 
     Example:
         >>> x = rng.standard_normal((200, 1))
@@ -82,10 +80,10 @@ def fit_robust_ridge(
     widths = features.std(axis=0)
     widths = np.where(widths > 1e-12 * (1 + np.abs(centers)), widths, 1.0)
     design = np.column_stack([np.ones(len(features)), (features - centers) / widths])
-    ridge = np.diag(np.r_[0.0, np.full(features.shape[1], penalty)])
+    ridge = np.diag(np.r_[0.0, np.full(features.shape[1], PENALTY)])
     weights = np.ones(len(features))
     b = np.zeros(design.shape[1])
-    for _ in range(rounds):
+    for _ in range(WEIGHTINGS):
         weighted = design * weights[:, None]
         b = np.linalg.solve(weighted.T @ design + ridge, weighted.T @ response)
         residual = np.abs(response - design @ b)
