@@ -14,7 +14,7 @@ from taskuq.calibration.units import NewCase, RandomCase, Unit
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.outputs.table import TaskOutputs, replace_arrays
+from taskuq.outputs.table import TaskOutputs
 
 # Targets are the task network's word on the same image; batches round them differently.
 SAME_TARGET = 1e-3
@@ -228,11 +228,6 @@ def learns(inputs: Inputs, unit: Unit) -> bool:
     """Return whether there are enough units for a score to learn from some of them."""
     index = unit.index(inputs.table.cases, inputs.table.group)
     return int(index.max()) + 1 >= UNITS_TO_LEARN
-
-
-def unclipped(table: TaskOutputs) -> TaskOutputs:
-    """Return the table without its range, as the paper computes lengths."""
-    return replace_arrays(table, task_range=None)
 
 
 def nearest_acceleration(table: TaskOutputs, wanted: float) -> float:

@@ -14,8 +14,8 @@ from taskuq.calibration.units import Unit
 from taskuq.errors import InputError
 from taskuq.evaluation.comparison import Comparison, compare
 from taskuq.evaluation.result import Evaluation
-from taskuq.experiments.inputs import ClaimSettings, Inputs, learns, unclipped
-from taskuq.outputs import TaskOutputs
+from taskuq.experiments.inputs import ClaimSettings, Inputs, learns
+from taskuq.outputs.table import TaskOutputs, replace_arrays
 from taskuq.report.evaluations import width_against
 from taskuq.report.figure import Figure
 
@@ -71,12 +71,13 @@ def judge_scores(
     found = _compare(inputs.table, plan, drawn, rates, clip)
     if with_point:
         assert inputs.point is not None
-        shared = [R for R in rates if _has(inputs.point, R)]
+        there = inputs.point.accelerations
+        shared = [R for R in rates if np.isnan(R) or np.isclose(there, R, rtol=1e-9).any()]
         if not shared:
             raise InputError("the table of point estimates has none of the accelerations asked for")
         found += _compare(inputs.point, plan, ["ar"], tuple(shared), clip)
-    order = {R: k for k, R in enumerate(rates)}
-    found.sort(key=lambda r: (order.get(_rate(r), 0), names.index(r.score), r.samples))
+    order: dict[float | None, int] = {R: k for k, R in enumerate(rates)}
+    found.sort(key=lambda r: (order.get(r.acceleration, 0), names.index(r.score), r.samples))
     return found
 
 
@@ -103,13 +104,8 @@ def point_source(inputs: Inputs) -> str:
 def _compare(
     table: TaskOutputs, plan: Comparison, scores: list[str], rates: tuple[float, ...], clip: bool
 ) -> list[Evaluation]:
-    asked = replace(plan, scores=tuple(scores), accelerations=rates)
-    return list(compare(table if clip else unclipped(table), asked).results) if scores else []
-
-
-def _rate(result: Evaluation) -> float:
-    return float("nan") if result.acceleration is None else result.acceleration
-
-
-def _has(table: TaskOutputs, R: float) -> bool:
-    return bool(np.isnan(R) or np.isclose(table.accelerations, R, rtol=1e-9).any())
+    if not scores:
+        return []
+    # The paper computes lengths without a range.
+    table = table if clip else replace_arrays(table, task_range=None)
+    return list(compare(table, replace(plan, scores=tuple(scores), accelerations=rates)).results)

@@ -42,14 +42,14 @@ class Axis:
         return self.start + (v - low) / (high - low) * (self.end - self.start)
 
 
-def nice_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+def nice_ticks(low: float, high: float) -> list[float]:
     """Return round numbers that span two values.
 
     Example:
         >>> nice_ticks(0.0, 0.93)
         [0.0, 0.2, 0.4, 0.6, 0.8]
     """
-    raw = (high - low) / wanted
+    raw = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
