@@ -33,7 +33,7 @@ def read_toml(path: Path | str) -> dict[str, Any]:
         taskuq.errors.InputError: cannot read absent.toml: No such file or directory
     """
     try:
-        return tomllib.loads(Path(path).read_text())
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -232,7 +232,7 @@ def _resume(folder: Path, settings: dict[str, Any], fresh: bool) -> Path | None:
             "); give another folder, or --fresh to begin again"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    written.write_text(toml_text(settings))
+    written.write_text(toml_text(settings), encoding="utf-8")
     return state if state.exists() else None
 
 

@@ -57,7 +57,7 @@ def save_weights(
     with whole_file(path) as partial:
         save_file(state, partial, metadata={"kind": kind})
     with whole_file(path.with_suffix(".toml")) as partial:
-        partial.write_text(toml_text(table))
+        partial.write_text(toml_text(table), encoding="utf-8")
     return path
 
 
