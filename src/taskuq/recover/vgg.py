@@ -67,9 +67,6 @@ class VGG16(nn.Module):
 def load_vgg(path: Path | str) -> VGG16:
     """Return VGG-16 with weights from a safetensors file of torchvision's names.
 
-    Arguments:
-        path: The file.
-
     Example:
         >>> load_vgg("absent.safetensors")
         Traceback (most recent call last):

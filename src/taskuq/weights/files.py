@@ -135,9 +135,6 @@ def fill(network: nn.Module, found: Mapping[str, Tensor], path: Path | str) -> N
 def read_tensors(path: Path | str) -> dict[str, Tensor]:
     """Return all tensors of a safetensors file by name, or say why that is impossible.
 
-    Arguments:
-        path: The file.
-
     Example:
         >>> read_tensors("absent.safetensors")
         Traceback (most recent call last):
