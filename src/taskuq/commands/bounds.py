@@ -39,7 +39,7 @@ def calibrate(
 ) -> None:
     """Calibrate intervals and store them as JSON.
 
-    Args:
+    Arguments:
         table: A table of task outputs, .npz or folder.
         score: ar, lwr, cqr, mlwr or learned.
         alpha: The error rate.
@@ -103,7 +103,7 @@ def predict(
 ) -> None:
     """Write the interval of each case of a table as CSV.
 
-    Args:
+    Arguments:
         bound: A bound that taskuq calibrate wrote.
         table: A table of task outputs; targets are not needed.
         alpha: Refuse a bound of another error rate.
@@ -145,7 +145,7 @@ def plan_size(
 ) -> None:
     """Say how many calibration cases keep coverage near its target.
 
-    Args:
+    Arguments:
         alpha: The error rate.
         epsilon: The deviation of coverage that is still acceptable.
         delta: The probability of a larger deviation.

@@ -39,7 +39,7 @@ def evaluate(
 ) -> None:
     """Judge scores over random splits, or exactly over all splits by case.
 
-    Args:
+    Arguments:
         table: A table of task outputs, .npz or folder.
         score: Scores, separated by commas: ar, lwr, cqr, mlwr, learned.
         alpha: The error rate.

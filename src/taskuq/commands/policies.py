@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Promise:
     """What is asked of a policy, and for whom.
 
-    Args:
+    Arguments:
         alpha: The error rate.
         max_width: Stop when the interval is this narrow.
         at_least: Stop when a lower bound exceeds this level.
@@ -70,7 +70,7 @@ def plan(
 ) -> None:
     """Plan when to stop scanning and store the policy as JSON.
 
-    Args:
+    Arguments:
         table: A table of task outputs with all rounds, .npz or folder.
         policy: fixed-width, adaptive, anytime, paper (no guarantee), or a kind of your own.
         score: The score of adaptive, anytime and paper policies.
@@ -122,7 +122,7 @@ def simulate(
 ) -> None:
     """Replay policies on a stored table over random splits.
 
-    Args:
+    Arguments:
         table: A table of task outputs with all rounds, .npz or folder.
         policy: Policies, separated by commas: paper, fixed-width, adaptive, anytime, your own.
         score: Scores of paper, adaptive and anytime policies, separated by commas.
