@@ -99,7 +99,7 @@ class AnchoredFamily:
             reach = (step + rounding * np.abs(step)) * self.scale
         lower = self.low - (rounding * (np.abs(self.low) * moving)) - reach
         upper = self.high + (rounding * (np.abs(self.high) * moving)) + reach
-        if self.link.kind != "identity":
+        if not self.link.is_identity:
             # The logit and its inverse round too, on the scale of the task's range.
             slack = ROUNDING * (abs(self.link.low) + abs(self.link.high))
             lower = self.link.inverse(lower) - slack

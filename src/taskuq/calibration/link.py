@@ -49,10 +49,15 @@ class Link:
         if self.kind == "logit" and not -np.inf < self.low < self.high < np.inf:
             raise InputError(f"a logit link needs a finite range, got [{self.low}, {self.high}]")
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether values stay as they are."""
+        return self.kind == "identity"
+
     def __call__(self, values: ArrayLike) -> FloatArray:
         """Map values onto the scale."""
         z = np.asarray(values, dtype=float)
-        if self.kind == "identity":
+        if self.is_identity:
             return z
         t = (z - self.low) / (self.high - self.low)
         inner = np.clip(t, TAIL, 1 - TAIL)
@@ -61,7 +66,7 @@ class Link:
     def inverse(self, images: ArrayLike) -> FloatArray:
         """Map from the scale back to task outputs."""
         w = np.asarray(images, dtype=float)
-        if self.kind == "identity":
+        if self.is_identity:
             return w
         edge = np.log((1 - TAIL) / TAIL)
         inner = np.clip(w, -edge, edge)

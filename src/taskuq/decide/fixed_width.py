@@ -114,7 +114,7 @@ def window_place(score: Score, task_range: TaskRange) -> TaskRange:
         (0.0, 1.0)
     """
     link = score.link if isinstance(score, MLWR | Learned) else IDENTITY
-    return (link.low, link.high) if task_range is None and link.kind == "logit" else task_range
+    return (link.low, link.high) if task_range is None and not link.is_identity else task_range
 
 
 def spread_score(side: Side) -> MLWR:

@@ -82,7 +82,7 @@ class Goal:
             anchor = family.high if self.side == "upper" else family.low
             return _over(self._bound(anchor, family.link)[1], family.scale)
         assert self.max_width is not None
-        if family.link.kind != "identity":
+        if not family.link.is_identity:
             return self._search(family, task_range)
         rest = self.max_width - (family.high - family.low)
         low, high = task_range or (-np.inf, np.inf)
@@ -151,7 +151,7 @@ class Goal:
         assert self.max_width is not None
         tau = self.max_width
         low, high = task_range or (-np.inf, np.inf)
-        lower = center - tau / 2 if link.kind == "identity" else _balanced(center, tau, link)
+        lower = center - tau / 2 if link.is_identity else _balanced(center, tau, link)
         top = max(low, high - tau)
         lower = np.clip(lower, low, top)
         # (high - tau) + tau may round to less than high, and would lose a target there.

@@ -183,7 +183,7 @@ def _compiled(
         np.ascontiguousarray([[e.window.lower for e in row] for row in seen]),
         np.ascontiguousarray([[e.window.upper for e in row] for row in seen]),
         np.array([[e.window_from for e in row] for row in seen]),
-        np.array([[f.link.kind == "logit" for f in row] for row in families]),  # type: ignore[attr-defined]  # anchored
+        np.array([[not f.link.is_identity for f in row] for row in families]),  # type: ignore[attr-defined]  # anchored
         np.array([[f.link.low for f in row] for row in families]),  # type: ignore[attr-defined]  # anchored
         np.array([[f.link.high for f in row] for row in families]),  # type: ignore[attr-defined]  # anchored
         np.ascontiguousarray(scans.allowance), scans.cost, sums, totals[0], totals[1], totals[2],

@@ -90,7 +90,7 @@ class Pool:
         if (
             self.task_range is not None
             or not isinstance(self.family, AnchoredFamily)
-            or self.family.link.kind != "identity"
+            or not self.family.link.is_identity
             or self.family.side != "two"
         ):
             return None

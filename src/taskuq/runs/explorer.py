@@ -198,7 +198,7 @@ def _centers(scores: list[Score], outputs: FloatArray) -> Mapping[str, Any]:
     center = np.stack([f.low for f in families])  # type: ignore[attr-defined]  # checked above
     scale = np.stack([f.scale for f in families])  # type: ignore[attr-defined]  # checked above
     links = [f.link for f in families]  # type: ignore[attr-defined]  # checked above
-    is_plain = all(link.kind == "identity" for link in links)
+    is_plain = all(link.is_identity for link in links)
     return {
         "center": packed(center.astype("<f8")),
         "scale": None if (scale == 1).all() else packed(scale.astype("<f8")),

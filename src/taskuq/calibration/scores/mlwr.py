@@ -91,7 +91,7 @@ class MLWR(FamilyScore):
 
 def _covariate(mean: FloatArray, link: Link) -> FloatArray:
     """Half the log of the variance a soft output of this mean could have; 0 off a range."""
-    if link.kind == "identity":
+    if link.is_identity:
         return np.zeros_like(mean)
     t = np.clip((mean - link.low) / (link.high - link.low), 0, 1)
     return np.asarray(np.log(t * (1 - t) + 1e-4) / 2)
