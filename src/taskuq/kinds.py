@@ -6,13 +6,13 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from functools import cache
-from importlib.metadata import entry_points
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
-from taskuq.errors import InputError
+from taskuq.errors import InputError, first_line
 
 T = TypeVar("T")
 # Your own Python files or modules, separated as PATH is, for whoever has no package of his own.
@@ -89,26 +89,54 @@ class Kinds(Generic[T]):
         return iter(tuple(self._known))
 
 
-@cache
 def load_extensions() -> None:
     """Run, once, the files and modules in which somebody else registers things.
 
     They are named by entry points of installed packages, and by the environment variable
     ``TASKUQ_EXTENSIONS``. Nothing that a table, a policy or a configuration says is ever run.
     """
-    for point in entry_points(group=GROUP):
-        point.load()
+    for point in _installed():
+        _load_once(point.name, point.load)
     for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
-        try:
-            _run_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
-        except (OSError, ImportError) as error:
-            raise InputError(f"{VARIABLE} names {name}, which cannot be loaded: {error}") from None
+        is_file = name.endswith(".py")
+        load = partial(_run_file, Path(name)) if is_file else partial(importlib.import_module, name)
+        _load_once(name, load)
+
+
+@cache
+def _installed() -> EntryPoints:
+    """Return who of the installed packages extends ours; asking takes longer than any lookup."""
+    return entry_points(group=GROUP)
+
+
+_loaded: set[str] = set()
+
+
+def _load_once(name: str, load: Callable[[], object]) -> None:
+    if name in _loaded:
+        return
+    _loaded.add(name)  # before it runs: it may look things up itself
+    try:
+        load()
+    except Exception as error:  # whatever somebody else's code raises
+        _loaded.discard(name)
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"the extension {name} cannot be loaded ({reason}); mend it") from error
 
 
 def _run_file(path: Path) -> None:
     """Import a file under its own name, so that what it defines can be sent to other processes."""
+    known = sys.modules.get(path.stem)
+    if known is not None:
+        if Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
+            return  # imported already
+        raise InputError(f"there is a module {path.stem!r} already; rename the file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise

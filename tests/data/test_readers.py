@@ -20,7 +20,6 @@ from taskuq.data.folder import FolderData
 from taskuq.data.readers import READERS, Reader, open_all, open_data, open_task_data, read_data
 from taskuq.data.splits import SplitConfig
 from taskuq.errors import InputError
-from taskuq.kinds import load_extensions
 from taskuq.outputs.table import TaskOutputs
 from taskuq.settings import read_toml, toml_text
 from taskuq.task import BackboneConfig, ClassifierConfig
@@ -248,7 +247,6 @@ def test_a_reader_in_a_file_of_ones_own_is_found_by_its_name(tmp_path, monkeypat
     )  # fmt: skip
     monkeypatch.setenv("TASKUQ_EXTENSIONS", str(tmp_path / "ramp_reader.py"))
     monkeypatch.setattr(READERS, "_known", dict(READERS._known))
-    load_extensions.cache_clear()
     main(["run", str(tmp_path / "run.toml"), "-o", str(tmp_path / "table"), "--device", "cpu"])
 
     configuration = TaskOutputs.load(tmp_path / "table").provenance["configuration"]

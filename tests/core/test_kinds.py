@@ -1,0 +1,86 @@
+"""Things by name: loaded once, from wherever somebody registers them."""
+
+import sys
+
+import pytest
+
+import taskuq.kinds
+from taskuq.errors import InputError
+from taskuq.kinds import VARIABLE, Kinds
+
+SHAPES = Kinds("shape", {})
+
+
+@pytest.fixture
+def extension(tmp_path, monkeypatch):
+    """Write an extension, name it in the environment, and forget it afterwards."""
+    monkeypatch.setattr(taskuq.kinds, "_loaded", set())
+    monkeypatch.setattr(SHAPES, "_known", {})
+    monkeypatch.setitem(sys.modules, "its_test", sys.modules[__name__])
+
+    def write(name, code):
+        path = tmp_path / f"{name}.py"
+        path.write_text(f"from its_test import SHAPES\n{code}\n")
+        monkeypatch.setenv(VARIABLE, str(path))
+        return path
+
+    yield write
+    for name in ("round_shape", "broken_shape", "json"):
+        module = sys.modules.get(name)
+        if module is not None and str(tmp_path) in (module.__file__ or ""):
+            del sys.modules[name]
+
+
+def test_a_file_in_the_environment_is_run_once(extension):
+    extension("round_shape", "SHAPES.register('round', len)")
+
+    assert SHAPES["round"] is len
+    assert list(SHAPES) == ["round"]
+
+
+def test_a_file_that_was_imported_is_not_run_again(extension, monkeypatch):
+    path = extension("round_shape", "class Round: pass\nSHAPES.register('round', Round)")
+    monkeypatch.syspath_prepend(path.parent)
+    import round_shape
+
+    assert SHAPES["round"] is round_shape.Round
+    with pytest.raises(InputError, match="unknown shape 'square'; choose one of round"):
+        SHAPES["square"]
+
+
+@pytest.mark.parametrize("code", ["import nowhere_at_all", "1 / 0", "def :"])
+def test_a_broken_file_says_so_every_time(code, extension):
+    extension("broken_shape", code)
+
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"broken_shape\.py cannot be loaded \(\w+Error: "):
+            SHAPES["square"]
+
+
+def test_a_file_that_mended_is_tried_again(extension):
+    extension("broken_shape", "1 / 0")
+    with pytest.raises(InputError, match="ZeroDivisionError"):
+        SHAPES["round"]
+    extension("broken_shape", "SHAPES.register('round', len)")
+
+    assert SHAPES["round"] is len
+
+
+def test_an_extension_may_look_things_up_while_it_loads(extension):
+    extension("round_shape", "assert 'square' not in SHAPES\nSHAPES.register('round', len)")
+
+    assert "round" in SHAPES
+
+
+def test_no_module_is_replaced_by_a_file_of_its_name(extension):
+    extension("json", "SHAPES.register('round', len)")
+
+    with pytest.raises(InputError, match="there is a module 'json' already"):
+        SHAPES["round"]
+
+
+def test_a_name_stands_for_one_thing(extension):
+    SHAPES.register("round", len)
+    SHAPES.register("round", len)
+    with pytest.raises(InputError, match="there is a shape 'round' already"):
+        SHAPES.register("round", max)
