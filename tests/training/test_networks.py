@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from bits import same_bits
 from taskuq.errors import InputError
 from taskuq.recover import RECOVERIES
 from taskuq.runs.run import RunConfig, read_run
+from taskuq.runs.training import train_from
 from taskuq.settings import from_table, to_table
 from taskuq.task import TASKS
+from taskuq.training.fit import Machine
 from taskuq.training.networks import LISTED, NETWORKS
 from taskuq.weights.files import save_weights
 
@@ -210,6 +213,24 @@ def test_help_about_training_names_all_networks_and_needs_no_torch(tmp_path):
     for lines in LISTED.values():
         assert all(line.about in done.stdout for line in lines.values())
     assert done.stdout.endswith("False\n")
+
+
+@pytest.mark.parametrize("table", [None, lambda record: [f"{record['cases']} cases"]])
+def test_a_recovery_that_is_judged_shows_its_own_table_or_none(
+    table, tmp_path, configure, monkeypatch
+):
+    def judge(settings, weights, cases):
+        return {"schema": "mine/1", "weights": weights.name, "cases": len(cases[1])}
+
+    judged = replace(NETWORKS["varnet"], judge=judge, table=table)
+    monkeypatch.setattr("taskuq.runs.training.NETWORKS", {"varnet": judged})
+    lines = []
+    machine, config = Machine(accelerator="cpu", progress=False), configure("varnet", epochs=1)
+    path = train_from("varnet", config, tmp_path / "run", machine=machine, tell=lines.append)
+    record = json.loads((path.parent / "quality.json").read_text())
+
+    assert record == {"schema": "mine/1", "weights": path.name, "cases": 4}
+    assert lines == ([] if table is None else ["4 cases"])
 
 
 def test_a_network_of_ones_own_is_trained_and_recovers_by_its_name(tmp_path, configure):

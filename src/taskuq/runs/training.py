@@ -42,11 +42,10 @@ def train_from(
     path = train(settings, folder, machine=machine, fresh=fresh, cases=cases)
     if network.judge is not None and is_first_process():
         from taskuq.report.ink import draw_record
-        from taskuq.task.quality import table
 
         record = network.judge(settings, path, cases)
         write_json(path.parent / "quality.json", record)
         draw_record(record, path.parent, endings=(".svg",))
-        for line in table(record):
+        for line in [] if network.table is None else network.table(record):
             tell(line)
     return path

@@ -22,7 +22,7 @@ from taskuq.task.cases import TaskCases, TaskTraining, collate, unit_scale
 from taskuq.task.classifier import Classifier, ClassifierConfig
 from taskuq.task.methods import TASKS
 from taskuq.task.metrics import auroc, require_classes
-from taskuq.task.quality import SCHEMA, judge_classifier, judge_numbers
+from taskuq.task.quality import SCHEMA, judge_classifier, judge_numbers, table
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine
 from taskuq.training.networks import Network
@@ -248,5 +248,11 @@ def _standardise(network: Classifier, targets: NDArray[np.floating]) -> None:
 
 
 NETWORK = Network(
-    ClassifierConfig, Classifier, ClassifierTraining, ClassifierMethod, PRESETS, judge_trained
+    ClassifierConfig,
+    Classifier,
+    ClassifierTraining,
+    ClassifierMethod,
+    PRESETS,
+    judge=judge_trained,
+    table=table,
 )

@@ -74,7 +74,9 @@ class Network:
             :class:`taskuq.training.fit.Settings`.
         method: The :class:`Method` of its table ``[recover]`` or ``[task]``.
         presets: Configurations by name.
-        judge: Settings, weights and cases of a training to a record of how good the network is.
+        judge: Settings, weights and cases of a training to a record, with its ``schema``, of how
+            good the network is.
+        table: Such a record to lines of text; without it the record is stored and not shown.
         large: Whether random numbers for its start would take seconds. Such a network is made
             without them where trained weights fill it at once; every tensor that it holds must
             then be stored with them.
@@ -86,6 +88,7 @@ class Network:
     method: type[Any] | None = None
     presets: Mapping[str, Any] = field(default_factory=dict)
     judge: Callable[[Any, Path, Any], dict[str, Any]] | None = None
+    table: Callable[[dict[str, Any]], list[str]] | None = None
     large: bool = False
 
     def load(self, path: Path, table: Mapping[str, Any]) -> nn.Module:
