@@ -58,7 +58,6 @@ def judge_scores(
         for name in (*settings.scores, *settings.ours)
         if learns(inputs, unit) or not target_share(resolve_score(name, settings.alpha))
     ]
-    with_point = inputs.point is not None and "ar" in names and samples is None
     plan = Comparison(
         alpha=settings.alpha,
         trials=None if exact and not unit.is_group else settings.trials,
@@ -67,15 +66,16 @@ def judge_scores(
         samples=None if samples is None else tuple(samples),
     )
     rates = tuple(inputs.table.accelerations if accelerations is None else accelerations)
-    drawn = [s for s in names if not (with_point and s == "ar")]
+    estimated = [s for s in names if samples is None and source_of(inputs, s) is not inputs.table]
+    drawn = [s for s in names if s not in estimated]
     found = _compare(inputs.table, plan, drawn, rates, clip)
-    if with_point:
-        assert inputs.point is not None
-        there = inputs.point.accelerations
+    if estimated:
+        point = source_of(inputs, estimated[0])
+        there = point.accelerations
         shared = [R for R in rates if np.isnan(R) or np.isclose(there, R, rtol=1e-9).any()]
         if not shared:
             raise InputError("the table of point estimates has none of the accelerations asked for")
-        found += _compare(inputs.point, plan, ["ar"], tuple(shared), clip)
+        found += _compare(point, plan, estimated, tuple(shared), clip)
     order: dict[float | None, int] = {R: k for k, R in enumerate(rates)}
     found.sort(key=lambda r: (order.get(r.acceleration, 0), names.index(r.score), r.samples))
     return found
@@ -94,6 +94,11 @@ def length_figure(
         caption=caption,
         y_label="mean interval length",
     )
+
+
+def source_of(inputs: Inputs, score: str) -> TaskOutputs:
+    """Return the table a score is judged on: AR takes the point estimates, where there are any."""
+    return inputs.point if score == "ar" and inputs.point is not None else inputs.table
 
 
 def point_source(inputs: Inputs) -> str:
