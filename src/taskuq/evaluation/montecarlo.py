@@ -135,7 +135,7 @@ def evaluate_scores(
     )
     seed = int(rng.integers(2**63))
     chosen = [resolve_score(score, alpha, side) for score in scores]
-    parts: list[list[_Part]] = [[] for _ in chosen]
+    parts: list[list[_PoolTrials]] = [[] for _ in chosen]
     whole: dict[int, Pool] = {}
     draws = min(tunings, trials)
     for k, one in enumerate(chosen):
@@ -156,7 +156,7 @@ def evaluate_scores(
 
 
 @dataclass(frozen=True)
-class _Part:
+class _PoolTrials:
     """What the trials of one pool gave, each (trial,) unless said otherwise."""
 
     coverage: FloatArray
@@ -169,7 +169,9 @@ class _Part:
     pmf: FloatArray | None
 
 
-def _run(checked: Checked, pools_: list[Pool], rule: _Rule, trials: int, seed: int) -> list[_Part]:
+def _run(
+    checked: Checked, pools_: list[Pool], rule: _Rule, trials: int, seed: int
+) -> list[_PoolTrials]:
     index = pools_[0].index
     unit_of_case = np.unique(checked.unit_of_case[index], return_inverse=True)[1].astype(np.int64)
     of_case = unit_of_case if checked.unit.is_group else np.empty(0, np.int64)
@@ -188,12 +190,12 @@ def _run(checked: Checked, pools_: list[Pool], rule: _Rule, trials: int, seed: i
             features[k, 2] = np.abs(pool.targets - pool.family.interval(0.0).center)
     outcomes = run_trials(splitting, rankings, features * weight)
     return [
-        _part(checked, pool, rule, splitting, ranking, outcomes.of(k), weight)
+        _of_pool(checked, pool, rule, splitting, ranking, outcomes.of(k), weight)
         for k, (pool, ranking) in enumerate(zip(pools_, rankings, strict=True))
     ]
 
 
-def _part(
+def _of_pool(
     checked: Checked,
     pool: Pool,
     rule: _Rule,
@@ -201,7 +203,7 @@ def _part(
     ranking: Ranking,
     outcomes: Outcomes,
     weight: FloatArray,
-) -> _Part:
+) -> _PoolTrials:
     quantile = ranking.quantiles(outcomes.position)
     infinite = np.isposinf(quantile)
     m = splitting.n_test
@@ -219,7 +221,7 @@ def _part(
             open_ended = np.array([_is_open(pool, q) for q in (0.0, math.inf)])
             width = np.where(open_ended[infinite.astype(int), 0], np.inf, widths)
             center_error = np.where(open_ended[infinite.astype(int), 1], np.inf, errors)
-    return _Part(
+    return _PoolTrials(
         coverage=coverage,
         width=width,
         center_error=center_error,
@@ -265,7 +267,7 @@ def _law(checked: Checked, pool: Pool, rule: _Rule) -> FloatArray | None:
 
 
 def _summarise(
-    checked: Checked, name: str, rule: _Rule, trials: int, parts: list[_Part]
+    checked: Checked, name: str, rule: _Rule, trials: int, parts: list[_PoolTrials]
 ) -> Evaluation:
     coverage = np.concatenate([part.coverage for part in parts])
     infinite = np.concatenate([part.is_infinite for part in parts])

@@ -15,7 +15,7 @@ from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import Simulation, simulate
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, learns, units
-from taskuq.experiments.judging import point_source
+from taskuq.experiments.judging import point_source, source_of
 from taskuq.experiments.wording import Account, listing
 from taskuq.outputs import TaskOutputs
 from taskuq.report.figure import Figure, series_of
@@ -30,7 +30,7 @@ CLAIM = (
 # What each rule did, by its name; and that for each error rate and width to stop at.
 Rules = dict[str, Simulation]
 Pair = tuple[float, float]
-Found = dict[Pair, Rules]
+Simulated = dict[Pair, Rules]
 PAPER = ("paper lwr", "paper cqr")
 OURS = "fixed-width spread"
 COLUMNS = (
@@ -88,7 +88,7 @@ def _replay(inputs: Inputs, settings: ClaimSettings, goal: Pair, unit: Unit) -> 
         PolicyPlan("anytime", alpha, target, score="mlwr"),
     ]
     residual = PolicyPlan("paper", alpha, target, score="ar")
-    results = _simulated(inputs.point or inputs.table, [residual], settings, unit.name)
+    results = _simulated(source_of(inputs, "ar"), [residual], settings, unit.name)
     results += _simulated(inputs.table, plans, settings, unit.name)
     return {policy_name(r.to_dict()): r for r in results}
 
@@ -105,11 +105,11 @@ def _better(rules: Rules) -> float:
     return max(rules[name].mean_acceleration for name in PAPER)
 
 
-def _first(found: Found) -> Simulation:
+def _first(found: Simulated) -> Simulation:
     return next(iter(next(iter(found.values())).values()))
 
 
-def _table(found: Found, unit: Unit) -> dict[str, Any]:
+def _table(found: Simulated, unit: Unit) -> dict[str, Any]:
     first = _first(found)
     return {
         "name": f"by-{unit.counted}",
@@ -130,7 +130,7 @@ def _table(found: Found, unit: Unit) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _stops(found: Found, unit: Unit) -> dict[str, Any]:
+def _stops(found: Simulated, unit: Unit) -> dict[str, Any]:
     rates = [s.acceleration for s in _first(found).stops]
     return {
         "name": f"accepted-by-{unit.counted}",
@@ -150,7 +150,7 @@ def _shares(result: Simulation) -> dict[float, float]:
     return {s.acceleration: max(0.0, s.fraction) for s in result.stops}
 
 
-def _overview(found: Found, unit: Unit) -> Figure:
+def _overview(found: Simulated, unit: Unit) -> Figure:
     points = [
         (name, f"{alpha:g}, {width:g}", r.mean_acceleration)
         for (alpha, width), rules in found.items()
@@ -209,7 +209,7 @@ def trade_off(inputs: Inputs, settings: ClaimSettings) -> Figure:
     )
 
 
-def _finding(found: Found, unit: Unit) -> tuple[str, list[bool]]:
+def _finding(found: Simulated, unit: Unit) -> tuple[str, list[bool]]:
     first = _first(found)
     possible = {
         goal: rules for goal, rules in found.items() if first.n_calibration >= cases_needed(goal[0])

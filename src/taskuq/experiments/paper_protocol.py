@@ -13,7 +13,7 @@ from taskuq.calibration.rank import conformal_quantile
 from taskuq.calibration.scores import resolve_score
 from taskuq.evaluation.pools import distance
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs
-from taskuq.experiments.judging import point_source
+from taskuq.experiments.judging import point_source, source_of
 from taskuq.experiments.wording import title, verdict
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.outputs import TaskOutputs
@@ -72,7 +72,7 @@ def paper_protocol(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
     tests = list(_draws(table, count, settings))
     found = {}
     for name in settings.scores:
-        source = inputs.point if name == "ar" and inputs.point is not None else table
+        source = source_of(inputs, name)
         found[name] = [
             _scan(source, families, is_test, alpha, max_width)
             for families in [_families(source, name, alpha)]
@@ -157,7 +157,7 @@ def _scan(
     )
 
 
-Found = dict[str, list[Drawn]]
+Draws = dict[str, list[Drawn]]
 
 
 def _summary(draws: list[Drawn], name: str) -> tuple[float, float]:
@@ -166,7 +166,7 @@ def _summary(draws: list[Drawn], name: str) -> tuple[float, float]:
     return (float(known.mean()), float(known.std())) if known.size else (np.nan, np.nan)
 
 
-def _table(found: Found, alpha: float, width: float, count: int, groups: int) -> dict[str, Any]:
+def _table(found: Draws, alpha: float, width: float, count: int, groups: int) -> dict[str, Any]:
     draws = len(next(iter(found.values())))
     return {
         "name": "protocol",
@@ -185,7 +185,7 @@ def _table(found: Found, alpha: float, width: float, count: int, groups: int) ->
     }  # fmt: skip
 
 
-def _accepted(found: Found, table: TaskOutputs, alpha: float, width: float) -> Figure:
+def _accepted(found: Draws, table: TaskOutputs, alpha: float, width: float) -> Figure:
     rates = (*table.accelerations, 1.0)
     stops = {
         name: [
@@ -202,7 +202,7 @@ def _accepted(found: Found, table: TaskOutputs, alpha: float, width: float) -> F
     )
 
 
-def _finding(found: Found, alpha: float, count: int, groups: int, inputs: Inputs) -> str:
+def _finding(found: Draws, alpha: float, count: int, groups: int, inputs: Inputs) -> str:
     mean = {
         what: {name: _summary(drawn, what) for name, drawn in found.items()}
         for what in ("acceleration", "coverage", "center_error")
