@@ -14,6 +14,8 @@ from taskuq.interval import FloatArray, TaskRange
 # Fourth powers of larger numbers, on a logit's tangent, leave the range of floats; no task has any.
 LARGEST = 1e60
 
+CALLED = "cannot be called; give a function"
+
 
 def is_tensor(values: Any) -> bool:
     """Whether something is a torch tensor; whoever has not loaded torch has none.
@@ -196,6 +198,26 @@ def as_cases(outputs: Any, targets: Any, range_: TaskRange) -> tuple[FloatArray,
         raise InputError("outputs hold no samples; at least one per case is needed")
     require_in_range(z, range_, "targets")
     return x, z
+
+
+def require_part(part: Any, name: str, kinds: Any, lacks: str = CALLED) -> None:
+    """Refuse a part that cannot do what it is for.
+
+    Arguments:
+        part: What was handed in.
+        name: What it is called in a sentence.
+        kinds: The protocol, or protocols, of which it must follow one.
+        lacks: What it cannot do otherwise, and what to give instead.
+
+    Example:
+        >>> from taskuq.protocols import Task
+        >>> require_part(3, "task", Task)
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: task is a int, which cannot be called; give a function
+    """
+    if not isinstance(part, kinds):
+        raise InputError(f"{name} is a {type(part).__name__}, which {lacks}")
 
 
 def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:

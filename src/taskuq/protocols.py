@@ -1,8 +1,8 @@
 """The call signatures at which a user's own code joins, and what such code may be able to do.
 
-Measure, Recover, Task and Score are needed. Every other protocol here is a capability: whoever has
-it is asked, whoever lacks it is served without. It is looked for once, by ``isinstance``, where the
-object is handed in.
+Measure, Scanner, Recover, Task and Score are needed, and looked for where the object is handed in.
+Every other protocol here is a capability: whoever has it is asked, whoever lacks it is served
+without. It is looked for by ``isinstance``, in the one place or the few that make use of it.
 """
 
 from __future__ import annotations

@@ -314,3 +314,21 @@ def test_every_round_is_shown_as_it_happens(toy, toy_policy, longest):
 
     assert tuple(shown) == scan.rounds
     assert isinstance(scan, Acquisition)
+
+
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        ("scanner", "scanner is a int, which cannot measure a round; give an object with a method"),
+        ("recover", "recover is a int, which cannot be called; give a function"),
+        ("task", "task is a int, which cannot be called; give a function"),
+    ],
+)
+def test_a_part_that_cannot_do_its_work_is_refused_before_anything_is_measured(
+    toy, toy_policy, part, sentence
+):
+    scanner = toy.scanner_of(1000)
+    with pytest.raises(InputError, match=sentence):
+        toy.scan(**{"scanner": scanner, "policy": toy_policy, part: 3})
+
+    assert scanner.measured == []

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.checks import as_array, as_numbers, no_gradients
+from taskuq.checks import as_array, as_numbers, no_gradients, require_part
 from taskuq.decide.policy import Policy
 from taskuq.errors import InputError
 from taskuq.files import (
@@ -131,6 +131,10 @@ def acquire(
         state: Where to keep the state of the scan.
         on_round: Called after each round, e.g. to show progress.
     """
+    measures = "cannot measure a round; give an object with a method measure"
+    require_part(scanner, "scanner", Scanner, measures)
+    require_part(recover, "recover", Recover)
+    require_part(task, "task", Task)
     if samples != policy.samples:
         raise InputError(
             f"this policy was calibrated with {policy.samples} samples, got samples={samples}"

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from taskuq.checks import require_part
 from taskuq.errors import InputError
 from taskuq.outputs.columns import ROSTER, read_roster, write_roster
 from taskuq.outputs.shards import HEADER, Header, TableWriter, finished_cases, read_header
@@ -61,16 +62,9 @@ class Pipeline:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        needed: dict[str, tuple[Any, Any]] = {
-            "measure": (self.measure, Measure),
-            "recover": (self.recover, (Recover, StoredRecoveries)),
-            "task": (self.task, Task),
-        }
-        for name, (given, kinds) in needed.items():
-            if not isinstance(given, kinds):
-                raise InputError(
-                    f"{name} is a {type(given).__name__}, which cannot be called; give a function"
-                )
+        require_part(self.measure, "measure", Measure)
+        require_part(self.recover, "recover", (Recover, StoredRecoveries))
+        require_part(self.task, "task", Task)
 
     def run(
         self,
@@ -122,7 +116,8 @@ class Pipeline:
         cases = as_cases(images, case, group, label)
         chosen: Engine = ThisProcess() if engine is None else engine
         size, seen = 1, _first_image(cases)
-        for image in seen.values():
+        if seen:
+            (image,) = seen.values()
             size = batch_size(
                 self.recover, image, samples=samples, cases=len(cases), device=self.device,
                 batch=batch,
