@@ -9,6 +9,7 @@ from PIL import Image
 from taskuq.commands.data import atlas, atlas_base, check, prepare, sheet
 from taskuq.commands.masks import masks
 from taskuq.data.arrays import read_npz
+from taskuq.errors import InputError
 from taskuq.measure.masks import published_masks
 
 SMALL = {"size": 32, "minimum_width": 32, "slices": "all"}
@@ -125,3 +126,22 @@ def test_an_atlas_is_written_and_shown(tmp_path, capsys):
     assert capsys.readouterr().out.split() == [
         str(p) for p in (base, path, tmp_path / "sheet.png", tmp_path / "drawn.png")
     ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ({"labels": "x.csv", "group": "file"}, "--labels and --group"),
+        ({"minimum_coils": 3}, "--minimum-coils"),
+        ({"pathology": "Bone Bruise"}, "--pathology"),
+    ],
+)
+def test_a_configuration_says_everything_and_flags_beside_it_are_refused(flags, names, tmp_path):
+    np.savez(tmp_path / "d.npz", images=np.ones((2, 4, 4)), label=[0, 1], group=[0, 1])
+    config = tmp_path / "d.toml"
+    config.write_text(f'[data]\nkind = "npz"\npath = "{tmp_path / "d.npz"}"\n')
+    check(config, strict=True)
+    with pytest.raises(InputError) as refused:
+        check(config, **flags)
+
+    assert str(refused.value) == f"the table data of {config} says everything; leave out {names}"

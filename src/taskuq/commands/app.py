@@ -25,7 +25,7 @@ table            | run         | Make a table of task outputs that were made els
 status           | run         | Tell how far a run is and what failed.
 masks            | masks       | Make nested sampling masks, with a picture.
 quality          | quality     | Measure the image quality of recoveries.
-report           | demo        | Rebuild a run's page from its stored results; export them.
+report           | report      | Rebuild a run's page from its stored results; export them.
 plan-size        | bounds      | Say how many calibration cases are needed.
 data check       | data        | Tell what a folder holds, what would be skipped, and why.
 data prepare     | data        | Prepare fastMRI volumes: crop, compress, normalise.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -56,19 +57,21 @@ def check(
     """
     from taskuq.data.check import check as look
 
-    volumes = {
-        "files": files, "finding": pathology, "acquisition": acquisition, "size": size,
-        "slices": slices, "minimum_coils": minimum_coils, "minimum_width": minimum_width,
-    }  # fmt: skip
-    reader = _reader(source, labels, group, volumes)
+    reader = _reader(
+        source, labels=labels, files=files, pathology=pathology, acquisition=acquisition,
+        minimum_coils=minimum_coils, minimum_width=minimum_width, size=size, slices=slices,
+        group=group,
+    )  # fmt: skip
     _show(look(reader, strict=strict, thorough=thorough), json_file)
 
 
 def _reader(
     source: Path,
+    *,
     labels: Path | None,
+    pathology: str,
     group: Literal["file", "folder", "each"] | None,
-    volumes: dict[str, Any],
+    **volumes: Any,
 ) -> Reader:
     """The reader of whatever lies at a place."""
     if not source.exists():
@@ -76,6 +79,12 @@ def _reader(
     if source.suffix == ".toml":
         from taskuq.data.readers import read_data
 
+        flags = {"labels": labels, "pathology": pathology, "group": group, **volumes}
+        usual = signature(check).parameters
+        given = [name for name, value in flags.items() if value != usual[name].default]
+        if given:
+            names = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise InputError(f"the table data of {source} says everything; leave out {names}")
         return read_data(source)
     if source.suffix == ".npz":
         from taskuq.data.arrays import NpzData
@@ -87,7 +96,9 @@ def _reader(
         from taskuq.data.fastmri import FastMRIData
 
         coils = min(8, volumes["minimum_coils"])
-        return FastMRIData(validation_path=source, labels=labels, coils=coils, **volumes)
+        return FastMRIData(
+            validation_path=source, labels=labels, finding=pathology, coils=coils, **volumes
+        )
     from taskuq.data.folder import FolderData
 
     if labels is None:

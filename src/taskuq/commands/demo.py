@@ -1,4 +1,4 @@
-"""taskuq demo and taskuq report: the embedded experiment, and the page of any run."""
+"""taskuq demo: the embedded experiment."""
 
 from __future__ import annotations
 
@@ -32,22 +32,4 @@ def demo(
     settings = DemoSettings.fast(seed) if fast else DemoSettings(seed=seed)
     page = run_demo(settings, output, tell=say)
     say("Open the page in a browser; its explorer shows every image and recomputes intervals.")
-    show(str(page))
-
-
-def report(run_dir: Path, /, *, export: bool = False) -> None:
-    """Build report.html from the results stored in a run's folder.
-
-    Arguments:
-        run_dir: The folder of the run.
-        export: Also write tables (CSV, JSON, LaTeX), figures (SVG, PNG, PDF) and intervals.csv.
-    """
-    from taskuq.runs.reports import write_report
-
-    page = write_report(run_dir)
-    if export:
-        from taskuq.runs.reports import export as write_exports
-
-        folder = write_exports(run_dir)
-        say(f"{folder}: tables and numbers; {folder.parent / 'figures'}: drawings")
     show(str(page))
