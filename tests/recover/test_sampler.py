@@ -107,7 +107,7 @@ def test_samples_beyond_the_limit_are_drawn_again_and_counted(small_flow, measur
 def _largest(flow, y, mask, seed):
     """The largest value of each of 20 unconstrained draws, read through a full set of nulls."""
     from taskuq.recover.flow.sampler import _Recording
-    from taskuq.training.seeds import mixed_seed
+    from taskuq.seeds import mixed_seed
 
     case = seed - 1
     recording = _Recording(Sampler(flow), 1, 20, *y.shape[-2:])

@@ -22,7 +22,8 @@ from taskuq.recover.flow.model import ConditionalFlow
 from taskuq.recover.flow.sampler import ATTEMPTS
 from taskuq.recover.scan import Scan, stacked
 from taskuq.recover.varnet import VarNet
-from taskuq.training.seeds import gaussian_rows, mixed_seed
+from taskuq.seeds import mixed_seed
+from taskuq.training.seeds import gaussian_rows
 
 # An acceleration and the temperature there, for some accelerations.
 Temperatures = Sequence[tuple[float, float]]

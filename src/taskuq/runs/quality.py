@@ -31,8 +31,8 @@ from taskuq.recover.metrics import (
 )
 from taskuq.recover.varnet_training import VarNetMethod
 from taskuq.recover.vgg import load_vgg
+from taskuq.seeds import mixed_seed
 from taskuq.settings import to_table
-from taskuq.training.seeds import mixed_seed
 
 SCHEMA = "taskuq.quality/1"
 # Rows and columns of the blocks in which spread and error are compared.
@@ -119,7 +119,7 @@ def judge(
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Measures:
     psnr: list[float]
     ssim: list[float]
     correlation: list[float]
@@ -135,7 +135,7 @@ def _judge_method(
     recover: Recover,
     config: QualityConfig,
     features: Features | None,
-) -> _Found:
+) -> _Measures:
     psnr, similarity, correlation, where, pixels, seen = [], [], [], [], [], []
     before = recover.rejected if isinstance(recover, PosteriorRecover) else 0
     for numbers in _volumes(cases, config.volumes):
@@ -160,7 +160,7 @@ def _judge_method(
         if features is not None:
             seen.append(_features(features, torch.stack(singles), float(true.max())))
     rejected = recover.rejected - before if isinstance(recover, PosteriorRecover) else 0
-    return _Found(psnr, similarity, correlation, where, pixels, seen, rejected)
+    return _Measures(psnr, similarity, correlation, where, pixels, seen, rejected)
 
 
 def _some_pixels(drawn: Tensor, truth: Tensor, seed: int) -> FloatArray:
@@ -172,7 +172,7 @@ def _some_pixels(drawn: Tensor, truth: Tensor, seed: int) -> FloatArray:
 
 
 def _row(
-    acceleration: float, method: str, found: _Found, reference: FloatArray | None, samples: int
+    acceleration: float, method: str, found: _Measures, reference: FloatArray | None, samples: int
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"acceleration": acceleration, "method": method}
     row["psnr"], row["ssim"] = _average(found.psnr), _average(found.ssim)

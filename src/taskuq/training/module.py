@@ -8,9 +8,9 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
+from taskuq.seeds import mixed_seed
 from taskuq.training.config import TrainingConfig
 from taskuq.training.recipe import Batch, Recipe
-from taskuq.training.seeds import mixed_seed
 
 TRAINING, VALIDATION = 0, 1
 

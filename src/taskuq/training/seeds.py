@@ -1,4 +1,4 @@
-"""Seeds that depend on what is drawn, not on what was drawn before it."""
+"""Random numbers of torch from seeds of their own, not from what was drawn before."""
 
 from __future__ import annotations
 
@@ -7,27 +7,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-
-_MASK = (1 << 64) - 1
-
-
-def mixed_seed(*numbers: int) -> int:
-    """Mix whole numbers into one seed of 63 bits; another order gives an unrelated one.
-
-    Arguments:
-        numbers: For instance a case's seed, the sample's index and the attempt.
-
-    Example:
-        >>> mixed_seed(0, 1) == mixed_seed(0, 1), mixed_seed(0, 1) == mixed_seed(1, 0)
-        (True, False)
-    """
-    state = 0x9E3779B97F4A7C15
-    for number in numbers:
-        # The finaliser of splitmix64 (Steele et al., OOPSLA 2014) after each number.
-        state = (state ^ (number & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
-        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
-        state = (state ^ (state >> 31)) + 0x9E3779B97F4A7C15 & _MASK
-    return state >> 1
 
 
 def gaussian_rows(out: Tensor, seeds: Sequence[int]) -> Tensor:

@@ -15,7 +15,8 @@ from taskuq.recover.columns import consistent_columns
 from taskuq.recover.flow.folded import FoldedFlow, fold
 from taskuq.recover.flow.model import ConditionalFlow
 from taskuq.recover.recorded import record
-from taskuq.training.seeds import gaussian_rows, mixed_seed
+from taskuq.seeds import mixed_seed
+from taskuq.training.seeds import gaussian_rows
 
 ATTEMPTS = 11
 
