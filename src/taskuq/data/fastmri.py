@@ -22,7 +22,7 @@ from taskuq.errors import InputError
 
 
 @dataclass(frozen=True)
-class Finding:
+class Surveyed:
     """What was found under one file name.
 
     Attributes:
@@ -104,7 +104,7 @@ def survey(
     *,
     strict: bool = False,
     thorough: bool = False,
-) -> list[Finding]:
+) -> list[Surveyed]:
     """Look at every .h5 file of a folder, sorted by path: what is used, what is skipped and why.
 
     Arguments:
@@ -118,14 +118,14 @@ def survey(
     files = sorted(Path(folder).rglob("*.h5"))
     if not files:
         raise InputError(f"{folder} holds no .h5 file; give the folder of fastMRI volumes")
-    findings = []
+    surveyed = []
     for file in files:
-        finding = _finding(file, preparation, labels, thorough)
-        is_choice = finding.reason.startswith(("acquisition is", "not annotated"))
-        if strict and finding.reason and not is_choice:
-            raise InputError(f"{file}: {finding.reason}; remove the file or leave out --strict")
-        findings.append(finding)
-    return findings
+        found = _surveyed(file, preparation, labels, thorough)
+        is_choice = found.reason.startswith(("acquisition is", "not annotated"))
+        if strict and found.reason and not is_choice:
+            raise InputError(f"{file}: {found.reason}; remove the file or leave out --strict")
+        surveyed.append(found)
+    return surveyed
 
 
 class FastMRI:
@@ -165,12 +165,12 @@ class FastMRI:
     ) -> None:
         self.preparation = preparation or Preparation()
         self.cache = None if cache is None else Path(cache)
-        self.findings = survey(folder, self.preparation, labels, strict=strict)
-        self.volumes = [f.volume for f in self.findings if f.volume is not None and not f.reason]
+        self.surveyed = survey(folder, self.preparation, labels, strict=strict)
+        self.volumes = [f.volume for f in self.surveyed if f.volume is not None and not f.reason]
         if not self.volumes:
-            reasons = sorted({f.reason for f in self.findings})
+            reasons = sorted({f.reason for f in self.surveyed})
             raise InputError(
-                f"none of the {len(self.findings)} files in {folder} can be used "
+                f"none of the {len(self.surveyed)} files in {folder} can be used "
                 f"({'; '.join(reasons[:3])}); run 'taskuq data check {folder}'"
             )
         names = [volume.name for volume in self.volumes]
@@ -289,7 +289,7 @@ class FastMRIData(Reader):
             if folder is not None:
                 plan = self._preparation(slices)  # type: ignore[arg-type]  # a Literal in a tuple
                 found = survey(folder, plan, notes, strict=strict, thorough=thorough)
-                rows += [_row(folder, finding) for finding in found]
+                rows += [_row(folder, file) for file in found]
         skipped = tuple(f"label row skipped: {reason}" for reason in unreadable)
         return Check(tuple(rows), groups=sum(row.used for row in rows), notes=skipped)
 
@@ -307,21 +307,21 @@ class FastMRIData(Reader):
         return FastMRI(folder, self._preparation(slices), self._labels, cache=self.cache)
 
 
-def _row(folder: Path, finding: Finding) -> Row:
-    volume = finding.volume
+def _row(folder: Path, found: Surveyed) -> Row:
+    volume = found.volume
     return Row(
-        file=str(finding.file.relative_to(folder)),
+        file=str(found.file.relative_to(folder)),
         kind="" if volume is None else volume.acquisition,
         size="" if volume is None else as_size((volume.coils, volume.height, volume.width)),
-        slices=finding.slices,
-        positives=finding.positives,
-        reason=finding.reason,
+        slices=found.slices,
+        positives=found.positives,
+        reason=found.reason,
     )
 
 
-def _finding(
+def _surveyed(
     file: Path, preparation: Preparation, labels: Labels | None, thorough: bool
-) -> Finding:
+) -> Surveyed:
     try:
         volume = open_volume(file)
         if thorough and preparation.refusal(volume) is None:
@@ -329,17 +329,17 @@ def _finding(
                 volume.kspace(index)
     except InputError as error:
         # The table already names the file.
-        return Finding(file, None, str(error).removeprefix(f"{file} ").split(";")[0])
+        return Surveyed(file, None, str(error).removeprefix(f"{file} ").split(";")[0])
     reason = preparation.refusal(volume)
     if reason is None and labels is not None and labels.files is not None:
         reason = None if volume.name in labels.files else "not annotated in fastMRI+"
     if reason is not None:
-        return Finding(file, volume, reason)
+        return Surveyed(file, volume, reason)
     slices = preparation.chosen_slices(volume.slices)
     if len(slices) == 0:
-        return Finding(file, volume, f"no slice is left of {volume.slices}")
+        return Surveyed(file, volume, f"no slice is left of {volume.slices}")
     positives = 0 if labels is None else int(labels.of(volume.name, slices).sum())
-    return Finding(file, volume, "", len(slices), positives)
+    return Surveyed(file, volume, "", len(slices), positives)
 
 
 _coils = lru_cache(maxsize=2048)(cached_coils)

@@ -31,10 +31,11 @@ def magnitude(images: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class PhysicsRecovery:
-    """A deepinv model as a Recover, for measurements by :class:`taskuq.measure.PhysicsMeasure`.
+    """A deepinv model as a Recover, for what its physics measured.
 
-    Samples come from a seed of their own, and the generators of torch and NumPy are left as they
-    were: deepinv draws from the global ones.
+    That comes from :class:`taskuq.measure.adapters.PhysicsMeasure`. Samples come from a seed of
+    their own, and the generators of torch and NumPy are left as they were: deepinv draws from the
+    global ones.
 
     Arguments:
         model: Called as ``model(y, physics)`` and, where it takes one, with ``seed``.

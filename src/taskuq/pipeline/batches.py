@@ -26,7 +26,7 @@ MOST = 16
 AHEAD = 4
 
 # The number of a case, and what running it gave: its numbers, or why there are none.
-Found = tuple[int, CaseOutputs | Exception]
+Ran = tuple[int, CaseOutputs | Exception]
 
 
 def batch_size(
@@ -91,7 +91,7 @@ class Batches:
         self.chain, self.cases, self.log = chain, cases, log
         self.seen = dict(seen or {})
 
-    def run(self, todo: Sequence[int]) -> Iterator[Found]:
+    def run(self, todo: Sequence[int]) -> Iterator[Ran]:
         """Yield the numbers of each case, or why there are none, batch by batch.
 
         Arguments:
@@ -130,7 +130,7 @@ class Batches:
     def _image(self, index: int) -> Any:
         return self.seen.pop(index) if index in self.seen else self.cases.image(index)
 
-    def _together(self, items: list[tuple[int, Any]]) -> Iterator[Found]:
+    def _together(self, items: list[tuple[int, Any]]) -> Iterator[Ran]:
         """Run images of one shape.
 
         A case that makes its batch fail is found by halving the batch; the others do not suffer.

@@ -12,7 +12,7 @@ import numpy as np
 from taskuq.checks import require_in_range
 from taskuq.errors import InputError
 from taskuq.outputs.shards import Header, TableWriter
-from taskuq.pipeline.batches import Batches, Found
+from taskuq.pipeline.batches import Batches, Ran
 from taskuq.pipeline.cases import Cases
 from taskuq.pipeline.chain import CaseOutputs, Chain
 from taskuq.pipeline.log import RunLog
@@ -101,7 +101,7 @@ class Work:
         self.keep(batches.run(todo), progress or Progress(len(todo), quiet=True))
         return len(todo)
 
-    def keep(self, found: Iterable[Found], progress: Progress) -> None:
+    def keep(self, found: Iterable[Ran], progress: Progress) -> None:
         """Write what cases gave into the table, or into the log why they gave nothing.
 
         Arguments:

@@ -106,9 +106,9 @@ class Replayed:
 
     def _record(self, inputs: tuple[Tensor, ...]) -> None:
         kept = [buffer.clone() for buffer in self.network.buffers()]
-        samples = tuple(x.clone() for x in inputs)
+        examples = tuple(x.clone() for x in inputs)
         self._recorded = torch.cuda.make_graphed_callables(
-            _Computed(self.network, self.compute), samples, allow_unused_input=True
+            _Computed(self.network, self.compute), examples, allow_unused_input=True
         )
         self._shapes = [x.shape for x in inputs]
         with torch.no_grad():

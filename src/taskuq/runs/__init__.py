@@ -1,1 +1,1 @@
-"""What a configuration file starts: the demo, a run, a judgement of image quality."""
+"""What a configuration starts: the demo, a run, a training, a judgement of image quality, pages."""

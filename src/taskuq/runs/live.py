@@ -30,12 +30,12 @@ class Networks:
     """The recoveries and the task of an experiment.
 
     Arguments:
-        samples: Draws posterior samples.
+        sampler: Draws posterior samples.
         point: Gives a point estimate.
         task: Reads a number off an image.
     """
 
-    samples: Recover
+    sampler: Recover
     point: Recover
     task: Task
 
@@ -44,7 +44,7 @@ def embedded_networks() -> Networks:
     """Open the networks that travel with the package, on the device there is."""
     device = pick_device(None)
     return Networks(
-        samples=open_recovery("flow-atlas", device=device),
+        sampler=open_recovery("flow-atlas", device=device),
         point=open_recovery("varnet-atlas", device=device),
         task=load(locate("classifier-atlas")).to(device),
     )
@@ -95,7 +95,7 @@ def scan_slice(
     """
     item = data[index]
     rates = tuple(float(R) for R in policy.accelerations)
-    recover = Remembering(networks.samples)
+    recover = Remembering(networks.sampler)
     scan = acquire(
         policy, SimulatedScanner(item.image, masks, rates), recover=recover, task=networks.task,
         samples=policy.samples, seed=seed, case=item.case,

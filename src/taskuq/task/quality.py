@@ -142,7 +142,7 @@ def table(record: dict[str, Any]) -> list[str]:
     r"""Return a record as lines of text, a header first and one for each part and task.
 
     Arguments:
-        record: What :func:`judge_trained` returns.
+        record: What :func:`taskuq.task.classifier_training.judge_trained` returns.
 
     Example:
         >>> row = {"task": "lesion", "cases": 100, "groups": 20, "auroc": 0.95, "accuracy": 0.9,
