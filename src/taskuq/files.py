@@ -76,16 +76,33 @@ def inside(folder: str | os.PathLike[str], name: str) -> Path:
     return path
 
 
+def json_text(record: Mapping[str, Any]) -> str:
+    """Return a record as the JSON that files and the terminal get; NaN and infinity are refused.
+
+    Example:
+        >>> print(json_text({"alpha": 0.1}))
+        {
+         "alpha": 0.1
+        }
+    """
+    return json.dumps(record, indent=1, allow_nan=False)
+
+
 def write_json(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Path:
     """Write a record as JSON and return its path; NaN and infinity are refused."""
     with whole_file(path) as partial:
-        partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+        partial.write_text(json_text(record) + "\n")
     return Path(path)
 
 
 def _refuse_constant(name: str) -> None:
     """Refuse NaN and Infinity, which are no JSON and never written by us."""
     raise ValueError(name)
+
+
+def parsed_json(path: str | os.PathLike[str]) -> Any:
+    """Return what a JSON file holds; ValueError or RecursionError where it is no JSON."""
+    return json.loads(Path(path).read_text(), parse_constant=_refuse_constant)
 
 
 def read_json(path: str | os.PathLike[str], *schemas: str) -> dict[str, Any]:
@@ -96,7 +113,7 @@ def read_json(path: str | os.PathLike[str], *schemas: str) -> dict[str, Any]:
         schemas: A kind and a version, e.g. ``taskuq.bound/1``; the usual one first.
     """
     try:
-        record = json.loads(Path(path).read_text(), parse_constant=_refuse_constant)
+        record = parsed_json(path)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError):

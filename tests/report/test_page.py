@@ -170,6 +170,12 @@ def test_a_damaged_record_is_a_note_not_an_error(tmp_path, damage):
     assert "damaged.json" in text or "taskuq.run/1" in damage
 
 
+def test_a_record_with_nan_is_no_json_here_either(tmp_path):
+    (tmp_path / "other.json").write_text('{"schema": "taskuq.later/7", "width": NaN}')
+
+    assert "other.json could not be read" in write_report(tmp_path).read_text()
+
+
 def test_hostile_names_are_escaped(hostile_run):
     text = (hostile_run / "report.html").read_text()
     body = text.split("<body>")[1].split('<script type="application/json"')[0]

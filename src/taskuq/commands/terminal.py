@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from taskuq.files import write_json
+from taskuq.files import json_text, write_json
 
 
 def say(sentence: str) -> None:
@@ -42,6 +41,6 @@ def show_table(
 def hand_over(record: Mapping[str, Any], path: str | None) -> None:
     """Write a record as JSON to a file, or to stdout for '-'."""
     if path == "-":
-        show(json.dumps(record, indent=1, allow_nan=False))
+        show(json_text(record))
     elif path is not None:
         show(str(write_json(Path(path), record)))

@@ -9,7 +9,7 @@ from typing import Any
 from taskuq.files import whole_file, write_json
 from taskuq.report.cases import interval_table, patient_table
 from taskuq.report.contents import Contents, slug
-from taskuq.report.figure import plain
+from taskuq.report.figure import drawable
 from taskuq.report.ink import draw_all
 from taskuq.report.sentences import key_table
 from taskuq.report.tables import Table, figure_table, latex_table, write_csv
@@ -47,10 +47,10 @@ def write_exports(contents: Contents, endings: Sequence[str] = ENDINGS) -> Path:
 def _results(contents: Contents, tables: Sequence[Table]) -> dict[str, Any]:
     return {
         "schema": "taskuq.results/1",
-        "run": plain(contents.folder.run),
+        "run": drawable(contents.folder.run),
         "tables": [
             {"name": t.name, "caption": t.caption, "columns": list(t.columns),
-             "rows": plain([list(row) for row in t.rows])}
+             "rows": drawable([list(row) for row in t.rows])}
             for t in tables
         ],
         "figures": [figure.to_dict() for figure in contents.all_figures],

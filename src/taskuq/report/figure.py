@@ -74,7 +74,7 @@ class Figure:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figure's numbers as JSON can hold them; what is not a number is null."""
-        return dict(plain(asdict(self)))
+        return dict(drawable(asdict(self)))
 
 
 @dataclass(frozen=True)
@@ -207,19 +207,19 @@ def _series(record: Mapping[str, Any]) -> Series:
     return found
 
 
-def plain(value: Any) -> Any:
+def drawable(value: Any) -> Any:
     """Return values that JSON can hold: arrays as lists, what is not finite as null.
 
     Example:
-        >>> plain({"R": np.array([16.0, np.nan]), "n": np.int64(3)})
+        >>> drawable({"R": np.array([16.0, np.nan]), "n": np.int64(3)})
         {'R': [16.0, None], 'n': 3}
     """
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): drawable(v) for k, v in value.items()}
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, list | tuple | set):
-        return [plain(v) for v in value]
+        return [drawable(v) for v in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, str | int | bool | None) else str(value)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from taskuq.errors import InputError
+from taskuq.files import parsed_json
 from taskuq.outputs import TaskOutputs
 from taskuq.outputs.shards import HEADER
 from taskuq.report.explorer import Explorer, load_explorer
@@ -125,7 +125,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > LARGEST_RECORD:
             raise InputError("is too large for a record; leave it out of the run's folder")
-        record = json.loads(file.read_text())
+        record = parsed_json(file)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError):

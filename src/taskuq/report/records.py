@@ -8,7 +8,7 @@ from typing import Any
 
 from taskuq.errors import InputError
 from taskuq.files import number_from_json
-from taskuq.report.figure import Figure, plain
+from taskuq.report.figure import Figure, drawable
 from taskuq.report.tables import Table
 
 RUN = "taskuq.run/1"
@@ -62,14 +62,14 @@ def experiment_record(
         "title": str(title),
         "claim": str(claim),
         "finding": str(finding),
-        "settings": plain(dict(settings)),
+        "settings": drawable(dict(settings)),
         "figures": [figure.to_dict() for figure in figures],
         "tables": [
             {
                 "name": str(t["name"]),
                 "caption": str(t["caption"]),
                 "columns": [str(c) for c in t["columns"]],
-                "rows": plain([list(row) for row in t["rows"]]),
+                "rows": drawable([list(row) for row in t["rows"]]),
             }
             for t in tables
         ],
