@@ -13,7 +13,7 @@ from taskuq.experiments.claims import EXPERIMENTS, run_all, run_one
 from taskuq.experiments.inputs import ClaimSettings, make_inputs
 from taskuq.experiments.interval_length import interval_length
 from taskuq.outputs.table import replace_arrays
-from taskuq.report.contents import gather
+from taskuq.report.contents import STORY, gather
 from taskuq.report.folder import read_folder
 
 FASTMRI = Path(__file__).resolve().parents[2] / "../shared/data/fastmri_outputs/meniscus_tear.npz"
@@ -33,6 +33,10 @@ def records(table, point, few, quality):
 def rows(record, name):
     (table,) = [t for t in record["tables"] if t["name"] == name]
     return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+
+
+def test_the_page_has_a_place_for_each_experiment_and_for_the_live_run():
+    assert sorted(STORY) == sorted(["live", *EXPERIMENTS])
 
 
 def test_everything_that_is_permitted_is_looked_at(records):
