@@ -141,3 +141,12 @@ def test_a_score_with_a_state_we_cannot_write_is_stored_by_its_class_only():
 
     assert score_to_dict(mine) == {"name": "custom", "class": "AroundTheMean"}
     assert score_from_dict(score_to_dict(mine), mine) is mine
+
+
+def test_a_file_with_a_score_nobody_registered_says_where_to_name_it(tmp_path):
+    path = tq.calibrate(OUTPUTS, TRUTH, alpha=0.1, score="lwr").save(tmp_path / "bound.json")
+    path.write_text(path.read_text().replace('"lwr"', '"elsewhere"'))
+
+    with pytest.raises(InputError, match="unknown score 'elsewhere' in the file; name the file "
+                       "that registers it in TASKUQ_EXTENSIONS, or update taskuq"):  # fmt: skip
+        tq.load_bound(path)

@@ -58,7 +58,8 @@ def calibrate(
             (round, case, sample), the current one last, for scores that read the earlier ones.
         targets: Task outputs on the true images (case,).
         alpha: The error rate, strictly between 0 and 1.
-        score: ar, lwr, cqr, mlwr, learned, or an object with methods ``score`` and ``interval``.
+        score: ar, lwr, cqr, mlwr, learned, the name of one of your own, or an object with methods
+            ``score`` and ``interval``.
         group: What cases come in, e.g. the patient of each case (case,).
         unit: What is exchangeable: 'case' or 'group'; the group if groups are given.
         cases: With groups: which cases of a new group are covered: a 'random' one, 'all', or a
@@ -110,7 +111,7 @@ def calibrate(
         values,
         promise,
         None if groups is None else groups[kept],
-        condition and (condition[0], condition[1][kept]),
+        None if condition is None else (condition[0], condition[1][kept]),
     )
     read = rounds_read(chosen, x)
     return Bound(
@@ -127,15 +128,17 @@ def calibrate(
 
 def _condition(whom: Unit, n: int, **asked: Any) -> tuple[str, np.ndarray] | None:
     """What a promise is conditional on, by name and for each case (case,)."""
-    given = [name for name, value in asked.items() if value is not None]
+    given = {name: value for name, value in asked.items() if value is not None}
     if len(given) > 1:
         raise InputError(f"choose one of label, strata and weights, got {' and '.join(given)}")
-    if given == ["weights"] and whom.is_group:
+    if not given:
+        return None
+    ((name, value),) = given.items()
+    if name != "weights":
+        return name, as_ids(value, name, n)
+    if whom.is_group:
         raise InputError("weights are for exchangeable cases; use unit='case' or leave them out")
-    for name in given:
-        value = asked[name]
-        return name, as_weights(value, n) if name == "weights" else as_ids(value, name, n)
-    return None
+    return name, as_weights(value, n)
 
 
 def _tuned_elsewhere(

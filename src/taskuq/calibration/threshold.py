@@ -31,7 +31,7 @@ class Threshold(ABC):
     @property
     @abstractmethod
     def quantile(self) -> float:
-        """One number that sums the threshold up: the largest quantile it can give."""
+        """One number that sums the threshold up."""
 
 
 @final

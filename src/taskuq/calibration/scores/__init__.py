@@ -14,7 +14,7 @@ from taskuq.calibration.family import SIDES, Side
 from taskuq.calibration.rank import exact_level
 from taskuq.errors import InputError
 from taskuq.files import from_fields
-from taskuq.kinds import Kinds
+from taskuq.kinds import VARIABLE, Kinds
 from taskuq.protocols import (
     LearningScore,
     NamedScore,
@@ -133,7 +133,10 @@ def score_from_dict(record: Mapping[str, Any], custom: Score | None = None) -> S
             )
         return custom
     if not isinstance(name, str) or name not in SCORES:
-        raise InputError(f"unknown score {name!r} in the file; it may come from a newer version")
+        raise InputError(
+            f"unknown score {name!r} in the file; name the file that registers it in {VARIABLE}, "
+            "or update taskuq"
+        )
     kind = SCORES[name]
     return from_fields(kind, fields) if is_dataclass(kind) else kind(**fields)
 
