@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,29 @@ class BackboneConfig:
             )
 
 
+class Body(NamedTuple):
+    """What a backbone is made of.
+
+    Attributes:
+        make: A configuration to the network, and to how many features it gives.
+        is_imagenet: Whether it takes images as ImageNet's are, and can start from its weights.
+    """
+
+    make: Callable[[BackboneConfig], tuple[nn.Module, int]]
+    is_imagenet: bool
+
+
+def _small(config: BackboneConfig) -> tuple[nn.Module, int]:
+    body = SmallResNet(1, config.width, config.blocks)
+    return body, body.features
+
+
+BODIES = {
+    "resnet50": Body(lambda config: (resnet50(), FEATURES), is_imagenet=True),
+    "small": Body(_small, is_imagenet=False),
+}
+
+
 class Backbone(nn.Module):
     """Images between 0 and 1 to features.
 
@@ -123,12 +146,8 @@ class Backbone(nn.Module):
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
         self.config = config
-        self.body: nn.Module
-        if config.kind == "resnet50":
-            self.body, self.features = resnet50(), FEATURES
-        else:
-            self.body = small = SmallResNet(1, config.width, config.blocks)
-            self.features = small.features
+        self.is_imagenet = BODIES[config.kind].is_imagenet
+        self.body, self.features = BODIES[config.kind].make(config)
         # Constants of the architecture, not weights: they are not stored with them.
         for name, values in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
             self.register_buffer(name, torch.tensor(values)[:, None, None], persistent=False)
@@ -136,7 +155,7 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Images (image, height, width) in [0, 1] to features (image, feature)."""
         x = images[:, None]
-        if self.config.kind == "resnet50":
+        if self.is_imagenet:
             x = (x - self.mean) / self.std
         features: Tensor = self.body(x)
         return features
@@ -170,9 +189,10 @@ class StartConfig:
     def fill(self, backbone: Backbone) -> None:
         """Fill a backbone from what was pre-trained."""
         if self.imagenet is not None:
-            if backbone.config.kind != "resnet50":
+            if not backbone.is_imagenet:
                 raise InputError(
-                    "start.imagenet is for a resnet50; the backbone is small: leave it"
+                    f"start.imagenet is for a resnet50; the backbone is {backbone.config.kind}: "
+                    "leave it"
                 )
             read_imagenet(backbone.body, self.imagenet)
         if self.simclr is not None:
