@@ -111,6 +111,40 @@ def test_frechet_distance_of_gaussians_is_the_closed_form():
     assert frechet_distance(first, first) == pytest.approx(0, abs=1e-9)
 
 
+def judge_twice(folder, randomise, name):
+    """Judge the same weights as the variational network, and as another network of some name."""
+    images = np.kron(np.random.default_rng(1).random((4, 8, 8)), np.ones((4, 4)))
+    data = ArrayDataset(images, label=[0] * 4, group=np.arange(4) // 2)
+    net = randomise(build("varnet", preset="tiny"))
+    paths = [str(folder / f"{stem}.safetensors") for stem in ("first", name)]
+    for path in paths:
+        save_weights(net, path, kind="varnet", config=net.config)
+    settings = {
+        "varnet": paths[0],
+        "recoveries": paths[1:],
+        "data": {"kind": "npz", "path": str(save_npz(data, folder / "images.npz")), "coils": 2,
+                 "validation": 0.5},
+        "measure": {"accelerations": [4], "published": False},
+    }  # fmt: skip
+    (folder / "q.toml").write_text(toml_text(settings))
+    quality(folder / "q.toml", output=folder / "q.json")
+    return read_json(folder / "q.json", "taskuq.quality/1")["results"]
+
+
+def test_image_quality_of_other_networks_goes_by_the_stems_of_their_files(tmp_path, randomise):
+    rows = judge_twice(tmp_path, randomise, "net-of-mine")
+
+    # The name is all the difference.
+    assert [row.pop("method") for row in rows] == ["zero-filled", "varnet", "net-of-mine"]
+    assert rows[1] == rows[2] != rows[0]
+    assert "net-of-mine" in write_report(tmp_path).read_text()
+
+
+def test_image_quality_of_two_networks_of_one_name_is_refused(tmp_path, randomise):
+    with pytest.raises(InputError, match="two recoveries are called varnet; rename"):
+        judge_twice(tmp_path, randomise, "varnet")
+
+
 def test_the_table_of_image_quality(tmp_path, small_flow, randomise, capsys):
     rng = np.random.default_rng(1)
     images = np.kron(rng.random((8, 8, 8)), np.ones((4, 4)))

@@ -9,7 +9,10 @@ from cyclopts import Parameter
 
 from taskuq.commands.terminal import say, show
 
-TABLES = "A TOML file with the tables data and measure, and the weights varnet, flow and features."
+TABLES = (
+    "A TOML file with the tables data and measure, and the weights varnet, flow, recoveries and "
+    "features."
+)
 
 
 def quality(

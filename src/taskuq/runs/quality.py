@@ -14,13 +14,14 @@ from torch import Tensor
 
 from taskuq.data.dataset import Dataset
 from taskuq.data.readers import Data, open_data, paper_data
+from taskuq.errors import InputError
 from taskuq.measure.coils import rss
 from taskuq.measure.masks import MaskConfig
 from taskuq.measure.mri import MultiCoilMRI
 from taskuq.protocols import PosteriorRecover, Recover
 from taskuq.recover.cases import as_coils
 from taskuq.recover.flow_training import FlowMethod
-from taskuq.recover.methods import ZeroFilled
+from taskuq.recover.methods import ZeroFilled, open_recovery
 from taskuq.recover.metrics import (
     FloatArray,
     frechet_distance,
@@ -52,6 +53,7 @@ class QualityConfig:
         measure: The masks.
         varnet: Weights of a variational network.
         flow: Weights of a flow; the mean of its samples is judged, and one sample for FID.
+        recoveries: Weights of other recovery networks, each called by the stem of its file.
         estimate: For a flow around estimates, its variational network where the TOML beside the
             flow's weights does not name it.
         features: VGG-16 weights (safetensors, torchvision's names); without them there is no FID.
@@ -69,6 +71,7 @@ class QualityConfig:
     measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
     varnet: Path | None = None
     flow: Path | None = None
+    recoveries: tuple[Path, ...] | None = None
     estimate: Path | None = None
     features: Path | None = None
     samples: int = 32
@@ -216,6 +219,10 @@ def _methods(config: QualityConfig, device: torch.device) -> dict[str, Recover]:
         methods["varnet"] = VarNetMethod(config.varnet).open(device)
     if config.flow is not None:
         methods["flow"] = FlowMethod(config.flow, config.estimate).open(device)
+    for path in config.recoveries or ():
+        if path.stem in methods:
+            raise InputError(f"two recoveries are called {path.stem}; rename {path}")
+        methods[path.stem] = open_recovery(path, device=device)
     return methods
 
 
