@@ -42,7 +42,7 @@ def test_every_file_of_the_package_is_in_the_wheel(packed):
         "py.typed", "weights/varnet-atlas.safetensors", "weights/classifier-atlas.safetensors",
         "weights/classifier-atlas.toml", "weights/flow-atlas.safetensors",
         "report/assets/report.html", "report/assets/explorer.js",
-        "experiments/stored/atlas-flow.npz",
+        "runs/stored/atlas-flow.npz",
     ],
 )  # fmt: skip
 def test_what_is_not_code_is_named_here_too(packed, name):
