@@ -12,7 +12,7 @@ from taskuq.errors import InputError
 from taskuq.report import records
 from taskuq.report.cases import CaseReport
 from taskuq.report.figure import Figure, figure_from_dict, figures_of
-from taskuq.report.folder import Found, RunFolder
+from taskuq.report.folder import RunFolder, StoredRecord
 from taskuq.report.records import Record
 from taskuq.report.tables import Table
 
@@ -162,7 +162,7 @@ def gather(folder: RunFolder) -> Contents:
     return contents
 
 
-def _add(contents: Contents, found: Found) -> None:
+def _add(contents: Contents, found: StoredRecord) -> None:
     """Add what a record shows, all of it or nothing."""
     if found.schema == records.EXPERIMENT:
         contents.experiments.append(_experiment(found.record))

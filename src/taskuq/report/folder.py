@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredRecord:
     """One JSON record.
 
     Arguments:
@@ -55,14 +55,14 @@ class RunFolder:
 
     path: Path
     run: dict[str, Any] = field(default_factory=dict)
-    records: tuple[Found, ...] = ()
+    records: tuple[StoredRecord, ...] = ()
     others: tuple[tuple[str, str], ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()
     table: TaskOutputs | None = None
     table_path: str | None = None
     explorer: Explorer | None = None
 
-    def of(self, schema: str) -> list[Found]:
+    def of(self, schema: str) -> list[StoredRecord]:
         """Return the records of a schema."""
         return [found for found in self.records if found.schema == schema]
 
@@ -83,7 +83,7 @@ def read_folder(path: Path) -> RunFolder:
         if schema == RUN:
             run = run or record
         elif schema in shown:
-            records.append(Found(name, schema, record))
+            records.append(StoredRecord(name, schema, record))
         else:
             others.append((name, schema))
     table, table_path = _table(path, unreadable)

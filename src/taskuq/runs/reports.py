@@ -21,7 +21,7 @@ from taskuq.outputs import TaskOutputs
 from taskuq.report.cases import CaseReport
 from taskuq.report.contents import Contents, gather
 from taskuq.report.exports import ENDINGS, write_exports
-from taskuq.report.folder import Found, RunFolder, read_folder
+from taskuq.report.folder import RunFolder, StoredRecord, read_folder
 from taskuq.report.page import write_page
 from taskuq.report.records import BOUND, PLAN_SIZE, POLICY, SIMULATE
 from taskuq.runs.explorer import explorer_numbers
@@ -99,7 +99,7 @@ def _opened(
     return replace(folder, unreadable=tuple(unreadable)), opened
 
 
-def _with_goal(found: Found) -> Found:
+def _with_goal(found: StoredRecord) -> StoredRecord:
     """Say in words until when a simulation scans; a record without it is noted as incomplete."""
     if found.schema != SIMULATE:
         return found
