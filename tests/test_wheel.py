@@ -39,8 +39,9 @@ def test_every_file_of_the_package_is_in_the_wheel(packed):
 @pytest.mark.parametrize(
     "name",
     [
-        "py.typed", "weights/varnet-atlas.safetensors", "weights/classifier-atlas.safetensors",
-        "weights/classifier-atlas.toml", "weights/flow-atlas.safetensors",
+        "__init__.pyi", "py.typed", "weights/varnet-atlas.safetensors",
+        "weights/classifier-atlas.safetensors", "weights/classifier-atlas.toml",
+        "weights/flow-atlas.safetensors",
         "report/assets/report.html", "report/assets/explorer.js",
         "runs/stored/atlas-flow.npz",
     ],
