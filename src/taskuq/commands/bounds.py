@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,8 +17,11 @@ from taskuq.errors import InputError
 if TYPE_CHECKING:
     from taskuq.calibration.bound import Bound
     from taskuq.calibration.joint import JointBound
-    from taskuq.interval import Interval
+    from taskuq.interval import FloatArray, Interval
     from taskuq.outputs import TaskOutputs
+
+# Cases that become lines of text at one time.
+CASES = 65536
 
 
 def calibrate(
@@ -179,26 +183,34 @@ def plan_size(
 
 def _rows(
     table: TaskOutputs, k: int, acceleration: float | None, interval: Interval
-) -> Iterator[list[Any]]:
+) -> Iterator[Sequence[Any]]:
+    """Yield the lines of the file, some cases at a time: each property is asked once for all."""
     yield ["case", "group", "acceleration", "task", "lower", "upper", "width", "center",
            "target", "covered"]  # fmt: skip
     import numpy as np
 
-    several = interval.lower.ndim == 2
-    targets = table.targets_at(k)
-    covered = interval.contains(targets)
-    for i in np.ndindex(interval.lower.shape):
-        case = i[0]
-        yield [
-            case if table.case is None else table.case[case],
-            "" if table.group is None else table.group[case],
-            "" if acceleration is None else f"{acceleration:g}",
-            table.task_names[i[1]] if several else table.task_names[0],
-            *(repr(float(v[i])) for v in (interval.lower, interval.upper, interval.width)),
-            repr(float(interval.center[i])),
-            repr(float(targets[i])) if table.has_targets else "",
-            int(covered[i]) if table.has_targets else "",
-        ]
+    targets, has_targets = table.targets_at(k), table.has_targets
+    tasks = interval.lower[0].size
+    for start in range(0, len(interval), CASES):
+        block = slice(start, start + CASES)
+        some, z = interval[block], targets[block]
+        n = len(some)
+        ids = np.arange(start, start + n) if table.case is None else table.case[block]
+        groups = repeat("") if table.group is None else table.group[block].repeat(tasks).tolist()
+        ends = (some.lower, some.upper, some.width, some.center)
+        known = (_texts(z), some.contains(z).ravel().astype(int).tolist())
+        yield from zip(
+            ids.repeat(tasks).tolist(),
+            groups,
+            repeat("" if acceleration is None else f"{acceleration:g}"),
+            cycle(table.task_names[:tasks]),
+            *map(_texts, ends),
+            *(known if has_targets else (repeat(""), repeat(""))),
+        )
+
+
+def _texts(values: FloatArray) -> list[str]:
+    return list(map(repr, values.ravel().tolist()))
 
 
 def _round(table: TaskOutputs, acceleration: float | None) -> tuple[int, float | None]:
