@@ -4,9 +4,19 @@
 class InputError(ValueError):
     """Something handed to us is not usable; the message is one sentence that says what to do.
 
-    The command line prints the sentence and exits with status 2. Everything else that is raised is
-    a fault of ours and exits with status 1.
+    The command line prints the sentence and exits with status 2.
     """
+
+
+class MachineError(RuntimeError):
+    """The machine failed: a full disk, no permission, no memory; the message is one sentence.
+
+    The command line prints the sentence and exits with status 1.
+    """
+
+
+class TakenError(Exception):
+    """A file that must be new is there already; whoever asked for it looks who made it."""
 
 
 def first_line(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from taskuq.disk import make_folder, move_in, writing
 from taskuq.errors import InputError, first_line
 
 if TYPE_CHECKING:
@@ -23,11 +24,16 @@ D = TypeVar("D")
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+def whole_file(path: str | os.PathLike[str], *, exclusive: bool = False) -> Iterator[Path]:
     """Give a temporary name to write to; on success it becomes the file, on failure nothing does.
+
+    Once this is left, a power cut does not lose the file: it and its name are on the disk. What the
+    disk refuses is one sentence, a :class:`~taskuq.errors.MachineError`.
 
     Arguments:
         path: The final name.
+        exclusive: Refuse to take the place of another file, with a
+            :class:`~taskuq.errors.TakenError`; of several that try at once, one succeeds.
 
     Example:
         >>> import tempfile
@@ -38,13 +44,14 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         'all of it'
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.partial")
-    try:
-        yield partial
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with writing(target):
+        make_folder(target.parent)
+        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.partial")
+        try:
+            yield partial
+            move_in(partial, target, exclusive=exclusive)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def inside(folder: str | os.PathLike[str], name: str) -> Path:
@@ -88,9 +95,17 @@ def json_text(record: Mapping[str, Any]) -> str:
     return json.dumps(record, indent=1, allow_nan=False)
 
 
-def write_json(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Path:
-    """Write a record as JSON and return its path; NaN and infinity are refused."""
-    with whole_file(path) as partial:
+def write_json(
+    path: str | os.PathLike[str], record: Mapping[str, Any], *, exclusive: bool = False
+) -> Path:
+    """Write a record as JSON and return its path; NaN and infinity are refused.
+
+    Arguments:
+        path: The file.
+        record: What it is to hold.
+        exclusive: Refuse to take the place of another file, as :func:`whole_file` does.
+    """
+    with whole_file(path, exclusive=exclusive) as partial:
         partial.write_text(json_text(record) + "\n")
     return Path(path)
 

@@ -70,7 +70,8 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path):
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
-    assert "the disk under" in ended.stderr
+    assert "the disk is full" in ended.stderr
+    assert "finished cases are kept" in ended.stderr
     # The first case was written by itself before the disk was full, the others were not.
     assert status(store)["finished"] == 1
     assert not list(store.glob(".*.partial"))

@@ -44,18 +44,18 @@ def half(table, path, **settings):
         Path(path).write_bytes(whole[: len(whole) // 2])
         wait_for_the_kill("half of", path)
 
-def before(source, target):
+def before(source, target, **settings):
     if {where!r} == "before" and is_mine():
         wait_for_the_kill("before", target)
-    replace(source, target)
+    move(source, target, **settings)
 
-def after(source, target):
-    before(source, target)
+def after(source, target, **settings):
+    before(source, target, **settings)
     if {where!r} == "after" and is_mine():
         wait_for_the_kill("after", target)
 
 write, pq.write_table = pq.write_table, half
-replace, files.os.replace = files.os.replace, after
+move, files.move_in = files.move_in, after
 pipeline = tq.Pipeline(toy.measure, toy.recover, toy.task)
 pipeline.run(toy.images(5), accelerations=toy.ACCELERATIONS, samples=4, seed=3, quiet=True,
              store={store!r})
@@ -73,7 +73,7 @@ def killed_at(store, where, nth):
     return said.split()[:2]
 
 
-# Files are renamed in the order: header, roster, first case, the others; halves are of Parquet
+# Files get their names in the order: header, roster, first case, the others; halves are of Parquet
 # files alone, the roster being the first.
 @pytest.mark.parametrize(
     ("where", "nth"),

@@ -9,7 +9,8 @@ import sys
 
 import cyclopts
 
-from taskuq.errors import InputError
+from taskuq.disk import ended_by_sigterm
+from taskuq.errors import InputError, MachineError
 
 # Each command, the module of the function of its name, and what it does.
 COMMANDS = """
@@ -52,6 +53,9 @@ app = cyclopts.App(
 EXTRAS = dict.fromkeys(("torch", "pytorch_lightning", "monai", "h5py", "safetensors"), "mri")
 EXTRAS |= {"nilearn": "demo", "nibabel": "nifti", "pydicom": "dicom"}
 
+# The status of a command that was asked to end, by SIGTERM.
+TERMINATED = 143
+
 _apps = {"": app} | {name: cyclopts.App(name=name, help=about) for name, about in FOLDERS.items()}
 for _line in COMMANDS.strip().splitlines():
     _words, _module, _help = (part.strip() for part in _line.split(" | "))
@@ -64,9 +68,13 @@ app.register_install_completion_command()
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exit 0 when done, 2 on bad input with one sentence, 1 on our fault."""
+    """Run the command line; exit 0 when done, 2 on bad input, 1 where the machine or we failed.
+
+    In each case there is one sentence on stderr.
+    """
     try:
-        app(arguments)
+        with ended_by_sigterm():
+            app(arguments)
     except InputError as error:
         _refuse(str(error))
     except ModuleNotFoundError as error:
@@ -79,11 +87,24 @@ def main(arguments: list[str] | None = None) -> None:
         )
     except cyclopts.CycloptsError as error:
         _refuse(f"{str(error).rstrip('.')}; see taskuq --help")
-    except KeyboardInterrupt:
-        _say("stopped; nothing half-written is left behind")
+    except MachineError as error:
+        _say(" ".join(str(error).split()))
+        sys.exit(1)
+    except KeyboardInterrupt as stopped:
+        _say(_kept(stopped))
         sys.exit(130)
+    except SystemExit as stopped:
+        if stopped.code == TERMINATED:
+            _say(_kept(stopped))
+        raise
     except BrokenPipeError:
         sys.exit(0)
+
+
+def _kept(stopped: BaseException) -> str:
+    """What an interruption leaves, in the words of whoever was interrupted."""
+    notes = getattr(stopped, "__notes__", ())
+    return "; ".join(notes) or "stopped; nothing half-written is left, what was there is untouched"
 
 
 def _refuse(sentence: str) -> None:

@@ -113,7 +113,7 @@ def to_numpy(array: Any, name: str) -> np.ndarray:
 
 
 def write_roster(folder: Path, case: list[str], group: Any = None, label: Any = None) -> Path:
-    """Write who is to be run, with groups and classes where they are known.
+    """Write who is to be run, with groups and classes where they are known; once for a table.
 
     Arguments:
         folder: The folder of the table.
@@ -137,7 +137,7 @@ def write_roster(folder: Path, case: list[str], group: Any = None, label: Any = 
         for name, values in (("group", group), ("label", label))
         if values is not None
     }
-    with whole_file(folder / ROSTER) as partial:
+    with whole_file(folder / ROSTER, exclusive=True) as partial:
         pq.write_table(pa.table(columns), partial, compression="zstd")
     return folder / ROSTER
 

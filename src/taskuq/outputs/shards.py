@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.checks import as_range, require_finite
-from taskuq.errors import InputError, first_line
+from taskuq.errors import InputError, TakenError, first_line
 from taskuq.files import complete, plain, range_to_json, read_json, whole_file, write_json
 from taskuq.outputs.columns import as_texts, concatenate, identities, positions, write_roster
 from taskuq.outputs.table import TaskOutputs
@@ -96,12 +96,13 @@ class TableWriter:
     def __init__(self, folder: str | os.PathLike[str], header: Header) -> None:
         self.folder = Path(folder)
         self.header = header
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / HEADER
-        if path.exists():
+        try:
+            if (self.folder / HEADER).exists():
+                raise TakenError
+            # Of several writers that begin at once one makes the header, and the others look at it.
+            write_json(self.folder / HEADER, header.to_dict(), exclusive=True)
+        except TakenError:
             _refuse_other_header(read_header(self.folder), header, self.folder)
-        else:
-            write_json(path, header.to_dict())
         self._number = len(shard_paths(self.folder))
 
     def finished(self) -> set[tuple[str, float]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from taskuq.errors import InputError, first_line
+from taskuq.errors import InputError, MachineError, first_line
 from taskuq.pipeline.device import pick_device
 from taskuq.pipeline.engines import Flags
 from taskuq.pipeline.local import Work
@@ -208,7 +208,8 @@ class _Driver:
             count = self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:
             # The worker lives and said why: a full disk, a set-up in which nothing works.
-            raise InputError(" ".join(str(error.cause).split())[:400]) from None
+            kind = MachineError if isinstance(error.cause, MachineError) else InputError
+            raise kind(" ".join(str(error.cause).split())[:400]) from None
         except self.ray.exceptions.RayError as error:
             self._lost(chunk, error, waiting)
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from taskuq.checks import require_in_range
-from taskuq.errors import InputError
+from taskuq.errors import InputError, MachineError
 from taskuq.outputs.shards import Header, TableWriter
 from taskuq.pipeline.batches import Batches, Ran
 from taskuq.pipeline.cases import Cases
@@ -57,13 +56,8 @@ class Rows:
                     group=_rows(self.cases.group, self.index, rounds),
                     label=_rows(self.cases.label, self.index, rounds),
                 )
-            except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                    raise InputError(
-                        f"the disk under {self.writer.folder} is full; make room and start the "
-                        "same command again, finished cases are kept"
-                    ) from None
-                raise
+            except MachineError as error:
+                raise MachineError(f"{error}; finished cases are kept") from None
         self.index, self.found, self.since = [], [], time.monotonic()
 
 

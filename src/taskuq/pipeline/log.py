@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from taskuq.disk import append_line, is_plain, reading
+
 NAME = "log.jsonl"
 
 
@@ -32,9 +34,7 @@ class RunLog:
     def write(self, event: str, **details: Any) -> None:
         """Append an event."""
         line = json.dumps({"event": event, "time": round(time.time(), 3), **details})
-        # One short write in append mode is not torn between workers.
-        with (self.folder / NAME).open("a") as file:
-            file.write(line + "\n")
+        append_line(self.folder / NAME, line)
 
     def failed(self, case: str, error: BaseException) -> None:
         """Remember that a case could not be finished, and why."""
@@ -46,7 +46,7 @@ class RunLog:
         found: dict[str, str] = {}
         for event in self.events():
             if event.get("event") == "failed":
-                found[str(event["case"])] = str(event["error"])
+                found[str(event.get("case"))] = str(event.get("error"))
             elif event.get("event") == "retrying":
                 found.clear()
         return found
@@ -54,12 +54,14 @@ class RunLog:
     def events(self) -> Iterator[Mapping[str, Any]]:
         """Yield all events; a line torn by a power cut is passed over."""
         path = self.folder / NAME
-        if not path.exists():
+        if not is_plain(path):
             return
-        for line in path.read_text().splitlines():
+        with reading(path, "a log", "remove it"):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        for line in lines:
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(event, dict):
                 yield event

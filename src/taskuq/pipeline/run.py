@@ -6,7 +6,8 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from taskuq.checks import require_part
-from taskuq.errors import InputError
+from taskuq.disk import ended_by_sigterm
+from taskuq.errors import InputError, TakenError
 from taskuq.outputs.columns import ROSTER, read_roster, write_roster
 from taskuq.outputs.shards import HEADER, Header, TableWriter, finished_cases, read_header
 from taskuq.outputs.table import TaskOutputs, as_accelerations
@@ -137,7 +139,8 @@ class Pipeline:
             done = finished_cases(folder, header, cases.case)
             work.log.write("retrying" if done.any() else "started", cases=int((~done).sum()))
             todo = [int(i) for i in np.nonzero(~done)[0] if int(i) not in begun]
-            with Progress(len(cases), int(done.sum()), quiet=quiet, since=since) as progress:
+            progress = Progress(len(cases), int(done.sum()), quiet=quiet, since=since)
+            with ended_by_sigterm(), _telling_what_is_kept(work, store), progress:
                 work.keep(begun.items(), progress)
                 chosen.run(work, todo, progress)
             _report_failures(work.log, quiet)
@@ -224,6 +227,22 @@ def _begin(
     ) from reason
 
 
+@contextmanager
+def _telling_what_is_kept(work: Work, store: str | Path | None) -> Iterator[None]:
+    """Note on an interruption how many cases are finished, and that they stay."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        if store is not None:
+            writer, names = work.writer, work.cases.case
+            done = int(finished_cases(writer.folder, writer.header, names).sum())
+            stopped.add_note(
+                f"stopped; {done} of {len(names)} cases are finished and kept in {store}, and the "
+                "same command goes on with the rest"
+            )
+        raise
+
+
 def remove_table(folder: Path) -> None:
     """Remove the files of a table and its log; refuse a folder that holds anything else.
 
@@ -252,10 +271,14 @@ def _is_ours(path: Path) -> bool:
 
 
 def _check_roster(folder: Path, cases: Cases) -> None:
-    known = read_roster(folder)
-    if known is None:
+    try:
+        if (folder / ROSTER).exists():
+            raise TakenError
         write_roster(folder, list(cases.case), cases.group, cases.label)
-    elif known != list(cases.case):
+        return
+    except TakenError:
+        known = read_roster(folder) or []
+    if known != list(cases.case):
         other = next(
             (a for a, b in zip(known, cases.case, strict=False) if a != b), "another number"
         )

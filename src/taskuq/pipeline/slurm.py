@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from taskuq.errors import InputError, first_line
+from taskuq.errors import InputError, MachineError, first_line
 from taskuq.pipeline.engines import Flags
 from taskuq.pipeline.local import Work
 from taskuq.pipeline.progress import Progress
@@ -70,7 +70,7 @@ class SlurmOptions:
                 for _ in share:
                     progress.step()
         if failed:
-            raise InputError(
+            raise MachineError(
                 f"{len(failed)} of {len(jobs)} jobs failed, the first {failed[0]}; start the same "
                 "command again to do the rest"
             )

@@ -1,0 +1,199 @@
+"""The disk: what was written is there after a power cut, and what it refuses is one sentence."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from taskuq.errors import InputError, MachineError, TakenError, first_line
+
+# What is wrong with the machine and not with what was asked of it, and what to do about it.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY)
+ADVICE = {
+    **dict.fromkeys(FULL, "the disk is full; make room and start again"),
+    **dict.fromkeys(REFUSED, "ask for the permission, or choose another place"),
+    **dict.fromkeys(IN_THE_WAY, "something of that name is in the way; choose another name"),
+}
+BROKEN = (*REFUSED, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE)
+# File systems without hard links say one of these.
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what the disk refuses while a file is written into one sentence that names it.
+
+    Arguments:
+        path: The file or folder.
+
+    Example:
+        >>> with writing("bound.json"):
+        ...     raise OSError(errno.ENOSPC, "No space left on device")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.MachineError: cannot write bound.json (No space left on device); the disk ...
+    """
+    try:
+        yield
+    except MachineError:
+        raise
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        advice = ADVICE.get(error.errno or 0, "see to the disk and start again")
+        raise MachineError(f"cannot write {path} ({reason:.120}); {advice}") from None
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterator[None]:
+    """Turn whatever goes wrong while a file is read into one sentence that names it.
+
+    Every library has its own errors for damaged bytes. What is wrong with the file is the user's to
+    mend; a failing disk and memory that runs out are the machine's.
+
+    Arguments:
+        path: The file.
+        what: What it should hold.
+        advice: What to do about it.
+
+    Example:
+        >>> with reading("a.npz", "arrays", "save it again"):
+        ...     raise EOFError("no data left")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: a.npz cannot be read as arrays (no data left); save it again
+    """
+    tail = f"; {advice}" if advice else ""
+    try:
+        yield
+    except (InputError, MachineError):
+        raise
+    except MemoryError:
+        raise MachineError(
+            f"memory ran out while {path} was read as {what}; free some, or give a smaller file"
+        ) from None
+    except Exception as error:
+        reason = (getattr(error, "strerror", None) or first_line(error)).strip()
+        sentence = f"{path} cannot be read as {what} ({' '.join(reason.split()):.120}){tail}"
+        is_broken = isinstance(error, OSError) and error.errno in BROKEN
+        raise (MachineError if is_broken else InputError)(sentence) from None
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk and not in memory alone."""
+    if os.name != "posix" and path.is_dir():  # pragma: no cover
+        return
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        # Some network file systems know no such thing for folders.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
+    finally:
+        os.close(file)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder with those above it, to stay."""
+    with writing(folder):
+        new = [place for place in (folder, *folder.parents) if not place.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        for place in new:
+            sync(place.parent)
+
+
+def move_in(partial: Path, target: Path, *, exclusive: bool) -> None:
+    """Give a finished file its name; where that must be new, of two that try one succeeds.
+
+    Arguments:
+        partial: The finished file, in the same folder.
+        target: Its name.
+        exclusive: Refuse to take the place of another file, with :class:`TakenError`.
+    """
+    sync(partial)
+    if not exclusive:
+        os.replace(partial, target)
+    else:
+        try:
+            os.link(partial, target)
+        except FileExistsError:
+            raise TakenError(str(target)) from None
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            _copy_in(partial, target)
+    sync(target.parent)
+
+
+def _copy_in(partial: Path, target: Path) -> None:
+    """Create a file that must be new where there are no links; a kill in between may leave half."""
+    try:
+        with target.open("xb") as file:
+            file.write(partial.read_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        raise TakenError(str(target)) from None
+
+
+def is_plain(path: Path) -> bool:
+    """Whether a path is a file of its own: no link to elsewhere, no pipe that would never end."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line in one piece, as several workers may; never through a link or into a pipe.
+
+    Arguments:
+        path: The file, which is made where there is none.
+        line: The line, without its end.
+    """
+    with writing(path):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        # Without them a pipe that nobody reads would be waited for, and a link followed.
+        flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        try:
+            file = os.open(path, flags, 0o666)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO):
+                raise
+            raise MachineError(f"cannot write {path}: it is a link or a pipe; remove it") from None
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise MachineError(f"cannot write {path}: it is no file; remove it")
+            os.write(file, (line + "\n").encode())
+        finally:
+            os.close(file)
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the work as an exception, so that what is finished is written first.
+
+    Somebody else's handler, and threads other than the main one, are left alone.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
