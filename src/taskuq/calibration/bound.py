@@ -144,7 +144,8 @@ class Bound(AnyBound):
         array = array[None] if single else array
         self._check(array)
         quantile = self.threshold.at(array.shape[-2], strata, weights)
-        interval = clipped(family_of(self.score, array).interval(quantile), self.task_range)
+        family = family_of(self.score, array, self.guarantee.ends)
+        interval = clipped(family.interval(quantile), self.task_range)
         return interval[0] if single else interval
 
     def _check(self, outputs: FloatArray) -> None:
@@ -165,18 +166,25 @@ class Bound(AnyBound):
 
         It exists for cases as the unit, one quantile, and scores without ties.
         """
-        if self.guarantee.whom.is_group or self.guarantee.condition or self.guarantee.shifted:
+        promise = self.guarantee
+        if promise.whom.is_group or promise.condition or promise.shifted or promise.ends > 1:
             raise InputError(
                 "the law of empirical coverage is known for exchangeable cases with one quantile; "
                 "this bound's unit or condition is another"
             )
         if n_test < 1:
             raise InputError(f"n_test must be at least 1, got {n_test}")
-        n = self.guarantee.n_cases
-        return CoverageLaw(n, self.guarantee.rank(n), n_test)
+        n = promise.n_cases
+        return CoverageLaw(n, promise.rank(n), n_test)
 
     def __str__(self) -> str:
-        head = f"{score_name(self.score)} at alpha {self.alpha:g}, quantile {self.quantile:.4g}. "
+        each = [f"{quantile:.4g}" for quantile in self.threshold.quantiles]
+        said = (
+            f"quantile {each[0]}"
+            if len(each) == 1
+            else "quantiles {} below, {} above".format(*each)
+        )
+        head = f"{score_name(self.score)} at alpha {self.alpha:g}, {said}. "
         tail = "" if self.is_finite else f" But {self.guarantee.shortage}."
         return head + self.guarantee.sentence + tail
 
@@ -199,10 +207,14 @@ class Bound(AnyBound):
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> Bound:
         """Read back what :meth:`to_dict` wrote."""
+        threshold = threshold_from_dict(record["threshold"])
+        guarantee = Guarantee(**record["guarantee"])
+        if len(threshold.quantiles) != guarantee.ends:
+            raise InputError("the file's threshold and promise do not fit; calibrate again")
         return cls(
             score=score_from_dict(record["score"], score),
-            threshold=threshold_from_dict(record["threshold"]),
-            guarantee=Guarantee(**record["guarantee"]),
+            threshold=threshold,
+            guarantee=guarantee,
             samples=int(record["samples"]),
             rounds=int(record["rounds"]),
             task_range=as_range(record["task_range"]),

@@ -17,6 +17,8 @@ from taskuq.protocols import Family, NestedScore, RoundsScore, Score
 
 Side: TypeAlias = Literal["two", "upper", "lower"]
 SIDES = ("two", "upper", "lower")
+# A bound may also have a quantile of its own for each end of its intervals.
+BoundSide: TypeAlias = Literal["two", "upper", "lower", "each"]
 # A few units in the last place: more than score and interval lose between them.
 ROUNDING = 4 * float(np.finfo(float).eps)
 
@@ -118,6 +120,73 @@ class AnchoredFamily:
 
 
 @dataclass(frozen=True)
+class EachEnd:
+    r"""Two-sided intervals with a quantile of its own for each end, the lower one first.
+
+    .. math:: \mathcal C_{q, q'} = g^{-1}[\,a - q u,\; b + q' u\,], \qquad
+        s(z) = \frac{a - g(z)}u, \quad s'(z) = \frac{g(z) - b}u
+
+    A target is inside exactly if both of its scores are at most their quantiles. Where the ends
+    cross the interval is empty. Scores and quantiles are (end, case).
+
+    Arguments:
+        lower: The family of lower bounds.
+        upper: The family of upper bounds, of the same cases.
+
+    Example:
+        >>> center = np.array([0.4, 0.6])
+        >>> family = each_end(AnchoredFamily(center, center, np.array([0.1, 0.2])))
+        >>> family.score(np.array([0.5, 0.5])).round(12)
+        array([[-1. ,  0.5],
+               [ 1. , -0.5]])
+        >>> family.interval([1.0, 2.0]).width.round(12)
+        array([0.3, 0.6])
+    """
+
+    lower: AnchoredFamily
+    upper: AnchoredFamily
+
+    def take(self, index: NDArray[np.int64]) -> EachEnd:
+        """Return the family of some of the cases, in the given order."""
+        return EachEnd(self.lower.take(index), self.upper.take(index))
+
+    def score(self, targets: FloatArray) -> FloatArray:
+        """Return the smallest quantile of each end that contains the target, (end, case)."""
+        return np.stack([self.lower.score(targets), self.upper.score(targets)])
+
+    def interval(self, quantile: ArrayLike) -> Interval:
+        """Return the interval of each case, from one quantile per end or one per end and case."""
+        below, above = np.asarray(quantile, dtype=float)
+        return Interval(self.lower.interval(below).lower, self.upper.interval(above).upper)
+
+
+def sides_asked(side: BoundSide) -> tuple[Side, int]:
+    """Return the side of the score that a bound is made from, and how many quantiles it needs.
+
+    Example:
+        >>> sides_asked("upper"), sides_asked("each")
+        (('upper', 1), ('two', 2))
+    """
+    if side not in (*SIDES, "each"):
+        raise InputError(f"side must be 'two', 'upper', 'lower' or 'each', got {side!r}")
+    return ("two", 2) if side == "each" else (side, 1)
+
+
+def each_end(family: Family) -> EachEnd:
+    """Let each end of two-sided intervals have a quantile of its own.
+
+    Arguments:
+        family: The nested intervals of a score that knows sides.
+    """
+    if not isinstance(family, AnchoredFamily) or family.side != "two":
+        raise InputError(
+            "side='each' needs a two-sided score that grows from both ends, as ar, lwr, cqr, mlwr "
+            "and learned do; use side='two' with a score of your own"
+        )
+    return EachEnd(replace(family, side="lower"), replace(family, side="upper"))
+
+
+@dataclass(frozen=True)
 class OpaqueFamily:
     """The family of a user's own score: the samples are kept and asked each time."""
 
@@ -159,7 +228,7 @@ def intervals_at(family: Family, quantiles: FloatArray) -> Interval:
 
     Arguments:
         family: The nested intervals of some cases.
-        quantiles: Several quantiles.
+        quantiles: Several quantiles, (quantile,), or (quantile, end) for a family of two ends.
 
     Example:
         >>> center = np.array([0.4, 0.6])
@@ -169,8 +238,8 @@ def intervals_at(family: Family, quantiles: FloatArray) -> Interval:
                [0.4, 0.4],
                [0.6, 0.6]])
     """
-    if isinstance(family, AnchoredFamily):
-        return family.interval(np.asarray(quantiles)[:, None])
+    if isinstance(family, AnchoredFamily | EachEnd):
+        return family.interval(np.asarray(quantiles).T[..., None])
     return stacked([family.interval(q) for q in quantiles], axis=0)
 
 
@@ -204,12 +273,13 @@ class FamilyScore(ABC):
         return self.family(outputs).interval(quantile)
 
 
-def family_of(score: Score, outputs: FloatArray) -> Family:
+def family_of(score: Score, outputs: FloatArray, ends: int = 1) -> Family:
     """Return the nested intervals of any score, ours or a user's.
 
     Arguments:
         score: The score.
         outputs: Outputs (case, sample), or of all rounds so far (round, case, sample).
+        ends: 2 for a quantile of its own for each end.
 
     Example:
         >>> from taskuq.calibration import AR
@@ -217,7 +287,10 @@ def family_of(score: Score, outputs: FloatArray) -> Family:
         array([0.2])
     """
     read = rounds_read(score, outputs)
-    return score.family(read) if isinstance(score, NestedScore) else OpaqueFamily(score, read)
+    family: Family = OpaqueFamily(score, read)
+    if isinstance(score, NestedScore):
+        family = score.family(read)
+    return family if ends == 1 else each_end(family)
 
 
 def rounds_read(score: Score, outputs: FloatArray) -> FloatArray:

@@ -12,7 +12,7 @@ import numpy as np
 from taskuq.calibration.bound import AnyBound, read_bound
 from taskuq.calibration.family import Side, clipped, family_of
 from taskuq.calibration.rank import coverage_rank, exact_level
-from taskuq.calibration.scores import score_from_dict, score_to_dict
+from taskuq.calibration.scores import resolve_score, score_from_dict, score_to_dict
 from taskuq.calibration.single import calibrate
 from taskuq.checks import as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
@@ -199,8 +199,9 @@ def calibrate_online(
     exact_level(step, "step")
     x = as_numbers(outputs, "outputs", ndim=(2,))
     fixed = calibrate(
-        x, targets, alpha=alpha, score=score, side=side, task_range=task_range, rng=rng
-    )
+        x, targets, alpha=alpha, score=resolve_score(score, alpha, side), task_range=task_range,
+        rng=rng,
+    )  # fmt: skip
     z = as_numbers(targets, "targets", ndim=(1,)).astype(float)
     values = np.sort(family_of(fixed.score, x).score(z))
     return OnlineBound(

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from taskuq.calibration.bound import Bound
-from taskuq.calibration.family import Side, family_of, rounds_read
+from taskuq.calibration.family import BoundSide, family_of, rounds_read, sides_asked
 from taskuq.calibration.guarantee import Guarantee
+from taskuq.calibration.rank import exact_level
 from taskuq.calibration.scores import resolve_score
 from taskuq.calibration.threshold import (
+    EndQuantiles,
     OneQuantile,
     StratumQuantiles,
     Threshold,
@@ -39,7 +41,7 @@ def calibrate(
     label: Any = None,
     strata: Any = None,
     weights: Any = None,
-    side: Side = "two",
+    side: BoundSide = "two",
     task_range: TaskRange = None,
     tuning: tuple[Any, Any] | None = None,
     acceleration: float | None = None,
@@ -69,7 +71,8 @@ def calibrate(
         strata: A stratum per case, any function of the inputs; the promise then holds within each
             stratum, and calls need the new case's stratum.
         weights: Likelihood ratios of the new inputs against these; calls need the new weight.
-        side: 'two', or 'upper' or 'lower' for a bound on one side.
+        side: 'two', or 'upper' or 'lower' for a bound on one side; 'each' for two-sided intervals
+            with a quantile for each end, both at half the error rate.
         task_range: The range of the task; intervals are clipped to it.
         tuning: Outputs and targets of other cases, e.g. of the training set, for scores that
             learn. Without it a tenth (mlwr) or three tenths (learned) of the cases are set aside.
@@ -93,10 +96,11 @@ def calibrate(
     whom = as_unit(unit, cases, has_groups=groups is not None)
     condition = _condition(whom, n, label=label, strata=strata, weights=weights)
 
-    chosen = resolve_score(score, alpha, side)
+    score_side, ends = sides_asked(side)
+    chosen = resolve_score(score, alpha, score_side)
     kept = np.ones(n, dtype=bool)
     if tuning is None:
-        aside = tuning_cases(chosen, whom.index(n, groups), alpha, rng)
+        aside = tuning_cases(chosen, whom.index(n, groups), exact_level(alpha) / ends, rng)
         kept = ~aside
         chosen = tuned_score(
             chosen, x[..., aside, :], z[aside], range_, None if groups is None else groups[aside]
@@ -105,8 +109,8 @@ def calibrate(
         chosen = _tuned_elsewhere(chosen, tuning, x, range_)
 
     # Scoring the cases set aside too is cheaper than a copy of all the others.
-    values = family_of(chosen, x).score(z)[kept]
-    promise = Guarantee(alpha=alpha, **whom.record, delta=delta, n_cases=int(kept.sum()))
+    values = family_of(chosen, x, ends).score(z)[..., kept]
+    promise = Guarantee(alpha=alpha, **whom.record, delta=delta, n_cases=int(kept.sum()), ends=ends)
     guarantee, threshold = _threshold(
         values,
         promise,
@@ -164,6 +168,19 @@ def _threshold(
     group: np.ndarray | None,
     condition: tuple[str, np.ndarray] | None,
 ) -> tuple[Guarantee, Threshold]:
+    """Turn scores (case,), or (end, case), into a threshold, and complete the promise."""
+    if scores.ndim == 1:
+        return _one_threshold(scores, promise, group, condition)
+    (said, lower), (_, upper) = (_one_threshold(s, promise, group, condition) for s in scores)
+    return said, EndQuantiles(lower, upper)
+
+
+def _one_threshold(
+    scores: FloatArray,
+    promise: Guarantee,
+    group: np.ndarray | None,
+    condition: tuple[str, np.ndarray] | None,
+) -> tuple[Guarantee, Threshold]:
     """Turn scores into a threshold, and complete the promise with what it rests on."""
     group = promise.whom.groups(group)
     if group is not None:
@@ -176,7 +193,7 @@ def _threshold(
             raise InputError("weights and delta cannot be combined; leave one out")
         order = np.argsort(scores, kind="stable")
         return replace(promise, shifted=True), WeightedQuantile(
-            scores[order], split[order], promise.alpha
+            scores[order], split[order], float(promise.levels[0])
         )
     quantiles = {}
     for value in np.unique(split):

@@ -30,8 +30,13 @@ class Threshold(ABC):
 
     @property
     @abstractmethod
+    def quantiles(self) -> tuple[float, ...]:
+        """The threshold summed up: one number, or one for the lower and one for the upper end."""
+
+    @property
     def quantile(self) -> float:
-        """One number that sums the threshold up."""
+        """The largest of these."""
+        return max(self.quantiles)
 
 
 @final
@@ -48,9 +53,9 @@ class OneQuantile(Threshold):
     value: float
 
     @property
-    def quantile(self) -> float:
+    def quantiles(self) -> tuple[float, ...]:
         """The quantile."""
-        return self.value
+        return (self.value,)
 
     def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
         """Return the quantile, once for each case."""
@@ -84,9 +89,9 @@ class StratumQuantiles(Threshold):
     by_stratum: Mapping[str, float]
 
     @property
-    def quantile(self) -> float:
+    def quantiles(self) -> tuple[float, ...]:
         """The largest quantile of a stratum."""
-        return max(self.by_stratum.values())
+        return (max(self.by_stratum.values()),)
 
     def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
         """Return the quantile of each case's stratum."""
@@ -150,9 +155,9 @@ class WeightedQuantile(Threshold):
         )
 
     @property
-    def quantile(self) -> float:
+    def quantiles(self) -> tuple[float, ...]:
         """The quantile of a case of weight 1."""
-        return float(self.at(1, None, np.ones(1))[0])
+        return (float(self.at(1, None, np.ones(1))[0]),)
 
     @property
     def effective_size(self) -> float:
@@ -194,7 +199,44 @@ class WeightedQuantile(Threshold):
         return cls(scores, weights, record["alpha"])
 
 
-THRESHOLDS = (OneQuantile, StratumQuantiles, WeightedQuantile)
+@final
+@dataclass(frozen=True)
+class EndQuantiles(Threshold):
+    """A threshold for the lower end of intervals, and another for the upper one.
+
+    Example:
+        >>> EndQuantiles(OneQuantile(0.5), OneQuantile(2.0)).at(2, None, None)
+        array([[0.5, 0.5],
+               [2. , 2. ]])
+    """
+
+    kind: ClassVar[str] = "each"
+    lower: Threshold
+    upper: Threshold
+
+    @property
+    def quantiles(self) -> tuple[float, ...]:
+        """The quantile of the lower end, and that of the upper one."""
+        return (self.lower.quantile, self.upper.quantile)
+
+    def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
+        """Return the quantiles of each case, (end, case)."""
+        return np.stack([end.at(cases, strata, weights) for end in (self.lower, self.upper)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description that JSON can hold."""
+        return {"kind": self.kind, "lower": self.lower.to_dict(), "upper": self.upper.to_dict()}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> EndQuantiles:
+        """Read back what :meth:`to_dict` wrote."""
+        ends = cls(threshold_from_dict(record["lower"]), threshold_from_dict(record["upper"]))
+        if any(len(end.quantiles) > 1 for end in (ends.lower, ends.upper)):
+            raise InputError("the file holds two thresholds for one end; calibrate again")
+        return ends
+
+
+THRESHOLDS = (OneQuantile, StratumQuantiles, WeightedQuantile, EndQuantiles)
 
 
 def threshold_from_dict(record: Mapping[str, Any]) -> Threshold:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import TypeGuard
 
 import numpy as np
@@ -43,7 +44,7 @@ def target_share(score: Score) -> float:
 def tuning_cases(
     score: Score,
     index: NDArray[np.int64],
-    alpha: float,
+    alpha: float | Fraction,
     rng: np.random.Generator | None,
     least: float = 0.0,
 ) -> BoolArray:
@@ -80,7 +81,7 @@ def tuning_cases(
     return aside
 
 
-def tuning_count(units: int, share: float, alpha: float) -> int:
+def tuning_count(units: int, share: float, alpha: float | Fraction) -> int:
     r"""Return how many units to set aside: about a share, and none that calibration could use.
 
     With :math:`n` units left, :math:`\lfloor \alpha (n + 1) \rfloor` may score above the

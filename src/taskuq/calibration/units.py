@@ -23,6 +23,8 @@ from taskuq.interval import BoolArray, FloatArray
 
 UnitName: TypeAlias = Literal["case", "group"]
 PolicyUnitName: TypeAlias = Literal["case", "group", "whole-group"]
+# An error rate: as it was written, or an exact part of one.
+Level: TypeAlias = float | Fraction
 NO_GROUPS = "unit={unit!r} needs the group of each case; pass group="
 
 
@@ -104,7 +106,7 @@ class Unit(ABC):
         return np.asarray(cases - missed < math.ceil(self.share * cases), dtype=float)
 
     @abstractmethod
-    def allowed(self, units: int, alpha: float, delta: float | None) -> float:
+    def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
         """Return the weight that may lie above the quantile of so many calibration units.
 
         It is negative where no finite quantile keeps the promise.
@@ -112,11 +114,11 @@ class Unit(ABC):
 
     @abstractmethod
     def quantile(
-        self, scores: FloatArray, group: np.ndarray | None, alpha: float, delta: float | None
+        self, scores: FloatArray, group: np.ndarray | None, alpha: Level, delta: Level | None
     ) -> float:
         """Return the quantile of calibration scores that keeps the promise."""
 
-    def needed(self, alpha: float, delta: float | None) -> int:
+    def needed(self, alpha: Level, delta: Level | None) -> int:
         """Return how many calibration units a finite quantile needs."""
         if delta is None:
             return cases_needed(alpha)
@@ -130,12 +132,12 @@ class Unit(ABC):
 class RankedUnit(Unit):
     """A unit with one score each: the quantile is a rank among them."""
 
-    def allowed(self, units: int, alpha: float, delta: float | None) -> float:
+    def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
         """Return how many units may score above the quantile."""
         return float(units - promised_rank(units, alpha, delta))
 
     def quantile(
-        self, scores: FloatArray, group: np.ndarray | None, alpha: float, delta: float | None
+        self, scores: FloatArray, group: np.ndarray | None, alpha: Level, delta: Level | None
     ) -> float:
         """Return the score of the promised rank."""
         each = self.entries(scores, self.index(len(scores), group)).scores
@@ -180,12 +182,12 @@ class RandomCase(Unit):
     cases: float | str = field(default="random", init=False)
     stops_together: bool = False
 
-    def allowed(self, units: int, alpha: float, delta: float | None) -> float:
+    def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
         """Return how much loss so many groups may add up to."""
         return float(mean_loss_allowed(units, alpha, delta))
 
     def quantile(
-        self, scores: FloatArray, group: np.ndarray | None, alpha: float, delta: float | None
+        self, scores: FloatArray, group: np.ndarray | None, alpha: Level, delta: Level | None
     ) -> float:
         """Return the smallest score above which the groups lose no more than is allowed."""
         assert group is not None

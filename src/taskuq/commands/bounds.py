@@ -34,7 +34,7 @@ def calibrate(
     unit: Literal["case", "group"] | None = None,
     cases: str = "random",
     delta: float | None = None,
-    side: Literal["two", "upper", "lower"] = "two",
+    side: Literal["two", "upper", "lower", "each"] = "two",
     by_label: bool = False,
     range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
     task: str | None = None,
@@ -51,7 +51,7 @@ def calibrate(
         unit: Promise for a new case or a new group; for groups where the table has them.
         cases: With groups, cover a 'random' case, 'all' cases, or a share of them.
         delta: Promise coverage given the calibration set, but for this share of sets.
-        side: Two-sided intervals, or upper or lower bounds.
+        side: Two-sided intervals, with one quantile or one for each end, or upper or lower bounds.
         by_label: Promise coverage within each class of the table's labels.
         range: The task's range, low,high, where the table does not declare it.
         task: One task of a table of several.
@@ -73,6 +73,8 @@ def calibrate(
     if joint is not None:
         if loaded.outputs.ndim != 4:
             raise InputError("--joint needs a table of several tasks")
+        if side == "each":
+            raise InputError("--joint has one quantile for each task; choose another --side")
         bound = calibrate_joint(
             loaded.outputs[k], loaded.targets_at(k), alpha=alpha, score=score, method=joint,
             group=group, unit=unit, cases=share(cases), delta=delta, side=side,
