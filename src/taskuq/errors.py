@@ -19,6 +19,10 @@ class TakenError(Exception):
     """A file that must be new is there already; whoever asked for it looks who made it."""
 
 
+class UncheckedWarning(UserWarning):
+    """A file carries no checksum, so that damage to it would not be seen."""
+
+
 def first_line(error: BaseException) -> str:
     r"""Return the first line of what somebody else's error says, or its name where it says nothing.
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origi
 
 from taskuq.disk import make_folder, move_in, writing
 from taskuq.errors import InputError, first_line
+from taskuq.fingerprints import SEAL, require_seal, sealed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -86,13 +87,16 @@ def inside(folder: str | os.PathLike[str], name: str) -> Path:
 def json_text(record: Mapping[str, Any]) -> str:
     """Return a record as the JSON that files and the terminal get; NaN and infinity are refused.
 
+    Its last entry is the SHA-256 of all others, which is verified when the record is read.
+
     Example:
         >>> print(json_text({"alpha": 0.1}))
         {
-         "alpha": 0.1
+         "alpha": 0.1,
+         "sha256": "..."
         }
     """
-    return json.dumps(record, indent=1, allow_nan=False)
+    return json.dumps(sealed(record), indent=1, allow_nan=False)
 
 
 def write_json(
@@ -120,12 +124,21 @@ def parsed_json(path: str | os.PathLike[str]) -> Any:
     return json.loads(Path(path).read_text(), parse_constant=_refuse_constant)
 
 
-def read_json(path: str | os.PathLike[str], *schemas: str) -> dict[str, Any]:
+def read_json(
+    path: str | os.PathLike[str],
+    *schemas: str,
+    remedy: str = "write it again",
+    is_sealed: bool = True,
+) -> dict[str, Any]:
     """Read a record of the given schema, or of one of several, or say why that is impossible.
+
+    A record that is not as it was written is refused: its SHA-256 tells.
 
     Arguments:
         path: The file.
         schemas: A kind and a version, e.g. ``taskuq.bound/1``; the usual one first.
+        remedy: How such a file is made again.
+        is_sealed: Whether one without a checksum is refused too; otherwise a warning says so.
     """
     try:
         record = parsed_json(path)
@@ -143,7 +156,8 @@ def read_json(path: str | os.PathLike[str], *schemas: str) -> dict[str, Any]:
         raise InputError(
             f"{path} has schema {found}, but this version reads {schema}; update taskuq"
         )
-    return dict(record)
+    require_seal(record, path, remedy, always=is_sealed)
+    return {name: value for name, value in record.items() if name != SEAL}
 
 
 @contextmanager

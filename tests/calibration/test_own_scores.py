@@ -14,6 +14,7 @@ from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import simulate
 from taskuq.errors import InputError
+from taskuq.files import write_json
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 
 RNG = np.random.default_rng(8)
@@ -145,7 +146,7 @@ def test_a_score_with_a_state_we_cannot_write_is_stored_by_its_class_only():
 
 def test_a_file_with_a_score_nobody_registered_says_where_to_name_it(tmp_path):
     path = tq.calibrate(OUTPUTS, TRUTH, alpha=0.1, score="lwr").save(tmp_path / "bound.json")
-    path.write_text(path.read_text().replace('"lwr"', '"elsewhere"'))
+    write_json(path, json.loads(path.read_text().replace('"lwr"', '"elsewhere"')))
 
     with pytest.raises(InputError, match="unknown score 'elsewhere' in the file; name the file "
                        "that registers it in TASKUQ_EXTENSIONS, or update taskuq"):  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 
 import taskuq as tq
 from taskuq.calibration import load_joint_bound, load_online_bound
+from taskuq.fingerprints import sealed
 from taskuq.outputs.shards import shard_paths
 
 RNG = np.random.default_rng(5)
@@ -34,8 +35,9 @@ def folder(tmp_path):
 
 
 def header(folder, **changes):
+    """A header that somebody changed, and its checksum with it."""
     path = folder / "table.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    path.write_text(json.dumps(sealed(json.loads(path.read_text()) | changes)))
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, 0.5, 0.99])
@@ -82,7 +84,8 @@ def test_a_header_that_does_not_fit_its_rows_is_refused(folder, changes):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"schema": "taskuq.outputs/1"}', "[" * 10**5]
+    "text",
+    ["", "{", "[]", "null", json.dumps(sealed({"schema": "taskuq.outputs/1"})), "[" * 10**5],
 )
 def test_a_header_that_is_no_header_is_refused(folder, text):
     (folder / "table.json").write_text(text)
@@ -260,15 +263,17 @@ def test_a_bound_with_a_part_missing_or_of_another_kind_is_refused(kind, tmp_pat
     path = make().save(tmp_path / "bound.json")
     record = json.loads(path.read_text())
     # What is only remembered may be anything.
-    used = set(record) - {"sentence", "provenance", "acceleration", "method", "alpha"}
+    used = set(record) - {
+        "sentence", "provenance", "acceleration", "method", "alpha", "sha256",
+    }  # fmt: skip
     for name in used - {"schema"}:
         for value in ("abc", [[]], {"name": "abc"}, -7.5):
-            path.write_text(json.dumps(record | {name: value}))
+            path.write_text(json.dumps(sealed(record | {name: value})))
             if not (
                 name in ("level", "step", "audits", "misses", "samples", "rounds") and value == -7.5
             ):
                 refused(load, path)
-        path.write_text(json.dumps({k: v for k, v in record.items() if k != name}))
+        path.write_text(json.dumps(sealed({k: v for k, v in record.items() if k != name})))
         refused(load, path)
 
 
@@ -292,6 +297,6 @@ def test_a_learned_score_whose_parts_do_not_fit_is_refused(part, value, tmp_path
     path = tq.calibrate(x, z, alpha=0.2, score="learned").save(tmp_path / "bound.json")
     record = json.loads(path.read_text())
     record["score"]["fit"][part] = value
-    path.write_text(json.dumps(record))
+    path.write_text(json.dumps(sealed(record)))
 
     refused(tq.load_bound, path)

@@ -13,6 +13,7 @@ import torch
 
 from taskuq.decide import Acquisition, load_acquisition
 from taskuq.errors import InputError
+from taskuq.files import write_json
 from taskuq.seeds import case_seed
 
 SEEDS = range(1000, 1012)
@@ -276,7 +277,7 @@ def test_rounds_out_of_order_in_the_state_are_refused(toy, toy_policy, longest, 
     half_done(toy, toy_policy, longest, state)
     stored = json.loads(state.read_text())
     stored["rounds"].reverse()
-    state.write_text(json.dumps(stored))
+    write_json(state, stored)
 
     with pytest.raises(InputError, match="out of order"):
         load_acquisition(state, toy_policy)

@@ -1,6 +1,5 @@
 """Policies: the same decisions after a round trip, and one clear sentence for every mistake."""
 
-import json
 from math import inf
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import taskuq as tq
 from taskuq.calibration import AR
 from taskuq.errors import InputError
+from taskuq.files import write_json
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 
 TABLE = synthetic_outputs(SyntheticScanner(volumes=24, samples=8), seed=3)
@@ -244,7 +244,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_policy_is_refused_when_it_is_read(damage, tmp_path):
     path = tmp_path / "policy.json"
-    path.write_text(json.dumps(damage(planned({}).to_dict())))
+    write_json(path, damage(planned({}).to_dict()))
 
     with pytest.raises(InputError) as refused:
         tq.load_policy(path)

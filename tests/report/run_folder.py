@@ -1,6 +1,5 @@
 """A run's folder with everything in it, as an experiment would leave it; quick to make."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import simulate
 from taskuq.evaluation.comparison import Comparison, compare
+from taskuq.files import write_json
 from taskuq.measure.masks import nested_masks
 from taskuq.outputs import TaskOutputs
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
@@ -162,7 +162,7 @@ def write_small_records(folder):
 
 def write(path, record):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, allow_nan=False))
+    write_json(path, record)
 
 
 def write_hostile(folder):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 from taskuq.data.arrays import ArrayDataset
 from taskuq.data.splits import Split, SplitConfig, folds, load_split, save_split, split_groups
 from taskuq.errors import InputError
+from taskuq.files import write_json
 
 names = st.sets(st.text("abcdefg", min_size=1, max_size=4), min_size=10, max_size=40)
 
@@ -64,7 +63,7 @@ def test_a_patient_in_two_parts_is_refused(parts, tmp_path):
         Split(*parts)
     record = dict(zip(("train", "tune", "judge"), map(list, parts), strict=True))
     path = tmp_path / "split.json"
-    path.write_text(json.dumps({"schema": "taskuq.split/1", **record}))
+    write_json(path, {"schema": "taskuq.split/1", **record})
     with pytest.raises(InputError, match=r"split\.json: 1 group is both in"):
         load_split(path)
 
@@ -83,6 +82,7 @@ def test_the_first_split_stays(tmp_path):
         config.split(groups[:-1])
 
 
+@pytest.mark.filterwarnings("ignore::taskuq.errors.UncheckedWarning")  # written by hand
 @pytest.mark.parametrize("content", ["{", '{"schema": "taskuq.split/1", "train": 3}', "[]"])
 def test_a_file_that_is_no_split_is_refused(content, tmp_path):
     path = tmp_path / "split.json"

@@ -65,7 +65,7 @@ def read_bound(
         readers: How a record of each schema is read.
         score: An object of your own score class, where the bound was made with one.
     """
-    record = read_json(path, *readers)
+    record = read_json(path, *readers, remedy="calibrate again")
     with complete(path, "bound", "calibrate again"):
         bound = readers[record["schema"]](record, score)
         for one, quantile in bound.parts:

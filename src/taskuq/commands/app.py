@@ -6,11 +6,13 @@ Commands are loaded when they are called, so that help is quick and nobody waits
 from __future__ import annotations
 
 import sys
+import warnings
+from typing import Any
 
 import cyclopts
 
 from taskuq.disk import ended_by_sigterm
-from taskuq.errors import InputError, MachineError
+from taskuq.errors import InputError, MachineError, UncheckedWarning
 
 # Each command, the module of the function of its name, and what it does.
 COMMANDS = """
@@ -73,7 +75,8 @@ def main(arguments: list[str] | None = None) -> None:
     In each case there is one sentence on stderr.
     """
     try:
-        with ended_by_sigterm():
+        with ended_by_sigterm(), warnings.catch_warnings():
+            _say_warnings()
             app(arguments)
     except InputError as error:
         _refuse(str(error))
@@ -99,6 +102,19 @@ def main(arguments: list[str] | None = None) -> None:
         raise
     except BrokenPipeError:
         sys.exit(0)
+
+
+def _say_warnings() -> None:
+    """Let a file that carries no checksum be said in one sentence, like everything else."""
+    show = warnings.showwarning
+
+    def say(message: Any, category: Any, *where: Any, **more: Any) -> None:
+        if issubclass(category, UncheckedWarning):
+            _say(str(message))
+        else:
+            show(message, category, *where, **more)
+
+    warnings.showwarning = say
 
 
 def _kept(stopped: BaseException) -> str:

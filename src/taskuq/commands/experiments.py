@@ -64,8 +64,12 @@ def experiment(
     others: dict[str, Any] = {
         "masks": found,
         "mask_accelerations": rates,
-        "quality": None if quality is None else read_json(quality, "taskuq.quality/1"),
-        "task": None if classifier is None else read_json(classifier, "taskuq.task/1"),
+        "quality": None
+        if quality is None
+        else read_json(quality, "taskuq.quality/1", is_sealed=False),
+        "task": None
+        if classifier is None
+        else read_json(classifier, "taskuq.task/1", is_sealed=False),
         "parts": () if data is None else _parts(data),
     }
     if name == "all":

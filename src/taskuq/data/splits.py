@@ -240,7 +240,7 @@ def load_split(path: Path | str) -> Split:
     Arguments:
         path: The JSON file.
     """
-    record = read_json(path, SCHEMA)
+    record = read_json(path, SCHEMA, is_sealed=False)
     parts = [record.get(part) for part in PARTS]
     if not all(isinstance(p, list) and all(isinstance(n, str) for n in p) for p in parts):
         raise InputError(f"{path} lacks lists of names {', '.join(PARTS)}; write it again")

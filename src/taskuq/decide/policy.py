@@ -233,7 +233,7 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
         path: The JSON file.
         score: An object of your own score class, where the policy was made with one.
     """
-    record = read_json(path, SCHEMA)
+    record = read_json(path, SCHEMA, remedy="plan again")
     with complete(path, "policy", "plan again"):
         goal = Goal(**record["goal"])
         range_ = as_range(record["task_range"])

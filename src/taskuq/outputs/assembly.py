@@ -16,17 +16,8 @@ from taskuq.outputs.columns import (
     read_roster,
     to_numpy,
 )
-from taskuq.outputs.shards import (
-    Header,
-    numbers_of,
-    read_header,
-    read_parts,
-    read_places,
-    read_schema,
-    read_shard,
-    require_column,
-    shard_paths,
-)
+from taskuq.outputs.parquet import read_columns, read_parts, read_schema, require_column
+from taskuq.outputs.shards import Header, numbers_of, read_header, read_places, shard_paths
 from taskuq.outputs.table import TaskOutputs
 
 # For each row of a shard: the case and the round of the arrays that it fills; -1 for none.
@@ -124,7 +115,7 @@ def _extra(name: str, shards: list[Path], places: list[Places], n: int) -> np.nd
     found, where = [], []
     for shard, (case, _) in zip(shards, places, strict=True):
         if name in read_schema(shard).names:
-            column = read_shard(shard, [name])[name]
+            column = read_columns(shard, [name])[name]
             found.append(identities(column, name, f"shard {shard.name}", floats=True))
             where.append(case)
     row = np.full(n, -1, dtype=np.int64)

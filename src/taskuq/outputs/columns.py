@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.errors import InputError
-from taskuq.files import whole_file
+from taskuq.outputs.parquet import read_columns, write_parquet
 
 # Longer ones are no names, and a million of them would fill the memory.
 LONGEST = 1000
@@ -129,7 +129,6 @@ def write_roster(folder: Path, case: list[str], group: Any = None, label: Any = 
         ['b', 'a']
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     columns = {"case": pa.array(case)}
     columns |= {
@@ -137,23 +136,16 @@ def write_roster(folder: Path, case: list[str], group: Any = None, label: Any = 
         for name, values in (("group", group), ("label", label))
         if values is not None
     }
-    with whole_file(folder / ROSTER, exclusive=True) as partial:
-        pq.write_table(pa.table(columns), partial, compression="zstd")
-    return folder / ROSTER
+    return write_parquet(pa.table(columns), folder / ROSTER, exclusive=True)
 
 
 def read_roster(folder: Path) -> list[str] | None:
     """Return the identities in the order of the table, or None where there is no roster."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = folder / ROSTER
     if not path.exists():
         return None
     try:
-        cases = pq.read_table(path, columns=["case"], partitioning=None)["case"].to_pylist()
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise InputError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}); start the run afresh"
-        ) from None
+        cases = read_columns(path, ["case"])["case"].to_pylist()
+    except InputError as error:
+        raise InputError(f"{path}: {error}; without it, start the run afresh") from None
     return [str(case) for case in cases]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,17 @@ from typing import Any
 import numpy as np
 
 from taskuq.checks import as_range, require_finite
-from taskuq.errors import InputError, TakenError, first_line
-from taskuq.files import complete, plain, range_to_json, read_json, whole_file, write_json
+from taskuq.disk import is_plain
+from taskuq.errors import InputError, TakenError
+from taskuq.files import complete, plain, range_to_json, read_json, write_json
+from taskuq.fingerprints import fingerprint
 from taskuq.outputs.columns import as_texts, concatenate, identities, positions, write_roster
+from taskuq.outputs.parquet import read_columns, read_note, read_schema, write_parquet
 from taskuq.outputs.table import TaskOutputs
 
 SCHEMA = "taskuq.outputs/1"
 HEADER = "table.json"
-# Rows of a group, which is what a reader holds at one time.
-ROWS = 65536
+LOST = "bring back a copy of it, or start the run afresh"
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,19 @@ class Header:
             "order": self.order,
             "provenance": dict(self.provenance or {}),
         }
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What decides the numbers; who computed them may change between two starts."""
+        # As in the file, so that a tuple equals the list it was written as.
+        record = dict(plain(self.to_dict()))
+        record["provenance"] = {k: v for k, v in record["provenance"].items() if k != "made_by"}
+        return record
+
+    @property
+    def identity(self) -> str:
+        """A fingerprint of what decides the numbers, which every shard keeps."""
+        return fingerprint(self.asked)[:16]
 
     @property
     def columns(self) -> list[tuple[str, str]]:
@@ -157,18 +172,8 @@ class TableWriter:
             flat = pa.array(np.ascontiguousarray(x[:, :, k]).ravel())
             columns[target] = pa.array(z[:, k])
             columns[output] = pa.FixedSizeListArray.from_arrays(flat, self.header.samples)
-        return self._write_table(pa.table(columns))
-
-    def _write_table(self, table: Any) -> Path:
-        import pyarrow.parquet as pq
-
         path = self.folder / f"part-{self._number:06d}-{uuid.uuid4().hex[:12]}.parquet"
-        names = [n for n in ("case", "group", "label") if n in table.column_names]
-        with whole_file(path) as partial:
-            # Row groups are what a reader holds at one time; outputs hardly repeat.
-            pq.write_table(
-                table, partial, compression="zstd", row_group_size=ROWS, use_dictionary=names
-            )
+        write_parquet(pa.table(columns), path, {"table": self.header.identity})
         self._number += 1
         return path
 
@@ -201,7 +206,8 @@ def read_places(shards: Sequence[Path], header: Header) -> list[tuple[Any, np.nd
     """
     places = []
     for shard in shards:
-        rows = read_shard(shard, ["case", "acceleration"])
+        _require_of_table(shard, header)
+        rows = read_columns(shard, ["case", "acceleration"])
         case = identities(rows["case"], "case", f"shard {shard.name}")
         places.append((case, _rounds_of(rows, header, shard)))
     return places
@@ -212,31 +218,14 @@ def shard_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.parquet"))
 
 
-def read_shard(path: Path, columns: list[str]) -> Any:
-    """Read columns of a shard, or say that it is damaged."""
-    import pyarrow as pa
-
-    parts = list(read_parts(path, columns))
-    if not parts:
-        return read_schema(path).empty_table().select(columns)
-    return pa.Table.from_batches(parts)
-
-
-def read_parts(path: Path, columns: list[str]) -> Iterator[Any]:
-    """Read columns of a shard, some rows at a time, or say that it is damaged."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    known = read_schema(path).names
-    for name in columns:
-        require_column(known, name, path)
-    try:
-        with pq.ParquetFile(path) as file:
-            yield from file.iter_batches(batch_size=ROWS, columns=columns, use_threads=False)
-    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
-        if isinstance(error, InputError):  # of whoever reads the rows
-            raise
-        raise _damaged(path, error) from None
+def _require_of_table(shard: Path, header: Header) -> None:
+    """Refuse a shard that was written under another header, whoever put it here."""
+    note = read_note(shard, read_schema(shard))
+    if note.get("table", header.identity) != header.identity:
+        raise InputError(
+            f"shard {shard.name} is of another table than {HEADER} beside it; remove the shard and "
+            "run again, or bring back the table's own header"
+        )
 
 
 def _rounds_of(rows: Any, header: Header, shard: Path) -> np.ndarray:
@@ -258,30 +247,14 @@ def numbers_of(rows: Any, name: str, shard: Path) -> np.ndarray:
     return values.astype(float)
 
 
-def _damaged(path: Path, error: Exception) -> InputError:
-    return InputError(
-        f"shard {path.name} cannot be read ({first_line(error):.80}); it is truncated or damaged: "
-        "delete it and run again to compute its cases anew"
-    )
-
-
-def read_schema(path: Path) -> Any:
-    """Read which columns a shard has, or say that it is damaged."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.read_schema(path)
-    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        raise _damaged(path, error) from None
-
-
 def read_header(folder: Path) -> Header:
     """Read the attributes of a table, or say why that is impossible."""
     path = folder / HEADER
     if not path.exists():
         raise InputError(f"{folder} holds no {HEADER}, so it is not a table")
-    record = read_json(path, SCHEMA)
+    if path.exists() and not is_plain(path):
+        raise InputError(f"{path} is a link, a pipe or a folder and not a file; remove it")
+    record = read_json(path, SCHEMA, remedy=LOST, is_sealed=False)
     with complete(path, "header"):
         header = Header(
             accelerations=tuple(np.nan if R is None else float(R) for R in record["accelerations"]),
@@ -293,12 +266,6 @@ def read_header(folder: Path) -> Header:
             provenance=dict(record["provenance"]),
         )
     return header
-
-
-def require_column(names: list[str], name: str, shard: Path) -> None:
-    """Refuse a shard that lacks a column."""
-    if name not in names:
-        raise InputError(f"shard {shard.name} has no column {name}")
 
 
 def write_shards(table: TaskOutputs, folder: Path) -> Path:
@@ -327,12 +294,7 @@ def write_shards(table: TaskOutputs, folder: Path) -> Path:
 
 
 def _refuse_other_header(found: Header, wanted: Header, folder: Path) -> None:
-    # As in the file, so that a tuple equals the list it was written as.
-    old, new = plain(found.to_dict()), plain(wanted.to_dict())
-    for record in (old, new):
-        # Who computed the rows may change between two starts, what was asked for may not.
-        record["provenance"] = {k: v for k, v in record["provenance"].items() if k != "made_by"}
-    before, now = _flat(old), _flat(new)
+    before, now = _flat(found.asked), _flat(wanted.asked)
     differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if differing:
         shown = "; ".join(

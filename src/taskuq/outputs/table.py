@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.checks import as_array, as_ids, as_numbers, as_range, require_in_range
+from taskuq.disk import reading
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
 from taskuq.kinds import Kinds
@@ -237,7 +238,8 @@ class TaskOutputs:
         if not source.exists():
             raise InputError(f"there is no table at {path}; check the name")
         kind = FOLDER if source.is_dir() else source.suffix
-        table = READERS[kind if kind in READERS else ".npz"](source)
+        with reading(source, "a table"):
+            table = READERS[kind if kind in READERS else ".npz"](source)
         if task_range is not None:
             declared = as_range(task_range)
             require_in_range(table.targets, declared, "targets")

@@ -155,6 +155,11 @@ def gather(folder: RunFolder) -> Contents:
                 f"{found.path} says it is {found.schema} but is not complete ({reason:.120}), so "
                 "it is not shown."
             )
+    if folder.unchecked:
+        contents.notes.append(
+            f"{', '.join(folder.unchecked)} carry no sha256 (an older version, or written by hand),"
+            " so nothing tells whether they are as they were written."
+        )
     if folder.explorer is not None and folder.explorer.masks is not None:
         masks, rates = folder.explorer.masks, folder.explorer.accelerations
         contents.add({"schema": records.MASKS, "masks": masks, "accelerations": rates})

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from taskuq.errors import InputError
 from taskuq.files import parsed_json
+from taskuq.fingerprints import SEAL, require_seal
 from taskuq.outputs import TaskOutputs
 from taskuq.outputs.shards import HEADER
 from taskuq.report.explorer import Explorer, load_explorer
@@ -48,6 +49,7 @@ class RunFolder:
         records: Records the page has a place for, in the order of their paths.
         others: Paths and schemas of records it has none for.
         unreadable: Paths, and why they cannot be read.
+        unchecked: Paths of records without a checksum, to which damage would not be seen.
         table: The table of task outputs.
         table_path: Where it lies.
         explorer: What the explorer shows.
@@ -58,6 +60,7 @@ class RunFolder:
     records: tuple[StoredRecord, ...] = ()
     others: tuple[tuple[str, str], ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()
+    unchecked: tuple[str, ...] = ()
     table: TaskOutputs | None = None
     table_path: str | None = None
     explorer: Explorer | None = None
@@ -73,13 +76,15 @@ def read_folder(path: Path) -> RunFolder:
         raise InputError(f"there is no folder {path}; give the folder of a run")
     unreadable: list[tuple[str, str]] = []
     run: dict[str, Any] = {}
-    records, others = [], []
+    records, others, unchecked = [], [], []
     shown = {*SHOWN, *(FIGURES[name].schema for name in FIGURES)}
     for file in _json_files(path):
         record, name = _tried(_read, file, path, unreadable), file.relative_to(path).as_posix()
         if record is None:
             continue
         schema = str(record.get("schema") or "no schema")
+        if record.pop(SEAL, None) is None:
+            unchecked.append(name)
         if schema == RUN:
             run = run or record
         elif schema in shown:
@@ -97,6 +102,7 @@ def read_folder(path: Path) -> RunFolder:
         table_path=table_path,
         explorer=_tried(load_explorer, explorer, path, unreadable) if explorer.exists() else None,
         unreadable=tuple(unreadable),
+        unchecked=tuple(unchecked),
     )
 
 
@@ -123,6 +129,8 @@ def _json_files(path: Path) -> Iterator[Path]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
+        if not file.is_file():
+            raise InputError("is a folder or a pipe and not a file; remove it")
         if file.stat().st_size > LARGEST_RECORD:
             raise InputError("is too large for a record; leave it out of the run's folder")
         record = parsed_json(file)
@@ -132,6 +140,8 @@ def _read(file: Path) -> dict[str, Any]:
         raise InputError("is not JSON, or it is truncated; write it again") from None
     if not isinstance(record, dict):
         raise InputError("holds no record; write it again")
+    if SEAL in record:
+        require_seal(record, file)
     return record
 
 

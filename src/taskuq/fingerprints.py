@@ -1,0 +1,84 @@
+"""Fingerprints: what a record or a file holds as one short text, so that a change is seen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from taskuq.errors import InputError, UncheckedWarning
+
+SEAL = "sha256"
+
+
+def fingerprint(record: Any) -> str:
+    """Return the SHA-256 of what JSON can hold, whatever the order of its keys.
+
+    Numbers count with all of their digits, lists and tuples alike.
+
+    Arguments:
+        record: Nested dictionaries, lists, texts and numbers.
+
+    Example:
+        >>> fingerprint({"a": 1, "b": (0.1,)}) == fingerprint({"b": [0.1], "a": 1})
+        True
+        >>> fingerprint({"a": 1})[:8]
+        '015abd7f'
+    """
+    # There and back, because keys that are numbers become texts.
+    plain = json.loads(json.dumps(record))
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record with the fingerprint of everything else in it.
+
+    Arguments:
+        record: What it holds; a fingerprint that is there already is made anew.
+
+    Example:
+        >>> sorted(sealed({"alpha": 0.1}))
+        ['alpha', 'sha256']
+    """
+    rest = {name: value for name, value in record.items() if name != SEAL}
+    return {**rest, SEAL: fingerprint(rest)}
+
+
+def require_seal(
+    record: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    remedy: str = "write it again",
+    *,
+    always: bool = True,
+) -> None:
+    """Refuse a record that is not as it was written.
+
+    Arguments:
+        record: What a file holds.
+        path: The file.
+        remedy: How it is made again.
+        always: Whether a record without a fingerprint, of an older version or written by hand, is
+            refused as well; otherwise it is said that nobody can tell.
+
+    Example:
+        >>> record = sealed({"alpha": 0.1}) | {"alpha": 0.001}
+        >>> require_seal(record, "policy.json", "plan again")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: policy.json is not as it was written: ...; plan again
+    """
+    if SEAL in record:
+        if record[SEAL] != sealed(record)[SEAL]:
+            raise InputError(
+                f"{path} is not as it was written: its content and its sha256 differ, so it was "
+                f"damaged or edited; {remedy}"
+            )
+        return
+    unknown = f"{path} has no sha256 (an older version, or written by hand), so nothing tells"
+    if always:
+        raise InputError(f"{unknown} whether it is as it was written; {remedy}")
+    warnings.warn(f"{unknown} whether it was damaged or edited", UncheckedWarning, stacklevel=3)

@@ -1,0 +1,247 @@
+"""One bit anywhere: it is found, or it changes nothing."""
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import taskuq as tq
+from taskuq.commands.app import main
+from taskuq.errors import UncheckedWarning
+from taskuq.files import read_json, write_json
+from taskuq.fingerprints import fingerprint, require_seal, sealed
+from taskuq.outputs import parquet
+from taskuq.outputs.columns import ROSTER, read_roster
+from taskuq.outputs.shards import Header, TableWriter, shard_paths
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+
+FLIPS = 400
+TABLE = synthetic_outputs(SyntheticScanner(volumes=12, samples=6), seed=0)
+
+
+def flips(content, count=FLIPS, seed=0):
+    """The same bytes with one bit turned, at places spread over all of them."""
+    rng = np.random.default_rng(seed)
+    for place in np.linspace(0, len(content) - 1, count).astype(int):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        yield bytes(damaged)
+
+
+def ends(path, read, same):
+    """How often a turned bit was found, and how often it changed nothing."""
+    found = harmless = 0
+    content = path.read_bytes()
+    for damaged in flips(content):
+        path.write_bytes(damaged)
+        try:
+            assert same(read())
+            harmless += 1
+        except (tq.InputError, UncheckedWarning):
+            found += 1
+    path.write_bytes(content)
+    assert same(read())
+    return found, harmless
+
+
+def same_table(table, other):
+    arrays = ("outputs", "targets", "accelerations", "group", "case")
+    return (
+        all(np.array_equal(getattr(table, a), getattr(other, a)) for a in arrays)
+        and (table.task_range, table.task_names) == (other.task_range, other.task_names)
+        and fingerprint(dict(table.provenance)) == fingerprint(dict(other.provenance))
+    )
+
+
+def folder_of(tmp_path):
+    header = Header(
+        tuple(map(float, TABLE.accelerations)), TABLE.samples, task_range=TABLE.task_range,
+        order="roster", provenance={"seed": 3},
+    )  # fmt: skip
+    writer = TableWriter(tmp_path / "t", header)
+    case = [f"case {i}" for i in range(TABLE.cases)]
+    parquet.write_parquet(pa.table({"case": case}), tmp_path / "t" / ROSTER)
+    for k, R in enumerate(TABLE.accelerations):
+        writer.write(case, float(R), TABLE.outputs[k], TABLE.targets_at(k), group=TABLE.group)
+    return tmp_path / "t"
+
+
+@pytest.mark.parametrize("part", ["shard", "header", "roster"])
+def test_four_hundred_bits_of_a_table(tmp_path, part):
+    folder = folder_of(tmp_path)
+    whole = tq.TaskOutputs.load(folder)
+    parts = {"shard": shard_paths(folder)[1], "header": folder / "table.json"}
+    path = parts.get(part, folder / ROSTER)
+
+    found, harmless = ends(
+        path, lambda: tq.TaskOutputs.load(folder), lambda table: same_table(table, whole)
+    )
+
+    assert found + harmless == FLIPS
+    # Most bits count; what does not is room that Parquet or JSON leave.
+    assert found > FLIPS * 3 / 4
+
+
+def test_four_hundred_bits_of_a_table_in_one_file(tmp_path):
+    path = TABLE.save(tmp_path / "t.npz")
+
+    found, harmless = ends(
+        path, lambda: tq.TaskOutputs.load(path), lambda table: same_table(table, TABLE)
+    )
+
+    assert found + harmless == FLIPS
+
+
+def bounds():
+    outputs, targets = TABLE.outputs[0], TABLE.targets_at(0)
+    return {
+        "mlwr": tq.calibrate(outputs, targets, alpha=0.2, task_range=(0, 1)),
+        "learned": tq.calibrate(outputs, targets, alpha=0.2, score="learned"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["mlwr", "learned"])
+def test_four_hundred_bits_of_a_bound(tmp_path, kind):
+    bound = bounds()[kind]
+    path = bound.save(tmp_path / "bound.json")
+
+    found, harmless = ends(path, lambda: tq.load_bound(path), lambda read: read == bound)
+
+    assert found + harmless == FLIPS
+    assert found > FLIPS * 3 / 4
+
+
+def test_four_hundred_bits_of_a_policy(tmp_path):
+    policy = tq.plan(TABLE, alpha=0.2, max_width=0.3)
+    path = policy.save(tmp_path / "policy.json")
+
+    found, harmless = ends(
+        path, lambda: tq.load_policy(path), lambda read: read.to_dict() == policy.to_dict()
+    )
+
+    assert found + harmless == FLIPS
+    assert found > FLIPS * 3 / 4
+
+
+def test_without_checksums_turned_bits_would_change_numbers(tmp_path, monkeypatch):
+    """The planted fault: it is the checksums that find them."""
+    opened = pq.ParquetFile
+    monkeypatch.setattr(pq, "ParquetFile", lambda path, **settings: opened(path))
+    monkeypatch.setattr(parquet, "read_note", lambda path, schema: {})
+    folder = folder_of(tmp_path)
+    whole = tq.TaskOutputs.load(folder)
+    shard = shard_paths(folder)[1]
+
+    def is_missed(damaged):
+        shard.write_bytes(damaged)
+        try:
+            return not same_table(tq.TaskOutputs.load(folder), whole)
+        except tq.InputError:
+            return False
+
+    assert any(map(is_missed, flips(shard.read_bytes())))
+
+
+@pytest.mark.parametrize(
+    ("edit", "word"),
+    [({"thresholds": [5.0] * 4}, "plan again"), ({"alpha": 0.001}, "plan again")],
+)
+def test_an_edited_policy_is_refused(tmp_path, edit, word):
+    path = tq.plan(TABLE, alpha=0.2, max_width=0.3).save(tmp_path / "policy.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | edit))
+
+    with pytest.raises(tq.InputError, match=f"is not as it was written.*{word}"):
+        tq.load_policy(path)
+
+
+def test_a_policy_or_bound_without_a_checksum_is_refused_with_how_to_make_it_again(tmp_path):
+    made = {
+        tq.load_policy: (tq.plan(TABLE, alpha=0.2, max_width=0.3), "plan again"),
+        tq.load_bound: (bounds()["mlwr"], "calibrate again"),
+    }
+    for load, (one, remedy) in made.items():
+        path = tmp_path / "one.json"
+        path.write_text(json.dumps(one.to_dict()))
+        with pytest.raises(tq.InputError, match=f"has no sha256.*{remedy}"):
+            load(path)
+
+
+@pytest.mark.filterwarnings("always::taskuq.errors.UncheckedWarning")
+def test_a_table_without_checksums_is_read_and_said_to_have_none(tmp_path, capsys):
+    folder = folder_of(tmp_path)
+    header = folder / "table.json"
+    record = json.loads(header.read_text())
+    del record["sha256"]
+    header.write_text(json.dumps(record))
+
+    with pytest.warns(UncheckedWarning, match="has no sha256"):
+        assert tq.TaskOutputs.load(folder).cases == TABLE.cases
+    main(["table", str(folder), "-o", str(tmp_path / "copy.npz")])
+    said = capsys.readouterr().err.splitlines()
+    assert len([line for line in said if line.startswith("taskuq: ") and "no sha256" in line]) == 1
+
+
+def test_a_shard_of_another_run_is_refused_with_its_name(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first, second = folder_of(tmp_path / "a"), folder_of(tmp_path / "b")
+    header = json.loads((second / "table.json").read_text())
+    write_json(second / "table.json", header | {"provenance": {"seed": 4}})
+    stray = shard_paths(first)[0]
+    shutil.copy(stray, second / "part-000009-stray.parquet")
+
+    with pytest.raises(tq.InputError, match=r"shard part-\S+ is of another table"):
+        tq.TaskOutputs.load(second)
+
+
+def test_pages_of_a_shard_carry_checksums(tmp_path):
+    """Other programs verify them without knowing of ours."""
+    shard = shard_paths(folder_of(tmp_path))[0]
+    content = bytearray(shard.read_bytes())
+    places = pq.read_metadata(shard).row_group(0).column(3)
+    content[places.data_page_offset + places.total_compressed_size - 3] ^= 4
+    shard.write_bytes(content)
+
+    with pytest.raises(OSError, match="CRC"):
+        pq.ParquetFile(shard, page_checksum_verification=True).read()
+
+
+def test_a_record_is_sealed_whatever_the_order_and_kind_of_its_keys(tmp_path):
+    path = write_json(tmp_path / "a.json", {"schema": "taskuq.x/1", "b": {2: (1, 0.1)}, "a": None})
+
+    assert read_json(path, "taskuq.x/1") == {
+        "schema": "taskuq.x/1",
+        "b": {"2": [1, 0.1]},
+        "a": None,
+    }
+    require_seal(dict(reversed(json.loads(path.read_text()).items())), path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"a": 1}, {"a": True}, {"a": "1.0"}, {"b": 1}, {"sha256": None}]
+)
+def test_any_change_of_a_record_is_seen(change):
+    with pytest.raises(tq.InputError, match="is not as it was written"):
+        require_seal(sealed({"a": 1.0}) | change, "a.json")
+
+
+def test_the_page_leaves_a_changed_record_out_and_says_which_had_no_checksum(tmp_path):
+    from taskuq.runs.reports import write_report
+
+    good = {"schema": "taskuq.status/1", "cases": 1, "finished": 1, "failed": {}, "left": 0}
+    (tmp_path / "changed.json").write_text(json.dumps(sealed(good) | {"finished": 0}))
+    (tmp_path / "plain.json").write_text(json.dumps(good))
+    page = write_report(tmp_path).read_text()
+
+    assert "changed.json" in page
+    assert "is not as it was written" in page
+    assert "plain.json carry no sha256" in page
+
+
+def test_the_roster_without_its_checksum_reads_as_before(tmp_path):
+    pq.write_table(pa.table({"case": ["a", "b"]}), tmp_path / ROSTER)
+
+    assert read_roster(tmp_path) == ["a", "b"]
