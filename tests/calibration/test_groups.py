@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 import taskuq as tq
 from taskuq.calibration.groups import (
     hierarchical_quantile,
-    pac_mean_loss,
     quantile_of_mean_loss,
     worst_scores,
 )
@@ -127,18 +126,6 @@ def test_too_few_groups_give_the_range_and_say_how_many_are_needed(groups, finit
     if not finite:
         interval = bound(np.zeros((1, 1)))
         assert (interval.lower, interval.upper) == (0, 1)
-
-
-@pytest.mark.parametrize("groups", [40, 100, 200])
-def test_the_pac_loss_bound_is_valid_for_losses_of_zero_or_one(groups):
-    # Losses in {0, 1} with mean just above alpha: P(sum <= allowed) must stay below delta.
-    from scipy.stats import binom
-
-    alpha, delta = 0.1, 0.1
-    allowed = pac_mean_loss(groups, alpha, delta)
-
-    assert allowed < 0 or binom.cdf(int(allowed), groups, alpha) <= delta
-    assert allowed < alpha * groups
 
 
 def test_single_case_groups_give_the_rank_of_cases():

@@ -7,9 +7,17 @@ import pytest
 
 import taskuq as tq
 from taskuq.calibration import MLWR, summaries
+from taskuq.calibration.groups import group_index, hierarchical_quantile
+from taskuq.calibration.guarantee import Guarantee
 from taskuq.evaluation import splits
 from taskuq.evaluation.splits import fold_sizes, hash_word
-from taskuq.evaluation.trials import Ranking, Splitting, run_trials, sums_at_quantiles
+from taskuq.evaluation.trials import (
+    Ranking,
+    Splitting,
+    promised_ranking,
+    run_trials,
+    sums_at_quantiles,
+)
 
 RNG = np.random.default_rng(31)
 N, P = 180, 4
@@ -47,6 +55,22 @@ def test_every_fold_of_a_small_set_is_equally_likely():
 
     assert counts.sum() == 35_000
     assert ((counts - 1000) ** 2 / 1000).sum() < 110
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_the_groups_of_each_fold_are_bet_on_as_if_they_were_all_there_are(is_compiled):
+    promise = Guarantee(alpha=0.2, unit="group", delta=0.1, n_cases=N)
+    scores, group = np.round(RNG.exponential(size=N), 1), group_index(GROUP)[0]
+    units = int(group.max()) + 1
+    ranking = promised_ranking(scores, promise, units - units // 3, group)
+    splitting = Splitting(units, units // 3, 20, 5, group, is_compiled)
+    found = run_trials(splitting, [ranking], np.zeros((1, 0, N)))
+    for t, fold in enumerate(folds_of(units, units // 3, 20, seed=5)):
+        kept, q = ~fold[group], ranking.quantiles(found.position[0])[t]
+
+        assert q == hierarchical_quantile(scores[kept], group[kept], 0.2, 0.1) < np.inf
+        above = [np.mean(scores[group == v] > q) for v in np.flatnonzero(fold)]
+        assert found.test_above[0, t] == pytest.approx(sum(above), abs=1e-9)
 
 
 @pytest.mark.parametrize("grouped", [False, True])

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from hoeffding_bentkus import hoeffding_bentkus
+from taskuq.calibration import LWR
+from taskuq.calibration.groups import group_index, hierarchical_quantile, quantile_of_mean_loss
 
 FOLDER = Path(__file__).resolve().parents[2] / "../shared/data/fastmri_outputs"
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="the fastMRI outputs are not here")
@@ -106,3 +109,23 @@ def test_splits_by_volume_vary_more_than_splits_by_slice(tear):
 
     assert by_volume.coverage.sd > 1.2 * by_slice
     assert by_volume.coverage.mean >= 0.95 - 0.005
+
+
+@pytest.mark.parametrize("acceleration", [8, 2])
+@pytest.mark.parametrize(("groups", "alpha", "least"), [(22, 0.2, 0), (70, 0.05, 0), (70, 0.1, 2)])
+def test_group_bounds_given_the_set_use_the_delta_they_are_allowed(
+    tear, acceleration, groups, alpha, least
+):
+    k = tear.round_at(acceleration)
+    scores = LWR().score(tear.outputs[k].astype(float), tear.targets_at(k))
+    number, volumes = np.unique(tear.group, return_inverse=True)[1], len(np.unique(tear.group))
+    weight, rng = 1 / np.bincount(number)[number], np.random.default_rng(0)
+    allowed, unlucky = hoeffding_bentkus(groups, alpha, 0.1), 0
+    for _ in range(100):
+        chosen = np.isin(number, rng.permutation(volumes)[:groups])
+        index, sizes = group_index(number[chosen])
+        q = hierarchical_quantile(scores[chosen], index, alpha, 0.1)
+        assert q <= quantile_of_mean_loss(scores[chosen], index, sizes, allowed)
+        unlucky += (weight * (scores > q))[~chosen].sum() > alpha * (volumes - groups)
+
+    assert least <= unlucky <= 10

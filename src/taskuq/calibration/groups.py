@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from taskuq.calibration.betting import Bets, lowest_certified
 from taskuq.calibration.rank import exact_level
 from taskuq.interval import FloatArray
 
@@ -36,8 +37,8 @@ def hierarchical_quantile(
         L_v(q) = \frac1{n_v} \#\{i : s_{vi} > q\}
 
     or infinity when :math:`\alpha (V + 1) < 1`. Groups must be exchangeable, and cases within a
-    group; every group counts the same, whatever its size. With :math:`\delta` the sum of losses
-    is at most :func:`pac_mean_loss`.
+    group; every group counts the same, whatever its size. With :math:`\delta` it is the smallest
+    score from which on the losses are certified by :class:`~taskuq.calibration.betting.Bets`.
 
     References:
         Lee, Barber and Willett, Distribution-Free Inference with Hierarchical Data, 2023.
@@ -56,6 +57,8 @@ def hierarchical_quantile(
         inf
     """
     index, sizes = group_index(group)
+    if delta is not None:
+        return lowest_certified(scores, index, 1 / sizes[index], Bets(alpha, delta))
     allowed = mean_loss_allowed(len(sizes), alpha, delta)
     return math.inf if allowed < 0 else quantile_of_mean_loss(scores, index, sizes, allowed)
 
@@ -63,10 +66,13 @@ def hierarchical_quantile(
 def mean_loss_allowed(
     groups: int, alpha: float | Fraction, delta: float | Fraction | None
 ) -> Fraction:
-    """Return how much loss so many groups may add up to; negative where none would do."""
+    """Return how much loss so many groups may add up to; negative where none would do.
+
+    With delta this is a limit only: :class:`~taskuq.calibration.betting.Bets` looks at each loss.
+    """
     if delta is None:
         return exact_level(alpha) * (groups + 1) - 1
-    return pac_mean_loss(groups, alpha, delta)
+    return exact_level(alpha) * groups if Bets(alpha, delta).can_certify(groups) else Fraction(-1)
 
 
 def quantile_of_mean_loss(
@@ -128,40 +134,3 @@ def worst_scores(scores: FloatArray, group: np.ndarray, share: float | Fraction)
     starts = np.cumsum(sizes) - sizes
     rank = np.array([math.ceil(exact * int(n)) for n in sizes])
     return np.asarray(np.asarray(scores)[ordered[starts + rank - 1]])
-
-
-def pac_mean_loss(groups: int, alpha: float | Fraction, delta: float | Fraction) -> Fraction:
-    r"""Return the largest sum of group losses that still certifies a mean loss of alpha.
-
-    The Hoeffding-Bentkus p-value of :math:`\mathbb E L > \alpha` at empirical mean
-    :math:`\hat L` over :math:`V` independent groups is
-
-    .. math:: \min\{ e^{-V\,\mathrm{kl}(\hat L, \alpha)},\;
-        e\, \mathbb P(\mathrm{Bin}(V, \alpha) \le \lceil V \hat L \rceil) \}
-
-    The result is the largest :math:`V \hat L` on a grid of 1/1000 whose p-value is at most
-    :math:`\delta`, or -1 when even no loss at all does not suffice.
-
-    References:
-        Bates et al., Distribution-Free, Risk-Controlling Prediction Sets, JACM 2021.
-
-    Arguments:
-        groups: The number :math:`V` of calibration groups.
-        alpha: The error rate.
-        delta: The probability of an unlucky calibration set.
-
-    Example:
-        >>> float(pac_mean_loss(200, alpha=0.1, delta=0.1))
-        12.0
-        >>> float(pac_mean_loss(20, alpha=0.05, delta=0.1))
-        -1.0
-    """
-    from scipy.special import bdtr, rel_entr
-
-    a, allowed = float(exact_level(alpha)), float(exact_level(delta, "delta"))
-    total = np.arange(0, 1000 * groups + 1) / 1000
-    mean = np.minimum(total / groups, a)
-    hoeffding = np.exp(-groups * (rel_entr(mean, a) + rel_entr(1 - mean, 1 - a)))
-    bentkus = math.e * bdtr(np.ceil(total), groups, a)
-    good = np.nonzero((np.minimum(hoeffding, bentkus) <= allowed) & (total / groups < a))[0]
-    return Fraction(int(good[-1]), 1000) if good.size else Fraction(-1)

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from taskuq.calibration.betting import Bets
 from taskuq.calibration.rank import exact_level, promised_rank
 from taskuq.calibration.units import Unit, UnitName, unit_named
 from taskuq.errors import InputError
@@ -127,6 +128,11 @@ class Guarantee:
     def allowed(self, units: int) -> float:
         """Return the weight of scores that may lie above the quantile of so many units."""
         return self.whom_by_end.allowed(units, *self.levels)
+
+    @property
+    def bets(self) -> Bets | None:
+        """What has to certify losses besides, where no fixed weight allows them."""
+        return self.whom_by_end.bets(*self.levels)
 
     def rank(self, units: int) -> int:
         """Return the rank of the quantile among the scores of so many units."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq.calibration.betting import Bets
 from taskuq.calibration.groups import (
     group_index,
     hierarchical_quantile,
@@ -112,6 +113,10 @@ class Unit(ABC):
         It is negative where no finite quantile keeps the promise.
         """
 
+    def bets(self, alpha: Level, delta: Level | None) -> Bets | None:
+        """Return what has to certify the losses besides, where no fixed weight allows them."""
+        return None
+
     @abstractmethod
     def quantile(
         self, scores: FloatArray, group: np.ndarray | None, alpha: Level, delta: Level | None
@@ -183,8 +188,12 @@ class RandomCase(Unit):
     stops_together: bool = False
 
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
-        """Return how much loss so many groups may add up to."""
+        """Return how much loss so many groups may add up to; with delta a limit, see ``bets``."""
         return float(mean_loss_allowed(units, alpha, delta))
+
+    def bets(self, alpha: Level, delta: Level | None) -> Bets | None:
+        """Return what certifies the losses of groups, one by one, given the calibration set."""
+        return None if delta is None else Bets(alpha, delta)
 
     def quantile(
         self, scores: FloatArray, group: np.ndarray | None, alpha: Level, delta: Level | None

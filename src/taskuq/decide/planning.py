@@ -15,7 +15,7 @@ from taskuq.decide.goal import make_goal
 from taskuq.decide.kinds import PolicyPlan, Statistic
 from taskuq.decide.policy import Policy
 from taskuq.decide.rules import Examination, Rule, Rules, examine
-from taskuq.decide.stopping import Calibrator, smallest_allowed
+from taskuq.decide.stopping import Calibrator, smallest_allowed, smallest_certified
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
 from taskuq.outputs import TaskOutputs
@@ -133,6 +133,8 @@ class OneSet(Calibrator):
 
     def smallest(self, thresholds: FloatArray, losses: FloatArray) -> FloatArray:
         """Return the smallest threshold at which the groups lose no more than is allowed."""
+        if self.promise.bets is not None:
+            return np.asarray(smallest_certified(thresholds, losses, self.promise.bets))
         return smallest_allowed(thresholds, losses.sum(axis=0), self.promise.allowed(len(losses)))
 
 

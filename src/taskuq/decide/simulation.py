@@ -18,7 +18,7 @@ from taskuq.calibration.units import PolicyUnitName, Unit, take_units, unit_inde
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.planning import examined, policy_unit, round_arrays
 from taskuq.decide.replay import Replayed, Scans, replay
-from taskuq.decide.stopping import Calibrator, smallest_allowed
+from taskuq.decide.stopping import Calibrator, smallest_allowed, smallest_certified
 from taskuq.errors import InputError
 from taskuq.evaluation.splits import fold_sizes, hash_word, test_folds
 from taskuq.evaluation.trials import Splitting, promised_ranking, run_trials
@@ -181,12 +181,17 @@ class Splits(Calibrator):
     def smallest(self, thresholds: FloatArray, losses: FloatArray) -> FloatArray:
         """Return the smallest threshold at which the groups of each fold lose what is allowed."""
         splits, allowed = self.splitting, self.promise.allowed(self.n_calibration)
+        bets = self.promise.bets
         step = max(1, 20_000_000 // len(thresholds))
         found: list[FloatArray] = []
         for start in range(0, splits.trials, step):
             count = min(step, splits.trials - start)
             folds = test_folds(splits.seed, start, count, splits.units, splits.n_test)
-            found.append(smallest_allowed(thresholds, (1.0 - folds) @ losses, allowed))
+            if bets is None:
+                found.append(smallest_allowed(thresholds, (1.0 - folds) @ losses, allowed))
+            else:
+                each = [smallest_certified(thresholds, losses[fold == 0], bets) for fold in folds]
+                found.append(np.array(each))
         return np.concatenate(found)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq.calibration.betting import Bets
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.units import Unit
 from taskuq.decide.goal import Goal
@@ -160,6 +161,27 @@ def smallest_allowed(thresholds: FloatArray, totals: FloatArray, allowed: float)
     good = (totals <= allowed + 1e-9) & (allowed >= 0)
     first = np.where(good.any(axis=-1), good.argmax(axis=-1), len(thresholds))
     return np.asarray(np.append(thresholds, np.inf)[first])
+
+
+def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: Bets) -> float:
+    """Return the smallest threshold from which on all losses are certified; infinity for none.
+
+    Arguments:
+        thresholds: Thresholds in rising order.
+        losses: The loss of each group at each of them (group, threshold), nonincreasing.
+        bets: What certifies losses.
+
+    Example:
+        >>> losses = np.linspace(0.2, 0.0, 5) * np.ones((30, 1))
+        >>> smallest_certified(np.arange(5.0), losses, Bets(alpha=0.1, delta=0.1))
+        4.0
+    """
+    totals = losses.sum(axis=0)
+    # Losses that add up to the same are the same: each is looked at once, where it begins.
+    begins = np.flatnonzero(np.append(True, totals[1:] < totals[:-1]))
+    failed = np.flatnonzero(~bets.certify(losses[:, begins]))
+    first = failed[-1] + 1 if failed.size else 0
+    return float(thresholds[begins[first]]) if first < len(begins) else np.inf
 
 
 def stopped_promise(goal: Goal, promise: str) -> str:

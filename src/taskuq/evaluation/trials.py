@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq.calibration.betting import Bets, lowest_certified
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.evaluation.splits import byte_threshold, test_folds
 from taskuq.interval import BoolArray, FloatArray
@@ -68,12 +69,14 @@ class Ranking:
         unit: The unit of each score.
         weight: The weight of each score.
         allowed: The weight that may lie above; negative where no finite quantile exists.
+        bets: What has to certify the losses of a fold besides, where no fixed weight allows them.
     """
 
     scores: FloatArray
     unit: NDArray[np.int64]
     weight: FloatArray
     allowed: float
+    bets: Bets | None = None
 
     @property
     def ends_tie(self) -> BoolArray:
@@ -104,7 +107,8 @@ def promised_ranking(
     """
     each, unit, weight = promise.whom.entries(scores, unit_of_case)
     order = np.argsort(each, kind="stable")
-    return Ranking(each[order], unit[order], weight[order], promise.allowed(n_calibration))
+    allowed = promise.allowed(n_calibration)
+    return Ranking(each[order], unit[order], weight[order], allowed, promise.bets)
 
 
 @dataclass(frozen=True)
@@ -153,14 +157,17 @@ def run_trials(splitting: Splitting, rankings: list[Ranking], features: FloatArr
             byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
             entry_unit, entry_weight, ends_tie, allowed, distinct, position, test_above, added,
         )  # fmt: skip
-        return Outcomes(position, test_above, added[which].reshape(*features.shape[:2], T))
-    for block in _trial_blocks(splitting):
-        folds = splitting.folds(block)
-        for s in range(R):
-            position[s, block], test_above[s, block] = _scan(
-                folds, entry_unit[s], entry_weight[s], ends_tie[s], allowed[s]
-            )
-        added[:, block] = distinct @ splitting.of_cases(folds).astype(float).T
+    else:
+        for block in _trial_blocks(splitting):
+            folds = splitting.folds(block)
+            for s in range(R):
+                position[s, block], test_above[s, block] = _scan(
+                    folds, entry_unit[s], entry_weight[s], ends_tie[s], allowed[s]
+                )
+            added[:, block] = distinct @ splitting.of_cases(folds).astype(float).T
+    for s, ranking in enumerate(rankings):
+        if ranking.bets is not None:
+            position[s], test_above[s] = _certified(splitting, ranking, ranking.bets)
     return Outcomes(position, test_above, added[which].reshape(*features.shape[:2], T))
 
 
@@ -235,6 +242,25 @@ def _scan(
     position = np.where(valid.any(axis=1), valid.argmax(axis=1), -1)
     test_above = strictly_above(in_test)[np.arange(len(folds)), position]
     return position, np.where(position < 0, 0.0, test_above)
+
+
+def _certified(
+    splitting: Splitting, ranking: Ranking, bets: Bets
+) -> tuple[NDArray[np.int64], FloatArray]:
+    """Find where the quantile is in each trial if bets have to certify the losses of its fold."""
+    position, test_above = np.full(splitting.trials, -1), np.zeros(splitting.trials)
+    for block in _trial_blocks(splitting):
+        for t, fold in zip(block, splitting.folds(block).astype(bool), strict=True):
+            in_test = fold[ranking.unit]
+            number = np.cumsum(~fold) - 1
+            found = lowest_certified(
+                ranking.scores[~in_test], number[ranking.unit[~in_test]],
+                ranking.weight[~in_test], bets,
+            )  # fmt: skip
+            if found < np.inf:
+                position[t] = np.flatnonzero(~in_test & (ranking.scores == found))[0]
+                test_above[t] = ranking.weight[in_test & (ranking.scores > found)].sum()
+    return position, test_above
 
 
 def _trial_blocks(splitting: Splitting) -> list[NDArray[np.int64]]:
