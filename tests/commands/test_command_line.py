@@ -47,6 +47,22 @@ def test_evaluate_writes_the_record_to_stdout(table, capsys):
     assert {r["acceleration"] for r in record["results"]} == {16, 8, 4, 2}
 
 
+def test_a_quantile_for_each_end_is_compared_and_calibrated(table, capsys, tmp_path):
+    flags = ("--score", "mlwr", "--acceleration", "8", "--side", "each", "--unit", "case")
+    assert run("evaluate", table, *flags, "--trials", "50", "--json", "-") == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)["results"][0]
+    path = tmp_path / "bound.json"
+
+    assert f"{result['width']['mean'] / result['width_by_one']['mean']:.3f}" in captured.err
+    assert "the choice was made on other cases" in captured.err
+    assert run("calibrate", table, *flags, "-o", path) == 0
+    assert "below, " in capsys.readouterr().err
+    assert run("predict", path, table, "-o", tmp_path / "intervals.csv") == 0
+    capsys.readouterr()
+    assert "takes --trials" in refused(capsys, "evaluate", table, *flags, "--exact")
+
+
 def test_exact_and_drawn_evaluations_agree(table, capsys):
     flags = ("--score", "lwr", "--acceleration", "8", "--unit", "case", "--json", "-")
     run("evaluate", table, "--exact", *flags)

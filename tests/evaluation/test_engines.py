@@ -110,6 +110,11 @@ CASES = {
     "groups with range": {"group": GROUP, "task_range": (0, 1)},
     "all of a group": {"group": GROUP, "cases": "all"},
     "most of a group": {"group": GROUP, "cases": 0.6},
+    "each end": {"side": "each"},
+    "each end with range": {"side": "each", "task_range": (0, 1)},
+    "each end of groups": {"side": "each", "group": GROUP},
+    "each end of most of a group": {"side": "each", "group": GROUP, "cases": 0.6},
+    "each end of strata": {"side": "each", "label": LABEL, "size_bins": (0, 0.1, 0.3, np.inf)},
     "strata": {"label": LABEL, "size_bins": (0, 0.1, 0.3, np.inf)},
 }
 
@@ -174,7 +179,8 @@ def test_an_evaluation_is_what_calibrate_and_predict_give_on_its_splits(kind, sc
     unit = np.arange(N) if group is None else np.unique(group, return_inverse=True)[1]
     units = int(unit.max()) + 1
     range_, side = options.get("task_range"), options.get("side", "two")
-    same = MLWR(side).tuned(outputs, range_=range_) if score == "mlwr" else score
+    own_side = "two" if side == "each" else side
+    same = MLWR(own_side).tuned(outputs, range_=range_) if score == "mlwr" else score
     coverage, width = [], []
     for fold in folds_of(units, fold_sizes(units)[1], trials, seed):
         test = fold[unit]

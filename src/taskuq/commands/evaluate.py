@@ -29,7 +29,7 @@ def evaluate(
     unit: Literal["case", "group"] | None = None,
     cases: str = "random",
     delta: float | None = None,
-    side: Literal["two", "upper", "lower"] = "two",
+    side: Literal["two", "upper", "lower", "each"] = "two",
     range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
     task: str | None = None,
     size_bins: str | None = None,
@@ -50,7 +50,7 @@ def evaluate(
         unit: Split by case or by group; by group where the table has groups.
         cases: With groups, cover a 'random' case, 'all' cases, or a share of them.
         delta: Promise coverage given the calibration set, but for this share of sets.
-        side: Two-sided intervals, or upper or lower bounds.
+        side: Two-sided intervals, with one quantile or one for each end, or upper or lower bounds.
         range: The task's range, low,high, where the table does not declare it.
         task: One task of a table of several.
         size_bins: Edges of width ranges; the paper's by default.
@@ -88,9 +88,10 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
         f"alpha {first.alpha:g}"
     )
     several = len({r.task for r in record.results}) > 1
+    by_one = first.width_by_one is not None
     columns = (["task"] if several else []) + [
         "R", "score", "samples", "coverage", "sd", "width", "sd", "centre error", "infinite",
-    ]  # fmt: skip
+    ] + (["by one"] if by_one else [])  # fmt: skip
     rows: list[Sequence[str]] = [
         ([str(r.task)] if several else [])
         + [
@@ -104,9 +105,16 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
             _number(r.center_error.mean),
             f"{r.infinite:.3g}",
         ]
+        + ([] if r.width_by_one is None else [_ratio(r.width.mean, r.width_by_one.mean)])
         for r in record.results
     ]
     show_table(title, columns, rows, to_stderr=to_stderr)
+    if by_one:
+        say(
+            "Each end has a quantile of its own; 'by one' is the width over that with one quantile "
+            "for both, on the same splits. A bound keeps its promise if the choice was made on "
+            "other cases than those it is calibrated on."
+        )
     fits = [r.histogram for r in record.results if r.histogram is not None]
     if fits:
         worst = min(fit.p_value for fit in fits)
@@ -114,6 +122,10 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
             f"Coverage against its exact law: goodness-of-fit p-value {worst:.2g}, the smallest of "
             f"{len(fits)}. {fits[0].reading}"
         )
+
+
+def _ratio(width: float, by_one: float) -> str:
+    return f"{width / by_one:.3f}" if math.isfinite(width) and 0 < by_one < math.inf else "-"
 
 
 def _number(value: float) -> str:

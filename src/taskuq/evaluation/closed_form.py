@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.calibration.family import Side
+from taskuq.calibration.family import BoundSide, sides_asked
 from taskuq.calibration.rank import coverage_rank
 from taskuq.calibration.scores import resolve_score, score_name
 from taskuq.errors import InputError
@@ -25,7 +25,7 @@ def evaluate_exact(
     *,
     alpha: float,
     score: str | Score = "mlwr",
-    side: Side = "two",
+    side: BoundSide = "two",
     task_range: TaskRange = None,
     share: float = 0.7,
     tunings: int = 10,
@@ -65,12 +65,15 @@ def evaluate_exact_score(
     score: str | Score,
     *,
     alpha: float,
-    side: Side = "two",
+    side: BoundSide = "two",
     tunings: int = 10,
     rng: np.random.Generator | None = None,
 ) -> Evaluation:
     """Judge a score on inputs that are checked already; see :func:`evaluate_exact`."""
-    chosen = resolve_score(score, alpha, side)
+    score_side, ends = sides_asked(side)
+    if ends > 1:
+        raise InputError("exact evaluation is for one quantile; side 'each' takes --trials")
+    chosen = resolve_score(score, alpha, score_side)
     judged = [_judge(checked, pool, alpha) for pool in pools(checked, chosen, alpha, tunings, rng)]
     if not judged:
         raise InputError(f"tunings must be at least 1, got {tunings}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.calibration.family import Side
+from taskuq.calibration.family import BoundSide, sides_asked
 from taskuq.calibration.units import NewCase, unit_named
 from taskuq.errors import InputError
 from taskuq.evaluation.closed_form import evaluate_exact_score
@@ -37,7 +37,7 @@ class Comparison:
         unit: 'case' or 'group'; the group where the table has groups and splits are random.
         cases: With groups, whom the promise is about.
         delta: For a promise given the calibration set.
-        side: 'two', 'upper' or 'lower'.
+        side: 'two', 'upper', 'lower' or 'each'; the last is compared with 'two'.
         size_bins: Edges of width ranges.
     """
 
@@ -50,7 +50,7 @@ class Comparison:
     unit: str | None = None
     cases: float | str = "random"
     delta: float | None = None
-    side: Side = "two"
+    side: BoundSide = "two"
     size_bins: tuple[float, ...] = PAPER_SIZE_BINS
 
 
@@ -113,17 +113,23 @@ def _round(table: TaskOutputs, k: int, comparison: Comparison) -> list[Evaluatio
             evaluate_exact_score(checked, score, alpha=comparison.alpha, side=comparison.side)
             for score in comparison.scores
         ]
-    return evaluate_scores(
-        checked,
-        comparison.scores,
-        alpha=comparison.alpha,
-        trials=trials,
+
+    def judged(side: BoundSide, size_bins: tuple[float, ...] | None) -> list[Evaluation]:
         # The same splits at every acceleration, so that differences are not those of the splits.
-        rng=np.random.default_rng(comparison.seed),
-        delta=comparison.delta,
-        side=comparison.side,
-        size_bins=comparison.size_bins,
-    )
+        rng = np.random.default_rng(comparison.seed)
+        return evaluate_scores(
+            checked, comparison.scores, alpha=comparison.alpha, trials=trials, rng=rng,
+            delta=comparison.delta, side=side, size_bins=size_bins,
+        )  # fmt: skip
+
+    results = judged(comparison.side, comparison.size_bins)
+    score_side, ends = sides_asked(comparison.side)
+    if ends == 1:
+        return results
+    by_one = judged(score_side, None)
+    return [
+        replace(each, width_by_one=one.width) for each, one in zip(results, by_one, strict=True)
+    ]
 
 
 def _inputs(table: TaskOutputs, comparison: Comparison) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from taskuq.calibration.family import Side
+from taskuq.calibration.family import BoundSide, sides_asked
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.scores import resolve_score, score_name
 from taskuq.calibration.summaries import compiled
@@ -50,7 +51,7 @@ def evaluate(
     unit: str | None = None,
     cases: float | str = "random",
     delta: float | None = None,
-    side: Side = "two",
+    side: BoundSide = "two",
     task_range: TaskRange = None,
     share: float = 0.7,
     size_bins: Sequence[float] | None = None,
@@ -79,7 +80,7 @@ def evaluate(
         unit: 'case' or 'group'; the group if groups are given.
         cases: With groups: whom the promise is about, as in :func:`taskuq.calibrate`.
         delta: For a promise given the calibration set, as in :func:`taskuq.calibrate`.
-        side: 'two', 'upper' or 'lower'.
+        side: 'two', 'upper', 'lower' or 'each'.
         task_range: The range intervals are clipped to.
         share: The share of units used for calibration.
         size_bins: Edges of width ranges for size-stratified coverage, e.g. the paper's
@@ -120,26 +121,27 @@ def evaluate_scores(
     trials: int,
     rng: np.random.Generator,
     delta: float | None = None,
-    side: Side = "two",
+    side: BoundSide = "two",
     size_bins: Sequence[float] | None = None,
     tunings: int = 10,
 ) -> list[Evaluation]:
     """Judge several scores on the same splits; see :func:`evaluate`."""
     if trials < 1 or tunings < 1:
         raise InputError(f"trials and tunings must be at least 1, got {trials} and {tunings}")
+    score_side, ends = sides_asked(side)
     promise = Guarantee(
-        alpha=alpha, **checked.unit.record, delta=delta, n_cases=len(checked.targets)
+        alpha=alpha, **checked.unit.record, delta=delta, n_cases=len(checked.targets), ends=ends
     )
     rule = _Rule(
         promise, as_size_bins(size_bins), compiled(trials * len(checked.targets) * len(scores))
     )
     seed = int(rng.integers(2**63))
-    chosen = [resolve_score(score, alpha, side) for score in scores]
+    chosen = [resolve_score(score, alpha, score_side) for score in scores]
     parts: list[list[_PoolTrials]] = [[] for _ in chosen]
     whole: dict[int, Pool] = {}
     draws = min(tunings, trials)
     for k, one in enumerate(chosen):
-        for draw, pool in enumerate(pools(checked, one, alpha, draws, rng)):
+        for draw, pool in enumerate(pools(checked, one, alpha, draws, rng, ends)):
             if len(pool.index) == len(checked.targets):
                 whole[k] = pool
             else:
@@ -179,16 +181,24 @@ def _run(
     splitting = Splitting(units, checked.n_test, trials, seed, of_case, rule.is_compiled)
     weight = checked.unit.weights(unit_of_case)
     rankings = [
-        promised_ranking(pool.scores, rule.promise, pool.n_calibration, unit_of_case)
+        promised_ranking(scores, rule.promise, pool.n_calibration, unit_of_case)
         for pool in pools_
+        for scores in np.atleast_2d(pool.scores)
     ]
     linear = [pool.linear_width for pool in pools_]
-    features = np.zeros((len(pools_), 3, len(index)))
+    features = np.zeros((len(rankings), 3, len(index)))
     for k, (pool, widths) in enumerate(zip(pools_, linear, strict=True)):
         if widths is not None:
             features[k, :2] = widths
             features[k, 2] = np.abs(pool.targets - pool.family.interval(0.0).center)
     outcomes = run_trials(splitting, rankings, features * weight)
+    if rule.promise.ends == 2:
+        found = [r.quantiles(at) for r, at in zip(rankings, outcomes.position, strict=True)]
+        pairs = np.stack(found, axis=1).reshape(trials, len(pools_), 2)
+        return [
+            _of_ends(checked, pool, rule, splitting, pairs[:, k], weight)
+            for k, pool in enumerate(pools_)
+        ]
     return [
         _of_pool(checked, pool, rule, splitting, ranking, outcomes.of(k), weight)
         for k, (pool, ranking) in enumerate(zip(pools_, rankings, strict=True))
@@ -233,6 +243,33 @@ def _of_pool(
     )
 
 
+def _of_ends(
+    checked: Checked,
+    pool: Pool,
+    rule: _Rule,
+    splitting: Splitting,
+    quantile: FloatArray,
+    weight: FloatArray,
+) -> _PoolTrials:
+    """What trials gave where each end has a quantile of its own, (trial, end)."""
+    infinite = np.isposinf(quantile)
+    coverage, widths, errors = _means(pool, splitting, quantile, weight)
+    # The quantiles of a trial are finite, infinite below, above, or both.
+    kinds = ((0.0, 0.0), (math.inf, 0.0), (0.0, math.inf), (math.inf, math.inf))
+    open_width, open_error = np.array([_is_open(pool, kind) for kind in kinds]).T
+    kind = infinite @ [1, 2]
+    return _PoolTrials(
+        coverage=coverage,
+        width=np.where(open_width[kind], np.inf, widths),
+        center_error=np.where(open_error[kind], np.inf, errors),
+        is_infinite=kind > 0,
+        n_tuning=pool.n_tuning,
+        strata=count_strata(checked, pool, rule.size_bins, splitting, quantile),
+        whole_groups=whole_group_coverage(checked, pool, splitting, quantile),
+        pmf=None,
+    )
+
+
 def _means(
     pool: Pool, splitting: Splitting, quantile: FloatArray, weight: FloatArray
 ) -> FloatArray:
@@ -240,7 +277,7 @@ def _means(
 
     def tables(q: FloatArray) -> FloatArray:
         interval = pool.intervals(q)
-        covered = pool.scores <= q[:, None]
+        covered = pool.covered(q)
         # Infinity times an absent case is not a number; such trials are set apart afterwards.
         width = np.where(np.isinf(interval.width), 0.0, interval.width)
         error = pool.distance(interval)
@@ -249,7 +286,7 @@ def _means(
     return sums_at_quantiles(splitting, quantile, tables) / splitting.n_test
 
 
-def _is_open(pool: Pool, quantile: float) -> tuple[bool, bool]:
+def _is_open(pool: Pool, quantile: ArrayLike) -> tuple[bool, bool]:
     """Whether widths, and distances to the target, are infinite at a quantile."""
     interval = pool.interval(quantile)
     both = np.isinf(interval.lower) & np.isinf(interval.upper)

@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from taskuq.calibration.family import AnchoredFamily, clipped, family_of, intervals_at
+from taskuq.calibration.rank import exact_level
 from taskuq.calibration.tuning import needs_tuning, target_share, tuned_score, tuning_count
 from taskuq.calibration.units import Unit, as_unit
 from taskuq.checks import as_cases, as_ids, as_range
 from taskuq.errors import InputError
 from taskuq.evaluation.splits import fold_sizes
-from taskuq.interval import FloatArray, Interval, TaskRange
+from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
 from taskuq.protocols import Family, Score
 
 
@@ -70,7 +71,7 @@ class Pool:
         index: Which cases are in the pool.
         family: Their nested intervals.
         targets: Their targets.
-        scores: The scores of their targets.
+        scores: The scores of their targets (case,), or (end, case).
         task_range: The range intervals are clipped to, if any.
         n_calibration: Units of the calibration fold that remain after tuning.
         n_tuning: Units the score learnt from.
@@ -96,13 +97,22 @@ class Pool:
             return None
         return self.family.high - self.family.low, 2 * self.family.scale
 
-    def interval(self, quantile: float) -> Interval:
-        """Return the interval of each case at a quantile."""
+    def interval(self, quantile: ArrayLike) -> Interval:
+        """Return the interval of each case at a quantile, or at one of each end."""
         return clipped(self.family.interval(quantile), self.task_range)
 
     def intervals(self, quantiles: FloatArray) -> Interval:
-        """Return the intervals of all cases at each of several quantiles, (quantile, case)."""
+        """Return the intervals of all cases at each of several quantiles, (quantile, case).
+
+        Where each end has a quantile of its own, ``quantiles`` is (quantile, end).
+        """
         return clipped(intervals_at(self.family, quantiles), self.task_range)
+
+    def covered(self, quantiles: FloatArray) -> BoolArray:
+        """Return whether each target is covered at each of several quantiles, (quantile, case)."""
+        if self.scores.ndim == 1:
+            return self.scores <= quantiles[:, None]
+        return self.intervals(quantiles).contains(self.targets)
 
     def distance(self, interval: Interval) -> FloatArray:
         """Return how far each target is from the centre of its interval."""
@@ -115,7 +125,7 @@ class Pool:
             index=self.index[order],
             family=self.family.take(order),
             targets=self.targets[order],
-            scores=self.scores[order],
+            scores=self.scores[..., order],
         )
 
 
@@ -148,7 +158,12 @@ def check_cases(
 
 
 def pools(
-    checked: Checked, score: Score, alpha: float, tunings: int, rng: np.random.Generator | None
+    checked: Checked,
+    score: Score,
+    alpha: float,
+    tunings: int,
+    rng: np.random.Generator | None,
+    ends: int = 1,
 ) -> Iterator[Pool]:
     """Yield the pools to split for a score.
 
@@ -162,16 +177,18 @@ def pools(
         alpha: The error rate.
         tunings: How many times tuning units are drawn.
         rng: Draws them at random; without it they are taken at even steps.
+        ends: 2 where each end of an interval has a quantile of its own.
     """
     everyone = np.arange(len(checked.targets))
     if not needs_tuning(score):
-        yield _pool(checked, score, everyone, 0)
+        yield _pool(checked, score, everyone, 0, ends)
     elif not target_share(score):
         # The same function of all outputs for every split: cases stay exchangeable, exactly.
         tuned = tuned_score(score, checked.outputs, checked.targets, checked.task_range, None)
-        yield _pool(checked, tuned, everyone, 0)
+        yield _pool(checked, tuned, everyone, 0, ends)
     else:
-        take = tuning_count(checked.n_calibration, target_share(score), alpha)
+        level = exact_level(alpha) / ends
+        take = tuning_count(checked.n_calibration, target_share(score), level)
         if not 1 <= take < checked.n_calibration:
             raise InputError(
                 f"a score that learns needs several calibration {checked.unit.counted}s, got "
@@ -187,7 +204,7 @@ def pools(
                 checked.task_range,
                 None if checked.group is None else checked.group[aside],
             )
-            yield _pool(checked, tuned, everyone[~aside], take)
+            yield _pool(checked, tuned, everyone[~aside], take, ends)
 
 
 def crosses(linear: tuple[FloatArray, FloatArray], least_quantile: float) -> bool:
@@ -216,8 +233,10 @@ def distance(interval: Interval, targets: FloatArray, task_range: TaskRange) -> 
     return np.where(lower_open & upper_open, np.inf, np.abs(targets - center))
 
 
-def _pool(checked: Checked, score: Score, index: NDArray[np.int64], n_tuning: int) -> Pool:
-    family, targets = family_of(score, checked.outputs[..., index, :]), checked.targets[index]
+def _pool(
+    checked: Checked, score: Score, index: NDArray[np.int64], n_tuning: int, ends: int
+) -> Pool:
+    family, targets = family_of(score, checked.outputs[..., index, :], ends), checked.targets[index]
     left = checked.n_calibration - n_tuning
     return Pool(index, family, targets, family.score(targets), checked.task_range, left, n_tuning)
 

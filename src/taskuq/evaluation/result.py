@@ -52,6 +52,8 @@ class Evaluation:
         histogram: The distribution of coverage, by cases.
         acceleration: The acceleration, if known.
         task: The task, where there are several.
+        width_by_one: Where each end has a quantile of its own: what the width would be on the same
+            splits with one quantile for both.
     """
 
     score: str
@@ -73,6 +75,7 @@ class Evaluation:
     histogram: Histogram | None = None
     acceleration: float | None = None
     task: str | None = None
+    width_by_one: Moments | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""

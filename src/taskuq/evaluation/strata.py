@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from taskuq.calibration.groups import worst_scores
 from taskuq.errors import InputError
 from taskuq.evaluation.pools import Checked, Pool
 from taskuq.evaluation.result import Stratum
@@ -57,7 +56,7 @@ def count_strata(
         return {}
 
     def tables(q: FloatArray) -> FloatArray:
-        covered = pool.scores <= q[:, None]
+        covered = pool.covered(q)
         inside = [np.broadcast_to(labels == c, covered.shape) for c in classes]
         if edges:
             width = pool.intervals(q).width
@@ -80,11 +79,13 @@ def whole_group_coverage(
     """Return the share of test groups whose cases are all covered, in each trial."""
     if not checked.unit.is_group:
         return None
-    worst = worst_scores(pool.scores, splitting.unit_of_case, 1)
+    order = np.argsort(splitting.unit_of_case, kind="stable")
+    starts = np.searchsorted(splitting.unit_of_case[order], np.arange(splitting.units))
     by_group = replace(splitting, unit_of_case=np.empty(0, np.int64))
 
     def tables(q: FloatArray) -> FloatArray:
-        return (worst <= q[:, None])[None].astype(float)
+        covered = pool.covered(q)[:, order]
+        return np.logical_and.reduceat(covered, starts, axis=1)[None].astype(float)
 
     return np.asarray(sums_at_quantiles(by_group, quantile, tables)[0] / splitting.n_test)
 

@@ -105,7 +105,7 @@ def promised_ranking(
         >>> ranking.scores, ranking.unit, ranking.allowed
         (array([1., 2., 3.]), array([1, 2, 0]), 0.0)
     """
-    each, unit, weight = promise.whom.entries(scores, unit_of_case)
+    each, unit, weight = promise.whom_by_end.entries(scores, unit_of_case)
     order = np.argsort(each, kind="stable")
     allowed = promise.allowed(n_calibration)
     return Ranking(each[order], unit[order], weight[order], allowed, promise.bets)
@@ -178,10 +178,13 @@ def sums_at_quantiles(
 
     Arguments:
         splitting: Who is split and how.
-        quantiles: The quantile of each trial (trial,).
+        quantiles: The quantile of each trial (trial,), or those of each end (trial, end).
         tables: Maps distinct quantiles to numbers (table, quantile, case).
     """
-    distinct, row = np.unique(quantiles, return_inverse=True)
+    distinct, row = np.unique(
+        quantiles, axis=0 if quantiles.ndim > 1 else None, return_inverse=True
+    )
+    row = row.ravel()
     step = max(1, TABLE_NUMBERS // splitting.n_cases)
     sums: FloatArray | None = None
     for start in range(0, len(distinct), step):
