@@ -13,10 +13,8 @@ import taskuq as tq
 from taskuq.calibration import MLWR
 from taskuq.calibration.law import CoverageLaw
 from taskuq.calibration.rank import conformal_quantile, coverage_rank
-from taskuq.evaluation.exact import (
-    linear_moments,
-    quantile_position,
-)
+from taskuq.evaluation import sums
+from taskuq.evaluation.exact import quantile_position
 from taskuq.evaluation.splits import fold_sizes
 
 SIZES = [(n, m) for n in range(1, 8) for m in range(1, 11 - n) if n + m <= 9]
@@ -74,26 +72,6 @@ def test_without_ties_the_law_is_beta_binomial(n, m):
         np.testing.assert_allclose(ours, CoverageLaw(n, rank, m).pmf, atol=1e-10)
 
 
-@given(
-    rows=st.lists(
-        st.tuples(st.integers(0, 5), st.integers(-4, 4), st.integers(-4, 4)), min_size=3, max_size=8
-    ),
-    data=st.data(),
-)
-def test_means_that_are_linear_in_the_quantile_are_exact(rows, data):
-    scores, base, slope = np.array(sorted(rows), dtype=float).T
-    n = data.draw(st.integers(1, len(scores) - 1))
-    rank = data.draw(st.integers(1, n))
-    moments = linear_moments(quantile_position(n, len(scores) - n, rank), scores, base, slope)
-    found = []
-    for fold, test in every_split(len(scores), n):
-        q = np.sort(scores[fold])[rank - 1]
-        found.append((base[test] + slope[test] * q).mean())
-
-    assert moments.mean == pytest.approx(np.mean(found), abs=1e-10)
-    assert moments.sd == pytest.approx(np.std(found), abs=1e-6)
-
-
 class Lopsided:
     """A user's own score: twice as wide above the first sample as below it."""
 
@@ -141,23 +119,25 @@ POPULATIONS = {
 @pytest.mark.parametrize("task_range", [None, (-0.5, 1.25), (0.0, 1.0)])
 @pytest.mark.parametrize("score", ["ar", "lwr", "cqr", "mlwr", Lopsided()], ids=str)
 @pytest.mark.parametrize("kind", POPULATIONS)
-def test_exact_evaluation_equals_every_split(kind, score, task_range, side):
+def test_exact_evaluation_equals_every_split(kind, score, task_range, side, monkeypatch):
     outputs, targets = POPULATIONS[kind]
     for alpha in (0.3, 0.45):
-        exact = tq.evaluate_exact(
-            outputs, targets, alpha=alpha, score=score, task_range=task_range, side=side
-        )
         # An evaluation tunes mlwr on the outputs of all cases alike.
         same = MLWR(side).tuned(outputs, range_=task_range) if score == "mlwr" else score
         coverage, width = by_enumeration(outputs, targets, alpha, same, task_range, side)
+        for table in (0, sums.TABLE):  # numbers of cases as lines, and at every quantile
+            monkeypatch.setattr(sums, "TABLE", table)
+            exact = tq.evaluate_exact(
+                outputs, targets, alpha=alpha, score=score, task_range=task_range, side=side
+            )
 
-        assert exact.coverage.mean == pytest.approx(coverage.mean(), abs=1e-9)
-        assert exact.coverage.sd == pytest.approx(coverage.std(), abs=1e-7)
-        if np.isfinite(width).all():
-            assert exact.width.mean == pytest.approx(width.mean(), abs=1e-9)
-            assert exact.width.sd == pytest.approx(width.std(), abs=1e-7)
-        else:
-            assert exact.width.mean == inf
+            assert exact.coverage.mean == pytest.approx(coverage.mean(), abs=1e-9)
+            assert exact.coverage.sd == pytest.approx(coverage.std(), abs=1e-7)
+            if np.isfinite(width).all():
+                assert exact.width.mean == pytest.approx(width.mean(), abs=1e-9)
+                assert exact.width.sd == pytest.approx(width.std(), abs=1e-7)
+            else:
+                assert exact.width.mean == inf
 
 
 def test_some_intervals_of_the_crossing_population_are_empty():

@@ -6,16 +6,16 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taskuq.calibration.family import BoundSide, sides_asked
 from taskuq.calibration.rank import coverage_rank
 from taskuq.calibration.scores import resolve_score, score_name
 from taskuq.errors import InputError
-from taskuq.evaluation.exact import Moments, linear_moments, mean_moments, quantile_position
-from taskuq.evaluation.pools import Checked, Pool, check_cases, crosses, pools
+from taskuq.evaluation.exact import Moments, quantile_position
+from taskuq.evaluation.pools import Checked, Pool, check_cases, pools
 from taskuq.evaluation.result import Evaluation
-from taskuq.interval import FloatArray, TaskRange
+from taskuq.evaluation.sums import pool_sums
+from taskuq.interval import TaskRange
 from taskuq.protocols import Score
 
 
@@ -114,7 +114,7 @@ def _judge(
     if rank > pool.n_calibration:
         everything = pool.interval(math.inf)
         width = Moments(float(everything.width.mean()), 0.0)
-        error = Moments(float(pool.distance(everything).mean()), 0.0)
+        error = Moments(float(np.abs(pool.offset(everything)).mean()), 0.0)
         return Moments(1.0, 0.0), width, error, 1.0, pool.n_tuning
     order = np.argsort(pool.scores, kind="stable")
     ordered = pool.scores[order]
@@ -122,20 +122,8 @@ def _judge(
     coverage = law.coverage(ordered)
     quantiles = ordered[law.position - 1]
     infinite = float(law.probability[np.isposinf(quantiles)].sum())
-    linear = pool.linear_width
-    if linear is not None and not infinite and not crosses(linear, float(quantiles[0])):
-        base, slope = (part[order] for part in linear)
-        width = linear_moments(law, ordered, base, slope)
-        distances = np.abs(pool.targets - pool.family.interval(0.0).center)[order]
-        error = linear_moments(law, ordered, distances, np.zeros_like(distances))
-        return coverage, width, error, infinite, pool.n_tuning
-
-    in_order = pool.take(order)
-
-    def tables(position: NDArray[np.int64]) -> list[FloatArray]:
-        interval = in_order.intervals(ordered[position - 1])
-        return [interval.width, in_order.distance(interval)]
-
     with np.errstate(invalid="ignore"):  # infinite widths are reported as such
-        width, error = mean_moments(law, tables)
+        width, error = (
+            law.mean_over_test(*powers) for powers in pool_sums(pool.take(order), law.position)
+        )
     return coverage, width, error, infinite, pool.n_tuning

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,6 +104,34 @@ class QuantilePosition:
             pmf[below + extra] += probability * np.exp(chance - _log_choose(M, above))
         return pmf
 
+    def mean_over_test(self, first: FloatArray, second: FloatArray) -> Moments:
+        """Return mean and sd of the test-fold mean of numbers that depend on the position.
+
+        Arguments:
+            first: Sums of the numbers at each position: over the cases before it, up to it, and
+                over all, (3, position).
+            second: The same sums of their squares.
+
+        Example:
+            >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
+            >>> of_ones = np.stack([law.position - 1, law.position, np.full(3, 5)]).astype(float)
+            >>> law.mean_over_test(2 * of_ones, 4 * of_ones).mean  # a number that is always 2
+            2.0
+        """
+        mean = np.zeros(len(self.position))
+        variance = np.zeros(len(self.position))
+        N = self.n_calibration + self.n_test
+        for total, square, size, taken in (
+            (first[0], second[0], self.position - 1, self.test_below),
+            (first[2] - first[1], second[2] - second[1], N - self.position, self.test_above),
+        ):
+            M = np.maximum(size, 1)
+            mean += taken * total / M
+            deviation = np.maximum(square - total**2 / M, 0.0)
+            # A uniform choice of `taken` out of M without replacement.
+            variance += taken * (M - taken) / (M * np.maximum(M - 1, 1)) * deviation
+        return self.total(mean / self.n_test, variance / self.n_test**2)
+
     def total(self, mean: FloatArray, variance: FloatArray) -> Moments:
         """Return moments over all positions from those given each of them."""
         p = self.probability
@@ -146,109 +173,6 @@ class Moments:
 
     mean: float
     sd: float
-
-
-def mean_moments(
-    law: QuantilePosition, tables: Callable[[NDArray[np.int64]], Sequence[FloatArray]]
-) -> list[Moments]:
-    """Return, for each table, the moments of test-fold means of its numbers.
-
-    Arguments:
-        law: The law of the quantile's position.
-        tables: Maps the quantile's positions (from 1) to numbers (table, position, case), cases
-            in the order of their scores.
-    """
-    parts: list[tuple[list[FloatArray], list[FloatArray]]] = []
-    # Blocks that stay in cache: a few dozen ranks at a time for thousands of cases.
-    step = max(1, 24_576 // (law.n_calibration + law.n_test))
-    for start in range(0, len(law.position), step):
-        block = slice(start, start + step)
-        position = law.position[block]
-        for k, w in enumerate(tables(position)):
-            if k == len(parts):
-                parts.append(([], []))
-            mean, variance = _combine(law, block, *_sums_around(w, position))
-            parts[k][0].append(mean)
-            parts[k][1].append(variance)
-    return [law.total(np.concatenate(m), np.concatenate(v)) for m, v in parts]
-
-
-def _sums_around(values: FloatArray, position: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-    """Sums of each row, and of its squares, before its position, up to it, and over all.
-
-    Positions rise by one from row to row.
-    """
-    low, high = int(position[0]) - 1, int(position[-1])
-    row = np.arange(len(position))
-    sums = []
-    for power in (1, 2):
-        near = np.cumsum(values[:, low:high] ** power, axis=1)
-        upto = _row_sums(values[:, :low], power) + near[row, row]
-        beyond = near[:, -1] - near[row, row] + _row_sums(values[:, high:], power)
-        here = values[row, low + row] ** power
-        sums.append(np.stack([upto - here, upto, upto + beyond]))
-    return sums[0], sums[1]
-
-
-def _row_sums(values: FloatArray, power: int) -> FloatArray:
-    if power == 1:
-        return np.asarray(values @ np.ones(values.shape[1]))
-    return np.asarray(np.einsum("ij,ij->i", values, values))
-
-
-def linear_moments(
-    law: QuantilePosition, ordered: FloatArray, base: FloatArray, slope: FloatArray
-) -> Moments:
-    r"""Return mean and sd of the test-fold mean of :math:`b_i + c_i q` from prefix sums.
-
-    Arguments:
-        law: The law of the quantile's position.
-        ordered: All scores in rising order; the quantile is one of them.
-        base: :math:`b_i`, cases in the order of scores.
-        slope: :math:`c_i`.
-
-    Example:
-        >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
-        >>> ordered = np.array([1.0, 2, 3, 4, 5])
-        >>> linear_moments(law, ordered, np.zeros(5), np.full(5, 2.0)).mean  # twice the quantile
-        6.0
-    """
-    q = ordered[law.position - 1]
-    sums = np.cumsum(np.stack([base, slope, base**2, base * slope, slope**2]), axis=1)
-    padded = np.concatenate([np.zeros((len(sums), 1)), sums], axis=1)
-    everything = np.full(len(q), len(ordered))
-    # Sums over the cases before the position, up to it, and over all.
-    b, c, bb, bc, cc = padded[:, np.stack([law.position - 1, law.position, everything])]
-    mean, variance = _combine(law, slice(None), b + c * q, bb + 2 * bc * q + cc * q**2)
-    return law.total(mean, variance)
-
-
-def _combine(
-    law: QuantilePosition, block: slice, first: FloatArray, second: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Mean and variance of a test-fold mean given the position.
-
-    ``first`` and ``second`` are sums of values and of squares over the cases before the position,
-    up to it, and over all.
-    """
-    N = law.n_calibration + law.n_test
-    mean = np.zeros(first.shape[1])
-    variance = np.zeros(first.shape[1])
-    for total, square, size, taken in (
-        (first[0], second[0], law.position[block] - 1, law.test_below[block]),
-        (
-            first[2] - first[1],
-            second[2] - second[1],
-            N - law.position[block],
-            law.test_above[block],
-        ),
-    ):
-        M = np.maximum(size, 1)
-        mean += taken * total / M
-        deviation = np.maximum(square - total**2 / M, 0.0)
-        # A uniform choice of `taken` out of M without replacement.
-        variance += taken * (M - taken) / (M * np.maximum(M - 1, 1)) * deviation
-    return mean / law.n_test, variance / law.n_test**2
 
 
 @dataclass(frozen=True)

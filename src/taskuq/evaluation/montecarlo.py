@@ -280,7 +280,7 @@ def _means(
         covered = pool.covered(q)
         # Infinity times an absent case is not a number; such trials are set apart afterwards.
         width = np.where(np.isinf(interval.width), 0.0, interval.width)
-        error = pool.distance(interval)
+        error = np.abs(pool.offset(interval))
         return np.stack([covered, width, np.where(np.isinf(error), 0.0, error)]) * weight
 
     return sums_at_quantiles(splitting, quantile, tables) / splitting.n_test

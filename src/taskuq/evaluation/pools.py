@@ -86,12 +86,17 @@ class Pool:
     n_tuning: int
 
     @property
+    def moves_in_lines(self) -> bool:
+        """Whether the ends of intervals, before they are clipped, are linear in the quantile."""
+        return isinstance(self.family, AnchoredFamily) and self.family.link.is_identity
+
+    @property
     def linear_width(self) -> tuple[FloatArray, FloatArray] | None:
         """Base and slope of widths that are linear in the quantile, or None if they are not."""
         if (
             self.task_range is not None
             or not isinstance(self.family, AnchoredFamily)
-            or not self.family.link.is_identity
+            or not self.moves_in_lines
             or self.family.side != "two"
         ):
             return None
@@ -114,9 +119,9 @@ class Pool:
             return self.scores <= quantiles[:, None]
         return self.intervals(quantiles).contains(self.targets)
 
-    def distance(self, interval: Interval) -> FloatArray:
-        """Return how far each target is from the centre of its interval."""
-        return distance(interval, self.targets, self.task_range)
+    def offset(self, interval: Interval) -> FloatArray:
+        """Return how far each target is above the centre of its interval."""
+        return offset(interval, self.targets, self.task_range)
 
     def take(self, order: NDArray[np.int64]) -> Pool:
         """Return the pool with its cases in another order."""
@@ -214,7 +219,12 @@ def crosses(linear: tuple[FloatArray, FloatArray], least_quantile: float) -> boo
 
 
 def distance(interval: Interval, targets: FloatArray, task_range: TaskRange) -> FloatArray:
-    """Return how far the target is from the centre, or from the one finite end.
+    """Return how far the target is from the centre, or from the one finite end."""
+    return np.abs(offset(interval, targets, task_range))
+
+
+def offset(interval: Interval, targets: FloatArray, task_range: TaskRange) -> FloatArray:
+    """Return how far the target is above the centre, or above the one finite end.
 
     Arguments:
         interval: Intervals, clipped to the range.
@@ -222,15 +232,15 @@ def distance(interval: Interval, targets: FloatArray, task_range: TaskRange) -> 
         task_range: The range, if any; within a finite one no end is infinite.
     """
     if task_range is not None and np.isfinite(task_range).all() and not interval.is_empty.any():
-        return np.abs(targets - (interval.lower + interval.upper) * 0.5)
+        return np.asarray(targets - (interval.lower + interval.upper) * 0.5)
     # The extremes tell whether any end is infinite, without an array of answers.
     if np.isfinite(interval.lower.min()) and np.isfinite(interval.upper.max()):
-        return np.abs(targets - interval.center)
+        return np.asarray(targets - interval.center)
     lower_open, upper_open = np.isinf(interval.lower), np.isinf(interval.upper)
     finite_end = np.where(lower_open, interval.upper, interval.lower)
     with np.errstate(invalid="ignore"):  # minus plus infinity has no centre
         center = np.where(lower_open != upper_open, finite_end, interval.center)
-    return np.where(lower_open & upper_open, np.inf, np.abs(targets - center))
+    return np.where(lower_open & upper_open, np.inf, targets - center)
 
 
 def _pool(
