@@ -32,7 +32,8 @@ class Measure(Protocol):
 class Scanner(Protocol):
     """Anything that can measure the next round of a scan.
 
-    ``measure`` returns only what the round adds to what was measured before.
+    ``measure`` returns only what the round adds to what was measured before: a piece, or, of a
+    scanner for all cases of a group, a piece for each case.
     """
 
     def measure(self, round: int) -> Any:
@@ -44,7 +45,7 @@ class CombiningScanner(Scanner, Protocol):
     """A scanner that joins what its rounds measured; without it a recovery is given the list."""
 
     def combine(self, pieces: list[Any]) -> Any:
-        """Join the pieces of all rounds so far into what the recovery takes."""
+        """Join the pieces of all rounds of a case so far into what the recovery takes."""
 
 
 @runtime_checkable

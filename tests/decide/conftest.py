@@ -1,9 +1,13 @@
 """The toy scanner, which also runs as a process of its own."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
+
+# The scanners and populations that several tests share lie beside them.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

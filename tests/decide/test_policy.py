@@ -118,10 +118,10 @@ def test_every_stop_achieves_the_goal(options):
 
 @pytest.mark.parametrize("name", [n for n in PLANS if n != "too few for this"])
 def test_these_policies_stop_somebody(name):
-    # One case at a time: a whole group of ninety rarely stops as one.
+    # Two cases at a time: a whole group of ninety rarely stops as one, and a group of one never.
     policy = planned(PLANS[name])
 
-    assert any(d.stop for i in range(10) for d in decisions(policy, NEW[:, [i]]))
+    assert any(d.stops.any() for i in range(10) for d in decisions(policy, NEW[:, i : i + 2]))
 
 
 def test_too_few_cases_never_stop_and_say_why():
@@ -183,9 +183,11 @@ MISTAKES = {
 @pytest.mark.parametrize(("round_", "outputs"), MISTAKES.values(), ids=MISTAKES)
 @pytest.mark.parametrize("name", ["fixed-width spread", "adaptive mlwr", "whole group"])
 def test_a_mistake_is_one_sentence_and_never_a_stop(name, round_, outputs):
+    is_case = name != "whole group" or np.ndim(outputs) != 2
     with pytest.raises(InputError) as refused:
-        planned(PLANS[name]).decide(round_, outputs)
+        planned(PLANS[name]).decide(round_, outputs if is_case else np.stack([outputs] * 2, axis=1))
     assert "\n" not in str(refused.value)
+    assert "all cases of a group" not in str(refused.value)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, "high", [[[0.1]]]])

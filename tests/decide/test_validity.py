@@ -108,7 +108,8 @@ def make_policy(name, calibration, alpha, kind=None, group=None, whole=False, **
     whom = unit_named("whole-group" if whole else guarantee.unit, guarantee.cases, whole=True)
     index = whom.index(len(calibration), None if group is None else np.array(group))
     thresholds = tuple(spec.thresholds(seen, OneSet(guarantee, whom, index)))
-    return Policy(kind, GOAL, RATES, rules, thresholds, guarantee, 2, whole_group=whole)
+    smallest = int(np.bincount(index).min()) if whole else None
+    return Policy(kind, GOAL, RATES, rules, thresholds, guarantee, 2, whole, smallest)
 
 
 def missed(policy, cases):

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,6 +73,14 @@ def test_whole_groups_stop_together():
 
     assert all(len(r) == 1 for r in rates.values())
     assert len({min(r) for r in rates.values()}) > 1
+
+
+def test_whole_groups_cannot_be_stopped_in_a_table_without_groups():
+    table = run_folder.table_of(volumes=30, samples=4)
+    policy = tq.plan(table, alpha=0.1, max_width=0.12, unit="whole-group")
+
+    with pytest.raises(tq.InputError, match="decides about whole groups, the table has none"):
+        list(policy_reports(policy, replace(table, group=None)))
 
 
 @given(st.text(max_size=20))

@@ -110,6 +110,7 @@ def plan(
         guarantee=promise,
         samples=table.samples,
         whole_group=whom.stops_together,
+        smallest_group=int(np.bincount(kept).min()) if whom.stops_together else None,
         task_range=table.task_range,
         task_names=table.task_names,
         certificate=make_certificate(seen, thresholds, calibrator, table.accelerations, certainty),

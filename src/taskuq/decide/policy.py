@@ -65,6 +65,7 @@ class Policy:
         guarantee: Whom the promise is for; for the paper's policy, each round taken by itself.
         samples: The number of posterior samples per case and round.
         whole_group: Whether all cases of a group are stopped together.
+        smallest_group: The fewest cases of a calibration group, where whole groups are stopped.
         task_range: The declared range, if any.
         task_names: One per task.
         certificate: The average acceleration measured at calibration, and certified.
@@ -79,6 +80,7 @@ class Policy:
     guarantee: Guarantee
     samples: int
     whole_group: bool = False
+    smallest_group: int | None = None
     task_range: TaskRange = None
     task_names: tuple[str, ...] = ("task",)
     certificate: Mapping[str, float] = field(default_factory=dict)
@@ -107,18 +109,23 @@ class Policy:
     @property
     def sentence(self) -> str:
         """What is promised about the interval that is reported when the scan stops."""
-        return POLICIES[self.kind]().sentence(self.goal, self.guarantee.sentence)
+        promise = POLICIES[self.kind]().sentence(self.goal, self.guarantee.sentence)
+        return f"{promise} All cases of a group stop together." if self.whole_group else promise
 
     def decide(
         self, round: int, outputs: Any, *, value: float | FloatArray | None = None
     ) -> Decision:
         """Return the decision after a round; its interval is what would be reported now.
 
+        A policy for whole groups takes the cases it is given as all cases of one group. One case
+        without a case axis is refused. A group of one case is never stopped early, unless there
+        was one among the calibration groups: far more likely it is part of a group.
+
         Arguments:
             round: The round just measured, counted from 0; the one after the last stored round is
                 the fully measured one.
             outputs: The outputs of all rounds so far: (round, sample) for one case,
-                (round, case, sample) for several, with a last axis for several tasks.
+                (round, case, sample) for several or a group, with a last axis for several tasks.
             value: The target, known once everything is measured.
         """
         last = len(self.accelerations)
@@ -134,6 +141,7 @@ class Policy:
             largest = np.min([e.largest for e in examined], axis=0)
             index = np.zeros(len(largest), dtype=np.int64)
             stops[:] = threshold < group_allowance(largest, index, examined[0].is_risk)[0]
+            stops &= not self._is_part(len(stops))
         interval = joint_report(examined, threshold)
         return Decision(
             stop=bool(stops.all()),
@@ -143,6 +151,10 @@ class Policy:
             acceleration=self.accelerations[round],
             reason=self._reason(int(round), stops, interval),
         )
+
+    def _is_part(self, cases: int) -> bool:
+        """Whether so few cases are taken as part of a group; calibration had no group of one."""
+        return self.whole_group and cases == 1 and self.smallest_group != 1
 
     def _known(self, value: float | FloatArray | None) -> Decision:
         if value is None:
@@ -166,6 +178,12 @@ class Policy:
             # The first round of one case may come without its round axis.
             x = x[None]
         single = x.ndim == 2 + extra
+        if single and self.whole_group:
+            raise InputError(
+                f"this policy decides about all cases of a group at once, got outputs of shape "
+                f"{np.shape(outputs)}, which is one case; pass those of all cases of the group, "
+                "(round, case, sample)"
+            )
         x = x[:, None] if single else x
         x = x if extra else x[..., None]
         if len(x) != round + 1:
@@ -186,7 +204,11 @@ class Policy:
     def _reason(self, round: int, stops: np.ndarray, interval: Interval) -> str:
         R = self.accelerations[round]
         at = f"at R = {R:g}" if np.isfinite(R) else "after this round"
-        if len(stops) > 1:
+        if self._is_part(len(stops)):
+            return f"continue {at}: no calibration group had one case; pass all cases of the group"
+        if self.whole_group:
+            at += f" for all {len(stops)} cases of the group" if len(stops) > 1 else ""
+        elif len(stops) > 1:
             word = "stop" if stops.all() else "continue"
             return f"{word}: {int(stops.sum())} of {len(stops)} cases may stop {at}"
         if stops.all():
@@ -215,6 +237,7 @@ class Policy:
             "sentence": self.sentence,
             "samples": self.samples,
             "whole_group": self.whole_group,
+            "smallest_group": self.smallest_group,
             "task_range": range_to_json(self.task_range),
             "task_names": list(self.task_names),
             "certificate": dict(self.certificate),
@@ -252,6 +275,7 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
             guarantee=Guarantee(**record["guarantee"]),
             samples=int(record["samples"]),
             whole_group=bool(record["whole_group"]),
+            smallest_group=record.get("smallest_group"),
             task_range=range_,
             task_names=tuple(record["task_names"]),
             certificate=record["certificate"],

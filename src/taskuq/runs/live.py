@@ -12,8 +12,9 @@ from torch import Tensor
 
 from taskuq.checks import as_array
 from taskuq.data.dataset import Dataset
-from taskuq.decide.acquisition import Acquisition, acquire
+from taskuq.decide.acquisition import acquire
 from taskuq.decide.policy import Policy
+from taskuq.decide.scan import Acquisition
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.measure.coils import rss
 from taskuq.measure.mri import MultiCoilMRI, SimulatedScanner

@@ -300,6 +300,8 @@ def _who(table: TaskOutputs, i: int) -> tuple[str, str, str]:
 
 def _together(policy: Policy, table: TaskOutputs) -> list[np.ndarray]:
     """Cases that are decided together: all at once, or group by group."""
-    if not policy.whole_group or table.group is None:
+    if not policy.whole_group:
         return [np.arange(table.cases)]
+    if table.group is None:
+        raise InputError("it decides about whole groups, the table has none")
     return [np.flatnonzero(table.group == g) for g in np.unique(table.group)]

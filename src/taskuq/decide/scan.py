@@ -1,0 +1,102 @@
+"""What a scan did: the rounds of a case, and the cases of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from taskuq.calibration.family import stacked
+from taskuq.files import plain
+from taskuq.interval import FloatArray, Interval
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What happened to one case in one round.
+
+    Arguments:
+        round: The round, counted from 0.
+        acceleration: Its acceleration.
+        outputs: The task outputs (sample,) or (sample, task); one value when all is measured.
+        stop: Whether the policy stopped here.
+        lower: The lower end of the interval, one per task.
+        upper: The upper end.
+        reason: Why, in a sentence.
+        case: The name of the case.
+    """
+
+    round: int
+    acceleration: float
+    outputs: FloatArray
+    stop: bool
+    lower: FloatArray
+    upper: FloatArray
+    reason: str
+    case: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold."""
+        ends = {end: np.atleast_1d(getattr(self, end)).tolist() for end in ("lower", "upper")}
+        return dict(plain({**vars(self), "outputs": self.outputs.tolist(), **ends}))
+
+
+@dataclass(frozen=True)
+class Acquisition:
+    """The scan of one case, finished or under way.
+
+    Arguments:
+        rounds: What happened so far.
+        pieces: What was measured in each round.
+    """
+
+    rounds: tuple[RoundRecord, ...] = ()
+    pieces: tuple[Any, ...] = field(default=(), repr=False)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the policy has stopped the scan."""
+        return bool(self.rounds) and self.rounds[-1].stop
+
+    @property
+    def acceleration(self) -> float:
+        """The acceleration of the last round."""
+        return self.rounds[-1].acceleration
+
+    @property
+    def interval(self) -> Interval:
+        """The interval of the last round."""
+        return Interval(self.rounds[-1].lower, self.rounds[-1].upper)
+
+    @property
+    def reason(self) -> str:
+        """The reason of the last decision."""
+        return self.rounds[-1].reason
+
+
+@dataclass(frozen=True)
+class GroupAcquisition:
+    """The scans of the cases of a group, finished or under way.
+
+    Arguments:
+        cases: The scan of each case by its name, in the order in which the cases were given.
+    """
+
+    cases: Mapping[str, Acquisition]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the policy has stopped every case."""
+        return all(scan.is_finished for scan in self.cases.values())
+
+    @property
+    def mean_acceleration(self) -> float:
+        """The harmonic mean of the accelerations at which the cases are now."""
+        return 1 / float(np.mean([1 / scan.acceleration for scan in self.cases.values()]))
+
+    @property
+    def interval(self) -> Interval:
+        """The last interval of each case, (case,) or (case, task)."""
+        return stacked([scan.interval for scan in self.cases.values()], axis=0)

@@ -1,0 +1,430 @@
+"""Scans of a group: decided as tables are, drawn as pipelines draw, the same after power cuts."""
+
+import json
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+import torch
+from stored_scanner import StoredScanner, recover, scan_stored, scanners_of
+
+import taskuq as tq
+from taskuq.calibration.units import unit_index
+from taskuq.decide import Acquisition, GroupAcquisition, load_acquisition
+from taskuq.decide.planning import round_arrays
+from taskuq.decide.replay import Scans, replay
+from taskuq.decide.rules import examine
+from taskuq.errors import InputError
+from taskuq.evaluation.trials import Splitting
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+
+TABLE = synthetic_outputs(SyntheticScanner(volumes=40, samples=8), seed=3)
+NEW = synthetic_outputs(SyntheticScanner(volumes=30, samples=8), seed=4)
+PLANS = {
+    "fixed-width": {},
+    "adaptive": {"policy": "adaptive"},
+    "two-phase": {"budget": 0.5},
+    "all": {"cases": "all"},
+    "most, adaptive": {"cases": 0.8, "policy": "adaptive"},
+}
+
+
+def planned(unit, **options):
+    return tq.plan(TABLE, **{"alpha": 0.1, "max_width": 0.1, "unit": unit, **options})
+
+
+def groups_of(table):
+    return [np.flatnonzero(table.group == g) for g in np.unique(table.group)]
+
+
+def record(scan):
+    return {name: [r.to_dict() for r in case.rounds] for name, case in scan.cases.items()}
+
+
+def stop_by_table(policy, outputs):
+    """In which round the policy stops a group whose outputs lie in a table; after all of them 4."""
+    decisions = (policy.decide(k, outputs[: k + 1]) for k in range(len(outputs)))
+    return next((d.round for d in decisions if d.stop), len(outputs))
+
+
+def replayed(policy, table, is_compiled):
+    """The cost and coverage of each case under a policy, as ``simulate`` replays them."""
+    x, z = round_arrays(table)
+    index, seen = unit_index(table.cases, table.group), examine(policy.rules, x, z)
+    scans = Scans(
+        seen=seen,
+        targets=z,
+        accelerations=table.accelerations,
+        weight=np.ones(table.cases),
+        group_of_case=index,
+        allowance=seen.allowance(index) if policy.whole_group else np.empty((0, 0)),
+    )
+    splitting = Splitting(int(index.max()) + 1, 10, 40, 5, index, is_compiled)
+    found = replay(scans, splitting, np.tile(np.array(policy.thresholds)[:, None], 40))
+    assert found.case_tests.min() > 0
+    return found.case_cost / found.case_tests, found.case_covered / found.case_tests
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("options", PLANS.values(), ids=PLANS)
+def test_a_group_stops_where_its_table_and_its_replay_stop(options, is_compiled):
+    policy = planned("whole-group", **options)
+    costs, covered = replayed(policy, NEW, is_compiled)
+    stops = set()
+    for cases in groups_of(NEW):
+        outputs, targets = NEW.outputs[:, cases], NEW.targets[cases]
+        scan = scan_stored(policy, outputs, targets)
+        rounds = {len(case.rounds) - 1 for case in scan.cases.values()}
+        assert rounds == {stop_by_table(policy, outputs)}
+        assert 1 / scan.mean_acceleration == pytest.approx(costs[cases])
+        assert (scan.interval.contains(targets) == covered[cases]).all()
+        stops |= rounds
+    assert len(stops) > 1
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one for all", "one for each"])
+@pytest.mark.parametrize("unit", ["case", "group"])
+@pytest.mark.parametrize("options", PLANS.values(), ids=PLANS)
+def test_cases_that_stop_on_their_own_stop_as_if_scanned_alone(options, unit, shared):
+    if unit == "case":
+        options = {k: v for k, v in options.items() if k != "cases"}
+    policy, cases = planned(unit, **options), groups_of(NEW)[0]
+    outputs, targets = NEW.outputs[:, cases], NEW.targets[cases]
+    scanners = scanners_of(outputs, targets)
+    steps = {"recover": recover, "task": lambda images: images, "samples": 8}
+    alone = {name: tq.acquire(policy, s, **steps, case=name) for name, s in scanners.items()}
+    scanners = scanners_of(outputs, targets)
+
+    together = (
+        scan_stored(policy, outputs, targets) if shared else tq.acquire(policy, scanners, **steps)
+    )
+
+    assert record(together) == record(GroupAcquisition(alone))
+    lengths = [len(case.rounds) for case in together.cases.values()]
+    assert len(set(lengths)) > 1
+    if not shared:  # those that have stopped are not measured any more
+        assert [s.measured for s in scanners.values()] == [[*range(n)] for n in lengths]
+
+
+@pytest.fixture(scope="module")
+def whole(toy):
+    """A policy for whole groups of three, and the seeds of a group that is measured in full."""
+    table = replace(toy.table(), group=np.repeat(np.arange(20), 3))
+    policy = tq.plan(table, alpha=0.2, max_width=0.2, unit="whole-group")
+    seeds = next(
+        range(s, s + 3)
+        for s in range(1000, 1400, 3)
+        if len(next(iter(toy_scan(toy, policy, range(s, s + 3)).cases.values())).rounds) == 4
+    )
+    return policy, seeds
+
+
+def toy_scan(toy, policy, seeds, **options):
+    scanners = options.pop("scanners", None) or toy_scanners(toy, seeds)
+    return tq.acquire(policy, scanners, **{**toy.STEPS, **options})
+
+
+def toy_scanners(toy, seeds):
+    return {f"slice-{s}": toy.scanner_of(s) for s in seeds}
+
+
+class AllSlices:
+    """One scanner for all slices of a patient."""
+
+    def __init__(self, toy, seeds, wrap=list):
+        self.wrap, self.combine = wrap, toy.scanner_of(0).combine
+        self.scanners = [toy.scanner_of(s) for s in seeds]
+
+    def measure(self, round):
+        return self.wrap([scanner.measure(round) for scanner in self.scanners])
+
+
+@pytest.mark.parametrize("wrap", [list, tuple])
+def test_one_scanner_for_all_and_one_for_each_give_the_same_scan(toy, whole, wrap):
+    policy, seeds = whole
+    names = [f"slice-{s}" for s in seeds]
+    scan = toy_scan(toy, policy, seeds, scanners=AllSlices(toy, seeds, wrap), cases=names)
+
+    assert record(scan) == record(toy_scan(toy, policy, seeds))
+    listed = list(toy_scanners(toy, seeds).values())
+    assert record(toy_scan(toy, policy, seeds, scanners=listed, cases=names)) == record(scan)
+
+
+@pytest.mark.parametrize("wrap", [np.asarray, torch.as_tensor], ids=["array", "tensor"])
+def test_an_array_with_a_case_axis_is_a_piece_for_each(wrap):
+    policy, cases = planned("whole-group"), groups_of(NEW)[1]
+    outputs, targets = NEW.outputs[:, cases], NEW.targets[cases]
+    scanner = StoredScanner(outputs, targets)
+    measured = scanner.measure
+    scanner.measure = lambda round: wrap(measured(round))
+    names = [f"slice-{i}" for i in range(len(cases))]
+    scan = tq.acquire(policy, scanner, recover=lambda m, **_: np.atleast_1d(np.asarray(m)),
+                      task=lambda images: images, samples=8, cases=names)  # fmt: skip
+
+    assert record(scan) == record(scan_stored(policy, outputs, targets))
+
+
+@pytest.mark.parametrize("seed", [0, 70])
+def test_every_case_of_a_group_draws_what_a_pipeline_draws(toy, whole, seed):
+    def measure(image, acceleration):
+        scanner = toy.ToyScanner(np.fft.fft2(image, norm="ortho"))
+        rounds = range(toy.ACCELERATIONS.index(acceleration) + 1)
+        return scanner.combine([scanner.measure(k) for k in rounds])
+
+    policy, seeds = whole
+    policy = replace(policy, thresholds=(inf, inf, inf))
+    scan = toy_scan(toy, policy, seeds, seed=seed)
+    numbered = toy_scan(toy, policy, seeds, seed=seed,
+                        scanners=list(toy_scanners(toy, seeds).values()))  # fmt: skip
+    settings = {"accelerations": toy.ACCELERATIONS, "samples": 6, "quiet": True, "seed": seed}
+    pipeline = tq.Pipeline(measure, toy.recover, toy.task)
+    for found, names in ((scan, list(scan.cases)), (numbered, None)):
+        rows = pipeline.run([toy.image(s) for s in seeds], **settings, case=names).outputs
+        drawn = [[r.outputs for r in case.rounds[:-1]] for case in found.cases.values()]
+        assert np.array_equal(np.float32(drawn), np.swapaxes(rows, 0, 1))
+
+
+class PowerCutError(Exception):
+    """The mains fail."""
+
+
+def failing(scanners, at_round, at_case):
+    """Let the power fail before a case is measured in a round."""
+    scanner = list(scanners.values())[at_case]
+    measure = scanner.measure
+
+    def cut(round):
+        if round == at_round:
+            raise PowerCutError
+        return measure(round)
+
+    scanner.measure = cut
+    return scanners
+
+
+@pytest.mark.parametrize("at_case", [0, 2])
+@pytest.mark.parametrize("at_round", range(4))
+def test_a_power_cut_in_any_round_loses_nothing(toy, whole, tmp_path, at_round, at_case):
+    (policy, seeds), state = whole, tmp_path / "scan.json"
+    scanners = failing(toy_scanners(toy, seeds), at_round, at_case)
+    with pytest.raises(PowerCutError):
+        toy_scan(toy, policy, seeds, scanners=scanners, state=state)
+    scanners = toy_scanners(toy, seeds)
+    resumed = toy_scan(toy, policy, seeds, scanners=scanners, state=state)
+
+    assert record(resumed) == record(toy_scan(toy, policy, seeds))
+    rest = np.concatenate(toy.ADDED[at_round:]).tolist()
+    assert [s.measured for s in scanners.values()] == [rest] * 3
+    assert record(load_acquisition(state, policy)) == record(resumed)
+
+
+@pytest.mark.parametrize("unit", ["case", "group", "whole-group"])
+def test_a_cut_after_every_round_gives_the_same_record(tmp_path, unit):
+    policy, cases = planned(unit), groups_of(NEW)[0]
+    outputs, targets = NEW.outputs[:, cases], NEW.targets[cases]
+    steps = {"recover": recover, "task": lambda images: images, "samples": 8}
+    whole, k, scan = scan_stored(policy, outputs, targets), 0, None
+    while scan is None:
+        scanners = scanners_of(outputs, targets)
+        try:
+            for i in range(len(cases)):
+                failing(scanners, k + 1, i)
+            scan = tq.acquire(policy, scanners, **steps, state=tmp_path / "scan.json")
+        except PowerCutError:
+            k += 1
+        assert max(len(s.measured) for s in scanners.values()) <= 1
+
+    assert k == max(len(case.rounds) for case in whole.cases.values()) - 1
+    assert record(scan) == record(whole)
+
+
+def half_done(toy, whole, state, **options):
+    policy, seeds = whole
+    with pytest.raises(PowerCutError):
+        toy_scan(toy, policy, seeds, scanners=failing(toy_scanners(toy, seeds), 2, 0),
+                 state=state, **options)  # fmt: skip
+    return policy, seeds
+
+
+def test_the_state_of_other_cases_is_refused(toy, whole, tmp_path):
+    state = tmp_path / "scan.json"
+    policy, seeds = half_done(toy, whole, state)
+
+    for other in (range(seeds[0] + 3, seeds[0] + 6), seeds[::-1], seeds[:2]):
+        with pytest.raises(InputError, match="is a scan of a group with the cases slice-"):
+            toy_scan(toy, policy, other, state=state)
+
+
+def test_a_group_and_a_case_do_not_share_a_state(toy, toy_policy, tmp_path):
+    scanners = {"a": toy.scanner_of(1000)}
+    toy.scan(scanners, policy=toy_policy, state=tmp_path / "group.json")
+    toy.scan(scanners["a"], policy=toy_policy, case="a", state=tmp_path / "case.json")
+
+    with pytest.raises(InputError, match="a group with the cases a, got the one case a"):
+        toy.scan(scanners["a"], policy=toy_policy, case="a", state=tmp_path / "group.json")
+    with pytest.raises(InputError, match="the one case a, got a group with the cases a"):
+        toy.scan(scanners, policy=toy_policy, state=tmp_path / "case.json")
+    with pytest.raises(InputError, match="the one case a, got the one case b"):
+        toy.scan(scanners["a"], policy=toy_policy, case="b", state=tmp_path / "case.json")
+
+
+def test_the_state_of_one_case_from_before_there_were_names_is_taken_up(toy, toy_policy, tmp_path):
+    state, scanner = tmp_path / "scan.json", toy.scanner_of(1000)
+    whole = toy.scan(scanner, policy=toy_policy, case="a", state=state)
+    stored = json.loads(state.read_text())
+    del stored["cases"]
+    for r in stored["rounds"]:
+        del r["case"]
+    state.write_text(json.dumps(stored))
+
+    taken_up = toy.scan(toy.scanner_of(1000), policy=toy_policy, case="a", state=state)
+    assert isinstance(load_acquisition(state, toy_policy), Acquisition)
+    assert [r.to_dict() for r in taken_up.rounds] == [r.to_dict() for r in whole.rounds]
+    assert stored["schema"] == "taskuq.acquisition/1"
+
+
+def damage(state, change):
+    stored = json.loads(state.read_text())
+    change(stored)
+    state.write_text(json.dumps(stored))
+
+
+DAMAGES = {
+    "one case ahead": lambda s: s["scans"][1].pop(),
+    "one case stopped": lambda s: s["scans"][1][-1].update(stop=True),
+    "out of order": lambda s: s["scans"][2].reverse(),
+    "a case lost": lambda s: s["scans"].pop(),
+    "a name lost": lambda s: s["cases"].pop(),
+    "no names": lambda s: s.pop("cases"),
+}
+
+
+@pytest.mark.parametrize("change", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_state_is_refused_in_one_sentence(toy, whole, tmp_path, change):
+    state = tmp_path / "scan.json"
+    policy, seeds = half_done(toy, whole, state)
+    damage(state, change)
+
+    with pytest.raises(InputError) as refused:
+        toy_scan(toy, policy, seeds, state=state)
+    assert "\n" not in str(refused.value)
+
+
+def test_pieces_of_fewer_cases_than_the_record_says_are_refused(toy, whole, tmp_path):
+    state = tmp_path / "scan.json"
+    policy, seeds = half_done(toy, whole, state)
+    path = tmp_path / "scan.json-round1.npz"
+    with np.load(path) as stored:
+        arrays = {name: stored[name] for name in stored if not name.startswith("case 1 ")}
+    np.savez(path, **arrays)
+
+    with pytest.raises(InputError, match=r"cannot be read \(a case is missing\); start again"):
+        toy_scan(toy, policy, seeds, state=state)
+
+
+def test_a_group_with_a_piece_that_cannot_be_stored_is_not_taken_up(toy, whole, tmp_path):
+    (policy, seeds), state = whole, tmp_path / "scan.json"
+    scanners = failing(toy_scanners(toy, seeds), 2, 0)
+    last = scanners[f"slice-{seeds[-1]}"]
+    measure, combine = last.measure, last.combine
+    last.measure = lambda round: lambda: measure(round)  # a function is no array
+    last.combine = lambda pieces: combine([piece() for piece in pieces])
+
+    with pytest.raises(PowerCutError):
+        toy_scan(toy, policy, seeds, scanners=scanners, state=state)
+    with pytest.raises(InputError, match="cannot be taken up"):
+        toy_scan(toy, policy, seeds, state=state)
+
+
+def test_every_case_is_shown_in_every_round(toy, whole):
+    shown, (policy, seeds) = [], whole
+    scan = toy_scan(toy, policy, seeds, on_round=shown.append)
+
+    assert [(r.round, r.case) for r in shown] == [(k, c) for k in range(4) for c in scan.cases]
+    assert {r.case: r for r in shown[-3:]} == {n: c.rounds[-1] for n, c in scan.cases.items()}
+
+
+def test_a_group_scan_sums_up_its_cases(toy, whole):
+    policy, seeds = whole
+    scan = toy_scan(toy, policy, seeds)
+
+    assert scan.is_finished
+    assert scan.mean_acceleration == 1
+    assert scan.interval.lower.tolist() == [float(toy.task(toy.image(s))) for s in seeds]
+    assert not GroupAcquisition({**scan.cases, "next": Acquisition()}).is_finished
+
+
+def test_one_scanner_of_one_case_is_refused_before_anything_is_measured(toy, whole):
+    scanner = toy.scanner_of(1000)
+    with pytest.raises(InputError, match="all cases of a group at once, got a scanner of one case"):
+        toy.scan(scanner, policy=whole[0])
+    assert scanner.measured == []
+
+
+REFUSED = {
+    "no scanner": (lambda toy: {"scanner": []}, "names every case of the group"),
+    "no case": (lambda toy: {"scanner": toy.scanner_of(1), "cases": []}, "names every case"),
+    "a word": (lambda toy: {"scanner": toy.scanner_of(1), "cases": "ab"}, "got 'ab'"),
+    "a number": (lambda toy: {"scanner": toy.scanner_of(1), "cases": 3}, "got 3"),
+    "one name twice": (
+        lambda toy: {"scanner": toy.scanner_of(1), "cases": ["a", "a"]},
+        "a name of its own for each, got a, a",
+    ),
+    "fewer names": (
+        lambda toy: {"scanner": [toy.scanner_of(1), toy.scanner_of(2)], "cases": ["a"]},
+        "got 2 scanners for 1 cases",
+    ),
+    "named twice over": (
+        lambda toy: {"scanner": {"a": toy.scanner_of(1)}, "cases": ["a"]},
+        "name their cases already",
+    ),
+    "case and cases": (
+        lambda toy: {"scanner": toy.scanner_of(1), "cases": ["a"], "case": "a"},
+        "names one case, and there are several",
+    ),
+    "no scanner among them": (
+        lambda toy: {"scanner": [toy.scanner_of(1), 3]},
+        "one of the scanners is a int, which cannot measure a round",
+    ),
+    "a dictionary for all": (
+        lambda toy: {"scanner": toy.scanner_of(1), "cases": ["a", "b"]},
+        "measured a dict in round 0; let measure return a list of one piece for each of the 2",
+    ),
+    "a piece too few": (
+        lambda toy: {"scanner": AllSlices(toy, range(2)), "cases": ["a", "b", "c"]},
+        "measured 2 pieces in round 0; let measure return a list of one piece for each of the 3",
+    ),
+    "a number for all": (
+        lambda toy: {"scanner": AllSlices(toy, range(2), len), "cases": ["a", "b"]},
+        "measured a int in round 0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "sentence"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_is_no_group_is_refused_in_one_sentence(
+    toy, toy_policy, whole, is_whole, given, sentence
+):
+    with pytest.raises(InputError, match=sentence) as refused:
+        toy.scan(policy=whole[0] if is_whole else toy_policy, **given(toy))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_group_of_several_tasks_is_scanned_together():
+    def two(table):
+        outputs = np.stack([table.outputs, 1 - table.outputs], axis=-1)
+        targets = np.stack([table.targets, 1 - table.targets], axis=-1)
+        return tq.TaskOutputs(outputs, targets, table.accelerations, group=table.group)
+
+    policy = tq.plan(two(TABLE), alpha=0.1, max_width=0.1, unit="whole-group")
+    stops = set()
+    for cases in groups_of(NEW):
+        outputs, targets = two(NEW).outputs[:, cases], two(NEW).targets[cases]
+        scan = tq.acquire(policy, scanners_of(outputs, targets), samples=8, recover=recover,
+                          task=lambda images: np.reshape(images, (-1, 2)))  # fmt: skip
+        stops.add(stop_by_table(policy, outputs))
+        assert {len(c.rounds) - 1 for c in scan.cases.values()} == {stop_by_table(policy, outputs)}
+        assert scan.interval.lower.shape == (len(cases), 2)
+    assert len(stops) > 1
