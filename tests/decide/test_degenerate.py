@@ -32,7 +32,7 @@ def test_exact_outputs_stop_at_once(kind, score, unit):
 def test_exact_outputs_stop_at_once_with_windows(budget, unit):
     policy = tq.plan(exact_table(), alpha=0.2, max_width=0.1, budget=budget, unit=unit)
 
-    assert policy.decide(0, [0.5, 0.5, 0.5, 0.5]).stop
+    assert policy.decide(0, np.full((1, 3, 4), 0.5)).stop
 
 
 @pytest.mark.parametrize("unit", ["case", "group"])
