@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from taskuq.decide.policy import Policy
 from taskuq.decide.scan import Acquisition, GroupAcquisition, RoundRecord
 from taskuq.errors import InputError
 from taskuq.files import complete, number_from_json, open_npz, read_json, whole_file, write_json
+from taskuq.fingerprints import fingerprint
 from taskuq.interval import FloatArray
 
 SCHEMA = "taskuq.acquisition/1"
@@ -46,7 +45,7 @@ class StateFile:
         """Return the scan of each case as far as it was stored."""
         if not self.path.exists():
             return dict.fromkeys(self.cases, Acquisition())
-        scans, is_group = _read(self.path, self.policy, unnamed=self.cases[0])
+        scans, is_group = _read(self.path, self.policy)
         if is_group != self.is_group or tuple(scans) != self.cases:
             raise InputError(
                 f"{self.path} is a scan of {_listed(scans, is_group)}, got "
@@ -89,7 +88,7 @@ class StateFile:
             self.path,
             {
                 "schema": SCHEMA,
-                "policy": _fingerprint(self.policy),
+                "policy": fingerprint(self.policy.to_dict()),
                 "finished": all(scan.is_finished for scan in scans.values()),
                 "pieces_stored": arrays is not None,
                 "cases": list(scans),
@@ -107,24 +106,23 @@ def load_acquisition(
         path: The state that :func:`acquire` wrote.
         policy: The policy it was made with; another one is refused.
     """
-    scans, is_group = _read(Path(path), policy, unnamed="0")
+    scans, is_group = _read(Path(path), policy)
     return GroupAcquisition(scans) if is_group else next(iter(scans.values()))
 
 
-def _read(path: Path, policy: Policy, *, unnamed: str) -> tuple[dict[str, Acquisition], bool]:
-    """Read the scan of each case, and whether they are a group's; the first may have no name."""
+def _read(path: Path, policy: Policy) -> tuple[dict[str, Acquisition], bool]:
+    """Read the scan of each case, and whether they are those of a group."""
     record = read_json(path, SCHEMA)
     with complete(path, "scan"):
-        if record["policy"] != _fingerprint(policy):
+        if record["policy"] != fingerprint(policy.to_dict()):
             raise InputError(
                 f"{path} is a scan under another policy; go on with that one or start a new scan"
             )
         is_group = "scans" in record
         scans = record["scans"] if is_group else [record["rounds"]]
-        names = [str(name) for name in record.get("cases", [unnamed])]
         rounds = {
-            name: tuple(_round(r, name) for r in of_case)
-            for name, of_case in zip(names, scans, strict=True)
+            str(name): tuple(_round(r, str(name)) for r in of_case)
+            for name, of_case in zip(record["cases"], scans, strict=True)
         }
         stored = bool(record["pieces_stored"])
     longest = max(map(len, rounds.values()), default=0)
@@ -209,11 +207,6 @@ def _from_arrays(arrays: Arrays) -> Any:
 def _pieces_path(path: Path, k: int) -> Path:
     # The whole name: scans named patient.1 and patient.2 must not share their measurements.
     return path.with_name(f"{path.name}-round{k}.npz")
-
-
-def _fingerprint(policy: Policy) -> str:
-    text = json.dumps(policy.to_dict(), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _ends(values: list[Any]) -> FloatArray:
