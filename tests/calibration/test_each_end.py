@@ -195,11 +195,13 @@ def test_the_ends_are_those_of_one_sided_bounds_at_half_the_error_rate(kind, sco
     np.testing.assert_array_equal(each.upper, ends("upper", 0.1).upper)
 
 
-def test_given_the_set_half_of_delta_goes_to_each_end():
-    each = tq.calibrate(X, Z, alpha=0.2, delta=0.2, score="cqr", side="each")
-    lower = tq.calibrate(X, Z, alpha=0.1, delta=0.1, score="cqr", side="lower")
+@pytest.mark.parametrize("group", [None, GROUP])
+def test_given_the_set_half_of_delta_goes_to_each_end(group):
+    each = tq.calibrate(X, Z, alpha=0.4, delta=0.4, score="cqr", side="each", group=group)
+    lower = tq.calibrate(X, Z, alpha=0.2, delta=0.2, score="cqr", side="lower", group=group)
 
     assert each.threshold.lower == lower.threshold
+    assert each.is_finite
 
 
 def test_a_biased_sampler_gets_shorter_intervals():
