@@ -81,7 +81,10 @@ def test_both_engines_find_the_same_positions_and_sums(grouped, allowed):
     units = int(present.max()) + 1 if grouped else N
     scores = np.sort(np.round(RNG.random(N), 2))
     unit = RNG.permutation(present) if grouped else RNG.permutation(N)
-    ranking = Ranking(scores, unit, RNG.random(N) if grouped else np.ones(N), allowed)
+    weight = RNG.random(N) if grouped else np.ones(N)
+    other = RNG.permutation(N)
+    covered = np.minimum(np.searchsorted(scores, scores, side="right") + 3, N)
+    ranking = Ranking(scores, unit, weight, allowed, unit[other], weight[other], covered)
     features = RNG.standard_normal((1, 3, N))
 
     def run(is_compiled):
@@ -151,18 +154,17 @@ def assert_alike(one, other):
         assert one == other
 
 
-# Only scores without a division have ties that floats keep.
-SCORED = [
-    ("ar", True),
-    ("cqr", True),
-    ("ar", False),
-    ("lwr", False),
-    ("cqr", False),
-    ("mlwr", False),
-]
+def held(covered, unit, cases):
+    """Whether the promise holds for each unit that is there, by counting its covered cases."""
+    index = np.unique(unit, return_inverse=True)[1]
+    share = np.bincount(index, weights=covered) / np.bincount(index)
+    if cases == "random":
+        return share
+    return share >= (1.0 if cases == "all" else cases) - 1e-12
 
 
-@pytest.mark.parametrize(("score", "tied"), SCORED)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("score", ["ar", "lwr", "cqr", "mlwr"])
 @pytest.mark.parametrize("kind", CASES)
 def test_an_evaluation_is_what_calibrate_and_predict_give_on_its_splits(kind, score, tied):
     outputs, targets = TIED if tied else (OUTPUTS, TRUTH)
@@ -181,7 +183,7 @@ def test_an_evaluation_is_what_calibrate_and_predict_give_on_its_splits(kind, sc
     range_, side = options.get("task_range"), options.get("side", "two")
     own_side = "two" if side == "each" else side
     same = MLWR(own_side).tuned(outputs, range_=range_) if score == "mlwr" else score
-    coverage, width = [], []
+    coverage, of_cases, width = [], [], []
     for fold in folds_of(units, fold_sizes(units)[1], trials, seed):
         test = fold[unit]
         own = {} if group is None else {"group": group[~test]}
@@ -190,10 +192,14 @@ def test_an_evaluation_is_what_calibrate_and_predict_give_on_its_splits(kind, sc
         )
         interval = bound(outputs[test])
         weight = 1 / np.bincount(unit)[unit[test]] if group is not None else np.ones(test.sum())
-        coverage.append(np.average(interval.contains(targets[test]), weights=weight))
+        covered = interval.contains(targets[test])
+        coverage.append(held(covered, unit[test], options.get("cases", "random")).mean())
+        of_cases.append(np.average(covered, weights=weight))
         width.append(np.average(interval.width, weights=weight))
 
     assert result.coverage.mean == pytest.approx(np.mean(coverage), abs=1e-9)
+    assert result.coverage.sd == pytest.approx(np.std(coverage), abs=1e-9)
+    assert result.case_coverage.mean == pytest.approx(np.mean(of_cases), abs=1e-9)
     assert result.width.mean == pytest.approx(np.mean(width), rel=1e-9)
     assert result.width.sd == pytest.approx(np.std(width), rel=1e-6, abs=1e-9)
 

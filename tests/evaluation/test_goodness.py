@@ -1,5 +1,7 @@
 """Simulated coverage follows its exact law, and a rank off by one does not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -32,7 +34,7 @@ def test_a_rank_off_by_one_is_seen(shift, monkeypatch):
 
     def off_by_one(*arguments):
         right = ranking(*arguments)
-        return type(right)(right.scores, right.unit, right.weight, right.allowed - shift)
+        return replace(right, allowed=right.allowed - shift)
 
     monkeypatch.setattr(montecarlo, "promised_ranking", off_by_one)
 

@@ -93,14 +93,15 @@ class AnchoredFamily:
         """
         q = np.asarray(quantile, dtype=float)
         finite = np.isfinite(q)
-        # Ends move outwards by a few units in the last place, except where they are exact.
-        rounding = ROUNDING if (q != 0).all() else np.where(q == 0, 0.0, ROUNDING)
         moving = self.scale > 0
         step = np.where(finite, q, 0.0)
         with np.errstate(over="ignore"):  # too wide for a float is as wide as can be
-            reach = (step + rounding * np.abs(step)) * self.scale
-        lower = self.low - (rounding * (np.abs(self.low) * moving)) - reach
-        upper = self.high + (rounding * (np.abs(self.high) * moving)) + reach
+            reach = (step + ROUNDING * np.abs(step)) * self.scale
+        # Beyond the anchors their own rounding counts too; at and within them it does not, and
+        # intervals stay nested.
+        rounding = ROUNDING if (q > 0).all() else np.where(q > 0, ROUNDING, 0.0)
+        lower: FloatArray = self.low - (rounding * (np.abs(self.low) * moving)) - reach
+        upper: FloatArray = self.high + (rounding * (np.abs(self.high) * moving)) + reach
         if not self.link.is_identity:
             # The logit and its inverse round too, on the scale of the task's range.
             slack = ROUNDING * (abs(self.link.low) + abs(self.link.high))
@@ -195,7 +196,7 @@ class OpaqueFamily:
 
     def take(self, index: NDArray[np.int64]) -> OpaqueFamily:
         """Return the family of some of the cases, in the given order."""
-        return OpaqueFamily(self.source, self.outputs[index])
+        return OpaqueFamily(self.source, self.outputs[..., index, :])
 
     def score(self, targets: FloatArray) -> FloatArray:
         """Return what the user's ``score`` says, checked."""

@@ -71,6 +71,13 @@ class Unit(ABC):
         """Whose targets are covered, in a sentence."""
 
     @property
+    def mean_over(self) -> str:
+        """What is drawn at random where something is averaged, in a sentence."""
+        if self.stops_together:
+            return "a new group"
+        return "a random case of a new group" if self.is_group else "a new case"
+
+    @property
     @abstractmethod
     def share(self) -> Fraction | None:
         """The share of a group's cases that are covered at once, or None where it is one case."""

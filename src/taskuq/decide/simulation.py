@@ -172,9 +172,8 @@ class Splits(Calibrator):
 
     def quantiles(self, scores: FloatArray) -> FloatArray:
         """Return the quantile of each row of scores (row, case) in every trial (row, trial)."""
-        rankings = [
-            promised_ranking(row, self.promise, self.n_calibration, self.index) for row in scores
-        ]
+        allowed = self.promise.allowed(self.n_calibration)
+        rankings = [promised_ranking(row, self.promise, allowed, self.index) for row in scores]
         found = run_trials(self.splitting, rankings, np.zeros((len(scores), 0, len(self.index))))
         return np.stack([r.quantiles(p) for r, p in zip(rankings, found.position, strict=True)])
 

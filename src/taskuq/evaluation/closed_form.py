@@ -36,7 +36,8 @@ def evaluate_exact(
     A split enters only through the position of the quantile among the ordered scores, whose law
     is known (:class:`~taskuq.evaluation.exact.QuantilePosition`). Mean and standard deviation over
     all :math:`\binom{N}{n}` splits of the test fold's coverage and mean width follow without
-    simulation, ties and clipping included.
+    simulation, ties and clipping included. A case counts as covered where its reported interval
+    contains its target (:func:`~taskuq.evaluation.ties.covered_from`).
 
     Arguments:
         outputs: Task outputs (case, sample), or (round, case, sample) with the current round last.
@@ -85,6 +86,9 @@ def evaluate_exact_score(
         n_tuning=n_tuning[0],
         trials=None,
         coverage=mixture(coverage),
+        case_coverage=mixture(coverage),
+        coverage_of=checked.unit.who,
+        mean_over=checked.unit.mean_over,
         width=mixture(width),
         center_error=mixture(center_error),
         infinite=float(np.mean(infinite)),
@@ -119,7 +123,7 @@ def _judge(
     order = np.argsort(pool.scores, kind="stable")
     ordered = pool.scores[order]
     law = quantile_position(pool.n_calibration, checked.n_test, rank)
-    coverage = law.coverage(ordered)
+    coverage = law.coverage(ordered, np.sort(pool.covered_from))
     quantiles = ordered[law.position - 1]
     infinite = float(law.probability[np.isposinf(quantiles)].sum())
     with np.errstate(invalid="ignore"):  # infinite widths are reported as such

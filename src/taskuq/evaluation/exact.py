@@ -61,11 +61,13 @@ class QuantilePosition:
         """How many test scores lie after the position."""
         return self.n_test - self.test_below
 
-    def coverage(self, ordered: FloatArray) -> Moments:
+    def coverage(self, ordered: FloatArray, covered_from: FloatArray | None = None) -> Moments:
         """Return mean and sd of the coverage of a test fold, ties included.
 
         Arguments:
             ordered: All scores in rising order.
+            covered_from: The score from which on each case is covered, in rising order; no larger
+                than its own score. That score itself where None.
 
         Example:
             >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
@@ -74,24 +76,30 @@ class QuantilePosition:
             >>> round(law.coverage(np.array([1.0, 1, 1, 1, 1])).mean, 12)
             1.0
         """
-        tied, beyond = self._tied_above(ordered)
+        tied, beyond = self._tied_above(ordered, covered_from)
         above = self.test_above
         share = tied / np.maximum(beyond, 1)
         mean = self.test_below + above * share
-        # Of the scores beyond, `tied` equal the quantile; the test fold holds a hypergeometric
-        # number of them.
+        # Of the cases beyond, `tied` are covered; the test fold holds a hypergeometric number of
+        # them.
         spread = above * share * (1 - share) * (beyond - above) / np.maximum(beyond - 1, 1)
         return self.total(mean / self.n_test, spread / self.n_test**2)
 
-    def coverage_pmf(self, ordered: FloatArray) -> FloatArray:
+    def coverage_pmf(
+        self, ordered: FloatArray, covered_from: FloatArray | None = None
+    ) -> FloatArray:
         """Return the probability that 0, 1, ..., m test cases are covered, ties included.
+
+        Arguments:
+            ordered: All scores in rising order.
+            covered_from: As for :meth:`coverage`.
 
         Example:
             >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
             >>> law.coverage_pmf(np.array([1.0, 2, 3, 4, 5])).round(12)
             array([0.3, 0.4, 0.3])
         """
-        tied, beyond = self._tied_above(ordered)
+        tied, beyond = self._tied_above(ordered, covered_from)
         pmf = np.zeros(self.n_test + 1)
         if not tied.any():
             pmf[self.test_below] = self.probability
@@ -141,10 +149,13 @@ class QuantilePosition:
         spread = float(p @ (variance + (mean - center) ** 2))
         return Moments(center, math.sqrt(max(spread, 0.0)))
 
-    def _tied_above(self, ordered: FloatArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """How many scores beyond the position equal it, and how many are beyond it in all."""
+    def _tied_above(
+        self, ordered: FloatArray, covered_from: FloatArray | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """How many cases beyond the position are covered at it, and how many are beyond in all."""
         at = ordered[self.position - 1]
-        tied = np.searchsorted(ordered, at, side="right") - self.position
+        starts = ordered if covered_from is None else covered_from
+        tied = np.searchsorted(starts, at, side="right") - self.position
         return tied, len(ordered) - self.position
 
 

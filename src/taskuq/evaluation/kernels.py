@@ -49,28 +49,30 @@ def fill_test_fold(seed, trial, units, n_test, threshold, words, fold):  # type:
 
 @njit(cache=True, nogil=True)
 def _scan(entry_unit, entry_weight, ends_tie, fold, allowed):  # type: ignore[no-untyped-def]  # compiled
-    """Walk down the ordered scores to the quantile; return its position and the test mass above."""
+    """Walk down the ordered scores to the quantile and return its position."""
     above = 0.0
     pending = 0.0
-    test_above = 0.0
-    test_pending = 0.0
     position = -1
-    kept_test_above = 0.0
     for e in range(entry_unit.size - 1, -1, -1):
         if ends_tie[e]:
             above += pending
-            test_above += test_pending
             pending = 0.0
-            test_pending = 0.0
             if above > allowed:
                 break
-        if fold[entry_unit[e]]:
-            test_pending += entry_weight[e]
-        else:
+        if not fold[entry_unit[e]]:
             position = e
-            kept_test_above = test_above
             pending += entry_weight[e]
-    return position, kept_test_above
+    return position
+
+
+@njit(cache=True, nogil=True)
+def _not_covered(test_unit, test_weight, covered, fold):  # type: ignore[no-untyped-def]  # compiled
+    """Weigh what of a test fold is not among the first so many that are covered."""
+    total = 0.0
+    for e in range(test_unit.size - 1, covered - 1, -1):
+        if fold[test_unit[e]]:
+            total += test_weight[e]
+    return total
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
@@ -110,6 +112,9 @@ def run_trials(  # type: ignore[no-untyped-def]  # compiled
     entry_weight,
     ends_tie,
     allowed,
+    test_unit,
+    test_weight,
+    covered,
     features,
     position,
     test_above,
@@ -121,9 +126,13 @@ def run_trials(  # type: ignore[no-untyped-def]  # compiled
         fill_test_fold(seed, trial_numbers[t], units, n_test, threshold, words, fold)
         _fill_chosen(fold, unit_of_case, chosen)
         for s in range(entry_unit.shape[0]):
-            position[s, t], test_above[s, t] = _scan(
-                entry_unit[s], entry_weight[s], ends_tie[s], fold, allowed[s]
-            )
+            found = _scan(entry_unit[s], entry_weight[s], ends_tie[s], fold, allowed[s, t])
+            position[s, t] = found
+            test_above[s, t] = 0.0
+            if found >= 0:
+                test_above[s, t] = _not_covered(
+                    test_unit[s], test_weight[s], covered[s, found], fold
+                )
         for f in range(features.shape[0]):
             sums[f, t] = _masked_sum(chosen, features[f])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from taskuq.evaluation.strata import (
     StratumCounts,
     as_size_bins,
     count_strata,
+    group_coverage,
     stratum_coverage,
-    whole_group_coverage,
 )
 from taskuq.evaluation.trials import (
     Outcomes,
@@ -66,7 +67,10 @@ def evaluate(
         \mathbb 1\{z_i \in \mathcal C_i\}, \qquad
         \mathrm{width}[t] = \frac1m \sum_{i \in \mathrm{test}} |\mathcal C_i|
 
-    With groups as the unit whole groups are split, and every group counts the same.
+    With groups as the unit whole groups are split, and every group counts the same. Where all cases
+    of a group are promised, or a share, coverage is the share of groups for which that holds.
+    A case counts as covered where its reported interval contains its target
+    (:func:`~taskuq.evaluation.ties.covered_from`).
 
     Arguments:
         outputs: Task outputs (case, sample), or (round, case, sample) with the current round last.
@@ -162,6 +166,7 @@ class _PoolTrials:
     """What the trials of one pool gave, each (trial,) unless said otherwise."""
 
     coverage: FloatArray
+    case_coverage: FloatArray
     width: FloatArray
     center_error: FloatArray
     is_infinite: np.ndarray
@@ -180,11 +185,15 @@ def _run(
     units = int(unit_of_case.max()) + 1
     splitting = Splitting(units, checked.n_test, trials, seed, of_case, rule.is_compiled)
     weight = checked.unit.weights(unit_of_case)
+    allowed = rule.promise.allowed(pools_[0].n_calibration)
     rankings = [
-        promised_ranking(scores, rule.promise, pool.n_calibration, unit_of_case)
+        promised_ranking(
+            scores, rule.promise, allowed, unit_of_case,
+            pool.covered_from if rule.promise.ends == 1 else None,
+        )
         for pool in pools_
         for scores in np.atleast_2d(pool.scores)
-    ]
+    ]  # fmt: skip
     linear = [pool.linear_width for pool in pools_]
     features = np.zeros((len(rankings), 3, len(index)))
     for k, (pool, widths) in enumerate(zip(pools_, linear, strict=True)):
@@ -217,7 +226,7 @@ def _of_pool(
     quantile = ranking.quantiles(outcomes.position)
     infinite = np.isposinf(quantile)
     m = splitting.n_test
-    coverage = 1 - outcomes.test_above / m
+    coverage = case_coverage = 1 - outcomes.test_above / m
     linear = pool.linear_width
     is_linear = linear is not None and not crosses(linear, float(quantile.min()))
     if is_linear:
@@ -225,20 +234,21 @@ def _of_pool(
         finite = np.where(infinite, 0.0, quantile)
         width = np.where(infinite, np.inf, (base + slope * finite) / m)
         center_error = np.where(infinite, np.inf, center / m)
-    if not is_linear or len(ranking.scores) != len(pool.index):
-        coverage, widths, errors = _means(pool, splitting, quantile, weight)
+    if not is_linear or checked.unit.share is not None:
+        case_coverage, widths, errors = _means(pool, splitting, quantile, weight)
         if not is_linear:
             open_ended = np.array([_is_open(pool, q) for q in (0.0, math.inf)])
             width = np.where(open_ended[infinite.astype(int), 0], np.inf, widths)
             center_error = np.where(open_ended[infinite.astype(int), 1], np.inf, errors)
     return _PoolTrials(
         coverage=coverage,
+        case_coverage=case_coverage,
         width=width,
         center_error=center_error,
         is_infinite=infinite,
         n_tuning=pool.n_tuning,
         strata=count_strata(checked, pool, rule.size_bins, splitting, quantile),
-        whole_groups=whole_group_coverage(checked, pool, splitting, quantile),
+        whole_groups=_whole_groups(checked, pool, splitting, quantile),
         pmf=_law(checked, pool, rule),
     )
 
@@ -253,19 +263,22 @@ def _of_ends(
 ) -> _PoolTrials:
     """What trials gave where each end has a quantile of its own, (trial, end)."""
     infinite = np.isposinf(quantile)
-    coverage, widths, errors = _means(pool, splitting, quantile, weight)
+    case_coverage, widths, errors = _means(pool, splitting, quantile, weight)
+    share = checked.unit.share
+    kept = None if share is None else group_coverage(pool, splitting, quantile, share)
     # The quantiles of a trial are finite, infinite below, above, or both.
     kinds = ((0.0, 0.0), (math.inf, 0.0), (0.0, math.inf), (math.inf, math.inf))
     open_width, open_error = np.array([_is_open(pool, kind) for kind in kinds]).T
     kind = infinite @ [1, 2]
     return _PoolTrials(
-        coverage=coverage,
+        coverage=case_coverage if kept is None else kept,
+        case_coverage=case_coverage,
         width=np.where(open_width[kind], np.inf, widths),
         center_error=np.where(open_error[kind], np.inf, errors),
         is_infinite=kind > 0,
         n_tuning=pool.n_tuning,
         strata=count_strata(checked, pool, rule.size_bins, splitting, quantile),
-        whole_groups=whole_group_coverage(checked, pool, splitting, quantile),
+        whole_groups=_whole_groups(checked, pool, splitting, quantile),
         pmf=None,
     )
 
@@ -293,6 +306,15 @@ def _is_open(pool: Pool, quantile: ArrayLike) -> tuple[bool, bool]:
     return bool(interval.is_unbounded.any()), bool(both.any())
 
 
+def _whole_groups(
+    checked: Checked, pool: Pool, splitting: Splitting, quantile: FloatArray
+) -> FloatArray | None:
+    """Share of test groups whose cases are all covered, where groups are the unit."""
+    if not checked.unit.is_group:
+        return None
+    return group_coverage(pool, splitting, quantile, Fraction(1))
+
+
 def _law(checked: Checked, pool: Pool, rule: _Rule) -> FloatArray | None:
     if checked.unit.is_group or pool.n_tuning:
         return None
@@ -300,7 +322,8 @@ def _law(checked: Checked, pool: Pool, rule: _Rule) -> FloatArray | None:
     rank = rule.promise.rank(n)
     if rank > n:
         return np.append(np.zeros(checked.n_test), 1.0)
-    return quantile_position(n, checked.n_test, rank).coverage_pmf(np.sort(pool.scores))
+    law = quantile_position(n, checked.n_test, rank)
+    return law.coverage_pmf(np.sort(pool.scores), np.sort(pool.covered_from))
 
 
 def _summarise(
@@ -321,6 +344,9 @@ def _summarise(
         n_tuning=parts[0].n_tuning,
         trials=trials,
         coverage=_moments(coverage),
+        case_coverage=_moments(np.concatenate([part.case_coverage for part in parts])),
+        coverage_of=checked.unit.who,
+        mean_over=checked.unit.mean_over,
         width=_moments(np.concatenate([part.width for part in parts])),
         center_error=_moments(np.concatenate([part.center_error for part in parts])),
         infinite=float(infinite.mean()),

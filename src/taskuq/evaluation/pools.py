@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from taskuq.calibration.units import Unit, as_unit
 from taskuq.checks import as_cases, as_ids, as_range
 from taskuq.errors import InputError
 from taskuq.evaluation.splits import fold_sizes
+from taskuq.evaluation.ties import covered_from
 from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
 from taskuq.protocols import Family, Score
 
@@ -116,8 +118,18 @@ class Pool:
     def covered(self, quantiles: FloatArray) -> BoolArray:
         """Return whether each target is covered at each of several quantiles, (quantile, case)."""
         if self.scores.ndim == 1:
-            return self.scores <= quantiles[:, None]
+            return self.covered_from <= quantiles[:, None]
         return self.intervals(quantiles).contains(self.targets)
+
+    @cached_property
+    def covered_from(self) -> FloatArray:
+        """The smallest of all scores at which each case is covered, where there is one quantile."""
+
+        def contains(cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
+            interval = clipped(self.family.take(cases).interval(at), self.task_range)
+            return interval.contains(self.targets[cases])
+
+        return covered_from(self.scores, np.sort(self.scores), contains)
 
     def offset(self, interval: Interval) -> FloatArray:
         """Return how far each target is above the centre of its interval."""

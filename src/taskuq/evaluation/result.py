@@ -41,8 +41,13 @@ class Evaluation:
         n_test: Units in a test fold.
         n_tuning: Units of the calibration fold that the score learns from.
         trials: The number of random splits; None when all were taken, exactly.
-        coverage: Mean and standard deviation over splits of the test fold's coverage.
-        width: The same of its mean interval width.
+        coverage: Mean and standard deviation over splits of the share of the test fold for which
+            the promise holds: of its cases, every group counting the same, or of its groups.
+        case_coverage: The same of the share of its cases that are covered, every group counting
+            the same; unlike coverage where all cases of a group, or a share, are promised.
+        coverage_of: Whose targets coverage is about, in words.
+        mean_over: What is drawn at random for all other means, in words.
+        width: Mean and standard deviation over splits of its mean interval width.
         center_error: The same of its mean distance between target and interval centre; for a
             one-sided bound, between target and bound.
         infinite: The share of splits whose calibration fold gives no finite interval.
@@ -66,6 +71,9 @@ class Evaluation:
     n_tuning: int
     trials: int | None
     coverage: Moments
+    case_coverage: Moments
+    coverage_of: str
+    mean_over: str
     width: Moments
     center_error: Moments
     infinite: float = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -73,19 +74,25 @@ def count_strata(
     return {title: sums[[i, half + i]] for i, title in enumerate(titles)}
 
 
-def whole_group_coverage(
-    checked: Checked, pool: Pool, splitting: Splitting, quantile: FloatArray
-) -> FloatArray | None:
-    """Return the share of test groups whose cases are all covered, in each trial."""
-    if not checked.unit.is_group:
-        return None
+def group_coverage(
+    pool: Pool, splitting: Splitting, quantile: FloatArray, share: Fraction
+) -> FloatArray:
+    """Return the share of test groups of which at least a share of cases is covered, (trial,).
+
+    Arguments:
+        pool: The pool that is split.
+        splitting: How groups are split.
+        quantile: The quantile of each trial.
+        share: The share of a group's cases.
+    """
     order = np.argsort(splitting.unit_of_case, kind="stable")
     starts = np.searchsorted(splitting.unit_of_case[order], np.arange(splitting.units))
+    enough = [math.ceil(share * int(size)) for size in np.bincount(splitting.unit_of_case)]
     by_group = replace(splitting, unit_of_case=np.empty(0, np.int64))
 
     def tables(q: FloatArray) -> FloatArray:
-        covered = pool.covered(q)[:, order]
-        return np.logical_and.reduceat(covered, starts, axis=1)[None].astype(float)
+        covered = np.add.reduceat(pool.covered(q)[:, order], starts, axis=1, dtype=np.int64)
+        return (covered >= np.array(enough))[None].astype(float)
 
     return np.asarray(sums_at_quantiles(by_group, quantile, tables)[0] / splitting.n_test)
 

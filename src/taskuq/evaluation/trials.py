@@ -62,20 +62,28 @@ class Ranking:
     """Ordered scores, of cases or of groups, in which the quantile of a calibration fold is found.
 
     The quantile is the smallest calibration score with at most ``allowed`` weight of calibration
-    scores strictly above it.
+    scores strictly above it. Who of a test fold is covered at it is a second order of the same
+    cases or groups, which differs from the first where scores tie but for their rounding.
 
     Arguments:
         scores: In rising order.
         unit: The unit of each score.
         weight: The weight of each score.
-        allowed: The weight that may lie above; negative where no finite quantile exists.
+        allowed: The weight that may lie above, in all trials or in each (trial,); negative where
+            no finite quantile exists.
+        test_unit: The units in the order of the scores from which on they are covered.
+        test_weight: Their weights.
+        covered: How many in that order are covered at each of the scores.
         bets: What has to certify the losses of a fold besides, where no fixed weight allows them.
     """
 
     scores: FloatArray
     unit: NDArray[np.int64]
     weight: FloatArray
-    allowed: float
+    allowed: float | FloatArray
+    test_unit: NDArray[np.int64]
+    test_weight: FloatArray
+    covered: NDArray[np.int64]
     bets: Bets | None = None
 
     @property
@@ -89,26 +97,42 @@ class Ranking:
 
 
 def promised_ranking(
-    scores: FloatArray, promise: Guarantee, n_calibration: int, unit_of_case: NDArray[np.int64]
+    scores: FloatArray,
+    promise: Guarantee,
+    allowed: float | FloatArray,
+    unit_of_case: NDArray[np.int64],
+    covered_from: FloatArray | None = None,
 ) -> Ranking:
     """Order scores so that the quantile that keeps a promise can be found in any calibration fold.
 
     Arguments:
         scores: The scores of all cases (case,).
         promise: What is promised.
-        n_calibration: The number of units in a calibration fold.
+        allowed: The weight of calibration scores that may lie above the quantile, in all trials or
+            in each (trial,).
         unit_of_case: The unit of each case, numbered from 0.
+        covered_from: The score from which on each case is covered; its own where None.
 
     Example:
         >>> promise = Guarantee(alpha=0.2, unit="case", n_cases=5)
-        >>> ranking = promised_ranking(np.array([3.0, 1, 2]), promise, 4, np.arange(3))
+        >>> allowed = promise.allowed(4)
+        >>> ranking = promised_ranking(np.array([3.0, 1, 2]), promise, allowed, np.arange(3))
         >>> ranking.scores, ranking.unit, ranking.allowed
         (array([1., 2., 3.]), array([1, 2, 0]), 0.0)
     """
     each, unit, weight = promise.whom_by_end.entries(scores, unit_of_case)
     order = np.argsort(each, kind="stable")
-    allowed = promise.allowed(n_calibration)
-    return Ranking(each[order], unit[order], weight[order], allowed, promise.bets)
+    ordered, last = each[order], order
+    starts = ordered
+    if covered_from is not None:
+        from_each = promise.whom_by_end.entries(covered_from, unit_of_case).scores
+        last = np.argsort(from_each, kind="stable")
+        starts = from_each[last]
+    covered = np.searchsorted(starts, ordered, side="right")
+    return Ranking(
+        ordered, unit[order], weight[order], allowed, unit[last], weight[last], covered,
+        promise.bets,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,7 +141,7 @@ class Outcomes:
 
     Arguments:
         position: Where the quantile is among the ordered scores, (ranking, trial); -1 for none.
-        test_above: The weight of test scores above it, (ranking, trial).
+        test_above: The weight of the test fold that is not covered at it, (ranking, trial).
         sums: Sums of the features over the test cases, (ranking, feature, trial).
     """
 
@@ -144,26 +168,31 @@ def run_trials(splitting: Splitting, rankings: list[Ranking], features: FloatArr
     # Scores share features, and many are constant: each distinct one is added up once.
     distinct, which = _distinct_rows(features.reshape(-1, splitting.n_cases))
     added = np.empty((len(distinct), T))
-    entry_unit = np.stack([ranking.unit for ranking in rankings])
-    entry_weight = np.stack([ranking.weight for ranking in rankings])
-    ends_tie = np.stack([ranking.ends_tie for ranking in rankings])
+
+    def of_all(name: str) -> np.ndarray:
+        return np.stack([getattr(ranking, name) for ranking in rankings])
+
+    entries = of_all("unit"), of_all("weight"), of_all("ends_tie")
     # Weights 1/n_v are not exact in floats; a meeting of sums must count as allowed.
-    allowed = np.array([ranking.allowed * (1 + 1e-12) for ranking in rankings])
+    allowed = np.stack([np.broadcast_to(r.allowed, T) * (1 + 1e-12) for r in rankings])
+    tested = of_all("test_unit"), of_all("test_weight"), of_all("covered")
     if splitting.is_compiled:
         from taskuq.evaluation import kernels
 
         kernels.run_trials(
             np.uint64(splitting.seed), np.arange(T), splitting.units, splitting.n_test,
             byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
-            entry_unit, entry_weight, ends_tie, allowed, distinct, position, test_above, added,
+            *entries, allowed, *tested, distinct, position, test_above, added,
         )  # fmt: skip
     else:
         for block in _trial_blocks(splitting):
             folds = splitting.folds(block)
             for s in range(R):
-                position[s, block], test_above[s, block] = _scan(
-                    folds, entry_unit[s], entry_weight[s], ends_tie[s], allowed[s]
-                )
+                unit, weight, ends_tie = (part[s] for part in entries)
+                found = _scan(folds, unit, weight, ends_tie, allowed[s, block])
+                unit, weight, covered = (part[s] for part in tested)
+                position[s, block] = found
+                test_above[s, block] = _not_covered(folds, found, unit, weight, covered)
             added[:, block] = distinct @ splitting.of_cases(folds).astype(float).T
     for s, ranking in enumerate(rankings):
         if ranking.bets is not None:
@@ -229,22 +258,34 @@ def _scan(
     unit: NDArray[np.int64],
     weight: FloatArray,
     ends_tie: BoolArray,
-    allowed: float,
-) -> tuple[NDArray[np.int64], FloatArray]:
-    in_test = folds[:, unit].astype(bool)
+    allowed: FloatArray,
+) -> NDArray[np.int64]:
+    """Find the quantile of each fold; -1 where there is none."""
+    in_calibration = folds[:, unit] == 0
     last = np.flatnonzero(ends_tie)
     end_of_tie = last[np.searchsorted(last, np.arange(len(unit)))]
+    above = _from_top(weight * in_calibration)[:, end_of_tie + 1]
+    valid = in_calibration & (above <= allowed[:, None])
+    return np.asarray(np.where(valid.any(axis=1), valid.argmax(axis=1), -1))
 
-    def strictly_above(member: BoolArray) -> FloatArray:
-        # Summed from the top, in the order of the compiled loop, for equal rounding.
-        from_top = np.cumsum((weight * member)[:, ::-1], axis=1)[:, ::-1]
-        padded = np.concatenate([from_top, np.zeros((len(folds), 1))], axis=1)
-        return np.asarray(padded[:, end_of_tie + 1])
 
-    valid = ~in_test & (strictly_above(~in_test) <= allowed)
-    position = np.where(valid.any(axis=1), valid.argmax(axis=1), -1)
-    test_above = strictly_above(in_test)[np.arange(len(folds)), position]
-    return position, np.where(position < 0, 0.0, test_above)
+def _not_covered(
+    folds: NDArray[np.uint8],
+    position: NDArray[np.int64],
+    unit: NDArray[np.int64],
+    weight: FloatArray,
+    covered: NDArray[np.int64],
+) -> FloatArray:
+    """Weigh what of each test fold is not covered at a position; nothing where there is none."""
+    beyond = _from_top(weight * folds[:, unit])[np.arange(len(folds)), covered[position]]
+    return np.where(position < 0, 0.0, beyond)
+
+
+def _from_top(weights: FloatArray) -> FloatArray:
+    """Sums of each row from each place to its end, and 0 beyond it."""
+    # Summed from the top, in the order of the compiled loop, for equal rounding.
+    from_top = np.cumsum(weights[:, ::-1], axis=1)[:, ::-1]
+    return np.concatenate([from_top, np.zeros((len(weights), 1))], axis=1)
 
 
 def _certified(
@@ -253,7 +294,8 @@ def _certified(
     """Find where the quantile is in each trial if bets have to certify the losses of its fold."""
     position, test_above = np.full(splitting.trials, -1), np.zeros(splitting.trials)
     for block in _trial_blocks(splitting):
-        for t, fold in zip(block, splitting.folds(block).astype(bool), strict=True):
+        folds = splitting.folds(block)
+        for t, fold in zip(block, folds.astype(bool), strict=True):
             in_test = fold[ranking.unit]
             number = np.cumsum(~fold) - 1
             found = lowest_certified(
@@ -262,7 +304,9 @@ def _certified(
             )  # fmt: skip
             if found < np.inf:
                 position[t] = np.flatnonzero(~in_test & (ranking.scores == found))[0]
-                test_above[t] = ranking.weight[in_test & (ranking.scores > found)].sum()
+        test_above[block] = _not_covered(
+            folds, position[block], ranking.test_unit, ranking.test_weight, ranking.covered
+        )
     return position, test_above
 
 

@@ -109,9 +109,10 @@ const statistics = (() => {
   function intervalOf(f, q) {
     if (q === Infinity) return [-Infinity, Infinity];
     if (q === -Infinity) return [Infinity, -Infinity];
-    const rounding = q === 0 ? 0 : ROUNDING;
     const moving = f.scale > 0 ? 1 : 0;
-    const reach = (q + rounding * Math.abs(q)) * f.scale;
+    const reach = (q + ROUNDING * Math.abs(q)) * f.scale;
+    // Beyond the anchors their own rounding counts too; at and within them it does not.
+    const rounding = q > 0 ? ROUNDING : 0;
     let lower = f.low - rounding * (Math.abs(f.low) * moving) - reach;
     let upper = f.high + rounding * (Math.abs(f.high) * moving) + reach;
     if (f.link.kind !== "identity") {
