@@ -1,6 +1,7 @@
 """Units: the weight allowed above a quantile says the same as the quantile itself."""
 
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -53,8 +54,13 @@ def test_weights_add_up_to_the_number_of_units(unit):
     assert unit.weights(index).sum() == pytest.approx(index.max() + 1, abs=1e-9)
 
 
-@pytest.mark.parametrize("cases", ["random", "all", 0.9, Fraction(1, 2)])
-@pytest.mark.parametrize("name", ["case", "group", "whole-group"])
+@pytest.mark.parametrize(
+    ("name", "cases"),
+    [
+        ("case", "random"),
+        *product(["group", "whole-group"], ["random", "all", 0.9, Fraction(1, 2)]),
+    ],
+)
 def test_a_unit_is_found_again_by_its_name_and_record(name, cases):
     unit = as_unit(name, cases, has_groups=True, whole=True)
 
@@ -62,6 +68,13 @@ def test_a_unit_is_found_again_by_its_name_and_record(name, cases):
     assert unit_named(unit.name, unit.record["cases"], whole=True) == unit
     assert unit.stops_together == (name == "whole-group")
     assert unit.counted == ("case" if name == "case" else "group")
+
+
+@pytest.mark.parametrize("cases", ["all", 0.9])
+@pytest.mark.parametrize("unit", ["case", None])
+def test_one_new_case_has_no_share_of_cases(unit, cases):
+    with pytest.raises(InputError, match="cases of a new group, but the unit is one case"):
+        as_unit(unit, cases, has_groups=False)
 
 
 def test_groups_are_the_default_where_they_are_given():

@@ -117,12 +117,12 @@ class Bound(AnyBound):
 
     @property
     def quantile(self) -> float:
-        """The quantile (the largest, where cases differ); infinite when too few were calibrated."""
+        """The quantile (the largest, where strata differ); infinite where there is a shortage."""
         return self.threshold.quantile
 
     @property
     def is_finite(self) -> bool:
-        """Whether there were enough calibration units for a finite interval."""
+        """Whether the quantile is finite; the guarantee's shortage says why it is not."""
         return bool(np.isfinite(self.quantile))
 
     @property
@@ -184,9 +184,7 @@ class Bound(AnyBound):
             if len(each) == 1
             else "quantiles {} below, {} above".format(*each)
         )
-        head = f"{score_name(self.score)} at alpha {self.alpha:g}, {said}. "
-        tail = "" if self.is_finite else f" But {self.guarantee.shortage}."
-        return head + self.guarantee.sentence + tail
+        return f"{score_name(self.score)} at alpha {self.alpha:g}, {said}. {self.guarantee.said}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""

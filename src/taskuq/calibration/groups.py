@@ -80,10 +80,12 @@ def quantile_of_mean_loss(
 ) -> float:
     r"""Return the smallest score :math:`q` with :math:`\sum_v L_v(q) \le` ``allowed``, exactly.
 
+    .. math:: L_v(q) = \frac1{n_v} \#\{i : s_{vi} > q\}
+
     Arguments:
-        scores: Calibration scores (case,).
+        scores: Calibration scores (case,), of all cases of the groups or of some.
         index: The number of each case's group, from 0.
-        sizes: The number of cases in each group.
+        sizes: The number :math:`n_v` of cases in each group, those without a score included.
         allowed: The largest sum of losses.
 
     Example:
@@ -94,16 +96,14 @@ def quantile_of_mean_loss(
     # Counting in units of 1/lcm keeps the comparison free of rounding.
     common = math.lcm(*(int(n) for n in np.unique(sizes)))
     weight = np.array([common // int(n) for n in sizes], dtype=object)
-    # Below, sums are multiplied by the denominator: 64 bits must hold that product too.
-    if common * len(sizes) * allowed.denominator < 2**62:
+    if common * len(sizes) < 2**62:
         weight = weight.astype(np.int64)
     order = np.argsort(scores, kind="stable")
     ordered = np.asarray(scores)[order]
     at_most = np.cumsum(weight[index[order]])
     # Tied scores are all at most q: read the cumulative weight at the last of them.
     last = np.searchsorted(ordered, ordered, side="right") - 1
-    above = common * len(sizes) - at_most[last]
-    good = np.nonzero(above * allowed.denominator <= allowed.numerator * common)[0]
+    good = np.nonzero(at_most[-1] - at_most[last] <= math.floor(allowed * common))[0]
     return float(ordered[good[0]]) if good.size else math.inf
 
 

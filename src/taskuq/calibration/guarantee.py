@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -12,6 +14,10 @@ from taskuq.calibration.rank import exact_level, promised_rank
 from taskuq.calibration.units import Unit, UnitName, unit_named
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
+
+Within: TypeAlias = Literal["case", "group"]
+DeltaFor: TypeAlias = Literal["each", "all"]
+WHOLE_RANGE = "the interval is the whole task range"
 
 
 @dataclass(frozen=True)
@@ -25,10 +31,15 @@ class Guarantee:
         delta: For a promise given the calibration set, the probability of an unlucky one.
         n_cases: The calibration cases behind it.
         n_groups: The calibration groups behind it, where groups are the unit.
-        condition: What the promise is conditional on, e.g. 'each stratum'.
+        condition: What the promise is conditional on: 'each stratum' or 'each class'.
         shifted: Whether the new inputs are reweighted for a known shift.
         tasks: How many tasks are covered jointly.
         ends: How many quantiles share the error rate: 2 where each end of an interval has its own.
+        within: For strata or classes with groups, what is drawn: a 'case' of a new group, which
+            falls in a stratum, or a 'group' that has cases of the stratum.
+        delta_for: For strata or classes, whether ``delta`` is for 'each' or for 'all' of them.
+        strata: The number of strata or classes that were calibrated.
+        shortage: Why some or all intervals are not finite, where they are not.
 
     Example:
         >>> print(Guarantee(alpha=0.05, unit="case", n_cases=1531).sentence)
@@ -46,6 +57,10 @@ class Guarantee:
     shifted: bool = False
     tasks: int = 1
     ends: int = 1
+    within: Within | None = None
+    delta_for: DeltaFor | None = None
+    strata: int | None = None
+    shortage: str | None = None
 
     def __post_init__(self) -> None:
         # A float of any kind, or a fraction, becomes the plain float that JSON can hold.
@@ -77,6 +92,11 @@ class Guarantee:
         return exact_level(self.alpha) / self.ends, delta
 
     @property
+    def kind(self) -> str | None:
+        """What the promise is conditional on, in one word: a 'stratum' or a 'class'."""
+        return self.condition and self.condition.removeprefix("each ")
+
+    @property
     def sentence(self) -> str:
         """The promise in one sentence."""
         likely = f"probability at least {float(1 - exact_level(self.alpha)):.10g}"
@@ -87,30 +107,89 @@ class Guarantee:
         subject = "the interval contains" if is_one else "the intervals contain"
         source = whom.source(self.n_cases, self.n_groups)
         assumed = "exchangeable with" if self.delta is None else "independent of and alike to"
-        promise = f"{subject} {target} of {whom.who} with {likely}"
-        if self.condition:
-            promise += f" within {self.condition}"
+        promise = f"{subject} {target} of {self._who} with {likely}{self._given}"
         if self.delta is not None:
-            promise += (
-                f", for all but {float(exact_level(self.delta, 'delta')):.4g} of calibration sets"
-            )
+            promise += f", {self._sets}"
         if self.shifted:
             promise += ", under the shift that the weights describe"
             assumed = "drawn independently of"
         return f"Guaranteed: {promise}, if the new {self.unit} is {assumed} {source}."
 
     @property
-    def shortage(self) -> str:
-        """Why no finite interval can be promised, and how many units would do."""
+    def said(self) -> str:
+        """The promise, and what is short of it."""
+        return self.sentence + (f" But {self.shortage}." if self.shortage else "")
+
+    @property
+    def _who(self) -> str:
+        if self.within == "group":
+            return f"{self.whom.part} of {self.condition} in a new group that has some"
+        return self.whom.who
+
+    @property
+    def _given(self) -> str:
+        """What the probability is conditional on; only classes that were calibrated are served."""
+        calibrated = f", one of the {self.strata} calibrated" if self.kind == "class" else ""
+        if self.within == "case":
+            return f" given the {self.kind} it falls in{calibrated}"
+        if self.within == "group" or not self.condition:
+            return calibrated
+        return f" within {self.condition}{calibrated}"
+
+    @property
+    def _sets(self) -> str:
+        """Which calibration sets keep the promise."""
+        assert self.delta is not None
+        sets = f"for all but {float(exact_level(self.delta, 'delta')):.4g} of calibration sets"
+        if self.delta_for is None:
+            return sets
+        plural = "classes" if self.kind == "class" else "strata"
+        which = f"{self.condition} by itself" if self.delta_for == "each" else (
+            f"all {self.strata} {plural} at once"
+        )  # fmt: skip
+        return f"for {which} {sets}"
+
+    @property
+    def asked(self) -> str:
+        """The error rates that were asked for, as a shortage says them."""
+        shared = self.delta_for == "all" and self.kind == "stratum"
+        over = f" over {self.strata} strata" if shared else ""
+        extra = "" if self.delta is None else f" and delta={self.delta:g}{over}"
+        ends = "" if self.ends == 1 else " with a quantile for each end"
+        return f"alpha={self.alpha:g}{extra}{ends}"
+
+    def too_few(self) -> str:
+        """Say how many calibration units there are, and how many are needed."""
         have = self.n_groups if self.whom.is_group else self.n_cases
-        within = f" in {self.condition}" if self.condition else ""
         needed = self.whom_by_end.needed(*self.levels)
-        extra = "" if self.delta is None else f" and delta={self.delta:g}"
-        extra += "" if self.ends == 1 else " with a quantile for each end"
+        return f"{self.asked} needs at least {needed} calibration {self.unit}s, got {have}"
+
+    def infinite(self, scores: FloatArray, where: str = "") -> str:
+        """Say that too many scores are infinite for a finite quantile."""
         return (
-            f"alpha={self.alpha:g}{extra} needs at least {needed} calibration {self.unit}s"
-            f"{within}, got {have}: the interval is the whole task range"
+            f"{int(np.isposinf(scores).sum())} of {len(scores)} calibration scores{where} are "
+            f"infinite (as where all samples agree and are wrong), too many for {self.asked}"
         )
+
+    def calibrated(self, scores: FloatArray, group: np.ndarray | None) -> tuple[Guarantee, float]:
+        """Return the promise, with the reason where no finite interval keeps it, and the quantile.
+
+        Arguments:
+            scores: Calibration scores (case,).
+            group: The group of each case, where groups are the unit.
+
+        Example:
+            >>> promise = Guarantee(alpha=0.05, unit="case", n_cases=18)
+            >>> print(promise.calibrated(np.arange(18.0), None)[0].shortage)
+            alpha=0.05 needs at least 19 calibration cases, got 18: the interval is the whole task
+            range
+        """
+        quantile = self.quantile(scores, group)
+        if quantile < math.inf:
+            return self, quantile
+        enough = self.quantile(np.zeros(len(scores)), group) < math.inf
+        reason = self.infinite(scores) if enough else self.too_few()
+        return replace(self, shortage=f"{reason}: {WHOLE_RANGE}"), quantile
 
     def quantile(self, scores: FloatArray, group: np.ndarray | None) -> float:
         """Return the quantile of calibration scores that keeps this promise, or one end's part.

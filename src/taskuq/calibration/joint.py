@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from taskuq.calibration.bound import AnyBound, read_bound
 from taskuq.calibration.family import Side, clipped, family_of, stacked
-from taskuq.calibration.guarantee import Guarantee
+from taskuq.calibration.guarantee import WHOLE_RANGE, Guarantee
 from taskuq.calibration.rank import coverage_rank, order_statistic
 from taskuq.calibration.scores import resolve_score, score_from_dict, score_to_dict
 from taskuq.calibration.tuning import tuned_score, tuning_cases
@@ -58,7 +58,7 @@ class JointBound(AnyBound):
 
     @property
     def is_finite(self) -> bool:
-        """Whether there were enough calibration units for finite intervals."""
+        """Whether all quantiles are finite; the guarantee's shortage says why they are not."""
         return bool(np.isfinite(self.quantiles).all())
 
     def __call__(self, outputs: Any) -> Interval:
@@ -74,8 +74,7 @@ class JointBound(AnyBound):
         return clipped(stacked(each, axis=1), self.task_range)
 
     def __str__(self) -> str:
-        tail = "" if self.is_finite else f" But {self.guarantee.shortage}."
-        return self.guarantee.sentence + tail
+        return self.guarantee.said
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""
@@ -200,7 +199,7 @@ def calibrate_joint(
         tasks=tasks,
     )
     values, tuning = _scores(scores, x[kept], z[kept]), _scores(scores, x[aside], z[aside])
-    quantiles = _quantiles(method, values, tuning, promise, by)
+    promise, quantiles = _quantiles(method, values, tuning, promise, by)
     provenance = {"tuning_cases": int(aside.sum())}
     return JointBound(scores, quantiles, promise, method, int(x.shape[1]), range_, provenance)
 
@@ -211,13 +210,29 @@ def _quantiles(
     tuning: FloatArray,
     promise: Guarantee,
     group: np.ndarray | None,
-) -> tuple[float, ...]:
+) -> tuple[Guarantee, tuple[float, ...]]:
     if method == "rank":
-        return max_rank_quantiles(values, promise.alpha)
+        quantiles = max_rank_quantiles(values, promise.alpha)
+        return replace(promise, shortage=_rank_shortage(values, quantiles, promise)), quantiles
     scales = _scales(method, tuning, promise.tasks, promise.alpha)
     common = np.stack([scale(values[:, k]) for k, scale in enumerate(scales)], axis=1)
-    level = promise.quantile(common.max(axis=1), group)
-    return tuple(scale.inverse(level) for scale in scales)
+    promise, level = promise.calibrated(common.max(axis=1), group)
+    return promise, tuple(scale.inverse(level) for scale in scales)
+
+
+def _rank_shortage(
+    values: FloatArray, quantiles: tuple[float, ...], promise: Guarantee
+) -> str | None:
+    """Say why some quantile from ranks is infinite, where one is."""
+    if max(quantiles) < math.inf:
+        return None
+    if len(values) < promise.whom.needed(promise.alpha, None):
+        reason = promise.too_few()
+    elif np.isposinf(values).any():
+        reason = promise.infinite(values.max(axis=1))
+    else:
+        reason = f"ranks of {len(values)} cases at {promise.asked} lead beyond the largest score"
+    return f"{reason}: {WHOLE_RANGE}"
 
 
 def max_rank_quantiles(scores: FloatArray, alpha: float) -> tuple[float, ...]:

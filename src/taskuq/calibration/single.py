@@ -9,9 +9,10 @@ import numpy as np
 
 from taskuq.calibration.bound import Bound
 from taskuq.calibration.family import BoundSide, family_of, rounds_read, sides_asked
-from taskuq.calibration.guarantee import Guarantee
+from taskuq.calibration.guarantee import DeltaFor, Guarantee, Within
 from taskuq.calibration.rank import exact_level
 from taskuq.calibration.scores import resolve_score
+from taskuq.calibration.strata import as_delta_for, as_within, quantiles_within
 from taskuq.calibration.threshold import (
     EndQuantiles,
     OneQuantile,
@@ -27,6 +28,9 @@ from taskuq.errors import InputError
 from taskuq.interval import FloatArray, TaskRange
 from taskuq.protocols import Score
 
+# What a promise is conditional on, in words.
+KINDS = {"label": "class", "strata": "stratum"}
+
 
 def calibrate(
     outputs: Any,
@@ -40,6 +44,8 @@ def calibrate(
     delta: float | None = None,
     label: Any = None,
     strata: Any = None,
+    within: Within | None = None,
+    delta_for: DeltaFor | None = None,
     weights: Any = None,
     side: BoundSide = "two",
     task_range: TaskRange = None,
@@ -70,6 +76,11 @@ def calibrate(
         label: A class per case; the promise then holds within each class, whichever it is.
         strata: A stratum per case, any function of the inputs; the promise then holds within each
             stratum, and calls need the new case's stratum.
+        within: With groups and strata or labels, what is drawn: 'case', a random case of a new
+            group, which falls in the stratum (the default), or 'group', a group that has cases of
+            the stratum, and one of those (the default where ``cases`` is 'all' or a share).
+        delta_for: With delta and strata, whether delta is for 'each' stratum by itself (the
+            default) or for 'all' at once. Classes always share it.
         weights: Likelihood ratios of the new inputs against these; calls need the new weight.
         side: 'two', or 'upper' or 'lower' for a bound on one side; 'each' for two-sided intervals
             with a quantile for each end, both at half the error rate.
@@ -95,6 +106,7 @@ def calibrate(
     groups = None if group is None else as_ids(group, "group", n)
     whom = as_unit(unit, cases, has_groups=groups is not None)
     condition = _condition(whom, n, label=label, strata=strata, weights=weights)
+    kind = None if condition is None else KINDS.get(condition[0])
 
     score_side, ends = sides_asked(side)
     chosen = resolve_score(score, alpha, score_side)
@@ -110,7 +122,16 @@ def calibrate(
 
     # Scoring the cases set aside too is cheaper than a copy of all the others.
     values = family_of(chosen, x, ends).score(z)[..., kept]
-    promise = Guarantee(alpha=alpha, **whom.record, delta=delta, n_cases=int(kept.sum()), ends=ends)
+    promise = Guarantee(
+        alpha=alpha,
+        **whom.record,
+        delta=delta,
+        n_cases=int(kept.sum()),
+        ends=ends,
+        condition=kind and f"each {kind}",
+        within=as_within(within, whom, kind),
+        delta_for=as_delta_for(delta_for, delta, kind),
+    )
     guarantee, threshold = _threshold(
         values,
         promise,
@@ -171,8 +192,10 @@ def _threshold(
     """Turn scores (case,), or (end, case), into a threshold, and complete the promise."""
     if scores.ndim == 1:
         return _one_threshold(scores, promise, group, condition)
-    (said, lower), (_, upper) = (_one_threshold(s, promise, group, condition) for s in scores)
-    return said, EndQuantiles(lower, upper)
+    (below, lower), (above, upper) = (_one_threshold(s, promise, group, condition) for s in scores)
+    # An end that lacks something has its own reason, or both ends the same.
+    reasons = dict.fromkeys(said.shortage for said in (below, above) if said.shortage)
+    return replace(below, shortage="; ".join(reasons) or None), EndQuantiles(lower, upper)
 
 
 def _one_threshold(
@@ -186,22 +209,17 @@ def _one_threshold(
     if group is not None:
         promise = replace(promise, n_groups=len(np.unique(group)))
     if condition is None:
-        return promise, OneQuantile(promise.quantile(scores, group))
+        promise, quantile = promise.calibrated(scores, group)
+        return promise, OneQuantile(quantile)
     name, split = condition
     if name == "weights":
         if promise.delta is not None:
             raise InputError("weights and delta cannot be combined; leave one out")
         order = np.argsort(scores, kind="stable")
-        return replace(promise, shifted=True), WeightedQuantile(
-            scores[order], split[order], float(promise.levels[0])
-        )
-    quantiles = {}
-    for value in np.unique(split):
-        inside = split == value
-        quantiles[str(value)] = promise.quantile(
-            scores[inside], None if group is None else group[inside]
-        )
+        weighted = WeightedQuantile(scores[order], split[order], float(promise.levels[0]))
+        return replace(promise, shifted=True, shortage=weighted.shortage(promise)), weighted
+    promise, quantiles = quantiles_within(promise, scores, group, split)
     if name == "label":
         # The class of a new case is unknown, so the largest quantile has to serve them all.
-        return replace(promise, condition="each class"), OneQuantile(max(quantiles.values()))
-    return replace(promise, condition="each stratum"), StratumQuantiles(quantiles)
+        return promise, OneQuantile(max(quantiles.values()))
+    return promise, StratumQuantiles(quantiles)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
+from taskuq.calibration.guarantee import WHOLE_RANGE, Guarantee
 from taskuq.calibration.rank import exact_level
 from taskuq.checks import as_ids, as_numbers
 from taskuq.errors import InputError
@@ -156,8 +157,32 @@ class WeightedQuantile(Threshold):
 
     @property
     def quantiles(self) -> tuple[float, ...]:
-        """The quantile of a case of weight 1."""
-        return (float(self.at(1, None, np.ones(1))[0]),)
+        """The quantile of a case that weighs as much as the calibration cases on average."""
+        return (float(self.at(1, None, self.weights.mean(keepdims=True))[0]),)
+
+    @property
+    def largest_weight(self) -> float:
+        r"""The weight above which a new case gets an infinite quantile.
+
+        .. math:: \frac{\alpha}{1 - \alpha} \sum_i w_i
+        """
+        level = exact_level(self.alpha)
+        return float(level / (1 - level)) * float(self.weights.sum())
+
+    def shortage(self, promise: Guarantee) -> str | None:
+        """Say which new cases get no finite interval, and why; nothing where none is likely to."""
+        if math.isinf(self.quantile):
+            enough = len(self.scores) >= promise.whom.needed(self.alpha, None)
+            reason = promise.infinite(self.scores) if enough else promise.too_few()
+            return f"{reason}: {WHOLE_RANGE}"
+        # Likelihood ratios are 1 on average, and new cases weigh more rather than less.
+        if self.largest_weight >= max(1.0, float(self.weights.max())):
+            return None
+        return (
+            f"{WHOLE_RANGE} for new cases that weigh more than {self.largest_weight:.4g}, because "
+            f"the {len(self.weights)} calibration weights (effective size "
+            f"{self.effective_size:.4g}) add up to {self.weights.sum():.4g}"
+        )
 
     @property
     def effective_size(self) -> float:

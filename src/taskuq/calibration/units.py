@@ -67,8 +67,13 @@ class Unit(ABC):
 
     @property
     @abstractmethod
+    def part(self) -> str:
+        """Which cases are covered, in a sentence."""
+
+    @property
     def who(self) -> str:
         """Whose targets are covered, in a sentence."""
+        return f"{self.part} of a new group" if self.is_group else self.part
 
     @property
     def mean_over(self) -> str:
@@ -167,10 +172,10 @@ class NewCase(RankedUnit):
     """
 
     is_group: ClassVar[bool] = False
-    who: ClassVar[str] = "a new case"
+    part: ClassVar[str] = "a new case"
     share: ClassVar[None] = None
 
-    cases: float | str = "random"
+    cases: float | str = field(default="random", init=False)
     stops_together: bool = field(default=False, init=False)
 
 
@@ -188,7 +193,7 @@ class RandomCase(Unit):
     """
 
     is_group: ClassVar[bool] = True
-    who: ClassVar[str] = "a random case of a new group"
+    part: ClassVar[str] = "a random case"
     share: ClassVar[None] = None
 
     cases: float | str = field(default="random", init=False)
@@ -241,10 +246,9 @@ class ShareOfCases(RankedUnit):
         return exact_share(self.cases)
 
     @property
-    def who(self) -> str:
-        """Whose targets are covered."""
-        part = "every case" if self.share == 1 else f"at least {float(self.share):.4g} of the cases"
-        return f"{part} of a new group"
+    def part(self) -> str:
+        """Which cases of a group are covered."""
+        return "every case" if self.share == 1 else f"at least {float(self.share):.4g} of the cases"
 
 
 def as_unit(
@@ -291,7 +295,12 @@ def unit_named(name: str, cases: float | str = "random", *, whole: bool = False)
         'a random case of a new group'
     """
     if name == "case":
-        return NewCase(cases)
+        if cases != "random":
+            raise InputError(
+                f"cases={cases!r} is about the cases of a new group, but the unit is one case; "
+                "give groups and unit='group', or leave cases out"
+            )
+        return NewCase()
     if name != "group" and not (whole and name == "whole-group"):
         known = "'case', 'group' or 'whole-group'" if whole else "'case' or 'group'"
         raise InputError(f"unit must be {known}, got {name!r}")

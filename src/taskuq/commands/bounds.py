@@ -36,6 +36,7 @@ def calibrate(
     delta: float | None = None,
     side: Literal["two", "upper", "lower", "each"] = "two",
     by_label: bool = False,
+    within: Literal["case", "group"] | None = None,
     range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
     task: str | None = None,
     joint: Literal["max", "scale", "minimax", "rank"] | None = None,
@@ -53,6 +54,8 @@ def calibrate(
         delta: Promise coverage given the calibration set, but for this share of sets.
         side: Two-sided intervals, with one quantile or one for each end, or upper or lower bounds.
         by_label: Promise coverage within each class of the table's labels.
+        within: With --by-label and groups, draw a case of a new group, given its class ('case', the
+            default), or a case of the class in a new group that has some ('group').
         range: The task's range, low,high, where the table does not declare it.
         task: One task of a table of several.
         joint: Cover all tasks of a table together, by this method.
@@ -91,7 +94,7 @@ def calibrate(
         bound = calibrate_arrays(
             loaded.until(k), loaded.targets_at(k), alpha=alpha, score=score, group=group, unit=unit,
             cases=share(cases), delta=delta, side=side, task_range=loaded.task_range,
-            label=loaded.label if by_label else None, acceleration=R,
+            label=loaded.label if by_label else None, within=within, acceleration=R,
         )  # fmt: skip
     say(str(bound))
     show(str(bound.save(output)))

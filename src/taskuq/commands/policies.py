@@ -90,8 +90,6 @@ def plan(
         policy=policy, score=score, statistic=statistic, budget=budget, **promise.asked(),
     )  # fmt: skip
     say(str(made))
-    if not math.isfinite(max(made.thresholds)):
-        say(f"But {made.guarantee.shortage}, so every scan goes on to the end.")
     if "certified" in made.certificate:
         certificate = made.certificate
         say(

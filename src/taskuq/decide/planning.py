@@ -13,6 +13,7 @@ from taskuq.calibration.units import PolicyUnitName, Unit, as_unit, unit_index
 from taskuq.decide.certificate import make_certificate
 from taskuq.decide.goal import make_goal
 from taskuq.decide.kinds import PolicyPlan, Statistic
+from taskuq.decide.outlook import outlook, with_shortage
 from taskuq.decide.policy import Policy
 from taskuq.decide.rules import Examination, Rule, Rules, examine
 from taskuq.decide.stopping import Calibrator, smallest_allowed, smallest_certified
@@ -107,7 +108,8 @@ def plan(
         accelerations=tuple(map(float, table.accelerations)),
         rules=rules,
         thresholds=tuple(map(float, thresholds)),
-        guarantee=promise,
+        guarantee=with_shortage(calibrator, thresholds, table.accelerations),
+        outlook=outlook(seen, calibrator, thresholds, promise.asked),
         samples=table.samples,
         whole_group=whom.stops_together,
         smallest_group=int(np.bincount(kept).min()) if whom.stops_together else None,

@@ -70,6 +70,7 @@ class Policy:
         task_names: One per task.
         certificate: The average acceleration measured at calibration, and certified.
         provenance: What else is known of the calibration.
+        outlook: That no scan stops early, or every one in the first round, where that is so.
     """
 
     kind: str
@@ -85,6 +86,7 @@ class Policy:
     task_names: tuple[str, ...] = ("task",)
     certificate: Mapping[str, float] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    outlook: str | None = None
 
     def __post_init__(self) -> None:
         POLICIES[self.kind]
@@ -214,13 +216,15 @@ class Policy:
         if stops.all():
             width = float(np.max(interval.width))
             return f"stop {at}: {self.goal.sentence} (width {width:.4g}), at alpha {self.alpha:g}"
-        if not np.isfinite(self.thresholds[round]) and self.thresholds[round] > 0:
+        if np.isposinf(self.thresholds[round]):
             return f"continue {at}: {self.guarantee.shortage}"
         return f"continue {at}: not yet certain enough that {self.goal.sentence}"
 
     def __str__(self) -> str:
         score = score_name(self.rules[0][0].score)
-        return f"{self.kind} ({score}) at alpha {self.alpha:g}. {self.sentence}"
+        said = f"{self.kind} ({score}) at alpha {self.alpha:g}. {self.sentence}"
+        said += f" But {self.guarantee.shortage}." if self.guarantee.shortage else ""
+        return said + (f" {self.outlook}" if self.outlook else "")
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""
@@ -242,6 +246,7 @@ class Policy:
             "task_names": list(self.task_names),
             "certificate": dict(self.certificate),
             "provenance": dict(self.provenance),
+            "outlook": self.outlook,
         }
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -280,6 +285,7 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
             task_names=tuple(record["task_names"]),
             certificate=record["certificate"],
             provenance=record["provenance"],
+            outlook=record.get("outlook"),
         )
     return policy
 

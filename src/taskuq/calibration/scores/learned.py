@@ -78,8 +78,11 @@ def fit_robust_ridge(features: FloatArray, response: FloatArray) -> RobustRidge:
     """
     centers = features.mean(axis=0)
     widths = features.std(axis=0)
-    widths = np.where(widths > 1e-12 * (1 + np.abs(centers)), widths, 1.0)
-    design = np.column_stack([np.ones(len(features)), (features - centers) / widths])
+    varies = widths > 1e-12 * (1 + np.abs(centers))
+    widths = np.where(varies, widths, 1.0)
+    # What is left of a constant is rounding, which for large numbers is large: it must not count.
+    standard = np.where(varies, (features - centers) / widths, 0.0)
+    design = np.column_stack([np.ones(len(features)), standard])
     ridge = np.diag(np.r_[0.0, np.full(features.shape[1], PENALTY)])
     weights = np.ones(len(features))
     b = np.zeros(design.shape[1])

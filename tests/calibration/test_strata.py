@@ -1,0 +1,360 @@
+"""Promises within strata and classes of cases that come in groups, by exact enumeration."""
+
+from fractions import Fraction
+from itertools import combinations_with_replacement
+from math import comb, factorial, inf, prod
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from taskuq.calibration import strata as within_strata
+from taskuq.calibration import units
+from taskuq.calibration.groups import hierarchical_quantile
+from taskuq.calibration.guarantee import Guarantee
+from taskuq.calibration.strata import quantiles_within
+
+ALPHAS = (0.1, 0.2, 0.25, 0.34, 0.5)
+# Populations for each kind of promise; every group of each is once the new one.
+POPULATIONS = 250
+KINDS = {
+    "case": {"within": "case"},
+    "group": {"within": "group"},
+    "all": {"within": "group", "cases": "all"},
+    "share": {"within": "group", "cases": 0.6},
+}
+
+
+def population(rng):
+    """Groups as pairs of scores and strata: hard ones large or small, and nearly all in stratum a.
+
+    Scores are small integers, so that there are ties, and some are infinite.
+    """
+    groups = []
+    for _ in range(int(rng.integers(3, 14))):
+        is_hard = rng.random() < 0.3
+        size = int(rng.integers(1, 9)) if rng.random() < 0.5 else (8 if is_hard else 1)
+        in_a = rng.random(size) < (0.9 if is_hard else 0.2)
+        score = rng.integers(0, 4, size) + 5.0 * is_hard
+        score[rng.random(size) < 0.05] = inf
+        groups.append((score, np.where(in_a, "a", np.where(rng.random(size) < 0.7, "b", "c"))))
+    return groups
+
+
+def quantiles(groups, alpha, **promise):
+    """The quantile of each stratum, calibrated on groups."""
+    scores, strata = (np.concatenate(part) for part in zip(*groups, strict=True))
+    group = np.repeat(np.arange(len(groups)), [len(s) for s, _ in groups])
+    asked = {"n_cases": len(scores), "condition": "each stratum", "within": None, **promise}
+    asked = Guarantee(alpha=alpha, unit="group", n_groups=len(groups), **asked)
+    return quantiles_within(asked, scores, group, strata)[1]
+
+
+def loss(group, stratum, quantile, within, cases="random"):
+    """What a new group loses in a stratum, and the loss if all were missed."""
+    score, strata = group
+    inside = strata == stratum
+    missed, there = int((score[inside] > quantile).sum()), int(inside.sum())
+    if not there:
+        return Fraction(0), Fraction(0)
+    if within == "case":
+        return Fraction(missed, len(score)), Fraction(there, len(score))
+    if cases == "random":
+        return Fraction(missed, there), Fraction(1)
+    wanted = Fraction(1) if cases == "all" else Fraction(str(cases))
+    return Fraction(there - missed < wanted * there), Fraction(1)
+
+
+def miss_rates(groups, alpha, *, by_label=False, **promise):
+    """The exact probability of a miss in each stratum, every group being the new one once."""
+    totals = {s: [Fraction(0), Fraction(0)] for s in "abc"}
+    for new, group in enumerate(groups):
+        found = quantiles(groups[:new] + groups[new + 1 :], alpha, **promise)
+        for s in "abc":
+            if by_label and s not in found:
+                continue  # a class that was never calibrated is promised nothing
+            q = max(found.values()) if by_label else found.get(s, inf)
+            lost, most = loss(group, s, q, **promise)
+            totals[s][0] += lost
+            totals[s][1] += most
+    return {s: lost / most for s, (lost, most) in totals.items() if most}
+
+
+def every_stratum_of_many_populations_keeps_its_promise(kind, count=POPULATIONS, **how):
+    rng = np.random.default_rng(16)
+    for _ in range(count):
+        groups, alpha = population(rng), float(rng.choice(ALPHAS))
+        rates = miss_rates(groups, alpha, **KINDS[kind], **how)
+        assert all(rate <= Fraction(str(alpha)) for rate in rates.values()), (groups, alpha, rates)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_stratum_of_a_new_group_is_missed_more_than_alpha(kind):
+    every_stratum_of_many_populations_keeps_its_promise(kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_class_of_a_new_group_is_missed_more_than_alpha(kind):
+    every_stratum_of_many_populations_keeps_its_promise(kind, 100, by_label=True)
+
+
+@pytest.mark.parametrize("kind", ["case", "group"])
+def test_the_promise_is_nearly_used_up_where_groups_agree(kind):
+    # Groups of one case each leave no slack: rank / (n + 1) exactly.
+    groups = [(np.array([float(i)]), np.array(["a"])) for i in range(20)]
+
+    assert miss_rates(groups, 0.25, **KINDS[kind]) == {"a": Fraction(1, 4)}
+
+
+# 200 groups of 50: 9 % are hard and nearly all in stratum 0, the others easy and mostly in 1.
+HARD = (np.full(50, 10.0), np.repeat([0, 1], [46, 4]))
+EASY = (np.full(50, 1.0), np.repeat([0, 1], [4, 46]))
+
+
+def covered_given_stratum(**promise):
+    """The exact P(covered | stratum) of a random case of a new group, by leave-one-out."""
+    covered, there = np.zeros(2), np.zeros(2)
+    for count, (score, strata), rest in (
+        (18, HARD, [HARD] * 17 + [EASY] * 182),
+        (182, EASY, [HARD] * 18 + [EASY] * 181),
+    ):
+        targets, split = (np.concatenate(part) for part in zip(*rest, strict=True))
+        bound = tq.calibrate(
+            np.zeros((len(targets), 1)), targets, alpha=0.1, score="ar", strata=split,
+            group=np.repeat(np.arange(199), 50), **promise,
+        )  # fmt: skip
+        inside = bound(np.zeros((50, 1)), strata=strata).contains(score)
+        for s in (0, 1):
+            covered[s] += count * inside[strata == s].sum()
+            there[s] += count * (strata == s).sum()
+    return covered / there
+
+
+def test_a_case_is_covered_given_its_stratum_where_hard_groups_fill_it():
+    assert (covered_given_stratum() >= 0.9).all()
+
+
+def test_a_stratum_within_groups_is_another_promise_and_its_sentence_says_so():
+    assert covered_given_stratum(within="group")[0] < 0.5
+
+    group, strata = np.repeat(np.arange(40), 2), ["a", "b"] * 40
+    default, case, stratum = (
+        str(
+            tq.calibrate(
+                np.zeros((80, 1)), np.arange(80.0), alpha=0.1, score="ar", group=group,
+                strata=strata, within=within,
+            )
+        )
+        for within in (None, "case", "group")
+    )  # fmt: skip
+
+    assert default == case
+    assert "a new group with probability at least 0.9 given the stratum it falls in, if" in case
+    assert "of a random case of each stratum in a new group that has some with" in stratum
+
+
+# Mixtures of groups, hard and easy, by chance: stratum a is missed a little more than half the time
+# if easy cases alone are covered, given the case or given the group; stratum b is missed rarely.
+HARD_TYPE = (np.array([5.0, 5.0]), np.array(["a", "a"]))
+HALF_TYPE = (np.array([0.0, 1.0]), np.array(["a", "b"]))
+MIXTURES = {
+    "case": [(Fraction(34, 100), HARD_TYPE), (Fraction(66, 100), HALF_TYPE)],
+    "group": [(Fraction(51, 100), HARD_TYPE), (Fraction(49, 100), HALF_TYPE)],
+}
+
+
+def calibration_sets(mixture, groups):
+    """Every calibration set of so many independent groups, and how likely it is in any order."""
+    for chosen in combinations_with_replacement(range(len(mixture)), groups):
+        counts = [chosen.count(t) for t in range(len(mixture))]
+        orders = factorial(groups) // prod(map(factorial, counts))
+        yield [mixture[t][1] for t in chosen], orders * prod(mixture[t][0] for t in chosen)
+
+
+def is_short(mixture, stratum, quantile, within, alpha):
+    """Whether a stratum of a new group is missed more often than alpha, given the set."""
+    each = [(chance, *loss(group, stratum, quantile, within)) for chance, group in mixture]
+    missed, there = (sum(c[0] * c[k] for c in each) for k in (1, 2))
+    return missed > Fraction(str(alpha)) * there
+
+
+def unlucky_sets(mixture, groups, alpha, within, delta_for, *, by_label=False):
+    """How likely a calibration set is unlucky in each stratum, and in any of them."""
+    each, some = dict.fromkeys("ab", Fraction(0)), Fraction(0)
+    for chosen, chance in calibration_sets(mixture, groups):
+        found = quantiles(chosen, alpha, within=within, delta=0.3, delta_for=delta_for)
+        top = max(found.values())
+        reached = {s: top if by_label and s in found else found.get(s, inf) for s in "ab"}
+        short = [s for s, q in reached.items() if is_short(mixture, s, q, within, alpha)]
+        for s in short:
+            each[s] += chance
+        some += chance * bool(short)
+    return each, some
+
+
+def random_mixture(rng):
+    """Three types of groups, each with cases of both strata, so that every set has both."""
+    chances = rng.multinomial(100, rng.dirichlet(np.ones(3)))
+    return [
+        (
+            Fraction(int(chance), 100),
+            (np.r_[rng.integers(0, 5, 5)] * 1.0, np.array(["a", "b", *rng.choice(["a", "b"], 3)])),
+        )
+        for chance in chances
+    ]
+
+
+@pytest.mark.parametrize("within", ["case", "group"])
+@pytest.mark.parametrize("delta_for", ["each", "all"])
+def test_sets_are_unlucky_no_more_often_than_delta(within, delta_for):
+    rng = np.random.default_rng(3)
+    for mixture, groups in [(MIXTURES[within], 24), *((random_mixture(rng), 7) for _ in range(5))]:
+        each, some = unlucky_sets(mixture, groups, 0.5, within, delta_for)
+
+        assert max(each.values()) <= Fraction(3, 10)
+        assert delta_for == "each" or some <= Fraction(3, 10)
+
+
+@pytest.mark.parametrize("within", ["case", "group"])
+def test_unlucky_sets_exist_so_that_a_lax_bound_would_be_seen(within):
+    assert max(unlucky_sets(MIXTURES[within], 24, 0.5, within, "each")[0].values()) > 0.001
+
+
+@pytest.mark.parametrize("within", ["case", "group"])
+def test_the_largest_quantile_serves_all_classes_at_once_for_one_delta(within):
+    rng = np.random.default_rng(4)
+    for mixture, groups in [(MIXTURES[within], 24), *((random_mixture(rng), 7) for _ in range(5))]:
+        _, some = unlucky_sets(mixture, groups, 0.5, within, "each", by_label=True)
+
+        assert some <= Fraction(3, 10)
+
+
+def some_of_ten_strata_falls_short(**promise):
+    """The exact probability that some of ten strata of 60 cases is covered less than 0.9.
+
+    The scores of a stratum are its ranks; coverage given the set is Beta distributed.
+    """
+    strata, ranks = np.repeat(np.arange(10), 60), np.tile(np.arange(1.0, 61), 10)
+    bound = tq.calibrate(
+        np.zeros((600, 1)), ranks, alpha=0.1, delta=0.1, score="ar", strata=strata, **promise
+    )
+    lucky = 1.0
+    for k in bound.threshold.by_stratum.values():
+        # Beta(k, n + 1 - k) < 0.9 exactly if at least k of n uniform numbers are below 0.9.
+        lucky *= 1 - sum(comb(60, j) * 0.9**j * 0.1 ** (60 - j) for j in range(int(k), 61))
+    return 1 - lucky, str(bound)
+
+
+def test_delta_is_for_each_stratum_by_itself_and_the_sentence_says_so():
+    unlucky, said = some_of_ten_strata_falls_short()
+
+    assert 0.1 < unlucky <= 1 - 0.9**10
+    assert "for each stratum by itself for all but 0.1 of calibration sets" in said
+
+
+def test_delta_is_for_all_strata_at_once_where_that_is_asked():
+    unlucky, said = some_of_ten_strata_falls_short(delta_for="all")
+
+    assert unlucky <= 0.1
+    assert "for all 10 strata at once for all but 0.1 of calibration sets" in said
+
+
+def test_classes_are_served_at_once_and_only_those_calibrated():
+    said = str(
+        tq.calibrate(
+            np.zeros((90, 1)),
+            np.arange(90.0),
+            alpha=0.1,
+            delta=0.1,
+            score="ar",
+            label=["a", "b"] * 45,
+        )
+    )
+
+    assert "within each class, one of the 2 calibrated, for all 2 classes at once" in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"within": "stratum", "strata": 1}, "within must be 'case' or 'group'"),
+        ({"within": "case"}, "says how strata or labels are read where groups are the unit"),
+        ({"within": "case", "strata": 1, "unit": "case"}, "where groups are the unit"),
+        ({"within": "case", "strata": 1, "cases": "all"}, "use within='group', or cases='random'"),
+        ({"delta_for": "all", "strata": 1}, "give delta and strata"),
+        ({"delta_for": "all", "delta": 0.1}, "give delta and strata"),
+        ({"delta_for": "some", "strata": 1, "delta": 0.1}, "delta_for must be 'each' or 'all'"),
+        ({"unit": "case", "cases": "all"}, "the unit is one case"),
+    ],
+)
+def test_promises_that_mean_nothing_are_refused(asked, sentence):
+    asked = {k: ["a"] * 30 if k == "strata" else v for k, v in asked.items()}
+    with pytest.raises(tq.InputError, match=sentence):
+        tq.calibrate(
+            np.zeros((30, 1)), np.arange(30.0), alpha=0.1, score="ar", group=range(30), **asked
+        )
+
+
+@pytest.mark.parametrize("kind", ["strata", "label"])
+def test_the_reading_survives_a_file(kind, tmp_path):
+    bound = tq.calibrate(
+        np.zeros((80, 1)), np.arange(80.0), alpha=0.2, delta=0.2, score="ar",
+        group=np.repeat(np.arange(40), 2), **{kind: ["a", "b"] * 40},
+    )  # fmt: skip
+    again = tq.load_bound(bound.save(tmp_path / "bound.json"))
+
+    assert again == bound
+    assert again.guarantee.within == "case"
+
+
+def groups_count_alike(monkeypatch):
+    """Within a stratum, whatever share of a group's cases lies there."""
+
+    def alike(scores, index, sizes, alpha, delta=None):
+        return hierarchical_quantile(scores, index, alpha, delta)
+
+    monkeypatch.setattr(within_strata, "quantile_given_stratum", alike)
+
+
+def no_room_for_the_new_group(monkeypatch):
+    right = within_strata.quantile_given_stratum
+
+    def lax(scores, index, sizes, alpha, delta=None):
+        # A group more, full of cases of the stratum that are never missed.
+        return right(np.r_[scores, -1.0], np.r_[index, len(sizes)], np.r_[sizes, 1], alpha, delta)
+
+    monkeypatch.setattr(within_strata, "quantile_given_stratum", lax)
+
+
+def cases_count_alike(monkeypatch):
+    def alike(self, scores, group, alpha, delta):
+        return hierarchical_quantile(scores, np.arange(len(scores)), alpha, delta)
+
+    monkeypatch.setattr(units.RandomCase, "quantile", alike)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (groups_count_alike, "case"),
+        (no_room_for_the_new_group, "case"),
+        (cases_count_alike, "group"),
+    ],
+)
+def test_a_planted_fault_breaks_a_promise(fault, kind, monkeypatch):
+    fault(monkeypatch)
+    with pytest.raises(AssertionError):
+        every_stratum_of_many_populations_keeps_its_promise(kind)
+
+
+def test_groups_that_count_alike_make_too_many_sets_unlucky(monkeypatch):
+    groups_count_alike(monkeypatch)
+
+    assert unlucky_sets(MIXTURES["case"], 24, 0.5, "case", "each")[0]["a"] > Fraction(3, 10)
+
+
+def test_delta_that_is_not_divided_is_noticed(monkeypatch):
+    monkeypatch.setattr(within_strata, "as_delta_for", lambda *asked: "each")
+    monkeypatch.setattr("taskuq.calibration.single.as_delta_for", lambda *asked: "each")
+
+    assert some_of_ten_strata_falls_short(delta_for="all")[0] > 0.1
