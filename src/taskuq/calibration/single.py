@@ -25,7 +25,7 @@ from taskuq.calibration.tuning import tuned_score, tuning_cases
 from taskuq.calibration.units import Unit, UnitName, as_unit
 from taskuq.checks import as_cases, as_ids, as_numbers, as_range
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray, TaskRange
+from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.protocols import Score
 
 # What a promise is conditional on, in words.
@@ -106,9 +106,9 @@ def calibrate(
     groups = None if group is None else as_ids(group, "group", n)
     whom = as_unit(unit, cases, has_groups=groups is not None)
     condition = _condition(whom, n, label=label, strata=strata, weights=weights)
-    kind = None if condition is None else KINDS.get(condition[0])
-
     score_side, ends = sides_asked(side)
+    promise = Guarantee(alpha=alpha, **whom.record, delta=delta, n_cases=n, ends=ends)
+    promise = _read(promise, condition, within, delta_for)
     chosen = resolve_score(score, alpha, score_side)
     kept = np.ones(n, dtype=bool)
     if tuning is None:
@@ -121,23 +121,8 @@ def calibrate(
         chosen = _tuned_elsewhere(chosen, tuning, x, range_)
 
     # Scoring the cases set aside too is cheaper than a copy of all the others.
-    values = family_of(chosen, x, ends).score(z)[..., kept]
-    promise = Guarantee(
-        alpha=alpha,
-        **whom.record,
-        delta=delta,
-        n_cases=int(kept.sum()),
-        ends=ends,
-        condition=kind and f"each {kind}",
-        within=as_within(within, whom, kind),
-        delta_for=as_delta_for(delta_for, delta, kind),
-    )
-    guarantee, threshold = _threshold(
-        values,
-        promise,
-        None if groups is None else groups[kept],
-        None if condition is None else (condition[0], condition[1][kept]),
-    )
+    values = family_of(chosen, x, ends).score(z)
+    guarantee, threshold = _threshold(values, kept, promise, groups, condition)
     read = rounds_read(chosen, x)
     return Bound(
         score=chosen,
@@ -166,6 +151,22 @@ def _condition(whom: Unit, n: int, **asked: Any) -> tuple[str, np.ndarray] | Non
     return name, as_weights(value, n)
 
 
+def _read(
+    promise: Guarantee,
+    condition: tuple[str, np.ndarray] | None,
+    within: Within | None,
+    delta_for: DeltaFor | None,
+) -> Guarantee:
+    """Complete a promise by how strata or classes, where there are some, are to be read."""
+    kind = None if condition is None else KINDS.get(condition[0])
+    return replace(
+        promise,
+        condition=kind and f"each {kind}",
+        within=as_within(within, promise.whom, kind),
+        delta_for=as_delta_for(delta_for, promise.delta, kind),
+    )
+
+
 def _tuned_elsewhere(
     score: Score, tuning: tuple[Any, Any], outputs: FloatArray, range_: TaskRange
 ) -> Score:
@@ -185,11 +186,15 @@ def _tuned_elsewhere(
 
 def _threshold(
     scores: FloatArray,
+    kept: BoolArray,
     promise: Guarantee,
     group: np.ndarray | None,
     condition: tuple[str, np.ndarray] | None,
 ) -> tuple[Guarantee, Threshold]:
-    """Turn scores (case,), or (end, case), into a threshold, and complete the promise."""
+    """Turn the scores kept, (case,) or (end, case), into a threshold; complete the promise."""
+    scores, promise = scores[..., kept], replace(promise, n_cases=int(kept.sum()))
+    group = None if group is None else group[kept]
+    condition = None if condition is None else (condition[0], condition[1][kept])
     if scores.ndim == 1:
         return _one_threshold(scores, promise, group, condition)
     (below, lower), (above, upper) = (_one_threshold(s, promise, group, condition) for s in scores)
