@@ -9,11 +9,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from taskuq.calibration.groups import (
-    group_index,
-    pac_mean_loss,
-    quantile_of_mean_loss,
-)
+from taskuq.calibration.betting import Bets, lowest_certified
+from taskuq.calibration.groups import group_index, quantile_of_mean_loss
 from taskuq.calibration.guarantee import WHOLE_RANGE, DeltaFor, Guarantee, Within
 from taskuq.calibration.rank import exact_level
 from taskuq.calibration.units import Unit
@@ -226,14 +223,18 @@ def quantile_given_stratum(
         >>> quantile_given_stratum(scores, index, np.full(20, 3), alpha=0.1)
         inf
     """
-    worth = groups_worth(index, sizes)
-    level = exact_level(alpha)
+    worth, level = groups_worth(index, sizes), exact_level(alpha)
     if delta is None:
         allowed = level * (worth + 1) - 1
-    else:
-        certified = pac_mean_loss(len(sizes), alpha, delta)
-        allowed = Fraction(-1) if certified < 0 else certified - level * (len(sizes) - worth)
-    return math.inf if allowed < 0 else quantile_of_mean_loss(scores, index, sizes, allowed)
+        return math.inf if allowed < 0 else quantile_of_mean_loss(scores, index, sizes, allowed)
+    # What a group loses at every finite threshold stands above them all.
+    outside = 1 - np.bincount(index, minlength=len(sizes)) / sizes
+    return lowest_certified(
+        np.concatenate([scores, np.full(len(sizes), math.inf)]),
+        np.concatenate([index, np.arange(len(sizes))]),
+        np.concatenate([1 / sizes[index], float(level) * outside]),
+        Bets(alpha, delta),
+    )
 
 
 def _shortage(lacking: Mapping[str, _Part]) -> str | None:
