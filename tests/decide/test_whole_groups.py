@@ -79,6 +79,20 @@ def test_a_group_scanned_together_keeps_the_promise(name, promise):
     assert all(keeps(n, name, promise, missed_together) for n in range(POPULATIONS))
 
 
+FAULTS = {
+    "the most certain case decides": lambda largest, *_: np.array([largest.max()]),
+    "the first case decides": lambda largest, *_: largest[:1],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize(("name", "promise"), PROMISES)
+def test_a_group_that_stops_by_one_of_its_cases_is_caught(monkeypatch, name, promise, fault):
+    monkeypatch.setattr("taskuq.decide.policy.group_allowance", fault)
+
+    assert not all(keeps(n, name, promise, missed_together) for n in range(POPULATIONS))
+
+
 @pytest.mark.parametrize(("name", "promise"), PROMISES)
 def test_one_case_at_a_time_breaks_it(name, promise):
     assert not all(keeps(n, name, promise, missed_one_by_one) for n in range(POPULATIONS))
@@ -116,7 +130,7 @@ def policy():
 def test_one_case_without_a_case_axis_is_refused(policy, round_):
     outputs, _ = arrays_of([LIAR])
 
-    with pytest.raises(InputError, match=r"at once, got .*, which is one case"):
+    with pytest.raises(InputError, match=r"at once, got .*, which have no case axis"):
         policy.decide(round_, outputs[: round_ + 1, 0])
 
 

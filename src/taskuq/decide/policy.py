@@ -183,8 +183,8 @@ class Policy:
         if single and self.whole_group:
             raise InputError(
                 f"this policy decides about all cases of a group at once, got outputs of shape "
-                f"{np.shape(outputs)}, which is one case; pass those of all cases of the group, "
-                "(round, case, sample)"
+                f"{np.shape(outputs)}, which have no case axis; pass those of all cases of the "
+                "group, (round, case, sample)"
             )
         x = x[:, None] if single else x
         x = x if extra else x[..., None]

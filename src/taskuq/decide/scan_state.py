@@ -215,4 +215,7 @@ def _ends(values: list[Any]) -> FloatArray:
 
 
 def _listed(cases: Iterable[str], is_group: bool) -> str:
-    return f"{'a group with the cases' if is_group else 'the one case'} {', '.join(cases):.80}"
+    names = list(cases)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    who = "a group with the cases" if is_group else "the one case"
+    return f"{who} {', '.join(names[:3])}{more}"

@@ -15,7 +15,9 @@ from taskuq.protocols import CombiningScanner, Scanner
 # What measures the cases of a group one by one: a scanner for each, in order or by name.
 ScannerOfEach: TypeAlias = Sequence[Scanner] | Mapping[str, Scanner]
 
-MEASURES = "cannot measure a round; give an object with a method measure"
+MEASURES = (
+    "cannot measure a round; give an object with a method measure, or for a group a list of them"
+)
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def as_scanners(
     if not isinstance(scanner, list | tuple):
         require_part(scanner, "scanner", Scanner, MEASURES)
     for one in scanner:
-        require_part(one, "one of the scanners", Scanner, MEASURES)
+        require_part(one, "one of the scanners", Scanner, MEASURES.partition(", or")[0])
     names = _names(range(len(scanner)) if cases is None else cases)
     if len(scanner) != len(names):
         raise InputError(f"got {len(scanner)} scanners for {len(names)} cases; give one for each")
