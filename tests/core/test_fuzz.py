@@ -55,7 +55,7 @@ RANGES = (
     None, None, (0, 1), (-1e99, 1e99), (0, np.inf), (-np.inf, np.inf), (1, 0), (0, 0), 5, "ab",
     (np.nan, 1), (0, 10**400), (), [None, 1],
 )  # fmt: skip
-SIDES = ("two", "two", "upper", "lower", "left", None)
+SIDES = ("two", "two", "upper", "lower", "each", "left", None)
 
 
 class Calls:
@@ -269,7 +269,12 @@ def test_three_thousand_damaged_bounds(tmp_path):
     made = [
         (tq.calibrate(x, z, alpha=0.2, score=score, **more), tq.load_bound, x[:2])
         for score in ("cqr", "mlwr", "learned")
-        for more in ({}, {"group": np.arange(40) // 2, "delta": 0.3}, {"weights": z[:40] + 0.1})
+        for more in (
+            {},
+            {"group": np.arange(40) // 2, "delta": 0.3},
+            {"weights": z[:40] + 0.1},
+            {"side": "each"},
+        )
     ]
     x2, z2 = np.stack([x, x], axis=2), np.stack([z, z], axis=1)
     made.append((tq.calibrate_joint(x2, z2, alpha=0.2), load_joint_bound, x2[:2]))

@@ -9,6 +9,7 @@ import taskuq as tq
 from hoeffding_bentkus import hoeffding_bentkus
 from taskuq.calibration import LWR
 from taskuq.calibration.groups import group_index, hierarchical_quantile, quantile_of_mean_loss
+from taskuq.evaluation.comparison import Comparison, compare
 
 FOLDER = Path(__file__).resolve().parents[2] / "../shared/data/fastmri_outputs"
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="the fastMRI outputs are not here")
@@ -98,6 +99,16 @@ def test_quality_is_bounded_from_below_in_each_round():
 
         assert exact.coverage.mean == pytest.approx(1456 / 1532, abs=1e-4)
         assert 0 < exact.center_error.mean < 10
+
+
+@pytest.mark.parametrize("task", ["meniscus_tear", "joint_effusion"])
+def test_a_quantile_for_each_end_is_shorter_on_average_by_slice(task):
+    table = tq.TaskOutputs.load(FOLDER / f"{task}.npz", task_range=(0, 1))
+    asked = Comparison(("mlwr",), trials=300, unit="case", side="each")
+    results = compare(table, asked).results
+
+    assert np.mean([r.width.mean / r.width_by_one.mean for r in results]) < 0.98
+    assert all(abs(r.coverage.mean - 0.95) < 0.005 for r in results)
 
 
 def test_splits_by_volume_vary_more_than_splits_by_slice(tear):

@@ -68,6 +68,8 @@ class Guarantee:
         if self.delta is not None:
             object.__setattr__(self, "delta", float(exact_level(self.delta, "delta")))
         unit_named(self.unit, self.cases)
+        if self.condition not in (None, "each stratum", "each class"):
+            raise InputError(f"a promise is within each stratum or class, got {self.condition!r}")
         if self.ends not in (1, 2):
             raise InputError(f"an interval has 1 or 2 quantiles of its own, got ends={self.ends}")
 
