@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from taskuq.errors import InputError
 from taskuq.report import records
@@ -54,6 +54,13 @@ class Experiment:
     tables: tuple[Table, ...]
 
 
+class Promise(NamedTuple):
+    """A sentence of what is guaranteed, and sentences of what is short of it."""
+
+    sentence: str
+    shortages: tuple[str, ...] = ()
+
+
 @dataclass
 class Contents:
     """Everything the page shows, gathered; figures by the heading they stand under.
@@ -64,7 +71,7 @@ class Contents:
         folder: The run's folder.
         policy: The record of the policy that decided.
         alphas: The error rates of that policy and of stored bounds.
-        promises: Sentences of what is guaranteed.
+        promises: What is guaranteed, and what is short of it.
         is_by_group: Whether it is guaranteed for new groups, not for new cases.
         cases: The interval of each case of the table.
         numbers: What the explorer computes with, as values that JSON can hold.
@@ -82,7 +89,7 @@ class Contents:
     folder: RunFolder
     policy: Record | None = None
     alphas: list[float] = field(default_factory=list)
-    promises: list[str] = field(default_factory=list)
+    promises: list[Promise] = field(default_factory=list)
     is_by_group: bool = False
     cases: list[CaseReport] = field(default_factory=list)
     numbers: dict[str, Any] | None = None

@@ -13,7 +13,6 @@ import numpy as np
 from taskuq.calibration.bound import Bound, load_bound
 from taskuq.calibration.law import calibration_size
 from taskuq.calibration.scores import score_name
-from taskuq.calibration.units import Unit, unit_named
 from taskuq.decide.goal import Goal
 from taskuq.decide.policy import Policy, load_policy
 from taskuq.errors import InputError
@@ -25,6 +24,7 @@ from taskuq.report.folder import RunFolder, StoredRecord, read_folder
 from taskuq.report.page import write_page
 from taskuq.report.records import BOUND, PLAN_SIZE, POLICY, SIMULATE
 from taskuq.runs.explorer import explorer_numbers
+from taskuq.runs.promises import promises, unit_said
 
 TOLERANCES = (0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)
 # Sorts behind every path.
@@ -74,8 +74,8 @@ def study(run_dir: str | os.PathLike[str]) -> Contents:
     opened = [stored for stored in (policy, *bounds.values()) if stored is not None]
     contents.policy = None if policy is None else policy.to_dict()
     contents.alphas = [stored.alpha for stored in opened]
-    contents.promises = _promises(contents, opened)
-    unit = _unit(folder.run.get("unit") or (policy and policy.guarantee.unit))
+    contents.promises = promises(contents.evaluations.values(), opened)
+    unit = unit_said(folder.run.get("unit") or (policy and policy.guarantee.unit))
     contents.is_by_group = unit is not None and unit.is_group
     contents.logged = _logged(folder)
     _add_planner(contents, policy)
@@ -108,32 +108,6 @@ def _with_goal(found: StoredRecord) -> StoredRecord:
     except (InputError, KeyError, TypeError):
         return found
     return replace(found, record={**found.record, "until": until})
-
-
-def _promises(contents: Contents, opened: Sequence[Policy | Bound]) -> list[str]:
-    """The sentences of what is guaranteed, each once."""
-    found = [one.sentence if isinstance(one, Policy) else one.guarantee.sentence for one in opened]
-    if not found:
-        for record in contents.evaluations.values():
-            first = record["results"][0]
-            unit = _unit(first["unit"])
-            if unit is None:
-                continue
-            found.append(
-                f"Guaranteed: an interval calibrated as in these splits contains the target of "
-                f"{unit.who} with probability at least {1 - first['alpha']:.10g}, if the new "
-                f"{first['unit']} is exchangeable with the {first['n_calibration']} calibration "
-                f"{first['unit']}s."
-            )
-    return list(dict.fromkeys(found))[:4]
-
-
-def _unit(said: Any) -> Unit | None:
-    """The unit that a run or a record names, if it names one."""
-    try:
-        return unit_named(said, whole=True)
-    except InputError:
-        return None
 
 
 def _logged(folder: RunFolder) -> dict[str, str]:
@@ -208,7 +182,7 @@ def _add_numbers(contents: Contents, policy: Policy | None) -> None:
             "No explorer.npz is stored with this run, so there are no pictures to look through."
         )
         return
-    run_unit = _unit(folder.run.get("unit"))
+    run_unit = unit_said(folder.run.get("unit"))
     said = "group" if run_unit is None else run_unit.counted
     ranges = [
         folder.explorer.task_range,
