@@ -227,6 +227,28 @@ def test_class_and_size_coverage_are_means_over_the_splits_that_have_them():
     assert sum(s.cases for s in result.size_coverage) == pytest.approx(fold_sizes(N)[1])
 
 
+def test_class_coverage_with_groups_is_that_of_a_random_case_of_a_group_given_its_class():
+    group, label = np.arange(N) // 3 % 9, np.where(np.arange(N) % 9 < 2, "few", "many")
+    result = tq.evaluate(
+        OUTPUTS, TRUTH, alpha=0.25, score="lwr", trials=30, rng=np.random.default_rng(7),
+        group=group, label=label, size_bins=(0, 90),
+    )  # fmt: skip
+    seed = int(np.random.default_rng(7).integers(2**63))
+    inside, covered = 0.0, 0.0
+    weight = 1 / np.bincount(group)[group] * (label == "few")
+    for fold in folds_of(9, fold_sizes(9)[1], 30, seed):
+        test = fold[group]
+        bound = tq.calibrate(
+            OUTPUTS[~test], TRUTH[~test], alpha=0.25, score="lwr", group=group[~test]
+        )
+        inside += weight[test].sum()
+        covered += weight[test] @ bound(OUTPUTS[test]).contains(TRUTH[test])
+
+    few = next(s for s in result.class_coverage if s.name == "few")
+    assert few.coverage == pytest.approx(covered / inside, abs=1e-12)
+    assert result.size_coverage[0].coverage == pytest.approx(result.coverage.mean, abs=1e-12)
+
+
 def test_the_same_seed_gives_the_same_evaluation_and_another_does_not():
     def mean(seed):
         return tq.evaluate(

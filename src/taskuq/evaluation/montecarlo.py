@@ -351,8 +351,8 @@ def _summarise(
         center_error=_moments(np.concatenate([part.center_error for part in parts])),
         infinite=float(infinite.mean()),
         whole_groups=float(np.concatenate(groups).mean()) if groups else None,
-        class_coverage=stratum_coverage(strata, "class"),
-        size_coverage=stratum_coverage(strata, "width"),
+        class_coverage=stratum_coverage(strata, "class", checked.unit),
+        size_coverage=stratum_coverage(strata, "width", checked.unit),
         histogram=histogram,
     )
 

@@ -16,7 +16,8 @@ class Stratum:
 
     Arguments:
         name: The class, or the range of widths.
-        coverage: Mean over the trials in which the stratum is not empty; NaN if it always is.
+        coverage: Mean over the trials in which the stratum is not empty; NaN if it always is. With
+            groups, of a random case of a test group given that it falls in the stratum.
         cases: The mean number of test cases in the stratum.
         trials: The number of trials in which it is not empty.
     """

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from taskuq.calibration.units import Unit
 from taskuq.errors import InputError
 from taskuq.evaluation.pools import Checked, Pool
 from taskuq.evaluation.result import Stratum
@@ -19,19 +20,33 @@ from taskuq.interval import FloatArray
 PAPER_SIZE_BINS = (0.0, 0.05, 0.1, 0.15, 0.2, math.inf)
 
 
-# Test cases of each stratum, and those of them that are covered, (2, trial); a stratum is a pair of
-# 'class' or 'width' and the name of the class or the range.
+# Test cases of each stratum, what they weigh and what the covered ones weigh, (3, trial); a stratum
+# is a pair of 'class' or 'width' and the name of the class or the range.
 StratumCounts = dict[tuple[str, str], FloatArray]
 
 
-def stratum_coverage(parts: Sequence[StratumCounts], kind: str) -> tuple[Stratum, ...]:
-    """Average over the trials in which a stratum is not empty: empty is missing, not zero."""
+def stratum_coverage(parts: Sequence[StratumCounts], kind: str, unit: Unit) -> tuple[Stratum, ...]:
+    """Average over the trials in which a stratum is not empty: empty is missing, not zero.
+
+    With groups all trials are added up first: a random case of a test group, given its stratum.
+
+    Arguments:
+        parts: What was counted.
+        kind: 'class' or 'width'.
+        unit: What was split.
+    """
     found = []
     for stratum in (stratum for stratum in parts[0] if stratum[0] == kind):
-        inside, covered = np.concatenate([part[stratum] for part in parts], axis=1)
-        there = inside > 0
-        coverage = float((covered[there] / inside[there]).mean()) if there.any() else math.nan
-        found.append(Stratum(stratum[1], coverage, float(inside.mean()), int(there.sum())))
+        cases, inside, covered = np.concatenate([part[stratum] for part in parts], axis=1)
+        there = cases > 0
+        coverage = math.nan
+        if there.any():
+            # A mean of the shares of small folds would count groups, not cases of groups, alike.
+            shares = (
+                covered.sum() / inside.sum() if unit.is_group else covered[there] / inside[there]
+            )
+            coverage = float(np.mean(shares))
+        found.append(Stratum(stratum[1], coverage, float(cases.mean()), int(there.sum())))
     return tuple(found)
 
 
@@ -42,7 +57,7 @@ def count_strata(
     splitting: Splitting,
     quantile: FloatArray,
 ) -> StratumCounts:
-    """Count test cases, and covered ones, in each class and each range of widths.
+    """Count and weigh test cases, and covered ones, in each class and each range of widths.
 
     Arguments:
         checked: The checked inputs.
@@ -65,13 +80,18 @@ def count_strata(
                 (width >= low) & ((width < high) | (high == math.inf))
                 for low, high in pairwise(edges)
             ]
-        return np.stack([*inside, *(i & covered for i in inside)]).astype(float)
+        counted = np.stack([*inside, *(i & covered for i in inside)]).astype(float)
+        return counted if weight is None else np.concatenate([counted, counted * weight])
 
+    unit = checked.unit
+    weight = unit.weights(splitting.unit_of_case) if unit.is_group else None
     sums = sums_at_quantiles(splitting, quantile, tables)
-    half = len(sums) // 2
     titles = [("class", str(c)) for c in classes]
     titles += [("width", f"[{low:g}, {high:g})") for low, high in pairwise(edges)]
-    return {title: sums[[i, half + i]] for i, title in enumerate(titles)}
+    last, strata = len(sums), len(titles)
+    return {
+        title: sums[[i, last - 2 * strata + i, last - strata + i]] for i, title in enumerate(titles)
+    }
 
 
 def group_coverage(
