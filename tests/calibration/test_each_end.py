@@ -98,6 +98,33 @@ def test_each_stratum_and_each_class_is_missed_at_most_alpha(condition, populati
         assert Fraction(lost, len(members)) <= Fraction(str(alpha))
 
 
+@pytest.mark.parametrize("within", ["case", "group"])
+@given(
+    population=st.lists(
+        st.lists(st.tuples(CASES, st.sampled_from("ab")), min_size=1, max_size=4),
+        min_size=4,
+        max_size=8,
+    ),
+    alpha=st.sampled_from(ALPHAS[2:]),
+)
+def test_each_stratum_of_new_groups_is_missed_at_most_alpha(within, population, alpha):
+    lost, drawn = dict.fromkeys("ab", Fraction(0)), dict.fromkeys("ab", Fraction(0))
+    for new, group in enumerate(population):
+        others = population[:new] + population[new + 1 :]
+        rest, kinds = zip(*(case for other in others for case in other), strict=True)
+        options = {"strata": np.array(kinds), "within": within}
+        options["group"] = np.repeat(np.arange(len(others)), [len(other) for other in others])
+        for kind in "ab":
+            inside = [case for case, k in group if k == kind]
+            if inside:
+                options["told"] = {"strata": [kind] * len(inside)}
+                out_of = len(group) if within == "case" else len(inside)
+                lost[kind] += Fraction(int(missed(inside, rest, alpha, **options).sum()), out_of)
+                drawn[kind] += Fraction(len(inside), out_of)
+
+    assert all(lost[kind] <= Fraction(str(alpha)) * drawn[kind] for kind in "ab")
+
+
 @given(
     population=st.lists(st.tuples(CASES, st.integers(1, 5)), min_size=4, max_size=12),
     alpha=st.sampled_from(ALPHAS),
@@ -234,6 +261,9 @@ def test_one_infinite_end_is_open_on_its_side_only():
 
     assert np.isfinite(interval.lower)
     assert interval.upper == inf
+    assert "10 of 40 calibration scores are infinite" in str(bound)
+    assert "the upper end is that of the task range" in str(bound)
+    assert "whole task range" not in str(bound)
 
 
 def test_too_few_cases_say_how_many_two_quantiles_need():

@@ -9,7 +9,7 @@ import numpy as np
 
 from taskuq.calibration.bound import Bound
 from taskuq.calibration.family import BoundSide, family_of, rounds_read, sides_asked
-from taskuq.calibration.guarantee import DeltaFor, Guarantee, Within
+from taskuq.calibration.guarantee import WHOLE_RANGE, DeltaFor, Guarantee, Within
 from taskuq.calibration.rank import exact_level
 from taskuq.calibration.scores import resolve_score
 from taskuq.calibration.strata import as_delta_for, as_within, quantiles_within
@@ -198,9 +198,19 @@ def _threshold(
     if scores.ndim == 1:
         return _one_threshold(scores, promise, group, condition)
     (below, lower), (above, upper) = (_one_threshold(s, promise, group, condition) for s in scores)
-    # An end that lacks something has its own reason, or both ends the same.
-    reasons = dict.fromkeys(said.shortage for said in (below, above) if said.shortage)
-    return replace(below, shortage="; ".join(reasons) or None), EndQuantiles(lower, upper)
+    return replace(below, shortage=_of_ends(below, above)), EndQuantiles(lower, upper)
+
+
+def _of_ends(below: Guarantee, above: Guarantee) -> str | None:
+    """Say what the ends lack: both the same, or each what it lacks by itself."""
+    if below.shortage == above.shortage:
+        return below.shortage
+    said = [
+        end.shortage.replace(WHOLE_RANGE, f"the {name} end is that of the task range")
+        for name, end in (("lower", below), ("upper", above))
+        if end.shortage
+    ]
+    return "; ".join(said)
 
 
 def _one_threshold(

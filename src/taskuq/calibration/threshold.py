@@ -171,7 +171,7 @@ class WeightedQuantile(Threshold):
 
     def shortage(self, promise: Guarantee) -> str | None:
         """Say which new cases get no finite interval, and why; nothing where none is likely to."""
-        if math.isinf(self.quantile):
+        if self.quantile == math.inf:
             enough = len(self.scores) >= promise.whom.needed(self.alpha, None)
             reason = promise.infinite(self.scores) if enough else promise.too_few()
             return f"{reason}: {WHOLE_RANGE}"
