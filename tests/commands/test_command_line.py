@@ -192,3 +192,24 @@ def test_a_missing_extra_is_named(monkeypatch, capsys, tmp_path):
     monkeypatch.delitem(sys.modules, "taskuq.data.check", raising=False)
 
     assert "taskuq[mri]" in refused(capsys, "data", "check", tmp_path)
+
+
+@pytest.mark.parametrize("command", ["calibrate", "plan", "simulate", "evaluate"])
+def test_one_new_case_has_no_share_of_cases(table, capsys, command):
+    more = {"calibrate": ("--acceleration", 8), "evaluate": ()}.get(command, ("--max-width", 0.2))
+    said = refused(capsys, command, table, "--unit", "case", "--cases", "all", *more)
+
+    assert "cases='all' is about the cases of a new group, but the unit is one case" in said
+
+
+def test_classes_of_groups_are_read_in_either_way(table, capsys, tmp_path):
+    path = tmp_path / "bound.json"
+    for within in ("case", "group"):
+        flags = ("--acceleration", "8", "--alpha", "0.3", "--by-label", "--within", within)
+        assert run("calibrate", table, *flags, "-o", path) == 0
+        said = " ".join(capsys.readouterr().err.split())
+
+        assert json.loads(path.read_text())["guarantee"]["within"] == within
+        assert ("given the class it falls in" in said) == (within == "case")
+        assert ("in a new group that has some" in said) == (within == "group")
+    assert "leave it out" in refused(capsys, "calibrate", table, *flags[:2], "--within", "case")

@@ -14,6 +14,7 @@ from taskuq.experiments.data_splits import _shared
 from taskuq.experiments.inputs import ClaimSettings, Inputs, Members, make_inputs
 from taskuq.experiments.judging import judge_scores
 from taskuq.experiments.paper_protocol import _draws, _families, _scan
+from taskuq.experiments.wording import shortage
 from taskuq.outputs.table import replace_arrays
 
 
@@ -157,3 +158,12 @@ def test_too_few_groups_to_promise_anything_are_said_and_not_judged(table, few, 
     assert "an error rate of 0.05 cannot be promised from 16 groups" in finding
     assert "nan" not in finding
     assert "inf" not in finding
+
+
+def test_infinite_scores_are_not_called_too_few_cases(table, few):
+    # All samples agree and are wrong: no score but ar is finite.
+    flat = replace_arrays(table, outputs=np.repeat(table.outputs[..., :1], table.samples, axis=-1))
+    found = judge_scores(make_inputs(flat), few, NewCase(), accelerations=[8.0])
+    lwr = [r for r in found if r.score == "lwr"]
+
+    assert shortage(lwr).startswith("too many scores are infinite for an error rate of")

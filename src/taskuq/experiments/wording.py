@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from taskuq.calibration.rank import cases_needed
 from taskuq.calibration.units import Unit
 from taskuq.evaluation.result import Evaluation
 from taskuq.report.figure import Figure
@@ -117,7 +118,8 @@ def shortage(found: Sequence[Evaluation]) -> str | None:
     if any(r.infinite < 1 for r in found):
         return None
     first = found[0]
-    return (
-        f"an error rate of {first.alpha:g} cannot be promised from {first.n_calibration} "
-        f"{first.unit}s, so every interval is everything and nothing is compared."
-    )
+    reason = f"an error rate of {first.alpha:g} cannot be promised from {first.n_calibration} "
+    reason += f"{first.unit}s"
+    if all(r.n_calibration - r.n_tuning >= cases_needed(r.alpha) for r in found):
+        reason = f"too many scores are infinite for an error rate of {first.alpha:g}"
+    return f"{reason}, so every interval is everything and nothing is compared."
