@@ -8,12 +8,12 @@ without. It is looked for by ``isinstance``, in the one place or the few that ma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taskuq.interval import FloatArray, Interval, TaskRange
+from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
 
 
 @runtime_checkable
@@ -238,3 +238,44 @@ class LearningScore(TunableScore, Protocol):
     @property
     def tuning_needs_targets(self) -> bool:
         """Whether it looks at targets, and not at outputs alone."""
+
+
+class Steadied(NamedTuple):
+    """A score that has learnt from calibration units, and what it could be for each of them.
+
+    Arguments:
+        score: What new cases are judged with.
+        narrow: What each calibration case is judged with: a scale as small as the other units
+            could give it, whatever the new unit is.
+        wide: The same with the largest scale.
+    """
+
+    score: SteadyScore
+    narrow: SteadyScore
+    wide: SteadyScore
+
+
+@runtime_checkable
+class SteadyScore(LearningScore, Protocol):
+    """A score that learns from the outputs of the calibration units themselves."""
+
+    def read(self, outputs: FloatArray) -> Any:
+        """Return all that it reads of outputs (case, sample); ``take`` selects some cases."""
+
+    def grown(self, read: Any) -> Family:
+        """Return the nested intervals of cases from what was read of their outputs."""
+
+    def learner(self, read: Any, range_: TaskRange) -> Learner:
+        """Return what learns from any calibration units among the cases that were read."""
+
+
+class Learner(Protocol):
+    """What a steady score learns with."""
+
+    def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> Steadied:
+        """Learn from some cases, the unit of each of them given."""
+
+    def between(
+        self, kept: BoolArray, index: NDArray[np.int64], margin: float
+    ) -> tuple[SteadyScore, SteadyScore]:
+        """Return the ends of what it is if quantiles over units are off by up to a margin."""

@@ -13,6 +13,8 @@ from taskuq.calibration import AR, CQR, LWR, MLWR, Learned
 from taskuq.calibration.family import family_of
 from taskuq.calibration.rank import coverage_rank
 from taskuq.calibration.summaries import mean_and_variance, sample_quantiles
+from taskuq.calibration.tuning import tuning_units
+from taskuq.calibration.units import NewCase, take_units
 
 SIDES = ("two", "upper", "lower")
 NAMES = ("ar", "lwr", "cqr", "mlwr", "learned")
@@ -246,19 +248,17 @@ def test_every_rotation_of_real_looking_cases_is_covered_rank_times(score, seed)
 @pytest.mark.parametrize("seed", range(5))
 def test_tuning_cases_set_aside_do_not_spoil_the_promise(seed):
     # Exchange every kept case with the new one: those set aside stay, as the promise assumes.
-    from taskuq.calibration.tuning import tuning_cases
-
     rng = np.random.default_rng(seed)
     truth = rng.random(101)
     outputs = truth[:, None] + 0.3 * rng.random((101, 1)) * rng.standard_normal((101, 3))
-    aside = tuning_cases(MLWR(), np.arange(100), 0.1, None)
+    aside = take_units(np.arange(100), tuning_units(Learned(), NewCase(), 100, 0.1, None), None)
     assert aside.any()
     turning = np.append(np.flatnonzero(~aside), 100)
     covered = 0
     for i in turning:
         order = np.arange(101)
         order[[i, 100]] = order[[100, i]]
-        bound = tq.calibrate(outputs[order[:100]], truth[order[:100]], alpha=0.1, score="mlwr")
+        bound = tq.calibrate(outputs[order[:100]], truth[order[:100]], alpha=0.1, score="learned")
         covered += bool(bound(outputs[i]).contains(truth[i]))
 
     assert covered == coverage_rank(len(turning) - 1, 0.1)

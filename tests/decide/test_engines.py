@@ -1,5 +1,7 @@
 """Replays: compiled and NumPy loops agree, seeds repeat, and the summaries add up."""
 
+from math import floor
+
 import numpy as np
 import pytest
 
@@ -7,10 +9,12 @@ import taskuq as tq
 from taskuq.calibration.family import AnchoredFamily, FamilyScore
 from taskuq.calibration.link import Link
 from taskuq.decide import simulation
+from taskuq.decide.fixed_width import STATISTICS, spread_score
 from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import simulate
 from taskuq.errors import InputError
+from taskuq.evaluation import splits
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 
 TABLE = synthetic_outputs(SyntheticScanner(volumes=20, samples=4), seed=1)
@@ -52,6 +56,9 @@ PLANS = {
         "fixed-width", 0.1, Goal(level=0.05, side="lower"), budget=0.5
     ),
 }
+# Rules that learn from each calibration fold are planned anew in each trial.
+STEADY = ("spread", "adaptive mlwr", "anytime mlwr", "lower", "at most")
+FIXED = tuple(name for name in PLANS if name not in STEADY)
 COUNTS = ("early", "early_covered", "covered", "stopped", "stopped_covered", "worst_groups",
           "case_tests", "case_covered")  # fmt: skip
 SUMS = ("cost", "width", "center_error", "worst_error", "case_cost", *COUNTS)
@@ -59,7 +66,7 @@ UNITS = ("case", "group", "whole-group")
 
 
 def replays(monkeypatch, is_compiled, table, spec, unit):
-    """Everything one engine adds up."""
+    """Everything one engine adds up, for rules that are fixed before a trial."""
     kept, original = [], simulation.replay
 
     def keep(*arguments):
@@ -80,9 +87,9 @@ def agree(one, other, unit):
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", FIXED)
 def test_compiled_and_numpy_replays_agree(monkeypatch, name, unit):
-    if unit == "whole-group" and name in ("paper lwr", "anytime mlwr", "adaptive cqr"):
+    if unit == "whole-group" and name in ("paper lwr", "adaptive cqr"):
         with pytest.raises(InputError, match="whole groups"):
             replays(monkeypatch, False, TABLE, PLANS[name], unit)
         return
@@ -94,7 +101,7 @@ def test_compiled_and_numpy_replays_agree(monkeypatch, name, unit):
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("name", ["spread", "two-phase", "adaptive mlwr"])
+@pytest.mark.parametrize("name", ["two-phase", "adaptive ar", "adaptive learned"])
 def test_the_engines_agree_on_two_tasks(monkeypatch, name, unit):
     pair = [replays(monkeypatch, c, two_tasks(), PLANS[name], unit) for c in (True, False)]
 
@@ -102,8 +109,8 @@ def test_the_engines_agree_on_two_tasks(monkeypatch, name, unit):
 
 
 def test_the_comparison_of_engines_can_fail(monkeypatch):
-    (one,) = replays(monkeypatch, False, TABLE, PLANS["spread"], "case")
-    (other,) = replays(monkeypatch, False, TABLE, PLANS["adaptive mlwr"], "case")
+    (one,) = replays(monkeypatch, False, TABLE, PLANS["paper lwr"], "case")
+    (other,) = replays(monkeypatch, False, TABLE, PLANS["adaptive ar"], "case")
 
     assert not agree(one, other, "case")
 
@@ -155,6 +162,9 @@ def watched_trials(monkeypatch, table, spec, trials, is_compiled=False, **option
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "anytime", "paper"])
 def test_a_replayed_trial_is_what_the_rules_say(monkeypatch, kind, is_compiled):
+    # A score that knows its prior makes the rules of a window fixed, too.
+    known = spread_score("two").tuned(tied_table().outputs[0], range_=(0.0, 1.0))
+    monkeypatch.setitem(STATISTICS, "spread", lambda side: known)
     table, spec = tied_table(), PolicyPlan(kind, 0.1, Goal(max_width=0.1), score="lwr")
     found, scans, splitting, thresholds = watched_trials(
         monkeypatch, table, spec, 1, is_compiled, unit="case"
@@ -199,3 +209,55 @@ def test_the_threshold_of_a_trial_is_the_planned_one(monkeypatch, promise):
         )  # fmt: skip
         assert policy.thresholds == tuple(thresholds[:, t])
         assert np.isfinite(policy.thresholds).all()
+
+
+PLANNED = [
+    (name, promise)
+    for name in STEADY
+    for promise in PROMISES
+    if "delta" not in promise and not (name == "anytime mlwr" and promise["unit"] == "whole-group")
+]
+
+
+@pytest.mark.parametrize(("name", "promise"), PLANNED, ids=str)
+def test_a_trial_of_a_policy_that_learns_is_a_plan_and_its_decisions(name, promise):
+    spec, table = PLANS[name], two_tasks() if name == "spread" else TABLE
+    (found,) = simulate(table, [spec], trials=2, rng=np.random.default_rng(9), **promise)
+
+    seed = int(np.random.default_rng(9).integers(2**63))
+    group = np.unique(table.group, return_inverse=True)[1]
+    by_group = promise["unit"] != "case"
+    n = int(group.max()) + 1 if by_group else table.cases
+    early, hits = [], []
+    for fold in splits.test_folds(seed, 0, 2, n, n - floor(0.7 * n)).astype(bool):
+        test = fold[group] if by_group else fold
+        policy = tq.plan(
+            table.select(cases=~test), alpha=spec.alpha, max_width=spec.goal.max_width,
+            at_most=spec.goal.level, side=spec.goal.side, policy=spec.kind, **promise,
+        )  # fmt: skip
+        weight = (1 / np.bincount(group))[group] if by_group else np.ones(table.cases)
+        stopped, covered = scanned(policy, table, test, group if by_group else None)
+        early.append(np.average(stopped, weights=weight[test]))
+        hits.append(np.average(covered, weights=weight[test]))
+
+    assert found.early == pytest.approx(np.mean(early), abs=1e-12)
+    if promise.get("cases", "random") == "random":
+        assert found.coverage == pytest.approx(np.mean(hits), abs=1e-12)
+
+
+def scanned(policy, table, test, group):
+    """Which test cases stop early, and which are covered then or measured in full."""
+    stopped, covered = np.zeros(test.sum(), bool), np.ones(test.sum(), bool)
+    parts = [np.arange(test.sum())]
+    if policy.whole_group:
+        parts = [np.flatnonzero(group[test] == g) for g in np.unique(group[test])]
+    outputs, targets = table.outputs[:, test], table.targets[test]
+    for part in parts:
+        for k in range(table.rounds):
+            decision = policy.decide(k, outputs[: k + 1, part])
+            now = np.broadcast_to(decision.stops, len(part)) & ~stopped[part]
+            hit = decision.interval.contains(targets[part])
+            hit = hit.all(axis=-1) if hit.ndim > 1 else hit
+            covered[part[now]] = hit[now]
+            stopped[part[now]] = True
+    return stopped, covered

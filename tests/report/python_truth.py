@@ -6,8 +6,7 @@ import taskuq as tq
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.scores import resolve_score
 from taskuq.calibration.scores.learned import Learned
-from taskuq.calibration.scores.mlwr import MLWR
-from taskuq.decide.fixed_width import WindowRule, spread_score
+from taskuq.decide.fixed_width import WindowRule
 from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.planning import OneSet
@@ -19,8 +18,8 @@ from taskuq.runs.explorer import FEWEST_FOR_LEARNED, RULES, learning_cases, tune
 class Truth:
     """The explorer's arrays, calibrated by the package itself.
 
-    Scores that learn are tuned once, at the run's own error rate; everything else is done again
-    for each setting, by the functions that users call.
+    Scores that set cases aside are tuned once, at the run's own error rate; everything else is done
+    again for each setting, by the functions that users call.
     """
 
     def __init__(self, explorer, alpha, unit, task_range):
@@ -32,16 +31,11 @@ class Truth:
         self.range = task_range
         self.bases = {}
         self.known = {}
-        for name, base in (
-            ("mlwr", MLWR()),
-            ("learned", Learned()),
-            ("spread", spread_score("two")),
-        ):
-            if name == "learned" and len(self.z) < FEWEST_FOR_LEARNED:
-                continue
+        if len(self.z) >= FEWEST_FOR_LEARNED:
+            base = Learned()
             aside = learning_cases(base, len(self.z), alpha, self.group, unit)
             tuned = tuned_scores(base, self.x, self.z, aside, task_range, self.group)
-            self.bases[name] = (tuned, ~aside)
+            self.bases["learned"] = (tuned, ~aside)
 
     def base(self, name, alpha):
         if name in self.bases:
@@ -66,6 +60,8 @@ class Truth:
         alpha, goal = float(setting["alpha"]), Goal(max_width=float(setting["tau"]))
         entry = RULES[setting["policy"]]
         statistic = {"spread": "spread", "learned-window": "learned"}.get(entry.get("statistic"))
+        if (statistic or setting["score"]) in ("spread", "mlwr"):
+            return self.planned(setting, entry["kind"])
         scores, kept = self.base(statistic or setting["score"], alpha)
         if statistic:
             rules = [WindowRule(s, goal, self.range, float(R**0.25))
@@ -86,6 +82,12 @@ class Truth:
         thresholds = spec.thresholds(seen, OneSet(promise, promise.whom, index))
         return Policy(entry["kind"], goal, self.rates, rules, tuple(thresholds), promise,
                       self.x.shape[2], task_range=self.range)  # fmt: skip
+
+    def planned(self, setting, kind):
+        """The policy of a score that learns from all calibration cases, as users plan it."""
+        table = tq.TaskOutputs(self.x, self.z, self.rates, group=self.group, task_range=self.range)
+        return tq.plan(table, alpha=float(setting["alpha"]), max_width=float(setting["tau"]),
+                       policy=kind, score="mlwr", unit=setting["unit"])  # fmt: skip
 
     def at(self, setting):
         """Everything the browser computes for one slice, round by round."""

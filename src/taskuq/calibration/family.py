@@ -224,6 +224,25 @@ class OpaqueFamily:
         )
 
 
+@dataclass(frozen=True)
+class BracketedFamily:
+    """Intervals whose scale is only known to lie between two: their largest scores.
+
+    A score rises or falls with the scale throughout, so that it is largest at one of the ends.
+
+    Arguments:
+        narrow: The family of the least scale.
+        wide: The family of the largest.
+    """
+
+    narrow: Family
+    wide: Family
+
+    def score(self, targets: FloatArray) -> FloatArray:
+        """Return the largest score that a target could have."""
+        return np.maximum(self.narrow.score(targets), self.wide.score(targets))
+
+
 def intervals_at(family: Family, quantiles: FloatArray) -> Interval:
     """Return the intervals of all cases at each of several quantiles, (quantile, case).
 

@@ -9,19 +9,20 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taskuq.calibration.bound import AnyBound, read_bound
-from taskuq.calibration.family import Side, clipped, family_of, stacked
+from taskuq.calibration.family import BracketedFamily, Side, clipped, family_of, stacked
 from taskuq.calibration.guarantee import WHOLE_RANGE, Guarantee
 from taskuq.calibration.rank import coverage_rank, order_statistic
 from taskuq.calibration.scores import resolve_score, score_from_dict, score_to_dict
-from taskuq.calibration.tuning import tuned_score, tuning_cases
-from taskuq.calibration.units import UnitName, as_unit
+from taskuq.calibration.tuning import is_steady, tuned_score, tuning_units
+from taskuq.calibration.units import UnitName, as_unit, take_units
 from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
 from taskuq.errors import InputError
 from taskuq.files import number_from_json, number_to_json, range_to_json
 from taskuq.interval import FloatArray, Interval, TaskRange
-from taskuq.protocols import Score
+from taskuq.protocols import Score, SteadyScore
 
 Method: TypeAlias = Literal["max", "scale", "minimax", "rank"]
 SCHEMA = "taskuq.joint-bound/1"
@@ -183,12 +184,21 @@ def calibrate_joint(
         raise InputError("method 'rank' promises for a new case only; use another method")
 
     chosen = resolve_score(score, alpha, side)
-    least = TUNING_SHARE if method in ("scale", "minimax") else 0.0
-    aside = tuning_cases(chosen, whom.index(n, groups), alpha, rng, least)
+    index = whom.index(n, groups)
+    aside = np.zeros(n, dtype=bool)
+    # A steady score knows only that its calibration scores are large enough: enough for their
+    # maximum, not for their ranks.
+    if method == "max" and is_steady(chosen, delta):
+        scores, values = _steady_scores(chosen, x, z, index, range_)
+    else:
+        least = TUNING_SHARE if method in ("scale", "minimax") else 0.0
+        take = tuning_units(chosen, whom, int(index.max()) + 1, alpha, delta, least)
+        aside = take_units(index, take, rng)
+        scores = tuple(
+            tuned_score(chosen, x[aside, :, k], z[aside, k], range_, None) for k in range(tasks)
+        )
+        values = _scores(scores, x[~aside], z[~aside])
     kept = ~aside
-    scores = tuple(
-        tuned_score(chosen, x[aside, :, k], z[aside, k], range_, None) for k in range(tasks)
-    )
     by = None if groups is None else whom.groups(groups[kept])
     promise = Guarantee(
         alpha=alpha,
@@ -198,10 +208,30 @@ def calibrate_joint(
         n_groups=None if by is None else len(np.unique(by)),
         tasks=tasks,
     )
-    values, tuning = _scores(scores, x[kept], z[kept]), _scores(scores, x[aside], z[aside])
+    tuning = _scores(scores, x[aside], z[aside])
     promise, quantiles = _quantiles(method, values, tuning, promise, by)
     provenance = {"tuning_cases": int(aside.sum())}
     return JointBound(scores, quantiles, promise, method, int(x.shape[1]), range_, provenance)
+
+
+def _steady_scores(
+    score: SteadyScore,
+    outputs: FloatArray,
+    targets: FloatArray,
+    index: NDArray[np.int64],
+    range_: TaskRange,
+) -> tuple[tuple[Score, ...], FloatArray]:
+    """What a score learns from all cases for each task, and how large its scores may be."""
+    everyone = np.ones(len(targets), dtype=bool)
+    scores: list[Score] = []
+    values = []
+    for k in range(targets.shape[1]):
+        read = score.read(outputs[:, :, k])
+        learnt, narrow, wide = score.learner(read, range_).learn(everyone, index)
+        scores.append(learnt)
+        family = BracketedFamily(narrow.grown(read), wide.grown(read))
+        values.append(family.score(targets[:, k]))
+    return tuple(scores), np.stack(values, axis=1)
 
 
 def _quantiles(

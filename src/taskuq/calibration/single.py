@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from taskuq.calibration.bound import Bound
-from taskuq.calibration.family import BoundSide, family_of, rounds_read, sides_asked
+from taskuq.calibration.family import (
+    BoundSide,
+    BracketedFamily,
+    each_end,
+    family_of,
+    rounds_read,
+    sides_asked,
+)
 from taskuq.calibration.guarantee import WHOLE_RANGE, DeltaFor, Guarantee, Within
 from taskuq.calibration.rank import exact_level
 from taskuq.calibration.scores import resolve_score
@@ -21,12 +28,12 @@ from taskuq.calibration.threshold import (
     WeightedQuantile,
     as_weights,
 )
-from taskuq.calibration.tuning import tuned_score, tuning_cases
-from taskuq.calibration.units import Unit, UnitName, as_unit
+from taskuq.calibration.tuning import is_steady, tuned_score, tuning_units
+from taskuq.calibration.units import Unit, UnitName, as_unit, take_units
 from taskuq.checks import as_cases, as_ids, as_numbers, as_range
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, TaskRange
-from taskuq.protocols import Score
+from taskuq.protocols import Family, Score
 
 # What a promise is conditional on, in words.
 KINDS = {"label": "class", "strata": "stratum"}
@@ -86,7 +93,8 @@ def calibrate(
             with a quantile for each end, both at half the error rate.
         task_range: The range of the task; intervals are clipped to it.
         tuning: Outputs and targets of other cases, e.g. of the training set, for scores that
-            learn. Without it a tenth (mlwr) or three tenths (learned) of the cases are set aside.
+            learn. Without it `learned` sets three tenths of the units aside; `mlwr` learns from
+            the outputs of all of them, and with ``delta`` from a tenth set aside.
         acceleration: Remembered with the bound.
         rng: Picks the tuning cases at random; without it they are taken at even steps.
 
@@ -110,19 +118,10 @@ def calibrate(
     promise = Guarantee(alpha=alpha, **whom.record, delta=delta, n_cases=n, ends=ends)
     promise = _read(promise, condition, within, delta_for)
     chosen = resolve_score(score, alpha, score_side)
-    kept = np.ones(n, dtype=bool)
-    if tuning is None:
-        aside = tuning_cases(chosen, whom.index(n, groups), exact_level(alpha) / ends, rng)
-        kept = ~aside
-        chosen = tuned_score(
-            chosen, x[..., aside, :], z[aside], range_, None if groups is None else groups[aside]
-        )
-    else:
+    if tuning is not None:
         chosen = _tuned_elsewhere(chosen, tuning, x, range_)
-
-    # Scoring the cases set aside too is cheaper than a copy of all the others.
-    values = family_of(chosen, x, ends).score(z)
-    guarantee, threshold = _threshold(values, kept, promise, groups, condition)
+    chosen, judged, kept = _learnt(chosen, x, z, promise, groups, range_, rng)
+    guarantee, threshold = _threshold(judged.score(z), kept, promise, groups, condition)
     read = rounds_read(chosen, x)
     return Bound(
         score=chosen,
@@ -134,6 +133,36 @@ def calibrate(
         acceleration=None if acceleration is None else float(acceleration),
         provenance={"tuning_cases": int(n - kept.sum())},
     )
+
+
+def _learnt(
+    score: Score,
+    outputs: FloatArray,
+    targets: FloatArray,
+    promise: Guarantee,
+    group: np.ndarray | None,
+    range_: TaskRange,
+    rng: np.random.Generator | None,
+) -> tuple[Score, Family | BracketedFamily, BoolArray]:
+    """A score that has learnt, what calibration cases are scored by, and which of them are kept."""
+    whom, n = promise.whom, len(targets)
+    index, kept = whom.index(n, group), np.ones(n, dtype=bool)
+    if is_steady(score, promise.delta):
+        read = score.read(rounds_read(score, outputs))
+        learnt, *ends = score.learner(read, range_).learn(kept, index)
+        grown = [end.grown(read) for end in ends]
+        return (
+            learnt,
+            BracketedFamily(*(grown if promise.ends == 1 else map(each_end, grown))),
+            kept,
+        )
+    level = exact_level(promise.alpha) / promise.ends
+    take = tuning_units(score, whom, int(index.max()) + 1, level, promise.delta)
+    aside = take_units(index, take, rng)
+    by = None if group is None else group[aside]
+    tuned = tuned_score(score, outputs[..., aside, :], targets[aside], range_, by)
+    # Scoring the cases set aside too is cheaper than a copy of all the others.
+    return tuned, family_of(tuned, outputs, promise.ends), ~aside
 
 
 def _condition(whom: Unit, n: int, **asked: Any) -> tuple[str, np.ndarray] | None:

@@ -7,14 +7,13 @@ from fractions import Fraction
 from typing import TypeGuard
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taskuq.calibration.family import rounds_read
-from taskuq.calibration.rank import cases_needed, exact_level
+from taskuq.calibration.rank import exact_level
 from taskuq.calibration.scores.mlwr import FEWEST_TUNING_CASES
-from taskuq.calibration.units import take_units
-from taskuq.interval import BoolArray, FloatArray, TaskRange
-from taskuq.protocols import LearningScore, Score
+from taskuq.calibration.units import Unit
+from taskuq.interval import FloatArray, TaskRange
+from taskuq.protocols import LearningScore, Score, SteadyScore
 
 
 def needs_tuning(score: Score) -> TypeGuard[LearningScore]:
@@ -41,44 +40,59 @@ def target_share(score: Score) -> float:
     return 0.0
 
 
-def tuning_cases(
-    score: Score,
-    index: NDArray[np.int64],
-    alpha: float | Fraction,
-    rng: np.random.Generator | None,
-    least: float = 0.0,
-) -> BoolArray:
-    """Return which cases are set aside for the score, or something beside it, to learn from.
+def is_steady(score: Score, delta: float | None = None) -> TypeGuard[SteadyScore]:
+    """Whether a score learns from the outputs of the calibration units, so that none is set aside.
 
-    Under exchangeability any choice that does not look at the data keeps the guarantee. Whole
-    groups are taken where groups are the unit. A score that learns without targets (mlwr) gives
-    way where the others would become too few for a finite interval.
+    A promise given the calibration set (``delta``) needs a score that was fixed before.
+
+    Example:
+        >>> from taskuq.calibration import Learned, MLWR
+        >>> is_steady(MLWR()), is_steady(MLWR(), delta=0.1), is_steady(Learned())
+        (True, False, False)
+    """
+    return delta is None and isinstance(score, SteadyScore) and score.needs_tuning
+
+
+def tuning_units(
+    score: Score,
+    unit: Unit,
+    units: int,
+    alpha: float | Fraction,
+    delta: float | None,
+    least: float = 0.0,
+) -> int:
+    """Return how many units are set aside for the score, or something beside it, to learn from.
+
+    It depends on what is promised and on the number of units alone, never on what they hold, so
+    that the units that are left stay exchangeable with a new one. A score that learns without
+    targets gives way where the others would become too few for a finite interval; one that is
+    steady (:func:`is_steady`) need not be asked.
 
     Arguments:
         score: The score.
-        index: The unit of each case, numbered from 0.
+        unit: What is exchangeable.
+        units: How many there are.
         alpha: The error rate.
-        rng: Picks at random; without it cases are taken at even steps.
+        delta: For a promise given the calibration set.
         least: The share that something beside the score learns from.
 
     Example:
-        >>> from taskuq.calibration import MLWR
-        >>> tuning_cases(MLWR(), np.arange(200), 0.05, None).sum()
-        np.int64(21)
-        >>> tuning_cases(MLWR(), np.arange(20), 0.05, None).sum()  # 19 are needed
-        np.int64(0)
+        >>> from taskuq.calibration import Learned, MLWR
+        >>> from taskuq.calibration.units import NewCase
+        >>> tuning_units(MLWR(), NewCase(), 200, alpha=0.05, delta=0.1)
+        21
+        >>> tuning_units(Learned(), NewCase(), 200, alpha=0.05, delta=None)
+        61
     """
-    units = int(index.max()) + 1
-    aside = np.zeros(len(index), dtype=bool)
-    if needs_tuning(score):
-        take = tuning_count(units, score.tuning_share, alpha)
-        if not score.tuning_needs_targets:
-            take = max(0, min(take, units - cases_needed(alpha)))
-            take = take if take * len(index) >= FEWEST_TUNING_CASES * units else 0
-        aside = take_units(index, take, rng)
-    if aside.mean() < least:
-        aside = take_units(index, tuning_count(units, least, alpha), rng)
-    return aside
+    beside = tuning_count(units, least, alpha) if least else 0
+    if not needs_tuning(score):
+        return beside
+    take = tuning_count(units, score.tuning_share, alpha)
+    if not score.tuning_needs_targets:
+        take = max(0, min(take, units - unit.needed(alpha, delta)))
+        # A case is one case; a group may hold many.
+        take = 0 if not unit.is_group and take < FEWEST_TUNING_CASES else take
+    return max(take, beside)
 
 
 def tuning_count(units: int, share: float, alpha: float | Fraction) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -18,6 +19,7 @@ def make_certificate(
     calibrator: Calibrator,
     accelerations: FloatArray,
     certainty: float,
+    within: Callable[[float], Examination] | None = None,
 ) -> dict[str, float]:
     """Return the mean acceleration on the calibration cases, and the certified one if there is.
 
@@ -27,24 +29,48 @@ def make_certificate(
         calibrator: What calibrated them.
         accelerations: Of the stored rounds; there is no certificate where one is unknown.
         certainty: The probability of an unlucky calibration.
+        within: For rules that learnt from the calibration cases: the cases in the light of all
+            rules whose quantiles over units are off by a margin.
     """
     exact_level(certainty, "certainty")
     if np.isnan(accelerations).any():
         return {}
-    unit, index = calibrator.unit, calibrator.index
-    lowest, largest, weight = seen.lowest, seen.largest, unit.weights(index)
-    if unit.stops_together:
-        largest = seen.allowance(index)
-        lowest, weight = np.full(largest.shape, -np.inf), np.ones(largest.shape[1])
-    cost = mean_cost(lowest, largest, accelerations, thresholds, weight)
-    found = {"mean_acceleration": 1 / cost}
+    found = {
+        "mean_acceleration": 1 / _cost(seen, seen.largest, thresholds, calibrator, accelerations)
+    }
     # Going on is monotone in one threshold, which is what the certificate rests on.
-    if len(set(thresholds)) == 1 and seen.is_always_open:
-        found["certified"] = certified_acceleration(
-            cost, accelerations, int(index.max()) + 1, certainty, groups=unit.is_group
-        )
-        found["delta"] = certainty
+    if len(set(thresholds)) > 1 or not seen.is_always_open:
+        return found
+    units, failing = int(calibrator.index.max()) + 1, float(exact_level(certainty, "certainty"))
+    groups, slowest = calibrator.unit.is_group, seen.largest
+    if within is not None:
+        # Half of the failures are left to what was learnt: two quantiles of each round and task,
+        # each off to both sides.
+        failing /= 2
+        quantiles = 4 * len(accelerations) * len(seen.rounds[0])
+        surely = within(2 * deviation(units, failing / quantiles, groups=groups)).surely
+        assert surely is not None
+        slowest = surely
+    cost = _cost(seen, slowest, thresholds, calibrator, accelerations)
+    found["certified"] = certified_acceleration(cost, accelerations, units, failing, groups=groups)
+    found["delta"] = certainty
     return found
+
+
+def _cost(
+    seen: Examination,
+    largest: FloatArray,
+    thresholds: FloatArray,
+    calibrator: Calibrator,
+    accelerations: FloatArray,
+) -> float:
+    """The mean cost of the calibration cases where rounds stop below the given thresholds."""
+    unit, index = calibrator.unit, calibrator.index
+    lowest, weight = seen.lowest, unit.weights(index)
+    if unit.stops_together:
+        largest = seen.of_groups(largest, index)
+        lowest, weight = np.full(largest.shape, -np.inf), np.ones(largest.shape[1])
+    return mean_cost(lowest, largest, accelerations, thresholds, weight)
 
 
 def mean_cost(
@@ -114,10 +140,25 @@ def certified_acceleration(
         9.62
     """
     failing = float(exact_level(delta, "delta")) / len(accelerations)
+    epsilon = deviation(units, failing, groups=groups)
+    first = accelerations[0] if np.isfinite(accelerations[0]) else np.inf
+    return float(1 / min(1.0, cost + (1 - 1 / first) * epsilon))
+
+
+def deviation(units: int, failing: float, *, groups: bool) -> float:
+    r"""Return how far a distribution function exceeds the one seen, but for so many failures.
+
+    Arguments:
+        units: The number :math:`n` of independent units.
+        failing: The probability of a larger excess anywhere.
+        groups: Whether units are groups, each with a distribution of its own.
+
+    Example:
+        >>> round(deviation(1531, 0.025, groups=False), 4)
+        0.0347
+    """
     x = math.log(1 / failing)
     if groups:
         while math.e * x * math.exp(-x) > failing:
             x += 0.01
-    epsilon = math.sqrt(x / (2 * units))
-    first = accelerations[0] if np.isfinite(accelerations[0]) else np.inf
-    return float(1 / min(1.0, cost + (1 - 1 / first) * epsilon))
+    return math.sqrt(x / (2 * units))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from taskuq.calibration.family import AnchoredFamily, Side, clipped, family_of
+from taskuq.calibration.family import AnchoredFamily, Side, clipped
 from taskuq.calibration.link import IDENTITY
 from taskuq.calibration.rank import conformal_quantile, exact_level
 from taskuq.calibration.scores import score_to_dict
@@ -20,7 +20,7 @@ from taskuq.decide.rules import Examination, Examined, Record, Rule, Rules, exam
 from taskuq.decide.stopping import Calibrator, stopped_promise, stopping_score
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, Interval, TaskRange
-from taskuq.protocols import Score
+from taskuq.protocols import Family, Score
 
 # The share of units from which reports learn when and how far to shrink.
 NARROWING_TUNING_SHARE = 0.3
@@ -53,6 +53,7 @@ class WindowRule(Rule):
     """
 
     name: ClassVar[str] = "window"
+    scaling: ClassVar[int] = 1
 
     score: Score
     goal: Goal
@@ -60,19 +61,18 @@ class WindowRule(Rule):
     weight: float
     narrowing: tuple[float, float] | None = None
 
-    def risk(self, outputs: FloatArray) -> tuple[FloatArray, Interval, AnchoredFamily]:
+    def risk(self, family: Family) -> tuple[FloatArray, Interval, AnchoredFamily]:
         """Return the risk statistic, the windows and the families of cases."""
-        family = family_of(self.score, outputs)
         if not isinstance(family, AnchoredFamily):
             raise InputError("a fixed-width policy needs the statistic 'spread' or 'learned'")
         place = window_place(self.score, self.task_range)
         window, reach = self.goal.window(family.high, family.link, place)
-        ratio = np.divide(family.scale, reach, out=np.full(reach.shape, np.inf), where=reach > 0)
-        return self.weight * ratio, clipped(window, self.task_range), family
+        steepness = np.divide(self.weight, reach, out=np.full(reach.shape, np.inf), where=reach > 0)
+        return steepness * family.scale, clipped(window, self.task_range), family
 
-    def examine(self, outputs: FloatArray) -> Examined:
-        """Examine cases, outputs of all rounds so far (round, case, sample)."""
-        h, window, family = self.risk(outputs)
+    def examined(self, family: Family, cases: int) -> Examined:
+        """Examine so many cases by their nested intervals."""
+        h, window, family = self.risk(family)
         if self.narrowing is None:
             return Examined(family, window, np.full(h.shape, -np.inf), -h, window_from=-np.inf)
         t0, B = self.narrowing
@@ -81,7 +81,7 @@ class WindowRule(Rule):
         return Examined(
             family=narrowed,
             window=window,
-            lowest=opening(narrowed, len(h)),
+            lowest=opening(narrowed, cases),
             largest=np.where(h < t0, largest, -np.inf),
             window_from=1.0,
         )

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import final
 
 import numpy as np
 
 from taskuq.calibration.family import Side
 from taskuq.calibration.guarantee import Guarantee
-from taskuq.calibration.tuning import tuned_score, tuning_cases
-from taskuq.calibration.units import PolicyUnitName, Unit, as_unit, unit_index
+from taskuq.calibration.tuning import tuning_units
+from taskuq.calibration.units import PolicyUnitName, Unit, as_unit, take_units, unit_index
 from taskuq.decide.certificate import make_certificate
 from taskuq.decide.goal import make_goal
 from taskuq.decide.kinds import PolicyPlan, Statistic
+from taskuq.decide.learning import examined, steady_rules
 from taskuq.decide.outlook import outlook, with_shortage
 from taskuq.decide.policy import Policy
-from taskuq.decide.rules import Examination, Rule, Rules, examine
 from taskuq.decide.stopping import Calibrator, smallest_allowed, smallest_certified
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
@@ -89,8 +90,15 @@ def plan(
         raise InputError("the table has no targets, so no policy can be planned on it")
     whom = policy_unit(table, unit, cases)
     index = whom.index(table.cases, table.group)
-    aside = tuning_cases(spec.base, index, alpha, rng, spec.policy.tuning_share(spec))
-    rules, seen = examined(spec, table, aside, ~aside)
+    aside = np.zeros(table.cases, dtype=bool)
+    steady = steady_rules(spec, table, delta)
+    if steady is not None:
+        rules, seen = steady.learn(~aside, index)
+    else:
+        share = spec.policy.tuning_share(spec)
+        take = tuning_units(spec.base, whom, int(index.max()) + 1, alpha, delta, share)
+        aside = take_units(index, take, rng)
+        rules, seen = examined(spec, table, aside, ~aside)
     kept = unit_index(seen.cases, index[~aside])
     promise = Guarantee(
         alpha=alpha,
@@ -102,6 +110,9 @@ def plan(
     )
     calibrator = OneSet(promise, whom, kept)
     thresholds = spec.thresholds(seen, calibrator)
+    within = None
+    if steady is not None:
+        seen, within = steady.seen(rules), partial(steady.within, ~aside, index)
     return Policy(
         kind=policy,
         goal=goal,
@@ -115,7 +126,9 @@ def plan(
         smallest_group=int(np.bincount(kept).min()) if whom.stops_together else None,
         task_range=table.task_range,
         task_names=table.task_names,
-        certificate=make_certificate(seen, thresholds, calibrator, table.accelerations, certainty),
+        certificate=make_certificate(
+            seen, thresholds, calibrator, table.accelerations, certainty, within
+        ),
         provenance={"tuning_cases": int(aside.sum()), "statistic": statistic, "budget": budget},
     )
 
@@ -139,48 +152,3 @@ class OneSet(Calibrator):
         if self.promise.bets is not None:
             return np.asarray(smallest_certified(thresholds, losses, self.promise.bets))
         return smallest_allowed(thresholds, losses.sum(axis=0), self.promise.allowed(len(losses)))
-
-
-def examined(
-    spec: PolicyPlan, table: TaskOutputs, learning: np.ndarray, kept: np.ndarray
-) -> tuple[Rules, Examination]:
-    """Return the rules of a policy, and the cases to calibrate on in the light of them.
-
-    Arguments:
-        spec: What to plan.
-        table: The table.
-        learning: The cases that the rules learn from.
-        kept: The cases to examine.
-    """
-    x, z = round_arrays(table)
-    group = None if table.group is None else table.group[learning]
-    rules = tuned_rules(spec, table, x[:, learning], z[:, learning], group)
-    return rules, examine(rules, x[:, kept], z[:, kept])
-
-
-def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:
-    """Return outputs (round, case, sample, task) and targets (round, case, task) of a table."""
-    x = table.outputs if table.outputs.ndim == 4 else table.outputs[..., None]
-    z = table.targets if table.has_round_targets else table.targets[None]
-    z = z if table.outputs.ndim == 4 else z[..., None]
-    return x, np.broadcast_to(z, (x.shape[0], x.shape[1], x.shape[3]))
-
-
-def tuned_rules(
-    spec: PolicyPlan,
-    table: TaskOutputs,
-    outputs: FloatArray,
-    targets: FloatArray,
-    group: np.ndarray | None,
-) -> Rules:
-    """Return the rules, tuned on outputs (round, case, sample, task) and targets of some cases."""
-    policy, range_ = spec.policy, table.task_range
-
-    def rule(k: int, task: int) -> Rule:
-        x, z = outputs[: k + 1, ..., task], targets[k, :, task]
-        score = tuned_score(spec.base, x, z, range_, group)
-        return policy.rule(spec, score, range_, table.accelerations[k])
-
-    rounds, tasks = outputs.shape[0], outputs.shape[3]
-    rules = tuple(tuple(rule(k, task) for task in range(tasks)) for k in range(rounds))
-    return policy.learned(spec, rules, outputs, targets)

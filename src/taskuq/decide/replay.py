@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +101,28 @@ def replay(scans: Scans, splitting: Splitting, thresholds: FloatArray) -> Replay
     else:
         for t in range(splitting.trials):
             _one_trial(scans, splitting, thresholds[:, t], t, sums, totals)
+    return _replayed(sums, totals, splitting, rounds)
+
+
+def replay_each(
+    trial: Callable[[int], tuple[Scans, FloatArray]], splitting: Splitting, rounds: int
+) -> Replayed:
+    """Replay the test cases of every trial with rules and thresholds of its own.
+
+    Arguments:
+        trial: The scans and the threshold of each round, in the light of a trial's own rules.
+        splitting: Who is split and how.
+        rounds: The number of rounds.
+    """
+    sums = np.zeros((8 + 2 * rounds, splitting.trials))
+    totals = np.zeros((3, splitting.n_cases))
+    for t in range(splitting.trials):
+        scans, thresholds = trial(t)
+        _one_trial(scans, splitting, thresholds, t, sums, totals)
+    return _replayed(sums, totals, splitting, rounds)
+
+
+def _replayed(sums: FloatArray, totals: FloatArray, splitting: Splitting, rounds: int) -> Replayed:
     by_round = sums[8 : 8 + rounds], sums[8 + rounds :]
     return Replayed(float(splitting.n_test), *sums[:8], *by_round, *totals)  # type: ignore[call-arg]  # eight and three rows
 

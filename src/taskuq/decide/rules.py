@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias, final
 
 import numpy as np
@@ -49,6 +49,12 @@ class Examined:
         r"""Whether :math:`-\lambda^*` is a risk statistic: the window is reported anyway."""
         return self.window_from == -np.inf
 
+    def rescaled(self, scale: FloatArray, scaling: int) -> Examined:
+        """Return cases that were examined at scale 1 as they are at another."""
+        family = replace(self.family, scale=scale)  # type: ignore[type-var]  # an anchored one
+        largest = self.largest / scale if scaling < 0 else self.largest * scale
+        return replace(self, family=family, largest=largest)
+
     def stops(self, threshold: float) -> np.ndarray:
         """Whether the policy stops each case at a threshold; strict, so that ties go on."""
         return np.asarray((self.lowest <= threshold) & (threshold < self.largest))
@@ -78,12 +84,19 @@ class Rule(ABC):
 
     # What files call it.
     name: ClassVar[str]
+    # Whether the largest threshold is divided (-1) or multiplied (1) by the scale of the intervals;
+    # 0 where it is not so simple.
+    scaling: ClassVar[int] = 0
     # The score behind it.
     score: Score
 
-    @abstractmethod
     def examine(self, outputs: FloatArray) -> Examined:
         """Examine cases, outputs of all rounds so far (round, case, sample)."""
+        return self.examined(family_of(self.score, outputs), outputs.shape[-2])
+
+    @abstractmethod
+    def examined(self, family: Family, cases: int) -> Examined:
+        """Examine so many cases by their nested intervals."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
@@ -111,16 +124,15 @@ class FamilyRule(Rule):
     """
 
     name: ClassVar[str] = "family"
+    scaling: ClassVar[int] = -1
 
     score: Score
     goal: Goal
     task_range: TaskRange
 
-    def examine(self, outputs: FloatArray) -> Examined:
-        """Examine cases, outputs of all rounds so far (round, case, sample)."""
-        family = family_of(self.score, outputs)
+    def examined(self, family: Family, cases: int) -> Examined:
+        """Examine so many cases by their nested intervals."""
         low, high = self.task_range or (-np.inf, np.inf)
-        cases = outputs.shape[-2]
         return Examined(
             family=family,
             window=Interval(np.full(cases, low), np.full(cases, high)),
@@ -147,12 +159,15 @@ class Examination:
         largest: Thresholds from which on it does not (round, case).
         score: The smallest threshold at which the report contains the target (round, case).
         rounds: What each task looked like in each round, rounds[round][task].
+        surely: Where rules are only known within a range, ``largest`` and ``score`` are upper ends
+            and these are the lower ends of ``largest``; absent where rules are known.
     """
 
     lowest: FloatArray
     largest: FloatArray
     score: FloatArray
     rounds: tuple[tuple[Examined, ...], ...]
+    surely: FloatArray | None = None
 
     @property
     def cases(self) -> int:
@@ -170,8 +185,16 @@ class Examination:
         Arguments:
             index: The group of each case, numbered from 0.
         """
+        return self.of_groups(self.largest, index)
+
+    def sure_allowance(self, index: NDArray[np.int64]) -> FloatArray | None:
+        """Return the lower ends of the allowances, where rules are known within a range only."""
+        return None if self.surely is None else self.of_groups(self.surely, index)
+
+    def of_groups(self, largest: FloatArray, index: NDArray[np.int64]) -> FloatArray:
+        """Return what thresholds of cases (round, case) are for each group (round, group)."""
         is_risk = self.rounds[0][0].is_risk
-        return np.stack([group_allowance(a, index, is_risk) for a in self.largest])
+        return np.stack([group_allowance(a, index, is_risk) for a in largest])
 
 
 def examine(
@@ -186,14 +209,32 @@ def examine(
         outputs: (round, case, sample, task).
         targets: (round, case, task).
     """
-    lowest, largest, scores, rounds = [], [], [], []
-    for k, of_round in enumerate(rules):
-        seen = tuple(rule.examine(outputs[: k + 1, ..., t]) for t, rule in enumerate(of_round))
-        rounds.append(seen)
-        lowest.append(np.max([e.lowest for e in seen], axis=0))
-        largest.append(np.min([e.largest for e in seen], axis=0))
-        scores.append(np.max([e.score(targets[k, :, t]) for t, e in enumerate(seen)], axis=0))
-    return Examination(np.stack(lowest), np.stack(largest), np.stack(scores), tuple(rounds))
+    return examination(
+        [
+            [rule.examine(outputs[: k + 1, ..., t]) for t, rule in enumerate(of_round)]
+            for k, of_round in enumerate(rules)
+        ],
+        targets,
+    )
+
+
+def examination(rounds: Sequence[Sequence[Examined]], targets: FloatArray) -> Examination:
+    """Put together what each task looked like in each round.
+
+    Arguments:
+        rounds: rounds[round][task].
+        targets: (round, case, task).
+    """
+    scores = [
+        np.max([e.score(targets[k, :, t]) for t, e in enumerate(seen)], axis=0)
+        for k, seen in enumerate(rounds)
+    ]
+    return Examination(
+        lowest=np.stack([np.max([e.lowest for e in seen], axis=0) for seen in rounds]),
+        largest=np.stack([np.min([e.largest for e in seen], axis=0) for seen in rounds]),
+        score=np.stack(scores),
+        rounds=tuple(map(tuple, rounds)),
+    )
 
 
 def joint_report(examined: Sequence[Examined], threshold: ArrayLike) -> Interval:

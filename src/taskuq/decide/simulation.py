@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.scores import score_name
 from taskuq.calibration.summaries import compiled
-from taskuq.calibration.tuning import target_share, tuning_count
+from taskuq.calibration.tuning import target_share, tuning_units
 from taskuq.calibration.units import PolicyUnitName, Unit, take_units, unit_index
 from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.planning import examined, policy_unit, round_arrays
-from taskuq.decide.replay import Replayed, Scans, replay
+from taskuq.decide.learning import SteadyRules, examined, round_arrays, steady_rules
+from taskuq.decide.planning import OneSet, policy_unit
+from taskuq.decide.replay import Replayed, Scans, replay, replay_each
 from taskuq.decide.stopping import Calibrator, smallest_allowed, smallest_certified
 from taskuq.errors import InputError
 from taskuq.evaluation.splits import fold_sizes, hash_word, test_folds
@@ -209,6 +210,9 @@ class _Job:
     seed: int
 
     def run(self, tunings: int, rng: np.random.Generator) -> Simulation:
+        steady = steady_rules(self.spec, self.table, self.promise.delta)
+        if steady is not None:
+            return self._summarise([(self._each_trial(steady), np.arange(self.table.cases))], 0)
         parts = []
         draws = list(self._tuning_folds(tunings, rng))
         for draw, aside in enumerate(draws):
@@ -218,12 +222,36 @@ class _Job:
             parts.append(self._replay(aside, count, seed))
         return self._summarise(parts, len(np.unique(self.index[draws[0]])))
 
+    def _each_trial(self, steady: SteadyRules) -> Replayed:
+        """Replay a policy that learns from its calibration fold, planned anew in each trial."""
+        cases, groups = self.table.cases, self.table.group
+        of_case = self.index if self.unit.is_group else np.empty(0, np.int64)
+        units = int(self.index.max()) + 1
+        splitting = Splitting(units, self.n_test, self.trials, self.seed, of_case)
+        group_of_case, weight = unit_index(cases, groups), self.unit.weights(self.index)
+
+        def trial(t: int) -> tuple[Scans, FloatArray]:
+            kept = splitting.case_folds(np.array([t]))[0] == 0
+            index = unit_index(int(kept.sum()), self.index[kept])
+            rules, seen = steady.learn(kept, index)
+            thresholds = self.spec.thresholds(seen, OneSet(self.promise, self.unit, index))
+            shown = steady.seen(rules)
+            together = self.unit.stops_together
+            allowance = shown.allowance(self.index) if together else np.empty((0, 0))
+            rates = self.table.accelerations
+            return Scans(shown, steady.targets, rates, weight, group_of_case, allowance), thresholds
+
+        return replay_each(trial, splitting, len(self.table.accelerations))
+
     def _tuning_folds(self, tunings: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]]:
-        share = max(target_share(self.spec.base), self.spec.policy.tuning_share(self.spec))
-        if share == 0:
+        spec = self.spec
+        take = tuning_units(
+            spec.base, self.unit, self.n_calibration, spec.alpha, self.promise.delta,
+            spec.policy.tuning_share(spec),
+        )  # fmt: skip
+        if take == 0 and not target_share(spec.base):
             yield np.zeros(self.table.cases, dtype=bool)
             return
-        take = tuning_count(self.n_calibration, share, self.spec.alpha)
         if not 1 <= take < self.n_calibration:
             raise InputError(
                 f"a policy that learns needs several calibration units, got {self.n_calibration}"
@@ -235,10 +263,7 @@ class _Job:
         self, aside: NDArray[np.bool_], trials: int, seed: int
     ) -> tuple[Replayed, NDArray[np.int64]]:
         pool, group = np.flatnonzero(~aside), self.table.group
-        # Without a tuning fold the rules learn from the outputs of all cases alike, never from
-        # their targets, so that cases stay exchangeable.
-        learning = aside if aside.any() else ~aside
-        _, seen = examined(self.spec, self.table, learning, pool)
+        _, seen = examined(self.spec, self.table, aside, pool)
         index = unit_index(len(pool), self.index[pool])
         of_case = index if self.unit.is_group else np.empty(0, np.int64)
         is_compiled = compiled(self.trials * self.table.cases)

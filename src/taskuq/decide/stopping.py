@@ -50,16 +50,23 @@ class Calibrator(ABC):
         if self.unit.stops_together:
             allowance = seen.allowance(self.index)
             # Losses change only where a group starts to stop or a case starts to be covered.
-            grid = np.unique(np.concatenate([allowance.ravel(), seen.score.ravel(), [-np.inf]]))
-            losses = group_losses(allowance, seen.score, self.index, grid, self.unit)
+            sure = seen.sure_allowance(self.index)
+            ends = [allowance if sure is None else sure, allowance, seen.score]
+            grid = np.unique(np.concatenate([*(end.ravel() for end in ends), [-np.inf]]))
+            losses = group_losses(allowance, seen.score, self.index, grid, self.unit, sure)
             least = self.smallest(grid, losses)[None]
             return np.asarray(np.maximum(least, seen.lowest.max()))
-        Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
+        Lambda = stopping_score(seen.lowest, seen.largest, seen.score, seen.surely)
         # A larger threshold keeps the promise too, and below every opening no case could stop.
         return np.asarray(np.maximum(self.quantiles(Lambda[None]), seen.lowest.min()))
 
 
-def stopping_score(lowest: FloatArray, largest: FloatArray, score: FloatArray) -> FloatArray:
+def stopping_score(
+    lowest: FloatArray,
+    largest: FloatArray,
+    score: FloatArray,
+    surely: FloatArray | None = None,
+) -> FloatArray:
     r"""Return the supremum of the thresholds at which the policy stops with a miss.
 
     At threshold :math:`\lambda` the policy stops in the first round :math:`k` with
@@ -73,10 +80,14 @@ def stopping_score(lowest: FloatArray, largest: FloatArray, score: FloatArray) -
     :math:`\hat\lambda` misses only if :math:`\Lambda > \hat\lambda`: so a conformal quantile of
     :math:`\Lambda` is a threshold that keeps the stopped report's promise.
 
+    Where :math:`\lambda_k^*` and :math:`s_k` are only known to lie in ranges, their upper ends and
+    the lower ends of :math:`\lambda_k^*` give the largest :math:`\Lambda` possible.
+
     Arguments:
         lowest: :math:`\ell_k` (round, case).
-        largest: :math:`\lambda_k^*` (round, case).
+        largest: :math:`\lambda_k^*` (round, case), or its upper ends.
         score: :math:`s_k`, the smallest threshold at which the report contains the target.
+        surely: The lower ends of :math:`\lambda_k^*`, where it is known within a range only.
 
     Example:
         >>> lowest = np.full((2, 3), -np.inf)
@@ -85,13 +96,14 @@ def stopping_score(lowest: FloatArray, largest: FloatArray, score: FloatArray) -
         >>> stopping_score(lowest, largest, score)
         array([1.5, 3. , 0.5])
     """
+    sure = largest if surely is None else surely
     result = np.full(largest.shape[1], -np.inf)
     for k in range(len(largest)):
         top = np.minimum(largest[k], score[k])
         # Thresholds just below `top` may stop earlier; go down to where no earlier round stops.
         for _ in range(k):
             for j in range(k):
-                taken = (lowest[j] < top) & (top <= largest[j])
+                taken = (lowest[j] < top) & (top <= sure[j])
                 top = np.where(taken, lowest[j], top)
         result = np.where(top > lowest[k], np.maximum(result, top), result)
     return np.asarray(result)
@@ -103,6 +115,7 @@ def group_losses(
     index: NDArray[np.int64],
     thresholds: FloatArray,
     unit: Unit,
+    surely: FloatArray | None = None,
 ) -> FloatArray:
     r"""Return the loss of each group at each threshold, made monotone, (group, threshold).
 
@@ -121,6 +134,7 @@ def group_losses(
         index: The group of each case.
         thresholds: Thresholds :math:`\lambda`.
         unit: Whom the promise is for, which says what a missed case loses.
+        surely: The lower ends of the allowances, where they are known within a range only.
 
     Example:
         >>> from taskuq.calibration.units import RandomCase
@@ -130,6 +144,7 @@ def group_losses(
         array([[1. , 0.5, 0. ]])
     """
     rounds, groups = allowance.shape
+    sure = allowance if surely is None else surely
     losses = np.zeros((groups, len(thresholds)))
     before = np.full(groups, -np.inf)
     for k in range(rounds):
@@ -141,7 +156,7 @@ def group_losses(
             missed = len(ordered) - np.searchsorted(ordered, at, side="right")
             loss = unit.loss(missed, len(ordered))
             losses[v] = np.maximum(losses[v], np.where(at < allowance[k, v], loss, 0.0))
-        before = np.maximum(before, allowance[k])
+        before = np.maximum(before, sure[k])
     return losses
 
 

@@ -11,14 +11,14 @@ import numpy as np
 
 from taskuq.calibration.family import AnchoredFamily, family_of
 from taskuq.calibration.scores import resolve_score
-from taskuq.calibration.tuning import target_share, tuned_score, tuning_cases
-from taskuq.calibration.units import unit_named
+from taskuq.calibration.tuning import is_steady, target_share, tuned_score, tuning_units
+from taskuq.calibration.units import take_units, unit_named
 from taskuq.decide.fixed_width import window_place
 from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import POLICIES, PolicyPlan, Statistic
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, TaskRange
-from taskuq.protocols import Score
+from taskuq.protocols import Score, SteadyScore
 from taskuq.report.explorer import Explorer
 
 # Below this many calibration cases the learned score takes more than it gives.
@@ -54,8 +54,8 @@ def explorer_numbers(
 ) -> dict[str, Any]:
     """Return what the explorer computes with, as values that JSON can hold.
 
-    Cases that a score learns from are set aside as :func:`taskuq.calibrate` does at the run's own
-    error rate, and stay aside when the reader moves the slider.
+    A score learns as in :func:`taskuq.calibrate`; cases that it has to set aside are those of the
+    run's own error rate, and stay aside when the reader moves the slider.
 
     Arguments:
         explorer: The stored slices and calibration set.
@@ -106,8 +106,10 @@ def learning_cases(
     score: Score, cases: int, alpha: float, group: np.ndarray | None, unit: str
 ) -> np.ndarray:
     """Return which calibration cases a score of the explorer learns from."""
-    index = unit_named(unit).index(cases, group)
-    return tuning_cases(score, index, alpha, None)
+    whom = unit_named(unit)
+    index = whom.index(cases, group)
+    take = tuning_units(score, whom, int(index.max()) + 1, alpha, None)
+    return take_units(index, take, None)
 
 
 def tuned_scores(
@@ -159,6 +161,12 @@ def _scores(
     for name, base in bases.items():
         if target_share(base) and x.shape[1] < FEWEST_FOR_LEARNED:
             continue
+        if is_steady(base):
+            scores[name] = _steady(base, x, shown, group, task_range)
+            if name in plans:
+                places = [task_range] * len(x)
+                scores[name] |= _windows(plans[name], places, explorer.accelerations)
+            continue
         aside = learning_cases(base, x.shape[1], alpha, group, unit)
         try:
             tuned = tuned_scores(base, x, z, aside, task_range, group)
@@ -166,15 +174,50 @@ def _scores(
             continue  # too few groups to learn from
         scores[name] = _anchored(tuned, x, shown, np.flatnonzero(~aside))
         if name in plans:
-            scores[name] |= _windows(plans[name], tuned, task_range, explorer.accelerations)
+            places = [window_place(score, task_range) for score in tuned]
+            scores[name] |= _windows(plans[name], places, explorer.accelerations)
     return scores
 
 
+def _steady(
+    score: SteadyScore,
+    x: FloatArray,
+    shown: FloatArray,
+    group: np.ndarray | None,
+    task_range: TaskRange,
+) -> dict[str, Any]:
+    """Families of a score that learns from all calibration cases, for each unit of a promise."""
+    everyone = np.ones(x.shape[1], dtype=bool)
+    reads, seen = [score.read(of_round) for of_round in x], [score.read(r) for r in shown]
+    scales: dict[str, dict[str, dict[str, str]]] = {"calibration": {}, "shown": {}}
+    for unit in ("case",) if group is None else ("group", "case"):
+        index = unit_named(unit).index(x.shape[1], group)
+        learnt = [score.learner(read, task_range).learn(everyone, index) for read in reads]
+        narrow, wide = (_scales([one[end] for one in learnt], reads) for end in (1, 2))
+        scales["calibration"][unit] = {"scale": narrow, "wide": wide}
+        scales["shown"][unit] = {"scale": _scales([one.score for one in learnt], seen)}
+    return {
+        "index": None,
+        **{
+            which: {
+                "center": packed(np.stack([read.mean for read in some]).astype("<f8")),
+                "scales": scales[which],
+                "links": None,
+            }
+            for which, some in (("calibration", reads), ("shown", seen))
+        },
+    }
+
+
+def _scales(scores: list[SteadyScore], reads: list[Any]) -> str:
+    families = [score.grown(read) for score, read in zip(scores, reads, strict=True)]
+    return packed(np.stack([f.scale for f in families]).astype("<f8"))  # type: ignore[attr-defined]  # anchored
+
+
 def _windows(
-    plan: PolicyPlan, scores: list[Score], task_range: TaskRange, accelerations: FloatArray
+    plan: PolicyPlan, places: list[TaskRange], accelerations: FloatArray
 ) -> dict[str, Any]:
     """Where windows are kept, and how much more late rounds tolerate."""
-    places = [window_place(score, task_range) for score in scores]
     return {
         "places": [None if place is None else [_word(v) for v in place] for place in places],
         "weights": [float(R**plan.lateness) for R in accelerations],

@@ -47,7 +47,8 @@ const model = (stored) => {
   }
 
   // Nested intervals of every case and round, for an error rate: one object per case.
-  function readFamilies(record, count) {
+  // Where a score learns from all calibration cases, their scales are known within a range.
+  function readFamilies(record, count, unit) {
     if (record.ordered) {
       const ordered = samplesOf(record.ordered);
       const p = stored.samples;
@@ -63,7 +64,9 @@ const model = (stored) => {
       };
     }
     const center = doubles(record.center);
-    const scale = record.scale && doubles(record.scale);
+    const own = record.scales ? record.scales[unit] : record;
+    const scale = own.scale && doubles(own.scale);
+    const wide = own.wide && doubles(own.wide);
     const links = record.links ?? [];
     return (round, i) => {
       const at = round * count + i;
@@ -71,40 +74,46 @@ const model = (stored) => {
         low: center[at],
         high: center[at],
         scale: scale ? scale[at] : 1,
+        wide: wide ? wide[at] : null,
         link: links[round] ?? statistics.IDENTITY,
       };
     };
   }
 
   const known = new Map();
-  function score(name) {
-    if (!known.has(name)) {
+  function score(name, unit) {
+    const key = `${name} ${unit}`;
+    if (!known.has(key)) {
       const record = stored.scores[name];
       const set = members(record);
-      known.set(name, {
+      known.set(key, {
         ...record,
         set,
-        calibration: readFamilies(record.calibration, set.count),
-        shown: readFamilies(record.shown, S),
+        calibration: readFamilies(record.calibration, set.count, unit),
+        shown: readFamilies(record.shown, S, unit),
       });
     }
-    return known.get(name);
+    return known.get(key);
   }
 
   // How one case looks to a policy in one round.
   function examine(setting, which, round, i) {
     const policy = stored.policies[setting.policy];
-    const base = score(policy.statistic ?? setting.score);
+    const base = score(policy.statistic ?? setting.score, setting.unit);
     const f = base[which](round, i, setting.alpha);
-    if (!policy.statistic) return statistics.examineInterval(f, setting.tau, range);
-    const place = ends(base.places[round]);
-    return statistics.examineWindow(f, setting.tau, range, place, base.weights[round]);
+    const see = (family) => {
+      if (!policy.statistic) return statistics.examineInterval(family, setting.tau, range);
+      const place = ends(base.places[round]);
+      return statistics.examineWindow(family, setting.tau, range, place, base.weights[round]);
+    };
+    if (f.wide == null) return see(f);
+    return statistics.worstOf(see(f), see({ ...f, scale: f.wide }));
   }
 
   // The threshold of each round that keeps the policy's promise on the calibration cases.
   function thresholds(setting) {
     const kind = stored.policies[setting.policy].kind;
-    const set = score(stored.policies[setting.policy].statistic ?? setting.score).set;
+    const { set } = score(stored.policies[setting.policy].statistic ?? setting.score, setting.unit);
     const quantile = (scores) =>
       statistics.promisedQuantile(scores, setting.level, setting.unit, set.groups);
     const rounds = [...Array(T).keys()];
@@ -120,7 +129,8 @@ const model = (stored) => {
     const stopping = all.map((c) => {
       const lowest = c.seen.map((s) => s.lowest);
       open = Math.min(open, ...lowest);
-      return statistics.stoppingScore(lowest, c.seen.map((s) => s.largest), c.scores);
+      const surely = c.seen.map((s) => s.surely ?? s.largest);
+      return statistics.stoppingScore(lowest, c.seen.map((s) => s.largest), c.scores, surely);
     });
     // Below every opening no case could stop; a larger threshold keeps the promise too.
     return new Array(T).fill(Math.max(quantile(stopping), open));
@@ -128,10 +138,14 @@ const model = (stored) => {
 
   // The quantile of each round taken by itself.
   function quantiles(setting) {
-    const { set, calibration: families } = score(setting.score);
+    const { set, calibration: families } = score(setting.score, setting.unit);
     return Array.from({ length: T }, (_, k) => {
-      const scores = Float64Array.from({ length: set.count }, (_, i) =>
-        statistics.scoreOf(families(k, i, setting.alpha), set.targets[i]));
+      const scores = Float64Array.from({ length: set.count }, (_, i) => {
+        const f = families(k, i, setting.alpha);
+        const narrow = statistics.scoreOf(f, set.targets[i]);
+        if (f.wide == null) return narrow;
+        return Math.max(narrow, statistics.scoreOf({ ...f, scale: f.wide }, set.targets[i]));
+      });
       return statistics.promisedQuantile(scores, setting.level, setting.unit, set.groups);
     });
   }
@@ -155,7 +169,7 @@ const model = (stored) => {
     const setting = { ...asked, alpha, level, unit, tau: Number(asked.tau) };
     const found = calibrated(setting);
     const rounds = stored.accelerations.map((acceleration, k) => {
-      const family = score(asked.score).shown(k, asked.slice, alpha);
+      const family = score(asked.score, unit).shown(k, asked.slice, alpha);
       const [a, b] = statistics.intervalOf(family, found.quantiles[k]);
       const seen = examine(setting, "shown", k, asked.slice);
       const threshold = found.thresholds[k];
@@ -169,14 +183,15 @@ const model = (stored) => {
       };
     });
     const first = rounds.findIndex((r) => r.stops);
-    const base = score(stored.policies[asked.policy].statistic ?? asked.score);
+    const base = score(stored.policies[asked.policy].statistic ?? asked.score, unit);
     const by = (set) => (unit === "group" ? set.groups.sizes.length : set.count);
     const needed = Number((level.bottom + level.top - 1n) / level.top) - 1;
     return {
       rounds, unit, stop: first < 0 ? T : first, needed,
       units: by(base.set), cases: base.set.count,
-      scoreUnits: by(score(asked.score).set),
-      rank: unit === "case" ? statistics.coverageRank(score(asked.score).set.count, level) : null,
+      scoreUnits: by(score(asked.score, unit).set),
+      rank: unit === "case"
+        ? statistics.coverageRank(score(asked.score, unit).set.count, level) : null,
     };
   }
 

@@ -217,25 +217,37 @@ const statistics = (() => {
 
   function examineWindow(f, tau, range, place, weight) {
     const window = windowOf(f, tau, place);
-    const ratio = window.reach > 0 ? f.scale / window.reach : Infinity;
+    const steepness = window.reach > 0 ? weight / window.reach : Infinity;
     const lower = Math.max(window.lower, range[0]);
     const upper = Math.min(window.upper, range[1]);
     return {
       lowest: -Infinity,
-      largest: -(weight * ratio),
+      largest: -(steepness * f.scale),
       score: (z) => (lower <= z && z <= upper ? -Infinity : Infinity),
       report: () => [lower, upper],
     };
   }
 
+  // What is worst of a case whose intervals are known within a range, by the range's two ends.
+  function worstOf(narrow, wide) {
+    const both = [narrow.largest, wide.largest];
+    return {
+      lowest: Math.min(narrow.lowest, wide.lowest),
+      largest: Math.max(...both),
+      surely: Math.min(...both),
+      score: (z) => Math.max(narrow.score(z), wide.score(z)),
+    };
+  }
+
   // The supremum of the thresholds at which the policy stops with a miss; arrays by round.
-  function stoppingScore(lowest, largest, score) {
+  // Earlier rounds count where they surely stop.
+  function stoppingScore(lowest, largest, score, surely) {
     let result = -Infinity;
     for (let k = 0; k < largest.length; k++) {
       let top = Math.min(largest[k], score[k]);
       for (let i = 0; i < k; i++) {
         for (let j = 0; j < k; j++) {
-          if (lowest[j] < top && top <= largest[j]) top = lowest[j];
+          if (lowest[j] < top && top <= surely[j]) top = lowest[j];
         }
       }
       if (top > lowest[k]) result = Math.max(result, top);
@@ -245,6 +257,6 @@ const statistics = (() => {
 
   return {
     IDENTITY, exactLevel, coverageRank, promisedQuantile, sampleQuantile, scoreOf, intervalOf,
-    examineInterval, examineWindow, stoppingScore,
+    examineInterval, examineWindow, worstOf, stoppingScore,
   };
 })();

@@ -1,0 +1,213 @@
+"""How rules learn: from units set aside, or from the calibration units themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taskuq.calibration.tuning import is_steady, tuned_score
+from taskuq.decide.kinds import PolicyPlan
+from taskuq.decide.rules import Examination, Examined, Rule, Rules, examination, examine
+from taskuq.interval import FloatArray
+from taskuq.outputs import TaskOutputs
+from taskuq.protocols import Learner, Score, SteadyScore
+
+
+def examined(
+    spec: PolicyPlan, table: TaskOutputs, learning: np.ndarray, kept: np.ndarray
+) -> tuple[Rules, Examination]:
+    """Return rules that learn from some cases, and other cases in the light of them.
+
+    Arguments:
+        spec: What to plan.
+        table: The table.
+        learning: The cases that the rules learn from.
+        kept: The cases to examine.
+    """
+    x, z = round_arrays(table)
+    group = None if table.group is None else table.group[learning]
+    rules = tuned_rules(spec, table, x[:, learning], z[:, learning], group)
+    return rules, examine(rules, x[:, kept], z[:, kept])
+
+
+def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:
+    """Return outputs (round, case, sample, task) and targets (round, case, task) of a table."""
+    x = table.outputs if table.outputs.ndim == 4 else table.outputs[..., None]
+    z = table.targets if table.has_round_targets else table.targets[None]
+    z = z if table.outputs.ndim == 4 else z[..., None]
+    return x, np.broadcast_to(z, (x.shape[0], x.shape[1], x.shape[3]))
+
+
+def tuned_rules(
+    spec: PolicyPlan,
+    table: TaskOutputs,
+    outputs: FloatArray,
+    targets: FloatArray,
+    group: np.ndarray | None,
+) -> Rules:
+    """Return the rules, tuned on outputs (round, case, sample, task) and targets of some cases."""
+    policy, range_ = spec.policy, table.task_range
+
+    def rule(k: int, task: int) -> Rule:
+        x, z = outputs[: k + 1, ..., task], targets[k, :, task]
+        score = tuned_score(spec.base, x, z, range_, group)
+        return policy.rule(spec, score, range_, table.accelerations[k])
+
+    rounds, tasks = outputs.shape[0], outputs.shape[3]
+    rules = tuple(tuple(rule(k, task) for task in range(tasks)) for k in range(rounds))
+    return policy.learned(spec, rules, outputs, targets)
+
+
+@dataclass(frozen=True)
+class SteadyRules:
+    """Rules that learn from the outputs of the calibration units, none of which is set aside.
+
+    Every calibration case is examined with the least and the largest scale that the other units
+    could give it, whatever the new unit is (:class:`~taskuq.protocols.SteadyScore`); new cases
+    with what all calibration units gave.
+
+    Arguments:
+        spec: What to plan.
+        table: The table.
+        parts: What is known of each task in each round before anything is learnt,
+            parts[round][task].
+        targets: (round, case, task).
+    """
+
+    spec: PolicyPlan
+    table: TaskOutputs
+    parts: tuple[tuple[SteadyPart, ...], ...]
+    targets: FloatArray
+
+    def learn(self, kept: NDArray[np.bool_], index: NDArray[np.int64]) -> tuple[Rules, Examination]:
+        """Return the rules for new cases, and the calibration cases in the light of their ranges.
+
+        Arguments:
+            kept: The calibration cases.
+            index: The unit of each of them, numbered from 0.
+        """
+        learnt = [[part.learner.learn(kept, index) for part in parts] for parts in self.parts]
+        rules = tuple(
+            tuple(self._rule(k, one.score) for one in of_round) for k, of_round in enumerate(learnt)
+        )
+        return rules, self._between([[one[1:] for one in row] for row in learnt], kept)
+
+    def within(
+        self, kept: NDArray[np.bool_], index: NDArray[np.int64], margin: float
+    ) -> Examination:
+        """Return calibration cases in the light of all rules whose medians are off by a margin."""
+        ends = [
+            [part.learner.between(kept, index, margin) for part in parts] for parts in self.parts
+        ]
+        return self._between(ends, kept)
+
+    def seen(self, rules: Rules) -> Examination:
+        """Return all cases of the table in the light of learnt rules."""
+        rounds = [
+            [part.rescaled(rule.score, rule.scaling) for part, rule in zip(*both, strict=True)]
+            for both in zip(self.parts, rules, strict=True)
+        ]
+        return examination(rounds, self.targets)
+
+    def _between(self, ends: Ends, kept: NDArray[np.bool_]) -> Examination:
+        """Cases in the light of rules known by the two ends of their range."""
+        least, most = (
+            self._at([[one[end] for one in row] for row in ends], kept) for end in (0, 1)
+        )
+        lowest = np.stack(
+            [np.max([p.base.lowest[kept] for p in row], axis=0) for row in self.parts]
+        )
+        return Examination(
+            lowest=lowest,
+            largest=np.maximum(least[0], most[0]),
+            score=np.maximum(least[1], most[1]),
+            rounds=tuple(tuple(part.base for part in row) for row in self.parts),
+            surely=np.minimum(least[0], most[0]),
+        )
+
+    def _at(
+        self, scores: list[list[SteadyScore]], kept: NDArray[np.bool_]
+    ) -> tuple[FloatArray, FloatArray]:
+        """The largest thresholds, and the scores, of cases by scores of some scale."""
+        scaling = self.spec.policy.rules.scaling
+        largest, worst = [], []
+        for parts, row in zip(self.parts, scores, strict=True):
+            found = [part.at(one, kept, scaling) for part, one in zip(parts, row, strict=True)]
+            largest.append(np.min([threshold for threshold, _ in found], axis=0))
+            worst.append(np.max([score for _, score in found], axis=0))
+        return np.stack(largest), np.stack(worst)
+
+    def _rule(self, k: int, score: Score) -> Rule:
+        spec, table = self.spec, self.table
+        return spec.policy.rule(spec, score, table.task_range, table.accelerations[k])
+
+
+# The two ends of what scores can be, ends[round][task].
+Ends: TypeAlias = list[list[tuple[SteadyScore, SteadyScore]]]
+
+
+@dataclass(frozen=True)
+class SteadyPart:
+    """One task in one round, before anything is learnt.
+
+    Arguments:
+        learner: What the score learns with.
+        read: What the score read of the outputs.
+        base: The cases as they would be at scale 1.
+        score: The scores of their targets as they would be at scale 1.
+    """
+
+    learner: Learner
+    read: Any
+    base: Examined
+    score: FloatArray
+
+    def rescaled(self, score: Score, scaling: int) -> Examined:
+        """Return all cases as they are by a score that has learnt."""
+        return self.base.rescaled(_scale(score, self.read), scaling)
+
+    def at(
+        self, score: SteadyScore, kept: NDArray[np.bool_], scaling: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the largest thresholds and the scores of some cases by a score of their own."""
+        scale = _scale(score, self.read.take(kept))
+        largest, own = self.base.largest[kept], self.score[kept]
+        return (
+            largest / scale if scaling < 0 else largest * scale,
+            own if self.base.is_risk else own / scale,
+        )
+
+
+def steady_rules(spec: PolicyPlan, table: TaskOutputs, delta: float | None) -> SteadyRules | None:
+    """Return rules that learn from the calibration units themselves, where the plan allows it.
+
+    Arguments:
+        spec: What to plan.
+        table: The table.
+        delta: For a promise given the calibration set, which needs rules fixed before.
+    """
+    score, policy = spec.base, spec.policy
+    if policy.tuning_share(spec) or not policy.rules.scaling or not is_steady(score, delta):
+        return None
+    x, z = round_arrays(table)
+
+    def part(k: int, task: int) -> SteadyPart:
+        read = score.read(x[k, ..., task])
+        learner = score.learner(read, table.task_range)
+        # Any calibration cases tell where windows are; only scales are learnt from them.
+        some = learner.learn(np.ones(table.cases, dtype=bool), np.arange(table.cases)).score
+        rule = policy.rule(spec, some, table.task_range, table.accelerations[k])
+        family = replace(some.grown(read), scale=np.ones(table.cases))  # type: ignore[type-var]  # an anchored one
+        base = rule.examined(family, table.cases)
+        return SteadyPart(learner, read, base, base.score(z[k, :, task]))
+
+    tasks = range(x.shape[3])
+    parts = tuple(tuple(part(k, task) for task in tasks) for k in range(len(x)))
+    return SteadyRules(spec, table, parts, z)
+
+
+def _scale(score: Score, read: Any) -> FloatArray:
+    return score.grown(read).scale  # type: ignore[attr-defined, no-any-return]  # a steady one
