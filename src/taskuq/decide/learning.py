@@ -2,18 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.calibration.tuning import is_steady, tuned_score
+from taskuq.calibration.tuning import is_steady, tuned_score, tuning_units
+from taskuq.calibration.units import Unit, take_units
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.rules import Examination, Examined, Rule, Rules, examination, examine
 from taskuq.interval import FloatArray
 from taskuq.outputs import TaskOutputs
 from taskuq.protocols import Learner, Score, SteadyScore
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Rules that have learnt, and the calibration cases in the light of them.
+
+    Arguments:
+        rules: The rules of the policy.
+        aside: The cases set aside to learn from.
+        seen: What the other cases are calibrated by: as the rules see them, or as rules learnt
+            from the other units could at worst.
+        shown: The other cases as the rules see them.
+        within: For rules that learnt from these very cases: the cases in the light of all rules
+            whose quantiles over units are off by a margin.
+    """
+
+    rules: Rules
+    aside: NDArray[np.bool_]
+    seen: Examination
+    shown: Examination
+    within: Callable[[float], Examination] | None = None
+
+
+def learn(
+    spec: PolicyPlan,
+    table: TaskOutputs,
+    unit: Unit,
+    index: NDArray[np.int64],
+    delta: float | None,
+    rng: np.random.Generator | None,
+) -> Learnt:
+    """Let the rules of a policy learn from a table as the promise allows it.
+
+    Arguments:
+        spec: What to plan.
+        table: The table.
+        unit: What is exchangeable.
+        index: The unit of each case, numbered from 0.
+        delta: For a promise given the calibration set.
+        rng: Picks the units to set aside at random; without it they are taken at even steps.
+    """
+    steady = steady_rules(spec, table, delta)
+    if steady is not None:
+        everyone = np.ones(table.cases, dtype=bool)
+        rules, seen = steady.learn(everyone, index)
+        within = partial(steady.within, everyone, index)
+        return Learnt(rules, ~everyone, seen, steady.seen(rules), within)
+    share = spec.policy.tuning_share(spec)
+    take = tuning_units(spec.base, unit, int(index.max()) + 1, spec.alpha, delta, share)
+    aside = take_units(index, take, rng)
+    rules, seen = examined(spec, table, aside, ~aside)
+    return Learnt(rules, aside, seen, seen)
 
 
 def examined(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import final
 
 import numpy as np
 
 from taskuq.calibration.family import Side
 from taskuq.calibration.guarantee import Guarantee
-from taskuq.calibration.tuning import tuning_units
-from taskuq.calibration.units import PolicyUnitName, Unit, as_unit, take_units, unit_index
+from taskuq.calibration.units import PolicyUnitName, Unit, as_unit, unit_index
 from taskuq.decide.certificate import make_certificate
 from taskuq.decide.goal import make_goal
 from taskuq.decide.kinds import PolicyPlan, Statistic
-from taskuq.decide.learning import examined, steady_rules
+from taskuq.decide.learning import learn
 from taskuq.decide.outlook import outlook, with_shortage
 from taskuq.decide.policy import Policy
 from taskuq.decide.stopping import Calibrator, smallest_allowed, smallest_certified
@@ -90,46 +88,39 @@ def plan(
         raise InputError("the table has no targets, so no policy can be planned on it")
     whom = policy_unit(table, unit, cases)
     index = whom.index(table.cases, table.group)
-    aside = np.zeros(table.cases, dtype=bool)
-    steady = steady_rules(spec, table, delta)
-    if steady is not None:
-        rules, seen = steady.learn(~aside, index)
-    else:
-        share = spec.policy.tuning_share(spec)
-        take = tuning_units(spec.base, whom, int(index.max()) + 1, alpha, delta, share)
-        aside = take_units(index, take, rng)
-        rules, seen = examined(spec, table, aside, ~aside)
-    kept = unit_index(seen.cases, index[~aside])
+    learnt = learn(spec, table, whom, index, delta, rng)
+    kept = unit_index(learnt.seen.cases, index[~learnt.aside])
     promise = Guarantee(
         alpha=alpha,
         **whom.record,
         delta=delta,
-        n_cases=seen.cases,
+        n_cases=len(kept),
         n_groups=int(kept.max()) + 1 if whom.is_group else None,
         tasks=table.tasks,
     )
     calibrator = OneSet(promise, whom, kept)
-    thresholds = spec.thresholds(seen, calibrator)
-    within = None
-    if steady is not None:
-        seen, within = steady.seen(rules), partial(steady.within, ~aside, index)
+    thresholds = spec.thresholds(learnt.seen, calibrator)
     return Policy(
         kind=policy,
         goal=goal,
         accelerations=tuple(map(float, table.accelerations)),
-        rules=rules,
+        rules=learnt.rules,
         thresholds=tuple(map(float, thresholds)),
         guarantee=with_shortage(calibrator, thresholds, table.accelerations),
-        outlook=outlook(seen, calibrator, thresholds, promise.asked),
+        outlook=outlook(learnt.shown, calibrator, thresholds, promise.asked),
         samples=table.samples,
         whole_group=whom.stops_together,
         smallest_group=int(np.bincount(kept).min()) if whom.stops_together else None,
         task_range=table.task_range,
         task_names=table.task_names,
         certificate=make_certificate(
-            seen, thresholds, calibrator, table.accelerations, certainty, within
+            learnt.shown, thresholds, calibrator, table.accelerations, certainty, learnt.within
         ),
-        provenance={"tuning_cases": int(aside.sum()), "statistic": statistic, "budget": budget},
+        provenance={
+            "tuning_cases": int(learnt.aside.sum()),
+            "statistic": statistic,
+            "budget": budget,
+        },
     )
 
 
