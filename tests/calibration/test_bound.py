@@ -131,7 +131,7 @@ def test_a_users_score_works_jointly_and_online_from_a_file(tmp_path):
         (["every case of a new group"], {"group": GROUP, "cases": "all"}),
         (["at least 0.5 of the cases of a new group"], {"group": GROUP, "cases": 0.5}),
         (["for all but 0.1 of calibration sets"], {"delta": 0.1}),
-        (["within each class"], {"label": np.arange(120) % 2}),
+        (["within each of the 2 calibrated classes"], {"label": np.arange(120) % 2}),
         (["within each stratum"], {"strata": np.arange(120) % 2}),
         (["under the shift that the weights describe"], {"weights": np.ones(120)}),
     ],

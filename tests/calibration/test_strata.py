@@ -150,7 +150,7 @@ def test_a_stratum_within_groups_is_another_promise_and_its_sentence_says_so():
 
     assert default == case
     assert "a new group with probability at least 0.9 given the stratum it falls in, if" in case
-    assert "of a random case of each stratum in a new group that has some with" in stratum
+    assert "of a random case of any one stratum in a new group that has some with" in stratum
 
 
 # Mixtures of groups, hard and easy, by chance: stratum a is missed a little more than half the time
@@ -269,7 +269,7 @@ def test_classes_are_served_at_once_and_only_those_calibrated():
         )
     )
 
-    assert "within each class, one of the 2 calibrated, for all 2 classes at once" in said
+    assert "within each of the 2 calibrated classes, for all 2 classes at once" in said
 
 
 @pytest.mark.parametrize(

@@ -123,20 +123,26 @@ class Guarantee:
         return self.sentence + (f" But {self.shortage}." if self.shortage else "")
 
     @property
+    def _which(self) -> str:
+        """A stratum or class, after 'each' or 'any one'; only calibrated classes are served."""
+        return f"of the {self.strata} calibrated classes" if self.kind == "class" else "stratum"
+
+    @property
     def _who(self) -> str:
         if self.within == "group":
-            return f"{self.whom.part} of {self.condition} in a new group that has some"
+            return f"{self.whom.part} of any one {self._which} in a new group that has some"
         return self.whom.who
 
     @property
     def _given(self) -> str:
-        """What the probability is conditional on; only classes that were calibrated are served."""
-        calibrated = f", one of the {self.strata} calibrated" if self.kind == "class" else ""
-        if self.within == "case":
-            return f" given the {self.kind} it falls in{calibrated}"
+        """What the probability is conditional on."""
         if self.within == "group" or not self.condition:
-            return calibrated
-        return f" within {self.condition}{calibrated}"
+            return ""
+        if self.within is None:
+            return f" within each {self._which}"
+        return f" given the {self.kind} it falls in" + (
+            f", one of the {self.strata} calibrated" if self.kind == "class" else ""
+        )
 
     @property
     def _sets(self) -> str:
