@@ -78,6 +78,28 @@ def test_a_new_group_is_missed_at_most_alpha(share, population, alpha):
     groups_lose_at_most_alpha(population, alpha, share)
 
 
+@pytest.mark.parametrize("task_range", [None, (0.0, 1.0)])
+def test_what_mlwr_learns_from_its_own_groups_keeps_the_promise_of_both_ends(task_range):
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        sizes = rng.integers(1, 4, size=8)
+        group = np.repeat(np.arange(8), sizes)
+        spread = (10.0 ** rng.uniform(-3, -1, size=8))[group] / sizes[group]
+        x = np.clip(0.5 + spread[:, None] * rng.standard_normal((len(group), 3)), 0, 1)
+        z = np.clip(0.5 + rng.choice([-1, 3, 9], size=len(group)) * spread, 0, 1)
+        losses = []
+        for new in range(8):
+            rest = group != new
+            bound = tq.calibrate(
+                x[rest], z[rest], alpha=0.4, group=group[rest], side="each", task_range=task_range
+            )
+            losses.append((~bound(x[~rest]).contains(z[~rest])).mean())
+            assert bound.is_finite
+            assert bound.provenance["tuning_cases"] == 0
+
+        assert np.mean(losses) <= 0.4 + 1e-12
+
+
 @pytest.mark.parametrize("condition", ["strata", "label"])
 @given(
     population=st.lists(st.tuples(CASES, st.sampled_from("ab")), min_size=5, max_size=14),
