@@ -155,7 +155,7 @@ def as_range(value: Any) -> tuple[float, float] | None:
     """Take a task range (low, high), or None where there is none.
 
     Arguments:
-        value: Two numbers with low < high; either may be infinite.
+        value: Two numbers with low < high; either may be infinite, none as good as it.
 
     Example:
         >>> as_range([0, 1])
@@ -167,8 +167,11 @@ def as_range(value: Any) -> tuple[float, float] | None:
         low, high = (float(v) for v in value)
     except (TypeError, ValueError, OverflowError):
         low, high = np.nan, np.nan
-    if not low < high:
-        raise InputError(f"a task range is two numbers low < high, got {value}")
+    is_too_large = any(LARGEST < abs(end) < np.inf for end in (low, high))
+    if not low < high or is_too_large:
+        raise InputError(
+            f"a task range is two numbers low < high, below {LARGEST:g} or infinite, got {value}"
+        )
     return low, high
 
 

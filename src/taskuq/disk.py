@@ -24,6 +24,8 @@ ADVICE = {
     **dict.fromkeys(IN_THE_WAY, "something of that name is in the way; choose another name"),
 }
 BROKEN = (*REFUSED, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE)
+# What a file may unpack to whatever its size, in bytes, and how many times its size beyond that.
+ROOM, MOST_PACKED = 2**29, 50
 # File systems without hard links say one of these.
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -85,6 +87,30 @@ def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterat
         sentence = f"{path} cannot be read as {what} ({' '.join(reason.split()):.120}){tail}"
         is_broken = isinstance(error, OSError) and error.errno in BROKEN
         raise (MachineError if is_broken else InputError)(sentence) from None
+
+
+def require_room(path: str | os.PathLike[str], claimed: int) -> None:
+    """Refuse a file that claims to unpack to more than a file of its size can be believed to hold.
+
+    Images and outputs shrink a few times when they are packed. What claims half a gibibyte and
+    fifty times its size is damaged, or made to fill the memory.
+
+    Arguments:
+        path: The file.
+        claimed: The bytes that it says it unpacks to.
+
+    Example:
+        >>> require_room(__file__, 10**12)
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: ... claims to unpack to 1000 GB from ... kB; ...
+    """
+    size = Path(path).stat().st_size
+    if claimed > max(ROOM, MOST_PACKED * size):
+        raise InputError(
+            f"{path} claims to unpack to {claimed / 1e9:.4g} GB from {size / 1e3:.4g} kB; it is "
+            "damaged or forged, or has to be stored unpacked"
+        )
 
 
 def sync(path: Path) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from taskuq.disk import make_folder, move_in, writing
-from taskuq.errors import InputError, first_line
+from taskuq.disk import make_folder, move_in, reading, require_room, writing
+from taskuq.errors import InputError
 from taskuq.fingerprints import SEAL, require_seal, sealed
 
 if TYPE_CHECKING:
@@ -53,6 +53,23 @@ def whole_file(path: str | os.PathLike[str], *, exclusive: bool = False) -> Iter
             move_in(partial, target, exclusive=exclusive)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def picture_format(path: str | os.PathLike[str]) -> str:
+    """Return what kind of picture a name asks for by its ending.
+
+    Example:
+        >>> picture_format("masks.png")
+        'png'
+        >>> picture_format("masks.docx")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: the picture is masks.docx; let its name end in .png, .svg or .pdf
+    """
+    ending = Path(path).suffix.lower().removeprefix(".") or "png"
+    if ending not in ("png", "svg", "pdf"):
+        raise InputError(f"the picture is {path}; let its name end in .png, .svg or .pdf")
+    return ending
 
 
 def inside(folder: str | os.PathLike[str], name: str) -> Path:
@@ -110,7 +127,7 @@ def write_json(
         exclusive: Refuse to take the place of another file, as :func:`whole_file` does.
     """
     with whole_file(path, exclusive=exclusive) as partial:
-        partial.write_text(json_text(record) + "\n")
+        partial.write_text(json_text(record) + "\n", encoding="utf-8")
     return Path(path)
 
 
@@ -121,7 +138,8 @@ def _refuse_constant(name: str) -> None:
 
 def parsed_json(path: str | os.PathLike[str]) -> Any:
     """Return what a JSON file holds; ValueError or RecursionError where it is no JSON."""
-    return json.loads(Path(path).read_text(), parse_constant=_refuse_constant)
+    text = Path(path).read_text(encoding="utf-8")
+    return json.loads(text, parse_constant=_refuse_constant)
 
 
 def read_json(
@@ -270,8 +288,8 @@ def open_npz(
     """Open an .npz file that somebody else may have written; its arrays are read when asked for.
 
     Python objects are never loaded, and an array whose header claims another size than the file
-    holds is refused before memory is taken for it. Whatever is wrong with the file while it is open
-    becomes one sentence.
+    holds, or more than such a file can hold, is refused before memory is taken for it. Whatever is
+    wrong with the file while it is open becomes one sentence.
 
     Arguments:
         path: The file.
@@ -294,18 +312,13 @@ def open_npz(
     """
     import numpy as np  # here, so that writing JSON alone does not load it
 
-    try:
+    advice = "it may be truncated, or hold Python objects instead of arrays"
+    with reading(path, what, advice):
         with zipfile.ZipFile(path) as archive:
+            require_room(path, sum(member.file_size for member in archive.infolist()))
             _refuse_lying_headers(archive, path)
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays
-    except InputError:
-        raise
-    except Exception as error:  # zlib, zipfile and NumPy each have several for damaged bytes
-        raise InputError(
-            f"{path} cannot be read as {what} ({first_line(error):.80}); it may be truncated, or "
-            "hold Python objects instead of arrays"
-        ) from None
 
 
 def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from taskuq.errors import InputError
+from taskuq.errors import InputError, first_line
 from taskuq.kinds import Kinds
 
 T = TypeVar("T")
@@ -36,8 +36,8 @@ def read_toml(path: Path | str) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML ({error}); correct that line") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not TOML ({first_line(error)}); correct that line") from None
 
 
 def from_table(

@@ -8,10 +8,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from scripts.fuzz import Dice, exchanged, forged, mutated
 
 import taskuq as tq
 from taskuq.calibration import load_joint_bound, load_online_bound
-from taskuq.fingerprints import sealed
 from taskuq.outputs.shards import shard_paths
 
 # Values that have broken programs before.
@@ -58,15 +58,12 @@ RANGES = (
 SIDES = ("two", "two", "upper", "lower", "each", "left", None)
 
 
-class Calls:
+class Calls(Dice):
     """Random arguments from one seed, and what became of the calls."""
 
     def __init__(self, seed):
-        self.rng = np.random.default_rng(seed)
+        super().__init__(seed)
         self.ends = Counter()
-
-    def pick(self, choices):
-        return choices[int(self.rng.integers(len(choices)))]
 
     def array(self, shape=None):
         """An array that may be odd in shape, kind or values; often it is fine."""
@@ -218,47 +215,6 @@ def test_four_thousand_joint_and_online_calibrations():
             calls.run(bound.after_audit, calls.array((3,)), calls.pick((*VALUES, None, "a", [1])))
 
     assert_tried(calls, 300)
-
-
-def mutated(calls, content):
-    """Bytes with some exchanged, dropped, doubled or cut off."""
-    content = bytearray(content)
-    for _ in range(int(calls.rng.integers(1, 5))):
-        if not content:
-            break
-        at = int(calls.rng.integers(len(content)))
-        match int(calls.rng.integers(5)):
-            case 0:
-                content[at] = int(calls.rng.integers(256))
-            case 1:
-                content[at] ^= 1 << int(calls.rng.integers(8))
-            case 2:
-                del content[at : at + int(calls.rng.integers(1, 20))]
-            case 3:
-                content[at:at] = content[at : at + int(calls.rng.integers(1, 20))]
-            case 4 if calls.rng.random() < 0.2:
-                del content[at:]
-    return bytes(content)
-
-
-def exchanged(calls, record):
-    """A JSON record with one value anywhere in it replaced."""
-    if isinstance(record, dict) and record and calls.rng.random() < 0.9:
-        key = calls.pick(sorted(record))
-        return record | {key: exchanged(calls, record[key])}
-    if isinstance(record, list) and record and calls.rng.random() < 0.7:
-        at = int(calls.rng.integers(len(record)))
-        return [*record[:at], exchanged(calls, record[at]), *record[at + 1 :]]
-    odd = (
-        None, True, 0, -1, 3, 0.1, 1e308, 10**30, "", "abc", "inf", "nan", [], {}, [1, 2],
-        {"name": "ar"}, float("inf"), float("nan"),
-    )  # fmt: skip
-    return calls.pick(odd)
-
-
-def forged(record):
-    """With a checksum that is right again, so that what lies behind it is tried."""
-    return sealed(record) if isinstance(record, dict) else record
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # forged coefficients may overflow

@@ -140,7 +140,7 @@ def test_the_figures_of_a_simulation_hold_its_records_numbers(run_dir):
 
 
 def test_every_figure_of_a_run_is_there_and_none_is_empty(run_dir):
-    contents = study(run_dir)
+    contents = study(read_folder(run_dir))
     names = {f.name for f in contents.all_figures}
 
     assert {"masks", "calibration-size", "task-roc-finding", "split-groups", "samples-against-p",

@@ -79,7 +79,7 @@ def test_a_hostile_checkpoint_cannot_run_code(tmp_path):
             read(tmp_path / "best.safetensors")
     with pytest.raises(InputError, match=r"give a \.safetensors file"):
         load(tmp_path / "weights.pt")
-    with pytest.raises(InputError, match="cannot read"):
+    with pytest.raises(InputError, match="cannot be read"):
         load_public_varnet(tmp_path / "weights.pt")
     assert not mark.exists()
 
@@ -130,7 +130,7 @@ def test_a_file_that_does_not_fit_is_one_sentence(saved, change):
         path.write_bytes(path.read_bytes()[:-50])
     else:
         card.unlink()
-    with pytest.raises(InputError, match=r"another configuration|kind|cannot read") as error:
+    with pytest.raises(InputError, match=r"another configuration|kind|cannot (be )?read") as error:
         load(path)
     assert "\n" not in str(error.value)
 

@@ -216,7 +216,7 @@ class Bound(AnyBound):
             samples=int(record["samples"]),
             rounds=int(record["rounds"]),
             task_range=as_range(record["task_range"]),
-            acceleration=record["acceleration"],
+            acceleration=None if record["acceleration"] is None else float(record["acceleration"]),
             provenance=record["provenance"],
         )
 

@@ -5,14 +5,18 @@ Commands are loaded when they are called, so that help is quick and nobody waits
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 import warnings
+import zipfile
+import zlib
 from typing import Any
 
 import cyclopts
 
 from taskuq.disk import ended_by_sigterm
-from taskuq.errors import InputError, MachineError, UncheckedWarning
+from taskuq.errors import InputError, MachineError, UncheckedWarning, first_line
 
 # Each command, the module of the function of its name, and what it does.
 COMMANDS = """
@@ -42,7 +46,8 @@ FOLDERS = {"data": "Look at data, make the atlas, prepare fastMRI."}
 
 app = cyclopts.App(
     name="taskuq",
-    help="Intervals with a guarantee for what a task network would have said about the true image.",
+    help="Intervals with a guarantee for what a task network would have said about the true image. "
+    "With --traceback every command shows where an error happened.",
     version=lambda: __import__("taskuq").__version__,
     exit_on_error=False,
     print_error=False,
@@ -55,6 +60,8 @@ app = cyclopts.App(
 EXTRAS = dict.fromkeys(("torch", "pytorch_lightning", "monai", "h5py", "safetensors"), "mri")
 EXTRAS |= {"nilearn": "demo", "nibabel": "nifti", "pydicom": "dicom"}
 
+TRACEBACK = "--traceback"
+OURS = "taskuq made a mistake"
 # The status of a command that was asked to end, by SIGTERM.
 TERMINATED = 143
 
@@ -72,36 +79,65 @@ app.register_install_completion_command()
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exit 0 when done, 2 on bad input, 1 where the machine or we failed.
 
-    In each case there is one sentence on stderr.
+    In each case there is one sentence on stderr, and with ``--traceback`` where it happened.
     """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    is_traced = TRACEBACK in words
     try:
         with ended_by_sigterm(), warnings.catch_warnings():
             _say_warnings()
-            app(arguments)
-    except InputError as error:
-        _refuse(str(error))
-    except ModuleNotFoundError as error:
-        extra = EXTRAS.get((error.name or "").partition(".")[0])
-        if extra is None:
-            raise
-        _refuse(
-            f"this command needs {error.name}, which is not installed; run pip install "
-            f"'taskuq[{extra}]'"
-        )
-    except cyclopts.CycloptsError as error:
-        _refuse(f"{str(error).rstrip('.')}; see taskuq --help")
-    except MachineError as error:
-        _say(" ".join(str(error).split()))
-        sys.exit(1)
-    except KeyboardInterrupt as stopped:
-        _say(_kept(stopped))
-        sys.exit(130)
-    except SystemExit as stopped:
-        if stopped.code == TERMINATED:
-            _say(_kept(stopped))
-        raise
+            app([word for word in words if word != TRACEBACK])
+            sys.stdout.flush()
     except BrokenPipeError:
+        _let_go_of_stdout()
         sys.exit(0)
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        if isinstance(stopped, KeyboardInterrupt) or stopped.code == TERMINATED:
+            _say(_kept(stopped))
+        sys.exit(130 if isinstance(stopped, KeyboardInterrupt) else stopped.code)
+    except Exception as error:
+        if is_traced:
+            traceback.print_exc()
+        if isinstance(error, OSError):
+            _let_go_of_stdout()
+        status, sentence = _ending(error)
+        _say(" ".join(sentence.split()))
+        sys.exit(status)
+
+
+def _let_go_of_stdout() -> None:
+    """Whoever read us has seen enough, or has no room: nothing is to be written on the way out."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _ending(error: Exception) -> tuple[int, str]:
+    """The exit status of an error and its sentence: 2 for bad input, 1 for the machine and us."""
+    match error:
+        case InputError():
+            return 2, str(error)
+        case MachineError():
+            return 1, str(error)
+        case cyclopts.CycloptsError():
+            return 2, f"{str(error).rstrip('.')}; see taskuq --help"
+        case ModuleNotFoundError() if (name := (error.name or "").partition(".")[0]) in EXTRAS:
+            return 2, (
+                f"this command needs {error.name}, which is not installed; run pip install "
+                f"'taskuq[{EXTRAS[name]}]'"
+            )
+        case MemoryError():
+            return 1, "memory ran out; free some, or ask for less at a time"
+        case OSError():
+            place = f" at {error.filename}" if error.filename else ""
+            return 1, f"the machine failed{place} ({error.strerror or error}); start again"
+        case zipfile.BadZipFile() | zlib.error() | UnicodeError() | EOFError():
+            return 2, f"a file is damaged ({first_line(error)}); check what was given"
+    return 1, (
+        f"{OURS} ({type(error).__name__}: {first_line(error):.160}); run the command again with "
+        f"{TRACEBACK} and report what it prints"
+    )
 
 
 def _say_warnings() -> None:
@@ -121,11 +157,6 @@ def _kept(stopped: BaseException) -> str:
     """What an interruption leaves, in the words of whoever was interrupted."""
     notes = getattr(stopped, "__notes__", ())
     return "; ".join(notes) or "stopped; nothing half-written is left, what was there is untouched"
-
-
-def _refuse(sentence: str) -> None:
-    _say(" ".join(sentence.split()))
-    sys.exit(2)
 
 
 def _say(sentence: str) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter, validators
 
 from taskuq.errors import InputError
 
 if TYPE_CHECKING:
     from taskuq.outputs import TaskOutputs
+
+# NumPy takes no seed below 0.
+Seed = Annotated[int, Parameter(validator=validators.Number(gte=0))]
 
 
 def numbers(text: str | None, name: str) -> tuple[float, ...] | None:

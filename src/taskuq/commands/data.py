@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from taskuq.commands.arguments import Seed
 from taskuq.commands.terminal import hand_over, say, show
 from taskuq.errors import InputError
 
@@ -148,7 +149,7 @@ def prepare(
 def atlas(
     *,
     patients: int = 125,
-    seed: int = 0,
+    seed: Seed = 0,
     first: int = 0,
     size: int = 128,
     slices: int = 8,
@@ -195,7 +196,7 @@ def sheet(
     source: Path | None = None,
     /,
     *,
-    seed: int = 0,
+    seed: Seed = 0,
     patients: int = 6,
     size: int = 128,
     contrast: Literal["t1", "flair", "both"] = "flair",

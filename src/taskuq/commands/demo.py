@@ -7,13 +7,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from taskuq.commands.arguments import Seed
 from taskuq.commands.terminal import say, show
 
 
 def demo(
     *,
     fast: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/demo"),
 ) -> None:
     """Scan synthetic patients until the answer is certain enough, judge everything, write a page.

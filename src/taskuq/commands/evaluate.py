@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from taskuq.commands.arguments import counts, load_table, numbers, share, words
+from taskuq.commands.arguments import Seed, counts, load_table, numbers, share, words
 from taskuq.commands.terminal import hand_over, say, show, show_table
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def evaluate(
     range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
     task: str | None = None,
     size_bins: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
     figures: Path | None = None,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from taskuq.commands.arguments import load_table
+from taskuq.commands.arguments import Seed, load_table
 from taskuq.commands.terminal import say, show, show_table
 from taskuq.errors import InputError
 from taskuq.experiments.claims import EXPERIMENTS, run_all, run_one
@@ -32,7 +32,7 @@ def experiment(
     data: Path | None = None,
     alpha: float | None = None,
     trials: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
     task: str | None = None,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/experiments"),

@@ -8,8 +8,10 @@ from typing import Annotated, Literal
 import numpy as np
 from cyclopts import Parameter
 
+from taskuq.commands.arguments import Seed
 from taskuq.commands.terminal import say, show
 from taskuq.errors import InputError
+from taskuq.files import whole_file
 from taskuq.measure.masks import acs_width, draw_masks, nested_masks, published_masks
 
 
@@ -20,7 +22,7 @@ def masks(
     published: bool = False,
     rule: Literal["inverse-distance", "uniform"] = "inverse-distance",
     acs: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     picture: Path | None = None,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("masks.npz"),
 ) -> None:
@@ -46,8 +48,8 @@ def masks(
         made = nested_masks(size, rates, rng=np.random.default_rng(seed), rule=rule, acs=widths)
     if output.suffix != ".npz":
         raise InputError(f"the output is {output}; give a name that ends in .npz")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(output, masks=made, accelerations=np.asarray(rates, dtype=float))
+    with whole_file(output) as partial, partial.open("wb") as file:
+        np.savez(file, masks=made, accelerations=np.asarray(rates, dtype=float))
     drawn = draw_masks(made, rates, picture or output.with_suffix(".png"))
     for mask, R in zip(made, rates, strict=True):
         say(f"R = {R:g}: {mask.sum()} of {len(mask)} lines, centre of {acs_width(mask)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from taskuq.commands.arguments import counts, load_table, numbers, share, words
+from taskuq.commands.arguments import Seed, counts, load_table, numbers, share, words
 from taskuq.commands.terminal import hand_over, say, show, show_table
 from taskuq.errors import InputError
 
@@ -114,7 +114,7 @@ def simulate(
     range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
     task: str | None = None,
     tunings: int = 10,
-    seed: int = 0,
+    seed: Seed = 0,
     json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
     figures: Path | None = None,
 ) -> None:

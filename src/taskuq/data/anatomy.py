@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from scipy.spatial import ConvexHull
 
-from taskuq.errors import InputError
+from taskuq.errors import InputError, MachineError
 from taskuq.files import open_npz, whole_file
 
 BASE_VARIABLE = "TASKUQ_ATLAS_BASE"
@@ -108,7 +108,7 @@ def _load(given: str | None) -> Anatomy:
         return _read(path)
     anatomy = _build()
     # A cache saves two seconds; a home that cannot be written is no reason to stop.
-    with suppress(OSError):
+    with suppress(MachineError):
         save_anatomy(path, anatomy)
     return anatomy
 

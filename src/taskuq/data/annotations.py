@@ -145,7 +145,7 @@ def read_annotations(path: Path | str, *, strict: bool = False) -> Annotations:
                     rows.append(_annotation(row))
                 except _RowError as error:
                     unreadable.append(f"line {reader.line_num}: {error}")
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnicodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read ({error}); give a fastMRI+ CSV file") from error
     if strict and unreadable:
         raise InputError(f"{path}, {unreadable[0]}; correct the row or leave out --strict")

@@ -326,7 +326,8 @@ def _surveyed(
         volume = open_volume(file)
         if thorough and preparation.refusal(volume) is None:
             for index in range(volume.slices):
-                volume.kspace(index)
+                if not np.isfinite(volume.kspace(index)).all():
+                    raise InputError(f"{file} holds NaN or infinity in slice {index}")
     except InputError as error:
         # The table already names the file.
         return Surveyed(file, None, str(error).removeprefix(f"{file} ").split(";")[0])

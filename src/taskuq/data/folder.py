@@ -198,7 +198,7 @@ def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[Fram
             reader = csv.DictReader(file)
             columns = set(reader.fieldnames or ())
             rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"{table} cannot be read ({error}); give a CSV file") from error
     if missing := {"file", "label"} - columns:
         raise InputError(f"{table} has no column {', '.join(sorted(missing))}; add it")
@@ -225,8 +225,12 @@ def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[Fram
 def _frames(
     folder: Path, table: Path, line: int, row: dict[str, str], group: Grouping | None
 ) -> list[Frame]:
-    name, path = row["file"].strip(), folder / row["file"].strip()
     where = f"{table}, line {line}"
+    if None in (row["file"], row["label"]) or not row["file"].strip():
+        raise InputError(f"{where}: the row is short of file or label; fill it")
+    name, path = row["file"].strip(), folder / row["file"].strip()
+    if Path(name).is_absolute():
+        raise InputError(f"{where}: file is {name!r:.80}; give its name from {folder}")
     try:
         label = int(row["label"])
         chosen = None if not (row.get("slice") or "").strip() else int(row["slice"])

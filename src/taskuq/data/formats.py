@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq.disk import reading, require_room
 from taskuq.errors import InputError
 
 FloatArray = NDArray[np.float32]
@@ -70,16 +73,10 @@ def _format(path: Path) -> tuple[Callable[[Path], int], Callable[[Path, int], An
 
 
 def _guarded(path: Path, read: Callable[[Path], Any]) -> Any:
-    if not path.exists():
-        raise InputError(f"{path} does not exist; correct the file name")
-    try:
+    with reading(path, "an image", "check the file"):
+        if not path.exists():
+            raise InputError(f"{path} does not exist; correct the file name")
         return read(path)
-    except (InputError, IndexError):
-        raise
-    except Exception as error:
-        # Every library has its own exceptions for broken files.
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path} cannot be read ({reason}); check the file") from error
 
 
 def _picture_frames(path: Path) -> int:
@@ -121,7 +118,9 @@ def _nifti(path: Path) -> Any:
         raise InputError(
             f"{path} needs nibabel, which is not installed; pip install 'taskuq[nifti]'"
         ) from error
-    return nibabel.load(path)
+    volume: Any = nibabel.load(path)
+    require_room(path, math.prod(map(int, volume.shape)) * volume.get_data_dtype().itemsize)
+    return volume
 
 
 def _dicom(path: Path, *, pixels: bool) -> Any:
@@ -131,16 +130,30 @@ def _dicom(path: Path, *, pixels: bool) -> Any:
         raise InputError(
             f"{path} needs pydicom, which is not installed; pip install 'taskuq[dicom]'"
         ) from error
-    return pydicom.dcmread(path, stop_before_pixels=not pixels)
+    # From memory, which gives no more than there is: of a file, a damaged length of gigabytes would
+    # be set aside before it is read.
+    content = io.BytesIO(path.read_bytes())
+    return pydicom.dcmread(content, stop_before_pixels=not pixels)
 
 
 def _dicom_frames(path: Path) -> int:
-    return int(_dicom(path, pixels=False).get("NumberOfFrames", 1))
+    return _frames_of(path, _dicom(path, pixels=False))
+
+
+def _frames_of(path: Path, file: Any) -> int:
+    """How many frames a DICOM file holds; each takes a few bytes, whatever the file says."""
+    frames = int(file.get("NumberOfFrames") or 1)
+    sizes = (int(file.get(name) or 1) for name in ("Rows", "Columns", "SamplesPerPixel"))
+    # Four bytes, as numbers and not as they are stored.
+    require_room(path, frames * math.prod(sizes) * 4)
+    if not 1 <= frames <= path.stat().st_size:
+        raise InputError(f"{path} claims to hold {frames} frames, more than its bytes; check it")
+    return frames
 
 
 def _dicom_frame(path: Path, index: int) -> Any:
     file = _dicom(path, pixels=True)
-    frames = int(file.get("NumberOfFrames", 1))
+    frames = _frames_of(path, file)
     if not 0 <= index < frames:
         raise IndexError(f"frame {index} of {path}")
     values = np.asarray(file.pixel_array, dtype=np.float32)

@@ -9,6 +9,7 @@ import numpy as np
 
 from taskuq.data.dataset import Dataset
 from taskuq.errors import InputError
+from taskuq.files import picture_format, whole_file
 from taskuq.interval import BoolArray
 
 
@@ -60,6 +61,6 @@ def contact_sheet(
         )
         if outline is not None and (mask := outline(index)).any():
             ax.contour(mask, [0.5], colors="#ef476f", linewidths=0.6)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with whole_file(path) as partial:
+        figure.savefig(partial, dpi=120, format=picture_format(path))
     return Path(path)

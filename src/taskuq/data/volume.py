@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.errors import InputError
+from taskuq.disk import require_room
+from taskuq.errors import InputError, MachineError, first_line
 
 _NAMESPACE = "{http://www.ismrm.org/ISMRMRD}"
 
@@ -138,23 +140,29 @@ def _opened(path: Path, trouble: str) -> Iterator[Any]:
     try:
         with h5py.File(path, "r") as file:
             yield file
-    except OSError as error:
-        reason = " ".join(str(error).split())
+    except InputError:
+        raise
+    except MemoryError:
+        raise MachineError(f"memory ran out while {path} was read; free some") from None
+    except Exception as error:  # OSError, RuntimeError, KeyError and others, all for broken bytes
+        reason = " ".join(first_line(error).split())
         raise InputError(f"{path} {trouble} ({reason}); fetch the file again") from error
 
 
 def _volume(path: Path, file: Any) -> Volume:
     kspace = file.get("kspace")
-    if kspace is None:
+    if not isinstance(kspace, h5py.Dataset):
         raise InputError(f"{path} has no dataset kspace; give fastMRI multi-coil files")
     if kspace.ndim != 4 or kspace.dtype.kind != "c" or 0 in kspace.shape:
         raise InputError(
             f"{path} has kspace of shape {kspace.shape} and type {kspace.dtype}; give multi-coil "
             "files, complex (slice, coil, height, width)"
         )
+    require_room(path, math.prod(kspace.shape) * kspace.dtype.itemsize)
     slices, coils, height, width = kspace.shape
     xml = file["ismrmrd_header"][()] if "ismrmrd_header" in file else None
     rss = file.get("reconstruction_rss")
+    rss = rss if isinstance(rss, h5py.Dataset) else None
     return Volume(
         path=path,
         slices=slices,

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from taskuq.errors import InputError
+from taskuq.files import picture_format, whole_file
 from taskuq.interval import BoolArray
 
 Rule = Literal["inverse-distance", "uniform"]
@@ -327,8 +328,8 @@ def draw_masks(masks: BoolArray, accelerations: Sequence[float], path: Path | st
         ax.set_title(f"{mask.sum()} lines", loc="right", fontsize=8, pad=1)
         before = mask
     axes[-1].set_xlabel("column of k-space (grey: measured before, yellow: new in this round)")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with whole_file(path) as partial:
+        figure.savefig(partial, dpi=150, format=picture_format(path))
     return Path(path)
 
 

@@ -270,7 +270,7 @@ def read_header(folder: Path) -> Header:
 
 def write_shards(table: TaskOutputs, folder: Path) -> Path:
     """Write a whole table into a new or empty folder, one shard per round."""
-    if folder.exists() and any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty; choose another name for the table")
     header = Header(
         accelerations=tuple(map(float, table.accelerations)),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from taskuq.errors import InputError, first_line
+from taskuq.disk import reading, require_room
+from taskuq.errors import InputError
 from taskuq.files import inside, open_npz
 
 ENDINGS = (".npz", ".npy", ".nii.gz", ".nii")
@@ -78,24 +80,22 @@ class RecoveryFolder:
 
 def _read(path: Path) -> np.ndarray:
     """Read recoveries, (sample, height, width), without ever running what a file holds."""
-    try:
+    with reading(path, "recoveries", "make it again"):
         array = _nifti(path) if path.name.endswith((".nii", ".nii.gz")) else _numpy(path)
-    except InputError:
-        raise
-    except Exception as error:  # zip, zlib, NumPy and nibabel each have several for damaged bytes
-        raise InputError(f"{path} cannot be read as recoveries ({first_line(error):.80})") from None
     if array.dtype.kind not in "fiubc" or array.ndim not in (2, 3):
         raise InputError(
             f"{path} holds {array.dtype} of shape {array.shape}; give numbers (sample, height, "
             "width)"
         )
     array = array if array.ndim == 3 else array[None]
-    return np.asarray(abs(array) if array.dtype.kind == "c" else array, dtype=np.float32)
+    # In the order of memory: tensors cannot be made of a volume that was turned.
+    return np.ascontiguousarray(abs(array) if array.dtype.kind == "c" else array, dtype=np.float32)
 
 
 def _numpy(path: Path) -> np.ndarray:
     if path.suffix == ".npy":
-        return np.asarray(np.load(path, allow_pickle=False))
+        # Mapped: an array that claims more than the file holds is refused before memory is taken.
+        return np.array(np.load(path, allow_pickle=False, mmap_mode="r"))
     with open_npz(path, "recoveries") as arrays:
         names = list(arrays)
         name = "recoveries" if "recoveries" in names else names[0] if len(names) == 1 else None
@@ -110,6 +110,7 @@ def _nifti(path: Path) -> np.ndarray:
     import nibabel
 
     image: Any = nibabel.load(path)
+    require_room(path, math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize)
     volume = np.asarray(image.dataobj)
     # As taskuq.data turns slices: the first axis runs from left to right.
     turned = np.rot90(volume)

@@ -109,8 +109,7 @@ def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
 def load_explorer(path: str | os.PathLike[str]) -> Explorer:
     """Return what :func:`save_explorer` wrote, or what somebody wrote with the same names."""
     with open_npz(path, "pictures") as archive:
-        arrays = {name: archive[name] for name in archive if name in NAMES}
-    return check_explorer(arrays)
+        return check_explorer({name: archive[name] for name in archive if name in NAMES})
 
 
 def check_explorer(arrays: Mapping[str, Any]) -> Explorer:

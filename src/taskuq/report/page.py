@@ -28,17 +28,22 @@ MOST_ROWS = 400
 
 def write_page(contents: Contents) -> Path:
     """Write the page of a run, and return its path."""
+    text = page_text(contents)
+    target = contents.folder.path / "report.html"
+    with whole_file(target) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return target
+
+
+def page_text(contents: Contents) -> str:
+    """Return the page of a run as HTML."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    text = environment.get_template("report.html").render(**_context(contents))
-    target = contents.folder.path / "report.html"
-    with whole_file(target) as partial:
-        partial.write_text(text, encoding="utf-8")
-    return target
+    return environment.get_template("report.html").render(**_context(contents))
 
 
 def _grid(table: Table) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import taskuq
 from taskuq.decide import plan
 from taskuq.decide.policy import Policy
+from taskuq.disk import make_folder
 from taskuq.files import write_json
 from taskuq.outputs import TaskOutputs
 from taskuq.pipeline.provenance import provenance
@@ -63,7 +64,7 @@ def run_demo(
     from taskuq.experiments.inputs import ClaimSettings
     from taskuq.runs.reports import write_report
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     samples, point = stored_table("atlas-flow"), stored_table("atlas-varnet")
     path = samples.save(folder / "table.npz")
     tell(f"{path}: {samples}, made earlier on patients that no network was trained on.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,13 +16,13 @@ from taskuq.calibration.law import calibration_size
 from taskuq.calibration.scores import score_name
 from taskuq.decide.goal import Goal
 from taskuq.decide.policy import Policy, load_policy
-from taskuq.errors import InputError
+from taskuq.errors import InputError, MachineError
 from taskuq.outputs import TaskOutputs
 from taskuq.report.cases import CaseReport
 from taskuq.report.contents import Contents, gather
 from taskuq.report.exports import ENDINGS, write_exports
 from taskuq.report.folder import RunFolder, StoredRecord, read_folder
-from taskuq.report.page import write_page
+from taskuq.report.page import page_text, write_page
 from taskuq.report.records import BOUND, PLAN_SIZE, POLICY, SIMULATE
 from taskuq.runs.explorer import explorer_numbers
 from taskuq.runs.promises import promises, unit_said
@@ -44,7 +45,7 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
         >>> "promises nothing" in path.read_text()
         True
     """
-    return write_page(study(run_dir))
+    return _of_what_can_be_shown(write_page, run_dir)
 
 
 def export(run_dir: str | os.PathLike[str], endings: Sequence[str] = ENDINGS) -> Path:
@@ -54,12 +55,44 @@ def export(run_dir: str | os.PathLike[str], endings: Sequence[str] = ENDINGS) ->
         run_dir: The folder of the run.
         endings: Which kinds of drawings to make: '.svg', '.png', '.pdf'.
     """
-    return write_exports(study(run_dir), endings)
+    return _of_what_can_be_shown(partial(write_exports, endings=endings), run_dir)
 
 
-def study(run_dir: str | os.PathLike[str]) -> Contents:
-    """Gather what a page shows of a run, and compute what follows from its policy and bounds."""
+def _of_what_can_be_shown(
+    write: Callable[[Contents], Path], run_dir: str | os.PathLike[str]
+) -> Path:
+    """Write a run's results; a record with something odd in it makes them shorter by itself.
+
+    Which one it is shows when they are put together one by one.
+    """
     folder = read_folder(Path(run_dir))
+    try:
+        return write(study(folder))
+    except (InputError, MachineError, MemoryError):
+        raise
+    except Exception:  # whatever a field of another kind leads to
+        shown = replace(folder, run={}, records=(), table=None, table_path=None, explorer=None)
+    parts: list[tuple[str, dict[str, Any]]] = [("run.json", {"run": folder.run})]
+    parts += [(found.path, {"records": found}) for found in folder.records]
+    parts.append((str(folder.table_path), {"table": folder.table, "table_path": folder.table_path}))
+    parts.append(("explorer.npz", {"explorer": folder.explorer}))
+    for name, part in parts:
+        added = (
+            {**part, "records": (*shown.records, part["records"])} if "records" in part else part
+        )
+        try:
+            page_text(study(replace(shown, **added)))
+            shown = replace(shown, **added)
+        except (MachineError, MemoryError):
+            raise
+        except Exception as error:
+            reason = f"cannot be shown ({type(error).__name__}); make it again"
+            shown = replace(shown, unreadable=(*shown.unreadable, (name, reason)))
+    return write(study(shown))
+
+
+def study(folder: RunFolder) -> Contents:
+    """Gather what a page shows of a run, and compute what follows from its policy and bounds."""
     folder, policies = _opened(folder, POLICY, load_policy)
     folder, bounds = _opened(folder, BOUND, load_bound)
     # A policy called policy.json decided; others lie beside it to be compared.

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from taskuq.errors import InputError
+from taskuq.files import whole_file
 from taskuq.settings import read_toml, to_table, toml_text
 from taskuq.training.config import TrainingConfig
 from taskuq.training.order import EpochOrder
@@ -231,8 +232,8 @@ def _resume(folder: Path, settings: dict[str, Any], fresh: bool) -> Path | None:
             f"{folder} holds a training of another configuration ({_difference(written, settings)}"
             "); give another folder, or --fresh to begin again"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    written.write_text(toml_text(settings), encoding="utf-8")
+    with whole_file(written) as partial:
+        partial.write_text(toml_text(settings), encoding="utf-8")
     return state if state.exists() else None
 
 

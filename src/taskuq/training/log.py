@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from taskuq.disk import make_folder, reading
 from taskuq.files import whole_file
 
 
@@ -57,7 +58,7 @@ class Events:
             from tensorboardX.record_writer import RecordWriter
         except ImportError:
             return
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         # A file of its own for each start: the time alone has whole seconds.
         number = len(list(folder.iterdir()))
         self.event = event_pb2.Event
@@ -97,5 +98,6 @@ def read_log(path: Path) -> list[dict[str, float]]:
     """
     if not path.exists():
         return []
-    with path.open(newline="") as file:
+    remedy = "remove it to begin another"
+    with reading(path, "a learning curve", remedy), path.open(newline="") as file:
         return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]

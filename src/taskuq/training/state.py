@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from taskuq.disk import reading
 from taskuq.errors import InputError
 from taskuq.files import whole_file
 
@@ -53,23 +54,17 @@ def load_state(path: Path | str) -> Any:
         >>> load_state("no-such-file.safetensors")
         Traceback (most recent call last):
         ...
-        taskuq.errors.InputError: cannot read no-such-file.safetensors as a training state ...
+        taskuq.errors.InputError: no-such-file.safetensors cannot be read as a training state ...
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
+    with reading(path, "a training state", "train with --fresh"):
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if header.get("schema") != SCHEMA:
             raise InputError(f"{path} is no training state of this version; train with --fresh")
         return _put_together(json.loads(header["skeleton"]), tensors)
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"cannot read {path} as a training state ({error}); train with --fresh"
-        ) from None
 
 
 def _take_apart(value: Any, tensors: dict[str, Tensor], name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from taskuq.disk import reading
 from taskuq.errors import InputError
 from taskuq.files import whole_file
 from taskuq.settings import read_toml, to_table, toml_text
@@ -99,7 +99,7 @@ def load_weights(network: nn.Module, path: Path | str) -> None:
         >>> load_weights(nn.Linear(1, 1), "absent.safetensors")
         Traceback (most recent call last):
         ...
-        taskuq.errors.InputError: cannot read absent.safetensors as safetensors ...
+        taskuq.errors.InputError: absent.safetensors cannot be read as safetensors ...
     """
     fill(network, read_tensors(path), path)
 
@@ -139,17 +139,12 @@ def read_tensors(path: Path | str) -> dict[str, Tensor]:
         >>> read_tensors("absent.safetensors")
         Traceback (most recent call last):
         ...
-        taskuq.errors.InputError: cannot read absent.safetensors as safetensors ...
+        taskuq.errors.InputError: absent.safetensors cannot be read as safetensors ...
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
+    with reading(path, "safetensors", "give a weights file of this package"):
         return dict(load_file(path))
-    except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"cannot read {path} as safetensors ({error}); give a weights file of this package"
-        ) from None
 
 
 def read_pickled(path: Path | str, give: str) -> Any:
@@ -159,13 +154,8 @@ def read_pickled(path: Path | str, give: str) -> Any:
         path: The file.
         give: What to give instead, for the message.
     """
-    try:
+    with reading(path, "a plain state dict", f"give {give}"):
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"cannot read {path} as a plain state dict ({reason}); give {give}"
-        ) from None
 
 
 def _stored(value: Tensor, half: bool) -> Tensor:
