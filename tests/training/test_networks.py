@@ -14,6 +14,7 @@ import torch
 
 from bits import same_bits
 from taskuq.errors import InputError
+from taskuq.files import read_json
 from taskuq.recover import RECOVERIES
 from taskuq.runs.run import RunConfig, read_run
 from taskuq.runs.training import train_from
@@ -35,6 +36,7 @@ from torch import nn
 
 from taskuq.measure.coils import rss
 from taskuq.measure.projections import keep_measured
+from taskuq.files import read_json
 from taskuq.recover import RECOVERIES
 from taskuq.recover.cases import RecoveryTraining
 from taskuq.training.config import TrainingConfig
@@ -227,7 +229,7 @@ def test_a_recovery_that_is_judged_shows_its_own_table_or_none(
     lines = []
     machine, config = Machine(accelerator="cpu", progress=False), configure("varnet", epochs=1)
     path = train_from("varnet", config, tmp_path / "run", machine=machine, tell=lines.append)
-    record = json.loads((path.parent / "quality.json").read_text())
+    record = read_json(path.parent / "quality.json", "mine/1")
 
     assert record == {"schema": "mine/1", "weights": path.name, "cases": 4}
     assert lines == ([] if table is None else ["4 cases"])
