@@ -1,0 +1,178 @@
+"""The harness can fail: each family of promises has a fault that it must find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from promises.book import PROMISES, groups
+from promises.enumeration import Promise, a_random_case, given_its_stratum
+from promises.populations import Population, Unit
+from promises.trials import bound, given, planned, scan, told
+from taskuq.calibration import groups as grouped
+from taskuq.calibration import joint, threshold, units
+from taskuq.decide import stopping
+
+BOOK = {promise.name: promise for promise in PROMISES}
+RIGHT_RANK = units.promised_rank
+
+
+def is_broken(promise):
+    """Whether some population breaks a promise; looks no further than the first."""
+    return any(promise.judged(seed).broken for seed in range(promise.populations))
+
+
+def rank_one_too_low(monkeypatch):
+    monkeypatch.setattr(units, "promised_rank", lambda *asked: max(1, RIGHT_RANK(*asked) - 1))
+
+
+def new_group_forgotten(monkeypatch):
+    """Allow the calibration groups alpha of their own number, without the one of the new group."""
+    allowed = lambda count, alpha, delta: grouped.exact_level(alpha) * count  # noqa: E731 short
+    for module in (units, grouped):
+        monkeypatch.setattr(module, "mean_loss_allowed", allowed)
+
+
+def new_weight_forgotten(monkeypatch):
+    right = threshold.WeightedQuantile.at
+    monkeypatch.setattr(
+        threshold.WeightedQuantile, "at",
+        lambda self, cases, strata, weights: right(self, cases, strata, 1e-9 * np.asarray(weights)),
+    )  # fmt: skip
+
+
+def ranks_without_the_new_case(monkeypatch):
+    def textbook(scores, alpha):
+        ordered = np.sort(scores, axis=0)
+        ranks = np.array([[np.sum(c <= s) for s in c] for c in scores.T]).max(axis=0)
+        k = min(RIGHT_RANK(len(scores), alpha, None), len(scores))
+        return tuple(ordered[np.sort(ranks)[k - 1] - 1])
+
+    monkeypatch.setattr(joint, "max_rank_quantiles", textbook)
+
+
+def aside_by_share_of_cases(monkeypatch):
+    """Set aside the fewest units that hold three tenths of the cases."""
+
+    def largest_first(index, take, rng):
+        sizes = np.bincount(index)
+        order = np.argsort(-sizes, kind="stable")
+        count = 1 + int(np.searchsorted(np.cumsum(sizes[order]), 0.3 * len(index)))
+        return np.isin(index, order[:count])
+
+    monkeypatch.setattr(joint, "take_units", largest_first)
+
+
+def first_round_only(monkeypatch):
+    monkeypatch.setattr(
+        stopping,
+        "stopping_score",
+        lambda lowest, largest, score, *earlier: np.minimum(largest[0], score[0]),
+    )
+
+
+PLANTED = [
+    (rank_one_too_low, "a new case, ar"),
+    (rank_one_too_low, "a new case in each of 3 strata"),
+    (rank_one_too_low, "all of the cases of a new group"),
+    (rank_one_too_low, "all tasks of a new case, max"),
+    (rank_one_too_low, "the report at the stop, fixed-width, by case"),
+    (rank_one_too_low, "the intervals of all rounds, by case"),
+    (new_group_forgotten, "a random case of a new group, ar"),
+    (new_group_forgotten, "the report at the stop, adaptive, by group"),
+    (new_weight_forgotten, "a new case under a shift"),
+    (ranks_without_the_new_case, "all tasks of a new case, rank"),
+    (aside_by_share_of_cases, "all tasks of a random case of a new group, scale"),
+    (new_group_forgotten, "the report at the stop, two phases, by group"),
+    (first_round_only, "the report at the stop, fixed-width, by case"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"), PLANTED, ids=[f"{fault.__name__}: {name}" for fault, name in PLANTED]
+)
+def test_a_fault_breaks_a_promise(fault, name, monkeypatch):
+    fault(monkeypatch)
+
+    assert is_broken(BOOK[name])
+
+
+def test_groups_that_count_alike_within_a_stratum_break_the_default_reading():
+    promise = BOOK["a random case of a new group, given its stratum"]
+    alike = partial(bound, score="ar", by_group=True, strata=True, within="group")
+
+    assert promise.whom is given_its_stratum
+    assert is_broken(replace(promise, trial=alike))
+
+
+def test_cases_that_count_alike_break_the_promise_for_groups():
+    promise = BOOK["a random case of a new group, ar"]
+
+    assert promise.whom is a_random_case
+    assert is_broken(replace(promise, trial=partial(bound, score="ar")))
+
+
+def test_cases_of_a_group_decided_one_by_one_break_the_promise_for_whole_groups():
+    def one_by_one(population, alpha):
+        def trial(cases):
+            policy = planned(population, cases, alpha, "whole-group", policy="fixed-width")
+            return partial(scan, replace(policy, whole_group=False, smallest_group=None))
+
+        return trial
+
+    promise = BOOK["the report at the stop, fixed-width, by whole-group"]
+
+    assert is_broken(replace(promise, trial=one_by_one))
+
+
+def test_the_narrowest_of_several_bounds_on_the_calibration_table_breaks_the_promise():
+    def narrowest(population, alpha):
+        def trial(cases):
+            x, z = cases.outputs[-1, ..., 0], cases.targets[:, 0]
+            bounds = [
+                tq.calibrate(x, z, alpha=alpha, score=score, group=cases.group,
+                             task_range=population.task_range)
+                for score in ("ar", "lwr", "cqr")
+            ]  # fmt: skip
+            chosen = min(bounds, key=lambda one: one(x).width.mean())
+
+            def look(new):
+                interval = chosen(new.outputs[-1, ..., 0])
+                return ~interval.contains(new.targets[:, 0]), told(interval, population)
+
+            return look
+
+        return trial
+
+    assert is_broken(Promise("the narrowest", 150, groups, narrowest))
+
+
+def test_a_promise_that_forgets_delta_is_broken():
+    promise = BOOK["a new case, given the calibration set"]
+    forgetful = given(lambda population, alpha, delta: bound(population, alpha, score="ar"))
+
+    assert is_broken(replace(promise, trial=forgetful))
+
+
+def three_kinds_in_each_of_three_strata(seed):
+    def kind(score, stratum):
+        return Unit(np.zeros((1, 1, 1, 1)), np.full((1, 1), score), np.array([stratum]), 1.0)
+
+    return Population(tuple(kind(q, s) for s in range(3) for q in (1.0, 2.0, 3.0)), None)
+
+
+@pytest.mark.parametrize(("delta_for", "is_enough"), [("each", False), ("all", True)])
+def test_delta_for_each_stratum_is_not_delta_for_all(delta_for, is_enough):
+    # One case of a stratum is enough at alpha .6, and a third of them are unlucky; of three
+    # strata, one or another is with probability .44.
+    promise = replace(
+        BOOK["the strata of a new case, all given the calibration set"], populations=1,
+        draw=three_kinds_in_each_of_three_strata, size=3, levels=((0.6, 0.41),),
+        trial=given(partial(bound, score="ar", strata=True, delta_for=delta_for)),
+    )  # fmt: skip
+
+    assert is_broken(promise) != is_enough
