@@ -106,6 +106,40 @@ def test_the_promise_is_nearly_used_up_where_groups_agree(kind):
     assert miss_rates(groups, 0.25, **KINDS[kind]) == {"a": Fraction(1, 4)}
 
 
+def drawn_population(rng):
+    """Groups of outputs, targets and strata; hard groups are biased and nearly all in stratum a."""
+    groups = []
+    for _ in range(int(rng.integers(4, 10))):
+        size, is_hard = int(rng.integers(1, 6)), rng.random() < 0.3
+        target, spread = rng.random((size, 1)), rng.choice([0.01, 0.1, 0.5], (size, 1))
+        bias = 2.0 * is_hard * rng.standard_normal((size, 1))
+        outputs = target + bias + spread * rng.standard_normal((size, 3))
+        strata = np.where(rng.random(size) < (0.85 if is_hard else 0.25), "a", "b")
+        groups.append((outputs, target[:, 0], strata))
+    return groups
+
+
+@pytest.mark.parametrize("within", ["case", "group"])
+def test_a_score_that_learns_from_the_calibration_groups_keeps_both_readings(within):
+    rng = np.random.default_rng(5)
+    for _ in range(60):
+        groups, totals = drawn_population(rng), {s: [Fraction(0), Fraction(0)] for s in "ab"}
+        for new, (outputs, targets, strata) in enumerate(groups):
+            rest = groups[:new] + groups[new + 1 :]
+            x, z, split = (np.concatenate(part) for part in zip(*rest, strict=True))
+            bound = tq.calibrate(
+                x, z, alpha=0.34, within=within, strata=split,
+                group=np.repeat(np.arange(len(rest)), [len(g[1]) for g in rest]),
+            )  # fmt: skip
+            # A target that is missed scores above any quantile, a covered one below.
+            missed = np.where(bound(outputs, strata=strata).contains(targets), -inf, inf)
+            for s in "ab":
+                lost, most = loss((missed, strata), s, 0.0, within)
+                totals[s] = [totals[s][0] + lost, totals[s][1] + most]
+
+        assert all(lost <= Fraction("0.34") * most for lost, most in totals.values())
+
+
 # 200 groups of 50: 9 % are hard and nearly all in stratum 0, the others easy and mostly in 1.
 HARD = (np.full(50, 10.0), np.repeat([0, 1], [46, 4]))
 EASY = (np.full(50, 1.0), np.repeat([0, 1], [4, 46]))
