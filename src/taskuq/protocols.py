@@ -49,6 +49,23 @@ class CombiningScanner(Scanner, Protocol):
 
 
 @runtime_checkable
+class CompleteScanner(Scanner, Protocol):
+    """A scanner that can tell whether its pieces are everything there is to measure."""
+
+    def is_complete(self, pieces: list[Any]) -> bool:
+        """Whether the pieces of all rounds leave nothing out."""
+
+
+@runtime_checkable
+class NamedPart(Protocol):
+    """A recovery or a task that says which one it is, e.g. by the SHA-256 of its weights."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that is another one for another network."""
+
+
+@runtime_checkable
 class Recover(Protocol):
     r"""A recovery method :math:`\hat x^{(j)} = g(y, v^{(j)})`.
 

@@ -224,7 +224,7 @@ def test_a_power_cut_in_any_round_loses_nothing(toy, whole, tmp_path, at_round, 
 def test_a_cut_after_every_round_gives_the_same_record(tmp_path, unit):
     policy, cases = planned(unit), groups_of(NEW)[0]
     outputs, targets = NEW.outputs[:, cases], NEW.targets[cases]
-    steps = {"recover": recover, "task": lambda images: images, "samples": 8}
+    steps = {"recover": recover, "task": lambda images: images, "samples": 8, "scan_id": "7"}
     whole, k, scan = scan_stored(policy, outputs, targets), 0, None
     while scan is None:
         scanners = scanners_of(outputs, targets)

@@ -87,7 +87,7 @@ def scan(scanner, **options):
     return tq.acquire(chosen, scanner, **{**STEPS, **options})
 
 
-STEPS = {"recover": recover, "task": task, "samples": 6}
+STEPS = {"recover": recover, "task": task, "samples": 6, "scan_id": "toy"}
 
 if __name__ == "__main__":
     state, seed, die_in_round = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

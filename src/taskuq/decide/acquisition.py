@@ -6,19 +6,20 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
+from time import perf_counter
+from typing import overload
 
-import numpy as np
-
-from taskuq.checks import as_numbers, no_gradients, require_part
-from taskuq.decide.policy import Decision, Policy
+from taskuq.checks import require_part
+from taskuq.decide.audit import append, log_line
+from taskuq.decide.faults import piece_fault
+from taskuq.decide.policy import Policy
 from taskuq.decide.scan import Acquisition, GroupAcquisition, RoundRecord
 from taskuq.decide.scan_state import StateFile
 from taskuq.decide.scanners import ScannerOfEach, Scanners, as_scanners
+from taskuq.decide.steps import Steps, Worker
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray
+from taskuq.locks import locked
 from taskuq.protocols import Recover, Scanner, Task
-from taskuq.seeds import case_seed
 
 OnRound = Callable[[RoundRecord], None]
 StatePath = str | os.PathLike[str] | None
@@ -27,16 +28,18 @@ StatePath = str | os.PathLike[str] | None
 @overload
 def acquire(
     policy: Policy, scanner: Scanner, *, recover: Recover, task: Task, samples: int,
-    seed: int = 0, case: str | None = None, cases: None = None,
-    state: StatePath = None, on_round: OnRound | None = None,
+    seed: int = 0, case: str | None = None, cases: None = None, scan_id: str | None = None,
+    state: StatePath = None, log: StatePath = None, deadline: float | None = None,
+    on_round: OnRound | None = None,
 ) -> Acquisition: ...  # fmt: skip
 
 
 @overload
 def acquire(
     policy: Policy, scanner: Scanner, *, recover: Recover, task: Task, samples: int,
-    seed: int = 0, case: None = None, cases: Sequence[str],
-    state: StatePath = None, on_round: OnRound | None = None,
+    seed: int = 0, case: None = None, cases: Sequence[str], scan_id: str | None = None,
+    state: StatePath = None, log: StatePath = None, deadline: float | None = None,
+    on_round: OnRound | None = None,
 ) -> GroupAcquisition: ...  # fmt: skip
 
 
@@ -44,7 +47,8 @@ def acquire(
 def acquire(
     policy: Policy, scanner: ScannerOfEach, *, recover: Recover, task: Task, samples: int,
     seed: int = 0, case: None = None, cases: Sequence[str] | None = None,
-    state: StatePath = None, on_round: OnRound | None = None,
+    scan_id: str | None = None, state: StatePath = None, log: StatePath = None,
+    deadline: float | None = None, on_round: OnRound | None = None,
 ) -> GroupAcquisition: ...  # fmt: skip
 
 
@@ -58,7 +62,10 @@ def acquire(
     seed: int = 0,
     case: str | None = None,
     cases: Sequence[str] | None = None,
+    scan_id: str | None = None,
     state: StatePath = None,
+    log: StatePath = None,
+    deadline: float | None = None,
     on_round: OnRound | None = None,
 ) -> Acquisition | GroupAcquisition:
     """Scan a case, or all cases of a group, round by round until the policy stops.
@@ -75,10 +82,18 @@ def acquire(
     other policy each case stops on its own, as if it were scanned alone: its scanner measures no
     more, or, where one scanner measures all, what it still measures of that case is not looked at.
 
-    With ``state`` every round is stored before the next one begins: the record as a small JSON
-    file, and what was measured beside it. Calling again with the same file goes on after the last
-    stored round. Arrays, or a dictionary of them, can be stored; tensors become arrays, from the
-    first round on, so that the recovery is given the same before and after a power cut.
+    With ``state`` every round is stored before the next one begins: what was measured, then the
+    record as a small JSON file. Calling again with the same file and ``scan_id`` goes on after the
+    last stored round, once every stored decision has been computed again and agrees; one process
+    at a time. Arrays, or a dictionary of them, can be stored; tensors become arrays, from the first
+    round on, so that the recovery is given the same before and after a power cut. Beside the state
+    an audit trail grows, ``log.jsonl``, which ``taskuq audit`` checks and tells.
+
+    A round in which something is wrong (a piece that is empty, zero, not finite, repeated, or of
+    another round or scan; outputs that cannot be; a recovery or task that fails or takes longer
+    than the deadline) is never a reason to stop: the scan goes on measuring and says why. Because
+    its promise needs every round, it then goes on to the end, unless the policy's intervals hold
+    at any stop and the measurements are sound.
 
     Arguments:
         policy: When to stop.
@@ -93,7 +108,10 @@ def acquire(
             images without names.
         cases: The names of all cases of a group, in the order in which they are measured. A list
             of scanners may do without, and numbers them as a pipeline would.
+        scan_id: What the scan is called, e.g. an accession number; needed with ``state``.
         state: Where to keep the state of the scan.
+        log: The audit trail; by default ``log.jsonl`` beside the state.
+        deadline: Seconds that recovery and task of a round may take together.
         on_round: Called after each round with the record of each case, e.g. to show progress.
 
     Returns:
@@ -102,6 +120,26 @@ def acquire(
     scanners = as_scanners(scanner, case, cases)
     require_part(recover, "recover", Recover)
     require_part(task, "task", Task)
+    _require_fitting(policy, scanners, samples, scan_id, state, deadline)
+    steps = Steps(policy, scanners, recover, task, seed, Worker(deadline))
+    if state is None:
+        scan = _Scan(steps, scan_id, None, None if log is None else Path(log), on_round)
+        return scan.finished()
+    path = Path(state)
+    with locked(path.with_name(f".{path.name}.lock"), what=str(path)):
+        file = StateFile(path, policy, scanners.cases, scanners.is_group, str(scan_id), seed)
+        trail = path.with_name("log.jsonl") if log is None else Path(log)
+        return _Scan(steps, scan_id, file, trail, on_round).finished()
+
+
+def _require_fitting(
+    policy: Policy,
+    scanners: Scanners,
+    samples: int,
+    scan_id: str | None,
+    state: StatePath,
+    deadline: float | None,
+) -> None:
     if samples != policy.samples:
         raise InputError(
             f"this policy was calibrated with {policy.samples} samples, got samples={samples}"
@@ -111,90 +149,71 @@ def acquire(
             "this policy decides about all cases of a group at once, got a scanner of one case; "
             "give a scanner for each case, or name them, cases=[...], and measure all in a round"
         )
-    file = None
-    if state is not None:
-        file = StateFile(Path(state), policy, scanners.cases, scanners.is_group)
-    steps = _Steps(policy, scanners, recover, task, seed)
-    scans = dict.fromkeys(scanners.cases, Acquisition()) if file is None else file.load()
-    all_stored = True
-    while going := [name for name, scan in scans.items() if not scan.is_finished]:
-        k = len(scans[going[0]].rounds)
-        pieces, arrays = scanners.measure(k, going), None
-        if file is not None:
-            pieces, arrays = file.storable(going, pieces)
-            all_stored = all_stored and arrays is not None
-        for name, piece in zip(going, pieces, strict=True):
-            scans[name] = replace(scans[name], pieces=(*scans[name].pieces, piece))
-        records = steps.decided(k, {name: scans[name] for name in going})
-        for record in records:
-            before = scans[record.case]
-            scans[record.case] = replace(before, rounds=(*before.rounds, record))
-        if file is not None:
-            file.store(scans, arrays if all_stored else None)
-        if on_round is not None:
-            for record in records:
-                on_round(record)
-    return GroupAcquisition(scans) if scanners.is_group else scans[scanners.cases[0]]
+    if state is not None and not scan_id:
+        raise InputError(
+            f"the state {state} needs the name of its scan, so that no other is taken for it; give "
+            "scan_id=, e.g. an accession number"
+        )
+    if deadline is not None and not deadline > 0:
+        raise InputError(f"the deadline must be a positive number of seconds, got {deadline}")
 
 
 @dataclass(frozen=True)
-class _Steps:
-    """What turns the measurements of a round into decisions."""
+class _Scan:
+    """A scan from wherever it is to its end."""
 
-    policy: Policy
-    scanners: Scanners
-    recover: Recover
-    task: Task
-    seed: int
+    steps: Steps
+    scan_id: str | None
+    file: StateFile | None
+    trail: Path | None
+    on_round: OnRound | None
 
-    def decided(self, k: int, scans: dict[str, Acquisition]) -> list[RoundRecord]:
-        """Return the record of round k of each case that was measured in it."""
-        outputs = [self._read(k, name, scan.pieces) for name, scan in scans.items()]
-        decisions = self._decisions(k, list(scans.values()), outputs)
-        return [
-            RoundRecord(
-                round=k,
-                acceleration=decision.acceleration,
-                outputs=read,
-                stop=decision.stop,
-                lower=decision.interval.lower,
-                upper=decision.interval.upper,
-                reason=decision.reason,
-                case=name,
-            )
-            for name, read, decision in zip(scans, outputs, decisions, strict=True)
-        ]
+    def finished(self) -> Acquisition | GroupAcquisition:
+        """Go on until every case has stopped."""
+        scanners = self.steps.scanners
+        scans = dict.fromkeys(scanners.cases, Acquisition())
+        if self.file is not None:
+            scans = self.file.load()
+            self.steps.require_same(scans, self.file.path)
+        all_stored = True
+        while going := [name for name, scan in scans.items() if not scan.is_finished]:
+            k = len(scans[going[0]].rounds)
+            if len(scans[going[0]].pieces) == k:
+                all_stored = self._measure(k, going, scans, all_stored)
+            begun = perf_counter()
+            records = self.steps.decided(k, {name: scans[name] for name in going})
+            latency = perf_counter() - begun
+            for record in records:
+                before = scans[record.case]
+                scans[record.case] = replace(before, rounds=(*before.rounds, record))
+            if self.file is not None:
+                self.file.keep(scans, pieces_stored=all_stored)
+            self._tell(records, latency)
+        return GroupAcquisition(scans) if scanners.is_group else scans[scanners.cases[0]]
 
-    def _read(self, k: int, case: str, pieces: Sequence[Any]) -> FloatArray:
-        """Recover a case from all its pieces and run the task, (sample,) or (sample, task)."""
-        is_last = k == len(self.policy.accelerations)
-        R = 1.0 if is_last else float(self.policy.accelerations[k])
-        samples = 1 if is_last else self.policy.samples
-        with no_gradients():
-            recoveries = self.recover(
-                self.scanners.combine(case, pieces),
-                samples=samples,
-                seed=case_seed(self.seed, case, R),
-            )
-            outputs = as_numbers(self.task(recoveries), "task outputs", ndim=(1, 2))
-        if not is_last and len(outputs) != samples:
-            raise InputError(
-                f"the recovery and task gave {len(outputs)} outputs in round {k}, but {samples} "
-                "samples were asked for"
-            )
-        return outputs
+    def _measure(
+        self, k: int, going: list[str], scans: dict[str, Acquisition], all_stored: bool
+    ) -> bool:
+        """Measure a round of the cases that go on; return whether all could be stored so far."""
+        pieces, arrays = self.steps.scanners.measure(k, going), None
+        if self.file is not None:
+            pieces, arrays = self.file.storable(going, pieces)
+        for name, piece in zip(going, pieces, strict=True):
+            scan = scans[name]
+            fault = piece_fault(piece, scan.pieces, round=k, scan_id=self.scan_id)
+            faults = scan.faults if fault is None else (*scan.faults, fault)
+            scans[name] = replace(scan, pieces=(*scan.pieces, piece), faults=faults)
+        if self.file is None or arrays is None or not all_stored:
+            return False
+        self.file.keep_pieces(k, arrays)
+        self.file.keep(scans, pieces_stored=True)
+        return True
 
-    def _decisions(
-        self, k: int, scans: Sequence[Acquisition], outputs: Sequence[FloatArray]
-    ) -> list[Decision]:
-        """Ask the policy: about all cases at once where it decides about whole groups."""
-        if k == len(self.policy.accelerations):
-            return [self.policy.decide(k, None, value=read[0]) for read in outputs]
-        so_far = [
-            np.stack([*(record.outputs for record in scan.rounds), read])
-            for scan, read in zip(scans, outputs, strict=True)
-        ]
-        if not self.policy.whole_group:
-            return [self.policy.decide(k, x) for x in so_far]
-        together = self.policy.decide(k, np.stack(so_far, axis=1))
-        return [replace(together, interval=together.interval[i]) for i in range(len(scans))]
+    def _tell(self, records: list[RoundRecord], latency: float) -> None:
+        """Tell the trail, and whoever wants to know."""
+        if self.trail is not None:
+            made_with = {"scan_id": self.scan_id or "", **self.steps.fingerprints}
+            append(self.trail, [log_line(record, latency, **made_with) for record in records])
+        if self.on_round is not None:
+            for record in records:
+                self.on_round(record)

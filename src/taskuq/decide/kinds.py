@@ -95,6 +95,8 @@ class PolicyKind(ABC):
     is_guaranteed: ClassVar[bool]
     # Whether it has a threshold for one decision about all cases of a group.
     stops_whole_groups: ClassVar[bool]
+    # Whether its intervals hold for any way of stopping, also where a round could not be decided.
+    holds_at_any_stop: ClassVar[bool] = False
 
     @abstractmethod
     def base(self, plan: PolicyPlan) -> Score:

@@ -36,6 +36,7 @@ class Anytime(NestedPolicy):
 
     is_guaranteed: ClassVar[bool] = True
     stops_whole_groups: ClassVar[bool] = False
+    holds_at_any_stop: ClassVar[bool] = True
 
     def thresholds(self, seen: Examination, calibrator: Calibrator) -> FloatArray:
         """Return the quantile of the largest scores."""

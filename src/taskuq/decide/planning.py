@@ -12,7 +12,7 @@ from taskuq.calibration.units import PolicyUnitName, Unit, as_unit, unit_index
 from taskuq.decide.certificate import make_certificate
 from taskuq.decide.goal import make_goal
 from taskuq.decide.kinds import PolicyPlan, Statistic
-from taskuq.decide.learning import learn
+from taskuq.decide.learning import learn, round_arrays
 from taskuq.decide.outlook import outlook, with_shortage
 from taskuq.decide.policy import Policy
 from taskuq.decide.stopping import Calibrator, smallest_allowed, smallest_certified
@@ -120,8 +120,15 @@ def plan(
             "tuning_cases": int(learnt.aside.sum()),
             "statistic": statistic,
             "budget": budget,
+            "identical_samples": identical_samples(table),
         },
     )
+
+
+def identical_samples(table: TaskOutputs) -> int:
+    """Return for how many cases all samples of some round and task are the same number."""
+    x, _ = round_arrays(table)
+    return int((x == x[:, :, :1]).all(axis=2).any(axis=(0, 2)).sum())
 
 
 def policy_unit(table: TaskOutputs, unit: PolicyUnitName | None, cases: float | str) -> Unit:

@@ -144,6 +144,8 @@ class Policy:
             index = np.zeros(len(largest), dtype=np.int64)
             stops[:] = threshold < group_allowance(largest, index, examined[0].is_risk)[0]
             stops &= not self._is_part(len(stops))
+        agreeing = self._agree_for_once(x)
+        stops &= ~(agreeing.any() if self.whole_group else agreeing)
         interval = joint_report(examined, threshold)
         return Decision(
             stop=bool(stops.all()),
@@ -151,8 +153,19 @@ class Policy:
             interval=interval[0] if single else interval,
             round=int(round),
             acceleration=self.accelerations[round],
-            reason=self._reason(int(round), stops, interval),
+            reason=self._reason(int(round), stops, interval, agreeing),
         )
+
+    def _agree_for_once(self, outputs: FloatArray) -> np.ndarray:
+        """Which cases had samples that all agree, in any round, where no calibration case had.
+
+        They go on to the end: to stop them later than the policy would is not what it was
+        calibrated for.
+        """
+        if self.provenance.get("identical_samples") != 0 or self.samples < 2:
+            return np.zeros(outputs.shape[1], dtype=bool)
+        agree = (outputs == outputs[:, :, :1]).all(axis=2)
+        return np.asarray(agree.any(axis=(0, 2)))
 
     def _is_part(self, cases: int) -> bool:
         """Whether so few cases are taken as part of a group; calibration had no group of one."""
@@ -162,6 +175,7 @@ class Policy:
         if value is None:
             raise InputError("at the fully measured round the target is known; pass it as value=")
         z = as_numbers(value, "value", ndim=(0, 1, 2)).astype(float)
+        require_in_range(np.atleast_1d(z), self.task_range, "the value")
         return Decision(
             stop=True,
             stops=np.ones(z.shape, dtype=bool),
@@ -203,9 +217,13 @@ class Policy:
         require_in_range(x, self.task_range, "outputs")
         return x, single
 
-    def _reason(self, round: int, stops: np.ndarray, interval: Interval) -> str:
+    def _reason(
+        self, round: int, stops: np.ndarray, interval: Interval, agreeing: np.ndarray
+    ) -> str:
         R = self.accelerations[round]
         at = f"at R = {R:g}" if np.isfinite(R) else "after this round"
+        if agreeing.any() and (len(stops) == 1 or self.whole_group):
+            return f"continue {at}: all samples are identical, which no calibration case had"
         if self._is_part(len(stops)):
             return f"continue {at}: no calibration group had one case; pass all cases of the group"
         if self.whole_group:

@@ -26,6 +26,7 @@ class RoundRecord:
         upper: The upper end.
         reason: Why, in a sentence.
         case: The name of the case.
+        fault: What was wrong in the round, so that it could not be decided; None for nothing.
     """
 
     round: int
@@ -36,6 +37,7 @@ class RoundRecord:
     upper: FloatArray
     reason: str
     case: str
+    fault: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""
@@ -49,11 +51,13 @@ class Acquisition:
 
     Arguments:
         rounds: What happened so far.
-        pieces: What was measured in each round.
+        pieces: What was measured in each round, and perhaps in one that is not decided yet.
+        faults: What was wrong with pieces; a scan that has any is never known in full.
     """
 
     rounds: tuple[RoundRecord, ...] = ()
     pieces: tuple[Any, ...] = field(default=(), repr=False)
+    faults: tuple[str, ...] = ()
 
     @property
     def is_finished(self) -> bool:

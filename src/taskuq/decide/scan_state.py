@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.checks import as_array
+from taskuq.decide.faults import arrays_of
 from taskuq.decide.policy import Policy
 from taskuq.decide.scan import Acquisition, GroupAcquisition, RoundRecord
 from taskuq.errors import InputError
@@ -20,6 +20,8 @@ from taskuq.interval import FloatArray
 
 SCHEMA = "taskuq.acquisition/1"
 Arrays = dict[str, np.ndarray]
+# What the measurements of a round say about themselves.
+SCAN, ROUND = "taskuq scan_id", "taskuq round"
 
 
 @dataclass(frozen=True)
@@ -34,18 +36,29 @@ class StateFile:
         policy: The policy of the scan.
         cases: The names of its cases, in order.
         is_group: Whether they are the cases of a group.
+        scan_id: What the scan is called.
+        seed: The seed of its recoveries.
     """
 
     path: Path
     policy: Policy
     cases: tuple[str, ...]
     is_group: bool
+    scan_id: str
+    seed: int
 
     def load(self) -> dict[str, Acquisition]:
         """Return the scan of each case as far as it was stored."""
         if not self.path.exists():
             return dict.fromkeys(self.cases, Acquisition())
-        scans, is_group = _read(self.path, self.policy)
+        record = _record(self.path, self.policy)
+        for name, mine in (("scan_id", self.scan_id), ("seed", self.seed)):
+            if record.get(name) != mine:
+                raise InputError(
+                    f"{self.path} is of {name} {record.get(name)!r}, got {mine!r}; go on with the "
+                    "former, or give this scan a state of its own"
+                )
+        scans, is_group = _read(self.path, self.policy, record)
         if is_group != self.is_group or tuple(scans) != self.cases:
             raise InputError(
                 f"{self.path} is a scan of {_listed(scans, is_group)}, got "
@@ -62,7 +75,7 @@ class StateFile:
             going: The cases that were measured.
             pieces: What was measured of each; where one cannot be stored, nothing is.
         """
-        found = [_as_arrays(piece) for piece in pieces]
+        found = [arrays_of(piece) for piece in pieces]
         kept = [p if a is None else _from_arrays(a) for p, a in zip(pieces, found, strict=True)]
         marks = [_mark(self.cases.index(case), self.is_group) for case in going]
         arrays: Arrays = {}
@@ -72,25 +85,32 @@ class StateFile:
             arrays |= {mark + name: array for name, array in of_case.items()}
         return kept, arrays
 
-    def store(self, scans: Mapping[str, Acquisition], arrays: Arrays | None) -> None:
-        """Store what the last round measured, then the record that says it is there.
+    def keep_pieces(self, round: int, arrays: Arrays) -> None:
+        """Store what a round measured, with the name of its scan, before it is looked at."""
+        named: Arrays = {SCAN: np.array(self.scan_id), ROUND: np.array(round), **arrays}
+        with whole_file(_pieces_path(self.path, round)) as partial, partial.open("wb") as file:
+            np.savez(file, allow_pickle=False, **named)
+
+    def keep(self, scans: Mapping[str, Acquisition], *, pieces_stored: bool) -> None:
+        """Store what was decided so far, and which rounds were measured.
 
         Arguments:
             scans: The scan of each case.
-            arrays: What the last round measured; None where not all of the scan can be stored.
+            pieces_stored: Whether all that was measured is stored beside it.
         """
-        if arrays is not None:
-            last = max(len(scan.rounds) for scan in scans.values()) - 1
-            with whole_file(_pieces_path(self.path, last)) as partial, partial.open("wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
         each = [[record.to_dict() for record in scan.rounds] for scan in scans.values()]
         write_json(
             self.path,
             {
                 "schema": SCHEMA,
+                "scan_id": self.scan_id,
                 "policy": fingerprint(self.policy.to_dict()),
+                "seed": self.seed,
+                "samples": self.policy.samples,
                 "finished": all(scan.is_finished for scan in scans.values()),
-                "pieces_stored": arrays is not None,
+                "pieces_stored": pieces_stored,
+                "measured": [len(scan.pieces) for scan in scans.values()],
+                "faults": [list(scan.faults) for scan in scans.values()],
                 "cases": list(scans),
                 **({"scans": each} if self.is_group else {"rounds": each[0]}),
             },
@@ -106,25 +126,34 @@ def load_acquisition(
         path: The state that :func:`acquire` wrote.
         policy: The policy it was made with; another one is refused.
     """
-    scans, is_group = _read(Path(path), policy)
+    source = Path(path)
+    scans, is_group = _read(source, policy, _record(source, policy))
     return GroupAcquisition(scans) if is_group else next(iter(scans.values()))
 
 
-def _read(path: Path, policy: Policy) -> tuple[dict[str, Acquisition], bool]:
+def _record(path: Path, policy: Policy) -> dict[str, Any]:
+    record = read_json(path, SCHEMA, remedy="start a new scan")
+    if record.get("policy") != fingerprint(policy.to_dict()):
+        raise InputError(
+            f"{path} is a scan under another policy; go on with that one or start a new scan"
+        )
+    return record
+
+
+def _read(
+    path: Path, policy: Policy, record: Mapping[str, Any]
+) -> tuple[dict[str, Acquisition], bool]:
     """Read the scan of each case, and whether they are those of a group."""
-    record = read_json(path, SCHEMA)
     with complete(path, "scan"):
-        if record["policy"] != fingerprint(policy.to_dict()):
-            raise InputError(
-                f"{path} is a scan under another policy; go on with that one or start a new scan"
-            )
         is_group = "scans" in record
         scans = record["scans"] if is_group else [record["rounds"]]
         rounds = {
             str(name): tuple(_round(r, str(name)) for r in of_case)
             for name, of_case in zip(record["cases"], scans, strict=True)
         }
-        stored = bool(record["pieces_stored"])
+        faults = [tuple(map(str, of_case)) for of_case in record["faults"]]
+        measured = dict(zip(rounds, map(int, record["measured"]), strict=True))
+        stored, scan_id = record["pieces_stored"] is True, str(record["scan_id"])
     longest = max(map(len, rounds.values()), default=0)
     going = [r for r in rounds.values() if not Acquisition(r).is_finished]
     in_order = all([r.round for r in each] == [*range(len(each))] for each in rounds.values())
@@ -136,8 +165,14 @@ def _read(path: Path, policy: Policy) -> tuple[dict[str, Acquisition], bool]:
         raise InputError(
             f"{path} cannot be taken up: its measurements were not arrays and were not stored"
         )
-    pieces = _read_pieces(path, rounds, is_group) if stored else dict.fromkeys(rounds, ())
-    return {name: Acquisition(rounds[name], pieces[name]) for name in rounds}, is_group
+    pieces: dict[str, tuple[Any, ...]] = dict.fromkeys(rounds, ())
+    if stored:
+        pieces = _read_pieces(path, measured, is_group, scan_id)
+    found = {
+        name: Acquisition(rounds[name], pieces[name], of_case)
+        for name, of_case in zip(rounds, faults, strict=True)
+    }
+    return found, is_group
 
 
 def _round(record: Mapping[str, Any], case: str) -> RoundRecord:
@@ -146,25 +181,28 @@ def _round(record: Mapping[str, Any], case: str) -> RoundRecord:
         round=int(record["round"]),
         acceleration=np.nan if R is None else float(R),
         outputs=np.asarray(record["outputs"], dtype=float),
-        stop=bool(record["stop"]),
+        stop=record["stop"] is True,
         lower=_ends(record["lower"]),
         upper=_ends(record["upper"]),
         reason=str(record["reason"]),
         case=case,
+        fault=record["fault"],
     )
 
 
 def _read_pieces(
-    path: Path, rounds: Mapping[str, tuple[RoundRecord, ...]], is_group: bool
+    path: Path, measured: Mapping[str, int], is_group: bool, scan_id: str
 ) -> dict[str, tuple[Any, ...]]:
     """Read what was measured of each case in each of its rounds."""
-    pieces: dict[str, list[Any]] = {name: [] for name in rounds}
-    for k in range(max(map(len, rounds.values()), default=0)):
+    pieces: dict[str, list[Any]] = {name: [] for name in measured}
+    for k in range(max(measured.values(), default=0)):
         try:
             with open_npz(_pieces_path(path, k)) as archive:
                 arrays = {name: archive[name] for name in archive}
-            for i, (name, of_case) in enumerate(rounds.items()):
-                if k < len(of_case):
+            if [str(arrays.pop(SCAN, "")), str(arrays.pop(ROUND, ""))] != [scan_id, str(k)]:
+                raise InputError("they are of another scan or round")
+            for i, (name, rounds) in enumerate(measured.items()):
+                if k < rounds:
                     pieces[name].append(_from_arrays(_marked(arrays, _mark(i, is_group))))
         except InputError as error:
             raise InputError(
@@ -183,19 +221,6 @@ def _marked(arrays: Arrays, mark: str) -> Arrays:
 def _mark(position: int, is_group: bool) -> str:
     """What the names of a case's arrays begin with, in the file of a round."""
     return f"case {position} " if is_group else ""
-
-
-def _as_arrays(piece: Any) -> Arrays | None:
-    """What can be stored without pickling: an array, or a dictionary of arrays."""
-    # The leading mark keeps names apart from the arguments of np.savez, and from a lone array.
-    parts = {f"of {name}": v for name, v in piece.items()} if isinstance(piece, dict) else {
-        "alone": piece
-    }  # fmt: skip
-    try:
-        arrays = {name: as_array(value, "measurement") for name, value in parts.items()}
-    except InputError:
-        return None
-    return arrays if all(a.dtype.kind in "biufcUS" for a in arrays.values()) else None
 
 
 def _from_arrays(arrays: Arrays) -> Any:

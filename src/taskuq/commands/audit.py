@@ -1,0 +1,30 @@
+"""taskuq audit: check the chain of an audit trail, and tell the story of each scan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from taskuq.commands.terminal import show
+from taskuq.decide.audit import read_trail, stories
+
+
+def audit(log: Path, *, scan: str | None = None) -> None:
+    """Check that an audit trail is whole, and tell what was decided about each scan.
+
+    Arguments:
+        log: The log.jsonl that scans were told to.
+        scan: Tell about this scan only.
+    """
+    lines = read_trail(log)
+    for name, story in stories(lines).items():
+        if scan is not None and name != scan:
+            continue
+        show(f"scan {name or '(without a name)'}")
+        for line in story:
+            ends = ", ".join(
+                f"[{low}, {high}]" for low, high in zip(line["lower"], line["upper"], strict=True)
+            )
+            took = f"{1000 * line['latency']:.0f} ms"
+            show(f"  {line['time']}  {line['case']}  {line['reason']}; interval {ends}; {took}")
+    end = lines[-1]["hash"][:16] if lines else "-"
+    show(f"{log}: {len(lines)} lines, the chain is whole and ends in {end}")

@@ -1,0 +1,138 @@
+"""The audit trail: what was decided about each scan, in lines that are chained by their hashes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taskuq.decide.scan import RoundRecord
+from taskuq.disk import make_folder, writing
+from taskuq.errors import InputError
+from taskuq.files import plain
+from taskuq.fingerprints import fingerprint
+from taskuq.locks import locked
+
+SCHEMA = "taskuq.audit/1"
+# What the first line follows.
+BEGINNING = "0" * 64
+
+
+def log_line(record: RoundRecord, latency: float, **scan: Any) -> dict[str, Any]:
+    """Return what the trail says about one case in one round.
+
+    Arguments:
+        record: What happened.
+        latency: Seconds that recovery, task and decision took.
+        scan: What the scan was made with: its id, and the fingerprints of its parts.
+    """
+    x = record.outputs
+    summary: dict[str, float] = {"count": int(x.size)}
+    if x.size:
+        summary |= {n: float(getattr(np, n)(x)) for n in ("mean", "std", "min", "max")}
+    kept = record.to_dict()
+    line = {
+        "schema": SCHEMA,
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        **scan,
+        **{name: kept[name] for name in ("case", "round", "acceleration")},
+        "outputs": summary,
+        **{name: kept[name] for name in ("lower", "upper", "stop", "reason", "fault")},
+        "latency": round(latency, 6),
+    }
+    return dict(plain(line))
+
+
+def append(path: str | os.PathLike[str], lines: list[dict[str, Any]]) -> None:
+    """Add lines to a trail, each with the hash of the one before; they are on the disk afterwards.
+
+    Arguments:
+        path: The trail; it is made where there is none.
+        lines: What to add.
+    """
+    target = Path(path)
+    make_folder(target.parent)
+    with locked(target.with_name(f".{target.name}.lock"), wait=True), writing(target):
+        previous = _last_hash(target)
+        with target.open("ab") as file:
+            for line in lines:
+                chained = {**line, "previous": previous}
+                previous = fingerprint(chained)
+                text = json.dumps({**chained, "hash": previous}, ensure_ascii=False)
+                file.write(text.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_trail(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return all lines of a trail, or say which of them does not follow from the one before.
+
+    A line that was changed, removed or put in breaks the chain there. Lines taken off the end leave
+    a shorter chain that is whole: keep the number of lines, or the last hash, elsewhere.
+
+    Arguments:
+        path: The trail.
+    """
+    previous, found = BEGINNING, []
+    for number, line in _lines(path):
+        chained = {name: value for name, value in line.items() if name != "hash"}
+        if line.get("previous") != previous or line.get("hash") != fingerprint(chained):
+            raise InputError(
+                f"{path}: line {number} is not as it was written, or does not follow from the line "
+                "before: the trail was damaged or edited there"
+            )
+        previous = line["hash"]
+        found.append(line)
+    return found
+
+
+def stories(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the lines of each scan, in the order in which scans began.
+
+    Example:
+        >>> list(stories([{"scan_id": "b"}, {"scan_id": "a"}, {"scan_id": "b"}]))
+        ['b', 'a']
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        found.setdefault(str(line.get("scan_id")), []).append(line)
+    return found
+
+
+def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        raw = Path(path).read_bytes().splitlines()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    for number, text in enumerate(raw, start=1):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if not isinstance(line, dict) or line.get("schema") != SCHEMA:
+            raise InputError(f"{path}: line {number} is not a line of an audit trail ({SCHEMA})")
+        yield number, line
+
+
+def _last_hash(path: Path) -> str:
+    """The hash of the last line; a file that is no trail, or is torn, is not added to."""
+    if not path.exists() or path.stat().st_size == 0:
+        return BEGINNING
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 1_000_000))
+        text = file.read()
+    last = text.rstrip(b"\n").rsplit(b"\n", 1)[-1]
+    try:
+        line = json.loads(last)
+    except ValueError:
+        line = None
+    if not isinstance(line, dict) or line.get("schema") != SCHEMA or not text.endswith(b"\n"):
+        raise InputError(
+            f"{path} does not end in a line of an audit trail; move it away, or name another log"
+        )
+    return str(line["hash"])

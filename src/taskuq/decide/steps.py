@@ -1,0 +1,288 @@
+"""From the measurements of a round to decisions: recover, run the task, ask the policy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taskuq.checks import as_numbers, no_gradients
+from taskuq.decide.faults import output_fault, require_value
+from taskuq.decide.kinds import POLICIES
+from taskuq.decide.policy import Decision, Policy
+from taskuq.decide.scan import Acquisition, RoundRecord
+from taskuq.decide.scanners import Scanners
+from taskuq.errors import InputError, first_line
+from taskuq.fingerprints import fingerprint
+from taskuq.interval import FloatArray, Interval
+from taskuq.protocols import CompleteScanner, NamedPart, Recover, RoundsScore, Task
+from taskuq.seeds import case_seed
+
+# How far outputs may be off when they are computed again, relative to their size.
+AGREES = 1e-4
+
+
+@dataclass
+class Worker:
+    """What computes within a deadline.
+
+    Python cannot stop a computation. One that is late goes on by itself, and while it does nothing
+    else is begun: what is asked for meanwhile is late too.
+
+    Arguments:
+        deadline: Seconds, or None for as long as it takes.
+    """
+
+    deadline: float | None = None
+    _late: threading.Thread | None = field(default=None, init=False, repr=False)
+
+    def run(self, compute: Callable[[], FloatArray], *, hurry: bool = True) -> FloatArray:
+        """Return what is computed, or raise TimeoutError where it takes too long.
+
+        Arguments:
+            compute: What to compute.
+            hurry: Whether the deadline counts.
+        """
+        if self._late is not None:
+            self._late.join(self.deadline if hurry else None)
+            if self._late.is_alive():
+                raise TimeoutError("the recovery of an earlier round is still running")
+            self._late = None
+        if self.deadline is None or not hurry:
+            return compute()
+        found: list[FloatArray] = []
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                found.append(compute())
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(self.deadline)
+        if thread.is_alive():
+            self._late = thread
+            raise TimeoutError(f"recovery and task took longer than {self.deadline:g} s")
+        if failed:
+            raise failed[0]
+        return found[0]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What turns the measurements of a round into decisions.
+
+    Arguments:
+        policy: When to stop.
+        scanners: Who measured.
+        recover: The recovery method.
+        task: The task.
+        seed: The seed of the recoveries.
+        worker: What keeps the deadline.
+    """
+
+    policy: Policy
+    scanners: Scanners
+    recover: Recover
+    task: Task
+    seed: int
+    worker: Worker
+
+    @property
+    def fingerprints(self) -> dict[str, Any]:
+        """What the decisions were made with, for the audit trail."""
+        return {
+            "policy": fingerprint(self.policy.to_dict()),
+            "recover": named(self.recover),
+            "task": named(self.task),
+            "seed": self.seed,
+            "samples": self.policy.samples,
+        }
+
+    def decided(self, k: int, scans: dict[str, Acquisition]) -> list[RoundRecord]:
+        """Return the record of round k of each case that was measured in it."""
+        if k == len(self.policy.accelerations):
+            return [self._known(k, name, scan) for name, scan in scans.items()]
+        outputs: dict[str, FloatArray] = {}
+        faults: dict[str, str] = {}
+        for name, scan in scans.items():
+            try:
+                self._require_sound(scan)
+                outputs[name] = self.worker.run(partial(self._read, k, name, scan.pieces))
+                fault = output_fault(self.policy, outputs[name], round=k)
+            except Exception as error:
+                fault = _failure(error, k)
+            if fault is not None:
+                faults[name] = fault
+        if self.policy.whole_group and faults:
+            # One decision for all: what is wrong with one is wrong with all.
+            first = next(iter(faults.values()))
+            faults = {name: faults.get(name, first) for name in scans}
+        sound = {name: scan for name, scan in scans.items() if name not in faults}
+        decided = dict(zip(sound, self._decisions(k, sound, outputs), strict=True))
+        return [
+            self._undecided(k, name, faults[name], outputs.get(name))
+            if name in faults
+            else _record(k, name, outputs[name], decided[name])
+            for name in scans
+        ]
+
+    def require_same(self, scans: dict[str, Acquisition], path: Path) -> None:
+        """Refuse a stored scan whose decisions do not come out again.
+
+        Arguments:
+            scans: What was stored of each case.
+            path: Where, for the error.
+        """
+        for k in range(max((len(scan.rounds) for scan in scans.values()), default=0)):
+            stored = {
+                name: scan
+                for name, scan in scans.items()
+                if len(scan.rounds) > k and scan.rounds[k].fault is None
+            }
+            for name, scan in stored.items():
+                if len(scan.pieces) > k:
+                    again = self._read(k, name, scan.pieces[: k + 1])
+                    _require_agreeing(again, scan.rounds[k].outputs, k, path)
+            before = {n: replace(scan, rounds=scan.rounds[:k]) for n, scan in stored.items()}
+            outputs = {name: scan.rounds[k].outputs for name, scan in stored.items()}
+            if k == len(self.policy.accelerations):
+                said = [self.policy.decide(k, None, value=x[0]) for x in outputs.values()]
+            else:
+                said = self._decisions(k, before, outputs)
+            for scan, decision in zip(stored.values(), said, strict=True):
+                record, now = scan.rounds[k], decision.interval
+                ends = np.array_equal(now.lower, record.lower) and np.array_equal(
+                    now.upper, record.upper
+                )
+                if decision.stop is not record.stop or not ends:
+                    raise InputError(
+                        f"round {k} of {path} was not decided as the policy decides it: the state "
+                        "is damaged or edited; start a new scan"
+                    )
+
+    def _require_sound(self, scan: Acquisition) -> None:
+        """Refuse to decide on measurements in which something is wrong."""
+        if scan.faults:
+            raise InputError(scan.faults[-1])
+        missing = [record for record in scan.rounds if record.fault is not None]
+        if missing and not self._may_skip():
+            raise InputError(
+                f"round {missing[0].round} could not be decided, and the promise of a stop needs "
+                "every round before it"
+            )
+
+    def _may_skip(self) -> bool:
+        """Whether a stop keeps its promise although an earlier round was not decided."""
+        scores = [rule.score for of_round in self.policy.rules for rule in of_round]
+        reads_all = any(isinstance(s, RoundsScore) and s.uses_earlier_rounds for s in scores)
+        return POLICIES[self.policy.kind].holds_at_any_stop and not reads_all
+
+    def _read(self, k: int, case: str, pieces: Sequence[Any]) -> FloatArray:
+        """Recover a case from all its pieces and run the task, (sample,) or (sample, task)."""
+        is_last = k == len(self.policy.accelerations)
+        R = 1.0 if is_last else float(self.policy.accelerations[k])
+        with no_gradients():
+            recoveries = self.recover(
+                self.scanners.combine(case, pieces),
+                samples=1 if is_last else self.policy.samples,
+                seed=case_seed(self.seed, case, R),
+            )
+            return as_numbers(self.task(recoveries), "task outputs", ndim=(1, 2))
+
+    def _known(self, k: int, case: str, scan: Acquisition) -> RoundRecord:
+        """The record of a case that is measured in full, if it is."""
+        scanner, fault = self.scanners.of_case[case], "".join(scan.faults[:1])
+        if isinstance(scanner, CompleteScanner) and not scanner.is_complete(list(scan.pieces)):
+            fault = fault or "the scanner says that lines are missing"
+        if fault:
+            raise InputError(
+                f"all rounds of {case} are over, but its value is not known: {fault}; the scan did "
+                "not stop on that, start a new one"
+            )
+        outputs = self.worker.run(partial(self._read, k, case, scan.pieces), hurry=False)
+        require_value(self.policy, outputs)
+        return _record(k, case, outputs, self.policy.decide(k, None, value=outputs[0]))
+
+    def _decisions(
+        self, k: int, scans: dict[str, Acquisition], outputs: dict[str, FloatArray]
+    ) -> list[Decision]:
+        """Ask the policy: about all cases at once where it decides about whole groups."""
+        so_far = [_so_far(scan.rounds, outputs[name]) for name, scan in scans.items()]
+        if not self.policy.whole_group or not scans:
+            return [self.policy.decide(k, x) for x in so_far]
+        together = self.policy.decide(k, np.stack(so_far, axis=1))
+        return [replace(together, interval=together.interval[i]) for i in range(len(scans))]
+
+    def _undecided(self, k: int, case: str, fault: str, outputs: FloatArray | None) -> RoundRecord:
+        """The record of a round that cannot be decided: measure more."""
+        tasks = len(self.policy.task_names)
+        low, high = self.policy.task_range or (-np.inf, np.inf)
+        R = self.policy.accelerations[k]
+        decision = Decision(
+            stop=False,
+            stops=np.zeros((), dtype=bool),
+            interval=Interval(*(np.full(() if tasks == 1 else tasks, end) for end in (low, high))),
+            round=k,
+            acceleration=R,
+            reason=f"continue at R = {R:g}: {fault}",
+        )
+        kept = np.empty(0) if outputs is None or not np.isfinite(outputs).all() else outputs
+        return replace(_record(k, case, kept, decision), fault=fault)
+
+
+def named(part: Any) -> str:
+    """Return what a recovery or a task calls itself: its fingerprint, or its name in the code.
+
+    Example:
+        >>> named(np.mean)
+        'numpy.mean'
+    """
+    if isinstance(part, NamedPart):
+        return str(part.fingerprint)
+    kind = part if hasattr(part, "__qualname__") else type(part)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _require_agreeing(again: FloatArray, stored: FloatArray, k: int, path: Path) -> None:
+    same = again.shape == stored.shape
+    if not same or np.abs(again - stored).max() > AGREES * (1 + np.abs(stored).max()):
+        raise InputError(
+            f"round {k} of {path} gives other outputs now ({again.flat[0]:.6g}, then "
+            f"{stored.flat[0]:.6g}): recovery, task or measurements are not those it was decided "
+            "with; go on with the former or start a new scan"
+        )
+
+
+def _failure(error: Exception, k: int) -> str:
+    """What an error of the recovery, the task or the checks says, in one sentence."""
+    if isinstance(error, TimeoutError | InputError):
+        return first_line(error)
+    said = f"{type(error).__name__}: {first_line(error):.160}"
+    return f"recovery or task failed in round {k} ({said})"
+
+
+def _so_far(rounds: Sequence[RoundRecord], outputs: FloatArray) -> FloatArray:
+    """The outputs of all rounds; a round that was not decided is read by nobody."""
+    earlier = [outputs if record.fault is not None else record.outputs for record in rounds]
+    return np.stack([*earlier, outputs])
+
+
+def _record(k: int, case: str, outputs: FloatArray, decision: Decision) -> RoundRecord:
+    return RoundRecord(
+        round=k,
+        acceleration=decision.acceleration,
+        outputs=outputs,
+        stop=decision.stop,
+        lower=decision.interval.lower,
+        upper=decision.interval.upper,
+        reason=decision.reason,
+        case=case,
+    )

@@ -1,0 +1,214 @@
+"""Bad data never stops a scan: it goes on measuring, says why, and ends in a value or an error."""
+
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from taskuq.decide.kinds import POLICIES
+from taskuq.errors import InputError
+
+BAD_PIECES = {
+    "measured nothing": lambda piece, before: {n: v[..., :0] for n, v in piece.items()},
+    "zero everywhere": lambda piece, before: {**piece, "lines": piece["lines"] * 0},
+    "not finite": lambda piece, before: {**piece, "lines": piece["lines"] * np.nan},
+    "had measured": lambda piece, before: before,
+    "of round 7": lambda piece, before: {**piece, "round": 7},
+    "of scan 'other'": lambda piece, before: {**piece, "scan_id": "other"},
+}
+
+
+@pytest.fixture(scope="module")
+def easy(toy, toy_policy):
+    """An image whose scan stops in the first round."""
+    return next(
+        s for s in range(1000, 1400)
+        if len(toy.scan(toy.scanner_of(s), policy=toy_policy).rounds) == 1
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def later(toy, toy_policy):
+    """An image whose scan stops early, but not in the first round."""
+    return next(
+        s for s in range(1000, 1400)
+        if len(toy.scan(toy.scanner_of(s), policy=toy_policy).rounds) in (2, 3)
+    )  # fmt: skip
+
+
+def spoiled(scanner, round_, spoil):
+    measure, seen = scanner.measure, []
+
+    def measured(round):
+        piece = measure(round)
+        seen.append(piece)
+        return spoil(piece, seen[max(round - 1, 0)]) if round == round_ else piece
+
+    scanner.measure = measured
+    return scanner
+
+
+@pytest.mark.parametrize("kind", ["fixed-width", "anytime"])
+@pytest.mark.parametrize("reason", BAD_PIECES)
+def test_a_bad_piece_is_never_stopped_on(toy, later, reason, kind):
+    policy = tq.plan(toy.table(), alpha=0.1, max_width=0.2, policy=kind)
+    scanner = spoiled(toy.scanner_of(later), 1, BAD_PIECES[reason])
+    rounds = []
+
+    with pytest.raises(InputError, match="value is not known.*" + reason):
+        toy.scan(scanner, policy=policy, on_round=rounds.append)
+
+    assert [r.stop for r in rounds] == [False] * 3
+    assert [reason in r.reason for r in rounds] == [False, True, True]
+    assert len(scanner.measured) == toy.SIZE
+
+
+def test_a_piece_may_name_its_round_and_scan(toy, toy_policy, easy):
+    def name(piece, before):
+        return {**piece, "round": np.array(0), "scan_id": "toy"}
+
+    scan = toy.scan(spoiled(toy.scanner_of(easy), 0, name), policy=toy_policy)
+
+    assert len(scan.rounds) == 1
+
+
+BAD_OUTPUTS = {
+    "5 outputs": lambda outputs: outputs[:5],
+    "NaN": lambda outputs: outputs * np.nan,
+    "outside the task's range": lambda outputs: outputs + 3,
+    "ValueError: no more": None,
+    "identical": lambda outputs: np.full_like(outputs, 0.5),
+}
+
+
+@pytest.mark.parametrize("reason", BAD_OUTPUTS)
+def test_bad_outputs_are_never_stopped_on(toy, toy_policy, easy, reason):
+    calls = []
+
+    def task(images):
+        calls.append(None)
+        if len(calls) > 1:
+            return toy.task(images)
+        if BAD_OUTPUTS[reason] is None:
+            raise ValueError("no more")
+        return BAD_OUTPUTS[reason](toy.task(images))
+
+    scan = toy.scan(toy.scanner_of(easy), policy=toy_policy, task=task)
+
+    assert reason in scan.rounds[0].reason
+    # The promise of this policy needs every round: it goes on to the end.
+    assert [r.stop for r in scan.rounds] == [False, False, False, True]
+    assert scan.acceleration == 1
+    assert float(scan.interval.lower) == pytest.approx(float(toy.task(toy.image(easy))))
+
+
+def test_intervals_that_hold_at_any_stop_may_stop_after_a_round_that_failed(toy, easy):
+    policy = tq.plan(toy.table(), alpha=0.1, max_width=0.9, policy="anytime")
+    calls = []
+
+    def task(images):
+        calls.append(None)
+        if len(calls) == 1:
+            raise ValueError("no more")
+        return toy.task(images)
+
+    scan = toy.scan(toy.scanner_of(easy), policy=policy, task=task)
+
+    assert [r.stop for r in scan.rounds] == [False, True]
+    assert POLICIES["anytime"].holds_at_any_stop
+    assert not POLICIES["fixed-width"].holds_at_any_stop
+
+
+def test_samples_that_agree_are_nothing_new_where_calibration_had_some(toy_policy):
+    assert toy_policy.provenance["identical_samples"] == 0
+    hasty = replace(toy_policy, thresholds=(-1e9,) * 3)
+    had = replace(hasty, provenance={**hasty.provenance, "identical_samples": 1})
+    same = np.full((1, 6), 0.5)
+
+    assert not hasty.decide(0, same).stop
+    assert had.decide(0, same).stop
+
+
+def test_identical_samples_in_an_earlier_round_are_remembered(toy_policy):
+    hasty = replace(toy_policy, thresholds=(-1e9,) * 3)
+    outputs = np.stack([np.full(6, 0.5), np.linspace(0.499, 0.501, 6)])
+
+    assert not hasty.decide(1, outputs).stop
+    assert hasty.decide(1, np.stack([outputs[1], outputs[1]])).stop
+
+
+class TellsScanner:
+    """A scanner that knows whether it has measured everything."""
+
+    def __init__(self, scanner, is_complete):
+        self.measure, self.combine = scanner.measure, scanner.combine
+        self.is_complete = lambda pieces: is_complete and len(pieces) == 4
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_last_round_that_is_not_complete_is_no_value(toy, toy_policy, is_complete):
+    patient = replace(toy_policy, thresholds=(np.inf,) * 3)
+    scanner = TellsScanner(toy.scanner_of(1000), is_complete)
+    if is_complete:
+        assert toy.scan(scanner, policy=patient).acceleration == 1
+    else:
+        with pytest.raises(InputError, match="lines are missing"):
+            toy.scan(scanner, policy=patient)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"), [([7.0], "outside the task's range"), ([0.4, 0.5], "2 values")]
+)
+def test_the_last_round_has_one_value_in_the_range(toy, toy_policy, values, reason):
+    patient = replace(toy_policy, thresholds=(np.inf,) * 3)
+
+    def task(images):
+        return toy.task(images) if len(images) > 1 else np.array(values)
+
+    with pytest.raises(InputError, match=reason):
+        toy.scan(toy.scanner_of(1000), policy=patient, task=task)
+
+
+def test_a_value_outside_the_range_is_not_known(toy_policy):
+    with pytest.raises(InputError, match="range"):
+        toy_policy.decide(3, None, value=7.0)
+
+
+@pytest.mark.parametrize("late_round", [0, 1])
+def test_a_recovery_past_its_deadline_means_measure_more(toy, toy_policy, later, late_round):
+    wait, calls = threading.Event(), []
+
+    def slow(measurement, **options):
+        calls.append(None)
+        if len(calls) == late_round + 1:
+            wait.wait(20)
+        return toy.recover(measurement, **options)
+
+    begun = time.perf_counter()
+
+    def shown(record):
+        if record.round == 2:
+            wait.set()
+
+    scan = toy.scan(toy.scanner_of(later), policy=toy_policy, recover=slow, deadline=0.2,
+                    on_round=shown)  # fmt: skip
+
+    assert time.perf_counter() - begun < 10
+    assert "longer than 0.2 s" in scan.rounds[late_round].reason
+    assert [r.stop for r in scan.rounds] == [False, False, False, True]
+
+
+def test_a_deadline_that_is_kept_changes_nothing(toy, toy_policy):
+    for seed in range(1000, 1004):
+        quick = toy.scan(toy.scanner_of(seed), policy=toy_policy, deadline=60)
+        free = toy.scan(toy.scanner_of(seed), policy=toy_policy)
+        assert [r.to_dict() for r in quick.rounds] == [r.to_dict() for r in free.rounds]
+
+
+@pytest.mark.parametrize("deadline", [0, -1.0])
+def test_a_deadline_is_positive(toy, toy_policy, deadline):
+    with pytest.raises(InputError, match="deadline"):
+        toy.scan(toy.scanner_of(1000), policy=toy_policy, deadline=deadline)

@@ -1,0 +1,229 @@
+"""A state belongs to one scan, one policy, one recovery, one task, one seed and one process."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from taskuq.commands.app import main
+from taskuq.decide.audit import append, read_trail
+from taskuq.errors import InputError
+from taskuq.files import write_json
+from taskuq.locks import locked
+
+
+class PowerCutError(Exception):
+    """The mains fail."""
+
+
+@pytest.fixture(scope="module")
+def longest(toy, toy_policy):
+    return next(
+        s for s in range(1000, 1400)
+        if len(toy.scan(toy.scanner_of(s), policy=toy_policy).rounds) == 4
+    )  # fmt: skip
+
+
+@pytest.fixture
+def half_done(toy, toy_policy, longest, tmp_path):
+    """The state of a scan whose power was cut in its third round."""
+    scanner = toy.scanner_of(longest)
+    measure = scanner.measure
+
+    def cut(round):
+        if round == 2:
+            raise PowerCutError
+        return measure(round)
+
+    scanner.measure = cut
+    with pytest.raises(PowerCutError):
+        toy.scan(scanner, policy=toy_policy, state=tmp_path / "scan.json")
+    return tmp_path / "scan.json"
+
+
+def refused(toy, toy_policy, state, match, seed=1001, **options):
+    scanner = toy.scanner_of(seed)
+    with pytest.raises(InputError, match=match):
+        toy.scan(scanner, policy=toy_policy, state=state, **options)
+    assert scanner.measured == []
+
+
+def test_another_patients_scan_is_refused_finished_or_not(toy, toy_policy, half_done, longest):
+    refused(toy, toy_policy, half_done, "scan_id 'toy', got 'other'", scan_id="other")
+    toy.scan(toy.scanner_of(longest), policy=toy_policy, state=half_done)
+    refused(toy, toy_policy, half_done, "scan_id 'toy', got 'other'", scan_id="other")
+
+
+def test_a_state_needs_a_name(toy, toy_policy, tmp_path):
+    refused(toy, toy_policy, tmp_path / "s.json", "scan_id=", scan_id=None)
+
+
+def test_another_seed_is_refused(toy, toy_policy, half_done):
+    with pytest.raises(InputError, match="of seed 0, got 5"):
+        toy.scan(toy.scanner_of(1001), policy=toy_policy, state=half_done, seed=5)
+
+
+def test_another_recovery_or_task_is_refused(toy, toy_policy, half_done, longest):
+    def duller(images):
+        return 0.99 * toy.task(images)
+
+    def noisier(measurement, *, samples, seed):
+        return toy.recover(measurement, samples=samples, seed=seed + 1)
+
+    refused(toy, toy_policy, half_done, "other outputs now", task=duller)
+    refused(toy, toy_policy, half_done, "other outputs now", recover=noisier)
+    scan = toy.scan(toy.scanner_of(longest), policy=toy_policy, state=half_done)
+    assert scan.is_finished
+    refused(toy, toy_policy, half_done, "other outputs now", task=duller)
+
+
+EDITS = {
+    "stop": lambda r: r["rounds"][0].update(stop=True),
+    "stop as text": lambda r: r["rounds"][1].update(stop="false"),
+    "interval": lambda r: r["rounds"][0].update(lower=[0.0]),
+    "outputs": lambda r: r["rounds"][0].update(outputs=[0.5] * 6),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_an_edited_decision_is_refused_even_with_a_new_seal(toy, toy_policy, half_done, edit):
+    record = json.loads(half_done.read_text())
+    edit(record)
+    write_json(half_done, record)
+
+    if edit is EDITS["stop as text"]:
+        # Only the word true stops a scan.
+        assert toy.scan(toy.scanner_of(1001), policy=toy_policy, state=half_done)
+    else:
+        refused(toy, toy_policy, half_done, "other outputs now|not decided as|out of order")
+
+
+def test_an_edit_without_a_new_seal_is_refused(toy, toy_policy, half_done):
+    half_done.write_text(half_done.read_text().replace('"seed": 0', '"seed": 1'))
+
+    refused(toy, toy_policy, half_done, "not as it was written")
+
+
+def test_pieces_of_another_scan_are_refused(toy, toy_policy, half_done, tmp_path, longest):
+    other = tmp_path / "other"
+    toy.scan(toy.scanner_of(longest), policy=toy_policy, state=other / "scan.json", scan_id="b")
+    (other / "scan.json-round1.npz").replace(tmp_path / "scan.json-round1.npz")
+
+    refused(toy, toy_policy, half_done, "another scan or round")
+
+
+def test_what_was_measured_is_not_measured_again_when_the_recovery_dies(
+    toy, toy_policy, longest, tmp_path
+):
+    class DeadError(BaseException):
+        """Nothing that a program survives."""
+
+    def dying(measurement, *, samples, seed):
+        if measurement[1].sum() == 8:
+            raise DeadError
+        return toy.recover(measurement, samples=samples, seed=seed)
+
+    state, scanner = tmp_path / "scan.json", toy.scanner_of(longest)
+    with pytest.raises(DeadError):
+        toy.scan(scanner, policy=toy_policy, state=state, recover=dying)
+    scan = toy.scan(scanner, policy=toy_policy, state=state)
+
+    assert len(scanner.measured) == len(set(scanner.measured)) == toy.SIZE
+    whole = toy.scan(toy.scanner_of(longest), policy=toy_policy)
+    assert [r.to_dict() for r in scan.rounds] == [r.to_dict() for r in whole.rounds]
+
+
+LOCKER = """
+import sys, time
+from pathlib import Path
+from taskuq.locks import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_one_process_at_a_time(toy, toy_policy, half_done):
+    lock = half_done.with_name(f".{half_done.name}.lock")
+    command = [sys.executable, "-c", LOCKER, str(lock)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        refused(toy, toy_policy, half_done, "another process is working on")
+        other.kill()
+    # The lock ends with the process that held it.
+    with locked(lock):
+        pass
+
+
+def test_every_round_is_told_in_a_chain(toy, toy_policy, tmp_path):
+    for seed in range(1000, 1005):
+        toy.scan(toy.scanner_of(seed), policy=toy_policy, state=tmp_path / f"{seed}.json",
+                 scan_id=f"scan-{seed}")  # fmt: skip
+    lines = read_trail(tmp_path / "log.jsonl")
+
+    assert {line["scan_id"] for line in lines} == {f"scan-{s}" for s in range(1000, 1005)}
+    assert sum(line["stop"] for line in lines) == 5
+    first = lines[0]
+    assert {"time", "round", "policy", "task", "recover", "outputs", "lower", "upper", "reason",
+            "latency", "previous", "hash"} <= set(first)  # fmt: skip
+    assert first["time"].endswith("+00:00")
+    assert first["outputs"]["count"] == 6
+
+
+def change(lines, at):
+    lines[at] = lines[at].replace('"stop": false', '"stop": true').replace('"case"', '"Case"')
+
+
+def remove(lines, at):
+    # A last line that is taken off leaves a shorter chain that is whole: take the one before.
+    lines.pop(at if at >= 0 else at - 1)
+
+
+def repeat(lines, at):
+    lines.insert(at, lines[at])
+
+
+@pytest.mark.parametrize("at", [0, 2, -1])
+@pytest.mark.parametrize("edit", [change, remove, repeat])
+def test_a_trail_that_was_tampered_with_is_found(toy, toy_policy, tmp_path, at, edit, capsys):
+    for seed in (1000, 1001, 1002, 1003):
+        toy.scan(toy.scanner_of(seed), policy=toy_policy, log=tmp_path / "log.jsonl",
+                 scan_id=str(seed))  # fmt: skip
+    path = tmp_path / "log.jsonl"
+    main(["audit", str(path)])
+    said = capsys.readouterr().out
+    assert "1002" in said
+    assert "whole" in said
+    lines = path.read_text().splitlines()
+    edit(lines, at)
+    path.write_text("\n".join(lines) + "\n")
+
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", str(path)])
+    assert ended.value.code == 2
+    assert "line" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["not json\n", '{"loss": 1.0}\n', '{"schema": "taskuq.au'])
+def test_nothing_is_added_to_a_file_that_is_no_trail(tmp_path, content):
+    path = tmp_path / "log.jsonl"
+    path.write_text(content)
+
+    with pytest.raises(InputError, match="audit trail"):
+        append(path, [{"schema": "taskuq.audit/1"}])
+    assert path.read_text() == content
+
+
+def test_two_processes_may_tell_one_trail(tmp_path):
+    code = (
+        "import sys; from taskuq.decide.audit import append\n"
+        "for i in range(20): append(sys.argv[1], [{'schema': 'taskuq.audit/1', 'scan_id': str(i)}])"
+    )
+    path = tmp_path / "log.jsonl"
+    both = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(2)]
+    assert [one.wait() for one in both] == [0, 0]
+
+    assert len(read_trail(path)) == 40
+    assert np.unique([line["hash"] for line in read_trail(path)]).size == 40
