@@ -58,7 +58,7 @@ PLANS = {
 }
 # Rules that learn from each calibration fold are planned anew in each trial.
 STEADY = ("spread", "adaptive mlwr", "anytime mlwr", "lower", "at most")
-FIXED = tuple(name for name in PLANS if name not in STEADY)
+EACH_CASE = ("paper lwr", "adaptive cqr", "anytime mlwr")
 COUNTS = ("early", "early_covered", "covered", "stopped", "stopped_covered", "worst_groups",
           "case_tests", "case_covered")  # fmt: skip
 SUMS = ("cost", "width", "center_error", "worst_error", "case_cost", *COUNTS)
@@ -66,16 +66,16 @@ UNITS = ("case", "group", "whole-group")
 
 
 def replays(monkeypatch, is_compiled, table, spec, unit):
-    """Everything one engine adds up, for rules that are fixed before a trial."""
-    kept, original = [], simulation.replay
+    """Everything one engine adds up."""
+    kept = []
 
-    def keep(*arguments):
-        kept.append(original(*arguments))
-        return kept[-1]
+    def keeping(original):
+        return lambda *arguments: kept.append(original(*arguments)) or kept[-1]
 
     with monkeypatch.context() as patch:
         patch.setattr(simulation, "compiled", lambda work: is_compiled)
-        patch.setattr(simulation, "replay", keep)
+        patch.setattr(simulation, "replay", keeping(simulation.replay))
+        patch.setattr(simulation, "replay_each", keeping(simulation.replay_each))
         simulate(table, [spec], trials=12, rng=np.random.default_rng(7), unit=unit, tunings=2)
     return kept
 
@@ -87,9 +87,9 @@ def agree(one, other, unit):
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("name", PLANS)
 def test_compiled_and_numpy_replays_agree(monkeypatch, name, unit):
-    if unit == "whole-group" and name in ("paper lwr", "adaptive cqr"):
+    if unit == "whole-group" and name in EACH_CASE:
         with pytest.raises(InputError, match="whole groups"):
             replays(monkeypatch, False, TABLE, PLANS[name], unit)
         return
@@ -101,7 +101,9 @@ def test_compiled_and_numpy_replays_agree(monkeypatch, name, unit):
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("name", ["two-phase", "adaptive ar", "adaptive learned"])
+@pytest.mark.parametrize(
+    "name", ["two-phase", "adaptive ar", "adaptive learned", "spread", "lower"]
+)
 def test_the_engines_agree_on_two_tasks(monkeypatch, name, unit):
     pair = [replays(monkeypatch, c, two_tasks(), PLANS[name], unit) for c in (True, False)]
 

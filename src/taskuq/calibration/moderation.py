@@ -42,14 +42,29 @@ class SpreadPrior:
 
     def moderated(self, variance: FloatArray, covariate: FloatArray, samples: int) -> FloatArray:
         r"""Return :math:`\tilde\sigma` of cases with sample variance :math:`v`."""
-        from scipy.special import digamma
-
-        x = np.clip(covariate, *self.covariate_range)
         c0, c1, c2 = self.coefficients
+        x = np.clip(covariate, *self.covariate_range)
         d0, d = self.degrees, samples - 1
-        trend = np.exp(c0 + (c1 + c2 * x) * x + (digamma(d0 / 2) - np.log(d0 / 2)))
+        if c2 == 0:
+            # Factors, so that many levels can be tried on the same cases.
+            trend = self.trend_at_zero * np.exp(c1 * x)
+        else:
+            # Coefficients of a curve may be far larger than their sum.
+            trend = np.exp(c0 + (c1 + c2 * x) * x + self._shift)
         v = np.maximum(variance, LEAST_VARIANCE)
         return np.asarray(np.sqrt((d0 * trend + d * v) / (d0 + d)))
+
+    @property
+    def trend_at_zero(self) -> FloatArray:
+        """:math:`s_0^2(0)`."""
+        return np.asarray(np.exp(self.coefficients[0] + self._shift))
+
+    @property
+    def _shift(self) -> float:
+        from scipy.special import digamma
+
+        half = self.degrees / 2
+        return float(digamma(half) - np.log(half))
 
 
 def fit_spread_prior(variance: FloatArray, covariate: FloatArray, samples: int) -> SpreadPrior:

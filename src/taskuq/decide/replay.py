@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from taskuq.decide.certificate import costs
 from taskuq.decide.rules import Examination, joint_report
 from taskuq.evaluation.splits import byte_threshold, test_folds
 from taskuq.evaluation.trials import Splitting
-from taskuq.interval import FloatArray
+from taskuq.interval import BoolArray, FloatArray
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,9 @@ def replay(scans: Scans, splitting: Splitting, thresholds: FloatArray) -> Replay
     rounds, cases = scans.seen.score.shape
     sums = np.zeros((8 + 2 * rounds, splitting.trials))
     totals = np.zeros((3, cases))
-    if splitting.is_compiled and all(
-        isinstance(e.family, AnchoredFamily) for of_round in scans.seen.rounds for e in of_round
-    ):
-        _compiled(scans, splitting, thresholds, sums, totals)
+    if splitting.is_compiled and _is_anchored(scans):
+        numbers = np.arange(splitting.trials)
+        _compiled(scans, _side_by_side(scans), splitting, numbers, thresholds, sums, totals)
     else:
         for t in range(splitting.trials):
             _one_trial(scans, splitting, thresholds[:, t], t, sums, totals)
@@ -110,15 +109,23 @@ def replay_each(
     """Replay the test cases of every trial with rules and thresholds of its own.
 
     Arguments:
-        trial: The scans and the threshold of each round, in the light of a trial's own rules.
+        trial: The scans and the threshold of each round, in the light of a trial's own rules;
+            trials differ in the scales of intervals and what follows from them.
         splitting: Who is split and how.
         rounds: The number of rounds.
     """
     sums = np.zeros((8 + 2 * rounds, splitting.trials))
     totals = np.zeros((3, splitting.n_cases))
+    arrays: _Arrays | None = None
     for t in range(splitting.trials):
         scans, thresholds = trial(t)
-        _one_trial(scans, splitting, thresholds, t, sums, totals)
+        if not (splitting.is_compiled and _is_anchored(scans)):
+            _one_trial(scans, splitting, thresholds, t, sums, totals)
+            continue
+        arrays = arrays._replace(scale=_scales(scans)) if arrays else _side_by_side(scans)
+        column, number = np.zeros((len(sums), 1)), np.array([t])
+        _compiled(scans, arrays, splitting, number, thresholds[:, None], column, totals)
+        sums[:, t] = column[:, 0]
     return _replayed(sums, totals, splitting, rounds)
 
 
@@ -181,33 +188,65 @@ def _report(
     return (upper - lower).max(axis=1), np.abs(z - center).max(axis=1)
 
 
+class _Arrays(NamedTuple):
+    """What compiled loops report from: of each task in each round, (round, task, ...)."""
+
+    targets: FloatArray
+    low: FloatArray
+    high: FloatArray
+    scale: FloatArray
+    floor: FloatArray
+    ceiling: FloatArray
+    window_from: FloatArray
+    is_logit: BoolArray
+    link_low: FloatArray
+    link_high: FloatArray
+
+
+def _is_anchored(scans: Scans) -> bool:
+    """Whether reports are so simple that compiled loops know them."""
+    return all(isinstance(e.family, AnchoredFamily) for row in scans.seen.rounds for e in row)
+
+
+def _scales(scans: Scans) -> FloatArray:
+    return np.array([[e.family.scale for e in row] for row in scans.seen.rounds])  # type: ignore[attr-defined]  # anchored
+
+
+def _side_by_side(scans: Scans) -> _Arrays:
+    seen = scans.seen.rounds
+    families: list[list[Any]] = [[e.family for e in row] for row in seen]
+    low, high = (np.array([[getattr(f, n) for f in r] for r in families]) for n in ("low", "high"))
+    sides = np.array([[f.side for f in row] for row in families])[..., None]
+    return _Arrays(
+        targets=np.ascontiguousarray(np.swapaxes(scans.targets, 1, 2)),
+        # A one-sided report is open on the other side.
+        low=np.where(sides == "upper", -np.inf, low),
+        high=np.where(sides == "lower", np.inf, high),
+        scale=_scales(scans),
+        floor=np.array([[e.window.lower for e in row] for row in seen]),
+        ceiling=np.array([[e.window.upper for e in row] for row in seen]),
+        window_from=np.array([[e.window_from for e in row] for row in seen]),
+        is_logit=np.array([[not f.link.is_identity for f in row] for row in families]),
+        link_low=np.array([[f.link.low for f in row] for row in families]),
+        link_high=np.array([[f.link.high for f in row] for row in families]),
+    )
+
+
 def _compiled(
-    scans: Scans, splitting: Splitting, thresholds: FloatArray, sums: Any, totals: Any
+    scans: Scans,
+    arrays: _Arrays,
+    splitting: Splitting,
+    numbers: NDArray[np.int64],
+    thresholds: FloatArray,
+    sums: Any,
+    totals: Any,
 ) -> None:
     from taskuq.decide import kernels
 
-    seen = scans.seen.rounds
-    families = [[e.family for e in of_round] for of_round in seen]
-
-    def stack(name: str) -> FloatArray:
-        return np.ascontiguousarray([[getattr(f, name) for f in row] for row in families], float)
-
-    sides = np.array([[f.side for f in row] for row in families])[..., None]  # type: ignore[attr-defined]  # anchored
-    open_below, open_above = sides == "upper", sides == "lower"
     kernels.replay(
-        np.uint64(splitting.seed), np.arange(splitting.trials), splitting.units, splitting.n_test,
+        np.uint64(splitting.seed), numbers, splitting.units, splitting.n_test,
         byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
         scans.group_of_case, int(scans.group_of_case.max()) + 1, scans.weight,
         np.ascontiguousarray(thresholds), scans.seen.lowest, scans.seen.largest, scans.seen.score,
-        np.ascontiguousarray(np.swapaxes(scans.targets, 1, 2)),
-        # A one-sided report is open on the other side.
-        np.where(open_below, -np.inf, stack("low")), np.where(open_above, np.inf, stack("high")),
-        stack("scale"),
-        np.ascontiguousarray([[e.window.lower for e in row] for row in seen]),
-        np.ascontiguousarray([[e.window.upper for e in row] for row in seen]),
-        np.array([[e.window_from for e in row] for row in seen]),
-        np.array([[not f.link.is_identity for f in row] for row in families]),  # type: ignore[attr-defined]  # anchored
-        np.array([[f.link.low for f in row] for row in families]),  # type: ignore[attr-defined]  # anchored
-        np.array([[f.link.high for f in row] for row in families]),  # type: ignore[attr-defined]  # anchored
-        np.ascontiguousarray(scans.allowance), scans.cost, sums, totals[0], totals[1], totals[2],
+        *arrays, np.ascontiguousarray(scans.allowance), scans.cost, sums, *totals,
     )  # fmt: skip

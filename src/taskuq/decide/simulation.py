@@ -15,6 +15,7 @@ from taskuq.calibration.scores import score_name
 from taskuq.calibration.summaries import compiled
 from taskuq.calibration.tuning import target_share, tuning_units
 from taskuq.calibration.units import PolicyUnitName, Unit, take_units, unit_index
+from taskuq.decide.folds import learn_folds
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.learning import SteadyRules, examined, round_arrays, steady_rules
 from taskuq.decide.planning import OneSet, policy_unit
@@ -224,24 +225,22 @@ class _Job:
 
     def _each_trial(self, steady: SteadyRules) -> Replayed:
         """Replay a policy that learns from its calibration fold, planned anew in each trial."""
-        cases, groups = self.table.cases, self.table.group
         of_case = self.index if self.unit.is_group else np.empty(0, np.int64)
-        units = int(self.index.max()) + 1
-        splitting = Splitting(units, self.n_test, self.trials, self.seed, of_case)
-        group_of_case, weight = unit_index(cases, groups), self.unit.weights(self.index)
+        n = self.n_calibration + self.n_test
+        is_compiled = compiled(self.trials * self.table.cases)
+        splitting = Splitting(n, self.n_test, self.trials, self.seed, of_case, is_compiled)
+        learn = learn_folds(steady, self.index, is_compiled=is_compiled)
+        group_of_case = unit_index(self.table.cases, self.table.group)
+        weight, rates = self.unit.weights(self.index), self.table.accelerations
 
         def trial(t: int) -> tuple[Scans, FloatArray]:
-            kept = splitting.case_folds(np.array([t]))[0] == 0
-            index = unit_index(int(kept.sum()), self.index[kept])
-            rules, seen = steady.learn(kept, index)
-            thresholds = self.spec.thresholds(seen, OneSet(self.promise, self.unit, index))
-            shown = steady.seen(rules)
+            units, seen, shown = learn(splitting.folds(np.array([t]))[0])
+            thresholds = self.spec.thresholds(seen, OneSet(self.promise, self.unit, units))
             together = self.unit.stops_together
             allowance = shown.allowance(self.index) if together else np.empty((0, 0))
-            rates = self.table.accelerations
             return Scans(shown, steady.targets, rates, weight, group_of_case, allowance), thresholds
 
-        return replay_each(trial, splitting, len(self.table.accelerations))
+        return replay_each(trial, splitting, len(rates))
 
     def _tuning_folds(self, tunings: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]]:
         spec = self.spec

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from taskuq.calibration.family import AnchoredFamily, FamilyScore, Side
 from taskuq.calibration.link import IDENTITY, Link, natural_link
 from taskuq.calibration.moderation import SpreadPrior
-from taskuq.calibration.steady import TREND, SpreadLevels, spread_levels
+from taskuq.calibration.steady import TREND, ScalePieces, SpreadLevels, spread_levels
 from taskuq.calibration.summaries import mean_and_variance
 from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.protocols import Steadied
@@ -106,7 +106,7 @@ class MLWR(FamilyScore):
                 that was only seen could be left by a new unit.
         """
         link = IDENTITY if range_ is None else natural_link(range_)
-        return SteadyMLWR(replace(self, link=link), _levels(read, link), read.samples > 1)
+        return SteadyMLWR(replace(self, link=link), _levels(read, link), read)
 
     def family(self, outputs: FloatArray) -> AnchoredFamily:
         """Return the nested intervals around the mean, in units of the moderated spread."""
@@ -139,12 +139,25 @@ class SteadyMLWR:
     Arguments:
         score: The score without a prior.
         levels: What its prior is learnt from.
-        has_spread: Whether there are several samples, so that there is something to learn.
+        read: What was read of all cases.
     """
 
     score: MLWR
     levels: SpreadLevels
-    has_spread: bool
+    read: Spreads
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether there are several samples, so that there is something to learn."""
+        return self.read.samples > 1
+
+    def pieces(self) -> ScalePieces | None:
+        """Return what scales are made of, where something is learnt."""
+        if not self.has_spread:
+            return None
+        mean, variance, samples = self.read
+        found = self.levels.pieces(variance, _covariate(mean, self.score.link), samples)
+        return found._replace(typical=self.score.floor * found.typical)
 
     def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> Steadied:
         """Return what some cases give, their units given."""
