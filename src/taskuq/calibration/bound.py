@@ -98,7 +98,7 @@ class Bound(AnyBound):
         >>> print(bound)
         ar at alpha 0.1, quantile 0.05948. Guaranteed: the interval contains the target of a new
         case with probability at least 0.9, if the new case is exchangeable with the 200
-        calibration cases.
+        calibration cases and nothing was chosen by looking at their targets.
     """
 
     score: Score

@@ -44,7 +44,8 @@ class Guarantee:
     Example:
         >>> print(Guarantee(alpha=0.05, unit="case", n_cases=1531).sentence)
         Guaranteed: the interval contains the target of a new case with probability at least 0.95,
-        if the new case is exchangeable with the 1531 calibration cases.
+        if the new case is exchangeable with the 1531 calibration cases and nothing was chosen by
+        looking at their targets.
     """
 
     alpha: float
@@ -115,7 +116,10 @@ class Guarantee:
         if self.shifted:
             promise += ", under the shift that the weights describe"
             assumed = "drawn independently of"
-        return f"Guaranteed: {promise}, if the new {self.unit} is {assumed} {source}."
+        return (
+            f"Guaranteed: {promise}, if the new {self.unit} is {assumed} {source} and nothing was "
+            "chosen by looking at their targets."
+        )
 
     @property
     def said(self) -> str:
