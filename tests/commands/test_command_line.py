@@ -213,3 +213,16 @@ def test_classes_of_groups_are_read_in_either_way(table, capsys, tmp_path):
         assert ("given the class it falls in" in said) == (within == "case")
         assert ("in a new group that has some" in said) == (within == "group")
     assert "leave it out" in refused(capsys, "calibrate", table, *flags[:2], "--within", "case")
+
+
+def test_a_table_is_cut_into_two_by_its_groups(tmp_path):
+    whole = synthetic_outputs(SyntheticScanner(volumes=10), seed=0)
+    whole.save(tmp_path / "table.npz")
+    part, rest = tmp_path / "part.npz", tmp_path / "rest.npz"
+    main(f"table {tmp_path}/table.npz --share 0.3 -o {part} --rest {rest}".split())
+    part, rest = tq.TaskOutputs.load(part), tq.TaskOutputs.load(rest)
+
+    assert len(set(part.group)) == 3
+    assert not set(part.group) & set(rest.group)
+    assert part.cases + rest.cases == whole.cases
+    assert sorted([*part.targets, *rest.targets]) == sorted(whole.targets)

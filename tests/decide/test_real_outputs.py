@@ -99,3 +99,32 @@ def test_the_same_commands_run_on_the_other_tables(arguments, tmp_path):
     assert all(r["coverage"] >= 0.95 - 3 * r["sd"]["coverage"] / TRIALS**0.5 for r in guaranteed)
     assert max(r["mean_acceleration"] for r in guaranteed) > 1
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 3
+
+
+@pytest.mark.parametrize(("samples", "statistic"), [(2, "spread"), (32, "spread"), (32, "learned")])
+def test_early_stops_keep_their_own_promise_at_a_small_price(samples, statistic):
+    plans = [PolicyPlan("fixed-width", 0.05, WIDTH, statistic=statistic, given=g)
+             for g in (None, "early")]  # fmt: skip
+    (plain,), (early,) = (
+        simulate(table(samples=samples), [p], trials=200, rng=np.random.default_rng(0),
+                 unit="case", delta=0.1 if p.given else None)
+        for p in plans
+    )  # fmt: skip
+
+    assert 1 - early.coverage_early <= 0.05
+    assert early.mean_acceleration >= 0.85 * plain.mean_acceleration
+
+
+def test_volumes_keep_the_promise_about_early_stops_at_a_small_price_beside_delta():
+    plain, early = (
+        simulate(table(), [PolicyPlan("fixed-width", 0.05, WIDTH, given=g)], trials=100,
+                 rng=np.random.default_rng(0), unit="group", delta=0.1)[0]
+        for g in (None, "early")
+    )  # fmt: skip
+
+    assert 1 - early.coverage_early <= 0.05
+    assert early.mean_acceleration >= 0.85 * plain.mean_acceleration
+
+
+def test_the_papers_rule_misses_far_more_early_reports_than_it_says():
+    assert 1 - judged("paper", 0.01, samples=2, score="lwr").coverage_early > 0.08

@@ -64,26 +64,32 @@ class Bets:
         """Whether so many groups that lose nothing would be enough."""
         return (1 - self.alpha) ** groups <= self.delta
 
-    def certify(self, losses: FloatArray) -> BoolArray:
+    def certify(self, losses: FloatArray, counted: BoolArray | None = None) -> BoolArray:
         """Say where losses (group, ...) are evidence enough; a mean of alpha or more never is.
 
         Arguments:
             losses: The loss of each group from 0 to 1, at each of several thresholds.
+            counted: Which groups are bet on at each of them; all where None.
         """
-        groups, alpha, delta = len(losses), float(self.alpha), float(self.delta)
-        capital = np.ones(losses.shape[1:])
-        square, seen = np.full(capital.shape, 1 - alpha), 1 / alpha
+        alpha, delta = float(self.alpha), float(self.delta)
+        takes_part = np.ones(losses.shape) if counted is None else counted.astype(float)
+        left = takes_part.sum(axis=0)
+        capital = np.ones(left.shape)
+        square, seen = np.full(left.shape, 1 - alpha), np.full(left.shape, 1 / alpha)
         goal = (1 + SLACK) / delta
         with np.errstate(divide="ignore", over="ignore"):
-            for left, v in zip(range(groups, 0, -1), golden_order(groups), strict=True):
-                growth = np.log(np.maximum(goal / capital, 1.0)) / left
+            for v in golden_order(len(losses)):
+                growth = np.log(np.maximum(goal / capital, 1.0)) / np.maximum(left, 1.0)
                 bet = np.sqrt(2 * growth * seen / square)
                 # Never less than what reaches the goal if no group loses anything any more.
                 bet = np.minimum(np.maximum(bet, np.expm1(growth) / alpha), 1 / (1 - alpha))
-                capital *= 1 + bet * (alpha - losses[v])
-                square += (losses[v] - alpha) ** 2
-                seen += 1
-        return np.asarray((capital >= 1 / delta) & (losses.mean(axis=0) < alpha))
+                gain = takes_part[v] * (alpha - losses[v])
+                capital *= 1 + bet * gain
+                square += gain**2
+                seen += takes_part[v]
+                left -= takes_part[v]
+        is_less = (takes_part * (alpha - losses)).sum(axis=0) > 0
+        return np.asarray((capital >= 1 / delta) & is_less)
 
 
 def golden_order(groups: int) -> NDArray[np.int64]:

@@ -40,6 +40,7 @@ class Guarantee:
         delta_for: For strata or classes, whether ``delta`` is for 'each' or for 'all' of them.
         strata: The number of strata or classes that were calibrated.
         shortage: Why some or all intervals are not finite, where they are not.
+        given: 'early' where a policy promises it of the scans that stop early.
 
     Example:
         >>> print(Guarantee(alpha=0.05, unit="case", n_cases=1531).sentence)
@@ -62,6 +63,7 @@ class Guarantee:
     delta_for: DeltaFor | None = None
     strata: int | None = None
     shortage: str | None = None
+    given: str | None = None
 
     def __post_init__(self) -> None:
         # A float of any kind, or a fraction, becomes the plain float that JSON can hold.
@@ -71,6 +73,16 @@ class Guarantee:
         unit_named(self.unit, self.cases)
         if self.condition not in (None, "each stratum", "each class"):
             raise InputError(f"a promise is within each stratum or class, got {self.condition!r}")
+        if self.given and self.delta is None:
+            raise InputError(
+                "a promise about the scans that stop early is one given the calibration set; say "
+                "for how few sets it may fail, e.g. delta=0.1"
+            )
+        if self.given and self.whom.share is not None:
+            raise InputError(
+                f"a promise about the scans that stop early is about a random case, got "
+                f"cases={self.cases!r}; leave cases out"
+            )
         if self.ends not in (1, 2):
             raise InputError(f"an interval has 1 or 2 quantiles of its own, got ends={self.ends}")
 
@@ -140,6 +152,8 @@ class Guarantee:
     @property
     def _given(self) -> str:
         """What the probability is conditional on."""
+        if self.given:
+            return " given that its scan stops before everything is measured"
         if self.within == "group" or not self.condition:
             return ""
         if self.within is None:

@@ -351,3 +351,23 @@ def take_units(index: NDArray[np.int64], take: int, rng: np.random.Generator | N
         return np.isin(index, rng.permutation(units)[:take])
     steps = np.floor((np.arange(take) + 0.5) * units / max(take, 1)).astype(np.int64)
     return np.isin(index, steps)
+
+
+def take_share(index: NDArray[np.int64], share: float) -> BoolArray:
+    """Return which cases belong to a share of the units, taken at even steps.
+
+    Arguments:
+        index: The unit of each case, numbered from 0.
+        share: The share of units, in (0, 1); at least one is taken and one is left.
+
+    Example:
+        >>> take_share(np.array([0, 0, 0, 1, 2, 3]), 0.5)
+        array([False, False, False,  True, False,  True])
+    """
+    units = int(index.max()) + 1
+    take = round(share * units) if 0 < share < 1 else 0
+    if not 0 < take < units:
+        raise InputError(
+            f"a share must lie in (0, 1) and take some of {units} units but not all, got {share}"
+        )
+    return take_units(index, take, None)

@@ -34,6 +34,7 @@ class Promise:
         unit: case, group (a random case of a new group) or whole-group (one decision for all).
         cases: With groups, cover a 'random' case, 'all' cases, or a share of them.
         delta: Promise given the calibration set, but for this share of sets.
+        given: Promise coverage among the scans that stop early; needs --delta.
         side: Two-sided, or a bound on one side.
     """
 
@@ -44,6 +45,7 @@ class Promise:
     unit: Literal["case", "group", "whole-group"] | None = None
     cases: str = "random"
     delta: float | None = None
+    given: Literal["early"] | None = None
     side: Literal["two", "upper", "lower"] | None = None
 
     def asked(self) -> dict[str, Any]:
@@ -52,6 +54,11 @@ class Promise:
 
 
 ASKED = Promise()
+CHOOSING = (
+    "Choosing by this table and planning on the same cases spends the promise: the best of several "
+    "looks better than it is. taskuq plan --choose compares policies on cases of their own; or "
+    "simulate one part of the table and plan on the other (taskuq table --share)."
+)
 
 
 def plan(
@@ -62,6 +69,7 @@ def plan(
     score: str = "mlwr",
     statistic: Literal["spread", "learned"] = "spread",
     budget: float = 1.0,
+    choose: str | None = None,
     promise: Promise = ASKED,
     range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
     samples: int | None = None,
@@ -76,6 +84,8 @@ def plan(
         score: The score of adaptive, anytime and paper policies.
         statistic: The risk statistic of fixed-width policies.
         budget: For fixed-width: below 1, trade acceleration for narrower reports.
+        choose: Policies to choose among on cases of their own, separated by commas, e.g.
+            fixed-width:spread,fixed-width:learned,adaptive:mlwr.
         promise: What is asked of the policy, and for whom.
         range: The task's range, low,high, where the table does not declare it.
         samples: Use the first so many posterior samples.
@@ -87,15 +97,24 @@ def plan(
     loaded = load_table(table, range, task)
     made = plan_policy(
         loaded if samples is None else loaded.select(samples=samples),
-        policy=policy, score=score, statistic=statistic, budget=budget, **promise.asked(),
+        policy=policy, score=score, statistic=statistic, budget=budget,
+        choose=None if choose is None else words(choose), **promise.asked(),
     )  # fmt: skip
     say(str(made))
+    for name, R in made.provenance.get("chosen", {}).get("mean_acceleration", {}).items():
+        say(f"{name}: average acceleration {R:.2f} on the cases to choose by")
     if "certified" in made.certificate:
         certificate = made.certificate
         say(
             f"Average acceleration {certificate['mean_acceleration']:.2f} on the calibration "
             f"cases; certified for new ones: at least {certificate['certified']:.2f} (but for "
             f"{certificate['delta']:g} of calibration sets)."
+        )
+    if (without := made.certificate.get("mean_acceleration_without_given")) is not None:
+        cost = 1 - made.certificate["mean_acceleration"] / without
+        say(
+            f"Without the promise about early stops the average acceleration would be "
+            f"{without:.2f}: it costs {100 * cost:.3g} %."
         )
     show(str(made.save(output)))
 
@@ -144,7 +163,7 @@ def simulate(
     loaded = load_table(table, range, task)
     goal = make_goal(promise.max_width, promise.at_least, promise.at_most, promise.side)
     asked = {"score": score, "statistic": statistic, "budget": budget}
-    plans = _plans(words(policy), asked, promise.alpha, goal)
+    plans = _plans(words(policy), asked, promise, goal)
     found = [
         (p, result)
         for p in counts(samples, "samples") or (loaded.samples,)
@@ -154,7 +173,12 @@ def simulate(
         )
     ]  # fmt: skip
     _print(found, goal.sentence, to_stderr=json == "-")
-    inputs = {"seed": seed, "cases": promise.cases, "delta": promise.delta, "tunings": tunings}
+    if len(plans) > 1:
+        say(CHOOSING)
+    inputs = {
+        "seed": seed, "cases": promise.cases, "delta": promise.delta, "given": promise.given,
+        "tunings": tunings,
+    }  # fmt: skip
     record = _record(loaded, goal, found, inputs)
     hand_over(record, json)
     if figures is not None:
@@ -164,17 +188,25 @@ def simulate(
 
 
 def _plans(
-    policies: tuple[str, ...], asked: dict[str, str], alpha: float, goal: Goal
+    policies: tuple[str, ...], asked: dict[str, str], promise: Promise, goal: Goal
 ) -> list[PolicyPlan]:
-    """Every policy with every choice of the options that tell plans of its kind apart."""
+    """Every policy with every choice of the options that tell plans of its kind apart.
+
+    Kinds that promise nothing about early stops are compared as they are.
+    """
     from taskuq.decide.kinds import POLICIES, PolicyPlan
 
     def choices(option: str) -> tuple[Any, ...]:
         text = asked[option]
         return (numbers(text, option) or (1.0,)) if option == "budget" else words(text)
 
+    def given(kind: str) -> Literal["early"] | None:
+        return promise.given if POLICIES[kind].promises_early else None
+
     plans = [
-        PolicyPlan(kind, alpha, goal, **dict(zip(options, chosen, strict=True)))
+        PolicyPlan(
+            kind, promise.alpha, goal, given=given(kind), **dict(zip(options, chosen, strict=True))
+        )
         for kind in policies
         for options in [[option for option in POLICIES[kind].options if option in asked]]
         for chosen in product(*map(choices, options))
@@ -206,6 +238,7 @@ def _record(
             "missing_cases": list(table.missing),
             **inputs,
         },
+        "choosing": CHOOSING,
         "results": [{"samples": p, **result.to_dict()} for p, result in found],
     }
 
@@ -223,7 +256,7 @@ def _print(found: list[tuple[int, Simulation]], goal: str, *, to_stderr: bool) -
     ]  # fmt: skip
     rows = [
         [
-            r.policy if r.budget == 1 else f"{r.policy} {r.budget:g}",
+            _policy(r),
             r.statistic or r.score,
             str(p),
             "yes" if r.guaranteed else "no",
@@ -237,6 +270,12 @@ def _print(found: list[tuple[int, Simulation]], goal: str, *, to_stderr: bool) -
         for p, r in found
     ]
     show_table(title, columns, rows, to_stderr=to_stderr)
+
+
+def _policy(result: Simulation) -> str:
+    """A policy as the table names it."""
+    budget = "" if result.budget == 1 else f" {result.budget:g}"
+    return f"{result.policy}{budget}{' given early' if result.given else ''}"
 
 
 def _number(value: float) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from taskuq.commands.arguments import load_table
 from taskuq.commands.terminal import hand_over, say, show
+from taskuq.errors import InputError
 
 
 def run(
@@ -89,8 +90,11 @@ def table(
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"])],
     range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
+    share: float | None = None,
+    rest: Path | None = None,
+    unit: Literal["case", "group"] | None = None,
 ) -> None:
-    """Make a table of task outputs that were made elsewhere.
+    """Make a table of task outputs that were made elsewhere, or two of one.
 
     A CSV or Parquet file has one row for each case and round: case, acceleration, target, group,
     label, and output_0, output_1 and so on; or one row for each sample, with sample and output.
@@ -99,8 +103,21 @@ def table(
         source: A .csv, .parquet or .npz file.
         output: The table to write: a folder, or an .npz file.
         range: The task's range, low,high; outputs and targets must lie in it.
+        share: Write this share of the groups (or cases) to the output, taken at even steps.
+        rest: Where to write the others.
+        unit: What the share counts: group where the table has groups, else case.
     """
     loaded = load_table(source, range)
     missing = f", {len(loaded.missing)} cases lack a round" if loaded.missing else ""
     say(f"{loaded}{missing}")
-    show(str(loaded.save(output)))
+    if (share is None) != (rest is None):
+        raise InputError("--share and --rest go together: a part of the table, and the others")
+    if share is None or rest is None:
+        show(str(loaded.save(output)))
+        return
+    from taskuq.calibration.units import as_unit, take_share
+
+    whom = as_unit(unit, has_groups=loaded.group is not None)
+    part = take_share(whom.index(loaded.cases, loaded.group), share)
+    show(str(loaded.select(cases=part).save(output)))
+    show(str(loaded.select(cases=~part).save(rest)))

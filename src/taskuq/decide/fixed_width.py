@@ -134,6 +134,7 @@ class FixedWidth(PolicyKind):
     rules: ClassVar[type[Rule]] = WindowRule
     is_guaranteed: ClassVar[bool] = True
     stops_whole_groups: ClassVar[bool] = True
+    promises_early: ClassVar[bool] = True
 
     def base(self, plan: PolicyPlan) -> Score:
         """Return the score behind the risk statistic."""

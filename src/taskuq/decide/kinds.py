@@ -10,6 +10,7 @@ import numpy as np
 
 from taskuq.calibration.rank import exact_level
 from taskuq.calibration.scores import resolve_score
+from taskuq.decide.early import EARLY_TUNING_SHARE, SetAside, boldest_certified, ladder
 from taskuq.decide.goal import Goal
 from taskuq.decide.rules import Examination, FamilyRule, Rule, Rules
 from taskuq.decide.stopping import Calibrator
@@ -19,6 +20,7 @@ from taskuq.kinds import Kinds
 from taskuq.protocols import Score
 
 Statistic = Literal["spread", "learned"]
+Given = Literal["early"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class PolicyPlan:
             is spent on reports narrower than the window. 1 reports the window.
         lateness: The exponent of the acceleration in the risk statistic; larger values are more
             tolerant in later rounds.
+        given: 'early' for a promise about the scans that stop before everything is measured.
     """
 
     kind: str
@@ -44,6 +47,7 @@ class PolicyPlan:
     statistic: Statistic = "spread"
     budget: float = 1.0
     lateness: float = 0.25
+    given: Given | None = None
 
     def __post_init__(self) -> None:
         exact_level(self.alpha)
@@ -54,6 +58,13 @@ class PolicyPlan:
             raise InputError(f"budget must lie in (0, 1], got {self.budget}")
         if not -10 <= self.lateness <= 10:
             raise InputError(f"lateness must lie in [-10, 10], got {self.lateness}; 0.25 is usual")
+        if self.given not in (None, *get_args(Given)):
+            raise InputError(f"given must be 'early' or left out, got {self.given!r}")
+        if self.given and not self.policy.promises_early:
+            raise InputError(
+                f"policy {self.kind!r} promises nothing about early stops; use 'fixed-width' or "
+                "'adaptive', or leave given out"
+            )
 
     @property
     def policy(self) -> PolicyKind:
@@ -65,18 +76,30 @@ class PolicyPlan:
         """The score behind the rules, before any tuning."""
         return self.policy.base(self)
 
-    def thresholds(self, seen: Examination, calibrator: Calibrator) -> FloatArray:
+    @property
+    def tuning_share(self) -> float:
+        """The share of units that something beside the score learns from; 0 where nothing does."""
+        return max(self.policy.tuning_share(self), EARLY_TUNING_SHARE if self.given else 0.0)
+
+    def thresholds(
+        self, seen: Examination, calibrator: Calibrator, tuning: SetAside | None = None
+    ) -> FloatArray:
         """Return the calibrated threshold of each round, (round,) or (round, trial).
 
         Arguments:
             seen: The calibration cases in the light of the rules.
             calibrator: What finds thresholds that keep the promise.
+            tuning: The cases set aside, where the promise is about early stops.
         """
         if calibrator.unit.stops_together and not self.policy.stops_whole_groups:
             raise InputError(f"a {self.kind} policy has no threshold for whole groups; use 'group'")
         if calibrator.unit.stops_together and not seen.is_always_open:
             raise InputError("intervals that can be empty (cqr) cannot stop whole groups; use mlwr")
-        found = self.policy.thresholds(seen, calibrator)
+        if self.given:
+            assert tuning is not None
+            found = boldest_certified(seen, calibrator, ladder(tuning, calibrator))
+        else:
+            found = self.policy.thresholds(seen, calibrator)
         return np.broadcast_to(found, (len(seen.score), *found.shape[1:]))
 
 
@@ -97,6 +120,8 @@ class PolicyKind(ABC):
     stops_whole_groups: ClassVar[bool]
     # Whether its intervals hold for any way of stopping, also where a round could not be decided.
     holds_at_any_stop: ClassVar[bool] = False
+    # Whether one threshold decides its stops, so that a promise about the early ones can be tested.
+    promises_early: ClassVar[bool] = False
 
     @abstractmethod
     def base(self, plan: PolicyPlan) -> Score:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.calibration.tuning import is_steady, tuned_score, tuning_units
-from taskuq.calibration.units import Unit, take_units
+from taskuq.calibration.units import Unit, take_units, unit_index
+from taskuq.decide.early import SetAside
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.rules import Examination, Examined, Rule, Rules, examination, examine
 from taskuq.interval import FloatArray
@@ -31,6 +32,8 @@ class Learnt:
         shown: The other cases as the rules see them.
         within: For rules that learnt from these very cases: the cases in the light of all rules
             whose quantiles over units are off by a margin.
+        tuning: The cases set aside as the rules see them, where a promise about early stops needs
+            them.
     """
 
     rules: Rules
@@ -38,6 +41,7 @@ class Learnt:
     seen: Examination
     shown: Examination
     within: Callable[[float], Examination] | None = None
+    tuning: SetAside | None = None
 
 
 def learn(
@@ -64,11 +68,12 @@ def learn(
         rules, seen = steady.learn(everyone, index)
         within = partial(steady.within, everyone, index)
         return Learnt(rules, ~everyone, seen, steady.seen(rules), within)
-    share = spec.policy.tuning_share(spec)
-    take = tuning_units(spec.base, unit, int(index.max()) + 1, spec.alpha, delta, share)
+    units = int(index.max()) + 1
+    take = tuning_units(spec.base, unit, units, spec.alpha, delta, spec.tuning_share)
     aside = take_units(index, take, rng)
     rules, seen = examined(spec, table, aside, ~aside)
-    return Learnt(rules, aside, seen, seen)
+    tuning = set_aside(rules, table, aside, index) if spec.given else None
+    return Learnt(rules, aside, seen, seen, tuning=tuning)
 
 
 def examined(
@@ -86,6 +91,22 @@ def examined(
     group = None if table.group is None else table.group[learning]
     rules = tuned_rules(spec, table, x[:, learning], z[:, learning], group)
     return rules, examine(rules, x[:, kept], z[:, kept])
+
+
+def set_aside(
+    rules: Rules, table: TaskOutputs, aside: NDArray[np.bool_], index: NDArray[np.int64]
+) -> SetAside:
+    """Return the cases set aside in the light of rules that learned from them.
+
+    Arguments:
+        rules: The rules.
+        table: The table.
+        aside: Which of its cases are set aside.
+        index: The unit of each case, numbered from 0.
+    """
+    x, z = round_arrays(table)
+    seen = examine(rules, x[:, aside], z[:, aside])
+    return SetAside(seen, unit_index(seen.cases, index[aside]))
 
 
 def round_arrays(table: TaskOutputs) -> tuple[FloatArray, FloatArray]:

@@ -17,6 +17,7 @@ class Adaptive(NestedPolicy):
 
     is_guaranteed: ClassVar[bool] = True
     stops_whole_groups: ClassVar[bool] = True
+    promises_early: ClassVar[bool] = True
 
     def thresholds(self, seen: Examination, calibrator: Calibrator) -> FloatArray:
         """Return the threshold at which stopped reports keep the promise."""

@@ -31,6 +31,11 @@ def with_shortage(
     least = calibrator.quantiles(np.zeros((1, len(calibrator.index))))
     if np.isposinf(least).all():
         reason = promise.too_few()
+    elif promise.given:
+        reason = (
+            f"too few calibration scans stop early, or too many of those are missed, to certify "
+            f"{promise.asked} among them"
+        )
     else:
         reason = (
             f"too many calibration cases for {promise.asked} would be missed at any threshold "

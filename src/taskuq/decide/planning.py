@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import final
 
 import numpy as np
@@ -10,14 +12,17 @@ from taskuq.calibration.family import Side
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.units import PolicyUnitName, Unit, as_unit, unit_index
 from taskuq.decide.certificate import make_certificate
+from taskuq.decide.choosing import Named
+from taskuq.decide.choosing import choose as choose_policy
 from taskuq.decide.goal import make_goal
-from taskuq.decide.kinds import PolicyPlan, Statistic
+from taskuq.decide.kinds import Given, PolicyPlan, Statistic
 from taskuq.decide.learning import learn, round_arrays
 from taskuq.decide.outlook import outlook, with_shortage
 from taskuq.decide.policy import Policy
+from taskuq.decide.rules import Examination
 from taskuq.decide.stopping import Calibrator, smallest_allowed, smallest_certified
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray
+from taskuq.interval import BoolArray, FloatArray
 from taskuq.outputs import TaskOutputs
 from taskuq.protocols import Score
 
@@ -37,7 +42,9 @@ def plan(
     unit: PolicyUnitName | None = None,
     cases: float | str = "random",
     delta: float | None = None,
+    given: Given | None = None,
     side: Side | None = None,
+    choose: Sequence[Named] | None = None,
     certainty: float = 0.1,
     rng: np.random.Generator | None = None,
 ) -> Policy:
@@ -70,7 +77,12 @@ def plan(
             all its cases); the group where the table has groups.
         cases: With groups: cover a 'random' case, 'all' cases, or a share of them.
         delta: Promise given the calibration set, for all but this share of such sets.
+        given: 'early' promises coverage among the scans that stop before everything is measured,
+            which needs ``delta``; its price in acceleration is in the certificate.
         side: 'two', 'upper' or 'lower'; follows from ``at_least`` and ``at_most``.
+        choose: Policies to choose among, such as 'fixed-width:learned' or 'adaptive:mlwr': the one
+            with the largest average acceleration on three tenths of the units is planned on the
+            others, and keeps its promise. What is not said in a name is as said here.
         certainty: The error rate of the certificate for the average acceleration.
         rng: Picks tuning cases at random; without it they are taken at even steps.
 
@@ -83,26 +95,58 @@ def plan(
         0.2
     """
     goal = make_goal(max_width, at_least, at_most, side)
-    spec = PolicyPlan(policy, alpha, goal, score, statistic, budget, lateness)
+    spec = PolicyPlan(policy, alpha, goal, score, statistic, budget, lateness, given)
     if not table.has_targets:
         raise InputError("the table has no targets, so no policy can be planned on it")
     whom = policy_unit(table, unit, cases)
+    if choose is None:
+        return planned(spec, table, whom, delta, certainty, rng)
+
+    def make(one: PolicyPlan, part: TaskOutputs) -> Policy:
+        # What is compared needs no promise: few units keep none given the calibration set.
+        return planned(replace(one, given=None), part, whom, None, certainty, rng)
+
+    choice = choose_policy(choose, spec, table, whom, make, rng)
+    rest = table.select(cases=~choice.aside)
+    made = planned(choice.best, rest, whom, delta, certainty, rng)
+    return replace(made, provenance={**made.provenance, "chosen": choice.record})
+
+
+def planned(
+    spec: PolicyPlan,
+    table: TaskOutputs,
+    whom: Unit,
+    delta: float | None,
+    certainty: float,
+    rng: np.random.Generator | None,
+) -> Policy:
+    """Return the policy that was asked for, calibrated on a table.
+
+    Arguments:
+        spec: What to plan.
+        table: Task outputs of all rounds.
+        whom: What is exchangeable, and which of its cases the promise covers.
+        delta: For a promise given the calibration set.
+        certainty: The error rate of the certificate.
+        rng: Picks tuning units at random; without it they are taken at even steps.
+    """
     index = whom.index(table.cases, table.group)
     learnt = learn(spec, table, whom, index, delta, rng)
     kept = unit_index(learnt.seen.cases, index[~learnt.aside])
     promise = Guarantee(
-        alpha=alpha,
+        alpha=spec.alpha,
         **whom.record,
         delta=delta,
         n_cases=len(kept),
         n_groups=int(kept.max()) + 1 if whom.is_group else None,
         tasks=table.tasks,
+        given=spec.given,
     )
     calibrator = OneSet(promise, whom, kept)
-    thresholds = spec.thresholds(learnt.seen, calibrator)
+    thresholds = spec.thresholds(learnt.seen, calibrator, learnt.tuning)
     return Policy(
-        kind=policy,
-        goal=goal,
+        kind=spec.kind,
+        goal=spec.goal,
         accelerations=tuple(map(float, table.accelerations)),
         rules=learnt.rules,
         thresholds=tuple(map(float, thresholds)),
@@ -113,13 +157,16 @@ def plan(
         smallest_group=int(np.bincount(kept).min()) if whom.stops_together else None,
         task_range=table.task_range,
         task_names=table.task_names,
-        certificate=make_certificate(
-            learnt.shown, thresholds, calibrator, table.accelerations, certainty, learnt.within
-        ),
+        certificate={
+            **make_certificate(
+                learnt.shown, thresholds, calibrator, table.accelerations, certainty, learnt.within
+            ),
+            **_price(spec, learnt.seen, calibrator, table.accelerations, certainty),
+        },
         provenance={
             "tuning_cases": int(learnt.aside.sum()),
-            "statistic": statistic,
-            "budget": budget,
+            "statistic": spec.statistic,
+            "budget": spec.budget,
             "identical_samples": identical_samples(table),
         },
     )
@@ -129,6 +176,21 @@ def identical_samples(table: TaskOutputs) -> int:
     """Return for how many cases all samples of some round and task are the same number."""
     x, _ = round_arrays(table)
     return int((x == x[:, :, :1]).all(axis=2).any(axis=(0, 2)).sum())
+
+
+def _price(
+    spec: PolicyPlan,
+    seen: Examination,
+    calibrator: Calibrator,
+    accelerations: FloatArray,
+    certainty: float,
+) -> dict[str, float]:
+    """What the same policy would do without a promise about early stops; nothing without one."""
+    if not spec.given:
+        return {}
+    thresholds = replace(spec, given=None).thresholds(seen, calibrator)
+    found = make_certificate(seen, thresholds, calibrator, accelerations, certainty)
+    return {f"{name}_without_given": v for name, v in found.items() if name == "mean_acceleration"}
 
 
 def policy_unit(table: TaskOutputs, unit: PolicyUnitName | None, cases: float | str) -> Unit:
@@ -144,6 +206,15 @@ class OneSet(Calibrator):
     def quantiles(self, scores: FloatArray) -> FloatArray:
         """Return the quantile of each row of scores (row, case)."""
         return np.array([self.promise.quantile(row, self.index) for row in scores])
+
+    @property
+    def units(self) -> int:
+        """The number of units."""
+        return int(self.index.max()) + 1
+
+    def found(self, find: Callable[[BoolArray], float]) -> FloatArray:
+        """Return what is found among all units."""
+        return np.asarray(find(np.ones(self.units, dtype=bool)))
 
     def smallest(self, thresholds: FloatArray, losses: FloatArray) -> FloatArray:
         """Return the smallest threshold at which the groups lose no more than is allowed."""

@@ -111,8 +111,12 @@ class Policy:
     @property
     def sentence(self) -> str:
         """What is promised about the interval that is reported when the scan stops."""
-        promise = POLICIES[self.kind]().sentence(self.goal, self.guarantee.sentence)
-        return f"{promise} All cases of a group stop together." if self.whole_group else promise
+        said = [POLICIES[self.kind]().sentence(self.goal, self.guarantee.sentence)]
+        if self.whole_group:
+            said.append("All cases of a group stop together.")
+        if "chosen" in self.provenance:
+            said.append(str(self.provenance["chosen"]["sentence"]))
+        return " ".join(said)
 
     def decide(
         self, round: int, outputs: Any, *, value: float | FloatArray | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
@@ -17,7 +17,7 @@ from taskuq.calibration.tuning import target_share, tuning_units
 from taskuq.calibration.units import PolicyUnitName, Unit, take_units, unit_index
 from taskuq.decide.folds import learn_folds
 from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.learning import SteadyRules, examined, round_arrays, steady_rules
+from taskuq.decide.learning import SteadyRules, examined, round_arrays, set_aside, steady_rules
 from taskuq.decide.planning import OneSet, policy_unit
 from taskuq.decide.replay import Replayed, Scans, replay, replay_each
 from taskuq.decide.stopping import Calibrator, smallest_allowed, smallest_certified
@@ -25,7 +25,7 @@ from taskuq.errors import InputError
 from taskuq.evaluation.splits import fold_sizes, hash_word, test_folds
 from taskuq.evaluation.trials import Splitting, promised_ranking, run_trials
 from taskuq.files import plain
-from taskuq.interval import FloatArray
+from taskuq.interval import BoolArray, FloatArray
 from taskuq.outputs import TaskOutputs
 
 
@@ -72,6 +72,7 @@ class Simulation:
         stops: What happened at each round, the fully measured one last.
         standard_errors: Of mean acceleration and coverage, as a sample of groups (or cases).
         sd: Standard deviations over trials of mean acceleration and coverage.
+        given: 'early' where the policy promises coverage among early stops.
     """
 
     policy: str
@@ -97,6 +98,7 @@ class Simulation:
     stops: tuple[Stop, ...]
     standard_errors: dict[str, float]
     sd: dict[str, float]
+    given: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold; a missing number is null."""
@@ -150,7 +152,9 @@ def simulate(
     seed = int(rng.integers(2**63))
     found = []
     for spec in plans:
-        promise = Guarantee(alpha=spec.alpha, **whom.record, delta=delta, n_cases=table.cases)
+        promise = Guarantee(
+            alpha=spec.alpha, **whom.record, delta=delta, n_cases=table.cases, given=spec.given
+        )
         job = _Job(table, spec, promise, whom, index, n_calibration, n_test, trials, seed)
         found.append(job.run(tunings, rng))
     return found
@@ -168,20 +172,25 @@ class Splits(Calibrator):
     splitting: Splitting
 
     @property
-    def n_calibration(self) -> int:
+    def units(self) -> int:
         """The number of units to calibrate on."""
         return self.splitting.units - self.splitting.n_test
 
     def quantiles(self, scores: FloatArray) -> FloatArray:
         """Return the quantile of each row of scores (row, case) in every trial (row, trial)."""
-        allowed = self.promise.allowed(self.n_calibration)
+        allowed = self.promise.allowed(self.units)
         rankings = [promised_ranking(row, self.promise, allowed, self.index) for row in scores]
         found = run_trials(self.splitting, rankings, np.zeros((len(scores), 0, len(self.index))))
         return np.stack([r.quantiles(p) for r, p in zip(rankings, found.position, strict=True)])
 
+    def found(self, find: Callable[[BoolArray], float]) -> FloatArray:
+        """Return what is found in the calibration fold of each trial (trial,)."""
+        numbers = np.arange(self.splitting.trials)[:, None]
+        return np.array([find(self.splitting.folds(number)[0] == 0) for number in numbers])
+
     def smallest(self, thresholds: FloatArray, losses: FloatArray) -> FloatArray:
         """Return the smallest threshold at which the groups of each fold lose what is allowed."""
-        splits, allowed = self.splitting, self.promise.allowed(self.n_calibration)
+        splits, allowed = self.splitting, self.promise.allowed(self.units)
         bets = self.promise.bets
         step = max(1, 20_000_000 // len(thresholds))
         found: list[FloatArray] = []
@@ -246,7 +255,7 @@ class _Job:
         spec = self.spec
         take = tuning_units(
             spec.base, self.unit, self.n_calibration, spec.alpha, self.promise.delta,
-            spec.policy.tuning_share(spec),
+            spec.tuning_share,
         )  # fmt: skip
         if take == 0 and not target_share(spec.base):
             yield np.zeros(self.table.cases, dtype=bool)
@@ -262,13 +271,15 @@ class _Job:
         self, aside: NDArray[np.bool_], trials: int, seed: int
     ) -> tuple[Replayed, NDArray[np.int64]]:
         pool, group = np.flatnonzero(~aside), self.table.group
-        _, seen = examined(self.spec, self.table, aside, pool)
+        rules, seen = examined(self.spec, self.table, aside, pool)
         index = unit_index(len(pool), self.index[pool])
         of_case = index if self.unit.is_group else np.empty(0, np.int64)
         is_compiled = compiled(self.trials * self.table.cases)
         units = int(index.max()) + 1
         splitting = Splitting(units, self.n_test, trials, seed, of_case, is_compiled)
-        thresholds = self.spec.thresholds(seen, Splits(self.promise, self.unit, index, splitting))
+        tuning = set_aside(rules, self.table, aside, self.index) if self.spec.given else None
+        calibrator = Splits(self.promise, self.unit, index, splitting)
+        thresholds = self.spec.thresholds(seen, calibrator, tuning)
         scans = Scans(
             seen=seen,
             targets=round_arrays(self.table)[1][:, pool],
@@ -324,6 +335,7 @@ class _Job:
                 "mean_acceleration": float(acceleration.std()),
                 "coverage": float((covered / m).std()),
             },
+            given=self.spec.given,
         )
 
     def _standard_errors(self, parts: list[tuple[Replayed, NDArray[np.int64]]]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.units import Unit
 from taskuq.decide.goal import Goal
 from taskuq.decide.rules import Examination
-from taskuq.interval import FloatArray
+from taskuq.interval import BoolArray, FloatArray
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,15 @@ class Calibrator(ABC):
     @abstractmethod
     def quantiles(self, scores: FloatArray) -> FloatArray:
         """Return the quantile of each row of scores (row, case) that keeps the promise."""
+
+    @property
+    @abstractmethod
+    def units(self) -> int:
+        """The number of units in a calibration set."""
+
+    @abstractmethod
+    def found(self, find: Callable[[BoolArray], float]) -> FloatArray:
+        """Return what is found in a calibration set, or in each, told its units (unit,)."""
 
     @abstractmethod
     def smallest(self, thresholds: FloatArray, losses: FloatArray) -> FloatArray:
