@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -107,9 +108,13 @@ class Replayed:
     def _record(self, inputs: tuple[Tensor, ...]) -> None:
         kept = [buffer.clone() for buffer in self.network.buffers()]
         examples = tuple(x.clone() for x in inputs)
-        self._recorded = torch.cuda.make_graphed_callables(
-            _Computed(self.network, self.compute), examples, allow_unused_input=True
-        )
+        with warnings.catch_warnings():
+            # torch warms up on a stream of its own and keeps the last graph alive while it records
+            # on another; the two are joined in the recording.
+            warnings.filterwarnings("ignore", "The AccumulateGrad node's stream", UserWarning)
+            self._recorded = torch.cuda.make_graphed_callables(
+                _Computed(self.network, self.compute), examples, allow_unused_input=True
+            )
         self._shapes = [x.shape for x in inputs]
         with torch.no_grad():
             for buffer, before in zip(self.network.buffers(), kept, strict=True):
