@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,7 +26,7 @@ from taskuq.recover.metrics import (
     volume_psnr,
     volume_ssim,
 )
-from taskuq.runs.quality import _size_ratio, _some_pixels
+from taskuq.runs.quality import QualityConfig, _size_ratio, _some_pixels
 from taskuq.runs.reports import write_report
 from taskuq.settings import toml_text
 from taskuq.weights.files import save_weights
@@ -171,6 +172,23 @@ def test_the_table_of_image_quality(tmp_path, small_flow, randomise, capsys):
     assert len(table(record)) == 7
     assert math.isfinite(record["spread_error_pooled"])
     assert {method for (_, method), row in rows.items() if "spread_error_ratio" in row} == {"flow"}
+
+
+def test_all_cases_are_judged_where_nobody_was_trained_on(tmp_path, capsys):
+    images = np.kron(np.random.default_rng(1).random((4, 8, 8)), np.ones((4, 4)))
+    data = ArrayDataset(images, label=[0] * 4, group=np.arange(4) // 2)
+    path = str(save_npz(data, tmp_path / "images.npz"))
+    settings = {
+        "part": "all",
+        "data": {"kind": "npz", "path": path, "coils": 2},
+        "measure": {"accelerations": [4], "published": False},
+    }
+    (tmp_path / "q.toml").write_text(toml_text(settings))
+    quality(tmp_path / "q.toml", output=tmp_path / "q.json")
+    (row,) = read_json(tmp_path / "q.json", "taskuq.quality/1")["results"]
+    assert row["volumes"] == 2
+    with pytest.raises(InputError, match="leave features out"):
+        QualityConfig(part="all", features=Path("vgg.safetensors"))
 
 
 def test_an_exact_recovery_has_no_psnr_in_its_record(tmp_path, capsys):

@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from taskuq.data.dataset import Dataset
-from taskuq.data.readers import Data, open_data, paper_data
+from taskuq.data.readers import Data, open_all, open_data, paper_data
 from taskuq.errors import InputError
 from taskuq.measure.coils import rss
 from taskuq.measure.masks import MaskConfig
@@ -50,6 +50,8 @@ class QualityConfig:
     Arguments:
         data: Where cases come from; validation cases are judged, training cases are FID's
             reference.
+        part: Which cases are judged: ``"validation"``, or ``"all"`` where the data are nobody's
+            training cases; then there is no FID.
         measure: The masks.
         varnet: Weights of a variational network.
         flow: Weights of a flow; the mean of its samples is judged, and one sample for FID.
@@ -68,6 +70,7 @@ class QualityConfig:
     """
 
     data: Data = field(default_factory=paper_data)
+    part: Literal["validation", "all"] = "validation"
     measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
     varnet: Path | None = None
     flow: Path | None = None
@@ -78,6 +81,13 @@ class QualityConfig:
     seed: int = 0
     volumes: int | None = None
     references: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.features is not None and self.part == "all":
+            raise InputError(
+                "features are given, for FID, whose reference are training cases, and part is "
+                "'all'; leave features out, or judge the part 'validation'"
+            )
 
 
 def judge(
@@ -96,7 +106,10 @@ def judge(
         config: What to judge.
         tell: Called with a line of progress now and then.
     """
-    training, validation = open_data(config.data)
+    if config.part == "all":
+        training = validation = open_all(config.data)
+    else:
+        training, validation = open_data(config.data)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     methods = _methods(config, device)
     features = None if config.features is None else load_vgg(config.features).to(device)
