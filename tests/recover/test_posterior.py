@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -77,13 +78,14 @@ def test_likelihood_is_the_entropy_of_the_posterior(trained):
 def test_training_noise_fills_the_subspaces_it_is_meant_for():
     from taskuq.measure.coils import to_complex
     from taskuq.measure.projections import keep_measured, null_space
-    from taskuq.recover.flow_training import flow_target
+    from taskuq.recover.flow_targets import flow_target
 
     x = torch.randn(1, 2, 64, 64, generator=torch.Generator().manual_seed(0)) + 0j
     mask = torch.arange(64)[None] % 4 == 0
     for noise, null_noise in ((0.5, 0.0), (0.0, 0.25)):
-        config = FlowConfig(coils=2, noise=noise, null_noise=null_noise)
-        y, target = flow_target(x, mask, config, torch.Generator().manual_seed(1))
+        config = replace(CONFIG, coils=2, noise=noise, null_noise=null_noise)
+        flow = ConditionalFlow(config)
+        y, target = flow_target(flow, x, mask, torch.Generator().manual_seed(1))
         added = to_complex(target) - null_space(x, mask)
         assert torch.allclose(to_complex(y), keep_measured(x, mask), atol=1e-6)
         # A projection on a quarter of the lines keeps a quarter of the energy of white noise.

@@ -31,6 +31,11 @@ published = false
 NETWORKS = {
     "flow": "coils = 2\nunet_width = 4\nunet_pools = 2\ncondition_channels = 4\nsteps = 2\n"
     "normalise = true",
+    "flow-before": "coils = 2\nunet_width = 4\nunet_pools = 2\ncondition_channels = 4\nsteps = 2\n"
+    "normalise = true\n[pretrain]\nepochs = 2\nbatch = 4",
+    "flow-mean": "coils = 2\nunet_width = 4\nunet_pools = 2\ncondition_channels = 4\nsteps = 2\n"
+    "normalise = true\nturned = true\npasses = 2\nfill = 'residual'\n"
+    "[pretrain]\nepochs = 2\nbatch = 4\n[views]\nrotation = 5",
     "varnet": "cascades = 2\nwidth = 4\npools = 2\nsensitivity_width = 4\nsensitivity_pools = 2",
     "factor": "start = 1.0",
 }

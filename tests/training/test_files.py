@@ -15,6 +15,7 @@ from torch import nn
 from bits import same_bits
 from taskuq.errors import InputError
 from taskuq.recover import build, load, load_public_varnet
+from taskuq.recover.flow import ConditionalFlow
 from taskuq.recover.flow_training import FlowTraining
 from taskuq.recover.varnet_training import VarNetTraining
 from taskuq.settings import from_table, read_settings, read_toml, to_table, toml_text
@@ -183,6 +184,15 @@ def test_shipped_configurations_are_valid(file, layout, preset):
         assert settings.network == build(name, preset=preset).config
 
 
+def test_the_shipped_flow_of_whole_images_has_at_most_40_million_parameters():
+    settings = read_settings(FlowTraining, CONFIGS / "lgg/flow-whole.toml")
+    with torch.device("meta"):
+        flow = ConditionalFlow(settings.network)
+    assert sum(p.numel() for p in flow.parameters()) == 36_131_680
+    assert settings.pretrain is not None
+    assert settings.views is not None
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -197,6 +207,8 @@ def test_shipped_configurations_are_valid(file, layout, preset):
         ("network = 3", r"make it a table, \[network\]"),
         ("[networks]", "networks is not a setting"),
         ("[network]\ncoils = -1", "coils is -1"),
+        ("[network]\nfill = 'all'", "network.fill is 'all'; choose from 'noise', 'residual'"),
+        ("[views]\nrotation = 90", "rotation is 90"),
         ("[network", "is not TOML"),
     ],
 )

@@ -73,6 +73,50 @@ def test_a_restart_is_bit_exact(tmp_path, configure, kind, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("epoch", [1, 3])  # while the U-Net is trained before, and after that
+def test_a_restart_of_a_training_in_two_parts_is_bit_exact(tmp_path, configure, monkeypatch, epoch):
+    config = configure("flow-mean", epochs=4)
+    train_from("flow", config, tmp_path / "whole", machine=CPU)
+    stop_after(monkeypatch, epochs=epoch)
+    with pytest.raises(StopError):
+        train_from("flow", config, tmp_path / "parts", machine=CPU)
+    has_begun = (tmp_path / "parts" / "resume.safetensors").exists()
+    assert has_begun == (epoch == 3)
+    monkeypatch.undo()
+    train_from("flow", config, tmp_path / "parts", machine=CPU)
+    for name in ("pretrain/best.safetensors", "best.safetensors", "last.safetensors"):
+        assert same_weights(tmp_path / "whole" / name, tmp_path / "parts" / name)
+    assert len(read_log(tmp_path / "parts" / "pretrain" / "metrics.csv")) == 2
+
+
+def test_the_part_trained_before_is_left_alone_and_the_best_weights_are_widened(
+    tmp_path, configure
+):
+    best = train_from("flow", configure("flow-mean", epochs=2), tmp_path / "run", machine=CPU)
+    before, after = (
+        read_tensors(tmp_path / "run" / name) for name in ("pretrain/best.safetensors", best.name)
+    )
+    assert all(same_bits(before[name], after[f"unet.{name}"]) for name in before)
+    assert not torch.equal(after["widening"], torch.ones_like(after["widening"]))
+    last = read_tensors(tmp_path / "run" / "last.safetensors")
+    assert torch.equal(last["widening"], torch.ones_like(last["widening"]))
+    again = train_from("flow", configure("flow-mean", epochs=2), tmp_path / "run", machine=CPU)
+    assert all(same_bits(after[name], tensor) for name, tensor in read_tensors(again).items())
+
+
+def test_without_a_mean_the_part_trained_before_goes_on_learning(tmp_path, configure):
+    best = train_from("flow", configure("flow-before", epochs=2), tmp_path / "run", machine=CPU)
+    before, after = (
+        read_tensors(tmp_path / "run" / name) for name in ("pretrain/best.safetensors", best.name)
+    )
+    kept = [name for name in before if same_bits(before[name], after[f"unet.{name}"])]
+    # What the U-Net says is needed before alone; its features go on.
+    assert kept == [name for name in before if name.startswith("up_conv.1.1.")] != []
+    assert "widening" not in after
+    losses = [row["training_loss"] for row in read_log(tmp_path / "run/pretrain/metrics.csv")]
+    assert losses[1] < losses[0]
+
+
 def scalars(folder):
     """What TensorBoard would show: later files replace what earlier ones say of an epoch."""
     event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")

@@ -14,18 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from taskuq.errors import InputError
-from taskuq.measure.coils import rss, to_channels
-from taskuq.measure.projections import keep_measured, null_space
+from taskuq.measure.coils import rss
 from taskuq.protocols import Recover
 from taskuq.recover.around import AroundEstimate, check_temperature
 from taskuq.recover.cases import RecoveryTraining
 from taskuq.recover.estimate import EstimatedCases
 from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
-from taskuq.recover.flow.sampler import Sampler, case_scale
+from taskuq.recover.flow.sampler import Sampler
+from taskuq.recover.flow_targets import flow_target, unexplained
+from taskuq.recover.flow_widening import set_widening
 from taskuq.recover.methods import RECOVERIES
 from taskuq.recover.recorded import Replayed
 from taskuq.recover.scan import Scan, stacked
 from taskuq.recover.varnet import VarNet
+from taskuq.recover.views import CoilViews
 from taskuq.settings import read_toml
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine
@@ -148,6 +150,11 @@ class FlowTraining(RecoveryTraining):
             the paper's does.
         temperatures: At what temperature a flow around estimates draws, as pairs of an acceleration
             and a temperature; the TOML beside the weights keeps them. 1 where there are none.
+        pretrain: How the conditioning U-Net of a flow of whole images is trained to say what is
+            missing, before the flow is; its weights and its curve go to the folder ``pretrain``.
+            None as in the paper. A network with ``passes`` needs it.
+        views: How coil images are moved before they are measured, in both trainings. None as in
+            the paper.
 
     Example:
         >>> FlowTraining().training.epochs, FlowTraining().training.clip
@@ -158,8 +165,20 @@ class FlowTraining(RecoveryTraining):
     training: TrainingConfig = PAPER
     estimate: Path | None = None
     temperatures: tuple[tuple[float, float], ...] = ()
+    pretrain: TrainingConfig | None = None
+    views: CoilViews | None = None
 
     def __post_init__(self) -> None:
+        if self.estimate is not None and (self.pretrain or self.views):
+            raise InputError(
+                "estimate is given, and pretrain or views, which are for flows of whole images; "
+                "leave one of them out"
+            )
+        if self.network.passes and self.pretrain is None:
+            raise InputError(
+                f"network.passes is {self.network.passes}, which needs a U-Net that says what is "
+                "missing; add the table pretrain"
+            )
         if self.temperatures and self.estimate is None:
             raise InputError(
                 f"temperatures are {self.temperatures}, for a flow around estimates; name its "
@@ -185,10 +204,27 @@ class FlowTraining(RecoveryTraining):
         if self.estimate is not None:
             replayed = machine.may_be_one_gpu and self.training.replay
             return around_recipe(self.network, replayed=replayed)
-        return flow_recipe(self.network, compiled=self.training.compile)
+        recipe = flow_recipe(
+            self.network,
+            compiled=self.training.compile,
+            pretrain=self.pretrain,
+            views=self.views,
+        )
+        if not self.network.passes:
+            return recipe
+        on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
+        device = "cuda" if on_gpu else "cpu"
+        flow = cast(ConditionalFlow, recipe.network)
+        return replace(recipe, after=partial(set_widening, flow, cases[1], device=device))
 
 
-def flow_recipe(config: FlowConfig, *, compiled: bool = False) -> Recipe:
+def flow_recipe(
+    config: FlowConfig,
+    *,
+    compiled: bool = False,
+    pretrain: TrainingConfig | None = None,
+    views: CoilViews | None = None,
+) -> Recipe:
     r"""Train a flow by maximum likelihood of what the measurement cannot see.
 
     .. math:: \min\; -\log p\big((I - A) x + \sigma A \epsilon \mid A x\big), \qquad
@@ -197,11 +233,15 @@ def flow_recipe(config: FlowConfig, *, compiled: bool = False) -> Recipe:
     :math:`A` keeps the measured lines. The target :math:`(I - A) x` lies in a subspace and has no
     density of its own; noise of size :math:`\sigma` in the complement, and only there, gives it
     one and leaves the posterior as it is, because data consistency replaces that part of every
-    sample.
+    sample. What ``fill``, ``turned`` and ``passes`` of the configuration change of this is in
+    :func:`taskuq.recover.flow_targets.flow_target`.
 
     Arguments:
         config: The size of the flow.
         compiled: Whether to compile the conditioning networks.
+        pretrain: How to train the U-Net before, so that little stays unexplained of what is missing
+            (:func:`taskuq.recover.flow_targets.unexplained`).
+        views: How to move coil images before they are measured.
 
     Example:
         >>> small = FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4, steps=2)
@@ -215,7 +255,8 @@ def flow_recipe(config: FlowConfig, *, compiled: bool = False) -> Recipe:
         flow.conditioner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if compiled:
         _compile(flow)
-    return _likelihood(flow, _whole)
+    recipe = _likelihood(flow, _whole, moved=_moving(views))
+    return recipe if pretrain is None else replace(recipe, before=(_unet(flow, views), pretrain))
 
 
 def around_recipe(config: FlowConfig, *, replayed: bool = False) -> Recipe:
@@ -239,36 +280,6 @@ def around_recipe(config: FlowConfig, *, replayed: bool = False) -> Recipe:
     return _likelihood(ConditionalFlow(config), _around, replayed=replayed)
 
 
-def flow_target(
-    images: Tensor, mask: Tensor, config: FlowConfig, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Return zero-filled images and null-space images with noise in their complement, as channels.
-
-    Arguments:
-        images: True coil images, complex (case, coil, height, width).
-        mask: Booleans (case, width); True is measured.
-        config: The flow's configuration: normalisation and noise.
-        generator: Draws the noise.
-
-    Example:
-        >>> x, mask = torch.ones(1, 2, 8, 8) + 0j, torch.ones(1, 8, dtype=torch.bool)
-        >>> y, target = flow_target(x, mask, FlowConfig(noise=0.0), torch.Generator())
-        >>> target.abs().max().item()  # everything is measured: nothing is left to learn
-        0.0
-    """
-    measured = keep_measured(images, mask)
-    if config.normalise:
-        scale = case_scale(measured).view(-1, 1, 1, 1)
-        images, measured = images / scale, measured / scale
-    pairs = torch.randn(
-        (*images.shape, 2), generator=generator, device=images.device, dtype=images.real.dtype
-    )
-    noise = torch.view_as_complex(pairs)
-    seen = keep_measured(noise, mask)
-    target = null_space(images, mask) + config.noise * seen + config.null_noise * (noise - seen)
-    return to_channels(measured), to_channels(target)
-
-
 def _compile(flow: ConditionalFlow) -> None:
     # The conditioning networks are nine tenths of the arithmetic. The steps of the flow are left
     # alone: each of their shapes would be compiled again for training, validation and precision.
@@ -279,15 +290,44 @@ def _compile(flow: ConditionalFlow) -> None:
 
 
 # What a flow is told and what it learns, made of a batch.
-Pair = Callable[[FlowConfig, Batch, torch.Generator], tuple[Tensor, Tensor]]
+Pair = Callable[[ConditionalFlow, Batch, torch.Generator], tuple[Tensor, Tensor]]
+Move = Callable[[Batch, torch.Generator], Batch]
 
 
-def _likelihood(flow: ConditionalFlow, pair: Pair, *, replayed: bool = False) -> Recipe:
+def _moving(views: CoilViews | None) -> Move:
+    if views is None:
+        return lambda batch, generator: batch
+    return lambda batch, generator: {**batch, "image": views(batch["image"], generator)}
+
+
+def _unet(flow: ConditionalFlow, views: CoilViews | None) -> Recipe:
+    """The flow's U-Net, to be trained to say what is missing."""
+    move = _moving(views)
+
+    def loss(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
+        batch = move(batch, generator)
+        return torch.stack(unexplained(flow, batch["image"], batch["mask"])).mean()
+
+    return Recipe(
+        kind="unet",
+        network=flow.unet,
+        config=flow.config,
+        loss=loss,
+        validate=lambda net, batch, generator: {
+            "loss": unexplained(flow, batch["image"], batch["mask"])[-1]
+        },
+    )
+
+
+def _likelihood(
+    flow: ConditionalFlow, pair: Pair, *, moved: Move | None = None, replayed: bool = False
+) -> Recipe:
     bits = partial(_bits, flow)
     step = Replayed(flow, bits) if replayed else bits  # of this flow: it is the one trained
+    move = moved or _moving(None)
 
     def start(net: nn.Module, batch: Batch, generator: torch.Generator) -> None:
-        told, target = pair(flow.config, batch, generator)
+        told, target = pair(flow, move(batch, generator), generator)
         if not bool(flow.started):
             with torch.no_grad():
                 flow(target, flow.condition(told), start=True)
@@ -296,20 +336,26 @@ def _likelihood(flow: ConditionalFlow, pair: Pair, *, replayed: bool = False) ->
         kind="flow",
         network=flow,
         config=flow.config,
-        loss=lambda net, batch, generator: step(*pair(flow.config, batch, generator)).mean(),
-        validate=lambda net, batch, generator: {"loss": bits(*pair(flow.config, batch, generator))},
+        loss=lambda net, batch, generator: step(
+            *pair(flow, move(batch, generator), generator)
+        ).mean(),
+        validate=lambda net, batch, generator: {"loss": bits(*pair(flow, batch, generator))},
         first_batch=start,
     )
 
 
-def _whole(config: FlowConfig, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    return flow_target(batch["image"], batch["mask"], config, generator)
+def _whole(
+    flow: ConditionalFlow, batch: Batch, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    return flow_target(flow, batch["image"], batch["mask"], generator)
 
 
-def _around(config: FlowConfig, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _around(
+    flow: ConditionalFlow, batch: Batch, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     error = batch["error"]
     noise = torch.randn(error.shape, generator=generator, device=error.device, dtype=error.dtype)
-    return batch["inputs"], error + config.null_noise * noise
+    return batch["inputs"], error + flow.config.null_noise * noise
 
 
 def _bits(flow: ConditionalFlow, told: Tensor, target: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from taskuq.training.order import EpochOrder
 from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
 from taskuq.training.state import RESUME
+from taskuq.weights.files import load_weights, save_weights
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ def fit(
 
     The folder receives ``best`` and ``last`` as .safetensors with a .toml each, ``metrics.csv``,
     the configuration, and a state. Called again after it was killed, the training goes on behind
-    its last whole epoch and ends with the same bits as if nothing had happened.
+    its last whole epoch and ends with the same bits as if nothing had happened. A part that is
+    trained before has all of this in the folder ``pretrain``.
 
     Arguments:
         recipe: What to train.
@@ -137,6 +139,17 @@ def fit(
 
     machine, folder = machine or Machine(), Path(folder)
     settings = settings or {}
+    if recipe.before is not None and (fresh or not (folder / RESUME).exists()):
+        first, how = recipe.before
+        frozen = [weight for weight in first.network.parameters() if not weight.requires_grad]
+        first.network.requires_grad_(True)
+        part = folder / "pretrain"
+        best = fit(
+            first, training, validation, how, part, settings=settings, machine=machine, fresh=fresh
+        )
+        load_weights(first.network, best)
+        for weight in frozen:
+            weight.requires_grad_(False)
     resume = _resume(folder, settings, fresh)
     with _quiet(), own_randomness(config.seed):
         notes = {key: settings[key] for key in settings if key != "network"}
@@ -146,7 +159,14 @@ def fit(
             _loader(validation, config, recipe, seed=None),
             ckpt_path=None if resume is None else str(resume),
         )
-    return folder / "best.safetensors"
+    best = folder / "best.safetensors"
+    if recipe.after is not None and is_first_process():
+        load_weights(recipe.network, best)
+        recipe.after()
+        card = read_toml(best.with_suffix(".toml"))
+        notes = {key: card[key] for key in card if key not in ("kind", "network")}
+        save_weights(recipe.network, best, kind=recipe.kind, config=recipe.config, notes=notes)
+    return best
 
 
 def _trainer(
@@ -196,6 +216,8 @@ def _quiet() -> Iterator[None]:
     level = log.level
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning, module="pytorch_lightning")
+        # A machine that has SLURM may still train without it.
+        warnings.filterwarnings("ignore", message="The `srun` command", category=UserWarning)
         # Lightning 2.6 with torch 2.13: a name that moved.
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
         log.setLevel(logging.WARNING)

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from taskuq.training.config import TrainingConfig
+
 Batch = Mapping[str, Any]
 Loss = Callable[[nn.Module, Batch, torch.Generator], Tensor]
 Validate = Callable[[nn.Module, Batch, torch.Generator], dict[str, Tensor]]
@@ -44,6 +46,10 @@ class Recipe:
         first_batch: Called once, on the first training batch of all, before any step; for starts
             that need data.
         collate: Makes a batch of a list of cases; torch's own by default.
+        before: A recipe for a part of the network, and how to train it, on the same cases, before
+            the whole is trained. What is frozen in the part is trained there, and frozen again.
+        after: Called once at the end, when the network holds its best weights; they are stored
+            again with what it changes.
 
     Example:
         >>> line = Recipe("line", nn.Linear(1, 1), config=None,
@@ -63,6 +69,8 @@ class Recipe:
     mode: Literal["min", "max"] = "min"
     first_batch: Callable[[nn.Module, Batch, torch.Generator], None] | None = None
     collate: Callable[[list[Any]], Batch] | None = None
+    before: tuple[Recipe, TrainingConfig] | None = None
+    after: Callable[[], None] | None = None
 
     def is_better(self, new: float, old: float | None) -> bool:
         """Whether a new value of the monitored summary beats the best one so far."""

@@ -18,9 +18,11 @@ from torch.nn import functional as F  # noqa: N812 - the name torch's own docume
 from taskuq.recover.flow import rows
 from taskuq.recover.flow.coupling import SLOPE, Subnet
 from taskuq.recover.flow.folded_condition import (
+    FoldedSize,
     FoldedStage,
     FoldedUNet,
     convolve,
+    fold_size,
     fold_stage,
     fold_unet,
     to_rows,
@@ -72,18 +74,19 @@ class FoldedFlow:
     unet: FoldedUNet
     stages: tuple[FoldedStage, ...]
     layers: tuple[FoldedLayer, ...]
+    size: FoldedSize | None
     direct: bool
     dtype: torch.dtype
     device: torch.device
 
-    def shares(self, measured: Tensor) -> list[list[Tensor]]:
+    def shares(self, told: Tensor) -> list[list[Tensor]]:
         """Return what the condition adds to first convolutions: layers, finest first, of steps.
 
         Arguments:
-            measured: What the flow is told, as real channels, (case, told, height, width).
+            told: What the flow is told, as real channels, (case, told, height, width).
         """
-        told = measured.to(self.device, self.dtype, memory_format=torch.channels_last)
-        x = self.unet.features(told)
+        told = self._moved(told)
+        x = told if self.size is not None else self.unet.features(told)
         if self.direct:
             x = torch.cat([x, told], dim=1)
         shares = []
@@ -98,6 +101,13 @@ class FoldedFlow:
             parts = {kernel: iter(chunks) for kernel, chunks in by_kernel.items()}
             shares.append([next(parts[step.kernel]).contiguous() for step in layer.steps])
         return shares
+
+    def sizes(self, told: Tensor) -> Tensor | None:
+        """How large residuals are, (case, 2 * coil, height, width), where the flow says it."""
+        return None if self.size is None else self.size(self._moved(told))
+
+    def _moved(self, told: Tensor) -> Tensor:
+        return told.to(self.device, self.dtype, memory_format=torch.channels_last)
 
     def inverse(self, latents: Sequence[Tensor], shares: Sequence[Sequence[Tensor]]) -> Tensor:
         """Turn latents into complex null-space images (case * sample, coil, height, width).
@@ -156,7 +166,8 @@ def fold(flow: ConditionalFlow, *, device: torch.device | str, dtype: torch.dtyp
             unet=fold_unet(flow.unet, device, dtype),
             stages=tuple(fold_stage(s, device, dtype) for s in flow.conditioner.stages),  # type: ignore[arg-type]
             layers=tuple(_fold_layer(layer, device, dtype) for layer in flow.layers),  # type: ignore[arg-type]
-            direct=flow.config.direct,
+            size=None if flow.size is None else fold_size(flow.size, device, dtype),
+            direct=flow.config.direct and flow.size is None,
             dtype=dtype,
             device=device,
         )

@@ -11,6 +11,8 @@ from torch.nn import functional as F  # noqa: N812 - the name torch's own docume
 from taskuq.recover.flow import rows
 from taskuq.recover.flow.condition import SLOPE as STAGE_SLOPE
 from taskuq.recover.flow.condition import ConditionStage
+from taskuq.recover.flow.size import LARGEST, SizeNet
+from taskuq.recover.flow.size import SLOPE as SIZE_SLOPE
 from taskuq.recover.unet import SLOPE as UNET_SLOPE
 from taskuq.recover.unet import UNet
 
@@ -19,6 +21,15 @@ def weight_of(weight: Tensor, device: torch.device, dtype: torch.dtype) -> Tenso
     """A convolution's weight on another device, in another precision, channels last."""
     moved = weight.detach().to(device, dtype)
     return moved.contiguous(memory_format=torch.channels_last)
+
+
+def convolution_of(
+    module: nn.Module, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """A convolution's weight and bias, on another device and in another precision."""
+    assert isinstance(module, nn.Conv2d)
+    assert module.bias is not None
+    return weight_of(module.weight, device, dtype), module.bias.detach().to(device, dtype)
 
 
 def convolve(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
@@ -57,6 +68,7 @@ class FoldedUNet(NamedTuple):
     bottom: tuple[Tensor, Tensor]
     up: tuple[Tensor, ...]
     joined: tuple[tuple[Tensor, Tensor], ...]
+    output: tuple[Tensor, Tensor]
 
     def features(self, x: Tensor) -> Tensor:
         """The features of real channels (case, channel, height, width), channels last."""
@@ -74,6 +86,28 @@ class FoldedUNet(NamedTuple):
             height, width = rows_of_skip, columns_of_skip
             pixels = _block(torch.cat([pixels, skip], dim=-1), pair, height, width)
         return to_image(pixels, height, width)
+
+    def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The features of real channels, and what the U-Net says, in the precision of ``x``."""
+        weight, bias = self.output
+        told = x.to(self.bottom[0].dtype, memory_format=torch.channels_last)
+        features = self.features(told)
+        return features, F.conv2d(features.to(weight.dtype), weight, bias)
+
+
+class FoldedSize(NamedTuple):
+    """The network that says how large residuals are."""
+
+    convolutions: tuple[tuple[Tensor, Tensor], ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map (case, told, height, width) to sizes of real channels, in float32 or float64."""
+        for i, (weight, bias) in enumerate(self.convolutions):
+            if i:
+                x = F.leaky_relu(x, SIZE_SLOPE, inplace=True)
+            x = F.conv2d(x, weight, bias, padding=weight.shape[-1] // 2)
+        exact = x if x.dtype == torch.float64 else x.float()
+        return (LARGEST * torch.tanh(exact / LARGEST)).exp()
 
 
 class FoldedStage(NamedTuple):
@@ -115,16 +149,23 @@ def fold_unet(unet: UNet, device: torch.device, dtype: torch.dtype) -> FoldedUNe
         bottom=pair(unet.conv),
         up=tuple(up),
         joined=tuple(pair(block) for block in unet.up_conv),
+        output=convolution_of(
+            unet.output, device, torch.float64 if dtype == torch.float64 else torch.float32
+        ),
     )
+
+
+def fold_size(size: SizeNet, device: torch.device, dtype: torch.dtype) -> FoldedSize:
+    """Take the weights of the network that says how large residuals are."""
+    layers = (size.first, size.second, size.third)
+    return FoldedSize(tuple(convolution_of(layer, device, dtype) for layer in layers))
 
 
 def fold_stage(stage: ConditionStage, device: torch.device, dtype: torch.dtype) -> FoldedStage:
     """Take the weights of one condition stage, as it is in evaluation."""
 
     def conv(module: nn.Module) -> tuple[Tensor, Tensor]:
-        assert isinstance(module, nn.Conv2d)
-        assert module.bias is not None
-        return weight_of(module.weight, device, dtype), module.bias.detach().to(device, dtype)
+        return convolution_of(module, device, dtype)
 
     norm = stage.norm
     assert norm.running_mean is not None

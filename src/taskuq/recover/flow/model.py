@@ -12,6 +12,7 @@ from taskuq.errors import InputError
 from taskuq.recover.flow.condition import ConditionNet
 from taskuq.recover.flow.config import FlowConfig
 from taskuq.recover.flow.layer import Layer
+from taskuq.recover.flow.size import ACCELERATIONS, SizeNet
 from taskuq.recover.unet import UNet
 
 Latents = list[Tensor]
@@ -28,6 +29,8 @@ class ConditionalFlow(nn.Module):
     :math:`x` is what the measurement cannot see, :math:`y` the zero-filled image, both as real
     channels. A U-Net and a chain of convolutions turn :math:`y` into one condition for each
     layer. Every layer squeezes, runs its steps and factors out half of its channels as latents.
+    With ``passes`` the U-Net says a mean (:func:`taskuq.recover.flow.expected.expected`) and
+    :math:`x` is what is left, divided by a size that the conditions say.
 
     References:
         Wen et al., A Conditional Normalizing Flow for Accelerated Multi-Coil MR Imaging,
@@ -49,15 +52,17 @@ class ConditionalFlow(nn.Module):
     """
 
     started: Tensor
+    widening: Tensor
 
     def __init__(self, config: FlowConfig | None = None) -> None:
         super().__init__()
         self.config = c = config or FlowConfig()
         generator = torch.Generator().manual_seed(c.seed)
-        self.unet = UNet(c.told, c.channels, width=c.unet_width, pools=c.unet_pools)
+        self.unet = UNet(c.read, c.channels, width=c.unet_width, pools=c.unet_pools)
         # The flow reads the U-Net's features; its last convolution would only wait for a gradient.
-        self.unet.output.requires_grad_(False)
-        read = c.unet_width + (c.told if c.direct else 0)
+        # A U-Net that says the mean is trained before, and for nothing else.
+        (self.unet if c.passes else self.unet.output).requires_grad_(False)
+        read = c.told if c.passes else c.unet_width + (c.told if c.direct else 0)
         self.conditioner = ConditionNet(read, c.condition_channels, layers=c.layers)
         layers, channels = [], c.channels
         for _ in range(c.layers):
@@ -67,14 +72,30 @@ class ConditionalFlow(nn.Module):
             channels *= 2
         self.layers = nn.ModuleList(layers)
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+        self.size = None
+        if c.passes:
+            self.size = SizeNet(read, c.condition_channels, c.channels)
+            self.register_buffer("widening", torch.ones(len(ACCELERATIONS), c.channels))
 
-    def condition(self, measured: Tensor) -> list[Tensor]:
-        """Turn what the flow is told, (case, told, height, width), into conditions."""
-        self._check(measured, self.config.told)
-        features = self.unet.features(measured)
+    def condition(self, told: Tensor) -> list[Tensor]:
+        """Turn what the flow is told, (case, told, height, width), into conditions.
+
+        One for each layer; a flow with a mean has one more, the logarithms of residuals' sizes.
+        """
+        self._check(told, self.config.told)
+        if self.size is not None:
+            return [*self.conditioner(told), self.size(told)]
+        features = self.unet.features(told)
         if self.config.direct:
-            features = torch.cat([features, measured], dim=1)
+            features = torch.cat([features, told], dim=1)
         return list(self.conditioner(features))
+
+    def predict(self, read: Tensor) -> tuple[Tensor, Tensor]:
+        """What the U-Net makes of (case, read, height, width): features, and what it says."""
+        features = self.unet.features(read)
+        # What is said is added to an image: rounded to bfloat16 it would show.
+        with torch.autocast(read.device.type, enabled=False):
+            return features, self.unet.output(features.to(read.dtype))
 
     def forward(
         self, x: Tensor, conditions: Sequence[Tensor], start: bool = False
@@ -88,6 +109,9 @@ class ConditionalFlow(nn.Module):
         """
         self._check(x, self.config.channels)
         latents, log_det = [], x.new_zeros(len(x))
+        if self.size is not None:
+            *conditions, size = conditions
+            x, log_det = x * (-size).exp(), -size.sum((1, 2, 3))
         for layer, condition in zip(self.layers, conditions, strict=True):
             x, by_layer = layer(squeeze(x), condition, start)
             x, factored = x.chunk(2, dim=1)  # the first half goes on
@@ -100,11 +124,14 @@ class ConditionalFlow(nn.Module):
     def inverse(self, latents: Sequence[Tensor], conditions: Sequence[Tensor]) -> Tensor:
         """Turn latents into null-space images: the inverse of :meth:`forward`."""
         *factored, x = latents
+        size = None
+        if self.size is not None:
+            *conditions, size = conditions
         for layer, z, condition in zip(
             reversed(self.layers), reversed(factored), reversed(conditions), strict=True
         ):
             x = unsqueeze(layer.inverse(torch.cat([x, z], dim=1), condition))  # type: ignore[operator]
-        return x
+        return x if size is None else x * size.exp()
 
     def latent_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
         """The shapes (channel, height, width) of the latents of one image."""

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from taskuq.errors import InputError
-from taskuq.measure.coils import to_channels
 from taskuq.recover.columns import consistent_columns
+from taskuq.recover.flow.expected import expected
 from taskuq.recover.flow.folded import FoldedFlow, fold
 from taskuq.recover.flow.model import ConditionalFlow
+from taskuq.recover.flow.size import widening_at
+from taskuq.recover.flow.turn import Turn
 from taskuq.recover.recorded import record
 from taskuq.seeds import mixed_seed
 from taskuq.training.seeds import gaussian_rows
@@ -72,6 +74,7 @@ class Sampler:
         on_gpu = self.device.type == "cuda"
         self.config = flow.config
         self.shapes = flow.latent_shapes
+        self.widening = flow.widening.to(self.device) if flow.config.passes else None
         self.folded: FoldedFlow = fold(
             flow, device=self.device, dtype=dtype or (torch.bfloat16 if on_gpu else torch.float32)
         )
@@ -237,6 +240,14 @@ def case_scale(y: Tensor) -> Tensor:
     return magnitudes.kthvalue(rank, dim=1).values.clamp_min(torch.finfo(torch.float32).tiny)
 
 
+def _times(x: Tensor, sizes: Tensor) -> Tensor:
+    """Complex images (case * sample, coil, ...) times sizes of their real channels, by case."""
+    samples = len(x) // len(sizes)
+    pairs = torch.view_as_real(x).view(len(sizes), samples, *x.shape[1:], 2)
+    sizes = sizes.view(len(sizes), -1, 2, *sizes.shape[2:]).movedim(2, -1)[:, None]
+    return torch.view_as_complex((pairs * sizes).flatten(0, 1))
+
+
 class _Recording:
     """The work for one shape of input, with its buffers; on a GPU two graphs replay it."""
 
@@ -251,6 +262,10 @@ class _Recording:
         self.z = torch.zeros(cases * samples, numbers, device=device)
         self.temperature = torch.ones((), device=device)
         self.shares: list[list[Tensor]] = []
+        # What a flow with a mean, or of turned coils, also knows of a case.
+        self.sizes: Tensor | None = None
+        self.turn: Turn | None = None
+        self.mean: Tensor | None = None
         # What is the same for all samples of a case, and a chunk of samples.
         self.steps = record(self._share, self._images) if sampler.graphs else []
 
@@ -276,7 +291,14 @@ class _Recording:
         return images, beyond
 
     def _share(self) -> None:
-        self.shares = self.sampler.folded.shares(to_channels(self.y))
+        folded, c, mask = self.sampler.folded, self.sampler.config, self.mask[:, 0, 0, 0]
+        found = expected(c, self.y, mask, folded.unet.predict)
+        self.shares = folded.shares(found.told)
+        self.turn = None if found.turn is None else found.turn.with_samples()
+        self.mean = found.images[-1][:, None] if found.images else None
+        sizes = folded.sizes(found.told)
+        if sizes is not None and self.sampler.widening is not None:
+            self.sizes = sizes * widening_at(self.sampler.widening, mask)[:, :, None, None]
 
     def _images(self) -> tuple[Tensor, Tensor]:
         c = self.sampler.config
@@ -286,10 +308,16 @@ class _Recording:
             latents.append(self.z[:, start:stop].view(-1, height, width, channels))
             start = stop
         x = self.sampler.folded.inverse([z * self.temperature for z in latents], self.shares)
+        if self.sizes is not None:
+            x = _times(x, self.sizes)
         # Not "above the limit": NaN must count as beyond it too.
         largest = torch.linalg.vector_norm(torch.view_as_real(x).flatten(1), math.inf, dim=1)
         beyond = ~(largest <= c.limit)
         images = x.view(self.cases, self.samples, *x.shape[1:])
+        if self.turn is not None:
+            images = self.turn.back(images)
+        if self.mean is not None:
+            images = self.mean + images
         images = consistent_columns(images, self.y[:, None], self.mask)
         if c.normalise:
             images = images * self.scale
