@@ -43,8 +43,10 @@ def test_as_many_units_as_needed_and_no_fewer_allow_a_finite_quantile(unit, delt
 def test_losses_at_a_threshold_are_the_weight_of_entries_above_it(unit):
     entries = unit.entries(SCORES, GROUP)
     for q in range(30):
-        loss = [unit.loss((SCORES[v == GROUP] > q).sum(), 3) for v in range(20)]
-        assert sum(loss) == pytest.approx(entries.weight[entries.scores > q].sum(), abs=1e-9)
+        missed = np.array([(SCORES[v == GROUP] > q).sum() for v in range(20)])
+        assert unit.loss(missed, np.full(20, 3)).sum() == pytest.approx(
+            entries.weight[entries.scores > q].sum(), abs=1e-9
+        )
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda u: u.who)

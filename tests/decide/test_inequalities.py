@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from taskuq.calibration import AR, CQR, LWR, MLWR
 from taskuq.calibration.moderation import SpreadPrior
-from taskuq.calibration.units import RandomCase
+from taskuq.calibration.units import RandomCase, ShareOfCases
+from taskuq.decide import stopping
 from taskuq.decide.fixed_width import WindowRule, spread_score
 from taskuq.decide.goal import Goal
 from taskuq.decide.rules import FamilyRule, examine, joint_report
-from taskuq.decide.stopping import group_losses, stopping_score
+from taskuq.decide.stopping import group_losses, search_allowed, stopping_score
 
 WIDTH = Goal(max_width=0.3)
 RANGE = (0.0, 1.0)
@@ -185,6 +186,30 @@ def test_monotone_losses_fall_and_are_the_smallest_that_dominate(case):
     assert (np.diff(losses, axis=1) <= 0).all()
     assert (losses >= plain).all()
     assert (losses == envelope).all()
+
+
+@given(case=groups(), block=st.integers(1, 40))
+def test_losses_do_not_depend_on_how_many_are_computed_at_a_time(case, block):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stopping, "BLOCK", block)
+        some = group_losses(*case, GRID, ShareOfCases(0.6))
+
+    assert (some == group_losses(*case, GRID, ShareOfCases(0.6))).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 129, 4097])
+def test_a_search_finds_the_first_threshold_that_is_allowed(count):
+    thresholds, looked = np.arange(float(count)), []
+    for first in {*range(0, count, 61), 0, 1, count - 1, count}:
+
+        def losses(some, first=first):
+            looked.append(len(some))
+            return np.ones((3, 1)) * (some < first)
+
+        found = search_allowed(thresholds, losses, 0.0)
+        assert found == (first if first < count else inf)
+        assert search_allowed(thresholds, losses, -1.0) == inf
+    assert max(looked) <= 64
 
 
 def test_the_check_of_monotone_losses_can_fail():

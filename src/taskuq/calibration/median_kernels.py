@@ -25,6 +25,7 @@ def unit_medians(order, unit, sizes, fold, value, low, high):  # type: ignore[no
     """
     rows, cases = order.shape
     ordered = np.empty(cases + 2, np.int64)
+    share = 1 / sizes
     units = 0
     for v in range(sizes.size):
         units += 1 - fold[v]
@@ -32,14 +33,14 @@ def unit_medians(order, unit, sizes, fold, value, low, high):  # type: ignore[no
         ordered[0] = cases
         m = 0
         for e in range(cases):
-            if not fold[unit[order[row, e]]]:
-                m += 1
-                ordered[m] = order[row, e]
+            # Without a branch: a case of the fold is written over by the next one.
+            ordered[m + 1] = order[row, e]
+            m += 1 - fold[unit[order[row, e]]]
         ordered[m + 1] = cases + 1
         if m == units:
             value[row] = _of_cases(ordered, m, unit, low[row], high[row])
         else:
-            value[row] = _of_units(ordered, m, unit, sizes, fold, units, low[row], high[row])
+            value[row] = _of_units(ordered, m, unit, share, fold, units, low[row], high[row])
 
 
 @njit(cache=True, nogil=True)
@@ -53,12 +54,12 @@ def _of_cases(ordered, m, unit, low, high):  # type: ignore[no-untyped-def]  # c
 
 
 @njit(cache=True, nogil=True)
-def _of_units(ordered, m, unit, sizes, fold, units, low, high):  # type: ignore[no-untyped-def]  # compiled
+def _of_units(ordered, m, unit, share, fold, units, low, high):  # type: ignore[no-untyped-def]  # compiled
     total = np.empty(m)
-    own = np.zeros(sizes.size)
+    own = np.zeros(share.size)
     added = 0.0
     for e in range(m):
-        added += 1 / sizes[unit[ordered[e + 1]]]
+        added += share[unit[ordered[e + 1]]]
         total[e] = added
     half = units / 2
     least, most = half - 1 - SLACK, half + SLACK
@@ -67,8 +68,8 @@ def _of_units(ordered, m, unit, sizes, fold, units, low, high):  # type: ignore[
     stop = min(m, np.searchsorted(total, most + 1 + SLACK) + 1)
     for e in range(start):
         v = unit[ordered[e + 1]]
-        own[v] += 1 / sizes[v]
-    for v in range(sizes.size):
+        own[v] += share[v]
+    for v in range(share.size):
         if fold[v]:
             continue
         low[v] = high[v] = ordered[m + 1]
@@ -76,7 +77,7 @@ def _of_units(ordered, m, unit, sizes, fold, units, low, high):  # type: ignore[
         is_reached = False
         for e in range(start, stop):
             if unit[ordered[e + 1]] == v:
-                mine += 1 / sizes[v]
+                mine += share[v]
             others = total[e] - own[v] - mine
             if others >= least and not is_reached:
                 is_reached = True

@@ -112,11 +112,12 @@ class Unit(ABC):
         worst = worst_scores(scores, index, self.share)
         return Entries(worst, np.arange(len(worst)), np.ones(len(worst)))
 
-    def loss(self, missed: NDArray[np.int64], cases: int) -> FloatArray:
-        """Return the loss of a unit with so many of its cases missed, from 0 to 1."""
+    def loss(self, missed: NDArray[np.int64], cases: NDArray[np.int64]) -> FloatArray:
+        """Return the loss of units with so many of their cases missed, from 0 to 1."""
         if self.share is None:
             return np.asarray(missed / cases)
-        return np.asarray(cases - missed < math.ceil(self.share * cases), dtype=float)
+        enough = -(-self.share.numerator * cases // self.share.denominator)
+        return np.asarray(cases - missed < enough, dtype=float)
 
     @abstractmethod
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:

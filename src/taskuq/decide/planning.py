@@ -20,7 +20,7 @@ from taskuq.decide.learning import learn, round_arrays
 from taskuq.decide.outlook import outlook, with_shortage
 from taskuq.decide.policy import Policy
 from taskuq.decide.rules import Examination
-from taskuq.decide.stopping import Calibrator, smallest_allowed, smallest_certified
+from taskuq.decide.stopping import Calibrator, Losses, search_allowed, smallest_certified
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.outputs import TaskOutputs
@@ -216,8 +216,8 @@ class OneSet(Calibrator):
         """Return what is found among all units."""
         return np.asarray(find(np.ones(self.units, dtype=bool)))
 
-    def smallest(self, thresholds: FloatArray, losses: FloatArray) -> FloatArray:
+    def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
         """Return the smallest threshold at which the groups lose no more than is allowed."""
         if self.promise.bets is not None:
-            return np.asarray(smallest_certified(thresholds, losses, self.promise.bets))
-        return smallest_allowed(thresholds, losses.sum(axis=0), self.promise.allowed(len(losses)))
+            return np.asarray(smallest_certified(thresholds, losses(thresholds), self.promise.bets))
+        return search_allowed(thresholds, losses, self.promise.allowed(self.units))

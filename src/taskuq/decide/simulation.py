@@ -20,7 +20,7 @@ from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.learning import SteadyRules, examined, round_arrays, set_aside, steady_rules
 from taskuq.decide.planning import OneSet, policy_unit
 from taskuq.decide.replay import Replayed, Scans, replay, replay_each
-from taskuq.decide.stopping import Calibrator, smallest_allowed, smallest_certified
+from taskuq.decide.stopping import Calibrator, Losses, smallest_allowed, smallest_certified
 from taskuq.errors import InputError
 from taskuq.evaluation.splits import fold_sizes, hash_word, test_folds
 from taskuq.evaluation.trials import Splitting, promised_ranking, run_trials
@@ -188,19 +188,21 @@ class Splits(Calibrator):
         numbers = np.arange(self.splitting.trials)[:, None]
         return np.array([find(self.splitting.folds(number)[0] == 0) for number in numbers])
 
-    def smallest(self, thresholds: FloatArray, losses: FloatArray) -> FloatArray:
+    def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
         """Return the smallest threshold at which the groups of each fold lose what is allowed."""
         splits, allowed = self.splitting, self.promise.allowed(self.units)
-        bets = self.promise.bets
+        bets, each_loss = self.promise.bets, losses(thresholds)
         step = max(1, 20_000_000 // len(thresholds))
         found: list[FloatArray] = []
         for start in range(0, splits.trials, step):
             count = min(step, splits.trials - start)
             folds = test_folds(splits.seed, start, count, splits.units, splits.n_test)
             if bets is None:
-                found.append(smallest_allowed(thresholds, (1.0 - folds) @ losses, allowed))
+                found.append(smallest_allowed(thresholds, (1.0 - folds) @ each_loss, allowed))
             else:
-                each = [smallest_certified(thresholds, losses[fold == 0], bets) for fold in folds]
+                each = [
+                    smallest_certified(thresholds, each_loss[fold == 0], bets) for fold in folds
+                ]
                 found.append(np.array(each))
         return np.concatenate(found)
 
@@ -243,7 +245,7 @@ class _Job:
         weight, rates = self.unit.weights(self.index), self.table.accelerations
 
         def trial(t: int) -> tuple[Scans, FloatArray]:
-            units, seen, shown = learn(splitting.folds(np.array([t]))[0])
+            units, seen, shown = learn(splitting.fold(t))
             thresholds = self.spec.thresholds(seen, OneSet(self.promise, self.unit, units))
             together = self.unit.stops_together
             allowance = shown.allowance(self.index) if together else np.empty((0, 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,13 @@ from taskuq.calibration.units import Unit
 from taskuq.decide.goal import Goal
 from taskuq.decide.rules import Examination
 from taskuq.interval import BoolArray, FloatArray
+
+# The loss of each group at thresholds in rising order (group, threshold).
+Losses: TypeAlias = Callable[[FloatArray], FloatArray]
+# Losses computed at a time, so that they stay in cache.
+BLOCK = 200_000
+# Thresholds looked at in each step of a search.
+STEP = 64
 
 
 @dataclass(frozen=True)
@@ -47,12 +55,12 @@ class Calibrator(ABC):
         """Return what is found in a calibration set, or in each, told its units (unit,)."""
 
     @abstractmethod
-    def smallest(self, thresholds: FloatArray, losses: FloatArray) -> FloatArray:
+    def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
         """Return the smallest threshold at which the groups lose no more than is allowed.
 
         Arguments:
             thresholds: Thresholds in rising order.
-            losses: The loss of each group at each of them (group, threshold).
+            losses: The loss of each group at some of them (group, threshold), nonincreasing.
         """
 
     def stopping(self, seen: Examination) -> FloatArray:
@@ -63,7 +71,10 @@ class Calibrator(ABC):
             sure = seen.sure_allowance(self.index)
             ends = [allowance if sure is None else sure, allowance, seen.score]
             grid = np.unique(np.concatenate([*(end.ravel() for end in ends), [-np.inf]]))
-            losses = group_losses(allowance, seen.score, self.index, grid, self.unit, sure)
+
+            def losses(some: FloatArray) -> FloatArray:
+                return group_losses(allowance, seen.score, self.index, some, self.unit, sure)
+
             least = self.smallest(grid, losses)[None]
             return np.asarray(np.maximum(least, seen.lowest.max()))
         Lambda = stopping_score(seen.lowest, seen.largest, seen.score, seen.surely)
@@ -142,7 +153,7 @@ def group_losses(
         allowance: :math:`\lambda_{vk}^*` (round, group).
         score: The smallest threshold at which each case's report contains its target (round, case).
         index: The group of each case.
-        thresholds: Thresholds :math:`\lambda`.
+        thresholds: Thresholds :math:`\lambda`, in rising order.
         unit: Whom the promise is for, which says what a missed case loses.
         surely: The lower ends of the allowances, where they are known within a range only.
 
@@ -153,20 +164,35 @@ def group_losses(
         >>> group_losses(allowance, score, index, thresholds, RandomCase())
         array([[1. , 0.5, 0. ]])
     """
-    rounds, groups = allowance.shape
+    step = max(1, BLOCK // allowance.shape[1])
+    blocks = [thresholds[start : start + step] for start in range(0, len(thresholds), step)]
     sure = allowance if surely is None else surely
-    losses = np.zeros((groups, len(thresholds)))
-    before = np.full(groups, -np.inf)
-    for k in range(rounds):
-        for v in range(groups):
-            if allowance[k, v] <= before[v]:
-                continue
-            at = np.maximum(thresholds, before[v])
-            ordered = np.sort(score[k, index == v])
-            missed = len(ordered) - np.searchsorted(ordered, at, side="right")
-            loss = unit.loss(missed, len(ordered))
-            losses[v] = np.maximum(losses[v], np.where(at < allowance[k, v], loss, 0.0))
-        before = np.maximum(before, sure[k])
+    return np.hstack([_losses(allowance, score, index, block, unit, sure) for block in blocks])
+
+
+def _losses(
+    allowance: FloatArray,
+    score: FloatArray,
+    index: NDArray[np.int64],
+    thresholds: FloatArray,
+    unit: Unit,
+    sure: FloatArray,
+) -> FloatArray:
+    groups, count = allowance.shape[1], len(thresholds)
+    sizes = np.bincount(index, minlength=groups)[:, None]
+    losses = np.zeros((groups, count))
+    before = np.full((groups, 1), -np.inf)
+    for k in range(len(allowance)):
+        # A case is missed at all thresholds below its score; where an earlier round stops below
+        # `before`, only what is missed there counts.
+        place = index * (count + 1) + np.searchsorted(thresholds, score[k])
+        found = np.bincount(place, minlength=groups * (count + 1)).reshape(groups, count + 1)
+        missed = sizes - np.cumsum(found[:, :-1], axis=1)
+        at_before = np.bincount(index[score[k] > before[index, 0]], minlength=groups)[:, None]
+        loss = unit.loss(np.where(thresholds < before, at_before, missed), sizes)
+        stops = np.maximum(thresholds, before) < allowance[k][:, None]
+        losses = np.maximum(losses, np.where(stops, loss, 0.0))
+        before = np.maximum(before, sure[k][:, None])
     return losses
 
 
@@ -186,6 +212,30 @@ def smallest_allowed(thresholds: FloatArray, totals: FloatArray, allowed: float)
     good = (totals <= allowed + 1e-9) & (allowed >= 0)
     first = np.where(good.any(axis=-1), good.argmax(axis=-1), len(thresholds))
     return np.asarray(np.append(thresholds, np.inf)[first])
+
+
+def search_allowed(thresholds: FloatArray, losses: Losses, allowed: float) -> FloatArray:
+    """Return the smallest threshold at which the groups' total is allowed, looking at few of them.
+
+    Arguments:
+        thresholds: Thresholds in rising order.
+        losses: The loss of each group at some of them, nonincreasing.
+        allowed: The largest total; negative where not even no loss would do.
+
+    Example:
+        >>> def losses(some):
+        ...     return np.maximum(5.0 - some, 0.0)[None]
+        >>> search_allowed(np.arange(1000.0), losses, allowed=2)
+        array(3.)
+    """
+    while len(thresholds) > STEP:
+        step = -(-len(thresholds) // STEP)
+        # The first part whose last threshold is allowed has the smallest one; else the last part.
+        ends = thresholds[step - 1 : -1 : step]
+        numbers, totals = np.arange(float(len(ends))), losses(ends).sum(axis=0)
+        part = int(np.minimum(smallest_allowed(numbers, totals, allowed), len(ends)))
+        thresholds = thresholds[part * step : (part + 1) * step]
+    return smallest_allowed(thresholds, losses(thresholds).sum(axis=0), allowed)
 
 
 def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: Bets) -> float:

@@ -48,6 +48,19 @@ class Splitting:
         """Return which units are in the test fold of the given consecutive trials."""
         return test_folds(self.seed, int(numbers[0]), len(numbers), self.units, self.n_test)
 
+    def fold(self, number: int) -> NDArray[np.uint8]:
+        """Return which units are in the test fold of one trial."""
+        if not self.is_compiled:
+            return np.asarray(self.folds(np.array([number]))[0])
+        from taskuq.evaluation import kernels
+
+        words, fold = np.empty(-(-self.units // 8), np.uint64), np.empty(self.units, np.uint8)
+        threshold = byte_threshold(self.units, self.n_test)
+        kernels.fill_test_fold(
+            np.uint64(self.seed), number, self.units, self.n_test, threshold, words, fold
+        )
+        return fold
+
     def of_cases(self, folds: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return which cases are in test folds of units."""
         return folds[:, self.unit_of_case] if len(self.unit_of_case) else folds
