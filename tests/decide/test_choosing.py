@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from taskuq.calibration import MLWR
 from taskuq.calibration.tuning import tuning_count
 from taskuq.calibration.units import take_units
 from taskuq.commands.app import main
@@ -18,6 +19,7 @@ from taskuq.decide.kinds import PolicyPlan
 from taskuq.errors import InputError
 from taskuq.outputs import TaskOutputs
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.runs.reports import write_report
 
 ALPHA, WIDTH = 0.25, 1.0
 # Eleven policies, as the referee had.
@@ -91,6 +93,7 @@ def miss_of_chosen(table, aside, named=POLICIES):
         rng = Chosen(i - (i > new) for i in aside)
         policy = tq.plan(without(table, new), alpha=ALPHA, max_width=WIDTH, choose=named, rng=rng)
         assert policy.provenance["chosen"]["units"] == len(aside)
+        assert len(policy.provenance["chosen"]["mean_acceleration"]) == len(named)
         bad += missed(policy, table, new)
     return Fraction(bad, len(rest))
 
@@ -179,7 +182,9 @@ def test_choosing_goes_with_promises_given_the_calibration_set():
     assert "was chosen among" in made.sentence
 
 
-@pytest.mark.parametrize("name", [*NAMES, "fixed-width:learned:0.5", "paper:cqr", "anytime:ar"])
+@pytest.mark.parametrize(
+    "name", [*NAMES, "fixed-width:learned:budget=0.5:lateness=1", "paper:cqr", "anytime:ar"]
+)
 def test_a_plan_is_found_again_by_its_name(name):
     assert plan_name(as_plan(name, PolicyPlan("paper", 0.1, Goal(max_width=0.1)))) == name
 
@@ -188,16 +193,29 @@ def test_a_plan_is_found_again_by_its_name(name):
     ("choose", "sentence"),
     [
         ([], "choose names no policy"),
-        (["fixed-width:spread:1:2"], "fixed-width has options statistic, budget, got"),
+        (["fixed-width:colour=red"], "a policy is named by kind, score, statistic, budget"),
         (["nothing"], "nothing"),
-        ([{"kind": "adaptive", "colour": "red"}], "a policy has no colour"),
-        (["fixed-width:spread:much"], "budget must be a number, got 'much'"),
+        ([{"kind": "adaptive", "colour": "red"}], "got 'colour'"),
+        (["fixed-width:budget=much"], "budget must be a number, got 'much'"),
+        ([{"kind": "adaptive", "alpha": 0.5}], "got 'alpha'"),
         ([PolicyPlan("paper", 0.2, Goal(max_width=0.1))], "the alpha and the goal asked for"),
     ],
 )
 def test_what_cannot_be_chosen_among_is_refused(choose, sentence):
     with pytest.raises(InputError, match=sentence):
         tq.plan(TABLE, choose=choose, **ASKED)
+
+
+def test_every_policy_is_listed_though_two_share_a_name():
+    twins = [
+        PolicyPlan("adaptive", 0.1, Goal(max_width=0.2), score=score) for score in (MLWR(),) * 2
+    ]
+    made = tq.plan(TABLE, unit="case", choose=twins, **ASKED)
+
+    assert list(made.provenance["chosen"]["mean_acceleration"]) == [
+        "adaptive:mlwr",
+        "adaptive:mlwr'",
+    ]
 
 
 def test_too_few_units_to_choose_on_are_refused():
@@ -210,9 +228,11 @@ def test_the_command_line_chooses_and_simulate_says_what_choosing_costs(tmp_path
     asked = f"{tmp_path}/table.npz --alpha 0.1 --max-width 0.2 --unit case"
     main(f"plan {asked} --choose {','.join(NAMES)} -o {tmp_path}/policy.json".split())
     said = " ".join(capsys.readouterr().err.split())
-    main(f"simulate {asked} --policy adaptive --score lwr,ar --trials 5".split())
+    record = f"--json {tmp_path}/simulate.json"
+    main(f"simulate {asked} --policy adaptive --score lwr,ar --trials 5 {record}".split())
     warned = " ".join(capsys.readouterr().err.split())
 
     assert tq.load_policy(tmp_path / "policy.json").provenance["chosen"]["sentence"] in said
     assert "spends the promise" in warned
     assert "plan --choose" in warned
+    assert "spends the promise" in write_report(tmp_path).read_text()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from taskuq.calibration.scores import score_name
 from taskuq.calibration.tuning import tuning_count
 from taskuq.calibration.units import Unit, take_units, unit_index
 from taskuq.decide.certificate import mean_cost
@@ -22,6 +23,8 @@ from taskuq.outputs import TaskOutputs
 CHOOSING_SHARE = 0.3
 FOLDS = 5
 
+# The fields of a plan that tell policies for one promise apart.
+NAMED = ("score", "statistic", "budget", "lateness")
 # What a policy may be named by: 'adaptive:mlwr', {'kind': 'adaptive', 'score': 'mlwr'}, or a plan.
 Named: TypeAlias = str | Mapping[str, Any] | PolicyPlan
 # What plans a policy on a table.
@@ -71,19 +74,21 @@ class Choice:
 
 
 def plan_name(plan: PolicyPlan) -> str:
-    """Return the short name of a plan: its kind and the options that tell its kind's plans apart.
+    """Return the short name of a plan: its kind, and how it differs from others of its kind.
 
     Example:
         >>> from taskuq.decide.goal import Goal
         >>> plan_name(PolicyPlan("adaptive", 0.1, Goal(max_width=0.1), score="lwr"))
         'adaptive:lwr'
+        >>> plan_name(PolicyPlan("fixed-width", 0.1, Goal(max_width=0.1), lateness=1.0))
+        'fixed-width:spread:lateness=1'
     """
-    usual = {each.name: each.default for each in fields(PolicyPlan)}
-    values = [(option, getattr(plan, option)) for option in plan.policy.options]
-    # Options at the end that have their usual value need not be said, but the first one is.
-    while len(values) > 1 and values[-1][1] == usual[values[-1][0]]:
-        values.pop()
-    said = [value if isinstance(value, str) else _word(value) for _, value in values]
+    first, *others = plan.policy.options
+    said = [_word(getattr(plan, first))]
+    for name in NAMED:
+        value = getattr(plan, name)
+        if value != getattr(PolicyPlan, name) and (name in others or name == "lateness"):
+            said.append(f"{name}={_word(value)}")
     return ":".join([plan.kind, *said])
 
 
@@ -91,13 +96,13 @@ def as_plan(named: Named, asked: PolicyPlan) -> PolicyPlan:
     """Return the plan that a name stands for; what it does not say is as asked.
 
     Arguments:
-        named: A name such as 'fixed-width:learned', the fields of a plan, or a plan.
+        named: A name such as 'fixed-width:learned:budget=0.5', some fields of a plan, or a plan.
         asked: What is asked of all of them: the error rate, the goal, and so on.
 
     Example:
         >>> from taskuq.decide.goal import Goal
         >>> asked = PolicyPlan("fixed-width", 0.1, Goal(max_width=0.1))
-        >>> as_plan("fixed-width:learned:0.5", asked).budget
+        >>> as_plan("fixed-width:learned:budget=0.5", asked).budget
         0.5
     """
     if isinstance(named, PolicyPlan):
@@ -107,18 +112,16 @@ def as_plan(named: Named, asked: PolicyPlan) -> PolicyPlan:
                 f"({asked.alpha:g}; {asked.goal.sentence}), got {named.alpha:g}; "
                 f"{named.goal.sentence}"
             )
-        return named
+        return replace(named, given=asked.given)
     if isinstance(named, str):
         kind, *said = named.split(":")
-        options = POLICIES[kind].options
-        if len(said) > len(options):
-            raise InputError(f"{kind} has options {', '.join(options)}, got {named!r}")
-        named = {"kind": kind, **dict(zip(options, said, strict=False))}
-    known = {each.name: each.default for each in fields(PolicyPlan)}
-    if unknown := sorted(set(named) - set(known)):
-        raise InputError(f"a policy has no {', '.join(unknown)}; it has {', '.join(known)}")
+        first = POLICIES[kind].options[0]
+        pairs = [word.split("=", 1) if "=" in word else [first, word] for word in said]
+        named = {"kind": kind, **dict(pairs)}
+    if unknown := sorted(set(named) - {"kind", *NAMED}):
+        raise InputError(f"a policy is named by kind, {', '.join(NAMED)}, got {unknown[0]!r}")
     values: dict[str, Any] = {
-        name: _number(value, name) if isinstance(known[name], float) else value
+        name: _number(value, name) if name in ("budget", "lateness") else value
         for name, value in named.items()
     }
     return replace(asked, **values)
@@ -165,7 +168,13 @@ def choose(
     while min(costs) == 1 and level < 0.5:
         level = min(0.5, 2 * level)
         costs = [_cost(replace(one, alpha=level), part, unit, make) for one in plans]
-    among = {plan_name(one): 1 / cost for one, cost in zip(plans, costs, strict=True)}
+    among: dict[str, float] = {}
+    for one, cost in zip(plans, costs, strict=True):
+        name = plan_name(one)
+        # Scores of one's own may share a name.
+        while name in among:
+            name += "'"
+        among[name] = 1 / cost
     return Choice(plans[int(np.argmin(costs))], among, aside, take, unit.counted, level)
 
 
@@ -189,9 +198,9 @@ def _cost(plan: PolicyPlan, table: TaskOutputs, unit: Unit, make: Make) -> float
 
 
 def _word(value: Any) -> str:
-    from taskuq.calibration.scores import score_name
-
-    return f"{value:g}" if isinstance(value, float) else score_name(value)
+    if isinstance(value, str):
+        return value
+    return f"{value:g}" if isinstance(value, int | float) else score_name(value)
 
 
 def _number(value: Any, name: str) -> float:

@@ -102,14 +102,15 @@ def number(value: Any) -> float:
 
 
 def policy_name(row: Record) -> str:
-    """Return what to call a policy: its kind, its score or statistic, its budget.
+    """Return what to call a policy: its kind, its score or statistic, its budget, its condition.
 
     Example:
         >>> policy_name({"policy": "paper", "score": "lwr", "statistic": None, "budget": 1.0})
         'paper lwr'
     """
     budget = "" if row["budget"] == 1 else f" {row['budget']:g}"
-    return f"{row['policy']} {row['statistic'] or row['score']}{budget}"
+    given = f" given {row['given']}" if row.get("given") else ""
+    return f"{row['policy']} {row['statistic'] or row['score']}{budget}{given}"
 
 
 def score_table(record: Record, name: str) -> Table:
@@ -153,6 +154,8 @@ def policy_table(record: Record, name: str) -> Table:
         f"{record['until']}. The target is coverage {1 - first['alpha']:g}; it is guaranteed where "
         "the second column says so and measured elsewhere."
     )
+    if record.get("choosing") and len(record["results"]) > 1:
+        caption += f" {record['choosing']}"
     rates = tuple(f"stopped at R = {s['acceleration']:g}" for s in first["stops"])
     head = (
         "policy", "promise", "p", "average R", "coverage", "coverage of early stops",
