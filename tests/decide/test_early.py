@@ -19,7 +19,7 @@ from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.learning import examined, set_aside
 from taskuq.decide.planning import OneSet, policy_unit
 from taskuq.decide.rules import Examination
-from taskuq.decide.simulation import Splits
+from taskuq.decide.splits import Splits
 from taskuq.errors import InputError
 from taskuq.evaluation.trials import Splitting
 from taskuq.outputs import TaskOutputs

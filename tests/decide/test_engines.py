@@ -60,8 +60,8 @@ PLANS = {
 STEADY = ("spread", "adaptive mlwr", "anytime mlwr", "lower", "at most")
 EACH_CASE = ("paper lwr", "adaptive cqr", "anytime mlwr")
 COUNTS = ("early", "early_covered", "covered", "stopped", "stopped_covered", "worst_groups",
-          "case_tests", "case_covered")  # fmt: skip
-SUMS = ("cost", "width", "center_error", "worst_error", "case_cost", *COUNTS)
+          "kept", "cases")  # fmt: skip
+SUMS = ("cost", "width", "center_error", "worst_error", "plain_cost", *COUNTS)
 UNITS = ("case", "group", "whole-group")
 
 

@@ -80,6 +80,10 @@ def test_the_table_of_policies_holds_the_records_numbers(run_dir, tables):
         assert row[at["promise"]] == ("guaranteed" if result["guaranteed"] else "measured")
         assert close(row[at["average R"]], result["mean_acceleration"])
         assert close(row[at["coverage"]], result["coverage"])
+        assert close(row[at["coverage of cases"]], result["case_coverage"])
+        assert close(row[at["average R by case"]], result["mean_acceleration_of_cases"])
+        for name, error in (("R", "mean_acceleration"), ("coverage", "coverage")):
+            assert close(row[at[f"± {name}"]], result["standard_errors"][error])
         assert close(row[at["stopped at R = 8"]], result["stops"][1]["fraction"])
 
 

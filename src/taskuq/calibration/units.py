@@ -116,8 +116,13 @@ class Unit(ABC):
         """Return the loss of units with so many of their cases missed, from 0 to 1."""
         if self.share is None:
             return np.asarray(missed / cases)
-        enough = -(-self.share.numerator * cases // self.share.denominator)
-        return np.asarray(cases - missed < enough, dtype=float)
+        return np.asarray(cases - missed < self.enough(cases), dtype=float)
+
+    def enough(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many covered cases keep the promise to groups; none where it is one case."""
+        if self.share is None:
+            return np.empty(0, dtype=np.int64)
+        return np.asarray(-(-self.share.numerator * sizes // self.share.denominator))
 
     @abstractmethod
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:

@@ -85,12 +85,14 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     how = "all splits, exactly" if first.trials is None else f"{first.trials} random splits"
     title = (
         f"{how} by {first.unit}: {first.n_calibration} to calibrate, {first.n_test} to test, "
-        f"alpha {first.alpha:g}"
+        f"alpha {first.alpha:g}; for {first.coverage_of}"
     )
     several = len({r.task for r in record.results}) > 1
     by_one = first.width_by_one is not None
+    promised = any(not math.isclose(r.coverage.mean, r.case_coverage.mean) for r in record.results)
     columns = (["task"] if several else []) + [
-        "R", "score", "samples", "coverage", "sd", "width", "sd", "centre error", "infinite",
+        "R", "score", "samples", "coverage", "sd", *(["case coverage"] if promised else []),
+        "width", "sd", "centre error", "infinite",
     ] + (["by one"] if by_one else [])  # fmt: skip
     rows: list[Sequence[str]] = [
         ([str(r.task)] if several else [])
@@ -100,6 +102,7 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
             str(r.samples),
             f"{r.coverage.mean:.5f}",
             _number(r.coverage.sd),
+            *([_number(r.case_coverage.mean)] if promised else []),
             _number(r.width.mean),
             _number(r.width.sd),
             _number(r.center_error.mean),
@@ -109,6 +112,8 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
         for r in record.results
     ]
     show_table(title, columns, rows, to_stderr=to_stderr)
+    if first.coverage_of != first.mean_over:
+        say(f"Coverage is for {first.coverage_of}; the other means are for {first.mean_over}.")
     if by_one:
         say(
             "Each end has a quantile of its own; 'by one' is the width over that with one quantile "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -103,13 +104,8 @@ def plan(
     say(str(made))
     for name, R in made.provenance.get("chosen", {}).get("mean_acceleration", {}).items():
         say(f"{name}: average acceleration {R:.2f} on the cases to choose by")
-    if "certified" in made.certificate:
-        certificate = made.certificate
-        say(
-            f"Average acceleration {certificate['mean_acceleration']:.2f} on the calibration "
-            f"cases; certified for new ones: at least {certificate['certified']:.2f} (but for "
-            f"{certificate['delta']:g} of calibration sets)."
-        )
+    if made.certificate:
+        say(_acceleration(made.certificate))
     if (without := made.certificate.get("mean_acceleration_without_given")) is not None:
         cost = 1 - made.certificate["mean_acceleration"] / without
         say(
@@ -117,6 +113,22 @@ def plan(
             f"{without:.2f}: it costs {100 * cost:.3g} %."
         )
     show(str(made.save(output)))
+
+
+def _acceleration(certificate: Mapping[str, Any]) -> str:
+    """Say how fast a policy was at calibration, how fast it is certain to be, and for whom."""
+    mean, of_cases = (
+        f"{certificate[name]:.2f}" for name in ("mean_acceleration", "mean_acceleration_of_cases")
+    )
+    whom = certificate["mean_over"]
+    plain = "" if mean == of_cases else f" ({of_cases} if every case counts the same)"
+    sentence = f"Average acceleration for {whom}: {mean} on the calibration set{plain}"
+    if "certified" in certificate:
+        sentence += (
+            f"; certified for {whom}: at least {certificate['certified']:.2f} (but for "
+            f"{certificate['delta']:g} of calibration sets)"
+        )
+    return f"{sentence}."
 
 
 def simulate(
@@ -227,6 +239,8 @@ def _record(
         "alpha": first.alpha,
         "goal": goal.to_dict(),
         "unit": first.unit,
+        "coverage_of": first.coverage_of,
+        "mean_over": first.mean_over,
         "trials": first.trials,
         "n": first.n,
         "n_calibration": first.n_calibration,
@@ -250,9 +264,11 @@ def _print(found: list[tuple[int, Simulation]], goal: str, *, to_stderr: bool) -
         f"{first.n_test} to test, alpha {first.alpha:g}; stop when {goal}"
     )
     rates = [f"R={s.acceleration:g}" for s in first.stops]
+    promised, unequal = _differing(found)
     columns = [
-        "policy", "score", "p", "guaranteed", "mean R", "coverage", "early", "width",
-        "centre error", *rates,
+        "policy", "score", "p", "guaranteed", "mean R", "±", *(["R by case"] if unequal else []),
+        "coverage", "±", *(["case coverage"] if promised else []), "early", "width", "centre error",
+        *rates,
     ]  # fmt: skip
     rows = [
         [
@@ -261,7 +277,11 @@ def _print(found: list[tuple[int, Simulation]], goal: str, *, to_stderr: bool) -
             str(p),
             "yes" if r.guaranteed else "no",
             f"{r.mean_acceleration:.3f}",
+            _number(r.standard_errors["mean_acceleration"], 3),
+            *([f"{r.mean_acceleration_of_cases:.3f}"] if unequal else []),
             f"{r.coverage:.4f}",
+            _number(r.standard_errors["coverage"]),
+            *([f"{r.case_coverage:.4f}"] if promised else []),
             _number(r.coverage_early),
             _number(r.width),
             _number(r.center_error),
@@ -270,6 +290,12 @@ def _print(found: list[tuple[int, Simulation]], goal: str, *, to_stderr: bool) -
         for p, r in found
     ]
     show_table(title, columns, rows, to_stderr=to_stderr)
+    say(
+        f"Coverage is for {first.coverage_of}; mean R and the other means are for "
+        f"{first.mean_over}"
+        + ("; 'R by case' lets every case count the same" if unequal else "")
+        + ". ± is the standard error, as a sample of groups (or cases), calibration included."
+    )
 
 
 def _policy(result: Simulation) -> str:
@@ -278,5 +304,13 @@ def _policy(result: Simulation) -> str:
     return f"{result.policy}{budget}{' given early' if result.given else ''}"
 
 
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.4f}"
+def _differing(found: list[tuple[int, Simulation]]) -> tuple[bool, bool]:
+    """Whether coverage differs from that of cases, and mean R from that where all count alike."""
+    return (
+        any(not math.isclose(r.coverage, r.case_coverage) for _, r in found),
+        any(not math.isclose(r.mean_acceleration, r.mean_acceleration_of_cases) for _, r in found),
+    )
+
+
+def _number(value: float, digits: int = 4) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +21,11 @@ def make_certificate(
     accelerations: FloatArray,
     certainty: float,
     within: Callable[[float], Examination] | None = None,
-) -> dict[str, float]:
-    """Return the mean acceleration on the calibration cases, and the certified one if there is.
+) -> dict[str, Any]:
+    """Return the mean acceleration at calibration, and the certified one if there is.
+
+    Both are for what the unit draws at random, which ``mean_over`` names: with groups every group
+    counts the same. ``mean_acceleration_of_cases`` lets every calibration case count the same.
 
     Arguments:
         seen: The calibration cases in the light of the rules.
@@ -35,8 +39,14 @@ def make_certificate(
     exact_level(certainty, "certainty")
     if np.isnan(accelerations).any():
         return {}
-    found = {
-        "mean_acceleration": 1 / _cost(seen, seen.largest, thresholds, calibrator, accelerations)
+    cost, of_cases = (
+        _cost(seen, seen.largest, thresholds, calibrator, accelerations, every_case_alike=alike)
+        for alike in (False, True)
+    )
+    found: dict[str, Any] = {
+        "mean_over": calibrator.unit.mean_over,
+        "mean_acceleration": 1 / cost,
+        "mean_acceleration_of_cases": 1 / of_cases,
     }
     # Going on is monotone in one threshold, which is what the certificate rests on.
     if len(set(thresholds)) > 1 or not seen.is_always_open:
@@ -63,13 +73,17 @@ def _cost(
     thresholds: FloatArray,
     calibrator: Calibrator,
     accelerations: FloatArray,
+    *,
+    every_case_alike: bool = False,
 ) -> float:
     """The mean cost of the calibration cases where rounds stop below the given thresholds."""
     unit, index = calibrator.unit, calibrator.index
-    lowest, weight = seen.lowest, unit.weights(index)
+    weight = np.ones(len(index)) if every_case_alike else unit.weights(index)
+    lowest = seen.lowest
     if unit.stops_together:
         largest = seen.of_groups(largest, index)
-        lowest, weight = np.full(largest.shape, -np.inf), np.ones(largest.shape[1])
+        lowest = np.full(largest.shape, -np.inf)
+        weight = np.asarray(np.bincount(index, weights=weight), dtype=float)
     return mean_cost(lowest, largest, accelerations, thresholds, weight)
 
 
@@ -115,6 +129,8 @@ def certified_acceleration(
     cost: float, accelerations: FloatArray, units: int, delta: float, *, groups: bool
 ) -> float:
     r"""Return an average acceleration that new units exceed, but for a share delta of calibrations.
+
+    For cases it is the mean over new cases, for groups over a random case of a new group.
 
     The mean cost is :math:`\kappa = 1/R_1 + \sum_k (1/R_{k+1} - 1/R_k)\, P_k` with the probability
     :math:`P_k` of going on after round :math:`k`, a distribution function of the threshold. By the

@@ -52,19 +52,21 @@ def _report(  # type: ignore[no-untyped-def]  # compiled
 @njit(cache=True, nogil=True)
 def replay(  # type: ignore[no-untyped-def]  # compiled
     seed, trial_numbers, units, n_test, byte_threshold, unit_of_case, group_of_case, groups, weight,
-    thresholds, lowest, largest, score, targets, low, high, scale, floor, ceiling, window_from,
-    is_logit, link_low, link_high, allowance, cost, sums, tests, covered_tests, cost_tests,
+    thresholds, lowest, largest, covered_from, targets, low, high, scale, floor, ceiling,
+    window_from, is_logit, link_low, link_high, allowance, cost, enough, sums,
 ):  # fmt: skip
     """Replay every test case of every trial and add up what happened."""
     rounds, _, cases = low.shape
     words = np.empty(-(-units // 8), np.uint64)
     fold = np.empty(units, np.uint8)
     worst = np.empty(groups)
+    covered = np.empty(units)
     by_unit = unit_of_case.size > 0
     whole_group = allowance.size > 0
     for t in range(trial_numbers.size):
         fill_test_fold(seed, trial_numbers[t], units, n_test, byte_threshold, words, fold)
         worst[:] = -1.0
+        covered[:] = 0.0
         for i in range(cases):
             unit = unit_of_case[i] if by_unit else i
             if not fold[unit]:
@@ -84,7 +86,7 @@ def replay(  # type: ignore[no-untyped-def]  # compiled
             if stopped < rounds:
                 k = stopped
                 q = thresholds[k, t]
-                hit = 1.0 if score[k, i] <= q else 0.0
+                hit = 1.0 if covered_from[k, i] <= q else 0.0
                 width, error = _report(
                     k, i, q, targets, low, high, scale, floor, ceiling, window_from, is_logit,
                     link_low, link_high,
@@ -93,15 +95,21 @@ def replay(  # type: ignore[no-untyped-def]  # compiled
                 sums[3, t] += w * hit
                 sums[4, t] += w * width
                 sums[5, t] += w * error
-                sums[8 + k, t] += w
-                sums[8 + rounds + k, t] += w * hit
+                sums[11 + k, t] += w
+                sums[11 + rounds + k, t] += w * hit
                 worst[group_of_case[i]] = max(worst[group_of_case[i]], error)
             sums[0, t] += w * cost[stopped]
             sums[1, t] += w * hit
-            tests[i] += 1.0
-            covered_tests[i] += hit
-            cost_tests[i] += cost[stopped]
+            sums[9, t] += cost[stopped]
+            sums[10, t] += 1.0
+            covered[unit] += hit
         for g in range(groups):
             if worst[g] >= 0:
                 sums[6, t] += worst[g]
                 sums[7, t] += 1.0
+        if enough.size > 0:
+            for unit in range(units):
+                if fold[unit] and covered[unit] >= enough[unit]:
+                    sums[8, t] += 1.0
+        else:
+            sums[8, t] = sums[1, t]

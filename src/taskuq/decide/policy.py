@@ -68,7 +68,8 @@ class Policy:
         smallest_group: The fewest cases of a calibration group, where whole groups are stopped.
         task_range: The declared range, if any.
         task_names: One per task.
-        certificate: The average acceleration measured at calibration, and certified.
+        certificate: The average acceleration measured at calibration, and certified, and what is
+            drawn at random in that average.
         provenance: What else is known of the calibration.
         outlook: That no scan stops early, or every one in the first round, where that is so.
     """
@@ -84,7 +85,7 @@ class Policy:
     smallest_group: int | None = None
     task_range: TaskRange = None
     task_names: tuple[str, ...] = ("task",)
-    certificate: Mapping[str, float] = field(default_factory=dict)
+    certificate: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     outlook: str | None = None
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from taskuq.calibration.family import AnchoredFamily
 from taskuq.decide.certificate import costs
 from taskuq.decide.rules import Examination, joint_report
-from taskuq.evaluation.splits import byte_threshold, test_folds
+from taskuq.evaluation.splits import byte_threshold
+from taskuq.evaluation.ties import covered_from
 from taskuq.evaluation.trials import Splitting
 from taskuq.interval import BoolArray, FloatArray
 
@@ -24,7 +25,7 @@ class Replayed:
     The order is that in which a replay adds them up.
 
     Arguments:
-        weight: The weight of all test cases.
+        weight: The weight of all test cases, and the number of test units.
         cost: Shares of measurements taken, :math:`1/R_T`.
         covered: Cases whose report contains the target, fully measured ones included.
         early: Cases stopped before everything was measured.
@@ -33,11 +34,11 @@ class Replayed:
         center_error: Distances between target and centre of early reports.
         worst_error: Sum over groups of the largest such distance.
         worst_groups: The number of groups with an early report.
+        kept: The weight of test units for which the promise holds.
+        plain_cost: Shares of measurements taken, every case counting the same.
+        cases: The number of test cases.
         stopped: Cases stopped in each round (round, trial).
         stopped_covered: Those of them that are covered (round, trial).
-        case_tests: How often each case was a test case (case,).
-        case_covered: How often it was covered (case,).
-        case_cost: The sum of its costs (case,).
     """
 
     weight: float
@@ -49,11 +50,11 @@ class Replayed:
     center_error: FloatArray
     worst_error: FloatArray
     worst_groups: FloatArray
+    kept: FloatArray
+    plain_cost: FloatArray
+    cases: FloatArray
     stopped: FloatArray
     stopped_covered: FloatArray
-    case_tests: FloatArray
-    case_covered: FloatArray
-    case_cost: FloatArray
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ class Scans:
         accelerations: Of the rounds.
         weight: How much each case counts (case,).
         group_of_case: The group of each case, numbered from 0; each its own where unknown.
+        unit_of_case: The unit of each case, numbered from 0.
+        enough: How many covered cases keep the promise to each group (group,); empty where it is
+            about one case.
         allowance: For whole-group stopping: below which threshold each group stops
             (round, group); empty otherwise.
     """
@@ -75,12 +79,66 @@ class Scans:
     accelerations: FloatArray
     weight: FloatArray
     group_of_case: NDArray[np.int64]
+    unit_of_case: NDArray[np.int64]
+    enough: NDArray[np.int64]
     allowance: FloatArray
 
     @property
     def cost(self) -> FloatArray:
         """The share of measurements at each round, 1 at the end."""
         return costs(self.accelerations)
+
+    def covered_from(self, thresholds: FloatArray) -> FloatArray:
+        """Return the smallest threshold at which each report has the target, (round, case).
+
+        Arguments:
+            thresholds: All the thresholds that occur in each round (round, trial).
+        """
+        found = []
+        for k, scores in enumerate(self.seen.score):
+
+            def contains(cases: NDArray[np.int64], at: FloatArray, k: int = k) -> BoolArray:
+                level = np.zeros(self.seen.cases)
+                level[cases] = at
+                inside = [
+                    e.report(level).contains(self.targets[k, :, t])
+                    for t, e in enumerate(self.seen.rounds[k])
+                ]
+                return np.asarray(np.all(inside, axis=0)[cases])
+
+            found.append(covered_from(scores, np.unique(thresholds[k]), contains))
+        return np.stack(found)
+
+    def outcomes(
+        self, thresholds: FloatArray, covered_from: FloatArray
+    ) -> tuple[NDArray[np.int64], BoolArray]:
+        """Return in which round each case stops, and whether its report has the target.
+
+        Arguments:
+            thresholds: One for each round.
+            covered_from: The threshold from which on each report has the target (round, case).
+        """
+        q, seen = thresholds[:, None], self.seen
+        if self.allowance.size:
+            stops = (q < self.allowance)[:, self.unit_of_case]
+        else:
+            stops = (seen.lowest <= q) & (q < seen.largest)
+        cases = np.arange(seen.cases)
+        stopped = np.vstack([stops, np.ones((1, seen.cases), bool)]).argmax(axis=0)
+        hits = np.vstack([covered_from <= q, np.ones((1, seen.cases), bool)])
+        return stopped, hits[stopped, cases]
+
+    def kept(self, hit: BoolArray, chosen: BoolArray) -> float:
+        """Return the weight of the chosen units for which the promise holds.
+
+        Arguments:
+            hit: Whether each case is covered.
+            chosen: Which cases are chosen, whole groups where groups are the unit.
+        """
+        if not self.enough.size:
+            return float((self.weight * hit)[chosen].sum())
+        units = np.unique(self.unit_of_case[chosen])
+        return float((np.bincount(self.unit_of_case, weights=hit) >= self.enough)[units].sum())
 
 
 def replay(scans: Scans, splitting: Splitting, thresholds: FloatArray) -> Replayed:
@@ -91,16 +149,16 @@ def replay(scans: Scans, splitting: Splitting, thresholds: FloatArray) -> Replay
         splitting: Who is split and how.
         thresholds: The calibrated threshold of each round and trial (round, trial).
     """
-    rounds, cases = scans.seen.score.shape
-    sums = np.zeros((8 + 2 * rounds, splitting.trials))
-    totals = np.zeros((3, cases))
+    rounds = len(scans.seen.rounds)
+    sums = np.zeros((11 + 2 * rounds, splitting.trials))
+    starts = scans.covered_from(thresholds)
     if splitting.is_compiled and _is_anchored(scans):
         numbers = np.arange(splitting.trials)
-        _compiled(scans, _side_by_side(scans), splitting, numbers, thresholds, sums, totals)
+        _compiled(scans, _side_by_side(scans), splitting, numbers, thresholds, starts, sums)
     else:
         for t in range(splitting.trials):
-            _one_trial(scans, splitting, thresholds[:, t], t, sums, totals)
-    return _replayed(sums, totals, splitting, rounds)
+            _one_trial(scans, splitting, thresholds[:, t], starts, t, sums)
+    return _replayed(sums, splitting, rounds)
 
 
 def replay_each(
@@ -114,64 +172,59 @@ def replay_each(
         splitting: Who is split and how.
         rounds: The number of rounds.
     """
-    sums = np.zeros((8 + 2 * rounds, splitting.trials))
-    totals = np.zeros((3, splitting.n_cases))
+    sums = np.zeros((11 + 2 * rounds, splitting.trials))
     arrays: _Arrays | None = None
     for t in range(splitting.trials):
         scans, thresholds = trial(t)
+        starts = scans.covered_from(thresholds[:, None])
         if not (splitting.is_compiled and _is_anchored(scans)):
-            _one_trial(scans, splitting, thresholds, t, sums, totals)
+            _one_trial(scans, splitting, thresholds, starts, t, sums)
             continue
         arrays = arrays._replace(scale=_scales(scans)) if arrays else _side_by_side(scans)
         column, number = np.zeros((len(sums), 1)), np.array([t])
-        _compiled(scans, arrays, splitting, number, thresholds[:, None], column, totals)
+        _compiled(scans, arrays, splitting, number, thresholds[:, None], starts, column)
         sums[:, t] = column[:, 0]
-    return _replayed(sums, totals, splitting, rounds)
+    return _replayed(sums, splitting, rounds)
 
 
-def _replayed(sums: FloatArray, totals: FloatArray, splitting: Splitting, rounds: int) -> Replayed:
-    by_round = sums[8 : 8 + rounds], sums[8 + rounds :]
-    return Replayed(float(splitting.n_test), *sums[:8], *by_round, *totals)  # type: ignore[call-arg]  # eight and three rows
+def _replayed(sums: FloatArray, splitting: Splitting, rounds: int) -> Replayed:
+    by_round = sums[11 : 11 + rounds], sums[11 + rounds :]
+    return Replayed(float(splitting.n_test), *sums[:11], *by_round)  # type: ignore[call-arg]  # eleven rows
 
 
 def _one_trial(
-    scans: Scans, splitting: Splitting, thresholds: FloatArray, t: int, sums: Any, totals: Any
+    scans: Scans,
+    splitting: Splitting,
+    thresholds: FloatArray,
+    covered_from: FloatArray,
+    t: int,
+    sums: Any,
 ) -> None:
-    fold = test_folds(splitting.seed, t, 1, splitting.units, splitting.n_test)[0]
-    of_case = splitting.unit_of_case
-    cases = np.flatnonzero(fold[of_case] if len(of_case) else fold)
-    seen, rounds = scans.seen, len(thresholds)
-    q = thresholds[:, None]
-    if scans.allowance.size:
-        stops = (q < scans.allowance)[:, of_case]
-    else:
-        stops = (seen.lowest <= q) & (q < seen.largest)
-    stopped = np.vstack([stops, np.ones((1, stops.shape[1]), bool)]).argmax(axis=0)[cases]
-    hit = np.ones(len(cases))
-    w = scans.weight[cases]
+    chosen = splitting.case_folds(np.array([t]))[0].astype(bool)
+    stopped, hit = scans.outcomes(thresholds, covered_from)
+    rounds, w = len(thresholds), scans.weight
     worst = np.full(int(scans.group_of_case.max()) + 1, -1.0)
     for k in range(rounds):
-        here = cases[stopped == k]
+        here = np.flatnonzero(chosen & (stopped == k))
         if not here.size:
             continue
-        missed = seen.score[k, here] > thresholds[k]
-        hit[stopped == k] = ~missed
         width, error = _report(scans, k, thresholds[k], here)
-        wk = scans.weight[here]
+        wk, covered = w[here], (w * hit)[here].sum()
         sums[2, t] += wk.sum()
-        sums[3, t] += (wk * ~missed).sum()
+        sums[3, t] += covered
         sums[4, t] += (wk * width).sum()
         sums[5, t] += (wk * error).sum()
-        sums[8 + k, t] += wk.sum()
-        sums[8 + rounds + k, t] += (wk * ~missed).sum()
+        sums[11 + k, t] += wk.sum()
+        sums[11 + rounds + k, t] += covered
         np.maximum.at(worst, scans.group_of_case[here], error)
-    sums[0, t] = (w * scans.cost[stopped]).sum()
-    sums[1, t] = (w * hit).sum()
+    cost = scans.cost[stopped]
+    sums[0, t] = (w * cost)[chosen].sum()
+    sums[1, t] = (w * hit)[chosen].sum()
     sums[6, t] = worst[worst >= 0].sum()
     sums[7, t] = (worst >= 0).sum()
-    totals[0, cases] += 1
-    totals[1, cases] += hit
-    totals[2, cases] += scans.cost[stopped]
+    sums[8, t] = scans.kept(hit, chosen)
+    sums[9, t] = cost[chosen].sum()
+    sums[10, t] = chosen.sum()
 
 
 def _report(
@@ -238,8 +291,8 @@ def _compiled(
     splitting: Splitting,
     numbers: NDArray[np.int64],
     thresholds: FloatArray,
+    covered_from: FloatArray,
     sums: Any,
-    totals: Any,
 ) -> None:
     from taskuq.decide import kernels
 
@@ -247,6 +300,6 @@ def _compiled(
         np.uint64(splitting.seed), numbers, splitting.units, splitting.n_test,
         byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
         scans.group_of_case, int(scans.group_of_case.max()) + 1, scans.weight,
-        np.ascontiguousarray(thresholds), scans.seen.lowest, scans.seen.largest, scans.seen.score,
-        *arrays, np.ascontiguousarray(scans.allowance), scans.cost, sums, *totals,
+        np.ascontiguousarray(thresholds), scans.seen.lowest, scans.seen.largest, covered_from,
+        *arrays, np.ascontiguousarray(scans.allowance), scans.cost, scans.enough, sums,
     )  # fmt: skip

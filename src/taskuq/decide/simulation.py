@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, final
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,18 @@ from taskuq.calibration.summaries import compiled
 from taskuq.calibration.tuning import target_share, tuning_units
 from taskuq.calibration.units import PolicyUnitName, Unit, take_units, unit_index
 from taskuq.decide.folds import learn_folds
+from taskuq.decide.jackknife import Replicates, left_out, standard_errors
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.learning import SteadyRules, examined, round_arrays, set_aside, steady_rules
 from taskuq.decide.planning import OneSet, policy_unit
 from taskuq.decide.replay import Replayed, Scans, replay, replay_each
-from taskuq.decide.stopping import Calibrator, Losses, smallest_allowed, smallest_certified
+from taskuq.decide.rules import Examination
+from taskuq.decide.splits import Splits
 from taskuq.errors import InputError
-from taskuq.evaluation.splits import fold_sizes, hash_word, test_folds
-from taskuq.evaluation.trials import Splitting, promised_ranking, run_trials
+from taskuq.evaluation.splits import fold_sizes, hash_word
+from taskuq.evaluation.trials import Splitting
 from taskuq.files import plain
-from taskuq.interval import BoolArray, FloatArray
+from taskuq.interval import FloatArray
 from taskuq.outputs import TaskOutputs
 
 
@@ -61,16 +63,25 @@ class Simulation:
         n_calibration: Units to calibrate on, tuning units among them.
         n_test: Units to test on.
         n_tuning: Units the policy learns from.
-        mean_acceleration: Harmonic mean of the accelerations cases stopped at.
-        coverage: Share of cases whose report contains the target, R = 1 counted as covered.
-        coverage_from_full: How much of that comes from cases measured in full.
+        coverage_of: Whose targets coverage is about, in words.
+        mean_over: What is drawn at random for all other means, in words.
+        mean_acceleration: Harmonic mean of the accelerations cases stopped at; with groups as the
+            unit every group counts the same.
+        mean_acceleration_of_cases: The same, every case counting the same.
+        coverage: Share of units for which the promise holds: whose report contains the target (of
+            a random case), or those of enough of their cases. R = 1 counts as covered.
+        case_coverage: Share of cases whose report contains the target, every group counting the
+            same; unlike coverage where all cases of a group, or a share, are promised.
+        coverage_from_full: How much of case_coverage comes from cases measured in full.
         coverage_early: Coverage among the cases stopped early; NaN if there are none.
         early: The share of cases stopped early.
         width: Mean width of early reports.
         center_error: Mean distance between target and centre of early reports.
         max_center_error: Mean over groups of the largest such distance in a group.
         stops: What happened at each round, the fully measured one last.
-        standard_errors: Of mean acceleration and coverage, as a sample of groups (or cases).
+        standard_errors: Of mean acceleration and coverage: how much they would vary between tables
+            of as many other groups (cases where there are no groups), calibration included, and
+            between other random splits. NaN where nothing can be left out.
         sd: Standard deviations over trials of mean acceleration and coverage.
         given: 'early' where the policy promises coverage among early stops.
     """
@@ -87,8 +98,12 @@ class Simulation:
     n_calibration: int
     n_test: int
     n_tuning: int
+    coverage_of: str
+    mean_over: str
     mean_acceleration: float
+    mean_acceleration_of_cases: float
     coverage: float
+    case_coverage: float
     coverage_from_full: float
     coverage_early: float
     early: float
@@ -122,6 +137,13 @@ def simulate(
     round by round until the policy stops it. The average acceleration is harmonic,
 
     .. math:: \bar R = \Big( \frac1m \sum_i \frac{1}{R_{T_i}} \Big)^{-1}
+
+    With groups as the unit this is for a random case of a new group: every group counts the same.
+    Coverage is the share of units for which the promise holds. Standard errors come from a
+    jackknife: up to 300 times three tenths of the groups (or cases) are left out, the policy is
+    calibrated on the rest, and its mean acceleration and coverage are taken there
+    (:func:`~taskuq.decide.jackknife.jackknife_variance`); the error of finitely many splits is
+    added.
 
     Arguments:
         table: Task outputs of all rounds, with targets.
@@ -160,51 +182,8 @@ def simulate(
     return found
 
 
-@final
-@dataclass(frozen=True)
-class Splits(Calibrator):
-    """Thresholds of every trial, each calibrated on its own fold.
-
-    Arguments:
-        splitting: How units are split.
-    """
-
-    splitting: Splitting
-
-    @property
-    def units(self) -> int:
-        """The number of units to calibrate on."""
-        return self.splitting.units - self.splitting.n_test
-
-    def quantiles(self, scores: FloatArray) -> FloatArray:
-        """Return the quantile of each row of scores (row, case) in every trial (row, trial)."""
-        allowed = self.promise.allowed(self.units)
-        rankings = [promised_ranking(row, self.promise, allowed, self.index) for row in scores]
-        found = run_trials(self.splitting, rankings, np.zeros((len(scores), 0, len(self.index))))
-        return np.stack([r.quantiles(p) for r, p in zip(rankings, found.position, strict=True)])
-
-    def found(self, find: Callable[[BoolArray], float]) -> FloatArray:
-        """Return what is found in the calibration fold of each trial (trial,)."""
-        numbers = np.arange(self.splitting.trials)[:, None]
-        return np.array([find(self.splitting.folds(number)[0] == 0) for number in numbers])
-
-    def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
-        """Return the smallest threshold at which the groups of each fold lose what is allowed."""
-        splits, allowed = self.splitting, self.promise.allowed(self.units)
-        bets, each_loss = self.promise.bets, losses(thresholds)
-        step = max(1, 20_000_000 // len(thresholds))
-        found: list[FloatArray] = []
-        for start in range(0, splits.trials, step):
-            count = min(step, splits.trials - start)
-            folds = test_folds(splits.seed, start, count, splits.units, splits.n_test)
-            if bets is None:
-                found.append(smallest_allowed(thresholds, (1.0 - folds) @ each_loss, allowed))
-            else:
-                each = [
-                    smallest_certified(thresholds, each_loss[fold == 0], bets) for fold in folds
-                ]
-                found.append(np.array(each))
-        return np.concatenate(found)
+# What the trials of one tuning fold gave, and what they give where groups are left out.
+_Part: TypeAlias = tuple[Replayed, Replicates | None]
 
 
 @dataclass(frozen=True)
@@ -224,7 +203,7 @@ class _Job:
     def run(self, tunings: int, rng: np.random.Generator) -> Simulation:
         steady = steady_rules(self.spec, self.table, self.promise.delta)
         if steady is not None:
-            return self._summarise([(self._each_trial(steady), np.arange(self.table.cases))], 0)
+            return self._summarise([self._each_trial(steady)], 0)
         parts = []
         draws = list(self._tuning_folds(tunings, rng))
         for draw, aside in enumerate(draws):
@@ -234,24 +213,52 @@ class _Job:
             parts.append(self._replay(aside, count, seed))
         return self._summarise(parts, len(np.unique(self.index[draws[0]])))
 
-    def _each_trial(self, steady: SteadyRules) -> Replayed:
+    def _each_trial(self, steady: SteadyRules) -> _Part:
         """Replay a policy that learns from its calibration fold, planned anew in each trial."""
         of_case = self.index if self.unit.is_group else np.empty(0, np.int64)
-        n = self.n_calibration + self.n_test
+        n, everyone = self.n_calibration + self.n_test, np.arange(self.table.cases)
         is_compiled = compiled(self.trials * self.table.cases)
         splitting = Splitting(n, self.n_test, self.trials, self.seed, of_case, is_compiled)
         learn = learn_folds(steady, self.index, is_compiled=is_compiled)
-        group_of_case = unit_index(self.table.cases, self.table.group)
-        weight, rates = self.unit.weights(self.index), self.table.accelerations
+        scans = self._scans(learn(np.zeros(n, np.uint8)).shown, everyone)
 
-        def trial(t: int) -> tuple[Scans, FloatArray]:
-            units, seen, shown = learn(splitting.fold(t))
-            thresholds = self.spec.thresholds(seen, OneSet(self.promise, self.unit, units))
-            together = self.unit.stops_together
-            allowance = shown.allowance(self.index) if together else np.empty((0, 0))
-            return Scans(shown, steady.targets, rates, weight, group_of_case, allowance), thresholds
+        def planned(on: Splitting) -> Callable[[int], tuple[Scans, FloatArray]]:
+            def trial(t: int) -> tuple[Scans, FloatArray]:
+                fold = on.fold(t)
+                fold = fold if self.unit.is_group else on.of_cases(fold[None])[0]
+                units, seen, shown = learn(fold)
+                thresholds = self.spec.thresholds(seen, OneSet(self.promise, self.unit, units))
+                return self._in_light(scans, shown), thresholds
 
-        return replay_each(trial, splitting, len(rates))
+            return trial
+
+        replayed = replay_each(planned(splitting), splitting, len(self.table.accelerations))
+        group = scans.group_of_case
+        leaving = left_out(splitting, group, by_unit=self.unit.is_group)
+        if leaving is None:
+            return replayed, None
+        return replayed, Replicates.measured(planned(leaving), leaving, group, everyone)
+
+    def _scans(self, seen: Examination, pool: NDArray[np.int64]) -> Scans:
+        """Stored scans of some cases, in the light of rules."""
+        index, group = unit_index(len(pool), self.index[pool]), self.table.group
+        scans = Scans(
+            seen=seen,
+            targets=round_arrays(self.table)[1][:, pool],
+            accelerations=self.table.accelerations,
+            weight=self.unit.weights(index),
+            group_of_case=unit_index(len(pool), None if group is None else group[pool]),
+            unit_of_case=index,
+            enough=self.unit.enough(np.bincount(index)),
+            allowance=np.empty((0, 0)),
+        )
+        return self._in_light(scans, seen)
+
+    def _in_light(self, scans: Scans, seen: Examination) -> Scans:
+        """The same scans in the light of other rules."""
+        if not self.unit.stops_together:
+            return replace(scans, seen=seen)
+        return replace(scans, seen=seen, allowance=seen.allowance(scans.unit_of_case))
 
     def _tuning_folds(self, tunings: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]]:
         spec = self.spec
@@ -269,37 +276,33 @@ class _Job:
         for _ in range(min(tunings, self.trials)):
             yield take_units(self.index, take, rng)
 
-    def _replay(
-        self, aside: NDArray[np.bool_], trials: int, seed: int
-    ) -> tuple[Replayed, NDArray[np.int64]]:
-        pool, group = np.flatnonzero(~aside), self.table.group
+    def _replay(self, aside: NDArray[np.bool_], trials: int, seed: int) -> _Part:
+        pool = np.flatnonzero(~aside)
         rules, seen = examined(self.spec, self.table, aside, pool)
-        index = unit_index(len(pool), self.index[pool])
+        scans = self._scans(seen, pool)
+        index = scans.unit_of_case
         of_case = index if self.unit.is_group else np.empty(0, np.int64)
         is_compiled = compiled(self.trials * self.table.cases)
         units = int(index.max()) + 1
         splitting = Splitting(units, self.n_test, trials, seed, of_case, is_compiled)
         tuning = set_aside(rules, self.table, aside, self.index) if self.spec.given else None
-        calibrator = Splits(self.promise, self.unit, index, splitting)
-        thresholds = self.spec.thresholds(seen, calibrator, tuning)
-        scans = Scans(
-            seen=seen,
-            targets=round_arrays(self.table)[1][:, pool],
-            accelerations=self.table.accelerations,
-            weight=self.unit.weights(index),
-            group_of_case=unit_index(len(pool), None if group is None else group[pool]),
-            allowance=seen.allowance(index) if self.unit.stops_together else np.empty((0, 0)),
-        )
-        return replay(scans, splitting, thresholds), pool
 
-    def _summarise(
-        self, parts: list[tuple[Replayed, NDArray[np.int64]]], n_tuning: int
-    ) -> Simulation:
+        def thresholds(on: Splitting) -> FloatArray:
+            return self.spec.thresholds(seen, Splits(self.promise, self.unit, index, on), tuning)
+
+        replayed = replay(scans, splitting, thresholds(splitting))
+        leaving = left_out(splitting, scans.group_of_case, by_unit=self.unit.is_group)
+        if leaving is None:
+            return replayed, None
+        again, group = thresholds(leaving), unit_index(self.table.cases, self.table.group)
+        return replayed, Replicates.measured(lambda r: (scans, again[:, r]), leaving, group, pool)
+
+    def _summarise(self, parts: list[_Part], n_tuning: int) -> Simulation:
         def joined(name: str) -> FloatArray:
             return np.concatenate([getattr(part, name) for part, _ in parts], axis=-1)
 
         m = parts[0][0].weight
-        acceleration = m / joined("cost")
+        acceleration, coverage = m / joined("cost"), joined("kept") / m
         early, covered = joined("early"), joined("covered")
         stopped, stopped_covered = joined("stopped"), joined("stopped_covered")
         rates = self.table.accelerations
@@ -323,8 +326,12 @@ class _Job:
             n_calibration=self.n_calibration,
             n_test=self.n_test,
             n_tuning=n_tuning,
+            coverage_of=self.unit.who,
+            mean_over=self.unit.mean_over,
             mean_acceleration=float(acceleration.mean()),
-            coverage=float(covered.mean() / m),
+            mean_acceleration_of_cases=float((joined("cases") / joined("plain_cost")).mean()),
+            coverage=float(coverage.mean()),
+            case_coverage=float((covered / m).mean()),
             coverage_from_full=full,
             coverage_early=_ratio(joined("early_covered"), early),
             early=float(early.mean() / m),
@@ -332,37 +339,17 @@ class _Job:
             center_error=_ratio(joined("center_error"), early),
             max_center_error=_ratio(joined("worst_error"), joined("worst_groups")),
             stops=tuple(stops),
-            standard_errors=self._standard_errors(parts),
+            standard_errors=standard_errors(
+                [replicates for _, replicates in parts if replicates is not None],
+                acceleration,
+                coverage,
+            ),
             sd={
                 "mean_acceleration": float(acceleration.std()),
-                "coverage": float((covered / m).std()),
+                "coverage": float(coverage.std()),
             },
             given=self.spec.given,
         )
-
-    def _standard_errors(self, parts: list[tuple[Replayed, NDArray[np.int64]]]) -> dict[str, float]:
-        """Errors of coverage and acceleration as means over a sample of groups, not of splits."""
-        totals = np.zeros((3, self.table.cases))
-        for part, pool in parts:
-            totals[:, pool] += [part.case_tests, part.case_covered, part.case_cost]
-        seen = totals[0] > 0
-        index = unit_index(self.table.cases, self.table.group)[seen]
-        coverage = totals[1, seen] / totals[0, seen]
-        cost = totals[2, seen] / totals[0, seen]
-        return {
-            "coverage": _clustered(coverage, index),
-            # R = 1 / mean cost, so an error of the cost is stretched by R squared.
-            "mean_acceleration": _clustered(cost, index) / float(cost.mean()) ** 2,
-        }
-
-
-def _clustered(values: FloatArray, index: NDArray[np.int64]) -> float:
-    """Standard error of a mean whose terms come in groups."""
-    sums = np.bincount(np.unique(index, return_inverse=True)[1], weights=values - values.mean())
-    clusters = len(sums)
-    if clusters < 2:
-        return math.nan
-    return float(np.sqrt(np.square(sums).sum() * clusters / (clusters - 1)) / len(values))
 
 
 def _ratio(part: FloatArray, whole: FloatArray) -> float:

@@ -61,6 +61,11 @@ class Splitting:
         )
         return fold
 
+    @property
+    def all_folds(self) -> NDArray[np.uint8]:
+        """Which units are in the test fold of every trial."""
+        return self.folds(np.arange(self.trials))
+
     def of_cases(self, folds: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return which cases are in test folds of units."""
         return folds[:, self.unit_of_case] if len(self.unit_of_case) else folds

@@ -114,8 +114,9 @@ def _table(found: Simulated, unit: Unit) -> dict[str, Any]:
     return {
         "name": f"by-{unit.counted}",
         "caption": f"Stopping rules over {first.trials} random splits by {unit.counted}: "
-        f"{first.n_calibration} to calibrate, {first.n_test} to test. Errors are standard errors "
-        "of a sample of groups. Coverage is guaranteed where the promise says so.",
+        f"{first.n_calibration} to calibrate, {first.n_test} to test; means are for "
+        f"{first.mean_over}. Errors are standard errors of a sample of groups, calibration "
+        "included. Coverage is guaranteed where the promise says so.",
         "columns": list(COLUMNS),
         "rows": [
             [

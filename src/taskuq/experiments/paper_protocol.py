@@ -21,6 +21,7 @@ from taskuq.protocols import Family
 from taskuq.report.figure import Figure
 from taskuq.report.records import experiment_record
 from taskuq.report.simulations import accepted
+from taskuq.report.tables import with_error
 
 CLAIM = (
     "With a few whole volumes to test on and all slices of the others to calibrate, LWR and CQR "
@@ -138,8 +139,8 @@ def _scan(
         interval = clipped(family.take(test).interval(quantile), table.task_range)
         # A crossed interval is empty and says nothing.
         stops = scanning & (interval.width < max_width) & ~interval.is_empty
-        covered[stops] = (scores[test] <= quantile)[stops]
         targets = table.targets_at(k)[test]
+        covered[stops] = interval.contains(targets)[stops]
         worst[stops] = distance(interval, targets, table.task_range)[stops]
         cost[stops] = 1 / table.accelerations[k]
         stopped[k] = stops.mean()
@@ -216,12 +217,12 @@ def _finding(found: Draws, alpha: float, count: int, groups: int, inputs: Inputs
     held = [abs(m - (1 - alpha)) <= 2 * s for m, s in mean["coverage"].values()]
     R, error = mean["acceleration"], mean["center_error"]
     held += [R[name][0] > R["ar"][0] for name in found if name != "ar" and "ar" in found]
-    if {"ar", "lwr"} <= set(found):
+    if {"ar", "lwr"} <= {name for name in found if not np.isnan(error[name][0])}:
         held.append(error["lwr"][0] < error["ar"][0])
     said = "; ".join(
-        f"{title(name)} average acceleration {R[name][0]:.2f} ± {R[name][1]:.2f}, coverage "
-        f"{mean['coverage'][name][0]:.4f} ± {mean['coverage'][name][1]:.4f}, maximum centre error "
-        f"{error[name][0]:.3f} ± {error[name][1]:.3f}"
+        f"{title(name)} average acceleration {with_error(*R[name], 2)}, coverage "
+        f"{with_error(*mean['coverage'][name], 4)}, maximum centre error "
+        f"{with_error(*error[name], 3)}"
         for name in found
     )
     below = [title(n) for n, drawn in found.items() if _summary(drawn, "coverage")[0] < 1 - alpha]

@@ -122,17 +122,18 @@ def score_table(record: Record, name: str) -> Table:
     how = how if first["trials"] is None else f"{first['trials']} random splits"
     caption = (
         f"Scores judged over {how}, by {first['unit']}: {first['n_calibration']} to calibrate and "
-        f"{first['n_test']} to test. Coverage is guaranteed to be at least {1 - first['alpha']:g} "
-        "on average; widths are measured."
+        f"{first['n_test']} to test. Coverage, of {first['coverage_of']}, is guaranteed to be at "
+        f"least {1 - first['alpha']:g} on average; widths are measured, for {first['mean_over']}."
     )
     head: tuple[str, ...] = (
-        "R", "score", "p", "coverage", "coverage sd", "width", "width sd", "centre error",
-        "infinite",
+        "R", "score", "p", "coverage", "coverage sd", "coverage of cases", "width", "width sd",
+        "centre error", "infinite",
     )  # fmt: skip
     body: list[tuple[Any, ...]] = [
         (
             r["acceleration"], r["score"], r["samples"], number(r["coverage"]["mean"]),
-            number(r["coverage"]["sd"]), number(r["width"]["mean"]), number(r["width"]["sd"]),
+            number(r["coverage"]["sd"]), number(r["case_coverage"]["mean"]),
+            number(r["width"]["mean"]), number(r["width"]["sd"]),
             number(r["center_error"]["mean"]), r["infinite"],
         )
         for r in rows
@@ -151,20 +152,27 @@ def policy_table(record: Record, name: str) -> Table:
     first = record["results"][0]
     caption = (
         f"Stopping rules over {first['trials']} random splits by {first['unit']}: scan until "
-        f"{record['until']}. The target is coverage {1 - first['alpha']:g}; it is guaranteed where "
-        "the second column says so and measured elsewhere."
+        f"{record['until']}. The target is coverage {1 - first['alpha']:g} of "
+        f"{first['coverage_of']}; it is guaranteed where the second column says so and measured "
+        f"elsewhere. Other means are for {first['mean_over']}; 'average R by case' lets every case "
+        "count the same. ± is the standard error as a sample of groups (or cases), calibration "
+        "included."
     )
     if record.get("choosing") and len(record["results"]) > 1:
         caption += f" {record['choosing']}"
     rates = tuple(f"stopped at R = {s['acceleration']:g}" for s in first["stops"])
     head = (
-        "policy", "promise", "p", "average R", "coverage", "coverage of early stops",
-        "stopped early", "width", "centre error", *rates,
+        "policy", "promise", "p", "average R", "± R", "average R by case", "coverage",
+        "± coverage", "coverage of cases", "coverage of early stops", "stopped early", "width",
+        "centre error", *rates,
     )  # fmt: skip
-    measured = ("mean_acceleration", "coverage", "coverage_early", "early", "width", "center_error")
+    measured = ("case_coverage", "coverage_early", "early", "width", "center_error")
     rows = tuple(
         (
             policy_name(r), "guaranteed" if r["guaranteed"] else "measured", int(r["samples"]),
+            number(r["mean_acceleration"]), number(r["standard_errors"]["mean_acceleration"]),
+            number(r["mean_acceleration_of_cases"]), number(r["coverage"]),
+            number(r["standard_errors"]["coverage"]),
             *(number(r[what]) for what in measured), *(number(s["fraction"]) for s in r["stops"]),
         )
         for r in record["results"]

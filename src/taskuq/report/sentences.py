@@ -8,7 +8,7 @@ from typing import Any
 
 from taskuq.report.contents import Contents
 from taskuq.report.records import DATA_CHECK, STATUS, Record, number, policy_name
-from taskuq.report.tables import Table, shown
+from taskuq.report.tables import Table, shown, with_error
 
 WHAT = {"data": "Data", "measure": "Measurement h", "recover": "Recovery g", "task": "Task f"}
 
@@ -38,6 +38,13 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
         found.append(("Posterior samples p", str(run["samples"])))
     if run.get("unit"):
         found.append(("Unit of the promise", str(run["unit"])))
+    certificate = (contents.policy or {}).get("certificate", {})
+    if "certified" in certificate:
+        found.append((
+            "Average acceleration, certified",
+            f"at least {number(certificate['certified']):.2f} for {certificate['mean_over']}, but "
+            f"for {certificate['delta']:g} of calibration sets",
+        ))  # fmt: skip
     if run.get("seed") is not None:
         found.append(("Seed", str(run["seed"])))
     versions = run.get("versions")
@@ -82,11 +89,13 @@ def headline(contents: Contents) -> list[str]:
     """Return what was found, in a sentence or two computed from the records."""
     best = best_simulation(contents)
     if best is not None:
-        R = number(best["mean_acceleration"])
+        R, errors = number(best["mean_acceleration"]), best["standard_errors"]
+        faster = with_error(R, number(errors["mean_acceleration"]), 2)
         return [
             f"Stopping each scan as soon as that is safe takes {1 / R:.1%} of the measurements on "
-            f"average (average acceleration {R:.2f}). The reports contained the target in "
-            f"{number(best['coverage']):.1%} of test cases, measured over {best['trials']} random "
+            f"average, for {best['mean_over']} (average acceleration {faster}, standard error). "
+            f"The reports contained the target of {best['coverage_of']} in "
+            f"{number(best['coverage']):.1%}, measured over {best['trials']} random "
             f"splits; {'guaranteed' if best['guaranteed'] else 'not guaranteed, but aimed at'} is "
             f"at least {100 * (1 - best['alpha']):.6g}%."
         ]
@@ -123,7 +132,7 @@ def tiles(contents: Contents) -> list[tuple[str, str]]:
     if best is not None:
         R = number(best["mean_acceleration"])
         found.append((f"{number(best['coverage']):.4f}", f"coverage measured, {policy_name(best)}"))
-        found.append((f"{R:.2f}×", "average acceleration, measured"))
+        found.append((f"{R:.2f}×", f"average acceleration for {best['mean_over']}, measured"))
         found.append((f"{number(best['early']):.1%}", "of scans stop early"))
     if tau is not None:
         found.append((f"{tau:g}", "width to stop at,\u00a0τ"))
@@ -150,7 +159,10 @@ def key_table(contents: Contents) -> tuple[Table | None, str]:
 
     def cell(score: str, R: float | None) -> Any:
         width = at.get((score, R))
-        return width and f"{shown(number(width['mean']))} ± {number(width['sd']):.2g}"
+        if width is None:
+            return None
+        mean, sd = shown(number(width["mean"])), number(width["sd"])
+        return mean if math.isnan(sd) else f"{mean} ± {sd:.2g}"
 
     worst = {s: min(number(r["coverage"]["mean"]) for r in rows if r["score"] == s) for s in scores}
     columns = ("score", *(f"width at R = {R:g}" if R else "width" for R in rates),
