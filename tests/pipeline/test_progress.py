@@ -31,11 +31,15 @@ def test_a_quiet_run_says_nothing(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_a_run_with_nothing_left_says_nothing(capsys, tmp_path):
-    for quiet in (True, False):
-        PIPELINE.run(toy.images(3), store=tmp_path / "t", quiet=quiet, **RUN)
-
+def test_a_run_with_nothing_left_says_so(capsys, tmp_path):
+    for _ in range(2):
+        PIPELINE.run(toy.images(3), store=tmp_path / "t", quiet=True, **RUN)
     assert capsys.readouterr().err == ""
+    PIPELINE.run(toy.images(3), store=tmp_path / "t", quiet=False, **RUN)
+
+    said = capsys.readouterr().err
+    assert said.startswith(f"all 3 cases of {tmp_path / 't'} were finished before")
+    assert said.count("\n") == 1
 
 
 def test_a_log_is_given_a_line_now_and_then(capsys, monkeypatch):

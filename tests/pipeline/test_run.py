@@ -68,16 +68,19 @@ def test_several_tasks_and_point_estimates_fit_in_a_table():
     assert single.samples == 1
 
 
-def test_finished_cases_are_not_run_again(tmp_path):
-    PIPELINE.run(toy.images(4), store=tmp_path / "t", **RUN)
+def test_of_finished_cases_three_are_run_again_to_compare_them(tmp_path):
+    PIPELINE.run(toy.images(8), store=tmp_path / "t", **RUN)
+    ran = []
 
-    def never(measurement, *, samples, seed):
-        raise AssertionError("a finished case was run again")
+    def counted(measurement, *, samples, seed):
+        ran.append(seed)
+        return toy.recover(measurement, samples=samples, seed=seed)
 
-    again = tq.Pipeline(toy.measure, never, toy.task).run(
-        toy.images(4), store=tmp_path / "t", **RUN
+    again = tq.Pipeline(toy.measure, counted, toy.task).run(
+        toy.images(8), store=tmp_path / "t", **RUN
     )
-    assert again.cases == 4
+    assert again.cases == 8
+    assert len(ran) == 3 * len(toy.ACCELERATIONS)
 
 
 @pytest.mark.parametrize(

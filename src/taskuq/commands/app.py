@@ -82,6 +82,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     In each case there is one sentence on stderr, and with ``--traceback`` where it happened.
     """
+    # Two threads spinning for one free core make torch 17 times slower; it asks when it is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if arguments is None else arguments)
     is_traced = TRACEBACK in words
     try:

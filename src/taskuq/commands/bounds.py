@@ -194,6 +194,8 @@ def _rows(
            "target", "covered"]  # fmt: skip
     import numpy as np
 
+    from taskuq.report.tables import cell
+
     targets, has_targets = table.targets_at(k), table.has_targets
     tasks = interval.lower[0].size
     for start in range(0, len(interval), CASES):
@@ -205,10 +207,10 @@ def _rows(
         ends = (some.lower, some.upper, some.width, some.center)
         known = (_texts(z), some.contains(z).ravel().astype(int).tolist())
         yield from zip(
-            ids.repeat(tasks).tolist(),
-            groups,
+            map(cell, ids.repeat(tasks).tolist()),
+            map(cell, groups),
             repeat("" if acceleration is None else f"{acceleration:g}"),
-            cycle(table.task_names[:tasks]),
+            cycle([cell(name) for name in table.task_names[:tasks]]),
             *map(_texts, ends),
             *(known if has_targets else (repeat(""), repeat(""))),
         )

@@ -23,6 +23,7 @@ def run(
     slurm: Annotated[list[str] | None, Parameter(name="--slurm", negative=())] = None,
     device: str | None = None,
     batch: int | None = None,
+    threads: int | None = None,
     fresh: bool = False,
     dry_run: bool = False,
 ) -> None:
@@ -38,6 +39,7 @@ def run(
         slurm: What SLURM is asked for, as submitit names it, e.g. slurm_partition=gpu; repeatable.
         device: Where networks run: cpu, cuda, mps; the best there is by default.
         batch: How many cases run at once; chosen by memory by default.
+        threads: Threads of each worker on a CPU; with equal threads and batches all bits are equal.
         fresh: Throw away what the folder holds and begin again.
         dry_run: Try a few cases, say what all of them will take, and write nothing.
     """
@@ -53,7 +55,8 @@ def run(
     filled = opened.pipeline.run(
         opened.images, accelerations=opened.config.measure.accelerations,
         samples=opened.config.samples, seed=opened.config.seed, store=output,
-        configuration=opened.configuration, engine=chosen, batch=batch, fresh=fresh,
+        configuration=opened.configuration, engine=chosen, batch=batch, threads=threads,
+        fresh=fresh,
     )  # fmt: skip
     say(f"{filled}" + (f", {len(filled.missing)} cases missing" if filled.missing else ""))
     show(str(output))

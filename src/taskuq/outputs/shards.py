@@ -138,6 +138,7 @@ class TableWriter:
         *,
         group: Any = None,
         label: Any = None,
+        image: Any = None,
     ) -> Path:
         """Write one shard of rows and return its path.
 
@@ -148,6 +149,7 @@ class TableWriter:
             targets: (row,) or (row, task).
             group: The group of each row's case.
             label: The class of each row's case.
+            image: A fingerprint of the image of each row's case.
         """
         import pyarrow as pa
 
@@ -163,10 +165,9 @@ class TableWriter:
             )
         require_finite(x, "outputs")
         columns: dict[str, Any] = {"case": pa.array(np.asarray(case))}
-        if group is not None:
-            columns["group"] = pa.array(np.asarray(group))
-        if label is not None:
-            columns["label"] = pa.array(np.asarray(label))
+        for name, values in (("group", group), ("label", label), ("image", image)):
+            if values is not None:
+                columns[name] = pa.array(np.asarray(values))
         columns["acceleration"] = pa.array(np.broadcast_to(np.asarray(acceleration, float), rows))
         for k, (target, output) in enumerate(self.header.columns):
             flat = pa.array(np.ascontiguousarray(x[:, :, k]).ravel())
@@ -195,6 +196,22 @@ def finished_cases(folder: Path, header: Header, names: Sequence[str]) -> np.nda
         where = positions(concatenate(cases), pa.array(names, pa.large_string()))
         there[np.concatenate(rounds)[where >= 0], where[where >= 0]] = True
     return np.asarray(there.all(axis=0))
+
+
+def image_marks(folder: Path) -> dict[str, str]:
+    """Return the fingerprint of each case's image, where the shards remember it.
+
+    Arguments:
+        folder: The folder of a table.
+    """
+    found: dict[str, str] = {}
+    for shard in shard_paths(folder):
+        if "image" in read_schema(shard).names:
+            rows = read_columns(shard, ["case", "image"])
+            names = as_texts(identities(rows["case"], "case", shard.name)).to_pylist()
+            marks = zip(names, rows["image"].to_pylist(), strict=True)
+            found |= {name: str(mark) for name, mark in marks if mark}
+    return found
 
 
 def read_places(shards: Sequence[Path], header: Header) -> list[tuple[Any, np.ndarray]]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.errors import InputError
-from taskuq.pipeline.cases import Cases
+from taskuq.pipeline.cases import Cases, image_mark
 from taskuq.pipeline.chain import CaseOutputs, Chain
 from taskuq.pipeline.device import batch_memory, is_out_of_memory, release_memory
 from taskuq.pipeline.log import RunLog
@@ -27,6 +27,8 @@ AHEAD = 4
 
 # The number of a case, and what running it gave: its numbers, or why there are none.
 Ran = tuple[int, CaseOutputs | Exception]
+# The number of a case, its image and the fingerprint of that.
+_Item = tuple[int, Any, str]
 
 
 def batch_size(
@@ -97,19 +99,20 @@ class Batches:
         Arguments:
             todo: The numbers of the cases to run.
         """
-        together: list[tuple[int, Any]] = []
+        together: list[_Item] = []
         for index, reading in self._read_ahead(todo):
             try:
                 # Here, not in the thread that reads: GPU work cannot be recorded while another
                 # thread sets aside memory on the same device.
-                image = self.chain.place(reading.result())
+                read, mark = reading.result()
+                image = self.chain.place(read)
             except Exception as error:  # a file that cannot be read is the failure of its case
                 yield index, error
                 continue
             if together and np.shape(together[0][1]) != np.shape(image):
                 yield from self._together(together)
                 together = []
-            together.append((index, image))
+            together.append((index, image, mark))
             if len(together) >= self.chain.size:
                 yield from self._together(together)
                 together = []
@@ -127,10 +130,11 @@ class Batches:
             while waiting:
                 yield waiting.popleft()
 
-    def _image(self, index: int) -> Any:
-        return self.seen.pop(index) if index in self.seen else self.cases.image(index)
+    def _image(self, index: int) -> tuple[Any, str]:
+        image = self.seen.pop(index) if index in self.seen else self.cases.image(index)
+        return image, image_mark(image)
 
-    def _together(self, items: list[tuple[int, Any]]) -> Iterator[Ran]:
+    def _together(self, items: list[_Item]) -> Iterator[Ran]:
         """Run images of one shape.
 
         A case that makes its batch fail is found by halving the batch; the others do not suffer.
@@ -145,13 +149,17 @@ class Batches:
             error = None
             try:
                 found = self.chain.scan(
-                    [image for _, image in part], [self.cases.case[index] for index, _ in part]
+                    [image for _, image, _ in part], [self.cases.case[i] for i, _, _ in part]
                 )
             except Exception as reason:  # one bad case must not end a run of hours
                 # Without its frames, which hold on to the memory that ran out.
                 error = reason.with_traceback(None)
             if error is None:
-                yield from zip((index for index, _ in part), found, strict=True)
+                for (index, _, mark), numbers in zip(part, found, strict=True):
+                    if isinstance(numbers, CaseOutputs):
+                        yield index, replace(numbers, image=mark)
+                    else:
+                        yield index, numbers
             elif is_out_of_memory(error) and self.chain.size > 1:
                 self.chain = replace(self.chain, size=self.chain.size // 2)
                 release_memory()

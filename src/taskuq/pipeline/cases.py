@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from taskuq.checks import as_ids
+from taskuq.checks import as_array, as_ids
 from taskuq.errors import InputError
 from taskuq.protocols import HasCases, HasGroups, HasImage, HasLabels
 
@@ -82,3 +83,20 @@ def as_cases(
         None if group is None else as_ids(group, "group", n).astype(str),
         None if label is None else as_ids(label, "label", n),
     )
+
+
+def image_mark(image: Any) -> str:
+    """Return a short fingerprint of an image; empty for what is no array.
+
+    Example:
+        >>> image_mark(np.zeros((2, 2))), image_mark(object())
+        ('d867bfd4712f9f3e', '')
+    """
+    try:
+        array = np.ascontiguousarray(as_array(image, "image"))
+    except (InputError, TypeError):
+        return ""
+    if array.dtype.kind not in "biufc":
+        return ""
+    kind = f"{array.dtype.str} {array.shape}".encode()
+    return hashlib.sha256(kind + array.tobytes()).hexdigest()[:16]

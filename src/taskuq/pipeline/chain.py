@@ -22,10 +22,12 @@ class CaseOutputs:
     Arguments:
         targets: :math:`z = f(x)`, (task,).
         outputs: :math:`\hat z`, (round, sample, task), in single precision as a table keeps them.
+        image: A fingerprint of the image they are of; empty where it is no array.
     """
 
     targets: FloatArray
     outputs: FloatArray
+    image: str = ""
 
 
 def true_image(image: Any) -> Any:
@@ -68,7 +70,7 @@ class Chain:
     Example:
         >>> chain = Chain(
         ...     measure=lambda image, acceleration: image[:: int(acceleration)],
-        ...     recover=lambda y, *, samples, seed: np.tile(y[:2], (samples, 1)),
+        ...     recover=lambda y, *, samples, seed: np.tile(np.resize(y, 8), (samples, 1)),
         ...     task=lambda images: images.mean(axis=1),
         ...     accelerations=(4, 2), samples=3, seed=0,
         ... )
@@ -114,6 +116,7 @@ class Chain:
     ) -> FloatArray:
         """Return the numbers of one round, (case, sample, task)."""
         recoveries = self._recoveries(images, names, R)
+        self._require_shape(images[0], recoveries, R)
         read = self._read(recoveries, f"at R = {R:g}")
         if len(read) not in (self.size, self.size * self.samples) or read.shape[1] != tasks:
             raise InputError(
@@ -121,6 +124,16 @@ class Chain:
                 f"{tasks} tasks are needed for {self.size} cases"
             )
         return read.reshape(self.size, -1, tasks)
+
+    def _require_shape(self, image: Any, recoveries: Any, R: float) -> None:
+        """Refuse recoveries of another shape than the image that the task sees as the truth."""
+        truth, found = tuple(true_image(image).shape), tuple(np.shape(recoveries)[1:])
+        if truth != found:
+            raise InputError(
+                f"recoveries at R = {R:g} have shape {found}, but the true image has {truth}, and "
+                "the task has to see both alike; let the recovery return (sample, height, width), "
+                "or give images of one channel"
+            )
 
     def _recoveries(self, images: Sequence[Any], names: Sequence[str], R: float) -> Any:
         """Return the recoveries of one round, the samples of all cases one after the other."""

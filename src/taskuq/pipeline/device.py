@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from taskuq.errors import InputError
 
@@ -37,6 +39,31 @@ def batch_memory(device: str | None) -> float:
 
         return SHARE * torch.cuda.get_device_properties(device).total_memory
     return MEMORY
+
+
+def threads_here() -> int | None:
+    """Return how many threads torch computes with on the CPU; None where nobody loaded it."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else int(torch.get_num_threads())
+
+
+@contextmanager
+def pinned_threads(count: int | None) -> Iterator[None]:
+    """Let torch compute with so many threads for a while: sums of floats depend on their number.
+
+    Arguments:
+        count: How many; None leaves them as they are.
+    """
+    torch = sys.modules.get("torch")
+    before = threads_here()
+    if torch is None or count is None or count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

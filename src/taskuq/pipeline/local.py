@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from taskuq.checks import require_in_range
+from taskuq.disk import ended_by_sigterm
 from taskuq.errors import InputError, MachineError
 from taskuq.outputs.shards import Header, TableWriter
 from taskuq.pipeline.batches import Batches, Ran
 from taskuq.pipeline.cases import Cases
 from taskuq.pipeline.chain import CaseOutputs, Chain
+from taskuq.pipeline.device import pinned_threads
 from taskuq.pipeline.log import RunLog
 from taskuq.pipeline.progress import Progress
 
@@ -55,6 +57,7 @@ class Rows:
                     np.tile(np.stack([f.targets for f in self.found]), (rounds, 1)),
                     group=_rows(self.cases.group, self.index, rounds),
                     label=_rows(self.cases.label, self.index, rounds),
+                    image=np.tile([f.image for f in self.found], rounds),
                 )
             except MachineError as error:
                 raise MachineError(f"{error}; finished cases are kept") from None
@@ -69,11 +72,13 @@ class Work:
         chain: Measurement, recovery and task.
         cases: All cases of the run.
         writer: Where rows go: a folder that every worker can reach.
+        threads: How many threads torch computes with, here and in every worker.
     """
 
     chain: Chain
     cases: Cases
     writer: TableWriter
+    threads: int | None = None
 
     @property
     def log(self) -> RunLog:
@@ -92,7 +97,8 @@ class Work:
             progress: Told of every case.
         """
         batches = Batches(self.chain, self.cases, self.log)
-        self.keep(batches.run(todo), progress or Progress(len(todo), quiet=True))
+        with pinned_threads(self.threads), ended_by_sigterm():
+            self.keep(batches.run(todo), progress or Progress(len(todo), quiet=True))
         return len(todo)
 
     def keep(self, found: Iterable[Ran], progress: Progress) -> None:

@@ -6,9 +6,10 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from taskuq.outputs.table import TaskOutputs, as_accelerations
 from taskuq.pipeline.batches import Batches, batch_size
 from taskuq.pipeline.cases import Cases, as_cases
 from taskuq.pipeline.chain import CaseOutputs, Chain
+from taskuq.pipeline.device import pinned_threads, threads_here
 from taskuq.pipeline.engines import Engine, ThisProcess
+from taskuq.pipeline.identity import require_same_run
 from taskuq.pipeline.local import HOPELESS, Work
 from taskuq.pipeline.log import NAME as LOG
 from taskuq.pipeline.log import RunLog
@@ -49,7 +52,7 @@ class Pipeline:
         >>> def measure(image, acceleration):
         ...     return image[:: int(acceleration)]
         >>> def recover(measurement, *, samples, seed):
-        ...     noise = np.random.default_rng(seed).standard_normal((samples, 1))
+        ...     noise = np.random.default_rng(seed).standard_normal((samples, 8))
         ...     return measurement.mean() + 0.1 * noise
         >>> def task(images):
         ...     return images.reshape(len(images), -1).mean(axis=1)
@@ -84,13 +87,15 @@ class Pipeline:
         configuration: Mapping[str, Any] | None = None,
         engine: Engine | None = None,
         batch: int | None = None,
+        threads: int | None = None,
         fresh: bool = False,
         quiet: bool = False,
     ) -> TaskOutputs:
         """Fill a table of task outputs, or go on filling it.
 
         Started again with the same ``store``, a run that was killed goes on: finished cases are
-        not repeated, and half-written work is never read. Cases that fail are listed in the
+        not repeated, but for a few that are compared, and half-written work is never read. Other
+        settings, images or callables than before are refused. Cases that fail are listed in the
         table's ``missing`` and, with the reason, in its log.
 
         Arguments:
@@ -109,6 +114,9 @@ class Pipeline:
                 process alone where None.
             batch: How many cases run at once where the recovery has a method ``batch``; chosen by
                 memory where None, and halved when memory runs out all the same.
+            threads: How many threads torch computes with, in every worker. By default as many as
+                it has here, one in the workers of another engine, and those of the table where it
+                is gone on with. Tables of equal threads and batches are equal bit for bit.
             fresh: Throw away what the folder holds and begin again.
             quiet: Show no progress.
         """
@@ -129,22 +137,13 @@ class Pipeline:
             folder = Path(scratch if store is None else store)
             if fresh and store is not None:
                 remove_table(folder)
-            begun: dict[int, CaseOutputs | Exception] = {}
-            since = time.monotonic()
-            if not (folder / HEADER).exists():
-                begun, chain = _begin(chain, cases, seen)
-            header = self._header(folder, begun, chain, task_names, task_range, configuration)
-            work = Work(chain, cases, TableWriter(folder, header))
-            _check_roster(folder, cases)
-            done = finished_cases(folder, header, cases.case)
-            work.log.write("retrying" if done.any() else "started", cases=int((~done).sum()))
-            todo = [int(i) for i in np.nonzero(~done)[0] if int(i) not in begun]
-            progress = Progress(len(cases), int(done.sum()), quiet=quiet, since=since)
-            with ended_by_sigterm(), _telling_what_is_kept(work, store), progress:
-                work.keep(begun.items(), progress)
-                chosen.run(work, todo, progress)
-            _report_failures(work.log, quiet)
-            return TaskOutputs.load(folder)
+            count = _threads(threads, folder, chosen)
+            describe = partial(
+                self._header, task_names=task_names, task_range=task_range,
+                configuration=configuration, threads=count,
+            )  # fmt: skip
+            with pinned_threads(count):
+                return _fill(folder, chain, cases, seen, describe, chosen, quiet=quiet)
 
     def chain(
         self, accelerations: Sequence[float], *, samples: int, seed: int, size: int = 1
@@ -166,9 +165,11 @@ class Pipeline:
         folder: Path,
         begun: Mapping[int, CaseOutputs | Exception],
         chain: Chain,
+        *,
         task_names: Sequence[str] | None,
         task_range: tuple[float, float] | None,
         configuration: Mapping[str, Any] | None,
+        threads: int | None,
     ) -> Header:
         """Describe the table; how many samples and tasks there are is seen on the first cases."""
         if (folder / HEADER).exists():
@@ -185,6 +186,7 @@ class Pipeline:
         if task_range is None and isinstance(self.task, RangedTask):
             task_range = self.task.range
         made = provenance({"samples": chain.samples, **(configuration or {})}, chain.seed)
+        made["threads"] = threads
         made["made_by"] |= {"batch": chain.size, "device": chain.device or "cpu"}
         return Header(
             accelerations=tuple(chain.accelerations),
@@ -194,6 +196,50 @@ class Pipeline:
             order="roster",
             provenance=made,
         )
+
+
+def _fill(
+    folder: Path,
+    chain: Chain,
+    cases: Cases,
+    seen: Mapping[int, Any],
+    describe: Callable[[Path, Mapping[int, CaseOutputs | Exception], Chain], Header],
+    engine: Engine,
+    *,
+    quiet: bool,
+) -> TaskOutputs:
+    """Begin a table, or go on with one, and have an engine run what is left."""
+    begun: dict[int, CaseOutputs | Exception] = {}
+    since = time.monotonic()
+    if not (folder / HEADER).exists():
+        begun, chain = _begin(chain, cases, seen)
+    header = describe(folder, begun, chain)
+    work = Work(chain, cases, TableWriter(folder, header), threads=_threads(None, folder, engine))
+    _check_roster(folder, cases)
+    done = finished_cases(folder, header, cases.case)
+    require_same_run(work, done, is_silent=quiet)
+    work.log.write("retrying" if done.any() else "started", cases=int((~done).sum()))
+    todo = [int(i) for i in np.nonzero(~done)[0] if int(i) not in begun]
+    progress = Progress(len(cases), int(done.sum()), quiet=quiet, since=since)
+    with ended_by_sigterm(), _telling_what_is_kept(work), progress:
+        work.keep(begun.items(), progress)
+        engine.run(work, todo, progress)
+    _report_failures(work.log, quiet)
+    return TaskOutputs.load(folder)
+
+
+def _threads(asked: int | None, folder: Path, engine: Engine) -> int | None:
+    """How many threads torch is to compute with: as asked, as before, or as is usual here."""
+    if asked is not None:
+        if asked < 1:
+            raise InputError(f"threads must be at least 1, got {asked}")
+        return asked
+    if (folder / HEADER).exists():
+        found = (read_header(folder).provenance or {}).get("threads")
+        return found if isinstance(found, int) else None
+    # Workers have a core each; that is what Ray and SLURM give where nobody asks for more.
+    here = threads_here()
+    return here if here is None or isinstance(engine, ThisProcess) else 1
 
 
 def _first_image(cases: Cases) -> dict[int, Any]:
@@ -228,18 +274,17 @@ def _begin(
 
 
 @contextmanager
-def _telling_what_is_kept(work: Work, store: str | Path | None) -> Iterator[None]:
+def _telling_what_is_kept(work: Work) -> Iterator[None]:
     """Note on an interruption how many cases are finished, and that they stay."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stopped:
-        if store is not None:
-            writer, names = work.writer, work.cases.case
-            done = int(finished_cases(writer.folder, writer.header, names).sum())
-            stopped.add_note(
-                f"stopped; {done} of {len(names)} cases are finished and kept in {store}, and the "
-                "same command goes on with the rest"
-            )
+        writer, names = work.writer, work.cases.case
+        done = int(finished_cases(writer.folder, writer.header, names).sum())
+        stopped.add_note(
+            f"stopped; {done} of {len(names)} cases are finished and kept in {writer.folder}, and "
+            "the same command goes on with the rest"
+        )
         raise
 
 

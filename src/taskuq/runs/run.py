@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from taskuq.data.readers import Data, open_all, open_data, paper_data
+from taskuq.fingerprints import content_fingerprint, fingerprint
 from taskuq.measure.masks import MaskConfig
 from taskuq.pipeline import Pipeline
 from taskuq.pipeline.cases import as_cases
@@ -18,9 +21,10 @@ from taskuq.pipeline.device import pick_device
 from taskuq.pipeline.progress import duration
 from taskuq.protocols import PosteriorRecover
 from taskuq.recover.methods import RECOVERIES, ZeroFilled
-from taskuq.settings import read_settings, to_table
+from taskuq.settings import read_settings, read_toml, to_table
 from taskuq.task.methods import TASKS, MeanIntensityMethod
 from taskuq.training.networks import Method
+from taskuq.weights import locate
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,13 @@ class Run:
         pipeline: Measurement, recovery and task.
         images: The data set.
         config: What they were made from.
+        masks: The lines that each round measures, (round, width).
     """
 
     pipeline: Pipeline
     images: Any
     config: RunConfig
+    masks: Any
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -69,7 +75,18 @@ class Run:
         if isinstance(self.pipeline.recover, PosteriorRecover):
             # Where none is given, the weights say at what temperature they are drawn from.
             values["recover"]["temperature"] = self.pipeline.recover.temperature
-        return values
+        return values | {"fingerprints": self.fingerprints}
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """What lies behind the names in the configuration: files of data and weights, and masks."""
+        masks = np.ascontiguousarray(np.asarray(self.masks, dtype=bool))
+        found = {"masks": hashlib.sha256(masks.tobytes()).hexdigest()}
+        for name in ("data", "recover", "task"):
+            files = list(_files_of(getattr(self.config, name)))
+            if files:
+                found[name] = fingerprint([content_fingerprint(path) for path in files])
+        return {name: value[:16] for name, value in found.items()}
 
 
 def read_run(path: Path) -> RunConfig:
@@ -94,8 +111,9 @@ def open_run(config: RunConfig, device: str | None = None) -> Run:
     chosen = pick_device(device)
     images = _images(config)
     width = int(images[0].image.shape[-1])
+    masks = config.measure.masks(width)
     measure = MultiCoilMRI(
-        config.measure.masks(width),
+        masks,
         config.measure.accelerations,
         noise=config.noise,
         seed=config.seed,
@@ -103,7 +121,32 @@ def open_run(config: RunConfig, device: str | None = None) -> Run:
     pipeline = Pipeline(
         measure, config.recover.open(chosen), config.task.open(chosen), device=chosen
     )
-    return Run(pipeline, images, config)
+    return Run(pipeline, images, config, masks)
+
+
+def _files_of(settings: Any) -> Iterator[Path]:
+    """The files and folders that settings name, with what the cards of networks name in turn."""
+    for field_ in fields(settings):
+        value = getattr(settings, field_.name)
+        if field_.name == "cache" or not isinstance(value, Path):
+            continue
+        path = value if value.exists() or value.suffix else locate(value)
+        if path.suffix == ".safetensors":
+            yield from _network_files(path)
+        elif path.exists():
+            yield path
+
+
+def _network_files(path: Path) -> Iterator[Path]:
+    """Weights and the card beside them; and the network around whose estimates a flow draws."""
+    card = path.with_suffix(".toml")
+    yield from (path, card)
+    named = read_toml(card).get("estimate")
+    if isinstance(named, str):
+        beside = path.parent / named
+        other = beside if beside.exists() else locate(named)
+        if other.exists() and other != path:
+            yield from (other, other.with_suffix(".toml"))
 
 
 @dataclass(frozen=True)
