@@ -63,7 +63,7 @@ def test_twenty_kills_leave_the_same_table(tmp_path):
 def test_a_full_disk_is_said_and_loses_nothing(tmp_path):
     store = tmp_path / "t"
     script = (
-        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     ) + SCRIPT.format(here=str(Path(__file__).parent), store=str(store)).replace(
         "local.SECONDS = 0.0", "local.SECONDS = 1e9"

@@ -95,6 +95,8 @@ def print_experiment(record: dict[str, Any]) -> None:
 
 
 def _masks(path: Path) -> tuple[Any, tuple[float, ...]]:
+    import numpy as np
+
     from taskuq.files import open_npz
 
     try:
@@ -104,10 +106,11 @@ def _masks(path: Path) -> tuple[Any, tuple[float, ...]]:
         raise InputError(
             f"{path} does not hold masks ({error!s:.60}); make it with taskuq masks"
         ) from None
-    if masks.ndim != 2 or rates.shape != masks.shape[:1]:
+    is_cost = rates.ndim == 1 and bool(np.isfinite(rates).all() and (rates >= 1).all())
+    if masks.ndim != 2 or rates.shape != masks.shape[:1] or not is_cost:
         raise InputError(
             f"{path} holds masks {masks.shape} and accelerations {rates.shape}; give one "
-            "acceleration for each round"
+            "acceleration of at least 1 for each round"
         )
     return masks, tuple(rates.tolist())
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from taskuq.disk import reading
 from taskuq.errors import InputError
 from taskuq.kinds import Kinds
 from taskuq.settings import from_table
@@ -98,14 +99,16 @@ class Network:
         from taskuq.weights.files import load_weights
 
         config = from_table(self.config, table, "network")
-        if self.large:
-            with torch.device("meta"):
-                net = self.make(config)
-            net = net.to_empty(device="cpu")
-        else:
-            # Weights drawn here are overwritten at once: leave the caller's random numbers alone.
-            with torch.random.fork_rng(devices=[]):
-                net = self.make(config)
+        card = path.with_suffix(".toml")
+        with reading(card, "the card of a network", "use the one written with the weights"):
+            if self.large:
+                with torch.device("meta"):
+                    net = self.make(config)
+                net = net.to_empty(device="cpu")
+            else:
+                # Weights drawn here are overwritten at once: leave the caller's numbers alone.
+                with torch.random.fork_rng(devices=[]):
+                    net = self.make(config)
         load_weights(net, path)
         return net.eval()
 
