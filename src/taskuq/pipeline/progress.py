@@ -47,6 +47,11 @@ class Progress:
         if self.fresh:
             self.drawing.stop()
 
+    def say(self, line: str) -> None:
+        """Say something else than how far the run is."""
+        if not self.drawing.disable:
+            self.drawing.console.print(line, markup=False, soft_wrap=True)
+
     def step(self, *, failed: bool = False) -> None:
         """Count one case, and speak up if it is time."""
         self.done += 1

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import sys
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from taskuq.errors import InputError, MachineError, first_line
+from taskuq.pipeline.device import pick_device
 from taskuq.pipeline.engines import Flags
+from taskuq.pipeline.jobs import Failure, Queue, Share, unfinished, wait
 from taskuq.pipeline.local import Work
 from taskuq.pipeline.progress import Progress
+
+# What each job gets where nobody asks for anything else: a GPU, and four hours.
+GPUS, MINUTES = {"gpus_per_node": 1}, {"timeout_min": 240}
 
 
 @dataclass(frozen=True)
@@ -23,7 +32,14 @@ class SlurmOptions:
         jobs: How many jobs share the cases.
         cluster: 'slurm', or 'local' for processes on this machine.
         logs: Where submitit keeps its files; beside the table where None.
-        parameters: Passed on to submitit, e.g. slurm_partition, gpus_per_node, timeout_min.
+        parameters: Passed on to submitit, e.g. slurm_partition; a job has a GPU and four hours
+            unless gpus_per_node and timeout_min say otherwise.
+
+    Example:
+        >>> SlurmOptions(parameters={"slurm_partition": "gpu"}).asked
+        {'gpus_per_node': 1, 'timeout_min': 240, 'slurm_partition': 'gpu'}
+        >>> SlurmOptions(parameters={"slurm_gres": "gpu:a100:2", "timeout_min": 600}).asked
+        {'slurm_gres': 'gpu:a100:2', 'timeout_min': 600}
     """
 
     jobs: int = 2
@@ -40,8 +56,27 @@ class SlurmOptions:
             if not equals or not name:
                 raise InputError(f"--slurm got {setting!r}; give name=value, e.g. timeout_min=60")
             parameters[name] = int(value) if value.isdigit() else value
+        if flags.device is not None and not flags.device.startswith("cuda"):
+            parameters = {"gpus_per_node": 0, **parameters}
         jobs = cls.jobs if flags.workers is None else flags.workers
-        return cls(jobs=jobs, cluster=flags.address or "slurm", parameters=parameters)
+        chosen = cls(jobs=jobs, cluster=flags.address or "slurm", parameters=parameters)
+        if flags.address is None and chosen.asked.get("gpus_per_node", 1):
+            _require_gpu_here(flags.device)
+        return chosen
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What each job asks for: what was said, and else a GPU and four hours."""
+        said = dict(self.parameters)
+        speaks_of_gpus = any("gpu" in name or "gres" in name for name in said)
+        speaks_of_time = any(
+            name.removeprefix("slurm_") in ("timeout_min", "time") for name in said
+        )
+        return {
+            **({} if speaks_of_gpus else GPUS),
+            **({} if speaks_of_time else MINUTES),
+            **said,
+        }
 
     def ready(self, scratch: Path) -> AbstractContextManager[None]:
         """Refuse a machine from which nothing can be submitted."""
@@ -52,28 +87,39 @@ class SlurmOptions:
         """Submit an array of jobs and wait for them.
 
         A job that dies leaves its finished shards; starting the same command again does the rest.
+        Jobs of an earlier start that are still at work are waited for first. Whoever stops the
+        run stops its jobs.
         """
+        executor, name = self.executor(work.writer.folder), _name(work.writer.folder)
+        if self.cluster == "slurm":
+            _wait_for_earlier(name, progress)
+            left = unfinished(work, todo)
+            _count(len(todo) - len(left), progress)
+            todo = left
         if not todo:
             return
-        executor = self.executor(work.writer.folder)
         # Every n-th case, so that jobs take about the same time.
         shares = [todo[k :: self.jobs] for k in range(min(self.jobs, len(todo)))]
-        jobs = executor.map_array(work.do, shares)
-        failed = []
-        for job, share in zip(jobs, shares, strict=True):
-            while not job.done():
-                time.sleep(0.5)
-            error = job.exception()
-            if error is not None:
-                failed.append(f"{job.job_id}: {' '.join(str(error).split())[:200]}")
-            else:
-                for _ in share:
-                    progress.step()
+        executor.update_parameters(name=name)
+        jobs = _submit(executor, Share(work), shares)
+        asked = ", ".join(f"{name}={value}" for name, value in self.asked.items())
+        progress.say(
+            f"{len(jobs)} jobs ({jobs[0].job_id.partition('_')[0]}), each with {asked}; change "
+            "that with --slurm name=value"
+        )
+        failed: list[tuple[str, Failure]] = []
+        try:
+            for place, failure in wait(jobs):
+                if failure is not None:
+                    failed.append((jobs[place].job_id, failure))
+                else:
+                    _count(len(shares[place]), progress)
+        except BaseException:
+            for job in jobs:
+                job.cancel(check=False)
+            raise
         if failed:
-            raise MachineError(
-                f"{len(failed)} of {len(jobs)} jobs failed, the first {failed[0]}; start the same "
-                "command again to do the rest"
-            )
+            raise _sum_up(failed, len(jobs))
 
     def executor(self, folder: Path) -> Any:
         """Get ready to submit jobs, or say why that is impossible here.
@@ -92,10 +138,76 @@ class SlurmOptions:
         logs = self.logs or folder.parent / f"{folder.name}-jobs"
         try:
             executor = submitit.AutoExecutor(folder=str(logs), cluster=self.cluster)
-            executor.update_parameters(**self.parameters)
+            executor.update_parameters(
+                **{name: value for name, value in self.asked.items() if value != 0}
+            )
         except (RuntimeError, ValueError, NameError, TypeError) as error:
             raise InputError(
                 f"jobs cannot be submitted here ({first_line(error):.160}); run on a SLURM login "
                 "node, or choose another engine"
             ) from None
         return executor
+
+
+def _require_gpu_here(device: str | None) -> None:
+    """Refuse jobs with a GPU from a machine without one: networks stay where they were loaded."""
+    if not pick_device(device).startswith("cuda"):
+        raise InputError(
+            "no GPU was found here, and jobs compute on the kind of device that networks are "
+            "loaded to here; start the command on a node that has one, e.g. srun --gpus=1 taskuq "
+            "run ..., or give --device cpu"
+        )
+
+
+def _name(folder: Path) -> str:
+    """Return the name of a table's jobs, by which a later start finds them."""
+    return f"taskuq-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
+
+
+def _wait_for_earlier(name: str, progress: Progress) -> None:
+    """Wait for jobs whose starter was killed: they go on, and would be done twice."""
+    queue, is_said = Queue(f"--name={name}"), False
+    while going := queue.going():
+        if not is_said:
+            progress.say(
+                f"waiting for {len(going)} jobs of an earlier start ({going[0]} and others; "
+                f"scancel --name={name} ends them)"
+            )
+            is_said = True
+        time.sleep(0.2)
+
+
+def _submit(executor: Any, share: Share, shares: list[list[int]]) -> list[Any]:
+    """Submit an array, also from within another job, whose settings it must not inherit."""
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+    from submitit.helpers import clean_env
+
+    kept = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+    try:
+        with clean_env(), redirect_stderr(StringIO()):
+            os.environ.update(kept)
+            jobs: list[Any] = executor.map_array(share, shares)
+    except (FailedJobError, FailedSubmissionError) as error:
+        reason = " ".join(str(error).replace("sbatch: error: ", "").split())
+        raise InputError(
+            f"SLURM refused the jobs ({reason}); change what they ask for with --slurm name=value"
+        ) from None
+    return jobs
+
+
+def _sum_up(failed: list[tuple[str, Failure]], jobs: int) -> Exception:
+    """Show what failed jobs said, whole, and return the sentence that ends the run."""
+    for job, failure in failed:
+        if failure.words:
+            sys.stderr.write(f"job {job} said:\n{failure.words}\n")
+    job, first = failed[0]
+    kind = type(first.error) if isinstance(first.error, InputError) else MachineError
+    return kind(
+        f"{len(failed)} of {jobs} jobs failed, the first {job}: {first.error}; start the same "
+        "command again to do the rest"
+    )
+
+
+def _count(cases: int, progress: Progress) -> None:
+    for _ in range(cases):
+        progress.step()
