@@ -37,6 +37,7 @@ def run(
             slurm, 'local' runs the jobs on this machine.
         workers: How many Ray workers, or SLURM jobs, share the cases.
         slurm: What SLURM is asked for, as submitit names it, e.g. slurm_partition=gpu; repeatable.
+            Jobs get a GPU (gpus_per_node=1) and four hours (timeout_min=240) by default.
         device: Where networks run: cpu, cuda, mps; the best there is by default.
         batch: How many cases run at once; chosen by memory by default.
         threads: Threads of each worker on a CPU; with equal threads and batches all bits are equal.

@@ -138,9 +138,9 @@ class SlurmOptions:
         logs = self.logs or folder.parent / f"{folder.name}-jobs"
         try:
             executor = submitit.AutoExecutor(folder=str(logs), cluster=self.cluster)
-            executor.update_parameters(
-                **{name: value for name, value in self.asked.items() if value != 0}
-            )
+            # None at all is what SLURM understands by no GPU.
+            asked = {k: v for k, v in self.asked.items() if (k, v) != ("gpus_per_node", 0)}
+            executor.update_parameters(**asked)
         except (RuntimeError, ValueError, NameError, TypeError) as error:
             raise InputError(
                 f"jobs cannot be submitted here ({first_line(error):.160}); run on a SLURM login "
