@@ -72,3 +72,33 @@ def test_simulate_prints_json_alone_and_draws_what_it_measured(path, tmp_path, c
         "paper": False, "fixed-width": True, "adaptive": True, "anytime": True,
     }  # fmt: skip
     assert len(list(figures.glob("*.svg"))) == len(list(figures.glob("*.png"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("unit", "over"), [("case", "a new case"), ("group", "a random case of a new group")]
+)
+def test_plan_names_what_its_average_acceleration_is_for(path, tmp_path, capsys, unit, over):
+    out = tmp_path / "policy.json"
+    main(["plan", path, "--max-width", "0.1", "--alpha", "0.2", "--unit", unit, "-o", str(out)])
+
+    said = capsys.readouterr().err
+    assert f"Average acceleration for {over}" in said
+    assert f"certified for {over}: at least" in said
+    assert ("if every case counts the same" in said) == (unit == "group")
+    assert json.loads(out.read_text())["certificate"]["mean_over"] == over
+
+
+def test_simulate_shows_the_promised_coverage_beside_that_of_cases(path, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    main(["simulate", path, "--max-width", "0.3", "--trials", "20", "--alpha", "0.3", "--policy",
+          "adaptive", "--score", "lwr", "--cases", "all", "--json", str(out)])  # fmt: skip
+
+    shown = capsys.readouterr()
+    record = json.loads(out.read_text())
+    (result,) = record["results"]
+    assert result["coverage"] < result["case_coverage"]
+    assert f"{result['coverage']:.4f}" in shown.out
+    assert f"{result['case_coverage']:.4f}" in shown.out
+    assert "nan" not in shown.out
+    assert record["coverage_of"] == "every case of a new group"
+    assert "Coverage is for every case of a new group; mean R" in shown.err

@@ -40,7 +40,7 @@ def test_the_variance_of_a_mean_is_that_of_the_numbers_over_their_count(n, k):
 
 
 @pytest.mark.parametrize(("n", "k"), [(5, 3), (6, 4), (8, 4), (7, 5)])
-def test_what_is_not_linear_counts_as_of_second_order(n, k):
+def test_what_is_not_linear_counts_as_of_one_order(n, k):
     kept = np.tile(every_rest(n, k), (OFTEN, 1))
     pairs = RNG.standard_normal((n, n))
     values = np.einsum("ri,ij,rj->r", kept, pairs, kept)
@@ -48,9 +48,9 @@ def test_what_is_not_linear_counts_as_of_second_order(n, k):
     values -= design @ np.linalg.lstsq(design, values, rcond=None)[0]
     r = k / n
 
-    assert jackknife_variance(values, kept, r) == pytest.approx(
-        r**2 / (1 - r**2) * values.var(), rel=0.002
-    )
+    for c in (2, 3):
+        expected = r**c / (1 - r**c) * values.var()
+        assert jackknife_variance(values, kept, r, c) == pytest.approx(expected, rel=0.002)
 
 
 def test_few_replicates_of_many_groups_take_all_variance_for_linear():

@@ -13,7 +13,7 @@ from taskuq.experiments.claims import run_one
 from taskuq.experiments.data_splits import _shared
 from taskuq.experiments.inputs import ClaimSettings, Inputs, Members, make_inputs
 from taskuq.experiments.judging import judge_scores
-from taskuq.experiments.paper_protocol import _draws, _families, _scan
+from taskuq.experiments.paper_protocol import Drawn, _draws, _families, _finding, _scan
 from taskuq.experiments.wording import shortage
 from taskuq.outputs.table import replace_arrays
 
@@ -167,3 +167,13 @@ def test_infinite_scores_are_not_called_too_few_cases(table, few):
     lwr = [r for r in found if r.score == "lwr"]
 
     assert shortage(lwr).startswith("too many scores are infinite for an error rate of")
+
+
+def test_what_never_happens_is_missing_and_not_a_number(table):
+    never = Drawn(1.0, 1.0, np.nan, np.array([0.0, 1.0]))
+    often = Drawn(2.0, 0.95, 0.05, np.array([0.6, 0.4]))
+    found = {"ar": [never, never], "lwr": [often, often]}
+    finding = _finding(found, 0.1, 5, 20, make_inputs(table))
+
+    assert "nan" not in finding
+    assert "coverage 1.0000 ± 0.0000, maximum centre error –; LWR" in finding

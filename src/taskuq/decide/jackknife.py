@@ -91,20 +91,27 @@ def standard_errors(
         acceleration: The mean acceleration of each split (trial,).
         coverage: The coverage of each split (trial,).
     """
-    names = ("mean_acceleration", "coverage")
+    # Calibration adapts to what is kept, so that the coverage of the rest moves in many small steps
+    # and little of it is linear, or of second order.
+    orders = {"mean_acceleration": 2, "coverage": 3}
     if not parts:
-        return dict.fromkeys(names, math.nan)
+        return dict.fromkeys(orders, math.nan)
     kept = np.concatenate([part.kept for part in parts])
     again = np.concatenate([[1 / part.cost, part.coverage] for part in parts], axis=1)
+    share = float(kept.mean())
     return {
         name: math.sqrt(
-            jackknife_variance(values, kept, float(kept.mean())) + of_splits.var() / len(of_splits)
+            jackknife_variance(values, kept, share, order) + of_splits.var() / len(of_splits)
         )
-        for name, values, of_splits in zip(names, again, (acceleration, coverage), strict=True)
+        for (name, order), values, of_splits in zip(
+            orders.items(), again, (acceleration, coverage), strict=True
+        )
     }
 
 
-def jackknife_variance(values: FloatArray, kept: NDArray[np.float64], share: float) -> float:
+def jackknife_variance(
+    values: FloatArray, kept: NDArray[np.float64], share: float, order: int = 2
+) -> float:
     r"""Return the variance over tables of a mean over all splits, from replicates of its table.
 
     The mean over all splits of a statistic of :math:`rn` of the :math:`n` groups is a U-statistic.
@@ -116,9 +123,9 @@ def jackknife_variance(values: FloatArray, kept: NDArray[np.float64], share: flo
 
     .. math:: L = \frac{n - 1}{n} \Big( \frac{\sum_j c_j^2}{r (1 - r)} - \frac{n - 1}{B} V \Big)
 
-    and the rest is counted as if :math:`c = 2`, which is the most that it can be:
+    and the rest is counted as if it were of one order :math:`c`; 2 is the most that it can be:
 
-    .. math:: \frac{r}{1 - r} L + \frac{r^2}{1 - r^2} (V - L)
+    .. math:: \frac{r}{1 - r} L + \frac{r^c}{1 - r^c} (V - L)
 
     Where replicates are too few to tell, :math:`L = V`: the usual jackknife that deletes
     :math:`(1 - r)n` groups.
@@ -131,6 +138,7 @@ def jackknife_variance(values: FloatArray, kept: NDArray[np.float64], share: flo
         values: The statistic in each replicate (replicate,).
         kept: Which groups were kept in it (replicate, group).
         share: :math:`r`, the share of groups that are kept.
+        order: :math:`c` of what is not linear.
 
     Returns:
         The variance, or NaN where there are too few replicates or groups to know it.
@@ -150,4 +158,4 @@ def jackknife_variance(values: FloatArray, kept: NDArray[np.float64], share: flo
         c = (values - values.mean()) @ (kept - kept.mean(axis=0)) / B
         explained = float(np.square(c).sum()) / (share * (1 - share))
         L = min(max((n - 1) / n * (explained - (n - 1) * V / B), 0.0), V)
-    return share / (1 - share) * L + share**2 / (1 - share**2) * (V - L)
+    return share / (1 - share) * L + share**order / (1 - share**order) * (V - L)

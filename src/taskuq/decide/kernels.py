@@ -50,6 +50,16 @@ def _report(  # type: ignore[no-untyped-def]  # compiled
 
 
 @njit(cache=True, nogil=True)
+def _kept(fold, covered, enough):  # type: ignore[no-untyped-def]  # compiled
+    """Count the test units of which enough cases are covered."""
+    total = 0.0
+    for unit in range(fold.size):
+        if fold[unit] and covered[unit] >= enough[unit]:
+            total += 1.0
+    return total
+
+
+@njit(cache=True, nogil=True)
 def replay(  # type: ignore[no-untyped-def]  # compiled
     seed, trial_numbers, units, n_test, byte_threshold, unit_of_case, group_of_case, groups, weight,
     thresholds, lowest, largest, covered_from, targets, low, high, scale, floor, ceiling,
@@ -107,9 +117,4 @@ def replay(  # type: ignore[no-untyped-def]  # compiled
             if worst[g] >= 0:
                 sums[6, t] += worst[g]
                 sums[7, t] += 1.0
-        if enough.size > 0:
-            for unit in range(units):
-                if fold[unit] and covered[unit] >= enough[unit]:
-                    sums[8, t] += 1.0
-        else:
-            sums[8, t] = sums[1, t]
+        sums[8, t] = _kept(fold, covered, enough) if enough.size > 0 else sums[1, t]
