@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from unittest.mock import patch
 
 import numpy as np
 
 import taskuq as tq
+from taskuq.decide import simulation
 from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import simulate
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 
 SPLITS = 10_000
+# Splits in a run, and runs, where the time of one split is measured.
+SOME, RUNS = 50, 6
 ALPHA, WIDTH = 0.05, 0.2
 # Every policy of the command's default.
 PLANS = {
@@ -26,6 +30,11 @@ PLANS = {
     "anytime lwr": {"policy": "anytime", "score": "lwr"},
     "anytime cqr": {"policy": "anytime", "score": "cqr"},
 }
+LEARNING = [
+    ("case", "fixed-width"), ("case", "adaptive"), ("case", "anytime"),
+    ("group", "fixed-width"), ("group", "adaptive"), ("group", "anytime"),
+    ("whole-group", "fixed-width"), ("whole-group", "adaptive"),
+]  # fmt: skip
 
 
 def main() -> None:
@@ -44,6 +53,30 @@ def main() -> None:
         total += seconds
         print(f"{name:<22}{1e3 * decide:>22.3f}{seconds:>22.2f}")
     print(f"{'all':<44}{total:>22.2f}")
+    print("\nThose that learn from each calibration fold, beside a fixed one: CPU ms per split\n")
+    print(f"{'unit':<14}{'policy':<16}{'now':>10}{'NumPy alone':>14}{'fixed (lwr)':>14}")
+    for unit, kind in LEARNING:
+        spec, fixed = PolicyPlan(kind, ALPHA, goal), PolicyPlan("adaptive", ALPHA, goal, "lwr")
+        now, before = (_per_split(table, spec, unit, is_compiled=c) for c in (True, False))
+        beside = _per_split(table, fixed, unit, is_compiled=True)
+        print(f"{unit:<14}{kind:<16}{now:>10.2f}{before:>14.2f}{beside:>14.2f}")
+
+
+def _per_split(table: tq.TaskOutputs, spec: PolicyPlan, unit: str, *, is_compiled: bool) -> float:
+    """CPU milliseconds of a split, the quickest of several runs; errors are not judged."""
+
+    def seconds(trials: int) -> float:
+        start = time.process_time()
+        simulate(table, [spec], trials=trials, rng=np.random.default_rng(0), unit=unit)
+        return time.process_time() - start
+
+    with (
+        patch.object(simulation, "compiled", lambda work: is_compiled),
+        patch.object(simulation, "left_out", lambda *arguments, **options: None),
+    ):
+        seconds(1)  # compiles, or reads what was compiled before
+        once = min(seconds(1) for _ in range(RUNS))
+        return 1e3 * (min(seconds(SOME) for _ in range(RUNS)) - once) / (SOME - 1)
 
 
 def _judge(table: tq.TaskOutputs, spec: PolicyPlan, trials: int) -> float:

@@ -247,6 +247,24 @@ def test_a_trial_of_a_policy_that_learns_is_a_plan_and_its_decisions(name, promi
         assert found.coverage == pytest.approx(np.mean(hits), abs=1e-12)
 
 
+@pytest.mark.parametrize("name", ["adaptive mlwr", "lower", "spread"])
+def test_what_one_threshold_covers_is_what_many_would(monkeypatch, name):
+    kept, original = [], simulation.replay_each
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation, "replay_each", lambda *a: kept.append(a[0](0)) or original(*a))
+        simulate(TABLE, [PLANS[name]], trials=1, rng=np.random.default_rng(1), unit="case")
+    scans, _ = kept[0]
+    score, ties = scans.seen.score, 0
+    for case in np.flatnonzero(np.isfinite(score).all(axis=0))[:40]:
+        # A report is rounded outwards, so that it has the target just below its score.
+        just_below = np.nextafter(score[:, case], -np.inf)
+        one, many = scans.covered_at(just_below), scans.covered_from(just_below[:, None])
+        ties += int((one < score).sum())
+        pair = [scans.outcomes(just_below, each) for each in (one, many)]
+        assert all((a == b).all() for a, b in zip(*pair, strict=True))
+    assert ties > 0 or name == "spread"
+
+
 def scanned(policy, table, test, group):
     """Which test cases stop early, and which are covered then or measured in full."""
     stopped, covered = np.zeros(test.sum(), bool), np.ones(test.sum(), bool)

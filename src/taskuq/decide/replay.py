@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,20 +95,34 @@ class Scans:
         Arguments:
             thresholds: All the thresholds that occur in each round (round, trial).
         """
-        found = []
-        for k, scores in enumerate(self.seen.score):
+        return np.stack(
+            [
+                covered_from(scores, np.unique(thresholds[k]), partial(self._contains, k))
+                for k, scores in enumerate(self.seen.score)
+            ]
+        )
 
-            def contains(cases: NDArray[np.int64], at: FloatArray, k: int = k) -> BoolArray:
-                level = np.zeros(self.seen.cases)
-                level[cases] = at
-                inside = [
-                    e.report(level).contains(self.targets[k, :, t])
-                    for t, e in enumerate(self.seen.rounds[k])
-                ]
-                return np.asarray(np.all(inside, axis=0)[cases])
+    def covered_at(self, thresholds: FloatArray) -> FloatArray:
+        """Return the same for one threshold of each round, as far as cases stop there.
 
-            found.append(covered_from(scores, np.unique(thresholds[k]), contains))
-        return np.stack(found)
+        Arguments:
+            thresholds: One for each round.
+        """
+        found = self.seen.score.copy()
+        for k, q in enumerate(thresholds):
+            cases = np.flatnonzero((found[k] > q) & (q < self.seen.largest[k]))
+            # A window is reported at any threshold, so that it has no ties.
+            if cases.size and not self.seen.rounds[k][0].is_risk:
+                found[k, cases[self._contains(k, cases, np.full(len(cases), q))]] = q
+        return found
+
+    def _contains(self, k: int, cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
+        """Whether reports of some cases in a round, each at a threshold of its own, are hits."""
+        inside = [
+            e.take(cases).report(at).contains(self.targets[k, cases, t])
+            for t, e in enumerate(self.seen.rounds[k])
+        ]
+        return np.asarray(np.all(inside, axis=0))
 
     def outcomes(
         self, thresholds: FloatArray, covered_from: FloatArray
@@ -176,7 +191,7 @@ def replay_each(
     arrays: _Arrays | None = None
     for t in range(splitting.trials):
         scans, thresholds = trial(t)
-        starts = scans.covered_from(thresholds[:, None])
+        starts = scans.covered_at(thresholds)
         if not (splitting.is_compiled and _is_anchored(scans)):
             _one_trial(scans, splitting, thresholds, starts, t, sums)
             continue

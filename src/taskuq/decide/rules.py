@@ -55,6 +55,13 @@ class Examined:
         largest = self.largest / scale if scaling < 0 else self.largest * scale
         return replace(self, family=family, largest=largest)
 
+    def take(self, cases: NDArray[np.int64]) -> Examined:
+        """Return some of the cases, in the given order."""
+        return Examined(
+            self.family.take(cases), self.window[cases], self.lowest[cases], self.largest[cases],
+            self.window_from,
+        )  # fmt: skip
+
     def stops(self, threshold: float) -> np.ndarray:
         """Whether the policy stops each case at a threshold; strict, so that ties go on."""
         return np.asarray((self.lowest <= threshold) & (threshold < self.largest))
