@@ -18,7 +18,7 @@ from itertools import permutations, product
 
 import numpy as np
 
-from promises.populations import Cases, Population, Unit
+from promises.populations import Cases, Population, Unit, stretched
 
 # What of a miss counts: (key, lost, of), e.g. (stratum, share of cases missed, share of cases).
 Counted = Iterable[tuple[object, Fraction, Fraction]]
@@ -27,8 +27,22 @@ Counted = Iterable[tuple[object, Fraction, Fraction]]
 Whom = Callable[[Unit, np.ndarray, np.ndarray], Counted]
 # Looks at a new unit: which of its cases are missed, and which are told anything.
 Look = Callable[[Unit], tuple[np.ndarray, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Looking:
+    """What was calibrated: it looks at new units, and says how many cases it set aside."""
+
+    look: Look
+    aside: int
+
+    def __call__(self, new: Unit) -> tuple[np.ndarray, np.ndarray]:
+        """Look at a new unit."""
+        return self.look(new)
+
+
 # Calibrates on some cases; what comes out looks at new units.
-Trial = Callable[[Cases], Look]
+Trial = Callable[[Cases], Looking]
 
 
 @dataclass
@@ -135,6 +149,41 @@ def every_order(population: Population, trial: Trial, whom: Whom) -> Tally:
     tally = Tally()
     for order in permutations(population.units):
         tally.add(whom, order[-1], *trial(Cases.of(order[:-1]))(order[-1]))
+    return tally
+
+
+def places_set_aside(units: tuple[Unit, ...], trial: Trial) -> list[int]:
+    """Find at which places of a calibration table units are set aside.
+
+    The unit at each place is given twice as many cases as the one before, so that the number of
+    cases set aside says whose they are.
+    """
+    sizes = [len(units[0]) * 2**place for place in range(len(units))]
+    aside = trial(Cases.of(tuple(map(stretched, units, sizes)))).aside
+    return [place for place, size in enumerate(sizes) if aside // size % 2]
+
+
+def given_those_set_aside(population: Population, trial: Trial, whom: Whom) -> Tally:
+    """Fix those set aside, and let each of the other units be the new one, for several choices.
+
+    Given the units set aside, the others and the new one are exchangeable: the promise holds for
+    every choice of them by itself. They must be chosen by their places alone.
+    """
+    tally, units = Tally(), population.units
+    places = places_set_aside(units[1:], trial)
+    assert places, "nothing is set aside"
+    for start in range(0, len(units), 2):
+        aside = [units[(start + k) % len(units)] for k in range(len(places))]
+        rest = [units[(start + k) % len(units)] for k in range(len(places), len(units))]
+        for new in rest:
+            held, others = iter(aside), iter([unit for unit in rest if unit is not new])
+            order = [next(held if v in places else others) for v in range(len(units) - 1)]
+            looking = trial(Cases.of(tuple(order)))
+            assert looking.aside == sum(map(len, aside)), "what is set aside follows what it holds"
+            found = looking(new)
+            tally.add(
+                lambda *seen, s=start: (((s, k), a, b) for k, a, b in whom(*seen)), new, *found
+            )
     return tally
 
 

@@ -33,6 +33,12 @@ class Unit:
         return len(self.targets)
 
 
+def stretched(unit: Unit, size: int) -> Unit:
+    """Repeat the cases of a unit until there are so many."""
+    index = np.arange(size) % len(unit)
+    return Unit(unit.outputs[:, index], unit.targets[index], unit.strata[index], unit.weight)
+
+
 @dataclass(frozen=True)
 class Population:
     """Units, of which each is as likely as any other to be the new one.

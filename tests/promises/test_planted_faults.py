@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from promises.book import PROMISES, groups
-from promises.enumeration import Promise, a_random_case, given_its_stratum
+from promises.book import PROMISES, groups, scans
+from promises.enumeration import Looking, Promise, a_random_case, given_its_stratum
 from promises.populations import Population, Unit
-from promises.trials import bound, given, planned, scan, told
+from promises.trials import bound, given, planned, scan, stopped, told
 from taskuq.calibration import groups as grouped
 from taskuq.calibration import joint, threshold, units
 from taskuq.decide import stopping
@@ -79,16 +79,17 @@ PLANTED = [
     (rank_one_too_low, "a new case, ar"),
     (rank_one_too_low, "a new case in each of 3 strata"),
     (rank_one_too_low, "all of the cases of a new group"),
-    (rank_one_too_low, "all tasks of a new case, max"),
-    (rank_one_too_low, "the report at the stop, fixed-width, by case"),
-    (rank_one_too_low, "the intervals of all rounds, by case"),
+    (rank_one_too_low, "all tasks of a new case, max, lwr"),
+    (rank_one_too_low, "the report at the stop, fixed-width mlwr, by case"),
+    (rank_one_too_low, "the intervals of all rounds, lwr, by case"),
     (new_group_forgotten, "a random case of a new group, ar"),
-    (new_group_forgotten, "the report at the stop, adaptive, by group"),
+    (new_group_forgotten, "the report at the stop, adaptive lwr, by group"),
     (new_weight_forgotten, "a new case under a shift"),
-    (ranks_without_the_new_case, "all tasks of a new case, rank"),
-    (aside_by_share_of_cases, "all tasks of a random case of a new group, scale"),
+    (ranks_without_the_new_case, "all tasks of a new case, rank, lwr"),
+    (aside_by_share_of_cases, "all tasks of a random case of a new group, scale, in every order"),
     (new_group_forgotten, "the report at the stop, two phases, by group"),
-    (first_round_only, "the report at the stop, fixed-width, by case"),
+    (new_group_forgotten, "a random case of a new group, learned"),
+    (first_round_only, "the report at the stop, fixed-width mlwr, by case"),
 ]
 
 
@@ -102,7 +103,7 @@ def test_a_fault_breaks_a_promise(fault, name, monkeypatch):
 
 
 def test_groups_that_count_alike_within_a_stratum_break_the_default_reading():
-    promise = BOOK["a random case of a new group, given its stratum"]
+    promise = BOOK["a random case of a new group, given its stratum, ar"]
     alike = partial(bound, score="ar", by_group=True, strata=True, within="group")
 
     assert promise.whom is given_its_stratum
@@ -119,12 +120,14 @@ def test_cases_that_count_alike_break_the_promise_for_groups():
 def test_cases_of_a_group_decided_one_by_one_break_the_promise_for_whole_groups():
     def one_by_one(population, alpha):
         def trial(cases):
-            policy = planned(population, cases, alpha, "whole-group", policy="fixed-width")
-            return partial(scan, replace(policy, whole_group=False, smallest_group=None))
+            options = {"policy": "adaptive", "score": "lwr"}
+            policy = planned(population, cases, alpha, "whole-group", **options)
+            one = replace(policy, whole_group=False, smallest_group=None)
+            return Looking(partial(scan, one), 0)
 
         return trial
 
-    promise = BOOK["the report at the stop, fixed-width, by whole-group"]
+    promise = BOOK["the report at the stop, adaptive lwr, by whole-group"]
 
     assert is_broken(replace(promise, trial=one_by_one))
 
@@ -144,11 +147,56 @@ def test_the_narrowest_of_several_bounds_on_the_calibration_table_breaks_the_pro
                 interval = chosen(new.outputs[-1, ..., 0])
                 return ~interval.contains(new.targets[:, 0]), told(interval, population)
 
-            return look
+            return Looking(look, 0)
 
         return trial
 
     assert is_broken(Promise("the narrowest", 150, groups, narrowest))
+
+
+def test_what_is_set_aside_by_its_share_of_cases_is_noticed_as_such(monkeypatch):
+    aside_by_share_of_cases(monkeypatch)
+
+    with pytest.raises(AssertionError, match="follows what it holds"):
+        is_broken(BOOK["all tasks of a random case of a new group, scale, ar"])
+
+
+PLANS = [
+    {"lateness": 0.25}, {"lateness": 2.0}, {"lateness": -1.0},
+    *({"policy": "adaptive", "score": score} for score in ("ar", "lwr", "cqr", "mlwr")),
+]  # fmt: skip
+
+
+def test_the_fastest_of_several_policies_on_the_calibration_table_breaks_the_promise():
+    def fastest(population, alpha):
+        def trial(cases):
+            plans = [planned(population, cases, alpha, "case", **options) for options in PLANS]
+            chosen = max(plans, key=lambda policy: policy.certificate["mean_acceleration"])
+            return Looking(partial(scan, chosen), 0)
+
+        return trial
+
+    assert is_broken(Promise("the fastest", 20, scans, fastest))
+
+
+def certain_and_wrong(seed):
+    """Wherever a scan stops it is wrong, and one kind of three looks certain."""
+
+    def kind(spread, target):
+        outputs = spread * np.array([-1.0, 1.0]).reshape(1, 1, 2, 1)
+        return Unit(outputs, np.full((1, 1), target), np.zeros(1, dtype=int), 1.0)
+
+    return Population((kind(0.1, 5.0), kind(1.0, 5.0), kind(1.0, -5.0)), None)
+
+
+def test_a_promise_about_all_scans_is_none_about_those_that_stop_early():
+    promise = replace(
+        BOOK["an early stop by case, given the calibration set"], populations=1, size=5,
+        draw=certain_and_wrong, levels=((0.5, 0.3),), trial=given(partial(stopped, by="case")),
+    )  # fmt: skip
+
+    assert is_broken(promise)
+    assert not is_broken(replace(promise, whom=a_random_case))
 
 
 def test_a_promise_that_forgets_delta_is_broken():

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 import taskuq as tq
-from promises.enumeration import Look, Trial
+from promises.enumeration import Looking, Trial
 from promises.populations import Cases, Population, Unit
 
 RATES = (8.0, 4.0, 2.0)
@@ -26,7 +26,7 @@ def bound(
 ) -> Trial:
     """Calibrate a bound, and ask it about all cases of the new unit."""
 
-    def trial(cases: Cases) -> Look:
+    def trial(cases: Cases) -> Looking:
         given = {
             "group": cases.group if by_group else None,
             "strata": cases.strata if strata else None,
@@ -46,7 +46,7 @@ def bound(
             )
             return ~interval.contains(new.targets[:, 0]), told(interval, population)
 
-        return look
+        return Looking(look, calibrated.provenance["tuning_cases"])
 
     return trial
 
@@ -56,7 +56,7 @@ def joint_bound(
 ) -> Trial:
     """Calibrate one bound for all tasks; a case is missed if any of its targets is."""
 
-    def trial(cases: Cases) -> Look:
+    def trial(cases: Cases) -> Looking:
         calibrated = tq.calibrate_joint(
             cases.outputs[-1], cases.targets, alpha=alpha, task_range=population.task_range,
             group=cases.group if by_group else None, **options,
@@ -67,7 +67,7 @@ def joint_bound(
             missed = ~interval.contains(new.targets).all(axis=1)
             return missed, told(interval, population).any(axis=1)
 
-        return look
+        return Looking(look, calibrated.provenance["tuning_cases"])
 
     return trial
 
@@ -112,8 +112,11 @@ def scan(policy: Any, new: Unit) -> tuple[np.ndarray, np.ndarray]:
 def stopped(population: Population, alpha: float, *, by: str, **options: Any) -> Trial:
     """Plan a policy and scan the new unit with it: each case by itself, or all together."""
 
-    def trial(cases: Cases) -> Look:
-        return partial(scan, planned(population, cases, alpha, by, **options))
+    def trial(cases: Cases) -> Looking:
+        policy = planned(population, cases, alpha, by, **options)
+        chosen = policy.provenance.get("chosen", {"cases": 0})
+        aside = chosen["cases"] + policy.provenance["tuning_cases"]
+        return Looking(partial(scan, policy), aside)
 
     return trial
 
@@ -121,7 +124,7 @@ def stopped(population: Population, alpha: float, *, by: str, **options: Any) ->
 def in_all_rounds(population: Population, alpha: float, *, by: str, **options: Any) -> Trial:
     """Plan a policy; a case is missed if the interval of any round lacks its target."""
 
-    def trial(cases: Cases) -> Look:
+    def trial(cases: Cases) -> Looking:
         policy = planned(population, cases, alpha, by, policy="anytime", **options)
 
         def look(new: Unit) -> tuple[np.ndarray, np.ndarray]:
@@ -132,7 +135,7 @@ def in_all_rounds(population: Population, alpha: float, *, by: str, **options: A
                 said |= told(interval, population)
             return missed, said
 
-        return look
+        return Looking(look, policy.provenance["tuning_cases"])
 
     return trial
 
