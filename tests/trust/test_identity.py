@@ -226,6 +226,15 @@ def test_the_header_holds_what_the_table_was_made_of(tmp_path, monkeypatch):
     assert made["threads"] == 1
 
 
+def test_a_policy_names_the_networks_it_was_calibrated_with(tmp_path):
+    rng = np.random.default_rng(0)
+    made = {"configuration": {"fingerprints": {"recover": "abc", "task": "def"}}}
+    table = tq.TaskOutputs(rng.random((1, 60, 3)), rng.random(60), (8.0,), provenance=made)
+    path = tq.plan(table, alpha=0.2, max_width=0.5).save(tmp_path / "policy.json")
+
+    assert tq.load_policy(path).provenance["fingerprints"] == {"recover": "abc", "task": "def"}
+
+
 @pytest.mark.parametrize(
     ("truth", "found"), [((3, 8, 8), (8, 8)), ((8, 8), (8, 4)), ((8, 8), (1, 8, 8))]
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
@@ -168,8 +168,16 @@ def planned(
             "statistic": spec.statistic,
             "budget": spec.budget,
             "identical_samples": identical_samples(table),
+            **_made_from(table),
         },
     )
+
+
+def _made_from(table: TaskOutputs) -> dict[str, Any]:
+    """Name the content of the files behind a table: data, masks, networks; where it says so."""
+    configuration = table.provenance.get("configuration")
+    found = configuration.get("fingerprints") if isinstance(configuration, Mapping) else None
+    return {"fingerprints": dict(found)} if isinstance(found, Mapping) else {}
 
 
 def identical_samples(table: TaskOutputs) -> int:
