@@ -135,6 +135,29 @@ def test_submitit_gives_the_same_table(expected, tmp_path, monkeypatch):
     assert same(table, expected)
 
 
+def with_threads(threads, engine=None):
+    return tq.Pipeline(toy.measure, toy.sum_of_many, toy.task).run(
+        toy.images(6), engine=engine, threads=threads, **RUN
+    )
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("where", "engine"),
+    [
+        ("cluster", RayOptions(workers=1)),
+        ("slurm", SlurmOptions(jobs=1, parameters={"gpus_per_node": 0, "timeout_min": 5})),
+    ],
+    ids=["ray", "slurm"],
+)
+def test_threads_are_pinned_so_that_sums_have_the_same_bits_everywhere(request, where, engine):
+    request.getfixturevalue(where)
+
+    # One is what workers have where nobody asks; sums come out otherwise with it.
+    assert not same(with_threads(1), with_threads(2))
+    assert same(with_threads(2, engine), with_threads(2))
+
+
 class Backwards:
     """An engine of one's own: this process, the last case first."""
 

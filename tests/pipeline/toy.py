@@ -41,3 +41,12 @@ def two_tasks(recoveries):
 def slow_recover(measurement, *, samples, seed):
     time.sleep(0.01)
     return recover(measurement, samples=samples, seed=seed)
+
+
+def sum_of_many(measurement, *, samples, seed):
+    """A recovery with the last bits of a long sum, whose order follows the number of threads."""
+    import torch
+
+    numbers = torch.randn(2**18, generator=torch.Generator().manual_seed(seed % 2**63))
+    drawn = recover(measurement, samples=samples, seed=seed)
+    return drawn + float(numbers.sum()) * 1e4 % 1

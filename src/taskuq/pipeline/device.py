@@ -54,11 +54,13 @@ def pinned_threads(count: int | None) -> Iterator[None]:
     Arguments:
         count: How many; None leaves them as they are.
     """
-    torch = sys.modules.get("torch")
-    before = threads_here()
-    if torch is None or count is None or count == before:
+    if count is None:
         yield
         return
+    # Here and now: what a worker runs may load it only later, with threads of its own choice.
+    import torch
+
+    before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
