@@ -18,6 +18,8 @@ from taskuq.outputs.table import TaskOutputs
 
 # Targets are the task network's word on the same image; batches round them differently.
 SAME_TARGET = 1e-3
+# Fewer splits would make means visibly uncertain.
+FEWEST_REPLAYS = 20
 # With fewer units a score that learns from targets has nothing to learn from.
 UNITS_TO_LEARN = 20
 
@@ -36,8 +38,8 @@ class ClaimSettings:
         trials: Random splits, where splits are drawn.
         goals: Pairs of an error rate and a width to stop at; the paper's pair is the first.
         round_trials: Random splits in which stopping rules are replayed; a twentieth of the trials
-            where None, because rules that learn are planned anew in each, and the error of a mean
-            over splits is still far below that over tables.
+            (not below 20) where None, because rules that learn are planned anew in each, and the
+            error of a mean over splits is still far below that over tables.
         widths: Widths to stop at, for the trade-off between acceleration and width.
         test_groups: Groups to test on in the paper's own multi-round protocol.
         protocol_trials: How often such groups are drawn, a fiftieth of the trials where None;
@@ -80,7 +82,8 @@ class ClaimSettings:
     @property
     def replays(self) -> int:
         """Random splits in which stopping rules are replayed."""
-        return max(1, self.trials // 20) if self.round_trials is None else self.round_trials
+        few = max(min(self.trials, FEWEST_REPLAYS), self.trials // 20)
+        return few if self.round_trials is None else self.round_trials
 
     @property
     def draws(self) -> int:
