@@ -37,7 +37,7 @@ class ClaimSettings:
         ours: Scores beside them.
         trials: Random splits, where splits are drawn.
         goals: Pairs of an error rate and a width to stop at; the paper's pair is the first.
-        round_trials: Random splits in which stopping rules are replayed; a twentieth of the trials
+        round_trials: Random splits in which stopping rules are replayed; a fiftieth of the trials
             (not below 20) where None, because rules that learn are planned anew in each, and the
             error of a mean over splits is still far below that over tables.
         widths: Widths to stop at, for the trade-off between acceleration and width.
@@ -82,7 +82,7 @@ class ClaimSettings:
     @property
     def replays(self) -> int:
         """Random splits in which stopping rules are replayed."""
-        few = max(min(self.trials, FEWEST_REPLAYS), self.trials // 20)
+        few = max(min(self.trials, FEWEST_REPLAYS), self.trials // 50)
         return few if self.round_trials is None else self.round_trials
 
     @property
