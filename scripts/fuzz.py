@@ -215,6 +215,7 @@ def make(folder):
     _images()
     _volumes()
     _networks()
+    _scan()
     exact = ("--exact", "--acceleration", "8", "--json", "-")
     table = [("table/table.json", _json), ("table/_cases.parquet", _bytes), (_shard(), _bytes)]
     check = ("data", "check", "pictures", "--labels", "pictures/labels.csv", "--json", "-")
@@ -258,6 +259,11 @@ def make(folder):
         Kind("recoveries/f/R4.npy", (*dry, "--dry-run")),
         Kind("recoveries/c/R4.nii", (*dry, "--dry-run")),
         Kind("net.safetensors", net), Kind("net.toml", net, None, _text),
+        Kind("scan/log.jsonl", ("audit", "scan/log.jsonl"), None, _text),
+        Kind("scan/scan.json", ("python", "scripts.fuzz:read_scan", "scan/scan.json"), None, _json,
+             True),
+        Kind("scan/scan.json-round0.npz", ("python", "scripts.fuzz:read_scan", "scan/scan.json"),
+             None, _archive, True),
         # What a training reads when it goes on; the training itself would take too long.
         Kind("split.json", ("python", "taskuq.data.splits:load_split", "split.json"), None, _json,
              True),
@@ -339,6 +345,39 @@ def _records():
     from taskuq.runs.stored import stored_quality
 
     write_json("quality.json", stored_quality())
+
+
+class _Scanner:
+    """Measures a few numbers of one patient in each round."""
+
+    def measure(self, round):
+        """The numbers that a round adds."""
+        return np.random.default_rng(round).random(5) + 1
+
+
+def _scan():
+    import taskuq as tq
+
+    Path("scan").mkdir()
+    table = tq.TaskOutputs.load("table.npz")
+    policy = tq.plan(table, alpha=0.05, max_width=1e-4)
+    policy.save("scan/policy.json")
+
+    def recover(pieces, *, samples, seed):
+        drawn = np.random.default_rng(seed).random((samples, 2, 2))
+        return drawn * np.concatenate(pieces).mean() / 4
+
+    tq.acquire(policy, _Scanner(), recover=recover, task=lambda x: x.mean((1, 2)).clip(0, 1),
+               samples=table.samples, scan_id="one", state="scan/scan.json")  # fmt: skip
+
+
+def read_scan(path):
+    """Read a stored scan with everything in it, as going on with it would."""
+    import taskuq as tq
+    from taskuq.decide import load_acquisition
+
+    scan = load_acquisition(path, tq.load_policy(path.with_name("policy.json")))
+    return [one.to_dict() for one in scan.rounds], [np.asarray(p).tolist() for p in scan.pieces]
 
 
 def _images():

@@ -10,6 +10,7 @@ import pytest
 
 import taskuq as tq
 from taskuq.commands.app import main
+from taskuq.decide import load_acquisition
 from taskuq.errors import UncheckedWarning
 from taskuq.files import read_json, write_json
 from taskuq.fingerprints import fingerprint, require_seal, sealed
@@ -245,3 +246,44 @@ def test_the_roster_without_its_checksum_reads_as_before(tmp_path):
     pq.write_table(pa.table({"case": ["a", "b"]}), tmp_path / ROSTER)
 
     assert read_roster(tmp_path) == ["a", "b"]
+
+
+class Scanner:
+    """Measures a few numbers of one patient in each round."""
+
+    def measure(self, round):
+        return np.random.default_rng(round).random(5) + 1
+
+    def combine(self, pieces):
+        return np.concatenate(pieces)
+
+
+def a_scan(state):
+    """A policy that goes on to the end, and a scan under it."""
+    policy = tq.plan(TABLE, alpha=0.05, max_width=0.0001)
+
+    def recover(measurement, *, samples, seed):
+        return np.random.default_rng(seed).random((samples, 2, 2)) * measurement.mean() / 4
+
+    tq.acquire(
+        policy, Scanner(), recover=recover, task=lambda x: x.mean(axis=(1, 2)).clip(0, 1),
+        samples=TABLE.samples, scan_id="one", state=state,
+    )  # fmt: skip
+    return policy
+
+
+@pytest.mark.parametrize("part", ["scan.json", "scan.json-round*.npz"])
+def test_four_hundred_bits_of_a_scan(tmp_path, part):
+    policy = a_scan(tmp_path / "scan.json")
+    path = sorted(tmp_path.glob(part))[0]
+
+    def read():
+        scan = load_acquisition(tmp_path / "scan.json", policy)
+        rounds = [record.to_dict() for record in scan.rounds]
+        return json.dumps(rounds), [np.asarray(piece).tolist() for piece in scan.pieces]
+
+    whole = read()
+    found, harmless = ends(path, read, lambda scan: scan == whole)
+
+    assert found + harmless == FLIPS
+    assert found > FLIPS / 2

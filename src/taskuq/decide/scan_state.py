@@ -151,7 +151,8 @@ def _read(
             str(name): tuple(_round(r, str(name)) for r in of_case)
             for name, of_case in zip(record["cases"], scans, strict=True)
         }
-        faults = [tuple(map(str, of_case)) for of_case in record["faults"]]
+        listed = [tuple(map(str, of_case)) for of_case in record["faults"]]
+        faults = dict(zip(rounds, listed, strict=True))
         measured = dict(zip(rounds, map(int, record["measured"]), strict=True))
         stored, scan_id = record["pieces_stored"] is True, str(record["scan_id"])
     longest = max(map(len, rounds.values()), default=0)
@@ -169,8 +170,7 @@ def _read(
     if stored:
         pieces = _read_pieces(path, measured, is_group, scan_id)
     found = {
-        name: Acquisition(rounds[name], pieces[name], of_case)
-        for name, of_case in zip(rounds, faults, strict=True)
+        name: Acquisition(rounds[name], pieces[name], of_case) for name, of_case in faults.items()
     }
     return found, is_group
 
