@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -216,6 +218,12 @@ def test_nothing_is_added_to_a_file_that_is_no_trail(tmp_path, content):
     assert path.read_text() == content
 
 
+def test_a_log_of_something_else_is_refused_before_anything_is_measured(toy, toy_policy, tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"loss": 1.0}\n')
+
+    refused(toy, toy_policy, tmp_path / "scan.json", "audit trail")
+
+
 def test_two_processes_may_tell_one_trail(tmp_path):
     code = (
         "import sys; from taskuq.decide.audit import append\n"
@@ -227,3 +235,28 @@ def test_two_processes_may_tell_one_trail(tmp_path):
 
     assert len(read_trail(path)) == 40
     assert np.unique([line["hash"] for line in read_trail(path)]).size == 40
+
+
+class Marked:
+    """A part that says which one it is."""
+
+    def __init__(self, part, fingerprint):
+        self.part, self.fingerprint = part, fingerprint
+
+    def __call__(self, *arguments, **options):
+        return self.part(*arguments, **options)
+
+
+@pytest.mark.parametrize(("now", "warns"), [("abc", False), ("xyz", True)])
+def test_other_networks_than_those_of_the_calibration_are_warned_of(toy, toy_policy, now, warns):
+    made = {**toy_policy.provenance, "fingerprints": {"recover": "abc", "task": "def"}}
+    policy = replace(toy_policy, provenance=made)
+    parts = {"recover": Marked(toy.recover, now), "task": Marked(toy.task, "def")}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        scan = toy.scan(toy.scanner_of(1000), policy=policy, **parts)
+
+    assert scan.is_finished
+    assert [str(w.message)[:60] for w in said] == (
+        ["the policy was calibrated with recover abc, and this is xyz:"] if warns else []
+    )

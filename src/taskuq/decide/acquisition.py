@@ -122,6 +122,7 @@ def acquire(
     require_part(task, "task", Task)
     _require_fitting(policy, scanners, samples, scan_id, state, deadline)
     steps = Steps(policy, scanners, recover, task, seed, Worker(deadline))
+    steps.warn_of_others()
     if state is None:
         scan = _Scan(steps, scan_id, None, None if log is None else Path(log), on_round)
         return scan.finished()
@@ -172,6 +173,9 @@ class _Scan:
         """Go on until every case has stopped."""
         scanners = self.steps.scanners
         scans = dict.fromkeys(scanners.cases, Acquisition())
+        if self.trail is not None:
+            # A file that is no trail is refused before anything is measured.
+            append(self.trail, [])
         if self.file is not None:
             scans = self.file.load()
             self.steps.require_same(scans, self.file.path)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -105,6 +106,19 @@ class Steps:
             "seed": self.seed,
             "samples": self.policy.samples,
         }
+
+    def warn_of_others(self) -> None:
+        """Say where recovery or task are known not to be those of the policy's calibration."""
+        known = self.policy.provenance.get("fingerprints")
+        for name, part in (("recover", self.recover), ("task", self.task)):
+            was = known.get(name) if isinstance(known, Mapping) else None
+            if was and isinstance(part, NamedPart) and part.fingerprint not in ("", was):
+                warnings.warn(
+                    f"the policy was calibrated with {name} {was}, and this is {part.fingerprint}: "
+                    "its promise is not about this one; plan again",
+                    UserWarning,
+                    stacklevel=3,
+                )
 
     def decided(self, k: int, scans: dict[str, Acquisition]) -> list[RoundRecord]:
         """Return the record of round k of each case that was measured in it."""
@@ -245,7 +259,7 @@ def named(part: Any) -> str:
         >>> named(np.mean)
         'numpy.mean'
     """
-    if isinstance(part, NamedPart):
+    if isinstance(part, NamedPart) and part.fingerprint:
         return str(part.fingerprint)
     kind = part if hasattr(part, "__qualname__") else type(part)
     return f"{kind.__module__}.{kind.__qualname__}"

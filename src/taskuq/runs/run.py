@@ -118,10 +118,12 @@ def open_run(config: RunConfig, device: str | None = None) -> Run:
         noise=config.noise,
         seed=config.seed,
     )
-    pipeline = Pipeline(
-        measure, config.recover.open(chosen), config.task.open(chosen), device=chosen
-    )
-    return Run(pipeline, images, config, masks)
+    recover, task = config.recover.open(chosen), config.task.open(chosen)
+    run = Run(Pipeline(measure, recover, task, device=chosen), images, config, masks)
+    for name, part in (("recover", recover), ("task", task)):
+        # A scan under a policy says by this whether it has the networks it was calibrated with.
+        object.__setattr__(part, "fingerprint", run.fingerprints.get(name, ""))
+    return run
 
 
 def _files_of(settings: Any) -> Iterator[Path]:
