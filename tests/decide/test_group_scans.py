@@ -59,6 +59,8 @@ def replayed(policy, table, is_compiled):
         accelerations=table.accelerations,
         weight=np.ones(table.cases),
         group_of_case=index,
+        unit_of_case=index,
+        enough=np.empty(0, dtype=np.int64),
         allowance=seen.allowance(index) if policy.whole_group else np.empty((0, 0)),
     )
     splitting = Splitting(int(index.max()) + 1, 10, 40, 5, index, is_compiled)

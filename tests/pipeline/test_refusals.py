@@ -27,8 +27,10 @@ def test_an_address_where_nobody_listens_is_refused_soon():
     refused("no Ray cluster answers at 127.0.0.1:9 ", engine=RayOptions(address="127.0.0.1:9"))
 
 
-def test_slurm_without_slurm_is_refused():
+def test_slurm_without_slurm_is_refused(monkeypatch, tmp_path):
     pytest.importorskip("submitit")
+    # Where SLURM is installed, nobody finds it.
+    monkeypatch.setenv("PATH", str(tmp_path))
     refused("jobs cannot be submitted here", engine=SlurmOptions(cluster="slurm"))
     refused("at least 1", engine=SlurmOptions(jobs=0, cluster="local"))
 
