@@ -135,10 +135,19 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
             f"{name} must hold one integer or string per case, got a list of lists"
         ) from None
     if array.dtype == object:
+        nameless = [v is None or v != v or str(v) == "" for v in array.ravel()]
         array = np.asarray([str(v) for v in array.ravel()]).reshape(array.shape)
+    else:
+        nameless = (array == "").ravel().tolist() if array.dtype.kind in "US" else []
     if array.shape != (cases,):
         raise InputError(
             f"{name} must hold one entry for each of {cases} cases, got shape {array.shape}"
+        )
+    if any(nameless):
+        # They would all be taken for one and the same.
+        raise InputError(
+            f"{name} is missing for {sum(nameless)} of {cases} cases; name it for each, or leave "
+            "these cases out"
         )
     if array.dtype.kind == "f":
         exact = (np.abs(array) < 2**53).all()

@@ -134,3 +134,14 @@ def test_single_case_groups_give_the_rank_of_cases():
         assert hierarchical_quantile(scores, np.arange(40), alpha) == (
             tq.calibrate(np.zeros((40, 1)), scores, alpha=alpha, score="ar").quantile
         )
+
+
+@pytest.mark.parametrize("nobody", [None, float("nan"), ""])
+def test_groups_without_a_name_are_not_one_group(nobody):
+    rng = np.random.default_rng(0)
+    truth = rng.random(40)
+    group = np.repeat([f"p{i}" for i in range(20)], 2).astype(object)
+    group[:6] = nobody
+
+    with pytest.raises(tq.InputError, match="missing for 6 of 40 cases"):
+        tq.calibrate(truth[:, None] + rng.random((40, 3)), truth, alpha=0.1, group=group)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from taskuq.decide.faults import piece_fault
 from taskuq.decide.kinds import POLICIES
 from taskuq.errors import InputError
 
@@ -64,6 +65,26 @@ def test_a_bad_piece_is_never_stopped_on(toy, later, reason, kind):
     assert [r.stop for r in rounds] == [False] * 3
     assert [reason in r.reason for r in rounds] == [False, True, True]
     assert len(scanner.measured) == toy.SIZE
+
+
+ONES = np.ones(4)
+LOOKED_INTO = {
+    "had measured": {"round": 1, "lines": ONES},
+    "had measured ": {"columns": np.arange(4, 8), "lines": ONES},
+    "zero everywhere": {"columns": np.arange(4), "lines": np.zeros(4, np.int16)},
+    "zero everywhere ": {"lines": np.zeros(5), "tr": 2.5},
+    "measured nothing": None,
+}
+
+
+@pytest.mark.parametrize("reason", LOOKED_INTO)
+def test_the_largest_arrays_of_a_piece_are_what_was_measured(reason):
+    earlier = [{"round": 0, "columns": np.arange(4), "lines": ONES}]
+
+    assert reason.strip() in piece_fault(LOOKED_INTO[reason], earlier, round=1, scan_id="a")
+    sound = {"columns": np.arange(4, 8), "lines": 2 * ONES, "scan_id": "a", "tr": 0.0}
+    assert piece_fault(sound, earlier, round=1, scan_id="a") is None
+    assert piece_fault(sound, earlier, round=1, scan_id=None) is None
 
 
 def test_a_piece_may_name_its_round_and_scan(toy, toy_policy, easy):
@@ -208,7 +229,7 @@ def test_a_deadline_that_is_kept_changes_nothing(toy, toy_policy):
         assert [r.to_dict() for r in quick.rounds] == [r.to_dict() for r in free.rounds]
 
 
-@pytest.mark.parametrize("deadline", [0, -1.0])
+@pytest.mark.parametrize("deadline", [0, -1.0, np.inf, "x"])
 def test_a_deadline_is_positive(toy, toy_policy, deadline):
     with pytest.raises(InputError, match="deadline"):
         toy.scan(toy.scanner_of(1000), policy=toy_policy, deadline=deadline)

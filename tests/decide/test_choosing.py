@@ -236,3 +236,11 @@ def test_the_command_line_chooses_and_simulate_says_what_choosing_costs(tmp_path
     assert "spends the promise" in warned
     assert "plan --choose" in warned
     assert "spends the promise" in write_report(tmp_path).read_text()
+
+
+def test_a_policy_without_a_promise_cannot_be_chosen():
+    from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+
+    table = synthetic_outputs(SyntheticScanner(volumes=10), seed=0)
+    with pytest.raises(tq.InputError, match="promises nothing"):
+        tq.plan(table, alpha=0.1, max_width=0.2, choose=["adaptive:lwr", "paper:cqr"])

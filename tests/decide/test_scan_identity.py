@@ -11,6 +11,7 @@ import pytest
 
 from taskuq.commands.app import main
 from taskuq.decide.audit import append, read_trail
+from taskuq.decide.scan_state import StateFile
 from taskuq.errors import InputError
 from taskuq.files import write_json
 from taskuq.locks import locked
@@ -222,6 +223,39 @@ def test_a_log_of_something_else_is_refused_before_anything_is_measured(toy, toy
     (tmp_path / "log.jsonl").write_text('{"loss": 1.0}\n')
 
     refused(toy, toy_policy, tmp_path / "scan.json", "audit trail")
+
+
+def test_a_line_that_a_power_cut_tore_does_not_stop_the_next_scan(toy, toy_policy, tmp_path):
+    path = tmp_path / "log.jsonl"
+    toy.scan(toy.scanner_of(1000), policy=toy_policy, log=path)
+    before = read_trail(path)
+    with path.open("ab") as file:
+        file.write(b'{"schema": "taskuq.audit/1", "time": "2026')
+    toy.scan(toy.scanner_of(1001), policy=toy_policy, log=path)
+
+    assert read_trail(path)[: len(before)] == before
+    assert len(read_trail(path)) > len(before)
+
+
+def test_a_cut_between_trail_and_state_loses_no_line(
+    toy, toy_policy, longest, tmp_path, monkeypatch
+):
+    state = tmp_path / "scan.json"
+    keep = StateFile.keep
+
+    def cut(self, scans, *, pieces_stored):
+        if len(next(iter(scans.values())).rounds) == 2:
+            raise PowerCutError
+        keep(self, scans, pieces_stored=pieces_stored)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateFile, "keep", cut)
+        with pytest.raises(PowerCutError):
+            toy.scan(toy.scanner_of(longest), policy=toy_policy, state=state)
+    toy.scan(toy.scanner_of(longest), policy=toy_policy, state=state)
+
+    told = [line["round"] for line in read_trail(tmp_path / "log.jsonl")]
+    assert told == [0, 1, 1, 2, 3]
 
 
 def test_two_processes_may_tell_one_trail(tmp_path):

@@ -111,11 +111,13 @@ def table(
         rest: Where to write the others.
         unit: What the share counts: group where the table has groups, else case.
     """
+    if (share is None) != (rest is None):
+        raise InputError("--share and --rest go together: a part of the table, and the others")
+    if rest is not None and len({path.resolve() for path in (source, output, rest)}) < 3:
+        raise InputError("the table, -o and --rest must be three different files; name others")
     loaded = load_table(source, range)
     missing = f", {len(loaded.missing)} cases lack a round" if loaded.missing else ""
     say(f"{loaded}{missing}")
-    if (share is None) != (rest is None):
-        raise InputError("--share and --rest go together: a part of the table, and the others")
     if share is None or rest is None:
         show(str(loaded.save(output)))
         return

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 from time import perf_counter
-from typing import overload
+from typing import Any, overload
 
 from taskuq.checks import require_part
 from taskuq.decide.audit import append, log_line
@@ -111,7 +112,8 @@ def acquire(
         scan_id: What the scan is called, e.g. an accession number; needed with ``state``.
         state: Where to keep the state of the scan.
         log: The audit trail; by default ``log.jsonl`` beside the state.
-        deadline: Seconds that recovery and task of a round may take together.
+        deadline: Seconds that recovery and task may take together for a case in a round; not for
+            the last round, nor for what is computed again on resuming.
         on_round: Called after each round with the record of each case, e.g. to show progress.
 
     Returns:
@@ -120,7 +122,7 @@ def acquire(
     scanners = as_scanners(scanner, case, cases)
     require_part(recover, "recover", Recover)
     require_part(task, "task", Task)
-    _require_fitting(policy, scanners, samples, scan_id, state, deadline)
+    _require_fitting(policy, scanners, samples, scan_id, state, deadline, seed)
     steps = Steps(policy, scanners, recover, task, seed, Worker(deadline))
     steps.warn_of_others()
     if state is None:
@@ -139,7 +141,8 @@ def _require_fitting(
     samples: int,
     scan_id: str | None,
     state: StatePath,
-    deadline: float | None,
+    deadline: Any,
+    seed: Any,
 ) -> None:
     if samples != policy.samples:
         raise InputError(
@@ -155,8 +158,10 @@ def _require_fitting(
             f"the state {state} needs the name of its scan, so that no other is taken for it; give "
             "scan_id=, e.g. an accession number"
         )
-    if deadline is not None and not deadline > 0:
-        raise InputError(f"the deadline must be a positive number of seconds, got {deadline}")
+    if deadline is not None and not (isinstance(deadline, Real) and 0 < float(deadline) < 1e6):
+        raise InputError(f"the deadline must be a positive number of seconds, got {deadline!r}")
+    if not isinstance(seed, Integral):
+        raise InputError(f"the seed must be an integer, got {seed!r}")
 
 
 @dataclass(frozen=True)
@@ -190,9 +195,13 @@ class _Scan:
             for record in records:
                 before = scans[record.case]
                 scans[record.case] = replace(before, rounds=(*before.rounds, record))
+            # The trail comes first: what a power cut lets it tell twice is told, not lost.
+            self._tell(records, latency)
             if self.file is not None:
                 self.file.keep(scans, pieces_stored=all_stored)
-            self._tell(records, latency)
+            if self.on_round is not None:
+                for record in records:
+                    self.on_round(record)
         return GroupAcquisition(scans) if scanners.is_group else scans[scanners.cases[0]]
 
     def _measure(
@@ -214,10 +223,7 @@ class _Scan:
         return True
 
     def _tell(self, records: list[RoundRecord], latency: float) -> None:
-        """Tell the trail, and whoever wants to know."""
+        """Tell the audit trail."""
         if self.trail is not None:
             made_with = {"scan_id": self.scan_id or "", **self.steps.fingerprints}
             append(self.trail, [log_line(record, latency, **made_with) for record in records])
-        if self.on_round is not None:
-            for record in records:
-                self.on_round(record)

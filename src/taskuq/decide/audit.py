@@ -120,19 +120,23 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def _last_hash(path: Path) -> str:
-    """The hash of the last line; a file that is no trail, or is torn, is not added to."""
+    """The hash of the last line; a file that is no trail is not added to.
+
+    A line that a power cut tore was never told as kept: it is taken off.
+    """
     if not path.exists() or path.stat().st_size == 0:
         return BEGINNING
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 1_000_000))
-        text = file.read()
-    last = text.rstrip(b"\n").rsplit(b"\n", 1)[-1]
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    lines = whole.splitlines()
     try:
-        line = json.loads(last)
+        line = json.loads(lines[-1]) if lines else json.loads(data)
     except ValueError:
         line = None
-    if not isinstance(line, dict) or line.get("schema") != SCHEMA or not text.endswith(b"\n"):
+    if not isinstance(line, dict) or line.get("schema") != SCHEMA or not lines:
         raise InputError(
             f"{path} does not end in a line of an audit trail; move it away, or name another log"
         )
+    if len(whole) < len(data):
+        os.truncate(path, len(whole))
     return str(line["hash"])

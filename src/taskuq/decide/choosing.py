@@ -150,9 +150,16 @@ def choose(
         make: What calibrates a policy on some cases.
         rng: Picks the units at random; without it they are taken at even steps.
     """
+    if isinstance(named, str | Mapping | PolicyPlan):
+        named = [named]
     plans = [as_plan(one, asked) for one in named]
     if not plans:
         raise InputError("choose names no policy; name some, e.g. 'fixed-width:spread'")
+    if idle := [plan_name(plan) for plan in plans if not plan.policy.is_guaranteed]:
+        raise InputError(
+            f"{', '.join(idle)} promises nothing for the report at the stop, so that choosing it "
+            "would give the promise away; choose among the others"
+        )
     if np.isnan(table.accelerations).any():
         raise InputError("policies are chosen by their acceleration, and the table has none")
     index = unit.index(table.cases, table.group)

@@ -19,7 +19,7 @@ def piece_fault(
     """Say what is wrong with what a round measured, or nothing.
 
     A piece that is no array and no dictionary of arrays cannot be looked into. A dictionary may
-    name the ``round`` and the ``scan_id`` it belongs to.
+    name the ``round`` and the ``scan_id`` it belongs to; its largest arrays are what was measured.
 
     Arguments:
         piece: What was measured.
@@ -33,24 +33,27 @@ def piece_fault(
         >>> piece_fault({"round": 1, "lines": np.ones(3)}, [], round=0, scan_id=None)
         'the piece of round 0 says that it is of round 1'
     """
+    if piece is None:
+        return f"round {round} measured nothing"
     if isinstance(piece, Mapping):
         if "round" in piece and not _is(piece["round"], round):
             return f"the piece of round {round} says that it is of round {_said(piece['round'])}"
-        if "scan_id" in piece and not _is(piece["scan_id"], scan_id):
+        named = "scan_id" in piece and scan_id is not None
+        if named and not _is(piece["scan_id"], scan_id):
             return f"the piece of round {round} says that it is of scan {_said(piece['scan_id'])}"
     arrays = arrays_of(piece)
     if arrays is None:
         return None
-    measured = [a for a in arrays.values() if a.dtype.kind in "fc"] or list(arrays.values())
-    if not any(a.size for a in measured):
+    measured = _largest(arrays)
+    if not measured:
         return f"round {round} measured nothing"
-    if not all(np.isfinite(a).all() for a in measured if a.dtype.kind in "fc"):
+    if not all(np.isfinite(a).all() for a in arrays.values() if a.dtype.kind in "fc"):
         return f"round {round} measured numbers that are not finite"
-    if not any(a.any() for a in measured if a.dtype.kind in "biufc"):
+    if not all(a.any() for a in measured.values()):
         return f"what round {round} measured is zero everywhere"
     for k, other in enumerate(earlier):
-        before = arrays_of(other)
-        if before is not None and _same(arrays, before):
+        before = arrays_of(other) or {}
+        if any(n in before and np.array_equal(a, before[n]) for n, a in measured.items()):
             return f"round {round} measured what round {k} had measured, number by number"
     return None
 
@@ -114,13 +117,16 @@ def arrays_of(piece: Any) -> dict[str, np.ndarray] | None:
     return arrays if all(a.dtype.kind in "biufcUS" for a in arrays.values()) else None
 
 
-def _same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(a, other[n]) for n, a in one.items())
+def _largest(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What was measured: the largest arrays of numbers; the others say where, when and how."""
+    numbers = {n: a for n, a in arrays.items() if a.dtype.kind in "biufc" and a.size}
+    most = max((a.size for a in numbers.values()), default=0)
+    return {name: a for name, a in numbers.items() if a.size == most}
 
 
 def _is(said: Any, meant: Any) -> bool:
     value = np.asarray(said)
-    return value.size == 1 and value.ravel()[0] == meant
+    return value.size == 1 and str(value.ravel()[0]) == str(meant)
 
 
 def _said(value: Any) -> str:

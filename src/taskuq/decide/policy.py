@@ -228,7 +228,7 @@ class Policy:
         R = self.accelerations[round]
         at = f"at R = {R:g}" if np.isfinite(R) else "after this round"
         if agreeing.any() and (len(stops) == 1 or self.whole_group):
-            return f"continue {at}: all samples are identical, which no calibration case had"
+            return f"continue {at}: all samples of a round are identical, as in no calibration case"
         if self._is_part(len(stops)):
             return f"continue {at}: no calibration group had one case; pass all cases of the group"
         if self.whole_group:
