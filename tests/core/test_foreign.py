@@ -127,6 +127,8 @@ REFUSED = {
     "NaN": ("case,output\na,nan\nb,1\n", "not a number"),
     "a row twice": ("case,output\na,1\na,2\n", "two rows"),
     "a sample twice": ("case,sample,output\na,0,1\na,0,2\n", "twice"),
+    "two targets": ("case,sample,output,target\na,0,1,3\na,1,2,4\n", "entries in target"),
+    "two groups of samples": ("case,sample,output,group\na,0,1,x\na,1,2,y\n", "entries in group"),
     "unequal samples": ("case,sample,output\na,0,1\na,1,2\nb,0,1\n", "1 to 2 samples"),
     "two groups": ("case,acceleration,group,output\na,8,x,1\na,4,y,1\n", "two different entries"),
     "two columns of a name": ("case,output,output\na,1,2\n", "two columns"),

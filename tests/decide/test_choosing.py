@@ -193,7 +193,10 @@ def test_a_plan_is_found_again_by_its_name(name):
     ("choose", "sentence"),
     [
         ([], "choose names no policy"),
-        (["fixed-width:colour=red"], "a policy is named by kind, score, statistic, budget"),
+        (
+            ["fixed-width:colour=red"],
+            "a fixed-width policy is named by statistic, budget, lateness",
+        ),
         (["nothing"], "nothing"),
         ([{"kind": "adaptive", "colour": "red"}], "got 'colour'"),
         (["fixed-width:budget=much"], "budget must be a number, got 'much'"),
@@ -239,8 +242,12 @@ def test_the_command_line_chooses_and_simulate_says_what_choosing_costs(tmp_path
 
 
 def test_a_policy_without_a_promise_cannot_be_chosen():
-    from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-
     table = synthetic_outputs(SyntheticScanner(volumes=10), seed=0)
-    with pytest.raises(tq.InputError, match="promises nothing"):
+    with pytest.raises(InputError, match="promises nothing"):
         tq.plan(table, alpha=0.1, max_width=0.2, choose=["adaptive:lwr", "paper:cqr"])
+
+
+@pytest.mark.parametrize("named", ["adaptive:budget=0.5", "anytime:lateness=7", 3])
+def test_what_a_policy_would_not_read_is_refused(named):
+    with pytest.raises(InputError, match="is named by"):
+        as_plan(named, PolicyPlan("fixed-width", 0.1, Goal(max_width=0.1)))

@@ -23,8 +23,6 @@ from taskuq.outputs import TaskOutputs
 CHOOSING_SHARE = 0.3
 FOLDS = 5
 
-# The fields of a plan that tell policies for one promise apart.
-NAMED = ("score", "statistic", "budget", "lateness")
 # What a policy may be named by: 'adaptive:mlwr', {'kind': 'adaptive', 'score': 'mlwr'}, or a plan.
 Named: TypeAlias = str | Mapping[str, Any] | PolicyPlan
 # What plans a policy on a table.
@@ -85,9 +83,9 @@ def plan_name(plan: PolicyPlan) -> str:
     """
     first, *others = plan.policy.options
     said = [_word(getattr(plan, first))]
-    for name in NAMED:
+    for name in others:
         value = getattr(plan, name)
-        if value != getattr(PolicyPlan, name) and (name in others or name == "lateness"):
+        if value != getattr(PolicyPlan, name):
             said.append(f"{name}={_word(value)}")
     return ":".join([plan.kind, *said])
 
@@ -118,8 +116,12 @@ def as_plan(named: Named, asked: PolicyPlan) -> PolicyPlan:
         first = POLICIES[kind].options[0]
         pairs = [word.split("=", 1) if "=" in word else [first, word] for word in said]
         named = {"kind": kind, **dict(pairs)}
-    if unknown := sorted(set(named) - {"kind", *NAMED}):
-        raise InputError(f"a policy is named by kind, {', '.join(NAMED)}, got {unknown[0]!r}")
+    if not isinstance(named, Mapping):
+        raise InputError(f"a policy is named by a text such as 'adaptive:mlwr', got {named!r}")
+    kind = named.get("kind", asked.kind)
+    known = POLICIES[kind].options
+    if unknown := sorted(set(named) - {"kind", *known}):
+        raise InputError(f"a {kind} policy is named by {', '.join(known)}, got {unknown[0]!r}")
     values: dict[str, Any] = {
         name: _number(value, name) if name in ("budget", "lateness") else value
         for name, value in named.items()

@@ -130,7 +130,7 @@ STATISTICS: dict[str, Callable[[Side], Score]] = {"spread": spread_score, "learn
 class FixedWidth(PolicyKind):
     """Report a window that achieves the goal, and stop as soon as the risk of a miss is small."""
 
-    options: ClassVar[tuple[str, ...]] = ("statistic", "budget")
+    options: ClassVar[tuple[str, ...]] = ("statistic", "budget", "lateness")
     rules: ClassVar[type[Rule]] = WindowRule
     is_guaranteed: ClassVar[bool] = True
     stops_whole_groups: ClassVar[bool] = True

@@ -98,8 +98,7 @@ class _Placed:
         """The group or class of each case; refused where rows of a case disagree."""
         if name not in self.rows.column_names:
             return None
-        column = identities(self.rows[name], name, self.path.name, floats=True)
-        values = to_numpy(column, name)[self.first]
+        values = _identities(self.rows, name, self.path)[self.first]
         of_case = np.zeros(len(complete), dtype=values.dtype)
         of_case[self.where] = values
         if (of_case[self.where] != values).any():
@@ -133,6 +132,11 @@ def _read(path: Path) -> Any:
             f"{path.name} has no column case; it has {', '.join(rows.column_names)[:120]}"
         )
     return rows
+
+
+def _identities(rows: Any, name: str, path: Path) -> np.ndarray:
+    """A column of groups or classes."""
+    return to_numpy(identities(rows[name], name, path.name, floats=True), name)
 
 
 def _numbers(rows: Any, name: str, path: Path) -> FloatArray:
@@ -200,6 +204,17 @@ def _gathered(placed: _Placed) -> tuple[_Placed, FloatArray]:
     numbers = sample[order].reshape(len(start), -1)
     if (np.diff(numbers, axis=1) == 0).any():
         raise InputError(f"{path.name} has a sample of a case and round twice; keep one")
+    for name in ("target", "group", "label"):
+        if name not in rows.column_names:
+            continue
+        is_target = name == "target"
+        column = _numbers(rows, name, path) if is_target else _identities(rows, name, path)
+        values = column[order].reshape(len(start), -1)
+        if (values != values[:, :1]).any():
+            raise InputError(
+                f"{path.name} gives the samples of one case and round two different entries in "
+                f"{name}; keep one"
+            )
     first = order[start]
     together = _Placed(path, rows, where[first], round[first], first)
     return together, outputs[order].reshape(len(start), -1)
