@@ -18,6 +18,10 @@ class TrainingConfig:
         learning_rate: The step size of Adam.
         betas: The decay rates of Adam.
         weight_decay: The weight decay: in Adam's gradient, as torch's Adam takes it.
+        decoupled: Whether weights decay beside the gradient instead, as AdamW does it.
+        warmup: Steps in which the rate rises from nothing to what the schedule says.
+        average: The decay of a running mean of the weights, which is what is validated and kept;
+            0 keeps the weights themselves. Early on the mean is over fewer steps.
         schedule: ``"constant"``, ``"step"`` (times ``decay`` every ``decay_epochs``) or
             ``"cosine"`` (down to ``decay`` times the rate at the end).
         decay: What a schedule multiplies the rate by.
@@ -34,6 +38,8 @@ class TrainingConfig:
         deterministic: Whether to insist on kernels that give the same bits every time.
         keep_every: Epochs between two points from which a killed training goes on.
         patience: Epochs without a better value after which training stops; 0 never stops early.
+        minutes: After two epochs the number of epochs is lowered to what fits into so many minutes,
+            schedule included; the state keeps the number. 0 trains all epochs.
 
     Example:
         >>> TrainingConfig(epochs=50, batch=16).learning_rate
@@ -45,6 +51,9 @@ class TrainingConfig:
     learning_rate: float = 1e-4
     betas: tuple[float, ...] = (0.9, 0.999)
     weight_decay: float = 0.0
+    decoupled: bool = False
+    warmup: int = 0
+    average: float = 0.0
     schedule: Literal["constant", "step", "cosine"] = "constant"
     decay: float = 0.1
     decay_epochs: int = 40
@@ -58,6 +67,7 @@ class TrainingConfig:
     deterministic: bool = False
     keep_every: int = 1
     patience: int = 0
+    minutes: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "accumulate", "decay_epochs", "keep_every"):
@@ -72,6 +82,12 @@ class TrainingConfig:
             raise InputError(
                 f"replay is for one batch a step, not accumulate = {self.accumulate}; leave one "
                 "of them out"
+            )
+        if not 0 <= self.average < 1:
+            raise InputError(f"average is {self.average}; give a decay of at least 0 and below 1")
+        if self.warmup < 0 or self.minutes < 0:
+            raise InputError(
+                f"warmup is {self.warmup} and minutes {self.minutes}; give no negative number"
             )
         smallest = min(self.clip, self.weight_decay, self.workers, self.patience)
         if self.learning_rate <= 0 or smallest < 0:

@@ -187,7 +187,7 @@ def _trainer(
         deterministic=config.deterministic,
         # Our order knows the processes itself, and stays the same when a training is resumed.
         use_distributed_sampler=False,
-        callbacks=[Keep(recipe, folder, config.keep_every, notes, config.patience)],
+        callbacks=[Keep(recipe, folder, config.keep_every, notes, config.patience, config.minutes)],
         logger=False,
         plugins=[SafeIO()],
         enable_checkpointing=False,

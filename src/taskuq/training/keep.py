@@ -46,13 +46,21 @@ class Keep(Callback):
         every: Epochs between two states.
         notes: Tables for the TOML beside the weights.
         patience: Epochs without a better value after which training stops; 0 never does.
+        minutes: How long training may take; 0 is as long as it takes.
     """
 
     def __init__(
-        self, recipe: Recipe, folder: Path, every: int, notes: dict[str, Any], patience: int = 0
+        self,
+        recipe: Recipe,
+        folder: Path,
+        every: int,
+        notes: dict[str, Any],
+        patience: int = 0,
+        minutes: float = 0,
     ) -> None:
         self.recipe, self.folder, self.every, self.notes = recipe, folder, every, notes
-        self.patience = patience
+        self.patience, self.minutes = patience, minutes
+        self.started = 0.0
         self.best: float | None = None
         self.since_best = 0
         self.begun = 0.0
@@ -60,6 +68,7 @@ class Keep(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A training that had stopped early has nothing left to do when it is started again."""
+        self.started = time.monotonic()
         if self._is_exhausted():
             trainer.should_stop = True
         if trainer.is_global_zero:
@@ -92,8 +101,10 @@ class Keep(Callback):
         self.since_best = 0 if is_best else self.since_best + 1
         if self._is_exhausted():
             trainer.should_stop = True
-        is_last = epoch + 1 == trainer.max_epochs or self._is_exhausted()
         assert isinstance(pl_module, Training)
+        if epoch == 1 and self.minutes:
+            pl_module.plan(self._fitting(trainer))
+        is_last = epoch + 1 == trainer.max_epochs or self._is_exhausted()
         mean_loss = pl_module.mean_loss()
         if trainer.is_global_zero:
             row = self._row(trainer, mean_loss)
@@ -101,12 +112,22 @@ class Keep(Callback):
             if self.events is not None:
                 self.events.add(row)
             reached = {"epoch": epoch, self.recipe.monitor: value}
-            if is_best:
-                self._weights("best", reached)
-            if is_last or (epoch + 1) % self.every == 0:
-                self._weights("last", reached)
+            with pl_module.averaged():
+                if is_best:
+                    self._weights("best", reached)
+                if is_last or (epoch + 1) % self.every == 0:
+                    self._weights("last", reached)
         if is_last or (epoch + 1) % self.every == 0:
             trainer.save_checkpoint(self.folder / RESUME)
+
+    def _fitting(self, trainer: Trainer) -> int:
+        """How many epochs fit into the minutes, the first two included; the first one warms up."""
+        now = time.monotonic()
+        left = 60 * self.minutes - (now - self.started)
+        fitting = 2 + max(0, int(left / (now - self.begun)))
+        assert trainer.max_epochs is not None
+        epochs: int = trainer.strategy.broadcast(min(trainer.max_epochs, fitting))
+        return epochs
 
     def _row(self, trainer: Trainer, mean_loss: float) -> dict[str, float]:
         judged = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("valid")}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +31,12 @@ class Training(LightningModule):
         self.recipe, self.settings = recipe, config
         self.network: nn.Module = recipe.network
         self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
+        # How many epochs are trained: what is configured, or what fits into the minutes.
+        self.register_buffer("epochs", torch.tensor(config.epochs))
+        weights = network_weights(recipe.network) if config.average else []
+        self.mean = nn.ParameterList(
+            nn.Parameter(weight.detach().clone(), requires_grad=False) for weight in weights
+        )
         self._has_begun: bool | None = None
         self._values: list[dict[str, Tensor]] = []
         self._losses: list[Tensor] = []
@@ -41,7 +50,10 @@ class Training(LightningModule):
             self.recipe.first_batch(self.network, batch, generator)
             self.begun.fill_(True)  # type: ignore[operator]
             self._has_begun = True
-        loss = self.recipe.loss(self.network, batch, generator)
+        done = (
+            self.current_epoch + index / max(1, self.trainer.num_training_batches)
+        ) / self.planned
+        loss = self.recipe.loss(self.network, {**batch, "progress": done}, generator)
         self._losses.append(loss.detach())
         self.log("training_loss", loss, on_step=True, on_epoch=False, prog_bar=True)
         return loss
@@ -52,10 +64,56 @@ class Training(LightningModule):
         self._losses.clear()
         return mean
 
+    @property
+    def planned(self) -> int:
+        """How many epochs are trained."""
+        assert self.trainer.max_epochs is not None
+        return self.trainer.max_epochs
+
+    def on_train_start(self) -> None:
+        """A training that goes on keeps the number of epochs that it had planned."""
+        self.plan(int(self.epochs))  # type: ignore[arg-type]
+
+    def plan(self, epochs: int) -> None:
+        """Train so many epochs in all, schedule included."""
+        self.epochs.fill_(epochs)  # type: ignore[operator]
+        self.trainer.fit_loop.max_epochs = epochs
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Let the running mean of the weights follow a step."""
+        if not self.settings.average:
+            return
+        step = self.global_step
+        decay = min(self.settings.average, (1 + step) / (10 + step))
+        with torch.no_grad():
+            now = [weight.detach() for weight in network_weights(self.network)]
+            torch._foreach_lerp_([weight.data for weight in self.mean], now, 1 - decay)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The running mean in the network's place for a while, where there is one."""
+        if not self.settings.average:
+            yield
+            return
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        # The weights stay where they are: recorded GPU work knows them by their place.
+        for weight, mean in zip(network_weights(self.network), self.mean, strict=True):
+            before = weight.clone()
+            weight.copy_(mean)
+            mean.copy_(before)
+
     def validation_step(self, batch: Batch, index: int) -> None:
         """Collect the quantities of each case; the same randomness in every epoch."""
         generator = self._generator(VALIDATION, 0, index)
-        self._values.append(self.recipe.validate(self.network, batch, generator))
+        with self.averaged():
+            self._values.append(self.recipe.validate(self.network, batch, generator))
 
     def on_validation_epoch_end(self) -> None:
         """Summarise the quantities of all cases of all processes."""
@@ -72,8 +130,8 @@ class Training(LightningModule):
     def configure_optimizers(self) -> Any:
         """Adam, and the schedule the configuration names."""
         c = self.settings
-        weights = [p for p in self.network.parameters() if p.requires_grad]
-        optimiser = torch.optim.Adam(
+        weights = network_weights(self.network)
+        optimiser = (torch.optim.AdamW if c.decoupled else torch.optim.Adam)(
             weights,
             lr=c.learning_rate,
             betas=(c.betas[0], c.betas[1]),
@@ -85,10 +143,25 @@ class Training(LightningModule):
         if c.schedule == "step":
             schedule: Any = torch.optim.lr_scheduler.StepLR(optimiser, c.decay_epochs, c.decay)
         else:
-            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-                optimiser, c.epochs, eta_min=c.decay * c.learning_rate
-            )
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, self._cosine)
         return {"optimizer": optimiser, "lr_scheduler": schedule}
+
+    def _cosine(self, epoch: int) -> float:
+        # Of the number of epochs now, which the first two may have lowered.
+        wave = (1 + math.cos(math.pi * epoch / self.planned)) / 2
+        return self.settings.decay + (1 - self.settings.decay) * wave
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> None:
+        """One step, at the rate that the schedule says or, in the beginning, below it."""
+        rates = [group["lr"] for group in optimizer.param_groups]
+        risen = min(1.0, (self.global_step + 1) / max(1, self.settings.warmup))
+        for group in optimizer.param_groups:
+            group["lr"] *= risen
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
@@ -111,6 +184,19 @@ class Training(LightningModule):
         if self._has_begun is None:
             self._has_begun = bool(self.begun)
         return self._has_begun
+
+
+def network_weights(network: nn.Module) -> list[nn.Parameter]:
+    """What a network learns, in its own order.
+
+    Arguments:
+        network: The network; what is frozen in it is left out.
+
+    Example:
+        >>> [weight.shape for weight in network_weights(nn.Linear(2, 1))]
+        [torch.Size([1, 2]), torch.Size([1])]
+    """
+    return [weight for weight in network.parameters() if weight.requires_grad]
 
 
 def _gather(values: Tensor) -> Tensor:

@@ -1,0 +1,133 @@
+"""The running mean of weights, the rise of the rate, and the number of epochs that fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from bits import same_bits
+from taskuq.errors import InputError
+from taskuq.settings import read_toml
+from taskuq.training.config import TrainingConfig
+from taskuq.training.fit import Machine, fit
+from taskuq.training.keep import Keep
+from taskuq.training.log import read_log
+from taskuq.training.module import Training
+from taskuq.training.recipe import Recipe
+from taskuq.training.state import load_state
+from taskuq.weights.files import read_tensors
+
+CPU = Machine(accelerator="cpu", progress=False)
+CONFIG = TrainingConfig(epochs=4, batch=4, learning_rate=0.1, average=0.6)
+
+
+class Points:
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, place):
+        return {"x": torch.tensor([float(place[1])])}
+
+
+def falling(told=None):
+    """A weight that falls for ever; ``told`` collects what the loss and the judge see."""
+    told = [] if told is None else told
+
+    def loss(net, batch, generator):
+        told.append(("step", net.weight.item(), batch["progress"]))
+        return net.weight.mean()
+
+    def validate(net, batch, generator):
+        told.append(("judge", net.weight.item(), None))
+        return {"loss": net(batch["x"])[:, 0]}
+
+    net = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(net.weight, 1.0)
+    return Recipe("line", net, CONFIG, loss, validate)
+
+
+def seen(told, what):
+    return [(value, progress) for name, value, progress in told if name == what]
+
+
+def test_the_mean_of_the_weights_is_judged_and_kept(tmp_path):
+    told = []
+    fit(falling(told), Points(), Points(), CONFIG, tmp_path, machine=CPU)
+    weights = [value for value, _ in seen(told, "step")]
+    weights.append(weights[-1] + (weights[-1] - weights[-2]))  # Adam's steps are alike here
+    mean = weights[0]
+    for step, weight in enumerate(weights[1:], start=1):
+        decay = min(0.6, (1 + step) / (10 + step))
+        mean = decay * mean + (1 - decay) * weight
+    last = read_tensors(tmp_path / "last.safetensors")["weight"].item()
+    assert last == pytest.approx(mean, rel=1e-4)
+    assert last == pytest.approx(seen(told, "judge")[-1][0], rel=1e-6)
+    assert load_state(tmp_path / "resume.safetensors")["state_dict"][
+        "network.weight"
+    ].item() == pytest.approx(weights[-1], rel=1e-4)
+
+
+def test_progress_goes_from_nothing_to_nearly_one(tmp_path):
+    told = []
+    fit(falling(told), Points(), Points(), CONFIG, tmp_path, machine=CPU)
+    progress = [done for _, done in seen(told, "step")]
+    assert progress == pytest.approx([k / 12 for k in range(12)])
+
+
+def test_a_restart_goes_on_with_the_mean(tmp_path, monkeypatch):
+    fit(falling(), Points(), Points(), CONFIG, tmp_path / "whole", machine=CPU)
+    step = Training.training_step
+
+    def broken(self, batch, index):
+        if self.current_epoch == 2:
+            raise RuntimeError("a fault in epoch 2")
+        return step(self, batch, index)
+
+    monkeypatch.setattr(Training, "training_step", broken)
+    with pytest.raises(RuntimeError, match="a fault in epoch 2"):
+        fit(falling(), Points(), Points(), CONFIG, tmp_path / "parts", machine=CPU)
+    monkeypatch.undo()
+    fit(falling(), Points(), Points(), CONFIG, tmp_path / "parts", machine=CPU)
+    for name in ("best", "last"):
+        files = [tmp_path / run / f"{name}.safetensors" for run in ("whole", "parts")]
+        one, two = (read_tensors(path)["weight"] for path in files)
+        assert same_bits(one, two)
+
+
+def test_the_rate_rises_in_the_first_steps(tmp_path):
+    told = []
+    config = replace(CONFIG, average=0.0, warmup=4)
+    fit(falling(told), Points(), Points(), config, tmp_path, machine=CPU)
+    weights = torch.tensor([value for value, _ in seen(told, "step")])
+    # Adam's step is as large as the rate while the gradient stays what it is.
+    assert torch.allclose(-weights.diff()[:6], 0.1 * torch.tensor([0.25, 0.5, 0.75, 1, 1, 1]))
+
+
+@pytest.mark.parametrize("fitting", [2, 3])
+def test_what_does_not_fit_into_the_minutes_is_not_begun(tmp_path, monkeypatch, fitting):
+    monkeypatch.setattr(Keep, "_fitting", lambda self, trainer: fitting)
+    config = replace(CONFIG, minutes=1.0, schedule="cosine", decay=0.5)
+    recipe, points = falling(), Points()
+    fit(recipe, points, points, config, tmp_path, machine=CPU)
+    assert len(read_log(tmp_path / "metrics.csv")) == fitting
+    monkeypatch.undo()
+    fit(falling(), points, points, config, tmp_path, machine=CPU)  # it is over, and stays so
+    assert len(read_log(tmp_path / "metrics.csv")) == fitting
+    assert read_toml(tmp_path / "last.toml")["reached"]["epoch"] == fitting - 1
+
+
+def test_minutes_are_counted_from_the_second_epoch(tmp_path, monkeypatch):
+    """Epochs that take no time at all fit into any minute."""
+    fit(falling(), Points(), Points(), replace(CONFIG, minutes=5.0), tmp_path / "a", machine=CPU)
+    assert len(read_log(tmp_path / "a" / "metrics.csv")) == 4
+    fit(falling(), Points(), Points(), replace(CONFIG, minutes=1e-9), tmp_path / "b", machine=CPU)
+    assert len(read_log(tmp_path / "b" / "metrics.csv")) == 2
+
+
+@pytest.mark.parametrize("wrong", [{"average": 1.0}, {"warmup": -1}, {"minutes": -0.5}])
+def test_what_is_no_setting_is_refused(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        TrainingConfig(**wrong)
