@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import cyclopts
 from cyclopts import Parameter
 
-from taskuq.commands.terminal import say, show
+from taskuq.commands.terminal import hand_over, say, show
+from taskuq.errors import InputError
 from taskuq.training.networks import LISTED, NETWORKS
 
 WHERE = "The folder for weights, logs and the state; by default runs/ and the file's name."
@@ -28,6 +29,9 @@ def command(kind: str) -> Callable[..., None]:
         nodes: int = 1,
         accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto",
         fresh: bool = False,
+        steps: int | None = None,
+        dry_run: bool = False,
+        json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
         progress: bool = True,
     ) -> None:
         """Train a network; started again after it was stopped, it goes on.
@@ -39,19 +43,40 @@ def command(kind: str) -> Callable[..., None]:
             nodes: How many nodes take part; start the same command on each.
             accelerator: What to train on.
             fresh: Begin again and overwrite what the folder holds.
+            steps: A trial: stop after so many steps and leave everything that a training leaves.
+            dry_run: Take a few steps (5, or --steps), say what all will take, and write nothing.
+            json: Where a dry run writes its record; '-' is stdout.
             progress: Draw a progress bar.
         """
         # torch and lightning take seconds to import: only when there is something to train.
-        from taskuq.runs.training import train_from
-        from taskuq.training.fit import Machine, is_first_process
+        from taskuq.runs.training import foresee_training, train_from
+        from taskuq.training.fit import PROBES, Machine, is_first_process
 
-        folder = output or Path("runs") / f"{config.parent.name}-{config.stem}".lstrip("-.")
         machine = Machine(accelerator, devices, nodes, progress)
-        path = train_from(kind, config, folder, machine=machine, fresh=fresh, tell=say)
+        if json is not None and not dry_run:
+            raise InputError("--json is for --dry-run; a training writes timing.json to its folder")
+        if dry_run:
+            record = foresee_training(
+                kind, config, machine=machine, steps=PROBES if steps is None else steps
+            )
+            if is_first_process():
+                _show_cost(record, json)
+            return
+        folder = output or Path("runs") / f"{config.parent.name}-{config.stem}".lstrip("-.")
+        path = train_from(kind, config, folder, machine=machine, fresh=fresh, steps=steps, tell=say)
         if is_first_process():
             show(str(path))
 
     return start
+
+
+def _show_cost(record: dict[str, Any], json: str | None) -> None:
+    from taskuq.training.timing import timing_sentence
+
+    if json != "-":
+        show(f"Cases were ready after {record['prepare_s']:.3g} s.")
+        show(timing_sentence(record))
+    hand_over(record, json)
 
 
 # The names are those of the list of networks, which extensions may make longer.

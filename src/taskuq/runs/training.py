@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from taskuq.files import write_json
 from taskuq.settings import read_settings
-from taskuq.training.fit import Machine, is_first_process, train
+from taskuq.training.fit import PROBES, Machine, foresee, is_first_process, train
 from taskuq.training.networks import NETWORKS
+from taskuq.training.seeds import own_randomness
 
 
 def train_from(
@@ -18,6 +21,7 @@ def train_from(
     *,
     machine: Machine | None = None,
     fresh: bool = False,
+    steps: int | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Train the network that a TOML file describes, and judge it where its kind is judged.
@@ -28,7 +32,8 @@ def train_from(
         folder: Where weights, logs and the state go.
         machine: On what to train.
         fresh: Whether to begin again and overwrite what is there.
-        tell: Called with the lines of a table of how good the network is.
+        steps: After how many steps a trial stops; None trains all epochs.
+        tell: Called with what a trial took, and a table of how good the network is.
 
     Example:
         >>> train_from("flow", "absent.toml", "runs/flow")
@@ -39,7 +44,11 @@ def train_from(
     network, machine = NETWORKS[kind], machine or Machine()
     settings = read_settings(network.training, config)
     cases = settings.prepare(machine)
-    path = train(settings, folder, machine=machine, fresh=fresh, cases=cases)
+    path = train(settings, folder, machine=machine, fresh=fresh, cases=cases, steps=steps)
+    if steps is not None and is_first_process():
+        from taskuq.training.timing import read_timing, timing_sentence
+
+        tell(timing_sentence(read_timing(path.parent)))
     if network.judge is not None and is_first_process():
         from taskuq.report.ink import draw_record
 
@@ -49,3 +58,29 @@ def train_from(
         for line in [] if network.table is None else network.table(record):
             tell(line)
     return path
+
+
+def foresee_training(
+    kind: str, config: Path | str, *, machine: Machine | None = None, steps: int = PROBES
+) -> dict[str, Any]:
+    """Take a few steps of the training that a TOML file describes; nothing is kept.
+
+    Arguments:
+        kind: A name of :data:`taskuq.training.networks.NETWORKS`.
+        config: The TOML file.
+        machine: On what to train.
+        steps: How many steps to take, of each part.
+
+    Returns:
+        What they took and what all will take, as ``timing.json`` of a training has it, and the
+        seconds ``prepare_s`` until cases were there.
+    """
+    machine = machine or Machine()
+    settings = read_settings(NETWORKS[kind].training, config)
+    start = time.perf_counter()
+    cases = settings.prepare(machine)
+    prepared = time.perf_counter() - start
+    with own_randomness(settings.training.seed):
+        recipe = settings.recipe(cases, machine)
+    record = foresee(recipe, cases[0], cases[1], settings.training, machine=machine, steps=steps)
+    return {**record, "prepare_s": prepared}

@@ -229,7 +229,8 @@ def _classifier_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
         [values[f"{name}_{k}"].double().cpu().numpy() for k in range(tasks)]
         for name in ("output", "target")
     )
-    areas = [auroc(*pair) for pair in zip(z, y, strict=True)]
+    # A trial may have looked at cases of one class alone.
+    areas = [auroc(*pair) if 0 < pair[1].mean() < 1 else np.nan for pair in zip(z, y, strict=True)]
     return {"loss": float(values["loss"].double().mean()), "auroc": float(np.mean(areas))}
 
 

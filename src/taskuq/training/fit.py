@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
@@ -22,6 +23,12 @@ from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
 from taskuq.training.state import RESUME
 from taskuq.weights.files import load_weights, save_weights
+
+if TYPE_CHECKING:
+    from taskuq.training.keep import Keep
+
+# How many steps tell what a training takes.
+PROBES = 5
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ def train(
     fresh: bool = False,
     data: Any = None,
     cases: tuple[Any, ...] | None = None,
+    steps: int | None = None,
 ) -> Path:
     """Train the network that settings describe and return its best weights.
 
@@ -88,6 +96,7 @@ def train(
         fresh: Whether to begin again and overwrite what is there.
         data: Training and validation data; by default those that the settings name.
         cases: What ``settings.prepare`` made of them; ``data`` are not needed then.
+        steps: After how many steps a trial stops; None trains all epochs.
     """
     machine = machine or Machine()
     if cases is None:
@@ -103,6 +112,7 @@ def train(
         settings=to_table(settings),
         machine=machine,
         fresh=fresh,
+        steps=steps,
     )
 
 
@@ -116,13 +126,17 @@ def fit(
     settings: dict[str, Any] | None = None,
     machine: Machine | None = None,
     fresh: bool = False,
+    steps: int | None = None,
 ) -> Path:
     """Train a recipe, leave its weights in a folder and return the best.
 
     The folder receives ``best`` and ``last`` as .safetensors with a .toml each, ``metrics.csv``,
-    the configuration, and a state. Called again after it was killed, the training goes on behind
-    its last whole epoch and ends with the same bits as if nothing had happened. A part that is
-    trained before has all of this in the folder ``pretrain``.
+    ``timing.json``, the configuration, and a state. Called again after it was killed, the training
+    goes on behind its last whole epoch and ends with the same bits as if nothing had happened. A
+    part that is trained before has all of this in the folder ``pretrain``.
+
+    A trial stops after a few steps, validates by as many batches, and leaves the same files, which
+    say that it was one. It always begins anew, and no training goes on from it.
 
     Arguments:
         recipe: What to train.
@@ -133,32 +147,31 @@ def fit(
         settings: The whole configuration; a folder of another configuration is refused.
         machine: On what to train.
         fresh: Whether to begin again and overwrite what is there.
+        steps: After how many steps a trial stops, each part of it; None trains all epochs.
     """
-    # Lightning takes seconds to import, and sets the level of its log, which _quiet lowers.
-    from taskuq.training.module import Training
+    from taskuq.training.keep import Keep
+    from taskuq.training.timing import read_timing
 
     machine, folder = machine or Machine(), Path(folder)
-    settings = settings or {}
-    if recipe.before is not None and (fresh or not (folder / RESUME).exists()):
+    settings, earlier = settings or {}, None
+    if recipe.before is not None and (fresh or steps or not (folder / RESUME).exists()):
         first, how = recipe.before
-        frozen = [weight for weight in first.network.parameters() if not weight.requires_grad]
-        first.network.requires_grad_(True)
         part = folder / "pretrain"
-        best = fit(
-            first, training, validation, how, part, settings=settings, machine=machine, fresh=fresh
-        )
-        load_weights(first.network, best)
-        for weight in frozen:
-            weight.requires_grad_(False)
+        with _unfrozen(first.network):
+            best = fit(
+                first, training, validation, how, part,
+                settings=settings, machine=machine, fresh=fresh, steps=steps,
+            )  # fmt: skip
+            load_weights(first.network, best)
+        earlier = read_timing(part)
+    settings = settings if steps is None else {**settings, "trial": {"steps": steps}}
     resume = _resume(folder, settings, fresh)
-    with _quiet(), own_randomness(config.seed):
-        notes = {key: settings[key] for key in settings if key != "network"}
-        _trainer(recipe, config, folder, notes, machine).fit(
-            Training(recipe, config),
-            _loader(training, config, recipe, seed=config.seed),
-            _loader(validation, config, recipe, seed=None),
-            ckpt_path=None if resume is None else str(resume),
-        )
+    notes = {key: settings[key] for key in settings if key != "network"}
+    keep = Keep(recipe, folder, config.keep_every, notes, config.patience, config.minutes)
+    _loop(
+        recipe, training, validation, config, machine,
+        steps=steps, before=earlier, keep=keep, resume=resume,
+    )  # fmt: skip
     best = folder / "best.safetensors"
     if recipe.after is not None and is_first_process():
         load_weights(recipe.network, best)
@@ -169,12 +182,78 @@ def fit(
     return best
 
 
-def _trainer(
-    recipe: Recipe, config: TrainingConfig, folder: Path, notes: dict[str, Any], machine: Machine
-) -> Any:
+def foresee(
+    recipe: Recipe,
+    training: TorchDataset[Any],
+    validation: TorchDataset[Any],
+    config: TrainingConfig,
+    *,
+    machine: Machine | None = None,
+    steps: int = PROBES,
+) -> dict[str, Any]:
+    """Take a few steps as :func:`fit` does, and say what all of them will take; nothing is kept.
+
+    Arguments:
+        recipe: What to train; its weights are changed.
+        training: Cases by (epoch, index).
+        validation: The same for validation.
+        config: How to train.
+        machine: On what to train.
+        steps: How many steps to take, of each part.
+    """
+    machine, earlier = machine or Machine(), None
+    if recipe.before is not None:
+        first, how = recipe.before
+        with _unfrozen(first.network):
+            earlier = foresee(first, training, validation, how, machine=machine, steps=steps)
+    return _loop(recipe, training, validation, config, machine, steps=steps, before=earlier)
+
+
+def _loop(
+    recipe: Recipe,
+    training: TorchDataset[Any],
+    validation: TorchDataset[Any],
+    config: TrainingConfig,
+    machine: Machine,
+    *,
+    steps: int | None,
+    before: dict[str, Any] | None,
+    keep: Keep | None = None,
+    resume: Path | None = None,
+) -> dict[str, Any]:
+    """The one loop of training, whether it is kept or only timed; returns what it took."""
+    # Lightning takes seconds to import, and sets the level of its log, which _quiet lowers.
+    from taskuq.training.module import Training
+    from taskuq.training.timing import Timing
+
+    if steps is not None and steps < 1:
+        raise InputError(f"{steps} steps were asked for; take at least 1")
+    looked_at = None if steps is None else steps * config.batch
+    loaders = (
+        _loader(training, config, recipe, seed=config.seed),
+        _loader(validation, config, recipe, seed=None, most=looked_at),
+    )
+    timing = Timing(
+        recipe.kind,
+        config,
+        validation_steps=-(-len(validation) // config.batch),  # type: ignore[arg-type]
+        folder=None if keep is None else keep.folder,
+        steps=steps,
+        before=before,
+    )
+    with _quiet(), own_randomness(config.seed):
+        _trainer(config, machine, [timing] if keep is None else [keep, timing]).fit(
+            Training(recipe, config),
+            *loaders,
+            ckpt_path=None if resume is None else str(resume),
+        )
+    return timing.record
+
+
+def _trainer(config: TrainingConfig, machine: Machine, callbacks: list[Any]) -> Any:
     import pytorch_lightning as pl
 
-    from taskuq.training.keep import Keep, SafeIO
+    from taskuq.training.keep import SafeIO
 
     return pl.Trainer(
         accelerator=machine.accelerator,
@@ -187,7 +266,7 @@ def _trainer(
         deterministic=config.deterministic,
         # Our order knows the processes itself, and stays the same when a training is resumed.
         use_distributed_sampler=False,
-        callbacks=[Keep(recipe, folder, config.keep_every, notes, config.patience, config.minutes)],
+        callbacks=callbacks,
         logger=False,
         plugins=[SafeIO()],
         enable_checkpointing=False,
@@ -210,6 +289,18 @@ def is_first_process() -> bool:
 
 
 @contextmanager
+def _unfrozen(network: nn.Module) -> Iterator[None]:
+    """Let all weights of a part be trained for a while, also those that are frozen in the whole."""
+    frozen = [weight for weight in network.parameters() if not weight.requires_grad]
+    network.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for weight in frozen:
+            weight.requires_grad_(False)
+
+
+@contextmanager
 def _quiet() -> Iterator[None]:
     """Lightning advises on worker counts and products; what it has to say goes to its log file."""
     log = logging.getLogger("pytorch_lightning")
@@ -228,7 +319,12 @@ def _quiet() -> Iterator[None]:
 
 
 def _loader(
-    cases: TorchDataset[Any], config: TrainingConfig, recipe: Recipe, *, seed: int | None
+    cases: TorchDataset[Any],
+    config: TrainingConfig,
+    recipe: Recipe,
+    *,
+    seed: int | None,
+    most: int | None = None,
 ) -> DataLoader[Any]:
     length = len(cases)  # type: ignore[arg-type]
     if length == 0:
@@ -236,7 +332,7 @@ def _loader(
     return DataLoader(
         cases,
         batch_size=config.batch,
-        sampler=EpochOrder(length, seed, pad=seed is not None),
+        sampler=EpochOrder(length, seed, pad=seed is not None, most=most),
         num_workers=config.workers,
         persistent_workers=config.workers > 0,
         collate_fn=recipe.collate,
@@ -246,12 +342,22 @@ def _loader(
 def _resume(folder: Path, settings: dict[str, Any], fresh: bool) -> Path | None:
     """Where to go on from, or None; a folder of another configuration is refused."""
     state, written = folder / RESUME, folder / "config.toml"
-    if fresh:
+    there = read_toml(written) if written.exists() and not fresh else None
+    if there is not None and "trial" in there and "trial" not in settings:
+        raise InputError(
+            f"{folder} holds a trial of {there['trial']['steps']} steps; give another folder, or "
+            "--fresh to train there"
+        )
+    if there is not None and "trial" in settings and "trial" not in there:
+        raise InputError(
+            f"{folder} holds a training; give a trial another folder, or --fresh to overwrite it"
+        )
+    if fresh or "trial" in settings:
         for old in (state, written):
             old.unlink(missing_ok=True)
-    if written.exists() and settings and read_toml(written) != settings:
+    elif there is not None and settings and there != settings:
         raise InputError(
-            f"{folder} holds a training of another configuration ({_difference(written, settings)}"
+            f"{folder} holds a training of another configuration ({_difference(there, settings)}"
             "); give another folder, or --fresh to begin again"
         )
     with whole_file(written) as partial:
@@ -259,8 +365,8 @@ def _resume(folder: Path, settings: dict[str, Any], fresh: bool) -> Path | None:
     return state if state.exists() else None
 
 
-def _difference(written: Path, settings: dict[str, Any]) -> str:
-    old, new = (_flat(table) for table in (read_toml(written), settings))
+def _difference(there: dict[str, Any], settings: dict[str, Any]) -> str:
+    old, new = (_flat(table) for table in (there, settings))
     changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
     return ", ".join(f"{key}: {old.get(key)} there, {new.get(key)} here" for key in changed[:3])
 

@@ -104,7 +104,7 @@ class Keep(Callback):
         assert isinstance(pl_module, Training)
         if epoch == 1 and self.minutes:
             pl_module.plan(self._fitting(trainer))
-        is_last = epoch + 1 == trainer.max_epochs or self._is_exhausted()
+        is_last = epoch + 1 == trainer.max_epochs or trainer.should_stop
         mean_loss = pl_module.mean_loss()
         if trainer.is_global_zero:
             row = self._row(trainer, mean_loss)

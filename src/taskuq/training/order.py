@@ -21,6 +21,7 @@ class EpochOrder(Sampler[Place]):
         length: The number of cases.
         seed: Where the order comes from; None keeps the cases in their own order.
         pad: Whether to fill up. Without it every case is seen exactly once, as validation needs.
+        most: At most so many cases, taken at even steps, for a trial.
 
     Example:
         >>> order = EpochOrder(4, seed=0)
@@ -30,8 +31,13 @@ class EpochOrder(Sampler[Place]):
         ([0, 1, 2, 3], {7})
     """
 
-    def __init__(self, length: int, seed: int | None, *, pad: bool = True) -> None:
-        self.length, self.seed, self.pad = length, seed, pad
+    def __init__(
+        self, length: int, seed: int | None, *, pad: bool = True, most: int | None = None
+    ) -> None:
+        self.cases = np.arange(length)
+        if most is not None and most < length:
+            self.cases = np.linspace(0, length - 1, most).astype(int)
+        self.length, self.seed, self.pad = len(self.cases), seed, pad
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -40,9 +46,9 @@ class EpochOrder(Sampler[Place]):
 
     def __iter__(self) -> Iterator[Place]:
         rank, world = _process()
-        order = np.arange(self.length)
+        order = self.cases
         if self.seed is not None:
-            order = np.random.default_rng([self.seed, self.epoch]).permutation(self.length)
+            order = np.random.default_rng([self.seed, self.epoch]).permutation(order)
         if self.pad:
             order = np.resize(order, len(self) * world)
         return ((self.epoch, int(index)) for index in order[rank::world])

@@ -1,0 +1,236 @@
+"""What a training takes: seconds a step, memory, and from these the hours of all epochs."""
+
+from __future__ import annotations
+
+import math
+import resource
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import nn
+
+from taskuq.files import read_json, write_json
+from taskuq.training.config import TrainingConfig
+
+SCHEMA = "taskuq.timing/1"
+FILE = "timing.json"
+# Steps of each epoch after which the GPU is waited for, so that the clock shows its time.
+SYNCHRONISED = 20
+
+
+class Timing(Callback):
+    """Looks at the clock in the very loop that trains, and ends a trial.
+
+    Arguments:
+        kind: What is trained.
+        config: How.
+        validation_steps: Batches of a whole validation, of one process.
+        folder: Where ``timing.json`` goes after each epoch; nowhere where None.
+        steps: After how many steps to stop, validate and end; None trains all epochs.
+        before: The record of a part that was trained before.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        config: TrainingConfig,
+        *,
+        validation_steps: int,
+        folder: Path | None = None,
+        steps: int | None = None,
+        before: dict[str, Any] | None = None,
+    ) -> None:
+        self.kind, self.config, self.validation_steps = kind, config, validation_steps
+        self.folder, self.most, self.before = folder, steps, before
+        self.record: dict[str, Any] = {}
+        self._steps: deque[float] = deque(maxlen=1000)
+        self._validation: deque[float] = deque(maxlen=1000)
+        self._epochs: list[float] = []
+        self._first: float | None = None
+        self._waited = self._trained = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget what memory was needed before."""
+        if pl_module.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(pl_module.device)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at the clock."""
+        self._epoch_began = self._step_began = self._batch_ended = time.perf_counter()
+        self._step = trainer.global_step
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """The batch is there: how long did it take to come?"""
+        if self._first is not None:
+            self._waited += time.perf_counter() - self._batch_ended
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Count a step, and stop where enough were taken."""
+        is_timed = batch_idx < SYNCHRONISED * self.config.accumulate
+        now = _now(pl_module if is_timed else None)
+        if self._first is not None:
+            self._trained += now - self._batch_ended
+        self._batch_ended = now
+        if trainer.global_step == self._step:
+            return  # gradients are still being added up
+        seconds, self._step_began, self._step = now - self._step_began, now, trainer.global_step
+        if self._first is None:
+            self._first = seconds
+        elif is_timed:
+            self._steps.append(seconds)
+        if self.most is not None and trainer.global_step >= self.most:
+            trainer.should_stop = True
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Count a batch of validation."""
+        now = _now(pl_module if batch_idx < SYNCHRONISED else None)
+        if batch_idx < SYNCHRONISED:
+            self._validation.append(now - self._batch_ended)
+        self._batch_ended = now
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation is over and weights are written: sum up."""
+        now = _now(pl_module)
+        if self.most is None:
+            self._epochs.append(now - self._epoch_began)
+        self.record = self._sum_up(trainer, pl_module, kept=now - self._batch_ended)
+        if self.folder is not None and trainer.is_global_zero:
+            write_json(self.folder / FILE, self.record)
+
+    def _sum_up(self, trainer: Trainer, module: LightningModule, *, kept: float) -> dict[str, Any]:
+        network = module.network
+        assert isinstance(network, nn.Module)
+        config, first = self.config, self._first or 0.0
+        device, is_gpu = module.device, module.device.type == "cuda"
+        validation = list(self._validation)
+        steps = -(-int(trainer.num_training_batches) // config.accumulate)
+        record = {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "device": torch.cuda.get_device_name(device) if is_gpu else device.type,
+            "devices": trainer.world_size,
+            "parameters": sum(p.numel() for p in network.parameters()),
+            "precision": config.precision,
+            "batch": config.batch,
+            "trial": self.most is not None,
+            "steps": trainer.global_step,
+            "first_step_s": first,
+            "step_s": statistics.median(self._steps) if self._steps else first,
+            "wait_share": self._waited / self._trained if self._trained else 0.0,
+            # The first batch of all may compile.
+            "validation_step_s": statistics.median(validation[1:] or validation),
+            "keep_s": kept if self.folder is not None else 0.0,
+            "epoch_s": statistics.median(self._epochs) if self._epochs else None,
+            "peak_gpu_bytes": torch.cuda.max_memory_allocated(device) if is_gpu else 0,
+            "reserved_gpu_bytes": torch.cuda.max_memory_reserved(device) if is_gpu else 0,
+            "peak_host_bytes": peak_host_bytes(),
+            "steps_per_epoch": steps,
+            "validation_steps": self.validation_steps,
+            "epochs": config.epochs,
+            "keep_every": config.keep_every,
+            "minutes": config.minutes,
+            "before": self.before,
+        }
+        return {**record, "projected_hours": projected_hours(record)}
+
+
+def read_timing(folder: Path) -> dict[str, Any]:
+    """Read what the training of a folder takes.
+
+    Arguments:
+        folder: Where it was trained.
+    """
+    record: dict[str, Any] = read_json(folder / FILE, SCHEMA)
+    return record
+
+
+def projected_hours(record: Mapping[str, Any]) -> float:
+    """Return the hours of all epochs, with validation, writing, and the part trained before.
+
+    Epochs count as they were seen where a whole one was, else by their steps; with ``minutes``
+    there are no more of them than fit.
+
+    Arguments:
+        record: What :class:`Timing` made.
+
+    Example:
+        >>> projected_hours({"epochs": 10, "steps_per_epoch": 90, "step_s": 1.0, "keep_every": 2,
+        ...                  "validation_steps": 16, "validation_step_s": 0.5, "keep_s": 4.0,
+        ...                  "first_step_s": 2601.0, "epoch_s": None, "before": None,
+        ...                  "minutes": 0.0})
+        1.0
+    """
+    epoch = record["epoch_s"]
+    if epoch is None:
+        epoch = record["steps_per_epoch"] * record["step_s"]
+        epoch += record["validation_steps"] * record["validation_step_s"]
+        epoch += record["keep_s"] / record["keep_every"]
+    compiling = max(0.0, record["first_step_s"] - record["step_s"])
+    before = record["before"]
+    earlier = 0.0 if before is None else float(before["projected_hours"])
+    most = 60 * record["minutes"] or math.inf
+    return min(float(compiling + record["epochs"] * epoch), most) / 3600 + earlier
+
+
+def timing_sentence(record: Mapping[str, Any]) -> str:
+    """Say what a training takes.
+
+    Arguments:
+        record: What :class:`Timing` made.
+    """
+    lines = [] if record["before"] is None else [timing_sentence(record["before"])]
+    gpu = f"{record['peak_gpu_bytes'] / 2**30:.2f} GiB of GPU memory and "
+    hours = record["projected_hours"]
+    lines.append(
+        f"{record['kind']}, {record['parameters']:,} parameters, batches of {record['batch']} on "
+        f"{record['devices']} × {record['device']}: first step {record['first_step_s']:.3g} s, "
+        f"then {record['step_s']:.3g} s each ({record['wait_share']:.0%} of it waiting for data); "
+        f"{gpu if record['peak_gpu_bytes'] else ''}{record['peak_host_bytes'] / 2**30:.2f} GiB of "
+        f"host memory. {record['epochs']} epochs of {record['steps_per_epoch']} steps and "
+        f"{record['validation_steps']} batches of validation: about "
+        + (f"{hours:.1f} hours." if hours >= 1 else f"{60 * hours:.2g} minutes.")
+    )
+    return "\n".join(lines)
+
+
+def peak_host_bytes() -> int:
+    """Return the most memory that this process has had so far.
+
+    Example:
+        >>> peak_host_bytes() > 1_000_000
+        True
+    """
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts kibibytes, macOS bytes.
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _now(module: LightningModule | None) -> float:
+    """The time, when a module's GPU has done what it was told."""
+    if module is not None and module.device.type == "cuda":
+        torch.cuda.synchronize(module.device)
+    return time.perf_counter()
