@@ -71,8 +71,9 @@ class Training(LightningModule):
         return self.trainer.max_epochs
 
     def on_train_start(self) -> None:
-        """A training that goes on keeps the number of epochs that it had planned."""
-        self.plan(int(self.epochs))  # type: ignore[arg-type]
+        """A training that goes on keeps the number of epochs that fitted into its minutes."""
+        if self.settings.minutes:
+            self.plan(int(self.epochs))  # type: ignore[arg-type]
 
     def plan(self, epochs: int) -> None:
         """Train so many epochs in all, schedule included."""
