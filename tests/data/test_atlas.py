@@ -100,6 +100,24 @@ def test_flair_shows_the_brain_of_t1_with_grey_and_white_exchanged():
     assert np.corrcoef(t1.images[middle][tissue], flair.images[middle][tissue])[0, 1] < -0.5
 
 
+def test_t2_shows_the_same_patient_with_bright_fluid():
+    plan = PatientPlan(size=64, slices=2, lesions=LesionPlan(patients=1.0))
+    flair, t2 = (
+        draw_patient(replace(plan, contrast=name), load_anatomy(), rng=np.random.default_rng(2))
+        for name in ("flair", "t2")
+    )
+    assert np.array_equal(t2.lesion, flair.lesion)
+    inside = slice(20, 44)
+    dark = flair.images[:, inside, inside] < 0.3  # fluid of FLAIR, in the middle of the head
+    assert t2.images[:, inside, inside][dark].mean() > 1.3
+
+
+def test_mixed_patients_have_all_contrasts():
+    plan = PatientPlan(size=16, slices=1, contrast="mixed")
+    seen = {Atlas(12, seed=0, plan=plan).patient(k).contrast for k in range(12)}
+    assert seen == {"t1", "t2", "flair"}
+
+
 def test_a_base_file_stands_for_nilearn(atlas, tmp_path, monkeypatch):
     path = save_anatomy(tmp_path / "base.npz")
     assert torch.equal(Atlas(patients=1, seed=0, plan=PLAN, base=path)[2].image, atlas[2].image)

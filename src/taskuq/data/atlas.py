@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from taskuq.data.anatomy import load_anatomy
 from taskuq.data.arrays import ArrayDataset
+from taskuq.data.contrast import Contrasts
 from taskuq.data.dataset import Dataset, Item
 from taskuq.data.memory import shared_out
 from taskuq.data.patient import Patient, PatientPlan, draw_patient
@@ -188,6 +189,7 @@ class AtlasData(Reader):
         patients: How many patients.
         size: Rows and columns of a slice.
         slices: Slices for each patient.
+        contrast: ``"t1"``, ``"t2"``, ``"flair"``, or ``"mixed"``: each patient one of the three.
         target: What a task network should say: ``"label"`` or ``"lesion_area"``.
 
     Example:
@@ -198,6 +200,7 @@ class AtlasData(Reader):
     patients: int = 200
     size: int = 128
     slices: int = 8
+    contrast: Contrasts = "flair"
     target: Literal["label", "lesion_area"] = "label"
 
     # A patient takes a processor to draw.
@@ -226,7 +229,7 @@ class AtlasData(Reader):
         return Part(cases, targets, is_read=self.in_memory)
 
     def _atlas(self, coils: int) -> Atlas:
-        plan = PatientPlan(size=self.size, slices=self.slices)
+        plan = PatientPlan(size=self.size, slices=self.slices, contrast=self.contrast)
         return Atlas(self.patients, self.seed, coils=coils, plan=plan)
 
 

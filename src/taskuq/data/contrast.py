@@ -1,4 +1,4 @@
-"""From tissue to signal: a brain and a head as T1-like or FLAIR-like MR would show them."""
+"""From tissue to signal: a brain and a head as T1-, T2- or FLAIR-like MR would show them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Contrast = Literal["t1", "flair"]
+Contrast = Literal["t1", "t2", "flair"]
+# What a plan of patients may ask for; mixed gives each patient one of the three.
+Contrasts = Literal["t1", "t2", "flair", "mixed"]
 FloatArray = NDArray[np.float32]
 
 
@@ -31,15 +33,19 @@ class Signals:
 
 _TYPICAL = {
     "t1": Signals(0.68, 1.0, 0.16, 1.35, 0.55, 0.75, 0.07, 0.3),
+    "t2": Signals(1.0, 0.72, 1.9, 0.9, 0.35, 0.6, 0.06, 1.6),
     "flair": Signals(1.0, 0.76, 0.14, 0.85, 0.42, 0.45, 0.06, 1.75),
 }
+
+# How much of the template's T1 signal beyond its tissue classes shows, and with which sign.
+DETAIL = {"t1": 0.25, "t2": -0.2, "flair": -0.12}
 
 
 def draw_signals(contrast: Contrast, *, rng: np.random.Generator) -> Signals:
     """Signals of one scan: the typical ones of its contrast, each a few percent off.
 
     Arguments:
-        contrast: ``"t1"`` or ``"flair"``.
+        contrast: ``"t1"``, ``"t2"`` or ``"flair"``.
         rng: Where the differences come from.
 
     Example:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
 from taskuq.data.anatomy import Anatomy
-from taskuq.data.contrast import Contrast, Signals, Tissue, draw_signals, head_signal, split_tissue
+from taskuq.data.contrast import (
+    DETAIL,
+    Contrast,
+    Contrasts,
+    Signals,
+    Tissue,
+    draw_signals,
+    head_signal,
+    split_tissue,
+)
 from taskuq.data.lesions import Axes, LesionPlan, draw_dots, draw_lesions
 from taskuq.measure.smooth import smooth_field
 
@@ -28,7 +36,7 @@ class PatientPlan:
         spacing: Distance between slices.
         field_of_view: Width and height of a slice.
         lowest: Height of the lowest slice above the base of the template, smallest and largest.
-        contrast: ``"t1"``, ``"flair"``, or ``"both"``: each patient one of the two.
+        contrast: ``"t1"``, ``"t2"``, ``"flair"``, or ``"mixed"``: each patient one of the three.
         noise: Smallest and largest deviation of the noise, relative to the brain's signal.
         minimum_area: Lesion area below which a slice counts as free, in square millimetres.
         lesions: How often and how large.
@@ -39,7 +47,7 @@ class PatientPlan:
     spacing: float = 6.0
     field_of_view: float = 240.0
     lowest: tuple[float, float] = (66.0, 92.0)
-    contrast: Literal["t1", "flair", "both"] = "flair"
+    contrast: Contrasts = "flair"
     noise: tuple[float, float] = (0.015, 0.045)
     minimum_area: float = 30.0
     lesions: LesionPlan = field(default_factory=LesionPlan)
@@ -82,8 +90,8 @@ def draw_patient(plan: PatientPlan, anatomy: Anatomy, *, rng: np.random.Generato
     in_plane = (np.arange(plan.size, dtype=np.float64) - (plan.size - 1) / 2) * pixel
     heights = rng.uniform(*plan.lowest) - _CENTER[2] + plan.spacing * np.arange(plan.slices)
     axes: Axes = (heights, in_plane, in_plane)
-    contrast: Contrast = ("t1", "flair")[int(rng.random() < 0.5)]
-    if plan.contrast != "both":
+    contrast: Contrast = ("t1", "t2", "flair")[int(3 * rng.random())]
+    if plan.contrast != "mixed":
         contrast = plan.contrast
 
     clean, tissue, signals = _healthy_head(anatomy, axes, pixel, contrast, rng)
@@ -124,7 +132,7 @@ def _healthy_head(
     signals = draw_signals(contrast, rng=rng)
     # What the template shows beyond its tissue classes: nuclei, tracts, cerebellar folds.
     smooth = ndimage.gaussian_filter(values["t1"], (0, 12 / pixel, 12 / pixel))
-    detail = (0.25 if contrast == "t1" else -0.12) * (values["t1"] - smooth) + 0.025 * draw(5)
+    detail = DETAIL[contrast] * (values["t1"] - smooth) + 0.025 * draw(5)
     clean = head_signal(
         tissue,
         signals,

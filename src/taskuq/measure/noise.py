@@ -61,3 +61,20 @@ def image_seed(image: Tensor, seed: int) -> int:
     """
     name = zlib.crc32(image.detach().cpu().contiguous().numpy().tobytes())
     return int(np.random.SeedSequence([seed, name]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def complex_noise(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Complex white noise like some images, its real and imaginary parts of unit variance.
+
+    Arguments:
+        images: Complex images; their shape, precision and device are the noise's.
+        generator: Where it comes from, on that device.
+
+    Example:
+        >>> complex_noise(torch.zeros(2, 3) + 0j, torch.Generator().manual_seed(0)).shape
+        torch.Size([2, 3])
+    """
+    pairs = torch.randn(
+        (*images.shape, 2), generator=generator, device=images.device, dtype=images.real.dtype
+    )
+    return torch.view_as_complex(pairs)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taskuq.errors import InputError
-
 
 def central_window(count: Tensor, width: int) -> Tensor:
     """Mark the ``count`` columns around the zero frequency, booleans (case, width).
@@ -31,7 +29,8 @@ def central_lines(mask: Tensor) -> Tensor:
     """Count the measured lines around the zero frequency without a gap, integers (case,).
 
     The count is that of the largest centred window in which every column is measured, so that a
-    sensitivity estimate never sees a line that was not acquired. A full mask gives ``width``.
+    sensitivity estimate never sees a line that was not acquired. A full mask gives ``width``, one
+    that leaves the zero frequency out 0.
 
     Arguments:
         mask: Booleans (case, width); True is measured.
@@ -44,11 +43,6 @@ def central_lines(mask: Tensor) -> Tensor:
     """
     width = mask.shape[-1]
     centre = width // 2
-    if not bool(mask[:, centre].all()):
-        raise InputError(
-            f"the mask does not measure the zero frequency, column {centre}; sensitivities need "
-            "at least that line, so use a mask with a sampled centre"
-        )
     # Runs of True from the centre outwards; cumprod stops at the first gap.
     left = mask[:, :centre].flip(-1).long().cumprod(-1).sum(-1)
     right = mask[:, centre:].long().cumprod(-1).sum(-1)
@@ -56,7 +50,7 @@ def central_lines(mask: Tensor) -> Tensor:
     if width % 2:
         # On an odd grid an even window is shifted to the right instead of to the left.
         even = 2 * torch.minimum(left + 1, right - 1)
-    return torch.maximum(even, odd)
+    return torch.maximum(even, odd).clamp_min(0)
 
 
 def consistent_columns(x: Tensor, measured: Tensor, mask: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ def estimate(net: VarNet, zero_filled: Tensor, mask: Tensor) -> Estimate:
         >>> torch.allclose(keep_measured(images, mask), measured, atol=1e-5)
         True
     """
-    lines = central_lines(mask.cpu()).to(mask.device)
+    lines = central_lines(mask)
     kspace = fft2c(zero_filled)
     kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
     zero_filled = ifft2c(kspace)  # nothing but what was measured, for network and samples alike

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from taskuq.measure.coils import to_channels, to_complex
+from taskuq.measure.noise import complex_noise
 from taskuq.measure.projections import keep_measured, null_space
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.flow.expected import Expected, expected
@@ -45,7 +46,7 @@ def flow_target(
     residual = null_space(images, mask)
     if found.images:
         residual = residual - null_space(found.images[-1], mask)
-    noise = _complex_noise(images, generator)
+    noise = complex_noise(images, generator)
     seen = keep_measured(noise, mask)
     target = residual + config.null_noise * (noise - seen)
     if config.fill == "noise":
@@ -130,10 +131,3 @@ def unexplained(flow: ConditionalFlow, images: Tensor, mask: Tensor) -> list[Ten
 def _size(images: Tensor) -> Tensor:
     size: Tensor = torch.linalg.vector_norm(torch.view_as_real(images).flatten(1), dim=1)
     return size
-
-
-def _complex_noise(images: Tensor, generator: torch.Generator) -> Tensor:
-    pairs = torch.randn(
-        (*images.shape, 2), generator=generator, device=images.device, dtype=images.real.dtype
-    )
-    return torch.view_as_complex(pairs)

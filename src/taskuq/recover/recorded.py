@@ -74,8 +74,9 @@ class Replayed:
     """A function of a network; on a GPU it is recorded once and replayed, backwards too.
 
     A small network's thousand kernels take longer to launch than to run. The first training batch
-    on a GPU is recorded as a CUDA graph, and batches of its shape are replays. Anything else, a
-    CPU, evaluation or a last batch that is smaller, is computed as ever. Recording leaves the
+    on a GPU, and every other of as many cases but another shape (for instance other coils), is
+    recorded as a CUDA graph, and batches of the same shape are replays. Anything else, a CPU,
+    evaluation or a last batch that is smaller, is computed as ever. Recording leaves the
     network's buffers as they were. A replay writes gradients where the last one's lie: they must be
     set to None in between, as optimisers do, and cannot be accumulated.
 
@@ -91,34 +92,36 @@ class Replayed:
 
     def __init__(self, network: nn.Module, compute: Callable[..., Tensor]) -> None:
         self.network, self.compute = network, compute
-        self._recorded: Any = None
-        self._shapes: list[torch.Size] = []
+        self._recorded: dict[tuple[torch.Size, ...], Any] = {}
+        self._cases = 0
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Return what is computed from the inputs."""
         if not inputs[0].is_cuda or not self.network.training or not torch.is_grad_enabled():
             return self.compute(*inputs)
-        if self._recorded is None:
-            self._record(inputs)
-        if [x.shape for x in inputs] != self._shapes:
+        self._cases = self._cases or len(inputs[0])
+        if len(inputs[0]) != self._cases:
             return self.compute(*inputs)
-        replayed: Tensor = self._recorded(*inputs)
+        shapes = tuple(x.shape for x in inputs)
+        if shapes not in self._recorded:
+            self._recorded[shapes] = self._record(inputs)
+        replayed: Tensor = self._recorded[shapes](*inputs)
         return replayed
 
-    def _record(self, inputs: tuple[Tensor, ...]) -> None:
+    def _record(self, inputs: tuple[Tensor, ...]) -> Any:
         kept = [buffer.clone() for buffer in self.network.buffers()]
         examples = tuple(x.clone() for x in inputs)
         with warnings.catch_warnings():
             # torch warms up on a stream of its own and keeps the last graph alive while it records
             # on another; the two are joined in the recording.
             warnings.filterwarnings("ignore", "The AccumulateGrad node's stream", UserWarning)
-            self._recorded = torch.cuda.make_graphed_callables(
+            recorded = torch.cuda.make_graphed_callables(
                 _Computed(self.network, self.compute), examples, allow_unused_input=True
             )
-        self._shapes = [x.shape for x in inputs]
         with torch.no_grad():
             for buffer, before in zip(self.network.buffers(), kept, strict=True):
                 buffer.copy_(before)
+        return recorded
 
 
 class _Computed(nn.Module):

@@ -91,8 +91,11 @@ class SensitivityModel(nn.Module):
         self.norm_unet = NormUnet(width, pools)
 
     def forward(self, kspace: Tensor, count: Tensor) -> Tensor:
-        """Return maps (case, coil, height, width) from k-space and ``count`` central lines."""
-        window = central_window(count, kspace.shape[-1])
+        """Return maps (case, coil, height, width) from k-space and ``count`` central lines.
+
+        Where there are none, every line that was measured has to do.
+        """
+        window = central_window(count, kspace.shape[-1]) | (count == 0)[:, None]
         images = ifft2c(torch.where(broadcast_mask(window, kspace), kspace, 0))
         maps = self.norm_unet(images.flatten(0, 1)[:, None]).reshape(images.shape)
         norm = rss(maps)[:, None].clamp_min(torch.finfo(maps.real.dtype).tiny)

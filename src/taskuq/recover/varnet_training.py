@@ -21,7 +21,9 @@ from taskuq.recover.methods import RECOVERIES
 from taskuq.recover.metrics import ssim
 from taskuq.recover.recorded import Recorded, Replayed
 from taskuq.recover.scan import Scan, stacked
+from taskuq.recover.scans import AnyScan, measured
 from taskuq.recover.varnet import VarNet, VarNetConfig
+from taskuq.recover.views import CoilViews
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine
 from taskuq.training.networks import Network
@@ -64,10 +66,9 @@ class VarNetRecovery:
     def batch(self, measurements: Sequence[Scan], *, samples: int, seeds: Sequence[int]) -> Tensor:
         """Return the recovered magnitude images of several cases, (case, 1, height, width)."""
         zero_filled, mask = stacked(measurements)
-        lines = central_lines(mask.cpu()).to(self.device)
         kspace, mask = fft2c(zero_filled.to(self.device)), mask.to(self.device)
         kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
-        return self._recorded(kspace, mask, lines)[:, None]
+        return self._recorded(kspace, mask, central_lines(mask))[:, None]
 
     def __reduce__(self) -> tuple[type[VarNetRecovery], tuple[VarNet]]:
         # Recorded GPU work cannot travel to another process; it is recorded there again.
@@ -97,6 +98,9 @@ class VarNetTraining(RecoveryTraining):
         data_range: The range :math:`L` of the structural similarity: ``"volume"`` takes the
             largest value of a volume, for which every case is read once; ``"slice"`` that of each
             slice, as the authors do.
+        views: How images are moved before they are measured, in training alone.
+        scans: How masks, coils, noise and contrast differ from case to case, in training and in
+            validation; by default every case is seen through a mask of ``[measure]``.
 
     Example:
         >>> VarNetTraining().training.epochs, VarNetTraining().training.batch
@@ -106,6 +110,8 @@ class VarNetTraining(RecoveryTraining):
     network: VarNetConfig = field(default_factory=VarNetConfig)
     training: TrainingConfig = PAPER
     data_range: Literal["volume", "slice"] = "volume"
+    views: CoilViews | None = None
+    scans: AnyScan | None = None
 
     def prepare(self, machine: Machine, data: Any = None) -> tuple[MeasuredCases, MeasuredCases]:
         """Measure the cases."""
@@ -114,15 +120,23 @@ class VarNetTraining(RecoveryTraining):
     def recipe(self, cases: Any, machine: Machine) -> Recipe:
         """The network, to be trained by structural similarity."""
         replayed = machine.may_be_one_gpu and self.training.replay
-        return varnet_recipe(self.network, replayed=replayed)
+        return varnet_recipe(self.network, replayed=replayed, views=self.views, scans=self.scans)
 
 
-def varnet_recipe(config: VarNetConfig, *, replayed: bool = False) -> Recipe:
+def varnet_recipe(
+    config: VarNetConfig,
+    *,
+    replayed: bool = False,
+    views: CoilViews | None = None,
+    scans: AnyScan | None = None,
+) -> Recipe:
     """Train a variational network to the structural similarity of magnitude images.
 
     Arguments:
         config: The size of the network.
         replayed: Whether to record a step on the GPU and replay it.
+        views: How to move images before they are measured.
+        scans: How to scan them.
 
     Example:
         >>> varnet_recipe(VarNetConfig(cascades=1, width=2)).kind
@@ -135,23 +149,26 @@ def varnet_recipe(config: VarNetConfig, *, replayed: bool = False) -> Recipe:
         kind="varnet",
         network=net,
         config=config,
-        loss=lambda net, batch, generator: step(*_seen(batch)).mean(),
+        loss=lambda net, batch, generator: step(
+            *_seen(measured(batch, generator, views=views, scans=scans))
+        ).mean(),
         validate=lambda net, batch, generator: {
-            "loss": _dissimilarity(cast(VarNet, net), *_seen(batch))
+            "loss": _dissimilarity(
+                cast(VarNet, net), *_seen(measured(batch, generator, scans=scans))
+            )
         },
     )
 
 
 def _dissimilarity(
-    net: VarNet, image: Tensor, mask: Tensor, lines: Tensor, data_range: Tensor
+    net: VarNet, kspace: Tensor, mask: Tensor, lines: Tensor, truth: Tensor, data_range: Tensor
 ) -> Tensor:
-    kspace = fft2c(image)
-    kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
-    return 1 - ssim(net(kspace, mask, lines), rss(image), data_range)
+    return 1 - ssim(net(kspace, mask, lines), truth, data_range)
 
 
-def _seen(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return batch["image"], batch["mask"], batch["low_frequencies"], batch["data_range"]
+def _seen(batch: Batch) -> tuple[Tensor, ...]:
+    names = ("kspace", "mask", "low_frequencies")
+    return (*(batch[name] for name in names), rss(batch["image"]), batch["data_range"])
 
 
 def load_public_varnet(path: Path | str) -> VarNet:

@@ -1,0 +1,144 @@
+"""Scans of any kind: the truth is kept, and noise, contrast, coils and masks are as asked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from taskuq.data.arrays import ArrayDataset
+from taskuq.errors import InputError
+from taskuq.measure.coils import rss
+from taskuq.measure.fourier import fft2c
+from taskuq.measure.projections import broadcast_mask
+from taskuq.measure.random_masks import RandomMasks
+from taskuq.measure.sensitivity import random_sensitivities
+from taskuq.recover.scans import AnyScan, measured, remapped
+from taskuq.recover.varnet import VarNetConfig
+from taskuq.recover.varnet_training import VarNetTraining
+from taskuq.recover.views import CoilViews
+from taskuq.training.config import TrainingConfig
+from taskuq.training.fit import Machine, train
+
+PLAIN = AnyScan(rounds=1.0, noisy=0.0, contrast=0.0)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def batch(draw):
+    mask = torch.arange(24).repeat(5, 1) % 3 == 0
+    return {"image": draw(5, 1, 32, 24).abs().float() + 0j, "mask": mask}
+
+
+def test_nothing_to_vary_is_the_plain_measurement(batch):
+    plain, varied = measured(batch, generator()), measured(batch, generator(), scans=PLAIN)
+    assert torch.equal(plain["kspace"], varied["kspace"])
+    assert torch.equal(varied["mask"], batch["mask"])
+
+
+def test_coils_keep_the_truth(batch):
+    seen = replace(PLAIN, coils=(4, 7, 16))(batch, generator())
+    assert seen["image"].shape[1] in (4, 7, 16)
+    assert torch.allclose(rss(seen["image"]), batch["image"][:, 0].real, atol=1e-5)
+    assert seen["image"].imag.abs().max() > 0.1  # the coils and the head have a phase
+
+
+def test_every_number_of_coils_comes_up(batch):
+    scans = replace(PLAIN, coils=(4, 6, 8))
+    counts = {scans(batch, generator(k))["image"].shape[1] for k in range(40)}
+    assert counts == {4, 6, 8}
+
+
+def test_rings_differ_from_case_to_case():
+    maps = random_sensitivities(3, 6, 16, 16, generator()).abs()
+    assert (maps[0] - maps[1]).abs().max() > 0.05
+    assert maps.max() < 0.999999  # no coil is alone anywhere
+
+
+def test_noise_has_the_size_it_was_asked_for_and_the_truth_has_none(batch):
+    noisy = replace(PLAIN, noisy=1.0, snr=(26.0, 26.0))(batch, generator())
+    clean = fft2c(batch["image"])
+    assert torch.equal(noisy["image"], batch["image"])
+    noise = (noisy["kspace"] - clean)[broadcast_mask(batch["mask"], clean).expand(clean.shape)]
+    signal = batch["image"].abs().square().mean((1, 2, 3)).sqrt()
+    sigma = math.sqrt(torch.view_as_real(noise).square().mean())
+    numbers = 2 * len(noise)
+    # Squares of unit normals have variance 2; six deviations of their mean.
+    assert sigma**2 == pytest.approx(
+        float((signal * 10 ** (-26 / 20)).square().mean()), rel=6 * math.sqrt(2 / numbers) + 0.01
+    )
+
+
+def test_masks_of_their_own_are_never_a_round(batch):
+    scans = replace(PLAIN, rounds=0.0, masks=RandomMasks(accelerations=(6, 6)))
+    mask = scans(batch, generator())["mask"]
+    assert mask.sum(1).tolist() == [4] * 5
+    assert mask[:, 12].all()
+
+
+@pytest.mark.parametrize("strength", [0.3, 1.0])
+def test_a_map_of_magnitudes_is_increasing_and_keeps_zero_and_the_largest(batch, strength):
+    images = batch["image"] * torch.polar(torch.ones(()), torch.tensor(0.7))
+    images[:, :, 0, 0] = 0
+    mapped = remapped(images, strength, generator())
+    before, after = images.abs().flatten(1), mapped.abs().flatten(1)
+    order = before.argsort(1)
+    assert (after.take_along_dim(order, 1).diff(dim=1) >= -1e-6).all()
+    assert torch.allclose(after.amax(1), before.amax(1))
+    assert (mapped[:, :, 0, 0] == 0).all()
+    assert (mapped - images).abs().max() > 0.05
+    assert torch.allclose((mapped * images.conj()).imag, torch.zeros(()), atol=1e-5)
+
+
+def test_an_empty_image_stays_empty(batch):
+    empty = {**batch, "image": torch.zeros_like(batch["image"])}
+    seen = AnyScan(coils=(4,), noisy=1.0)(empty, generator())
+    assert float(seen["kspace"].abs().max()) == 0
+    assert torch.isfinite(rss(seen["image"])).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"rounds": 1.5}, "shares between 0 and 1"),
+        ({"coils": (0,)}, "at least 1 coil"),
+        ({"snr": (60.0, 20.0)}, "smallest ratio before"),
+    ],
+)
+def test_bad_settings_are_one_sentence(settings, sentence):
+    with pytest.raises(InputError, match=sentence):
+        AnyScan(**settings)
+
+
+def test_coils_are_not_simulated_upon_coils(batch):
+    two = {**batch, "image": batch["image"].expand(-1, 2, -1, -1)}
+    with pytest.raises(InputError, match="have 2 already; set coils = 0"):
+        AnyScan(coils=(4,))(two, generator())
+
+
+def test_a_training_with_any_scan_goes_on_bit_for_bit(tmp_path):
+    rng = np.random.default_rng(0)
+    data = ArrayDataset(rng.random((6, 16, 16)), label=[0] * 6, group="each")
+    size = VarNetConfig(cascades=1, width=2, pools=1, sensitivity_width=2, sensitivity_pools=1)
+    settings = VarNetTraining(
+        network=size,
+        training=TrainingConfig(epochs=2, batch=3, learning_rate=1e-2),
+        views=CoilViews(),
+        scans=AnyScan(coils=(2, 3)),
+        data_range="slice",
+    )
+    settings = replace(settings, measure=replace(settings.measure, published=False))
+    machine = Machine(accelerator="cpu", progress=False)
+    whole = train(settings, tmp_path / "whole", machine=machine, data=(data, data))
+    first = replace(settings, training=replace(settings.training, epochs=1))
+    train(first, tmp_path / "parts", machine=machine, data=(data, data))
+    (tmp_path / "parts" / "config.toml").unlink()
+    parts = train(settings, tmp_path / "parts", machine=machine, data=(data, data))
+    last = (path.with_name("last.safetensors").read_bytes() for path in (whole, parts))
+    assert len(set(last)) == 1
