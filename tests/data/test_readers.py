@@ -262,7 +262,7 @@ def test_a_reader_in_a_file_of_ones_own_is_found_by_its_name(tmp_path, monkeypat
          "seed, in_memory, path, group, keep, target"),
         ({"kind": "atlas", "path": "a"},
          "data.path is not a setting of the data reader 'atlas'; choose from coils, validation, "
-         "seed, in_memory, patients, size, slices, target"),
+         "seed, in_memory, patients, size, slices, contrast, target"),
         ({"kind": "folder", "target": "area"},
          "data.target is not a setting of the data reader 'folder'; choose from coils, "
          "validation, seed, in_memory, path, labels, group, cut"),
