@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
-from taskuq.data.arrays import ArrayDataset
 from taskuq.errors import InputError
 from taskuq.measure.coils import rss
 from taskuq.measure.fourier import fft2c
@@ -17,11 +15,6 @@ from taskuq.measure.projections import broadcast_mask
 from taskuq.measure.random_masks import RandomMasks
 from taskuq.measure.sensitivity import random_sensitivities
 from taskuq.recover.scans import AnyScan, measured, remapped
-from taskuq.recover.varnet import VarNetConfig
-from taskuq.recover.varnet_training import VarNetTraining
-from taskuq.recover.views import CoilViews
-from taskuq.training.config import TrainingConfig
-from taskuq.training.fit import Machine, train
 
 PLAIN = AnyScan(rounds=1.0, noisy=0.0, contrast=0.0)
 
@@ -120,25 +113,3 @@ def test_coils_are_not_simulated_upon_coils(batch):
     two = {**batch, "image": batch["image"].expand(-1, 2, -1, -1)}
     with pytest.raises(InputError, match="have 2 already; set coils = 0"):
         AnyScan(coils=(4,))(two, generator())
-
-
-def test_a_training_with_any_scan_goes_on_bit_for_bit(tmp_path):
-    rng = np.random.default_rng(0)
-    data = ArrayDataset(rng.random((6, 16, 16)), label=[0] * 6, group="each")
-    size = VarNetConfig(cascades=1, width=2, pools=1, sensitivity_width=2, sensitivity_pools=1)
-    settings = VarNetTraining(
-        network=size,
-        training=TrainingConfig(epochs=2, batch=3, learning_rate=1e-2),
-        views=CoilViews(),
-        scans=AnyScan(coils=(2, 3)),
-        data_range="slice",
-    )
-    settings = replace(settings, measure=replace(settings.measure, published=False))
-    machine = Machine(accelerator="cpu", progress=False)
-    whole = train(settings, tmp_path / "whole", machine=machine, data=(data, data))
-    first = replace(settings, training=replace(settings.training, epochs=1))
-    train(first, tmp_path / "parts", machine=machine, data=(data, data))
-    (tmp_path / "parts" / "config.toml").unlink()
-    parts = train(settings, tmp_path / "parts", machine=machine, data=(data, data))
-    last = (path.with_name("last.safetensors").read_bytes() for path in (whole, parts))
-    assert len(set(last)) == 1

@@ -21,7 +21,7 @@ clip = 1.0
 [data]
 kind = "npz"
 path = "{path}"
-coils = 2
+coils = {coils}
 validation = 0.25
 
 [measure]
@@ -37,6 +37,8 @@ NETWORKS = {
     "normalise = true\nturned = true\npasses = 2\nfill = 'residual'\n"
     "[pretrain]\nepochs = 2\nbatch = 4\n[views]\nrotation = 5",
     "varnet": "cascades = 2\nwidth = 4\npools = 2\nsensitivity_width = 4\nsensitivity_pools = 2",
+    "varnet-any": "cascades = 2\nwidth = 4\npools = 2\nsensitivity_pools = 2\n"
+    "[views]\nrotation = 5\n[scans]\ncoils = [2, 3]",
     "factor": "start = 1.0",
 }
 
@@ -52,7 +54,10 @@ def configure(tmp_path):
         groups = np.arange(cases) // 2
         data = ArrayDataset(images, label=np.zeros(cases, dtype=int), group=groups)
         path = save_npz(data, tmp_path / "images.npz")
-        text = TOML.format(network=NETWORKS[kind], epochs=epochs, batch=batch, path=path)
+        coils = 0 if "scans" in NETWORKS[kind] else 2  # scans bring their own
+        text = TOML.format(
+            network=NETWORKS[kind], epochs=epochs, batch=batch, path=path, coils=coils
+        )
         config = tmp_path / f"{kind}-{epochs}-{batch}.toml"
         config.write_text(text)
         return str(config)

@@ -52,9 +52,9 @@ def command(tmp_path, kind, config, folder, devices=1):
     )
 
 
-@pytest.mark.parametrize("kind", ["flow", "varnet"])
-def test_a_restart_is_bit_exact(tmp_path, configure, kind, monkeypatch):
-    config = configure(kind, epochs=4)
+@pytest.mark.parametrize("network", ["flow", "varnet", "varnet-any"])
+def test_a_restart_is_bit_exact(tmp_path, configure, network, monkeypatch):
+    config, kind = configure(network, epochs=4), network.partition("-")[0]
     train_from(kind, config, tmp_path / "whole", machine=CPU)
     stop_after(monkeypatch, epochs=2)
     with pytest.raises(StopError):
