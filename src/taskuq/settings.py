@@ -147,6 +147,13 @@ def to_table(config: Any, *, complete: bool = False) -> dict[str, Any]:
         if is_dataclass(value):
             kind = {} if kinds is None else {"kind": kinds.name_of(type(value))}
             table[field.name] = kind | to_table(value, complete=complete)
+        elif get_origin(hints[field.name]) is dict:
+            inner = _kinds(get_args(hints[field.name])[1])
+            table[field.name] = {
+                name: ({} if inner is None else {"kind": inner.name_of(type(one))})
+                | to_table(one, complete=complete)
+                for name, one in value.items()
+            }
         elif value is not None or complete:
             table[field.name] = _plain(value)
     return table
@@ -220,6 +227,11 @@ def _convert(value: Any, hint: Any, name: str, over: Any) -> Any:
         if value not in arguments:
             raise InputError(f"{name} is {value!r}; choose from {', '.join(map(repr, arguments))}")
         return value
+    if origin is dict:
+        # Tables by names of the user's choice.
+        if not isinstance(value, Mapping):
+            raise InputError(f"{name} is {value!r}; make it tables with names, [{name}.mine]")
+        return {key: _convert(v, arguments[1], f"{name}.{key}", None) for key, v in value.items()}
     if origin is tuple:
         if not isinstance(value, list):
             raise InputError(f"{name} is {value!r}; give a list")
