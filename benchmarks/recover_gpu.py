@@ -222,11 +222,11 @@ def sampling(flow: ConditionalFlow, generator: torch.Generator) -> None:
 
 def parts(sampler: Sampler, classifier: nn.Module) -> None:
     recording = sampler._recording(1, 32, SIZE, SIZE)
-    assert recording.graphs is not None
-    report("  condition alone", f"{milliseconds(recording.graphs[0].replay):.2f} ms", "", "14.9 ms")
+    (condition, _), (draws, _) = recording.steps
+    report("  condition alone", f"{milliseconds(condition.replay):.2f} ms", "", "14.9 ms")
     report(
         "  draws, consistency, ResNet-50, p=32",
-        f"{milliseconds(recording.graphs[1].replay):.2f} ms",
+        f"{milliseconds(draws.replay):.2f} ms",
     )
     seeds = list(range(32))
     from taskuq.training.seeds import gaussian_rows
@@ -241,7 +241,7 @@ def parts(sampler: Sampler, classifier: nn.Module) -> None:
         "9.7 ms",
     )
     if "--profile" in sys.argv:
-        profile(lambda: (recording.graphs[0].replay(), recording.graphs[1].replay()))
+        profile(lambda: (condition.replay(), draws.replay()))
 
 
 def profile(work: Callable[[], object]) -> None:

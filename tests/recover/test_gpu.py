@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from taskuq.data.arrays import ArrayDataset
+from taskuq.recover import compiled
 from taskuq.recover.cases import MeasuredCases
-from taskuq.recover.flow import FlowConfig, kernels, rows
+from taskuq.recover.flow import FlowConfig, rows
 from taskuq.recover.flow.rows import Attend, Fold, Subnet
 from taskuq.recover.flow_training import around_recipe, flow_recipe
+from taskuq.recover.folded_unet import normalise_leaky, pool
 from taskuq.recover.varnet import VarNetConfig
 from taskuq.recover.varnet_training import varnet_recipe
 from taskuq.training.config import TrainingConfig
@@ -18,7 +20,7 @@ from taskuq.training.fit import Machine, fit
 from taskuq.training.log import read_log
 
 pytestmark = pytest.mark.skipif(
-    not (torch.cuda.is_available() and kernels.is_available()), reason="needs a GPU with Triton"
+    not (torch.cuda.is_available() and compiled.is_available()), reason="needs a GPU with Triton"
 )
 
 
@@ -28,7 +30,7 @@ def plain(monkeypatch):
 
     def run(function, *arguments):
         with monkeypatch.context() as patch:
-            patch.setattr(kernels, "is_available", lambda: False)
+            patch.setattr(compiled, "is_available", lambda: False)
             return function(*arguments)
 
     return run
@@ -65,11 +67,24 @@ def test_leaky_is_its_twin(plain, channels):
         torch.testing.assert_close(rows.leaky(y.clone(), add, 0.01, samples), expected)
 
 
-@pytest.mark.parametrize("shape", [(1, 25600, 96), (3, 77, 18), (2, 400, 1024)])
+@pytest.mark.parametrize("shape", [(1, 25600, 96), (3, 77, 18), (2, 400, 1024), (16, 6400, 40)])
 def test_normalise_is_its_twin(plain, shape):
     x = 2 + random(*shape)
-    expected = plain(rows.normalise_leaky, x.clone(), 0.2)
-    torch.testing.assert_close(rows.normalise_leaky(x.clone(), 0.2), expected, rtol=1e-4, atol=1e-4)
+    expected = plain(normalise_leaky, x.clone(), 0.2)
+    torch.testing.assert_close(normalise_leaky(x.clone(), 0.2), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_normalised_blocks_are_put_in_order_beside_others(plain):
+    x, both = 2 + random(3, 4 * 35, 24), [random(3, 4 * 35, 48) for _ in range(2)]
+    plain(lambda: normalise_leaky(x.clone(), 0.2, out=both[0][..., 24:], coarse=7))
+    normalise_leaky(x.clone(), 0.2, out=both[1][..., 24:], coarse=7)
+    torch.testing.assert_close(*both, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("height", "width"), [(6, 10), (7, 9)])
+def test_pool_is_its_twin(plain, height, width):
+    part = random(2, height * width, 48)[..., 24:]
+    torch.testing.assert_close(pool(part, height, width), plain(pool, part, height, width))
 
 
 @pytest.mark.parametrize(("half", "hidden"), [(32, 192), (64, 256)])

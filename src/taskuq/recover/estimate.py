@@ -132,8 +132,8 @@ def estimate(net: VarNet, zero_filled: Tensor, mask: Tensor) -> Estimate:
     kspace = fft2c(zero_filled)
     kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
     zero_filled = ifft2c(kspace)  # nothing but what was measured, for network and samples alike
-    maps = net.sens_net(kspace, lines)
-    first = image = _combine(maps, net.coil_images(kspace, mask, lines))
+    maps, coils = net.maps_and_images(kspace, mask, lines)
+    first = image = _combine(maps, coils)
     for _ in range(ROUNDS):
         coils = consistent_columns(maps * image[:, None], zero_filled, mask[:, None, None])
         image = _combine(maps, coils)

@@ -175,16 +175,23 @@ class VarNet(nn.Module):
 
     def coil_images(self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> Tensor:
         """Recover complex coil images (case, coil, height, width); arguments as in forward."""
-        _check(kspace, mask, low_frequencies)
+        return self.maps_and_images(kspace, mask, low_frequencies)[1]
+
+    def maps_and_images(
+        self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Sensitivities and recovered coil images, complex (case, coil, height, width) each."""
+        check_kspace(kspace, mask, low_frequencies)
         columns = broadcast_mask(mask, kspace)
         maps = self.sens_net(kspace, low_frequencies)
         refined = kspace
         for cascade in self.cascades:
             refined = cascade(refined, kspace, columns, maps)
-        return ifft2c(torch.where(columns.all(-1, keepdim=True), kspace, refined))
+        return maps, ifft2c(torch.where(columns.all(-1, keepdim=True), kspace, refined))
 
 
-def _check(kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> None:
+def check_kspace(kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> None:
+    """Refuse what is no k-space with a mask and a number of central lines for each case."""
     if kspace.ndim != 4 or not kspace.is_complex():
         raise InputError(
             f"k-space has shape {tuple(kspace.shape)} and type {kspace.dtype}; give a complex "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from taskuq.measure.fourier import fft2c
 from taskuq.measure.projections import broadcast_mask
 from taskuq.recover.cases import MeasuredCases, RecoveryTraining
 from taskuq.recover.columns import central_lines
+from taskuq.recover.folded_varnet import fold_varnet
 from taskuq.recover.methods import RECOVERIES
 from taskuq.recover.metrics import ssim
 from taskuq.recover.recorded import Recorded, Replayed
@@ -44,7 +45,9 @@ class VarNetRecovery:
     """A point estimate by a variational network.
 
     Arguments:
-        net: The network, on the device where it shall run.
+        net: The network, on the device where it shall run; on a GPU it is folded
+            (:mod:`taskuq.recover.folded_varnet`).
+        dtype: The precision of the convolutions on a GPU.
 
     Example:
         >>> from taskuq.measure.mri import Measurement
@@ -54,10 +57,13 @@ class VarNetRecovery:
         torch.Size([1, 16, 16])
     """
 
-    def __init__(self, net: VarNet) -> None:
-        self.net = net.eval()
+    def __init__(self, net: VarNet, *, dtype: torch.dtype = torch.float32) -> None:
+        self.net, self.dtype = net.eval(), dtype
         self.device = next(net.parameters()).device
-        self._recorded = Recorded(self.net)
+        recover: Callable[..., Tensor] = self.net
+        if self.device.type == "cuda":
+            recover = fold_varnet(net, device=self.device, dtype=dtype)
+        self._recorded = Recorded(recover)
 
     def __call__(self, measurement: Scan, *, samples: int, seed: int) -> Tensor:
         """Return the recovered magnitude image, (1, height, width)."""
@@ -70,9 +76,9 @@ class VarNetRecovery:
         kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
         return self._recorded(kspace, mask, central_lines(mask))[:, None]
 
-    def __reduce__(self) -> tuple[type[VarNetRecovery], tuple[VarNet]]:
+    def __reduce__(self) -> tuple[Any, tuple[VarNet]]:
         # Recorded GPU work cannot travel to another process; it is recorded there again.
-        return VarNetRecovery, (self.net,)
+        return partial(VarNetRecovery, dtype=self.dtype), (self.net,)
 
 
 @dataclass(frozen=True)

@@ -17,20 +17,11 @@ from torch.nn import functional as F  # noqa: N812 - the name torch's own docume
 
 from taskuq.recover.flow import rows
 from taskuq.recover.flow.coupling import SLOPE, Subnet
-from taskuq.recover.flow.folded_condition import (
-    FoldedSize,
-    FoldedStage,
-    FoldedUNet,
-    convolve,
-    fold_size,
-    fold_stage,
-    fold_unet,
-    to_rows,
-    weight_of,
-)
+from taskuq.recover.flow.folded_condition import FoldedSize, FoldedStage, fold_size, fold_stage
 from taskuq.recover.flow.layer import Layer, Step
 from taskuq.recover.flow.model import ConditionalFlow
 from taskuq.recover.flow.rows import Attend, Fold
+from taskuq.recover.folded_unet import FoldedUNet, convolve, fold_unet, to_rows, weight_of
 
 
 class FoldedStep(NamedTuple):

@@ -5,31 +5,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
+from taskuq.recover.compiled import jit, multiprocessors, tl, triton
 from taskuq.recover.flow.coupling import ATAN_SCALE, CLAMP
 from taskuq.recover.flow.imap import FLOOR
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # a CPU build of torch: nothing here is called, `rows` runs instead
-    triton = None
-
 BLOCK = 2048
-
-
-def is_available() -> bool:
-    """Whether kernels can be compiled here."""
-    return triton is not None
-
-
-def jit(function):
-    """Compile by Triton where there is one."""
-    return triton.jit(function) if triton else function
 
 
 @jit
@@ -53,64 +36,6 @@ def leaky(y: Tensor, add: Tensor, slope: float, samples: int = 1) -> Tensor:
         y, add, size, samples, channels, add.ndim > 1, slope, BLOCK, num_warps=8
     )
     return y
-
-
-@jit
-def _moments(x, sums, pixels, rows_each, channels: tl.constexpr, rows: tl.constexpr,
-             columns: tl.constexpr):  # fmt: skip
-    image, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    c = tl.program_id(0) * columns + tl.arange(0, columns)
-    total = tl.zeros([columns], tl.float32)
-    square = tl.zeros([columns], tl.float32)
-    for start in range(part * rows_each, (part + 1) * rows_each, rows):
-        r = start + tl.arange(0, rows)
-        live = (
-            (r[:, None] < pixels) & (r[:, None] < (part + 1) * rows_each) & (c[None, :] < channels)
-        )
-        value = tl.load(x + (image * pixels + r[:, None]) * channels + c[None, :], live, 0.0)
-        value = value.to(tl.float32)
-        total += tl.sum(value, 0)
-        square += tl.sum(value * value, 0)
-    out = sums + ((part * tl.num_programs(1) + image) * 2) * channels + c
-    tl.store(out, total, c < channels)
-    tl.store(out + channels, square, c < channels)
-
-
-@jit
-def _normalise(x, mean_rstd, size, channels: tl.constexpr, slope: tl.constexpr,
-               block: tl.constexpr):  # fmt: skip
-    image = tl.program_id(1).to(tl.int64)
-    e = tl.program_id(0) * block + tl.arange(0, block)
-    live = e < size
-    c = e % channels
-    value = tl.load(x + image * size + e, live).to(tl.float32)
-    mean = tl.load(mean_rstd + image * 2 * channels + c, live)
-    rstd = tl.load(mean_rstd + (image * 2 + 1) * channels + c, live)
-    value = (value - mean) * rstd
-    value = tl.where(value > 0, value, value * slope)
-    tl.store(x + image * size + e, value.to(x.dtype.element_ty), live)
-
-
-def normalise_leaky(x: Tensor, slope: float, eps: float = 1e-5) -> Tensor:
-    """Instance normalisation of (image, pixel, channel) and a leaky ReLU, in place."""
-    images, pixels, channels = x.shape
-    columns = min(64, triton.next_power_of_2(channels))
-    blocks = triton.cdiv(channels, columns) * images
-    # Partial sums in a fixed order, enough of them to fill the GPU: atomics would be faster by
-    # nothing that matters and would make two runs differ.
-    parts = max(1, min(triton.cdiv(pixels, 256), 2112 // blocks))
-    rows_each = triton.cdiv(pixels, parts)
-    sums = x.new_empty((parts, images, 2, channels), dtype=torch.float32)
-    _moments[triton.cdiv(channels, columns), images, parts](
-        x, sums, pixels, rows_each, channels, 64, columns, num_warps=8
-    )
-    mean, square = (sums.sum(0) / pixels).unbind(1)
-    rstd = torch.rsqrt((square - mean * mean).clamp_min(0) + eps)
-    size = pixels * channels
-    _normalise[triton.cdiv(size, BLOCK), images](
-        x, torch.stack([mean, rstd], 1), size, channels, slope, BLOCK, num_warps=8
-    )
-    return x
 
 
 @jit
@@ -256,9 +181,3 @@ def pixelwise(x: Tensor, share: Tensor, step, slope: float, samples: int) -> Ten
         samples, slope, half, hidden, 128, hidden - 128, 64, block, num_warps=warps,
     )  # fmt: skip
     return raw
-
-
-@lru_cache
-def multiprocessors(device: int) -> int:
-    """How many multiprocessors a GPU has."""
-    return torch.cuda.get_device_properties(device).multi_processor_count

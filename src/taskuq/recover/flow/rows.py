@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
 
+from taskuq.recover import compiled
 from taskuq.recover.flow import kernels
 from taskuq.recover.flow.coupling import log_scale
 from taskuq.recover.flow.imap import FLOOR
-
-EPS = 1e-5
 
 
 class Fold(NamedTuple):
@@ -78,25 +77,6 @@ def leaky(y: Tensor, add: Tensor, slope: float, samples: int = 1) -> Tensor:
     if add.ndim > 1:
         add = add.repeat_interleave(samples, dim=0)
     return F.leaky_relu(y.add_(add.to(y.dtype)), slope, inplace=True)
-
-
-def normalise_leaky(x: Tensor, slope: float) -> Tensor:
-    """Instance normalisation and a leaky ReLU.
-
-    Arguments:
-        x: (image, pixel, channel).
-        slope: The slope for negative values.
-
-    Example:
-        >>> x = torch.tensor([[[1.0], [3.0]]])
-        >>> [round(v, 4) for v in normalise_leaky(x, slope=0.2).flatten().tolist()]
-        [-0.2, 1.0]
-    """
-    if fused := _kernels(x):
-        result: Tensor = fused.normalise_leaky(x, slope, EPS)
-        return result
-    var, mean = torch.var_mean(x, dim=1, keepdim=True, correction=0)
-    return F.leaky_relu((x - mean) * torch.rsqrt(var + EPS), slope)
 
 
 def between(
@@ -165,4 +145,4 @@ def pixelwise(x: Tensor, share: Tensor, subnet: Subnet, slope: float, samples: i
 
 
 def _kernels(x: Tensor) -> Any:
-    return kernels if x.is_cuda and kernels.is_available() else None
+    return kernels if x.is_cuda and compiled.is_available() else None

@@ -1,0 +1,78 @@
+"""Recovering quickly changes nothing: the folded variational network is the network."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from taskuq.measure.coils import rss
+from taskuq.measure.fourier import fft2c, ifft2c
+from taskuq.recover.columns import central_lines, central_window
+from taskuq.recover.folded_unet import fold_unet
+from taskuq.recover.folded_varnet import fold_varnet
+from taskuq.recover.unet import UNet
+from taskuq.recover.varnet import VarNet, VarNetConfig
+
+SMALL = VarNetConfig(cascades=3, width=4, pools=2, sensitivity_width=4, sensitivity_pools=2)
+
+
+@pytest.fixture
+def net(randomise):
+    return randomise(VarNet(SMALL)).eval()
+
+
+@pytest.fixture
+def scan(draw):
+    """Three cases, the last of them fully measured; sides that must be padded, one of them odd."""
+    images = torch.complex(draw(3, 4, 21, 26), draw(3, 4, 21, 26))
+    mask = central_window(torch.tensor([4, 7, 26]), 26)
+    mask[:, ::5] = True
+    return torch.where(mask[:, None, None], fft2c(images), 0), mask
+
+
+def nearly(found, expected, tolerance):
+    return bool((found - expected).abs().max() < tolerance * expected.abs().max())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-3)])
+def test_folded_network_is_the_network(net, scan, dtype, tolerance):
+    kspace, mask = scan[0].to(dtype.to_complex()), scan[1]
+    arguments = kspace, mask, central_lines(mask)
+    net = net.to(dtype)
+    quick = fold_varnet(net, device="cpu", dtype=dtype)
+    with torch.no_grad():
+        pairs = zip(quick.maps_and_images(*arguments), net.maps_and_images(*arguments), strict=True)
+        assert all(nearly(found, expected, tolerance) for found, expected in pairs)
+        assert nearly(quick(*arguments), net(*arguments), tolerance)
+
+
+def test_refinements_use_their_own_step(net, scan):
+    """A step of 1, where networks start, would hide a fault in how lines are drawn back."""
+    assert len({block.dc_weight.item() for block in net.cascades} | {1.0}) == SMALL.cascades + 1
+
+
+def test_everything_measured_is_returned_as_it_is(net, scan):
+    kspace, mask = scan[0].to(torch.complex64), scan[1]
+    quick = fold_varnet(net, device="cpu", dtype=torch.float32)
+    images = quick(kspace, mask, central_lines(mask))
+    assert torch.equal(images[2], rss(ifft2c(kspace))[2])
+
+
+def test_no_signal_gives_no_image(net, scan):
+    kspace, mask = torch.zeros_like(scan[0]).to(torch.complex64), scan[1]
+    quick = fold_varnet(net, device="cpu", dtype=torch.float32)
+    arguments = kspace, mask, central_lines(mask)
+    with torch.no_grad():
+        assert nearly(quick(*arguments) + 1, net(*arguments) + 1, 1e-5)
+
+
+@pytest.mark.parametrize("side", [16, 22])  # also odd sides inside
+def test_filled_up_channels_change_nothing(randomise, draw, side):
+    unet = randomise(UNet(3, 2, width=5, pools=2)).double().eval()
+    x = draw(2, 3, side, side)
+    folded = fold_unet(unet, torch.device("cpu"), torch.float64, aligned=8)
+    assert {weight.shape[0] % 8 for pair in folded.joined for weight in pair} == {0}
+    with torch.no_grad():
+        features, said = folded.predict(x)
+        assert nearly(features, unet.features(x), 1e-11)
+        assert nearly(said, unet(x), 1e-11)
