@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from taskuq.data.annotations import Annotation, Annotations
+from taskuq.data.annotations import Annotation, Annotations, Labels
 from taskuq.data.dataset import Dataset
-from taskuq.data.fastmri import FastMRI, Labels, survey
+from taskuq.data.fastmri import FastMRI, survey
 from taskuq.data.preparation import Preparation, cached_coils
 from taskuq.data.volume import open_volume
 from taskuq.measure.coils import compression_matrix, rss

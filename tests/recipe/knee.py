@@ -2,6 +2,7 @@
 
 import os
 import tomllib
+from contextlib import redirect_stderr
 from pathlib import Path
 
 from taskuq.commands.app import main
@@ -52,7 +53,7 @@ CLAIMS = (
 COMMANDS = f"""
 taskuq data check data/knee_multicoil_val {LABELS} --json {RUN}/data-check.json
 taskuq data prepare data/knee_multicoil_train --cache cache/knee
-taskuq data prepare data/knee_multicoil_val --cache cache/knee
+taskuq data prepare data/knee_multicoil_val --cache cache/knee --precision single
 taskuq train varnet configs/fastmri-knee/varnet.toml --accelerator cpu --no-progress
 taskuq train flow configs/fastmri-knee/flow.toml --accelerator cpu --no-progress
 taskuq train simclr configs/fastmri-knee/simclr.toml --accelerator cpu --no-progress
@@ -105,7 +106,7 @@ def write_data(folder):
 
 
 def follow(folder):
-    """Do what docs/fastmri.md says, command by command, in a folder."""
+    """Do what docs/fastmri.md says, command by command, in a folder; what is said is kept."""
     write_data(folder / "data")
     configs = folder / "configs/fastmri-knee"
     configs.mkdir(parents=True)
@@ -115,7 +116,8 @@ def follow(folder):
     before = Path.cwd()
     os.chdir(folder)
     try:
-        for command in COMMANDS.strip().splitlines():
-            main(command.removeprefix("taskuq ").split())
+        with (folder / "said.txt").open("w") as said, redirect_stderr(said):
+            for command in COMMANDS.strip().splitlines():
+                main(command.removeprefix("taskuq ").split())
     finally:
         os.chdir(before)

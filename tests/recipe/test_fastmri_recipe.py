@@ -84,7 +84,15 @@ def test_files_that_are_not_used_are_listed_with_a_reason(recipe):
 def test_every_volume_is_prepared_once(recipe):
     # Seven validation volumes of the right acquisition, three for training.
     assert len(list((recipe / "cache/knee").rglob("*.npz"))) == 3 + 7
+    assert len(list((recipe / "cache/knee").rglob("*.json"))) == 3 + 7
     assert len(list((recipe / "cache/knee").iterdir())) == 1
+
+
+def test_judged_images_are_not_rounded_and_no_command_reads_raw_kspace(recipe):
+    table = TaskOutputs.load(recipe / "runs/fastmri-knee/table")
+
+    assert table.provenance["configuration"]["fingerprints"]["images"] == "single"
+    assert "raw k-space is read" not in (recipe / "said.txt").read_text()
 
 
 def test_records_hold_the_papers_rows_and_the_page_shows_them(recipe):

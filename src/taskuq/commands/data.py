@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,8 +15,10 @@ from taskuq.errors import InputError
 
 if TYPE_CHECKING:
     from taskuq.data.check import Check
-    from taskuq.data.fastmri import FastMRI
+    from taskuq.data.preparation import Preparation
     from taskuq.data.readers import Reader
+    from taskuq.data.store import Precision
+    from taskuq.data.volume import Volume
 
 Output = Annotated[Path, Parameter(name=["--output", "-o"])]
 Slices = Literal["central-60", "central-80", "all"]
@@ -115,20 +118,31 @@ def prepare(
     /,
     *,
     cache: Path,
+    precision: Literal["half", "single"] = "half",
     acquisition: str = "CORPD_FBK",
+    minimum_coils: int = 9,
+    minimum_width: int = 320,
+    size: int = 320,
+    coils: int = 8,
     compression: Literal["measured", "full"] = "measured",
     workers: int = 1,
     strict: bool = False,
 ) -> None:
-    """Compute virtual coils and scale of every fastMRI volume, and keep them.
+    """Keep the slices of every fastMRI volume as networks see them: compressed, cropped, scaled.
 
-    Training and evaluation do this by themselves when they first meet a volume; doing it before
-    lets many workers share the work.
+    Every command whose table [data] names the cache then reads no raw k-space. Started again, it
+    goes on where it stopped; several may work on one cache.
 
     Arguments:
         folder: A folder of fastMRI volumes (.h5).
-        cache: Where the results are kept.
+        cache: Where the slices are kept.
+        precision: Half precision rounds, which training does not feel; single precision is, to the
+            bit, what raw files give, and what cases that are judged need.
         acquisition: Which acquisition is used; '' takes all.
+        minimum_coils: Volumes with fewer receive coils are skipped.
+        minimum_width: Volumes with fewer encoded lines are skipped.
+        size: Rows and columns of the central crop.
+        coils: The number of virtual coils.
         compression: Virtual coils from the lines of the first round, or, as the paper, from all.
         workers: The number of processes.
         strict: Stop at the first file that cannot be used.
@@ -136,13 +150,32 @@ def prepare(
     from taskuq.data.fastmri import FastMRI
     from taskuq.data.memory import shared_out
     from taskuq.data.preparation import Preparation
+    from taskuq.data.store import bytes_of, is_stored, require_space
+    from taskuq.pipeline.progress import duration
 
-    preparation = Preparation(acquisition=acquisition, compression=compression, slices="all")
-    data = FastMRI(folder, preparation, cache=cache, strict=strict)
-    count = len(data.volumes)
-    outcomes = shared_out(_prepare_one, [data] * count, range(count), workers=workers)
-    for number, outcome in enumerate(outcomes, start=1):
-        say(f"{number}/{count} {outcome}")
+    preparation = Preparation(
+        acquisition=acquisition, minimum_coils=minimum_coils, minimum_width=minimum_width,
+        size=size, coils=coils, compression=compression, slices="all",
+    )  # fmt: skip
+    data = FastMRI(folder, preparation, strict=strict)
+    todo = [v for v in data.volumes if not is_stored(v, preparation, cache, precision)]
+    needed = sum(bytes_of(volume, preparation, precision) for volume in todo)
+    free = require_space(cache, needed)
+    say(
+        f"{len(data.volumes)} of {len(data.surveyed)} files are used, "
+        f"{len(data.volumes) - len(todo)} are in {cache} already; "
+        f"{sum(v.slices for v in todo)} slices in {precision} precision "
+        f"take {needed / 1e9:.3g} GB, and {free / 1e9:.4g} GB are free"
+    )
+    started, failed = time.monotonic(), 0
+    same = ([preparation] * len(todo), [cache] * len(todo), [precision] * len(todo))
+    outcomes = shared_out(_keep, todo, *same, workers=workers)
+    for done, (is_kept, outcome) in enumerate(outcomes, start=1):
+        left = (time.monotonic() - started) / done * (len(todo) - done)
+        say(f"{done}/{len(todo)} {outcome}; {duration(left)} left")
+        failed += not is_kept
+    if failed:
+        say(f"{failed} volumes could not be prepared; fetch them again, or take them away")
     show(str(cache / preparation.key))
 
 
@@ -259,9 +292,13 @@ def _show(checked: Check, json_file: str | None) -> None:
     hand_over(checked.as_record(), json_file)
 
 
-def _prepare_one(data: FastMRI, number: int) -> str:
-    name = data.volumes[number].name
+def _keep(
+    volume: Volume, preparation: Preparation, cache: Path, precision: Precision
+) -> tuple[bool, str]:
+    from taskuq.data.store import keep_slices
+
     try:
-        return f"{name}: scale {data.virtual_coils(number).scale:.4g}"
+        kept = keep_slices(volume, preparation, cache, precision)
     except InputError as error:
-        return f"{name}: skipped, {error}"
+        return False, f"{volume.name}: skipped, {error}"
+    return True, f"{volume.name}: {volume.slices} slices, scale {kept.scale:.4g}"

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from taskuq.errors import InputError
 
@@ -173,6 +178,63 @@ def read_file_list(path: Path | str) -> frozenset[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read ({error}); give a list of file names") from error
     return frozenset(line.strip().strip(",").removesuffix(".h5") for line in lines if line.strip())
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Where labels come from.
+
+    Attributes:
+        annotations: fastMRI+ rows.
+        pathology: Which pathology is 1.
+        files: The volumes that annotators looked at; others are skipped. None takes all.
+        per: ``"slice"`` labels each slice by its own rows; ``"volume"`` gives all slices of a
+            volume with the pathology the label 1.
+    """
+
+    annotations: Annotations
+    pathology: str = "Meniscus Tear"
+    files: frozenset[str] | None = None
+    per: Literal["slice", "volume"] = "slice"
+
+    def of(self, name: str, slices: range) -> NDArray[np.int64]:
+        """Labels of the given slices of a volume."""
+        if self.per == "volume":
+            return np.full(len(slices), name in self._positive_volumes, dtype=np.int64)
+        positive = self._positive_slices.get(name, set())
+        return np.array([index in positive for index in slices], dtype=np.int64)
+
+    @cached_property
+    def _positive_slices(self) -> dict[str, set[int]]:
+        return self.annotations.positive_slices(self.pathology)
+
+    @cached_property
+    def _positive_volumes(self) -> set[str]:
+        return self.annotations.positive_volumes(self.pathology)
+
+
+def read_labels(
+    annotations: Path | None, files: Path | None, pathology: str = "Meniscus Tear"
+) -> Labels | None:
+    """Read the labels of slices from the files of fastMRI+.
+
+    Arguments:
+        annotations: The CSV of annotations; None gives no labels.
+        files: The list of volumes that annotators looked at; None takes all volumes.
+        pathology: Which pathology is 1.
+
+    Example:
+        >>> read_labels(None, Path("knee_file_list.csv"))
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: files is knee_file_list.csv without labels; ...
+    """
+    if annotations is None:
+        if files is not None:
+            raise InputError(f"files is {files} without labels; give the fastMRI+ CSV too")
+        return None
+    listed = None if files is None else read_file_list(files)
+    return Labels(read_annotations(annotations), pathology, listed)
 
 
 class _RowError(Exception):

@@ -59,6 +59,15 @@ class Dataset(Protocol):
         """Read one case."""
 
 
+@runtime_checkable
+class HasPrecision(Protocol):
+    """A data set that knows whether its images were rounded when they were stored."""
+
+    @property
+    def precision(self) -> str | None:
+        """``"half"`` or ``"single"``; None where nobody says."""
+
+
 @dataclass(frozen=True)
 class Subset:
     """Some cases of a data set, in the given order; itself a data set.
@@ -98,6 +107,11 @@ class Subset:
         """The name of each case, (case,), where the source knows them without reading images."""
         names = names_of(self.source)
         return None if names is None else np.asarray(names[np.asarray(self.indices, dtype=int)])
+
+    @property
+    def precision(self) -> str | None:
+        """How exact the source's images are, where it says."""
+        return precision_of(self.source)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -139,6 +153,11 @@ class Changed:
         """The name of each case, (case,), where the source knows them without reading images."""
         return names_of(self.source)
 
+    @property
+    def precision(self) -> str | None:
+        """How exact the source's images are, where it says."""
+        return precision_of(self.source)
+
     def __len__(self) -> int:
         return len(self.source)
 
@@ -149,6 +168,11 @@ class Changed:
 def names_of(dataset: Dataset) -> NDArray[np.str_] | None:
     """The name of each case, (case,), or None where a data set knows them by reading alone."""
     return dataset.cases if isinstance(dataset, HasCases) else None
+
+
+def precision_of(dataset: Dataset) -> str | None:
+    """How exact the images of a data set are: ``"half"``, ``"single"``, or None if it is silent."""
+    return dataset.precision if isinstance(dataset, HasPrecision) else None
 
 
 def split_by_group(

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from taskuq.data.annotations import Annotations, read_annotations, read_file_list
+from taskuq.data.annotations import Labels, read_labels
 from taskuq.data.check import Check, Row, as_size
 from taskuq.data.dataset import Item
 from taskuq.data.preparation import Preparation, Slices, VirtualCoils, cached_coils, cropped_coils
 from taskuq.data.readers import Reader, given
 from taskuq.data.splits import Part
+from taskuq.data.store import Precision, find_all
 from taskuq.data.volume import Volume, open_volume
 from taskuq.errors import InputError
+from taskuq.measure.coils import magnitude
 
 
 @dataclass(frozen=True)
@@ -38,63 +45,6 @@ class Surveyed:
     reason: str
     slices: int = 0
     positives: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class Labels:
-    """Where labels come from.
-
-    Attributes:
-        annotations: fastMRI+ rows.
-        pathology: Which pathology is 1.
-        files: The volumes that annotators looked at; others are skipped. None takes all.
-        per: ``"slice"`` labels each slice by its own rows; ``"volume"`` gives all slices of a
-            volume with the pathology the label 1.
-    """
-
-    annotations: Annotations
-    pathology: str = "Meniscus Tear"
-    files: frozenset[str] | None = None
-    per: Literal["slice", "volume"] = "slice"
-
-    def of(self, name: str, slices: range) -> NDArray[np.int64]:
-        """Labels of the given slices of a volume."""
-        if self.per == "volume":
-            return np.full(len(slices), name in self._positive_volumes, dtype=np.int64)
-        positive = self._positive_slices.get(name, set())
-        return np.array([index in positive for index in slices], dtype=np.int64)
-
-    @cached_property
-    def _positive_slices(self) -> dict[str, set[int]]:
-        return self.annotations.positive_slices(self.pathology)
-
-    @cached_property
-    def _positive_volumes(self) -> set[str]:
-        return self.annotations.positive_volumes(self.pathology)
-
-
-def read_labels(
-    annotations: Path | None, files: Path | None, pathology: str = "Meniscus Tear"
-) -> Labels | None:
-    """Read the labels of slices from the files of fastMRI+.
-
-    Arguments:
-        annotations: The CSV of annotations; None gives no labels.
-        files: The list of volumes that annotators looked at; None takes all volumes.
-        pathology: Which pathology is 1.
-
-    Example:
-        >>> read_labels(None, Path("knee_file_list.csv"))
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: files is knee_file_list.csv without labels; ...
-    """
-    if annotations is None:
-        if files is not None:
-            raise InputError(f"files is {files} without labels; give the fastMRI+ CSV too")
-        return None
-    listed = None if files is None else read_file_list(files)
-    return Labels(read_annotations(annotations), pathology, listed)
 
 
 def survey(
@@ -131,15 +81,22 @@ def survey(
 class FastMRI:
     """Slices of fastMRI multi-coil volumes, complex (coil, size, size), divided by their scale.
 
-    A volume is a group. The first slice read from a volume prepares it, which reads it whole; a
-    cache keeps the result for later runs and other workers.
+    A volume is a group. Slices come from the store where it holds those of all volumes, else from
+    raw files. Then the first slice read from a volume prepares it, which reads it whole; a cache
+    keeps virtual coils and scale for later runs and other workers.
 
     Arguments:
         folder: A folder with .h5 files as fastMRI distributes them.
         preparation: Filter, crop, compression and slices; the paper's by default.
         labels: Where labels come from; without, all labels are 0.
         cache: A folder for prepared volumes; None keeps nothing on disk.
+        combined: Give the RSS of the virtual coils, (size, size), and not the coils.
+        exact: Leave a store alone that rounds, as cases must not be that are judged.
         strict: Stop at the first unusable file instead of skipping it.
+
+    Attributes:
+        precision: ``"half"`` where slices come from a store that rounds.
+        raw_because: Why raw files are read; empty where the store is.
 
     Example:
         >>> import tempfile, h5py
@@ -161,8 +118,11 @@ class FastMRI:
         labels: Labels | None = None,
         *,
         cache: Path | str | None = None,
+        combined: bool = False,
+        exact: bool = False,
         strict: bool = False,
     ) -> None:
+        self.combined = combined
         self.preparation = preparation or Preparation()
         self.cache = None if cache is None else Path(cache)
         self.surveyed = survey(folder, self.preparation, labels, strict=strict)
@@ -176,6 +136,11 @@ class FastMRI:
         names = [volume.name for volume in self.volumes]
         if len(set(names)) != len(names):
             raise InputError(f"file names repeat below {folder}; give one copy of each volume")
+        self._stored, self.raw_because = find_all(
+            self.volumes, self.preparation, self.cache, exact=exact
+        )
+        rounds = any(slices.precision == "half" for slices in self._stored)
+        self.precision: Precision = "half" if rounds else "single"
         self._cases = [
             (number, index)
             for number, volume in enumerate(self.volumes)
@@ -194,20 +159,27 @@ class FastMRI:
 
     def __getitem__(self, index: int) -> Item:
         number, slice_ = self._cases[index]
-        volume = self.volumes[number]
-        coils = self.virtual_coils(number)
-        size, matrix = self.preparation.size, coils.matrices[slice_]
+        image, scale = self._read(number, slice_)
         return Item(
-            image=cropped_coils(volume, slice_, size, matrix) / coils.scale,
+            image=image,
             label=int(self.labels[index]),
-            group=volume.name,
+            group=self.volumes[number].name,
             case=self._name(number, slice_),
-            scale=coils.scale,
+            scale=scale,
         )
 
     def virtual_coils(self, number: int) -> VirtualCoils:
         """Virtual coils and scale of one volume."""
         return _coils(self.volumes[number], self.preparation, self.cache)
+
+    def _read(self, number: int, slice_: int) -> tuple[Tensor, float]:
+        if self._stored:
+            stored = self._stored[number]
+            return (stored.magnitude if self.combined else stored.coils)(slice_), stored.scale
+        virtual = self.virtual_coils(number)
+        size, matrix = self.preparation.size, virtual.matrices[slice_]
+        image = cropped_coils(self.volumes[number], slice_, size, matrix) / virtual.scale
+        return (magnitude(image) if self.combined else image), virtual.scale
 
     def _name(self, number: int, slice_: int) -> str:
         return f"{self.volumes[number].name}-{slice_}"
@@ -267,14 +239,15 @@ class FastMRIData(Reader):
         return self._volumes(given(self.path, "path", "the folder of training volumes"), "all")
 
     def open_judged(self) -> FastMRI:
-        """The central slices of the validation volumes."""
+        """The central slices of the validation volumes, never rounded to half precision."""
         folder = given(self.validation_path, "validation_path", "the folder of validation volumes")
-        return self._volumes(folder, self.slices)
+        return self._volumes(folder, self.slices, exact=True)
 
     def open_targets(self) -> Part:
-        """The training volumes; labels are needed."""
+        """The training volumes as magnitude images; labels are needed."""
         given(self.labels, "labels", "the fastMRI+ annotations (knee.csv)")
-        return Part.of(self.open())
+        folder = given(self.path, "path", "the folder of training volumes")
+        return Part.of(self._volumes(folder, "all", combined=True))
 
     def check(self, *, strict: bool, thorough: bool) -> Check:
         """One row for each file of both folders."""
@@ -303,8 +276,16 @@ class FastMRIData(Reader):
             minimum_width=self.minimum_width, coils=self.coils, slices=slices,
         )  # fmt: skip
 
-    def _volumes(self, folder: Path, slices: Slices) -> FastMRI:
-        return FastMRI(folder, self._preparation(slices), self._labels, cache=self.cache)
+    def _volumes(
+        self, folder: Path, slices: Slices, *, combined: bool = False, exact: bool = False
+    ) -> FastMRI:
+        data = FastMRI(
+            folder, self._preparation(slices), self._labels, cache=self.cache, combined=combined,
+            exact=exact,
+        )  # fmt: skip
+        if data.raw_because:
+            _say_raw(folder, data, "single" if exact else "half")
+        return data
 
 
 def _row(folder: Path, found: Surveyed) -> Row:
@@ -343,4 +324,30 @@ def _surveyed(
     return Surveyed(file, volume, "", len(slices), positives)
 
 
+def _say_raw(folder: Path, data: FastMRI, precision: Precision) -> None:
+    """Say once, and for all processes of a training, that raw files are read, and how fast."""
+    if folder in _said or any(os.environ.get(name, "0") != "0" for name in _RANKS):
+        return
+    _said.add(folder)
+    per_pass = sum(volume.bytes_of_slice * volume.slices for volume in data.volumes)
+    sys.stderr.write(
+        f"{folder}: raw k-space is read, {per_pass / 1e9:.3g} GB for all slices and "
+        f"{_rate(data.volumes[0], data.preparation):.0f} slices a second in one process, because "
+        f"{data.raw_because}; to read prepared slices, run 'taskuq data prepare {folder} --cache "
+        f"{data.cache or 'FOLDER'} --precision {precision}'\n"
+    )
+
+
+def _rate(volume: Volume, preparation: Preparation) -> float:
+    """Slices that this process reads in a second, from one."""
+    matrix = np.eye(volume.coils, preparation.coils, dtype=np.complex64)
+    started = time.perf_counter()
+    with suppress(InputError):  # whoever asks for that slice will be told
+        cropped_coils(volume, volume.slices // 2, preparation.size, matrix)
+    return 1 / (time.perf_counter() - started)
+
+
+# What launchers number the processes of a training by.
+_RANKS = ("LOCAL_RANK", "SLURM_PROCID")
+_said: set[Path] = set()
 _coils = lru_cache(maxsize=2048)(cached_coils)

@@ -67,6 +67,11 @@ class Volume:
         """The file name without its ending, as fastMRI+ has it."""
         return self.path.stem
 
+    @property
+    def bytes_of_slice(self) -> int:
+        """What the k-space of one slice takes, in complex64."""
+        return 8 * self.coils * self.height * self.width
+
     def kspace(self, index: int) -> NDArray[np.complex64]:
         """k-space of one slice, (coil, height, width), bit for bit as stored."""
         return np.asarray(self._read("kspace", index))

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from taskuq.data.dataset import precision_of
 from taskuq.data.readers import Data, open_all, open_data, paper_data
 from taskuq.fingerprints import content_fingerprint, fingerprint
 from taskuq.measure.masks import MaskConfig
@@ -79,9 +80,15 @@ class Run:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What lies behind the names in the configuration: files of data and weights, and masks."""
+        """What lies behind the names in the configuration: files of data and weights, and masks.
+
+        Images that a store may have rounded say how exact they are.
+        """
         masks = np.ascontiguousarray(np.asarray(self.masks, dtype=bool))
         found = {"masks": hashlib.sha256(masks.tobytes()).hexdigest()}
+        precision = precision_of(self.images)
+        if precision is not None:
+            found["images"] = precision
         for name in ("data", "recover", "task"):
             files = list(_files_of(getattr(self.config, name)))
             if files:
