@@ -49,6 +49,33 @@ def checked(measurement: Scan) -> Scan:
     return measurement
 
 
+def unit_sized(images: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Images whose largest number lies between 1/2 and 1, and the powers of two to get them back.
+
+    .. math:: x = 2^k x', \qquad \tfrac12 \le \max(|\Re x'|, |\Im x'|) < 1
+
+    Squares of very large or very small numbers leave the range of a float. A power of two changes
+    no digit: a network that follows the scale of its input gives the same digits, too.
+
+    Arguments:
+        images: Complex images of cases, finite, (case, ...).
+
+    Returns:
+        The images in float32 precision, and the factors, (case,); 1 for an empty image.
+
+    Example:
+        >>> small, size = unit_sized(torch.tensor([[3 - 12j]]))
+        >>> small, size
+        (tensor([[0.1875-0.7500j]]), tensor([16.]))
+    """
+    images = images.to(torch.complex64)
+    largest = torch.view_as_real(images).abs().flatten(1).amax(1)
+    # Factors stay normal numbers, whose reciprocals are numbers, too.
+    power = torch.frexp(largest).exponent.clamp(-126, 126)
+    size = torch.ldexp(torch.ones_like(largest), power)
+    return images / size.view(-1, *(1,) * (images.ndim - 1)), size
+
+
 def stacked(measurements: Sequence[Scan]) -> tuple[Tensor, Tensor]:
     """Return zero-filled images (case, coil, height, width) and masks (case, width) of scans.
 

@@ -43,7 +43,7 @@ class NormUnet(nn.Module):
     """A U-Net on one complex image, blind to the image's scale and offset.
 
     Real and imaginary part are normalised to mean 0 and standard deviation 1 over the pixels, the
-    image is padded with zeros to a multiple of 16, and both are undone afterwards.
+    image is padded with zeros to a multiple of 16 that the U-Net can take, and both are undone afterwards.
 
     Arguments:
         width: Channels of the first level.
@@ -65,7 +65,9 @@ class NormUnet(nn.Module):
         std, mean = torch.std_mean(x, dim=(-2, -1), keepdim=True)
         std = std.clamp_min(torch.finfo(std.dtype).tiny)
         height, width = x.shape[-2:]
-        rows, columns = -height % 16, -width % 16
+        # The smallest image that can be halved so often.
+        least = 2 ** (self.unet.pools + 1)
+        rows, columns = (max(-size % 16, least - size) for size in (height, width))
         top, left = rows // 2, columns // 2
         padded = F.pad((x - mean) / std, (left, columns - left, top, rows - top))
         y = self.unet(padded)[..., top : top + height, left : left + width]

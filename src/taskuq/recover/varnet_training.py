@@ -21,7 +21,7 @@ from taskuq.recover.folded_varnet import fold_varnet
 from taskuq.recover.methods import RECOVERIES
 from taskuq.recover.metrics import ssim
 from taskuq.recover.recorded import Recorded, Replayed
-from taskuq.recover.scan import Scan, stacked
+from taskuq.recover.scan import Scan, stacked, unit_sized
 from taskuq.recover.scans import AnyScan, measured
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.recover.views import CoilViews
@@ -71,10 +71,12 @@ class VarNetRecovery:
 
     def batch(self, measurements: Sequence[Scan], *, samples: int, seeds: Sequence[int]) -> Tensor:
         """Return the recovered magnitude images of several cases, (case, 1, height, width)."""
-        zero_filled, mask = stacked(measurements)
-        kspace, mask = fft2c(zero_filled.to(self.device)), mask.to(self.device)
+        zero_filled, mask = (part.to(self.device) for part in stacked(measurements))
+        images, size = unit_sized(zero_filled)
+        kspace = fft2c(images)
         kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
-        return self._recorded(kspace, mask, central_lines(mask))[:, None]
+        recovered = self._recorded(kspace, mask, central_lines(mask))
+        return (recovered * size.view(-1, 1, 1))[:, None]
 
     def __reduce__(self) -> tuple[Any, tuple[VarNet]]:
         # Recorded GPU work cannot travel to another process; it is recorded there again.

@@ -226,7 +226,10 @@ class Sampler:
 
 
 def case_scale(y: Tensor) -> Tensor:
-    """Return the 95 % quantile of each case's magnitudes, at least the smallest positive float.
+    """Return the 95 % quantile of each case's magnitudes, at least a hundredth of the largest.
+
+    The largest decides where an image is nearly empty; one that is empty has the smallest positive
+    float.
 
     Arguments:
         y: Complex images (case, coil, height, width).
@@ -237,7 +240,10 @@ def case_scale(y: Tensor) -> Tensor:
     """
     magnitudes = y.abs().flatten(1)
     rank = max(1, math.ceil(0.95 * magnitudes.shape[1]))
-    return magnitudes.kthvalue(rank, dim=1).values.clamp_min(torch.finfo(torch.float32).tiny)
+    quantile = magnitudes.kthvalue(rank, dim=1).values
+    return torch.maximum(quantile, magnitudes.amax(1) / 100).clamp_min(
+        torch.finfo(torch.float32).tiny
+    )
 
 
 def _times(x: Tensor, sizes: Tensor) -> Tensor:
