@@ -58,6 +58,18 @@ def test_everything_measured_is_returned_as_it_is(net, scan):
     assert torch.equal(images[2], rss(ifft2c(kspace))[2])
 
 
+@pytest.mark.parametrize("side", [8, 40])
+def test_small_sides_and_masks_without_a_centre_fold_as_well(net, draw, side):
+    images = torch.complex(draw(2, 4, side, 26), draw(2, 4, side, 26))
+    mask = torch.arange(26).repeat(2, 1) % 5 == 0
+    mask[1, 13] = True
+    arguments = torch.where(mask[:, None, None], fft2c(images), 0), mask, central_lines(mask)
+    net = net.double()
+    quick = fold_varnet(net, device="cpu", dtype=torch.float64)
+    with torch.no_grad():
+        assert nearly(quick(*arguments), net(*arguments), 1e-11)
+
+
 def test_no_signal_gives_no_image(net, scan):
     kspace, mask = torch.zeros_like(scan[0]).to(torch.complex64), scan[1]
     quick = fold_varnet(net, device="cpu", dtype=torch.float32)

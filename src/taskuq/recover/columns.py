@@ -25,6 +25,22 @@ def central_window(count: Tensor, width: int) -> Tensor:
     return (column >= start[:, None]) & (column < (start + count)[:, None])
 
 
+def sensitivity_window(count: Tensor, width: int) -> Tensor:
+    """Mark the columns that sensitivities are estimated from, booleans (case, width).
+
+    They are the central ones; where there are none, every column that was measured has to do.
+
+    Arguments:
+        count: The number of central columns of each case, integers (case,).
+        width: The number of k-space columns.
+
+    Example:
+        >>> sensitivity_window(torch.tensor([0, 3]), width=6).int().tolist()
+        [[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 0]]
+    """
+    return central_window(count, width) | (count == 0)[:, None]
+
+
 def central_lines(mask: Tensor) -> Tensor:
     """Count the measured lines around the zero frequency without a gap, integers (case,).
 

@@ -16,12 +16,9 @@ from torch.nn import functional as F  # noqa: N812 - the name torch's own docume
 
 from taskuq.measure.coils import rss
 from taskuq.measure.fourier import ifft2c
-from taskuq.recover.columns import central_window
+from taskuq.recover.columns import sensitivity_window
 from taskuq.recover.folded_unet import FoldedUNet, fold_unet
-from taskuq.recover.varnet import NormUnet, VarNet, VarNetBlock, check_kspace
-
-# The U-Nets halve the image at most this often, and pad it to a multiple of that.
-MULTIPLE = 16
+from taskuq.recover.varnet import NormUnet, VarNet, VarNetBlock, check_kspace, missing
 
 
 class FoldedRefinement(NamedTuple):
@@ -42,7 +39,7 @@ class FoldedVarNet:
         >>> from taskuq.recover.varnet import VarNetConfig
         >>> net = VarNet(VarNetConfig(cascades=2, width=4, pools=2, sensitivity_pools=2)).eval()
         >>> kspace, lines = torch.randn(1, 4, 16, 16, dtype=torch.complex64), torch.tensor([6])
-        >>> mask = central_window(lines, 16)
+        >>> mask = sensitivity_window(lines, 16)
         >>> kspace = kspace * mask
         >>> quick = fold_varnet(net, device="cpu", dtype=torch.float32)
         >>> torch.allclose(quick(kspace, mask, lines), net(kspace, mask, lines), atol=1e-4)
@@ -64,7 +61,7 @@ class FoldedVarNet:
         zero_filled = ifft2c(kspace)
         measured = torch.fft.fft(zero_filled)
         seen = torch.fft.ifftshift(mask, dim=-1)[:, None, None].to(measured.real.dtype)
-        window = torch.fft.ifftshift(central_window(low_frequencies, mask.shape[-1]), dim=-1)
+        window = torch.fft.ifftshift(sensitivity_window(low_frequencies, mask.shape[-1]), dim=-1)
         maps = self._maps(torch.fft.ifft(measured * window[:, None, None]))
         # The inverse transform's own factor travels with the sensitivities.
         combining = maps.conj().resolve_conj() / kspace.shape[-1]
@@ -118,7 +115,7 @@ def _refined(unet: FoldedUNet, images: Tensor) -> Tensor:
     std, mean = torch.std_mean(x, dim=(1, 2), keepdim=True)
     std = std.clamp_min(torch.finfo(std.dtype).tiny)
     x = ((x - mean) / std).to(unet.bottom[0].dtype)
-    rows, columns = -height % MULTIPLE, -width % MULTIPLE
+    rows, columns = (missing(size, len(unet.down)) for size in (height, width))
     top, left = rows // 2, columns // 2
     if rows or columns:
         x = F.pad(x, (0, 0, left, columns - left, top, rows - top))

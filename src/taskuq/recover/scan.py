@@ -24,6 +24,17 @@ class Scan(Protocol):
         """The measured columns, booleans (width,)."""
 
 
+@runtime_checkable
+class DrawsCoilImages(Protocol):
+    """A recovery whose samples can be seen before coils are combined.
+
+    There it shows whether they agree with the measurement.
+    """
+
+    def coil_images(self, measurement: Scan, *, samples: int, seed: int) -> Tensor:
+        """Return samples, complex (sample, coil, height, width)."""
+
+
 def checked(measurement: Scan) -> Scan:
     """Return the measurement, or say in one sentence why it cannot be used.
 

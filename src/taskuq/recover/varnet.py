@@ -12,7 +12,7 @@ from taskuq.errors import InputError
 from taskuq.measure.coils import rss, to_channels, to_complex
 from taskuq.measure.fourier import fft2c, ifft2c
 from taskuq.measure.projections import broadcast_mask
-from taskuq.recover.columns import central_window
+from taskuq.recover.columns import sensitivity_window
 from taskuq.recover.unet import UNet
 
 
@@ -39,11 +39,26 @@ class VarNetConfig:
     sensitivity_pools: int = 4
 
 
+def missing(size: int, pools: int) -> int:
+    """Return how many pixels a side lacks to a multiple of 16 that can be halved so often.
+
+    Arguments:
+        size: The length of the side.
+        pools: How many times the image is halved; more than one pixel must be left.
+
+    Example:
+        >>> missing(20, pools=4), missing(16, pools=4)
+        (12, 16)
+    """
+    return max(-size % 16, (2 << pools) - size)
+
+
 class NormUnet(nn.Module):
     """A U-Net on one complex image, blind to the image's scale and offset.
 
     Real and imaginary part are normalised to mean 0 and standard deviation 1 over the pixels, the
-    image is padded with zeros to a multiple of 16 that the U-Net can take, and both are undone afterwards.
+    image is padded with zeros to a multiple of 16 that the U-Net can take, and both are undone
+    afterwards.
 
     Arguments:
         width: Channels of the first level.
@@ -65,9 +80,7 @@ class NormUnet(nn.Module):
         std, mean = torch.std_mean(x, dim=(-2, -1), keepdim=True)
         std = std.clamp_min(torch.finfo(std.dtype).tiny)
         height, width = x.shape[-2:]
-        # The smallest image that can be halved so often.
-        least = 2 ** (self.unet.pools + 1)
-        rows, columns = (max(-size % 16, least - size) for size in (height, width))
+        rows, columns = (missing(size, self.unet.pools) for size in (height, width))
         top, left = rows // 2, columns // 2
         padded = F.pad((x - mean) / std, (left, columns - left, top, rows - top))
         y = self.unet(padded)[..., top : top + height, left : left + width]
@@ -93,11 +106,8 @@ class SensitivityModel(nn.Module):
         self.norm_unet = NormUnet(width, pools)
 
     def forward(self, kspace: Tensor, count: Tensor) -> Tensor:
-        """Return maps (case, coil, height, width) from k-space and ``count`` central lines.
-
-        Where there are none, every line that was measured has to do.
-        """
-        window = central_window(count, kspace.shape[-1]) | (count == 0)[:, None]
+        """Return maps (case, coil, height, width) from k-space and ``count`` central lines."""
+        window = sensitivity_window(count, kspace.shape[-1])
         images = ifft2c(torch.where(broadcast_mask(window, kspace), kspace, 0))
         maps = self.norm_unet(images.flatten(0, 1)[:, None]).reshape(images.shape)
         norm = rss(maps)[:, None].clamp_min(torch.finfo(maps.real.dtype).tiny)

@@ -207,4 +207,6 @@ def load_public_varnet(path: Path | str) -> VarNet:
     return net.eval()
 
 
-NETWORK = Network(VarNetConfig, VarNet, VarNetTraining, VarNetMethod, PRESETS, large=True)
+NETWORK = Network(
+    VarNetConfig, VarNet, VarNetTraining, VarNetMethod, PRESETS, large=True, any_input=True
+)

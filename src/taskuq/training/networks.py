@@ -81,6 +81,9 @@ class Network:
         large: Whether random numbers for its start would take seconds. Such a network is made
             without them where trained weights fill it at once; every tensor that it holds must
             then be stored with them.
+        any_input: Whether a recovery network claims that it takes any finite measurement, of any
+            size, mask and number of coils, and gives finite images that agree with it, without a
+            draw that is rejected. Tests hold it to that.
     """
 
     config: type[Any]
@@ -91,6 +94,7 @@ class Network:
     judge: Callable[[Any, Path, Any], dict[str, Any]] | None = None
     table: Callable[[dict[str, Any]], list[str]] | None = None
     large: bool = False
+    any_input: bool = False
 
     def load(self, path: Path, table: Mapping[str, Any]) -> nn.Module:
         """Make the network that a file's table describes, and fill it with the file's weights."""
