@@ -197,7 +197,7 @@ class _Drawing:
             self.failed = f"it gives {drawn.shape[1]} samples where {self.config.samples} are due"
             return
         drawn = drawn.to(truth.device, torch.float32)
-        self.device = str(truth.device)
+        self.device = torch.cuda.get_device_name() if truth.is_cuda else str(truth.device)
         for name, task in self.tasks.items():
             read = _read(task, drawn.flatten(0, 1), name).view(len(scans), -1)
             self.outputs[k].setdefault(name, []).append(read[:count])
