@@ -78,12 +78,26 @@ def test_no_signal_gives_no_image(net, scan):
         assert nearly(quick(*arguments) + 1, net(*arguments) + 1, 1e-5)
 
 
+def test_half_precision_does_not_overflow(net, scan):
+    """Normalisations follow: weights may be as large as they like, and results are the same."""
+    kspace, mask = scan[0].to(torch.complex64), scan[1]
+    arguments = kspace, mask, central_lines(mask)
+    with torch.no_grad():
+        expected = net(*arguments)
+        for name, weight in net.named_parameters():
+            if "layers" in name:
+                weight.mul_(1e6)
+        assert nearly(net(*arguments), expected, 1e-3)
+        found = fold_varnet(net, device="cpu", dtype=torch.float16)(*arguments)
+    assert nearly(found, expected, 3e-2)
+
+
 @pytest.mark.parametrize("side", [16, 22])  # also odd sides inside
 def test_filled_up_channels_change_nothing(randomise, draw, side):
     unet = randomise(UNet(3, 2, width=5, pools=2)).double().eval()
     x = draw(2, 3, side, side)
     folded = fold_unet(unet, torch.device("cpu"), torch.float64, aligned=8)
-    assert {weight.shape[0] % 8 for pair in folded.joined for weight in pair} == {0}
+    assert {len(part.weight) % 8 for pair in folded.joined for part in pair} == {0}
     with torch.no_grad():
         features, said = folded.predict(x)
         assert nearly(features, unet.features(x), 1e-11)

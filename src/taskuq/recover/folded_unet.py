@@ -6,6 +6,7 @@ they compute, and are what runs on a CPU.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -65,13 +66,14 @@ def to_image(x: Tensor, height: int, width: int) -> Tensor:
 
 
 def normalise_leaky(
-    x: Tensor, slope: float, *, out: Tensor | None = None, coarse: int = 0
+    x: Tensor, slope: float, *, eps: float = EPS, out: Tensor | None = None, coarse: int = 0
 ) -> Tensor:
     """Instance normalisation and a leaky ReLU.
 
     Arguments:
         x: (image, pixel, channel); its memory may be used for the result.
         slope: The slope for negative values.
+        eps: What is added to variances.
         out: Where the result goes, (image, pixel, channel); a part of the channels of something
             larger may be given.
         coarse: For pixels that come as 2×2 blocks, how many blocks a row of the image has; they
@@ -85,11 +87,11 @@ def normalise_leaky(
     if fused := _kernels(x):
         if out is None:
             out = torch.empty_like(x) if coarse else x
-        result: Tensor = fused.normalise_leaky(x, slope, EPS, out, coarse)
+        result: Tensor = fused.normalise_leaky(x, slope, eps, out, coarse)
         return result
     wide = x if x.dtype == torch.float64 else x.float()
     var, mean = torch.var_mean(wide, dim=1, keepdim=True, correction=0)
-    y = F.leaky_relu((wide - mean) * torch.rsqrt(var + EPS), slope).to(x.dtype)
+    y = F.leaky_relu((wide - mean) * torch.rsqrt(var + eps), slope).to(x.dtype)
     if coarse:
         y = y.view(len(y), -1, coarse, 2, 2, y.shape[-1]).transpose(2, 3).flatten(1, 4)
     return y if out is None else out.copy_(y)
@@ -113,18 +115,51 @@ def pool(x: Tensor, height: int, width: int) -> Tensor:
     return to_rows(F.avg_pool2d(to_image(x, height, width), 2))
 
 
+class Normed(NamedTuple):
+    """What comes before an instance normalisation, and the latter's smallest variance."""
+
+    weight: Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, weight: Tensor, *inputs: int) -> Normed:
+        """Divide by a power of 2, which the normalisation undoes, so that float16 cannot overflow.
+
+        With filters of unit norm at most, no result exceeds the norm of the whole input, and the
+        inputs are normalised.
+
+        Arguments:
+            weight: In float32 or float64.
+            inputs: The axes over which a filter extends.
+        """
+        largest = torch.linalg.vector_norm(weight, dim=inputs).max().item()
+        scale = 2.0 ** math.ceil(math.log2(largest)) if largest > 0 else 1.0
+        return cls(weight / scale, EPS / scale**2)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Normed:
+        """On another device, in another precision, channels last."""
+        moved = self.weight.to(device, dtype)
+        form = torch.channels_last if moved.ndim == 4 else torch.contiguous_format
+        return Normed(moved.contiguous(memory_format=form), self.eps)
+
+
 class FoldedUNet(NamedTuple):
     """The weights of a U-Net: pairs of 3×3 convolutions, the upsamplings, the last convolution.
 
     Numbers of channels are filled up to what tensor cores like. What fills them is 0 and stays 0.
     """
 
-    down: tuple[tuple[Tensor, Tensor], ...]
-    bottom: tuple[Tensor, Tensor]
-    up: tuple[Tensor, ...]
-    joined: tuple[tuple[Tensor, Tensor], ...]
+    down: tuple[tuple[Normed, Normed], ...]
+    bottom: tuple[Normed, Normed]
+    up: tuple[Normed, ...]
+    joined: tuple[tuple[Normed, Normed], ...]
     output: tuple[Tensor, Tensor]
     width: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the convolutions."""
+        return self.bottom[0].weight.dtype
 
     def features(self, x: Tensor) -> Tensor:
         """The features of real channels (case, channel, height, width), channels last."""
@@ -134,12 +169,12 @@ class FoldedUNet(NamedTuple):
 
     def rows(self, x: Tensor, height: int, width: int) -> Tensor:
         """The features of rows (case, pixel, channel), filled up: (case, pixel, width or more)."""
-        if missing := self.down[0][0].shape[1] - x.shape[-1]:
+        if missing := self.down[0][0].weight.shape[1] - x.shape[-1]:
             x = F.pad(x, (0, missing))
         skips = []
         for pair in self.down:
             # Where features go on they lie beside those that come back, in one piece of memory.
-            outputs = len(pair[1])
+            outputs = len(pair[1].weight)
             both = x.new_empty((len(x), x.shape[1], 2 * outputs))
             skip = _block(x, pair, height, width, out=both[..., outputs:])
             skips.append((both, height, width))
@@ -155,7 +190,7 @@ class FoldedUNet(NamedTuple):
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The features of real channels, and what the U-Net says, in the precision of ``x``."""
         weight, bias = self.output
-        told = x.to(self.bottom[0].dtype, memory_format=torch.channels_last)
+        told = x.to(self.dtype, memory_format=torch.channels_last)
         features = self.features(told)
         return features, F.conv2d(features.to(weight.dtype), weight[:, : self.width], bias)
 
@@ -181,16 +216,14 @@ def fold_unet(
     if aligned is None:
         aligned = ALIGNED if device.type == "cuda" else 1
 
-    def pair(block: nn.Module, parts: int = 1) -> tuple[Tensor, Tensor]:
+    def pair(block: nn.Module, parts: int = 1) -> tuple[Normed, Normed]:
         first, second = (m for m in block.modules() if isinstance(m, nn.Conv2d) and m.bias is None)
         # What is joined is filled up part by part.
-        filled = torch.cat(
-            [_filled(part, aligned, 0, 1) for part in first.weight.detach().chunk(parts, dim=1)],
-            dim=1,
-        )
+        chunks = first.weight.detach().chunk(parts, dim=1)
+        filled = torch.cat([_filled(chunk, aligned, 0, 1) for chunk in chunks], dim=1)
         return (
-            weight_of(filled, device, dtype),
-            weight_of(_filled(second.weight.detach(), aligned, 0, 1), device, dtype),
+            Normed.of(filled, 1, 2, 3).to(device, dtype),
+            Normed.of(_filled(second.weight.detach(), aligned, 0, 1), 1, 2, 3).to(device, dtype),
         )
 
     up = []
@@ -198,7 +231,7 @@ def fold_unet(
         (transposed,) = (m for m in block.modules() if isinstance(m, nn.ConvTranspose2d))
         # (in, out, dy, dx) as one matrix (in, dy * dx * out): each pixel becomes a 2×2 block.
         filled = _filled(transposed.weight.detach(), aligned, 0, 1)
-        up.append(filled.permute(0, 2, 3, 1).flatten(1).to(device, dtype).contiguous())
+        up.append(Normed.of(filled.permute(0, 2, 3, 1).flatten(1), 0).to(device, dtype))
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     weight, bias = convolution_of(unet.output, device, exact)
     return FoldedUNet(
@@ -221,22 +254,22 @@ def _filled(weight: Tensor, multiple: int, *axes: int) -> Tensor:
 
 
 def _block(
-    x: Tensor, pair: tuple[Tensor, Tensor], height: int, width: int, out: Tensor | None = None
+    x: Tensor, pair: tuple[Normed, Normed], height: int, width: int, out: Tensor | None = None
 ) -> Tensor:
     first, second = pair
-    x = normalise_leaky(convolve(x, first, height, width), SLOPE)
-    return normalise_leaky(convolve(x, second, height, width), SLOPE, out=out)
+    x = normalise_leaky(convolve(x, first.weight, height, width), SLOPE, eps=first.eps)
+    raw = convolve(x, second.weight, height, width)
+    return normalise_leaky(raw, SLOPE, eps=second.eps, out=out)
 
 
-def _upsample(
-    x: Tensor, matrix: Tensor, height: int, width: int, size: list[int], out: Tensor
-) -> None:
-    blocks = (x @ matrix).view(len(x), 4 * x.shape[1], -1)
+def _upsample(x: Tensor, by: Normed, height: int, width: int, size: list[int], out: Tensor) -> None:
+    blocks = (x @ by.weight).view(len(x), 4 * x.shape[1], -1)
     if size == [2 * height, 2 * width]:
-        normalise_leaky(blocks, SLOPE, out=out, coarse=width)
+        normalise_leaky(blocks, SLOPE, eps=by.eps, out=out, coarse=width)
         return
     # Pooling drops the last row or column of an odd size; reflection gives it back.
-    image = to_image(normalise_leaky(blocks, SLOPE, coarse=width), 2 * height, 2 * width)
+    doubled = normalise_leaky(blocks, SLOPE, eps=by.eps, coarse=width)
+    image = to_image(doubled, 2 * height, 2 * width)
     missing = (0, size[1] - 2 * width, 0, size[0] - 2 * height)
     out.copy_(to_rows(F.pad(image, missing, mode="reflect")))
 

@@ -114,7 +114,7 @@ def _refined(unet: FoldedUNet, images: Tensor) -> Tensor:
     height, width = x.shape[1:3]
     std, mean = torch.std_mean(x, dim=(1, 2), keepdim=True)
     std = std.clamp_min(torch.finfo(std.dtype).tiny)
-    x = ((x - mean) / std).to(unet.bottom[0].dtype)
+    x = ((x - mean) / std).to(unet.dtype)
     rows, columns = (missing(size, len(unet.down)) for size in (height, width))
     top, left = rows // 2, columns // 2
     if rows or columns:
