@@ -39,6 +39,9 @@ NETWORKS = {
     "varnet": "cascades = 2\nwidth = 4\npools = 2\nsensitivity_width = 4\nsensitivity_pools = 2",
     "varnet-any": "cascades = 2\nwidth = 4\npools = 2\nsensitivity_pools = 2\n"
     "[views]\nrotation = 5\n[scans]\ncoils = [2, 3]",
+    "sampler": "width = 4\ndrawn = [4, 4]\n[estimate]\nfolds = 2\n[estimate.network]\n"
+    "cascades = 1\nwidth = 2\npools = 2\nsensitivity_width = 2\nsensitivity_pools = 2\n"
+    "[estimate.training]\nepochs = 1\nbatch = 2\n[views]\nrotation = 5",
     "factor": "start = 1.0",
 }
 

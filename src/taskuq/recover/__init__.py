@@ -1,7 +1,8 @@
-"""From a measurement to recoveries: zero-filled, a variational network, a conditional flow.
+"""From a measurement to recoveries: zero-filled, a variational network, a flow, a sampler.
 
 ``build`` makes a network by name, ``load`` reads a trained one, and ``ZeroFilled``,
-``VarNetRecovery`` and ``FlowRecovery`` are recovery methods as the pipeline calls them.
+``VarNetRecovery``, ``FlowRecovery`` and ``SamplerRecovery`` are recovery methods as the pipeline
+calls them.
 """
 
 from taskuq.recover.columns import central_lines
@@ -9,6 +10,8 @@ from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.flow.sampler import Sampler, Samples
 from taskuq.recover.flow_training import FlowRecovery
 from taskuq.recover.methods import RECOVERIES, ZeroFilled, open_recovery
+from taskuq.recover.sampler import SamplerConfig, SamplerNet
+from taskuq.recover.sampler.recovery import SamplerRecovery
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.recover.varnet_training import VarNetRecovery, load_public_varnet
 
@@ -20,6 +23,9 @@ __all__ = [
     "FlowConfig",
     "FlowRecovery",
     "Sampler",
+    "SamplerConfig",
+    "SamplerNet",
+    "SamplerRecovery",
     "Samples",
     "VarNet",
     "VarNetConfig",

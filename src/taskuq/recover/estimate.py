@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from taskuq.measure.coils import to_channels
+from taskuq.measure.coils import rss, to_channels
 from taskuq.measure.fourier import fft2c, ifft2c
 from taskuq.measure.projections import broadcast_mask, keep_measured
 from taskuq.pipeline.progress import Progress
@@ -80,6 +80,27 @@ class Estimate(NamedTuple):
         """
         images = self.image[case] + errors * (self.phase[case] * self.scale[case])
         return consistent_columns(self.maps[case] * images, self.measured[case], self.mask[case])
+
+    def share(self) -> Tensor:
+        """The share of lines that was measured, (case,)."""
+        return self.mask.to(self.scale.dtype).mean(1)
+
+    def images(self, residuals: Tensor) -> Tensor:
+        r"""Magnitude images with these errors, consistent, (case, sample, height, width).
+
+        .. math:: \hat x_b = (I - A) \big(s_b (\hat c + q e^{i \varphi} r)\big) + y_b
+
+        Arguments:
+            residuals: Combined errors :math:`r` as real channels, (case, sample, 2, height, width).
+        """
+        turn = (self.phase * self.scale.view(-1, 1, 1))[:, None]
+        images = self.image[:, None] + torch.complex(*residuals.unbind(2)) * turn
+        coils = consistent_columns(
+            self.maps[:, None] * images[:, :, None],
+            self.measured[:, None],
+            self.mask[:, None, None, None],
+        )
+        return rss(coils)
 
     def widening(self, case: int) -> float:
         r"""By how much a case's latents are widened, :math:`\min((1 - m)^{-1/2}, \sqrt 2)`.

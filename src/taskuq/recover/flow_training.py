@@ -26,14 +26,13 @@ from taskuq.recover.flow_widening import set_widening
 from taskuq.recover.methods import RECOVERIES
 from taskuq.recover.recorded import Replayed
 from taskuq.recover.scan import Scan, stacked
-from taskuq.recover.varnet import VarNet
+from taskuq.recover.varnet_training import estimating_network
 from taskuq.recover.views import CoilViews
 from taskuq.settings import read_toml
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine
 from taskuq.training.networks import Network
 from taskuq.training.recipe import Batch, Recipe
-from taskuq.weights import locate
 
 # Trained in minutes.
 SMALL = FlowConfig(unet_width=16, condition_channels=16, steps=4, normalise=True)
@@ -137,7 +136,9 @@ class FlowMethod:
             )
         if temperature is None:
             temperature = card.get("temperatures") or 1.0
-        return AroundEstimate(flow, _estimating(named), device=device, temperature=temperature)
+        return AroundEstimate(
+            flow, estimating_network(named), device=device, temperature=temperature
+        )
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class FlowTraining(RecoveryTraining):
         if self.estimate is None:
             return cases
         on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
-        net = _estimating(self.estimate).to("cuda" if on_gpu else "cpu")
+        net = estimating_network(self.estimate).to("cuda" if on_gpu else "cpu")
         training, validation = (
             EstimatedCases.of(part, net, quiet=not machine.progress) for part in cases
         )
@@ -361,13 +362,6 @@ def _around(
 def _bits(flow: ConditionalFlow, told: Tensor, target: Tensor) -> Tensor:
     latents, log_det = flow(target, flow.condition(told))
     return bits_per_dimension(cast(Sequence[Tensor], latents), log_det)
-
-
-def _estimating(weights: Path | str) -> VarNet:
-    net = RECOVERIES.load(locate(weights))
-    if not isinstance(net, VarNet):
-        raise InputError(f"estimate names {weights}, which is no variational network; name one")
-    return net
 
 
 NETWORK = Network(FlowConfig, ConditionalFlow, FlowTraining, FlowMethod, PRESETS, large=True)

@@ -29,7 +29,8 @@ from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine
 from taskuq.training.networks import Network
 from taskuq.training.recipe import Batch, Recipe
-from taskuq.weights.files import read_pickled
+from taskuq.weights import locate
+from taskuq.weights.files import load_weights, read_card, read_pickled
 
 PRESETS = {
     "paper": VarNetConfig(),
@@ -114,6 +115,8 @@ class VarNetTraining(RecoveryTraining):
         views: How images are moved before they are measured, in training alone.
         scans: How masks, coils, noise and contrast differ from case to case, in training and in
             validation; by default every case is seen through a mask of ``[measure]``.
+        start: Weights of a network of the same size to start from: a file, or a name of the
+            package's own.
 
     Example:
         >>> VarNetTraining().training.epochs, VarNetTraining().training.batch
@@ -125,6 +128,7 @@ class VarNetTraining(RecoveryTraining):
     data_range: Literal["volume", "slice"] = "volume"
     views: CoilViews | None = None
     scans: AnyScan | None = None
+    start: Path | None = None
 
     def prepare(self, machine: Machine, data: Any = None) -> tuple[MeasuredCases, MeasuredCases]:
         """Measure the cases."""
@@ -133,7 +137,12 @@ class VarNetTraining(RecoveryTraining):
     def recipe(self, cases: Any, machine: Machine) -> Recipe:
         """The network, to be trained by structural similarity."""
         replayed = machine.may_be_one_gpu and self.training.replay
-        return varnet_recipe(self.network, replayed=replayed, views=self.views, scans=self.scans)
+        recipe = varnet_recipe(self.network, replayed=replayed, views=self.views, scans=self.scans)
+        if self.start is not None:
+            path = locate(self.start)
+            read_card(path, ("varnet",))
+            load_weights(recipe.network, path)
+        return recipe
 
 
 def varnet_recipe(
@@ -182,6 +191,24 @@ def _dissimilarity(
 def _seen(batch: Batch) -> tuple[Tensor, ...]:
     names = ("kspace", "mask", "low_frequencies")
     return (*(batch[name] for name in names), rss(batch["image"]), batch["data_range"])
+
+
+def estimating_network(weights: Path | str) -> VarNet:
+    """Load the variational network around whose estimates samples are drawn.
+
+    Arguments:
+        weights: A .safetensors file, or a name of the package's own networks.
+
+    Example:
+        >>> estimating_network("classifier-atlas")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: ...classifier-atlas.toml describes kind 'classifier'; ...
+    """
+    net = RECOVERIES.load(locate(weights))
+    if not isinstance(net, VarNet):
+        raise InputError(f"estimate names {weights}, which is no variational network; name one")
+    return net
 
 
 def load_public_varnet(path: Path | str) -> VarNet:

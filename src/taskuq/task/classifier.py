@@ -101,6 +101,16 @@ class Classifier(nn.Module):
         values: Tensor = self.head(self.dropout(self.backbone(scaled)))
         return values
 
+    def inside(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Raw outputs, outputs (image, task) and the last hidden features (image, feature).
+
+        Arguments:
+            images: Magnitude images (image, height, width), of any scale.
+        """
+        hidden = self.head[:-1](self.dropout(self.backbone(unit_scale(images))))
+        raw = self.head[-1](hidden)
+        return raw, self.outputs(raw), hidden
+
     def outputs(self, raw: Tensor) -> Tensor:
         """What :meth:`raw` gave, as probabilities or numbers in their own unit."""
         if self.config.output == "probability":

@@ -21,6 +21,7 @@ from taskuq.training.config import TrainingConfig
 from taskuq.training.order import EpochOrder
 from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
+from taskuq.training.stages import Staged
 from taskuq.training.state import RESUME
 from taskuq.weights.files import load_weights, save_weights
 
@@ -101,6 +102,9 @@ def train(
     machine = machine or Machine()
     if cases is None:
         cases = settings.prepare(machine, data)
+    if isinstance(settings, Staged):
+        where = Path(folder)
+        cases = settings.stages(cases, where, machine=machine, fresh=fresh, steps=steps)
     with own_randomness(settings.training.seed):
         recipe = settings.recipe(cases, machine)
     return fit(

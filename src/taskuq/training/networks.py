@@ -45,6 +45,11 @@ LISTED = {
             "FlowMethod",
             "Train the conditional flow, a posterior sampler.",
         ),
+        "sampler": Line(
+            "taskuq.recover.sampler_training",
+            "SamplerMethod",
+            "Train the one-step sampler around estimates, and these.",
+        ),
         "varnet": Line(
             "taskuq.recover.varnet_training",
             "VarNetMethod",
@@ -160,8 +165,8 @@ class Methods(Kinds[type[Any]]):
         """Make a network with random weights.
 
         Arguments:
-            name: ``"flow"`` (posterior samples), ``"varnet"`` (a point estimate) or
-                ``"classifier"``; or one of your own.
+            name: ``"flow"`` or ``"sampler"`` (posterior samples), ``"varnet"`` (a point estimate)
+                or ``"classifier"``; or one of your own.
             preset: ``"paper"``, ``"demo"`` (128×128) or ``"tiny"``; of the flow also ``"around"``,
                 for :class:`taskuq.recover.around.AroundEstimate`.
 

@@ -1,0 +1,272 @@
+r"""How a sampler learns: samples of each case are made into images and scored by the true one.
+
+Late rounds leave small errors, and by their plain mean the first round would be all that counts.
+Each case's score is therefore divided by the running mean of the scores at its measured share,
+
+.. math:: \mathbb E\, \frac{S\big(\{\hat x^{(j)}\}, x\big)}{\bar S(m)},
+
+which is as proper as the score itself: the divisor depends on the measurement's setting alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from taskuq.errors import InputError
+from taskuq.recover.sampler.config import SamplerConfig
+from taskuq.recover.sampler.estimated import Estimated
+from taskuq.recover.sampler.losses import ImageScore, energy_score, fair_crps
+from taskuq.recover.sampler.network import (
+    ACCELERATIONS,
+    SamplerNet,
+    apart,
+    nearest_acceleration,
+)
+from taskuq.training.recipe import Batch, Recipe
+
+# How fast the running means of scores follow, and how many samples judge a validation case.
+DECAY, JUDGED = 0.98, 8
+
+# A batch to estimated cases and their true images, (case, height, width).
+Estimating = Callable[[Batch, torch.Generator], tuple[Estimated, Tensor]]
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """A task network whose inside can be looked at."""
+
+    def inside(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Raw outputs, outputs (image, task) and hidden features (image, feature)."""
+
+
+@dataclass(frozen=True)
+class TaskTerms:
+    """What a task network says about samples, scored too: the table ``[task]``.
+
+    Each term is divided by its own running mean at the case's measured share; all of them together
+    are weighed by how uncertain the task's output is there, relative to the share where it is most
+    uncertain.
+
+    Arguments:
+        weights: The task network, which is not trained.
+        raw: The weight of the fair CRPS of its raw outputs (logits).
+        output: The weight of the fair CRPS of its outputs.
+        features: The weight of the energy score of its last hidden features.
+        limit: The gradient of these terms at a case's images is at most so many times that of the
+            images' own score.
+        begin: The share of the training after which the terms begin to count; they count fully
+            half way from there to the end.
+
+    Example:
+        >>> [TaskTerms(begin=0.5).fade(done) for done in (0.4, 0.625, 0.9)]
+        [0.0, 0.5, 1.0]
+    """
+
+    weights: Path | None = None
+    raw: float = 0.1
+    output: float = 0.1
+    features: float = 0.1
+    limit: float = 0.5
+    begin: float = 0.5
+
+    def __post_init__(self) -> None:
+        if min(self.raw, self.output, self.features, self.limit) < 0 or not 0 <= self.begin <= 1:
+            raise InputError(
+                f"the task terms weigh {self.raw}, {self.output} and {self.features}, limit "
+                f"{self.limit}, begin {self.begin}; give nothing below 0, and begin up to 1"
+            )
+
+    def fade(self, progress: float) -> float:
+        """How much the terms count when a share of the training is done."""
+        return min(1.0, max(0.0, 2 * (progress - self.begin) / max(1 - self.begin, 1e-9)))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """How samples are scored in training.
+
+    Arguments:
+        image: The score of images.
+        draws: Samples of each case.
+        terms: How a task network's view is scored.
+        task: That network.
+    """
+
+    image: ImageScore = field(default_factory=ImageScore)
+    draws: int = 4
+    terms: TaskTerms | None = None
+    task: Watched | None = None
+
+    def task_scores(self, images: Tensor, truth: Tensor) -> Tensor:
+        """Scores of the task's raw outputs, outputs and features, (case, 3)."""
+        assert self.task is not None
+        if isinstance(self.task, nn.Module):
+            self.task.to(images.device)
+        with torch.no_grad():
+            true = self.task.inside(truth)
+        seen = [apart(part, len(images)) for part in self.task.inside(images.flatten(0, 1))]
+        pairs = list(zip(seen, true, strict=True))
+        scores = [fair_crps(*pairs[0]), fair_crps(*pairs[1]), energy_score(*pairs[2])]
+        return torch.stack(scores, dim=1)
+
+
+def sampler_recipe(config: SamplerConfig, scored: Scored, estimating: Estimating) -> Recipe:
+    """Train a sampler by proper scores of its images.
+
+    Arguments:
+        config: The size of the network.
+        scored: How samples are scored.
+        estimating: What makes estimated cases, and their true images, of a batch.
+
+    Example:
+        >>> recipe = sampler_recipe(SamplerConfig(width=4, drawn=(4, 4)), Scored(), print)
+        >>> recipe.kind, recipe.monitor
+        ('sampler', 'loss')
+    """
+    return Recipe(
+        kind="sampler",
+        network=SamplerNet(config),
+        config=config,
+        loss=partial(_loss, scored=scored, estimating=estimating),
+        validate=partial(_validate, scored=scored, estimating=estimating),
+        summary=summary,
+    )
+
+
+def _drawn(net: SamplerNet, found: Estimated, draws: int, generator: torch.Generator) -> Tensor:
+    """Images in units of the scale, (case, sample, height, width)."""
+    told = found.inputs()
+    size = (len(told), draws, net.noise_size(*told.shape[-2:]))
+    noise = torch.randn(size, generator=generator, device=told.device)
+    residuals = net(told, found.share(), noise)
+    return found.images(residuals.float()) / found.scale.view(-1, 1, 1, 1)
+
+
+def _loss(
+    net: nn.Module,
+    batch: Batch,
+    generator: torch.Generator,
+    *,
+    scored: Scored,
+    estimating: Estimating,
+) -> Tensor:
+    net = cast(SamplerNet, net)
+    found, truth = estimating(batch, generator)
+    truth = truth / found.scale.view(-1, 1, 1)
+    images = _drawn(net, found, scored.draws, generator)
+    place = nearest_acceleration(found.share())
+    fade = scored.terms.fade(batch["progress"]) if scored.terms else 0.0
+    if scored.terms is None or not fade:
+        score = scored.image(images, truth)[:, None]
+        return (score / sizes_after(net.sizes, place, score)).mean()
+    # Gradients at the images, apart from each other; then back through the network once.
+    leaf = images.detach().requires_grad_()
+    score, views = scored.image(leaf, truth)[:, None], scored.task_scores(leaf, truth)
+    sizes = sizes_after(net.sizes, place, torch.cat([score, views], dim=1).detach())
+    own, task = (score / sizes[:, :1]).mean(), (_weighed(scored.terms, views, sizes, net)).mean()
+    (pull,) = torch.autograd.grad(own, leaf)
+    (push,) = torch.autograd.grad(task, leaf)
+    bound = scored.terms.limit * _norms(pull) / _norms(push).clamp_min(1e-30)
+    gradient = pull + fade * bound.clamp_max(1).view(-1, 1, 1, 1) * push
+    back = (images * gradient).sum()
+    return (own + fade * task).detach() + back - back.detach()
+
+
+def _weighed(terms: TaskTerms, views: Tensor, sizes: Tensor, net: SamplerNet) -> Tensor:
+    uncertain = sizes[:, 2] / net.sizes[:, 2].max().clamp_min(1e-30)
+    weights = views.new_tensor([terms.raw, terms.output, terms.features])
+    return uncertain * (views / sizes[:, 1:] * weights).sum(1)
+
+
+def _norms(gradient: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
+    return norms
+
+
+@torch.no_grad()
+def sizes_after(sizes: Tensor, place: Tensor, scores: Tensor) -> Tensor:
+    """Let running means follow the scores of a batch, in place, and return each case's.
+
+    Arguments:
+        sizes: Running means (acceleration, score); 0 where there were no cases yet.
+        place: Which acceleration each case counts as, (case,).
+        scores: The first scores of cases, (case, some scores).
+
+    Example:
+        >>> sizes = torch.zeros(3, 1)
+        >>> sizes_after(sizes, torch.tensor([0, 2, 2]), torch.tensor([[1.0], [2.0], [4.0]]))
+        tensor([[1.],
+                [3.],
+                [3.]])
+    """
+    of_place = torch.nn.functional.one_hot(place, len(sizes)).to(scores.dtype)
+    counts = of_place.sum(0)[:, None]
+    new = of_place.T @ scores / counts.clamp_min(1)
+    kept = sizes[:, : scores.shape[1]]
+    followed = torch.where(kept > 0, DECAY * kept + (1 - DECAY) * new, new)
+    kept.copy_(torch.where(counts > 0, followed, kept))
+    return kept[place].clamp_min(1e-12)
+
+
+def _validate(
+    net: nn.Module,
+    batch: Batch,
+    generator: torch.Generator,
+    *,
+    scored: Scored,
+    estimating: Estimating,
+) -> dict[str, Tensor]:
+    net = cast(SamplerNet, net)
+    found, truth = estimating(batch, generator)
+    truth = truth / found.scale.view(-1, 1, 1)
+    images = _drawn(net, found, JUDGED, generator)
+    values = {
+        "loss": scored.image(images, truth),
+        "place": nearest_acceleration(found.share()),
+        "error": (images.mean(1) - truth).square().mean((1, 2)),
+        "spread": images.var(1).mean((1, 2)),
+        "peak": truth.amax((1, 2)),
+    }
+    if scored.task is not None:
+        values["task"] = scored.task_scores(images, truth)[:, 1]
+    return values
+
+
+def summary(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Judge samplers by all accelerations alike: the geometric mean of their mean scores.
+
+    Beside it, for each acceleration: the PSNR of the samples' mean in dB, and how large samples'
+    deviation from their mean is beside its error (1 is right).
+
+    Arguments:
+        values: Quantities of all validation cases, each (case,).
+
+    Example:
+        >>> one, four = torch.ones(2), torch.tensor([1.0, 4.0])
+        >>> found = summary({"loss": four, "place": torch.tensor([1, 2]), "error": four,
+        ...                  "spread": one, "peak": 10 * one})
+        >>> found["loss"], found["psnr_2"], round(found["spread_4"], 3)
+        (2.0, 20.0, 0.53)
+    """
+    found: dict[str, float] = {}
+    logs = []
+    for place, rate in enumerate(ACCELERATIONS):
+        here = values["place"] == place
+        if not bool(here.any()):
+            continue
+        part = {name: value[here].double() for name, value in values.items()}
+        logs.append(part["loss"].mean().log())
+        error, spread = part["error"].clamp_min(1e-30), part["spread"]
+        found[f"psnr_{rate}"] = float((10 * torch.log10(part["peak"] ** 2 / error)).mean())
+        # The error of a mean of p samples has the mean's own spread in it.
+        found[f"spread_{rate}"] = float((spread.mean() * (1 + 1 / JUDGED) / error.mean()).sqrt())
+        if "task" in part:
+            found[f"task_{rate}"] = float(part["task"].mean())
+    return {"loss": float(torch.stack(logs).mean().exp()), **found}

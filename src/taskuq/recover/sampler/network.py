@@ -1,0 +1,302 @@
+r"""The network :math:`G(\text{told}, v)`: what an estimate tells, and noise, to a residual.
+
+What does not depend on the noise is computed once for a case: a U-Net reads what is told, and its
+features at each level enter the light part, which draws from coarse to fine with fresh noise at
+every level.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
+
+from taskuq.errors import InputError
+from taskuq.recover.sampler.config import SamplerConfig
+
+EMBEDDED = 128
+# Told values are in units of the case's own scale. Beyond this there is no image.
+LARGEST = 100.0
+
+
+def _groups(channels: int) -> int:
+    return math.gcd(8, channels)
+
+
+class Block(nn.Module):
+    """Two convolutions with group normalisation, told the measured share, beside a skip.
+
+    Arguments:
+        inputs: Channels in.
+        outputs: Channels out.
+        inner: Numbers that shift and stretch the channels.
+    """
+
+    def __init__(self, inputs: int, outputs: int, inner: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, padding=1)
+        self.second = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.norms = nn.ModuleList(nn.GroupNorm(_groups(outputs), outputs) for _ in range(2))
+        self.film = nn.Linear(inner, 2 * outputs)
+        self.skip = nn.Conv2d(inputs, outputs, 1)
+
+    def forward(self, x: Tensor, inner: Tensor) -> Tensor:
+        """Map (case, inputs, height, width) to (case, outputs, height, width)."""
+        hidden = _modulated(self.norms[0](self.first(x)), self.film(inner))
+        hidden = F.silu(self.norms[1](self.second(hidden)))
+        y: Tensor = self.skip(x) + hidden
+        return y
+
+
+def _modulated(x: Tensor, film: Tensor) -> Tensor:
+    stretch, shift = film.to(x.dtype)[..., None, None].chunk(2, dim=1)
+    return F.silu(x * (1 + stretch) + shift)
+
+
+class Shared(NamedTuple):
+    """What a case's features bring to one level of the part that draws.
+
+    Attributes:
+        first: Added before the first normalisation, (case, drawn, height, width).
+        last: Added at the end, the same shape.
+        loud: How loud each noise map is at each pixel, (case, noise, height, width).
+    """
+
+    first: Tensor
+    last: Tensor
+    loud: Tensor
+
+
+class Known(NamedTuple):
+    """What is computed once for a case, for any number of samples.
+
+    Attributes:
+        levels: For each level, the finest first.
+        mean: A residual without noise, (case, outputs, height, width).
+        share: The measured share, (case,).
+        size: Height and width before filling up.
+    """
+
+    levels: list[Shared]
+    mean: Tensor
+    share: Tensor
+    size: tuple[int, int]
+
+
+class DrawnLevel(nn.Module):
+    """One level of the part that draws: what comes from the coarser one, features, fresh noise.
+
+    Arguments:
+        known: Channels of the features.
+        coarser: Channels of the coarser level; 0 for the coarsest.
+        drawn: Channels here.
+        noise: Noise maps.
+        inner: Numbers that shift and stretch the channels.
+    """
+
+    def __init__(self, known: int, coarser: int, drawn: int, noise: int, inner: int) -> None:
+        super().__init__()
+        self.drawn, self.noise = drawn, noise
+        self.known = nn.Conv2d(known, 2 * drawn + noise, 3, padding=1)
+        self.coarser = nn.Conv2d(coarser, drawn, 1) if coarser else None
+        self.first = nn.Conv2d((drawn if coarser else 0) + noise, drawn, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(drawn, drawn, 3, padding=1)
+        self.norms = nn.ModuleList(nn.GroupNorm(_groups(drawn), drawn) for _ in range(2))
+        self.film = nn.Linear(inner, 2 * drawn)
+
+    def share(self, features: Tensor) -> Shared:
+        """What the features of cases bring, once for all samples."""
+        first, last, loud = self.known(features).split([self.drawn, self.drawn, self.noise], dim=1)
+        return Shared(first, last, 1 + loud)
+
+    def forward(self, x: Tensor | None, shared: Shared, noise: Tensor, inner: Tensor) -> Tensor:
+        """Draw (case * sample, drawn, height, width).
+
+        Arguments:
+            x: The coarser level, or None.
+            shared: What the features bring.
+            noise: (case, sample, noise, height, width).
+            inner: (case * sample, inner).
+        """
+        noise = (noise.to(shared.loud.dtype) * shared.loud[:, None]).flatten(0, 1)
+        if x is None or self.coarser is None:
+            below, inputs = None, noise
+        else:
+            below = F.interpolate(self.coarser(x), scale_factor=2, mode="nearest")
+            inputs = torch.cat([below.to(noise.dtype), noise], dim=1)
+        hidden = _beside(self.first(inputs), shared.first)
+        hidden = _modulated(self.norms[0](hidden), self.film(inner))
+        hidden = F.silu(self.norms[1](self.second(hidden)))
+        hidden = _beside(hidden, shared.last)
+        return hidden if below is None else hidden + below
+
+
+def _beside(samples: Tensor, cases: Tensor) -> Tensor:
+    """Add what belongs to a case to all of its samples."""
+    return (apart(samples, len(cases)) + cases[:, None]).flatten(0, 1)
+
+
+def apart(rows: Tensor, cases: int) -> Tensor:
+    """Rows (case * sample, ...) as (case, sample, ...).
+
+    Arguments:
+        rows: All samples of the first case, then those of the next.
+        cases: How many cases.
+
+    Example:
+        >>> apart(torch.zeros(6, 2), 3).shape
+        torch.Size([3, 2, 2])
+    """
+    return rows.view(cases, len(rows) // cases, *rows.shape[1:])
+
+
+class SamplerNet(nn.Module):
+    r"""A sampler: noise to residuals of an estimate, in one evaluation.
+
+    .. math:: r^{(j)} = \epsilon\, G(\text{told}, m, v^{(j)}), \qquad v^{(j)} \sim \mathcal N(0, I)
+
+    Told are channels that describe the estimate (:class:`taskuq.recover.sampler.estimated`), and
+    the share :math:`m` that was measured. Noise enters every level of the part that draws as maps,
+    made louder or quieter by the case's features, and all of it as numbers for the whole image.
+
+    Arguments:
+        config: The size.
+
+    Example:
+        >>> net = SamplerNet(SamplerConfig(inputs=3, outputs=1, width=4, drawn=(4, 4)))
+        >>> noise = torch.randn(2, 5, net.noise_size(10, 12))
+        >>> net(torch.randn(2, 3, 10, 12), torch.tensor([0.1, 0.2]), noise).shape
+        torch.Size([2, 5, 1, 10, 12])
+    """
+
+    sizes: Tensor
+
+    def __init__(self, config: SamplerConfig | None = None) -> None:
+        super().__init__()
+        self.config = c = config or SamplerConfig()
+        self.embed = _embedding(2)
+        self.embed_noise = _embedding(2 + c.numbers)
+        widths = c.widths
+        self.down = nn.ModuleList(
+            Block(before, after, EMBEDDED)
+            for before, after in zip((c.inputs, *widths[:-1]), widths, strict=True)
+        )
+        self.middle = Block(widths[-1], widths[-1], EMBEDDED)
+        above = (*widths[1:], widths[-1])
+        self.up = nn.ModuleList(
+            Block(before + after, after, EMBEDDED)
+            for before, after in zip(above, widths, strict=True)
+        )
+        coarser = (*c.drawn[1:], 0)
+        self.levels = nn.ModuleList(
+            DrawnLevel(known, below, drawn, c.noise, EMBEDDED)
+            for known, below, drawn in zip(widths, coarser, c.drawn, strict=True)
+        )
+        self.mean = nn.Conv2d(widths[0], c.outputs, 3, padding=1)
+        self.out = nn.Conv2d(c.drawn[0], c.outputs, 3, padding=1)
+        for last in (self.mean, self.out):
+            nn.init.normal_(last.weight, std=1e-3)
+            nn.init.zeros_(last.bias)  # type: ignore[arg-type]
+        # How large each score is at each acceleration, as training saw it.
+        self.register_buffer("sizes", torch.zeros(len(ACCELERATIONS), SCORES))
+
+    def noise_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
+        """Maps, height and width of the noise at each level, the finest first."""
+        height, width = (side + -side % self.config.size_multiple for side in (height, width))
+        return [
+            (self.config.noise, height // 2**level, width // 2**level)
+            for level in range(self.config.levels)
+        ]
+
+    def noise_size(self, height: int, width: int) -> int:
+        """How many normal numbers a sample of an image takes."""
+        return self.config.numbers + sum(map(math.prod, self.noise_shapes(height, width)))
+
+    def forward(self, told: Tensor, share: Tensor, noise: Tensor) -> Tensor:
+        """Draw residuals (case, sample, outputs, height, width).
+
+        Arguments:
+            told: (case, inputs, height, width).
+            share: The measured share, (case,).
+            noise: Normal numbers, (case, sample, noise_size).
+        """
+        return self.draw(self.know(told, share), noise)
+
+    def know(self, told: Tensor, share: Tensor) -> Known:
+        """All that does not depend on noise; arguments as in forward."""
+        if told.ndim != 4 or told.shape[1] != self.config.inputs:
+            raise InputError(
+                f"the sampler is told {tuple(told.shape)}; give (case, {self.config.inputs} "
+                "channels, height, width)"
+            )
+        height, width = told.shape[-2:]
+        multiple = self.config.size_multiple
+        told = told.nan_to_num(0.0, LARGEST, -LARGEST).clamp(-LARGEST, LARGEST)
+        x = F.pad(told, (0, -width % multiple, 0, -height % multiple), mode="replicate")
+        inner = self.embed(_about(share))
+        skips = []
+        for level, block in enumerate(self.down):
+            x = block(x if level == 0 else F.avg_pool2d(x, 2), inner)
+            skips.append(x)
+        x = self.middle(x, inner)
+        features = []
+        for level in reversed(range(self.config.levels)):
+            if level < self.config.levels - 1:
+                x = F.interpolate(x, scale_factor=2, mode="nearest")
+            x = self.up[level](torch.cat([x, skips[level]], dim=1), inner)
+            features.append(x)
+        levels = [
+            level.share(known)  # type: ignore[operator]
+            for level, known in zip(self.levels, reversed(features), strict=True)
+        ]
+        return Known(levels, self.mean(features[-1]), share, (height, width))
+
+    def draw(self, known: Known, noise: Tensor) -> Tensor:
+        """Residuals (case, sample, outputs, height, width) of what is known and noise."""
+        cases, samples = noise.shape[:2]
+        height, width = known.size
+        shapes = self.noise_shapes(height, width)
+        parts = [self.config.numbers, *map(math.prod, shapes)]
+        numbers, *maps = torch.split(noise, parts, dim=2)
+        about = _about(known.share)[:, None].expand(-1, samples, -1)
+        inner = self.embed_noise(torch.cat([about, numbers], dim=2).flatten(0, 1))
+        x: Tensor | None = None
+        for level, shared, part, shape in reversed(
+            list(zip(self.levels, known.levels, maps, shapes, strict=True))
+        ):
+            x = level(x, shared, part.reshape(cases, samples, *shape), inner)
+        residual = apart(self.out(x), cases) + known.mean[:, None]
+        scaled: Tensor = residual[..., :height, :width].float() * self.config.scale
+        return scaled
+
+
+def _embedding(inputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, EMBEDDED), nn.SiLU(), nn.Linear(EMBEDDED, EMBEDDED))
+
+
+def _about(share: Tensor) -> Tensor:
+    share = share.clamp_min(1e-3)
+    return torch.stack([torch.log(share), share], dim=1)
+
+
+# The accelerations for which it is known how large scores are; others count as the nearest.
+ACCELERATIONS = (1, 2, 4, 8, 16, 32, 64)
+# Images, and what a task network says: its raw output, its output, its features.
+SCORES = 4
+
+
+def nearest_acceleration(share: Tensor) -> Tensor:
+    """The place in ``ACCELERATIONS`` that is nearest to a measured share, integers (case,).
+
+    Arguments:
+        share: (case,), above 0.
+
+    Example:
+        >>> nearest_acceleration(torch.tensor([1.0, 0.45, 0.12, 0.001]))
+        tensor([0, 1, 3, 6])
+    """
+    place = torch.round(-torch.log2(share.clamp_min(1e-6))).long()
+    return place.clamp(0, len(ACCELERATIONS) - 1)

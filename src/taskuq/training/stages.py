@@ -1,0 +1,33 @@
+"""Trainings that others come before: the capability, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from taskuq.training.fit import Machine
+
+
+@runtime_checkable
+class Staged(Protocol):
+    """Settings of a training before which other networks are trained."""
+
+    def stages(
+        self,
+        cases: tuple[Any, ...],
+        folder: Path,
+        *,
+        machine: Machine,
+        fresh: bool,
+        steps: int | None,
+    ) -> tuple[Any, ...]:
+        """Train them, in folders of their own, and return the cases that they leave.
+
+        Arguments:
+            cases: What ``prepare`` gave.
+            folder: The folder of the whole training.
+            machine: On what to train.
+            fresh: Whether to begin again.
+            steps: After how many steps a trial of each stops; None trains all epochs.
+        """

@@ -1,0 +1,299 @@
+"""The sampler: consistent, finite, the same in any company, and blind to what measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from taskuq.data.arrays import ArrayDataset
+from taskuq.data.simulate import simulated_coils
+from taskuq.errors import InputError
+from taskuq.measure.mri import Measurement, MultiCoilMRI
+from taskuq.measure.projections import keep_measured
+from taskuq.recover import SamplerConfig, SamplerNet, SamplerRecovery, build
+from taskuq.recover.estimate import estimate
+from taskuq.recover.folds import HonestEstimates, fold_of
+from taskuq.recover.sampler.learning import Scored, TaskTerms, sampler_recipe
+from taskuq.recover.sampler.losses import ImageScore
+from taskuq.recover.sampler.noise import normal_numbers
+from taskuq.recover.sampler.recovery import drawn
+from taskuq.recover.sampler_training import VarNetEstimates
+from taskuq.recover.varnet import VarNet, VarNetConfig
+from taskuq.training.config import TrainingConfig
+from taskuq.training.fit import Machine, fit
+from taskuq.training.log import read_log
+from taskuq.training.seeds import own_randomness
+
+SIZE = 16
+MASKS = np.zeros((2, SIZE), dtype=bool)
+MASKS[0, 6:10] = True
+MASKS[1, 4:12] = True
+SMALL = SamplerConfig(width=4, drawn=(4, 6, 8))
+
+
+def loud(config: SamplerConfig) -> SamplerNet:
+    """A network with something to say: the last convolutions of a new one are nearly 0."""
+    with own_randomness(2):
+        net = SamplerNet(config).eval()
+        for last in (net.mean, net.out):
+            torch.nn.init.normal_(last.weight, std=0.3)
+    return net
+
+
+@pytest.fixture
+def net() -> SamplerNet:
+    return loud(SMALL)
+
+
+@pytest.fixture
+def varnet() -> VarNet:
+    with own_randomness(1):
+        return VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2)).eval()
+
+
+@pytest.fixture
+def recover(net, varnet) -> SamplerRecovery:
+    return SamplerRecovery(net, VarNetEstimates(varnet))
+
+
+def scans(acceleration: float, count: int = 3) -> list[Measurement]:
+    pictures = np.random.default_rng(0).random((count, SIZE, SIZE)) + 0.5
+    data = simulated_coils(ArrayDataset(pictures, label=[0] * count, group="each"), 4, seed=0)
+    scanner = MultiCoilMRI(MASKS, (4, 2))
+    return [scanner(data[k].image, acceleration) for k in range(count)]
+
+
+@pytest.mark.parametrize("acceleration", [4, 2])
+def test_samples_agree_with_the_measurement(net, varnet, acceleration):
+    found = VarNetEstimates(varnet)(scans(acceleration))
+    noise = torch.randn(3, 5, net.noise_size(SIZE, SIZE), generator=torch.Generator())
+    residuals = net(found.inputs(), found.share(), noise)
+    assert residuals.std(1).mean() > 1e-2  # samples differ
+    coils = torch.stack(
+        [found.coil_images(k, torch.complex(*residuals[k].unbind(1))[:, None]) for k in range(3)]
+    )
+    kept = keep_measured(coils.flatten(0, 1), found.mask.repeat_interleave(5, 0))
+    assert (kept - found.measured.repeat_interleave(5, 0)).abs().max() < 1e-5
+    magnitudes = coils.abs().square().sum(2).sqrt()
+    assert torch.allclose(found.images(residuals), magnitudes, atol=1e-5)
+
+
+def test_a_sample_depends_on_its_case_seed_and_number_alone(recover):
+    cases = scans(4)
+    alone = [recover(scan, samples=2, seed=7 + k) for k, scan in enumerate(cases)]
+    together = recover.batch(cases, samples=300, seeds=[7, 8, 9])  # in chunks
+    for k in range(3):
+        assert torch.allclose(together[k, :2], alone[k], atol=1e-5)
+    assert not torch.allclose(together[0, 0], together[0, 299], atol=1e-3)
+    assert not torch.allclose(recover(cases[0], samples=2, seed=8), alone[0], atol=1e-3)
+
+
+def test_samples_follow_the_scale_of_the_measurement(recover):
+    scan = scans(4)[0]
+    quiet = recover(scan, samples=3, seed=0)
+    loud = recover(replace(scan, zero_filled=10 * scan.zero_filled), samples=3, seed=0)
+    assert torch.allclose(loud, 10 * quiet, rtol=1e-3, atol=1e-3)
+
+
+def test_everything_measured_leaves_nothing_to_draw(recover):
+    scan = scans(4)[0]
+    full = replace(scan, mask=torch.ones(SIZE, dtype=torch.bool))
+    samples = recover(full, samples=3, seed=0)
+    assert torch.allclose(samples, full.zero_filled.abs().square().sum(0).sqrt(), atol=1e-5)
+
+
+@pytest.mark.parametrize("sides", [(16, 16), (18, 21), (7, 16)])
+@pytest.mark.parametrize("what", ["nothing", "noise", "a point", "loud", "quiet"])
+def test_every_draw_is_finite(net, varnet, what, sides):
+    generator = torch.Generator().manual_seed(0)
+    y = torch.view_as_complex(torch.randn(2, 3, *sides, 2, generator=generator))
+    if what in ("nothing", "a point"):
+        y = torch.zeros_like(y)
+    if what == "a point":
+        y[..., sides[0] // 2, sides[1] // 2] = 1.0
+    y = y * {"loud": 1e15, "quiet": 1e-15}.get(what, 1.0)
+    mask = torch.zeros(2, sides[1], dtype=torch.bool)
+    mask[:, sides[1] // 2 - 1 : sides[1] // 2 + 1] = True
+    found = estimate(varnet, keep_measured(y, mask), mask)
+    images = drawn(net, found, samples=4, seeds=[0, 1])
+    assert images.shape == (2, 4, *sides)
+    assert bool(torch.isfinite(images).all())
+
+
+def test_bfloat16_draws_nearly_the_same(net, varnet):
+    found = VarNetEstimates(varnet)(scans(4))
+    exact, short = (
+        drawn(net, found, samples=3, seeds=[1, 2, 3], dtype=dtype)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert (exact - short).abs().max() < 0.05 * exact.abs().max()
+    assert not torch.equal(exact, short)
+
+
+def test_normal_numbers_are_normal_and_their_rows_unrelated():
+    """Moments of two million numbers, each within six of its standard errors."""
+    numbers = normal_numbers(torch.arange(200), 10_001).double()
+    count = numbers.numel()
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs(float((numbers**power).mean()) - moment) < 6 * (variance / count) ** 0.5
+    off = torch.corrcoef(numbers)[~torch.eye(200, dtype=torch.bool)]
+    assert off.abs().max() < 6.5 / 10_001**0.5
+    halves = numbers[:, :5000] * numbers[:, 5001:]  # cosines and sines of one angle
+    assert abs(float(halves.mean())) < 6 / halves.numel() ** 0.5
+    assert bool(torch.isfinite(numbers).all())
+
+
+@dataclass
+class Slab:
+    """An operator that is no MRI: a dense matrix sees a few numbers of an image."""
+
+    seen: Tensor
+    matrix: Tensor
+
+    @property
+    def scale(self) -> Tensor:
+        return self.seen.abs().amax(1).clamp_min(1e-6)
+
+    @property
+    def inverse(self) -> Tensor:
+        return torch.linalg.pinv(self.matrix)
+
+    def inputs(self) -> Tensor:
+        image = (self.seen @ self.inverse.T) / self.scale[:, None]
+        return image.view(-1, 1, 8, 8)
+
+    def share(self) -> Tensor:
+        return torch.full((len(self.seen),), len(self.matrix) / 64)
+
+    def images(self, residuals: Tensor) -> Tensor:
+        error = residuals.flatten(2) * self.scale[:, None, None]
+        guess = (self.seen @ self.inverse.T)[:, None] + error
+        wrong = guess @ self.matrix.T - self.seen[:, None]
+        return (guess - wrong @ self.inverse.T).view(*residuals.shape[:2], 8, 8)
+
+
+MATRIX = torch.randn(24, 64, generator=torch.Generator().manual_seed(0))
+
+
+def slab(batch, generator):
+    truth = batch["image"]
+    return Slab(truth.flatten(1) @ MATRIX.T, MATRIX), truth
+
+
+def test_samples_of_another_operator_agree_with_what_it_saw():
+    net = loud(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4, 6)))
+    truth = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(1))
+    found, _ = slab({"image": truth}, torch.Generator())
+    images = drawn(net, found, samples=6, seeds=[0, 1, 2])
+    assert (images.flatten(2) @ MATRIX.T - found.seen[:, None]).abs().max() < 1e-3
+    assert images.std(1).mean() > 0.1
+
+
+class Waves:
+    """Images of another operator's world: smooth, so that what is unseen can be learned."""
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, place):
+        generator = torch.Generator().manual_seed(place[1])
+        coarse = torch.randn(1, 1, 3, 3, generator=generator)
+        return {"image": torch.nn.functional.interpolate(coarse, 8, mode="bilinear")[0, 0]}
+
+
+CPU = Machine(accelerator="cpu", progress=False)
+HOW = TrainingConfig(epochs=5, batch=8, learning_rate=1e-2, average=0.5, clip=1.0)
+
+
+def slab_recipe(**options):
+    config = SamplerConfig(inputs=1, outputs=1, width=8, drawn=(8, 8), numbers=4)
+    with own_randomness(0):
+        return sampler_recipe(config, Scored(ImageScore(pools=(2, 4)), **options), slab)
+
+
+def test_a_sampler_of_another_operator_learns(tmp_path):
+    fit(slab_recipe(), Waves(), Waves(), HOW, tmp_path, machine=CPU)
+    first, *_, last = read_log(tmp_path / "metrics.csv")
+    assert last["validation_loss"] < 0.6 * first["validation_loss"]
+    assert 0.5 < last["validation_spread_2"] < 2
+
+
+class Corner(torch.nn.Module):
+    """A task that looks at one pixel, and shouts."""
+
+    def inside(self, images):
+        raw = 1000 * images[:, :1, 0]
+        return raw, raw.sigmoid(), images.flatten(1)[:, :3]
+
+
+def gradient_of(progress, terms):
+    recipe = slab_recipe(terms=terms, task=Corner() if terms else None)
+    batch = {"image": torch.stack([Waves()[0, k]["image"] for k in range(4)]), "progress": progress}
+    loss = recipe.loss(recipe.network, batch, torch.Generator().manual_seed(0))
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in recipe.network.parameters() if p.grad is not None])
+
+
+def test_task_terms_pull_no_harder_than_their_limit_and_not_before_they_begin():
+    plain = gradient_of(1.0, None)
+    assert torch.allclose(gradient_of(0.3, TaskTerms()), plain)
+    assert torch.allclose(gradient_of(1.0, TaskTerms(limit=0.0)), plain, atol=1e-6)
+    free = gradient_of(1.0, TaskTerms(limit=1e9)) - plain
+    held = gradient_of(1.0, TaskTerms(limit=0.01)) - plain
+    assert 0 < held.norm() < 0.1 * free.norm()
+
+
+def test_gradients_flow_through_consistency(net, varnet):
+    """What data consistency takes out of a residual has no gradient."""
+    found = VarNetEstimates(varnet)(scans(2))
+    residuals = torch.zeros(3, 2, 2, SIZE, SIZE, requires_grad=True)
+    found.images(residuals).square().sum().backward()
+    grad = residuals.grad
+    assert bool(torch.isfinite(grad).all())
+    assert grad.abs().max() > 1e-3
+    full = found._replace(mask=torch.ones_like(found.mask))
+    again = torch.zeros_like(residuals, requires_grad=True)
+    full.images(again).square().sum().backward()
+    assert again.grad.abs().max() < 1e-4 * grad.abs().max()
+
+
+def test_each_case_is_estimated_by_its_own_network(varnet):
+    with own_randomness(5):
+        other = VarNet(varnet.config).eval()
+    images = torch.stack([scan.zero_filled for scan in scans(2)])
+    mask = torch.as_tensor(MASKS[[0, 1, 0]])
+    batch = {
+        "image": images,
+        "mask": mask,
+        "network": (1, 0, 1),
+    }
+    found, truth = HonestEstimates([varnet, other], None)(batch, torch.Generator())
+    for k, net in enumerate((other, varnet, other)):
+        one = estimate(net, keep_measured(images[k : k + 1], mask[k : k + 1]), mask[k : k + 1])
+        assert torch.allclose(found.image[k], one.image[0], atol=1e-5)
+        assert torch.allclose(truth[k], images[k].abs().square().sum(0).sqrt(), atol=1e-5)
+
+
+def test_folds_split_patients_evenly_and_keep_them_whole():
+    groups = np.repeat([f"p{k}" for k in range(11)], 3)
+    parts = fold_of(groups, 4, seed=0)
+    assert all(len(set(parts[groups == name])) == 1 for name in set(groups))
+    counts = np.bincount(parts) // 3
+    assert counts.max() - counts.min() <= 1
+    assert not np.array_equal(parts, fold_of(groups, 4, seed=1))
+    with pytest.raises(InputError, match="11 groups are too few for 12 folds"):
+        fold_of(groups, 12, seed=0)
+
+
+def test_presets_have_the_sizes_that_they_say():
+    sizes = {
+        name: sum(p.numel() for p in build("sampler", preset=name).parameters())
+        for name in ("paper", "demo", "tiny")
+    }
+    assert 8e6 < sizes["paper"] < 20e6
+    assert sizes["demo"] < 6e6
+    assert sizes["tiny"] < 0.3e6

@@ -1,0 +1,139 @@
+"""Scores of samples: fair for any number of samples, and best for the true distribution."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+import torch
+
+from taskuq.errors import InputError
+from taskuq.recover.sampler.learning import Scored, TaskTerms, sizes_after
+from taskuq.recover.sampler.losses import ImageScore, energy_score, fair_crps
+
+# Finite distributions of pairs of numbers: support and probabilities.
+SUPPORT = torch.tensor([[0.0, 1.0], [2.0, -1.0], [0.5, 3.0]], dtype=torch.float64)
+CHANCES = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+
+
+def brute_force(samples, truth, distance):
+    """The definition, pair by pair."""
+    count = len(samples)
+    off = sum(distance(x - truth) for x in samples) / count
+    pairs = sum(distance(a - b) for a, b in combinations(samples, 2))
+    return off - pairs / (count * (count - 1))
+
+
+def absolute(x):
+    return x.abs().mean()
+
+
+def euclidean(x):
+    return x.norm() / len(x) ** 0.5
+
+
+SCORES = [(fair_crps, absolute), (energy_score, euclidean)]
+
+
+@pytest.mark.parametrize(("score", "distance"), SCORES)
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_scores_are_what_their_formulas_say(score, distance, count):
+    generator = torch.Generator().manual_seed(count)
+    samples = torch.randn(4, count, 7, generator=generator, dtype=torch.float64)
+    truth = torch.randn(4, 7, generator=generator, dtype=torch.float64)
+    expected = [brute_force(samples[k], truth[k], distance) for k in range(4)]
+    assert torch.allclose(score(samples, truth), torch.stack(expected))
+
+
+@pytest.mark.parametrize(("score", "distance"), SCORES)
+@pytest.mark.parametrize("count", [2, 3])
+def test_scores_are_fair_for_any_number_of_samples(score, distance, count):
+    """The mean over all draws of a finite distribution is the score of the distribution."""
+    truth = torch.tensor([1.0, 0.5], dtype=torch.float64)
+    pairs = list(product(range(3), repeat=2))
+    off = sum(CHANCES[i] * distance(SUPPORT[i] - truth) for i in range(3))
+    spread = sum(CHANCES[i] * CHANCES[j] * distance(SUPPORT[i] - SUPPORT[j]) for i, j in pairs)
+    mean = torch.zeros((), dtype=torch.float64)
+    for which in product(range(3), repeat=count):
+        drawn = SUPPORT[list(which)]
+        mean += CHANCES[list(which)].prod() * score(drawn[None], truth[None])[0]
+    assert mean.item() == pytest.approx((off - spread / 2).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("score", "distance"), SCORES)
+def test_no_other_distribution_scores_better_than_the_true_one(score, distance):
+    def expected(drawn, true):
+        """The mean score of draws from one distribution of truths from another, two samples."""
+        total = 0.0
+        for i, j, k in product(range(3), repeat=3):
+            value = score(SUPPORT[[i, j]][None], SUPPORT[k][None])[0]
+            total += float(drawn[i] * drawn[j] * true[k] * value)
+        return total
+
+    best = expected(CHANCES, CHANCES)
+    for other in ([1, 0, 0], [1 / 3, 1 / 3, 1 / 3], [0.45, 0.25, 0.3], [0.5, 0.3, 0.2]):
+        assert expected(torch.tensor(other, dtype=torch.float64), CHANCES) > best + 1e-5
+
+
+def test_the_crps_of_normal_samples_is_the_closed_form():
+    """E|X - x| - E|X - X'| / 2 of a standard normal at x = 0: sqrt(2/pi) - 1/sqrt(pi)."""
+    quantiles = torch.special.ndtri((torch.arange(4000, dtype=torch.float64) + 0.5) / 4000)
+    score = fair_crps(quantiles[None], torch.zeros(1, dtype=torch.float64))
+    assert score.item() == pytest.approx((2 / torch.pi) ** 0.5 - torch.pi**-0.5, abs=1e-3)
+
+
+def test_images_are_scored_in_all_sizes():
+    """Samples that are right in every pixel on average, but not together, are found out."""
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.ones(64, 1, 1) * torch.randn(64, 1, 1, generator=generator)
+    truth = truth.expand(-1, 16, 16)
+    together = torch.randn(64, 4, 1, 1, generator=generator).expand(-1, -1, 16, 16)
+    alone = torch.randn(64, 4, 16, 16, generator=generator)
+    pixels = ImageScore(energy=0.0, pooled=0.0)
+    assert pixels(alone, truth).mean().item() == pytest.approx(
+        pixels(together, truth).mean().item(), abs=0.1
+    )
+    for score in (ImageScore(pixels=0.0, energy=0.0), ImageScore(pixels=0.0, pooled=0.0)):
+        assert score(together, truth).mean() < score(alone, truth).mean() - 0.03
+
+
+def test_small_images_are_not_averaged_over_large_squares():
+    truth = torch.zeros(1, 4, 4)
+    samples = torch.ones(1, 2, 4, 4)
+    # Pixels 1, energy .5, squares of 2 and 4 pixels .5 each.
+    assert ImageScore()(samples, truth).item() == pytest.approx(1 + 0.5 + 2 * 0.5)
+
+
+def test_one_sample_cannot_be_scored():
+    with pytest.raises(InputError, match="at least two samples"):
+        fair_crps(torch.zeros(3, 1), torch.zeros(3))
+    with pytest.raises(InputError, match="one above it"):
+        ImageScore(0.0, 0.0, 0.0)
+    with pytest.raises(InputError, match="begin up to 1"):
+        TaskTerms(begin=2.0)
+
+
+def test_running_means_follow_each_acceleration_alone():
+    sizes = torch.zeros(3, 2)
+    place = torch.tensor([0, 2, 2])
+    first = sizes_after(sizes, place, torch.tensor([[1.0], [2.0], [4.0]]))
+    assert first[:, 0].tolist() == [1, 3, 3]
+    sizes_after(sizes, torch.tensor([2]), torch.tensor([[13.0]]))
+    assert sizes[:, 0].tolist() == pytest.approx([1, 0, 3 + 0.02 * 10])
+    assert sizes[:, 1].tolist() == [0, 0, 0]
+
+
+class Corner:
+    """A task that looks at one pixel."""
+
+    def inside(self, images):
+        raw = images[:, :1, 0]
+        return raw, raw.sigmoid(), images.flatten(1)[:, :3]
+
+
+def test_task_terms_are_scores_of_what_the_task_says():
+    generator = torch.Generator().manual_seed(0)
+    images, truth = torch.randn(5, 4, 6, 6, generator=generator), torch.zeros(5, 6, 6)
+    found = Scored(terms=TaskTerms(), task=Corner()).task_scores(images, truth)
+    assert torch.allclose(found[:, 0], fair_crps(images[:, :, 0, 0], truth[:, 0, 0]))
+    assert torch.allclose(found[:, 2], energy_score(images.flatten(2)[..., :3], torch.zeros(5, 3)))
