@@ -1,10 +1,17 @@
-"""How fast slices reach a network: the fastMRI reader against h5py's raw read, and the atlas."""
+"""How fast slices reach a network and what memory that takes: raw fastMRI files and the store.
+
+Everything is read from the page cache (*warm*): a disk adds its own time where it is slower. Rates
+of one process count its processor's seconds, those of several workers the clock's.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -14,67 +21,184 @@ import torch
 
 from taskuq.data.atlas import Atlas
 from taskuq.data.fastmri import FastMRI
+from taskuq.data.memory import InMemory
 from taskuq.data.preparation import Preparation
-from taskuq.measure.masks import nested_masks
-from taskuq.measure.projections import keep_measured
+from taskuq.data.store import keep_slices
+from taskuq.measure.coils import rss
 
-SLICES, VOLUMES = 12, 2
+SLICES, VOLUMES = 8, 2
 SHAPE = (SLICES, 15, 640, 368)
+# Slices per second that keep one H200 busy: scripts/fastmri_cost.py.
+NEEDS = {"train varnet": 1000 / 24.90, "train flow": 1000 / 24.43, "train simclr": 1000 / 1.82,
+         "train classifier": 1000 / 10.0, "run, flow, 4 rounds": 1000 / (4 * 31.04)}  # fmt: skip
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    print("Reading: slices per second (15 coils, 640×368, to 8 virtual coils, 320×320)\n")
-    print(f"{'what':<52}{'slices/s':>10}")
-    with tempfile.TemporaryDirectory() as folder:
-        _write_volumes(Path(folder))
-        for name, rate in _rates(Path(folder)):
-            print(f"{name:<52}{rate:>10.1f}")
-    atlas = Atlas(patients=10, seed=0)
-    rate = _rate(atlas[i] for i in range(len(atlas)))
-    print(f"{'atlas, 8 coils, 128×128, drawn, 1 process':<52}{rate:>10.1f}")
-    print("\nThe raw read comes from the page cache: no reader can be faster on this machine.")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        _write_volumes(folder)
+        print("Slices per second, warm (15 coils, 640×368, to 8 virtual coils, 320×320)\n")
+        for name, rate in _rates(folder):
+            print(f"{name:<60}{rate:>10.1f}")
+        print("\nWhat one H200 takes, slices per second\n")
+        for name, rate in NEEDS.items():
+            print(f"{name:<60}{rate:>10.1f}")
+        print("\nHalf precision against raw files\n")
+        for name, text in _differences(folder):
+            print(f"{name:<60}{text:>10}")
+        print(f"\nMemory for {SLICES * VOLUMES} slices beyond that of idle processes, MB (PSS)\n")
+        print(f"{'':<40}{'1 process':>10}{'4 processes':>14}")
+        for name, way in WAYS.items():
+            one, four = (_memory(way, folder, count) for count in (1, 4))
+            print(f"{name:<40}{one:>10.0f}{four:>14.0f}")
+        size = sum(path.stat().st_size for path in _cache(folder, "half").rglob("*.coils.npy"))
+        print(
+            f"\nThe page cache holds {size / 1e6:.0f} MB of the store, once, and gives them back."
+        )
 
 
 def _rates(folder: Path) -> Iterable[tuple[str, float]]:
-    yield "h5py raw read of k-space", _rate(_raw(folder))
-    data = FastMRI(folder, Preparation(slices="all"), cache=folder / "cache")
-    start = time.perf_counter()
-    for number in range(VOLUMES):
-        data.virtual_coils(number)
-    yield "prepare (once per volume, then cached)", len(data) / (time.perf_counter() - start)
-    mask = torch.as_tensor(nested_masks(320, (16, 8), rng=np.random.default_rng(0))[1])
-    yield "read, transform, crop, compress", _rate(data[i] for i in range(len(data)))
-    yield "the same and masked", _rate(keep_measured(data[i].image, mask) for i in range(len(data)))
-    for workers in (1, 2):
+    yield "raw files: h5py's read of k-space alone", _rate(_raw(folder))
+    for precision in ("half", "single"):
+        rate = _rate(
+            keep_slices(volume, Preparation(), _cache(folder, precision), precision)  # type: ignore[arg-type]
+            for volume in _data(folder).volumes
+        )
+        yield f"data prepare, {precision} precision (once)", SLICES * rate
+    _rate(_data(folder, cache=folder / "coils"))  # finds the virtual coils, as the first epoch does
+    sources = {
+        "raw files": _data(folder, cache=folder / "coils"),
+        "store, half": _data(folder, cache=_cache(folder, "half")),
+        "store, single": _data(folder, cache=_cache(folder, "single")),
+        "store, half, magnitude": _data(folder, cache=_cache(folder, "half"), combined=True),
+    }
+    for name, data in sources.items():
+        if name != "raw files":
+            _rate(data)  # verifies every slice, as the first epoch does
+        yield name, _rate(data)
+    for name in ("raw files", "store, half", "store, half, magnitude"):
         loader = torch.utils.data.DataLoader(
-            data, batch_size=4, num_workers=workers, persistent_workers=True
+            sources[name], batch_size=4, num_workers=2, persistent_workers=True
         )
         # The first pass starts the workers; the second is what a long training sees.
         _rate(loader)
-        yield f"DataLoader, batches of 4, {workers} worker(s)", 4 * _rate(loader)
+        rate = 4 * _rate(loader, time.perf_counter)
+        yield f"{name}: DataLoader, batches of 4, 2 workers", rate
+    atlas = Atlas(patients=10, seed=0)
+    rate = _rate(atlas[i] for i in range(len(atlas)))
+    yield "atlas, 8 coils, 128×128, drawn", rate
 
 
-def _rate(items: Iterable[Any]) -> float:
-    start, count = time.perf_counter(), 0
+def _differences(folder: Path) -> Iterable[tuple[str, str]]:
+    from taskuq.task import build
+
+    torch.manual_seed(0)
+    task = build("classifier", preset="demo").eval()
+    pairs = list(zip(_data(folder), _data(folder, cache=_cache(folder, "half")), strict=True))
+    off = [float((a.image - b.image).norm() / a.image.norm()) for a, b in pairs]
+    yield "relative error of coil images", f"{np.mean(off):.1e}"
+    images = [(rss(a.image), rss(b.image)) for a, b in pairs]
+    psnr = [float(20 * torch.log10(a.max() / (a - b).square().mean().sqrt())) for a, b in images]
+    yield "PSNR of magnitude images, the least", f"{min(psnr):.1f} dB"
+    with torch.no_grad():
+        moved = [float((task(a[None]) - task(b[None])).abs().max()) for a, b in images]
+    yield "change of a classifier's output, the most", f"{max(moved):.1e}"
+
+
+def _copies(folder: Path) -> Any:
+    return [item.image for item in _data(folder, cache=folder / "coils")]
+
+
+def _shared(folder: Path) -> Any:
+    kept = InMemory.of(_data(folder, cache=folder / "coils"))
+    for item in kept.items:
+        item.image.abs().sum()
+    return kept
+
+
+def _stored(folder: Path) -> Any:
+    data = _data(folder, cache=_cache(folder, "half"))
+    for item in data:
+        item.image.abs().sum()
+    return data, item
+
+
+WAYS: dict[str, Callable[[Path], Any]] = {
+    "raw files, each process its own copy": _copies,
+    "raw files, in_memory": _shared,
+    "store": _stored,
+}
+
+
+def _memory(way: Callable[[Path], Any], folder: Path, count: int) -> float:
+    """MB that processes take together while all hold what they have read."""
+    context = get_context("spawn")
+    barrier, found = context.Barrier(count), context.SimpleQueue()
+    work = partial(_measure, way, folder, barrier, found)
+    processes = [context.Process(target=work) for _ in range(count)]
+    for process in processes:
+        process.start()
+    total = sum(found.get() for _ in processes)
+    for process in processes:
+        process.join()
+    return total
+
+
+def _measure(way: Callable[[Path], Any], folder: Path, barrier: Any, found: Any) -> None:
+    # What torch sets aside when it first computes is no slice.
+    _data(folder, cache=folder / "coils")[0].image.abs().sum()
+    barrier.wait()
+    before = _pss()
+    barrier.wait()
+    kept = way(folder)
+    barrier.wait()
+    found.put(_pss() - before)
+    barrier.wait()
+    del kept
+
+
+def _pss() -> float:
+    """The memory of this process in MB; pages that n processes share count 1/n for each."""
+    # What was given back to the allocator and not yet to the machine is no slice either.
+    ctypes.CDLL(None).malloc_trim(0)
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1000
+
+
+def _data(folder: Path, **more: Any) -> FastMRI:
+    return FastMRI(folder / "volumes", Preparation(slices="all"), **more)
+
+
+def _cache(folder: Path, precision: str) -> Path:
+    return folder / precision
+
+
+def _rate(items: Iterable[Any], clock: Callable[[], float] = time.process_time) -> float:
+    start, count = clock(), 0
     for _ in items:
         count += 1
-    return count / (time.perf_counter() - start)
+    return count / (clock() - start)
 
 
 def _raw(folder: Path) -> Iterable[Any]:
-    for path in sorted(folder.glob("*.h5")):
+    for path in sorted(folder.rglob("*.h5")):
         for index in range(SLICES):
             with h5py.File(path, "r") as file:
                 yield file["kspace"][index]
 
 
 def _write_volumes(folder: Path) -> None:
+    """Random k-space with the strong centre and the few signals that k-space has."""
     rng = np.random.default_rng(0)
+    rows, columns = np.ogrid[-1:1:640j, -1:1:368j]
+    envelope = (1 / (0.01 + np.hypot(rows, columns))).astype(np.float32)
+    mixing = (0.7 ** np.arange(15)).astype(np.float32)[:, None, None]
+    (folder / "volumes").mkdir()
     for number in range(VOLUMES):
         real, imaginary = rng.standard_normal((2, *SHAPE), dtype=np.float32)
-        with h5py.File(folder / f"file{number}.h5", "w") as file:
-            file["kspace"] = real + 1j * imaginary
+        with h5py.File(folder / "volumes" / f"file{number}.h5", "w") as file:
+            file["kspace"] = ((real + 1j * imaginary) * envelope * mixing).astype(np.complex64)
             file.attrs["acquisition"] = "CORPD_FBK"
 
 

@@ -1,19 +1,29 @@
-"""Work on cases by several processes, and data sets whose cases have all been read."""
+"""Work on cases by several processes, and data sets whose cases were all read, once for all."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import os
+import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.data.dataset import Dataset, Item
+from taskuq.data.dataset import Dataset, Item, precision_of
+from taskuq.disk import writing
+from taskuq.errors import MachineError
+from taskuq.fingerprints import fingerprint
+from taskuq.locks import locked
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +31,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # With fewer cases, starting processes takes longer than reading.
 FEW = 256
+
+
+# Images begin where any type of number may.
+STEP = 64
+# What launchers name all processes of a training by; those started by one of them share a group.
+JOBS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +47,20 @@ class InMemory:
         items: The cases.
         labels: The label of each case.
         groups: The group of each case.
+        precision: How exact the images are, where their source says.
     """
 
     items: tuple[Item, ...]
     labels: NDArray[np.int64]
     groups: NDArray[np.str_]
+    precision: str | None = None
 
     @classmethod
     def of(cls, source: Dataset, processes: int = 1) -> InMemory:
         """Read every case of another data set, in order or by several processes.
+
+        The processes of one training that read the same cases on one machine share one copy: the
+        first reads, the others map its memory into theirs.
 
         Cases of a patient share what was drawn for it, and eight threads held each other up: 80 s
         for what takes 4 s in order. Processes take whole stretches of cases; the result is the
@@ -49,16 +70,19 @@ class InMemory:
             source: The data set.
             processes: The number of processes; a few cases are read by this one.
         """
-        import torch
-
-        workers = min(processes, os.cpu_count() or 1) if len(source) >= FEW else 1
-        stretches = np.array_split(np.arange(len(source)), max(1, min(4 * workers, len(source))))
-        parts = shared_out(_read, [source] * len(stretches), stretches, workers=workers)
-        items = tuple(
-            item._replace(image=torch.from_numpy(image)) for part in parts for item, image in part
-        )
-        labels = np.array([item.label for item in items], dtype=np.int64)
-        return cls(items, labels, np.array([item.group for item in items]))
+        name = _name(source)
+        place = _meeting_place() / name
+        with locked(place, wait=True):
+            file = _opened(place, name)
+            is_ours = file is None
+            if file is None:
+                file = _filled(source, processes, name)
+                with writing(place):
+                    place.write_text(f"/proc/{os.getpid()}/fd/{file}", encoding="utf-8")
+        found = cls(_items(file), source.labels, source.groups, precision_of(source))
+        # Until then others find the memory by this process and its file.
+        weakref.finalize(found, _let_go, file, place if is_ours else None)
+        return found
 
     @property
     def cases(self) -> NDArray[np.str_]:
@@ -122,3 +146,84 @@ def _read(source: Dataset, indices: NDArray[np.int64]) -> list[tuple[Item, NDArr
     # Images cross over as arrays: a tensor would hold a file descriptor each.
     items = [source[int(index)] for index in indices]
     return [(item._replace(image=None), item.image.numpy()) for item in items]  # type: ignore[arg-type]
+
+
+def _name(source: Dataset) -> str:
+    """What the processes of a training call the same cases."""
+    job = next(filter(None, map(os.environ.get, JOBS)), str(os.getpgrp()))
+    ends = [source[index].image.numpy() for index in (0, len(source) - 1)] if len(source) else []
+    marks = [hashlib.sha256(np.ascontiguousarray(image).data).hexdigest() for image in ends]
+    return fingerprint([job, marks, source.labels.tolist(), source.groups.tolist()])[:32]
+
+
+def _meeting_place() -> Path:
+    """A folder of this user alone, in which processes tell each other where images lie."""
+    folder = Path(tempfile.gettempdir()) / f"taskuq-{os.getuid()}"
+    with writing(folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise MachineError(f"{folder} belongs to somebody else; remove it, or set TMPDIR")
+    return folder
+
+
+def _opened(place: Path, name: str) -> int | None:
+    """The memory that another process has filled with these cases, where one has."""
+    with suppress(OSError, ValueError):
+        path = place.read_text(encoding="utf-8")
+        # Whoever was there may have ended, and its number be another's.
+        if f"/memfd:{name} " in os.readlink(path):
+            return os.open(path, os.O_RDONLY)
+    return None
+
+
+def _filled(source: Dataset, processes: int, name: str) -> int:
+    """Memory with the images of all cases, then what else is known of them, then how long that is.
+
+    It goes when the last process that has it ends, however that ends.
+    """
+    workers = min(processes, os.cpu_count() or 1) if len(source) >= FEW else 1
+    stretches = np.array_split(np.arange(len(source)), max(1, min(4 * workers, len(source))))
+    parts = shared_out(_read, [source] * len(stretches), stretches, workers=workers)
+    file, items = _nameless(name), []
+    with writing("images into memory"), os.fdopen(os.dup(file), "wb") as out:
+        for item, image in (pair for part in parts for pair in part):
+            out.write(bytes(-out.tell() % STEP))
+            known = (int(item.label), str(item.group), str(item.case), float(item.scale))
+            items.append([known, out.tell(), image.shape, image.dtype.str])
+            out.write(np.ascontiguousarray(image).data)
+        about = json.dumps(items).encode()
+        out.write(about)
+        out.write(len(about).to_bytes(8, "little"))
+    return file
+
+
+def _nameless(name: str) -> int:
+    """A file that is in memory and in no folder; the name tells what it is for."""
+    if hasattr(os, "memfd_create"):  # Linux
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile() as file:  # others cannot find it there, and read for themselves
+        return os.dup(file.fileno())
+
+
+def _items(file: int) -> tuple[Item, ...]:
+    """All cases, their images where they lie."""
+    import torch
+
+    end = os.fstat(file).st_size - 8
+    length = int.from_bytes(os.pread(file, 8, end), "little")
+    about = json.loads(os.pread(file, length, end - length))
+    with os.fdopen(os.dup(file), "rb") as opened:
+        # Copy on write: who changes an image changes it for himself.
+        memory = np.memmap(opened, dtype=np.uint8, mode="c")
+    items = []
+    for known, begin, shape, kind in about:
+        size = math.prod(shape) * np.dtype(kind).itemsize
+        image = np.asarray(memory[begin : begin + size]).view(kind).reshape(shape)
+        items.append(Item(torch.from_numpy(image), *known))
+    return tuple(items)
+
+
+def _let_go(file: int, place: Path | None) -> None:
+    os.close(file)
+    if place is not None:
+        place.unlink(missing_ok=True)

@@ -32,7 +32,8 @@ class Reader(ABC):
             are. Coil images stay as they are, and so do all images of task networks.
         validation: The share of groups kept for validation.
         seed: Where coils and the split come from.
-        in_memory: Whether to read every case once and keep it.
+        in_memory: Whether to read every case once and keep it; the processes of a training share
+            one copy.
     """
 
     coils: int = 8

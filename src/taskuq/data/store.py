@@ -81,7 +81,8 @@ class StoredSlices:
                         f"it was damaged; {REMEDY}"
                     )
                 self._verified.add((name, index))
-            return torch.from_numpy(np.asarray(values)).float()
+            # A copy, because a map holds a file open as long as it is used.
+            return torch.from_numpy(np.asarray(values)).to(torch.float32, copy=True)
 
 
 def stored_slices(volume: Volume, preparation: Preparation, cache: Path) -> StoredSlices:

@@ -1,0 +1,141 @@
+"""Cases in memory: read by one process of a training, and there once for all."""
+
+import gc
+import os
+import signal
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from taskuq.data.arrays import ArrayDataset
+from taskuq.data.dataset import Changed, Subset
+from taskuq.data.memory import InMemory, _meeting_place, _name
+
+COUNT, SIDE = 40, 512  # 42 MB
+
+
+class Counted:
+    """A data set that counts how often it is read."""
+
+    def __init__(self, seed=0):
+        images = np.random.default_rng(seed).random((COUNT, SIDE, SIDE), dtype=np.float32)
+        label, group = np.arange(COUNT) % 2, np.arange(COUNT) // 4
+        self.data, self.asked = ArrayDataset(images, label, group, normalise=False), []
+        self.labels, self.groups = self.data.labels, self.data.groups
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        return self.data[index]
+
+
+def _sum_elsewhere(pipe, ends_badly):
+    source = Counted()
+    kept = InMemory.of(source)
+    source.data = None  # its own images go, so that what is left is the shared ones
+    gc.collect()
+    total = sum(float(item.image.double().sum()) for item in kept)
+    pss = next(
+        int(line.split()[1]) / 1000
+        for line in Path("/proc/self/smaps_rollup").read_text().splitlines()
+        if line.startswith("Pss_Shmem")
+    )
+    pipe.send((source.asked, total, kept[3][1:], pss))
+    pipe.recv()
+    if ends_badly:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture
+def elsewhere():
+    """Start a process that keeps the same cases in memory; what it tells, and how to let it go."""
+    started = []
+
+    def start(ends_badly=False):
+        context = get_context("spawn")
+        pipe, other = context.Pipe()
+        process = context.Process(target=_sum_elsewhere, args=(other, ends_badly))
+        process.start()
+        started.append((process, pipe))
+        return pipe.recv()
+
+    def let_go():
+        while started:
+            process, pipe = started.pop()
+            pipe.send(None)
+            process.join()
+
+    yield start, let_go
+    let_go()
+
+
+def test_a_second_process_reads_nothing_and_takes_no_memory_of_its_own(elsewhere):
+    start, _ = elsewhere
+    source = Counted()
+    kept = InMemory.of(source)
+    total = sum(float(item.image.double().sum()) for item in kept)
+    asked, found, known, pss = start()
+
+    assert sorted(set(source.asked)) == list(range(COUNT))
+    assert asked == [0, COUNT - 1]  # to see that they are the same cases
+    assert found == total
+    assert known == source.data[3][1:]
+    # Pages that two processes map count half for each.
+    assert pss < 0.6 * COUNT * SIDE**2 * 4 / 1e6
+
+
+def test_what_a_killed_process_kept_is_read_again(elsewhere):
+    start, let_go = elsewhere
+    assert len(set(start(ends_badly=True)[0])) == COUNT
+    let_go()
+    source = Counted()
+    InMemory.of(source)
+
+    assert len(set(source.asked)) == COUNT
+
+
+def test_those_who_share_go_on_when_the_first_has_ended(elsewhere):
+    start, let_go = elsewhere
+    start()
+    kept = InMemory.of(Counted())
+    let_go()
+    source = Counted()
+
+    assert torch.equal(kept[7].image, source.data[7].image)
+    assert not (_meeting_place() / _name(source)).exists()
+
+
+@pytest.mark.parametrize("change", ["first image", "other cases", "another job"])
+def test_other_cases_are_not_taken_for_the_same(change, monkeypatch):
+    kept = InMemory.of(Counted())
+    source = Counted(seed=int(change == "first image"))
+    if change == "another job":
+        monkeypatch.setenv("SLURM_JOB_ID", "17")
+    other = InMemory.of(Subset(source, range(30)) if change == "other cases" else source)
+
+    assert len(set(source.asked)) == len(other)
+    assert torch.equal(kept[0].image, other[0].image) == (change != "first image")
+
+
+def test_who_changes_an_image_changes_it_for_himself(elsewhere):
+    start, _ = elsewhere
+    source = Counted()
+    kept = InMemory.of(source)
+    kept[0].image.zero_()
+
+    assert start()[1] == pytest.approx(float(np.sum(source.data.images, dtype=np.float64)))
+
+
+def test_images_of_several_sizes_and_types_are_kept_as_they_are():
+    data = ArrayDataset(np.ones((3, 9, 7)), label=[0, 1, 0], group="each", normalise=False)
+    kinds = [torch.float32, torch.complex64, torch.float16]
+    mixed = Changed(data, lambda item: item._replace(
+        image=item.image[: 3 + int(item.case)].to(kinds[int(item.case)])))  # fmt: skip
+    for one, other in zip(mixed, InMemory.of(mixed), strict=True):
+        assert torch.equal(one.image, other.image)
+        assert (one.image.dtype, one[1:]) == (other.image.dtype, other[1:])
