@@ -160,9 +160,15 @@ def frechet_distance(first: FloatArray, second: FloatArray) -> float:
         12.0
     """
     shift = first.mean(0) - second.mean(0)
-    cov1, cov2 = (np.cov(x, rowvar=False).reshape(x.shape[1], -1) for x in (first, second))
-    values, vectors = np.linalg.eigh(cov1)
-    root = (vectors * np.sqrt(values.clip(0))) @ vectors.T
-    # Symmetric, unlike the product of the covariances: its eigenvalues are real in floats too.
-    cross = np.sqrt(np.linalg.eigvalsh(root @ cov2 @ root).clip(0)).sum()
-    return float(shift @ shift + np.trace(cov1) + np.trace(cov2) - 2 * cross)
+    # Sigma = A' A for centred features A, so that the cross term is the sum of the singular values
+    # of A1 A2': as large as the numbers of images, or of features where those are fewer.
+    one, two = (_root(features) for features in (first, second))
+    cross = np.linalg.svd(one @ two.T, compute_uv=False).sum()
+    return float(shift @ shift + np.square(one).sum() + np.square(two).sum() - 2 * cross)
+
+
+def _root(features: FloatArray) -> FloatArray:
+    """A matrix A with A' A the covariance of features, of no more rows than columns."""
+    centred = (features - features.mean(0)) / np.sqrt(len(features) - 1)
+    is_tall = centred.shape[0] > centred.shape[1]
+    return np.asarray(np.linalg.qr(centred, mode="r") if is_tall else centred)
