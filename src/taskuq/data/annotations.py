@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from taskuq.errors import InputError
 
 _BOX = ("x", "y", "width", "height")
-_COLUMNS = ("file", "slice", "study_level", *_BOX, "label")
+# The columns of a fastMRI+ file.
+COLUMNS = ("file", "slice", "study_level", *_BOX, "label")
 
 
 @dataclass(frozen=True)
@@ -139,11 +140,11 @@ def read_annotations(path: Path | str, *, strict: bool = False) -> Annotations:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            missing = set(_COLUMNS) - set(reader.fieldnames or ())
+            missing = set(COLUMNS) - set(reader.fieldnames or ())
             if missing:
                 raise InputError(
                     f"{path} has no column {', '.join(sorted(missing))}; give a fastMRI+ file with "
-                    f"the columns {', '.join(_COLUMNS)}"
+                    f"the columns {', '.join(COLUMNS)}"
                 )
             for row in reader:
                 try:
@@ -242,7 +243,7 @@ class _RowError(Exception):
 
 
 def _annotation(row: dict[str, str | None]) -> Annotation:
-    text = {name: (row.get(name) or "").strip() for name in _COLUMNS}
+    text = {name: (row.get(name) or "").strip() for name in COLUMNS}
     if not text["file"] or not text["label"]:
         raise _RowError("file or label is empty")
     if text["study_level"].lower() not in ("yes", "no"):
