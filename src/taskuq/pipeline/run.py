@@ -223,7 +223,10 @@ def _fill(
     progress = Progress(len(cases), int(done.sum()), quiet=quiet, since=since)
     with ended_by_sigterm(), _telling_what_is_kept(work), progress:
         work.keep(begun.items(), progress)
+        start = time.monotonic()
         engine.run(work, todo, progress)
+        # The first cases, which compile and load, are not among these.
+        work.log.write("finished", cases=len(todo), seconds=round(time.monotonic() - start, 3))
     _report_failures(work.log, quiet)
     return TaskOutputs.load(folder)
 
