@@ -17,6 +17,7 @@ import cyclopts
 
 from taskuq.disk import ended_by_sigterm
 from taskuq.errors import InputError, MachineError, UncheckedWarning, first_line
+from taskuq.runs.rehearsal.usage import leave_usage
 
 # Each command, the module of the function of its name, and what it does.
 COMMANDS = """
@@ -41,6 +42,7 @@ data atlas       | data        | Make slices of synthetic patients of the embedd
 data atlas-base  | data        | Store the anatomy the atlas is made from.
 data sheet       | data        | Draw a contact sheet of a data set.
 train            | train       | Train networks from their configuration files.
+rehearse         | rehearse    | Try every command of docs/fastmri.md at its real size.
 """
 # Commands whose names begin alike.
 FOLDERS = {"data": "Look at data, make the atlas, prepare fastMRI."}
@@ -106,6 +108,8 @@ def main(arguments: list[str] | None = None) -> None:
         status, sentence = _ending(error)
         _say(" ".join(sentence.split()))
         sys.exit(status)
+    finally:
+        leave_usage()
 
 
 def _let_go_of_stdout() -> None:
