@@ -178,6 +178,16 @@ class HonestEstimates:
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> tuple[Estimate, Tensor]:
         """Estimated cases, and their true images (case, height, width)."""
+        found, images = self._estimated(batch, generator)
+        return found, rss(images)
+
+    def residuals(self, batch: Batch, generator: torch.Generator) -> tuple[Estimate, Tensor]:
+        """Estimated cases, and their errors (case, 2, height, width)."""
+        found, images = self._estimated(batch, generator)
+        return found, found.error(images)
+
+    def _estimated(self, batch: Batch, generator: torch.Generator) -> tuple[Estimate, Tensor]:
+        """Estimated cases, and the coil images that were measured."""
         device = batch["image"].device
         views = self.views if "progress" in batch else None
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
@@ -194,4 +204,4 @@ class HonestEstimates:
             # Back to the order of the batch.
             back = torch.as_tensor(np.argsort(np.concatenate(order)), device=device)
             found = Estimate(*(torch.cat(values)[back] for values in zip(*parts, strict=True)))
-            return found, rss(seen["image"])
+            return found, seen["image"]

@@ -86,6 +86,28 @@ class VarNetEstimates:
         return estimate(self.net, zero_filled.to(torch.complex64), mask)
 
 
+def estimates_beside(
+    weights: Path, named: Path | None, device: torch.device | str
+) -> VarNetEstimates:
+    """Open the network around whose estimates a trained network draws.
+
+    Arguments:
+        weights: The file of the network that draws.
+        named: Weights of the other one, where neither the TOML beside the file nor the folder
+            ``estimate`` there names it.
+        device: Where to run.
+    """
+    beside = weights.parent / "estimate" / "best.safetensors"
+    card = read_toml(weights.with_suffix(".toml")).get("estimate", {})
+    found = named or card.get("weights") or (beside if beside.exists() else None)
+    if found is None:
+        raise InputError(
+            f"{weights.name} draws around estimates and does not say whose; name the variational "
+            "network it was trained with as 'estimate'"
+        )
+    return VarNetEstimates(estimating_network(found).to(device))
+
+
 @dataclass(frozen=True)
 class SamplerMethod:
     """The table ``[recover]`` of a sampler.
@@ -104,15 +126,7 @@ class SamplerMethod:
     def open(self, device: torch.device | str) -> SamplerRecovery:
         """Load the sampler, and the network around whose estimates it draws, on a device."""
         path, net = RECOVERIES.trained("sampler", self.weights)
-        beside = path.parent / "estimate" / "best.safetensors"
-        card = read_toml(path.with_suffix(".toml")).get("estimate", {})
-        named = self.estimate or card.get("weights") or (beside if beside.exists() else None)
-        if named is None:
-            raise InputError(
-                f"{path.name} draws around estimates and does not say whose; name the variational "
-                "network it was trained with as 'estimate'"
-            )
-        estimates = VarNetEstimates(estimating_network(named).to(device))
+        estimates = estimates_beside(path, self.estimate, device)
         dtype = torch.float32 if self.precision == "float32" else None
         return SamplerRecovery(net.to(device), estimates, dtype=dtype)
 
