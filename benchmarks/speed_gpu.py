@@ -5,7 +5,6 @@ minutes:
 
     PYTHONPATH=src python3 -m benchmarks.speed_gpu varnet
     PYTHONPATH=src python3 -m benchmarks.speed_gpu step
-    PYTHONPATH=src python3 -m benchmarks.speed_gpu compiled
     PYTHONPATH=src python3 -m benchmarks.speed_gpu step --toy     # anywhere, to see that it runs
 
 Networks are of the published size with random weights. Times are medians of CUDA events.
@@ -17,10 +16,8 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -28,7 +25,7 @@ from typing import Any
 import torch
 from benchmarks.recover_gpu import COILS, SIZE, case, milliseconds
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from taskuq.measure.fourier import fft2c
 from taskuq.recover.flow import FlowConfig
@@ -37,7 +34,6 @@ from taskuq.recover.folded_varnet import fold_varnet
 from taskuq.recover.recorded import Recorded
 from taskuq.recover.varnet import VarNet
 from taskuq.training.config import TrainingConfig
-from taskuq.training.order import EpochOrder
 from taskuq.training.recipe import Batch, Recipe
 
 BEGAN = time.monotonic()
@@ -88,40 +84,26 @@ def varnet() -> None:
     )
     torch.backends.cudnn.allow_tf32 = True
     quick = {
-        str(d)[6:]: fold_varnet(net, device="cuda", dtype=d)
-        for d in (torch.float32, torch.bfloat16, torch.float16)
+        str(d)[6:]: fold_varnet(net, device="cuda", dtype=d) for d in (torch.float32, torch.float16)
     }
-    ways: dict[str, Callable[..., Tensor]] = {"plain": net, **quick}
-    for search in (False, True):
-        torch.backends.cudnn.benchmark = search
-        for name, way in ways.items():
-            for batch in (1, 16):
-                inputs = kspace[:batch], mask[:batch], lines[:batch]
-                try:
-                    replay = Recorded(way)
-                    began = time.monotonic()
-                    error = decibels(replay(*inputs), exact[:batch])
-                    took = time.monotonic() - began
-                    launched = milliseconds(lambda way=way, inputs=inputs: way(*inputs), 3, 1)
-                    ms = milliseconds(lambda replay=replay, inputs=inputs: replay(*inputs), 10, 2)
-                except Exception:
-                    traceback.print_exc()
-                    continue
-                note = (
-                    f"not recorded {launched / batch:.2f}; {error:.1f} dB; recorded in {took:.1f} s"
-                )
-                say(
-                    f"{name}, cudnn.benchmark {search}, batch {batch}, per slice",
-                    f"{ms / batch:.3f} ms",
-                    note,
-                )
-                del replay
+    for name, way in quick.items():
+        for batch in (1, 16):
+            inputs = kspace[:batch], mask[:batch], lines[:batch]
+            replay = Recorded(way)
+            error = decibels(replay(*inputs), exact[:batch])
+            ms = milliseconds(lambda replay=replay, inputs=inputs: replay(*inputs), 10, 2)
+            say(
+                f"folded, {name}, batch {batch}, per slice",
+                f"{ms / batch:.3f} ms",
+                f"{error:.1f} dB",
+            )
+            if name == "float16":
+                table(lambda replay=replay, inputs=inputs: replay(*inputs), rows=40)
+    replay = Recorded(net)
     for batch in (1, 16):
         inputs = kspace[:batch], mask[:batch], lines[:batch]
-        say(f"kernels of the folded network in bfloat16, batch {batch}")
-        replay = Recorded(quick["bfloat16"])
-        replay(*inputs)
-        table(lambda inputs=inputs, replay=replay: replay(*inputs), rows=30)
+        ms = milliseconds(lambda replay=replay, inputs=inputs: replay(*inputs), 5, 1)
+        say(f"the network itself, batch {batch}, per slice", f"{ms / batch:.3f} ms")
 
 
 # A training step of the flow
@@ -161,7 +143,12 @@ def published(toy: bool) -> Trial:
     """The flow of configs/fastmri-knee/flow.toml."""
     torch.manual_seed(0)
     size, config = (32, PRESETS["tiny"]) if toy else (SIZE, FlowConfig(noise=0.05))
-    how = replace(PAPER, precision="32-true" if toy else "bf16-mixed", workers=0 if toy else 8)
+    how = replace(
+        PAPER,
+        compile=not toy,
+        precision="32-true" if toy else "bf16-mixed",
+        workers=0 if toy else 8,
+    )
     coils = config.coils if toy else COILS
     images = torch.randn(16, coils, size, size, dtype=torch.complex64)
     mask = torch.zeros(size, dtype=torch.bool)
@@ -170,56 +157,18 @@ def published(toy: bool) -> Trial:
     return Trial(recipe, how, Slices(images, mask, 10_000), steps=4 if toy else 14)
 
 
-def compile_steps(flow: nn.Module) -> None:
-    """Compile the steps of a flow too, for training."""
-    from taskuq.recover.flow.layer import Step
+def engine(trial: Trial, steps: int) -> None:
+    """Steps as ``taskuq train --dry-run`` takes them."""
+    from taskuq.training.fit import foresee
 
-    compiled = torch.compile(Step.forward)
-
-    def forward(step: Step, x: Tensor, condition: Tensor, start: bool = False) -> Any:
-        quick = torch.is_grad_enabled() and not start
-        return (compiled if quick else Step.forward)(step, x, condition, start)
-
-    for layer in flow.layers:
-        for step in layer.steps:
-            step.forward = partial(forward, step)
-
-
-def engine(
-    trial: Trial, what: str, *, workers: int, pinned: bool, bar: bool, resident: bool
-) -> None:
-    """Steps of the training engine's own module in the trainer that it makes."""
-    import pytorch_lightning as pl
-
-    from taskuq.training.module import Training
-
-    slices = trial.slices
-    if resident:
-        slices = replace(slices, images=slices.images.cuda(), mask=slices.mask.cuda())
-    loader = DataLoader(
-        slices,
-        batch_size=trial.config.batch,
-        sampler=EpochOrder(len(slices), 0),
-        num_workers=workers,
-        pin_memory=pinned,
-        persistent_workers=workers > 0,
+    validation = replace(trial.slices, count=2 * trial.config.batch)
+    took = foresee(trial.recipe, trial.slices, validation, trial.config, steps=steps)
+    say(
+        "as taskuq train takes it",
+        f"{1e3 * took['step_s']:.1f} ms",
+        f"first {took['first_step_s']:.0f} s, waits {took['wait_share']:.1%}, validation "
+        f"{1e3 * took['validation_step_s']:.0f} ms, {took['peak_gpu_bytes'] / 2**30:.1f} GiB",
     )
-    clock = Clock()
-    trainer = pl.Trainer(
-        accelerator="auto",
-        devices=1,
-        max_steps=trial.steps,
-        limit_val_batches=0,
-        precision=trial.config.precision,
-        use_distributed_sampler=False,
-        callbacks=[clock.callback()],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=bar,
-        enable_model_summary=False,
-    )
-    trainer.fit(Training(trial.recipe, trial.config), loader)
-    say(f"engine, {what}", f"{clock.median():.1f} ms", clock.note())
 
 
 class Clock:
@@ -236,18 +185,6 @@ class Clock:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
             self.marks.append(event)
-
-    def callback(self) -> Any:
-        """Marks the end of each step of a trainer."""
-        from pytorch_lightning import Callback
-
-        clock = self
-
-        class Marks(Callback):
-            def on_train_batch_end(self, *given: Any, **named: Any) -> None:
-                clock.mark()
-
-        return Marks()
 
     def steps(self) -> list[float]:
         """Milliseconds of each step."""
@@ -289,15 +226,6 @@ def by_hand(trial: Trial, device: str) -> tuple[Callable[..., None], Any]:
     return step, batch
 
 
-@contextmanager
-def searching(search: bool) -> Iterator[None]:
-    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, search
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
-
-
 def timed(work: Callable[[], object], count: int) -> Clock:
     clock = Clock()
     clock.mark()
@@ -310,77 +238,40 @@ def timed(work: Callable[[], object], count: int) -> Clock:
 def parts(trial: Trial, device: str) -> None:
     """The step by hand, with parts left out, and the parts alone."""
     step, batch = by_hand(trial, device)
-    for search in (False, True):
-        with searching(search):
-            clock = timed(step, trial.steps)
-            say(f"by hand, cudnn.benchmark {search}", f"{clock.median():.1f} ms", clock.note())
-    with searching(True):
-        for name, kept in {
-            "without clipping": {"clip": False},
-            "without clipping and update": {"clip": False, "update": False},
-            "forward alone": {"backward": False, "clip": False, "update": False},
-        }.items():
-            ms = timed(lambda kept=kept: step(**kept), 6).median()
-            say(f"by hand, {name}", f"{ms:.1f} ms")
-        flow = trial.recipe.network
-        told = batch["image"].real.repeat(1, 2, 1, 1)[:, : flow.config.told].contiguous()
+    clock = timed(step, trial.steps)
+    say("by hand", f"{clock.median():.1f} ms", clock.note())
+    for name, kept in {
+        "without clipping and update": {"clip": False, "update": False},
+        "forward alone": {"backward": False, "clip": False, "update": False},
+    }.items():
+        say(f"by hand, {name}", f"{timed(lambda kept=kept: step(**kept), 6).median():.1f} ms")
+    flow = trial.recipe.network
+    told = batch["image"].real.repeat(1, 2, 1, 1)[:, : flow.config.told].contiguous()
 
-        def condition() -> None:
-            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                conditions = flow.condition(told)
-            sum(c.float().square().mean() for c in conditions).backward()
-            flow.zero_grad(set_to_none=True)
+    def condition() -> None:
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            conditions = flow.condition(told)
+        sum(c.float().square().mean() for c in conditions).backward()
+        flow.zero_grad(set_to_none=True)
 
-        say("condition alone, forward and backward", f"{timed(condition, 6).median():.1f} ms")
-        from taskuq.recover.flow_targets import flow_target
-
-        generator = torch.Generator(device).manual_seed(0)
-        made = lambda: flow_target(flow, batch["image"], batch["mask"], generator)  # noqa: E731
-        say("targets alone", f"{timed(made, 6).median():.2f} ms")
-        if device == "cuda":
-            say("peak memory", f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
-            table(step, by_cpu=True)
-
-
-def compiled() -> None:
-    """The step by hand with the flow's own steps compiled as well."""
-    trial = published("--toy" in sys.argv)
-    compile_steps(trial.recipe.network)
-    work, _ = by_hand(trial, "cpu" if "--toy" in sys.argv else "cuda")
-    with searching(True):
-        clock = timed(work, trial.steps)
-        say(
-            "by hand, steps compiled, cudnn.benchmark True",
-            f"{clock.median():.1f} ms",
-            clock.note(),
-        )
-        if torch.cuda.is_available():
-            say("peak memory", f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
-            table(work, by_cpu=True)
+    say("condition alone, forward and backward", f"{timed(condition, 6).median():.1f} ms")
+    if device == "cuda":
+        say("peak memory", f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+        table(step, by_cpu=True)
 
 
 def step() -> None:
     toy = "--toy" in sys.argv
-    device = "cpu" if toy else "cuda"
     trial = published(toy)
     numbers = sum(p.numel() for p in trial.recipe.network.parameters())
     say(f"flow of {numbers:,} parameters, batch {trial.config.batch}")
-    parts(trial, device)
-    usual = {"workers": trial.config.workers, "pinned": False, "bar": True, "resident": False}
-    ways = {"": {}, "pinned": {"pinned": True}, "without bar": {"bar": False}}
-    ways["pinned, without bar"] = {"pinned": True, "bar": False}
-    if not toy:
-        ways["on the GPU, without bar"] = {"workers": 0, "bar": False, "resident": True}
-    for search in (False, True):
-        with searching(search):
-            for what, changed in ways.items():
-                if search or what in ("", "pinned, without bar"):
-                    name = f"cudnn.benchmark {search}{', ' if what else ''}{what}"
-                    engine(trial, name, **{**usual, **changed})
+    engine(trial, trial.steps)
+    parts(trial, "cpu" if toy else "cuda")
+    engine(trial, trial.steps)
 
 
 def main() -> None:
-    sections = {"varnet": varnet, "step": step, "compiled": compiled}
+    sections = {"varnet": varnet, "step": step}
     if not torch.cuda.is_available() and "--toy" not in sys.argv:
         print("no GPU here: this benchmark needs one, or --toy", file=sys.stderr)
         return

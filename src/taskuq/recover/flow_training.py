@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from taskuq.recover.cases import RecoveryTraining
 from taskuq.recover.estimate import EstimatedCases
 from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
 from taskuq.recover.flow.sampler import Sampler
+from taskuq.recover.flow_compiled import compile_flow
 from taskuq.recover.flow_targets import flow_target, unexplained
 from taskuq.recover.flow_widening import set_widening
 from taskuq.recover.methods import RECOVERIES
@@ -239,7 +239,7 @@ def flow_recipe(
 
     Arguments:
         config: The size of the flow.
-        compiled: Whether to compile the conditioning networks.
+        compiled: Whether to compile the network for training.
         pretrain: How to train the U-Net before, so that little stays unexplained of what is missing
             (:func:`taskuq.recover.flow_targets.unexplained`).
         views: How to move coil images before they are measured.
@@ -255,7 +255,7 @@ def flow_recipe(
         flow.unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         flow.conditioner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if compiled:
-        _compile(flow)
+        compile_flow(flow)
     recipe = _likelihood(flow, _whole, moved=_moving(views))
     return recipe if pretrain is None else replace(recipe, before=(_unet(flow, views), pretrain))
 
@@ -279,15 +279,6 @@ def around_recipe(config: FlowConfig, *, replayed: bool = False) -> Recipe:
         'flow'
     """
     return _likelihood(ConditionalFlow(config), _around, replayed=replayed)
-
-
-def _compile(flow: ConditionalFlow) -> None:
-    # The conditioning networks are nine tenths of the arithmetic. The steps of the flow are left
-    # alone: each of their shapes would be compiled again for training, validation and precision.
-    with warnings.catch_warnings():
-        # torch's compiler imports a part of torch that is deprecated.
-        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
-        flow.condition = torch.compile(flow.condition)  # type: ignore[method-assign]
 
 
 # What a flow is told and what it learns, made of a batch.

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
 
 from taskuq.recover import compiled, unet_kernels
-from taskuq.recover.unet import SLOPE, UNet
+from taskuq.recover.unet import EPS, SLOPE, UNet
 
-EPS = 1e-5
 # Tensor cores read channels by eights; others are copied to such a number in every convolution.
 ALIGNED = 8
 

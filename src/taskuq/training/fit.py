@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
@@ -339,6 +340,8 @@ def _loader(
         sampler=EpochOrder(length, seed, pad=seed is not None, most=most),
         num_workers=config.workers,
         persistent_workers=config.workers > 0,
+        # What is read elsewhere goes to a GPU while that computes; without it, in 10 to 20 ms more.
+        pin_memory=config.workers > 0 and torch.cuda.is_available(),
         collate_fn=recipe.collate,
     )
 

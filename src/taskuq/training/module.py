@@ -16,6 +16,8 @@ from taskuq.training.config import TrainingConfig
 from taskuq.training.recipe import Batch, Recipe
 
 TRAINING, VALIDATION = 0, 1
+# Steps between two losses that are shown: each of them waits for the GPU.
+SHOWN = 20
 
 
 class Training(LightningModule):
@@ -55,7 +57,8 @@ class Training(LightningModule):
         ) / self.planned
         loss = self.recipe.loss(self.network, {**batch, "progress": done}, generator)
         self._losses.append(loss.detach())
-        self.log("training_loss", loss, on_step=True, on_epoch=False, prog_bar=True)
+        if index % SHOWN == 0:
+            self.log("training_loss", loss, on_step=True, on_epoch=False, prog_bar=True)
         return loss
 
     def mean_loss(self) -> float:
