@@ -69,15 +69,17 @@ def scans(acceleration: float, count: int = 3) -> list[Measurement]:
 
 @pytest.mark.parametrize("acceleration", [4, 2])
 def test_samples_agree_with_the_measurement(net, varnet, acceleration):
-    found = VarNetEstimates(varnet)(scans(acceleration))
+    cases = scans(acceleration)
+    found = VarNetEstimates(varnet)(cases)
     noise = torch.randn(3, 5, net.noise_size(SIZE, SIZE), generator=torch.Generator())
     residuals = net(found.inputs(), found.share(), noise)
     assert residuals.std(1).mean() > 1e-2  # samples differ
-    coils = torch.stack(
-        [found.coil_images(k, torch.complex(*residuals[k].unbind(1))[:, None]) for k in range(3)]
-    )
-    kept = keep_measured(coils.flatten(0, 1), found.mask.repeat_interleave(5, 0))
-    assert (kept - found.measured.repeat_interleave(5, 0)).abs().max() < 1e-5
+    coils, mask = found.coils(residuals), torch.stack([scan.mask for scan in cases])
+    kept = keep_measured(coils.flatten(0, 1), mask.repeat_interleave(5, 0))
+    measured = torch.stack([scan.zero_filled for scan in cases])
+    assert (kept - measured.repeat_interleave(5, 0)).abs().max() < 1e-5
+    one = found.found.coil_images(2, torch.complex(*residuals[2].unbind(1))[:, None])
+    assert torch.allclose(one * found.size[2], coils[2], atol=1e-5)
     magnitudes = coils.abs().square().sum(2).sqrt()
     assert torch.allclose(found.images(residuals), magnitudes, atol=1e-5)
 
@@ -249,7 +251,7 @@ def test_task_terms_pull_no_harder_than_their_limit_and_not_before_they_begin():
 
 def test_gradients_flow_through_consistency(net, varnet):
     """What data consistency takes out of a residual has no gradient."""
-    found = VarNetEstimates(varnet)(scans(2))
+    found = VarNetEstimates(varnet)(scans(2)).found
     residuals = torch.zeros(3, 2, 2, SIZE, SIZE, requires_grad=True)
     found.images(residuals).square().sum().backward()
     grad = residuals.grad

@@ -15,7 +15,7 @@ import torch
 
 from bits import same_bits
 from taskuq.errors import InputError
-from taskuq.runs.training import train_from
+from taskuq.runs.training import foresee_training, train_from
 from taskuq.training.fit import Machine
 from taskuq.training.log import read_log
 from taskuq.training.state import load_state
@@ -110,6 +110,17 @@ def test_a_restart_of_a_training_in_stages_is_bit_exact(
         *(tmp_path / "whole" / f"fold-{k}-of-2/best.safetensors" for k in (1, 2))
     )
     assert len(read_log(tmp_path / "parts" / "fold-2-of-2" / "metrics.csv")) == 2
+
+
+def test_a_dry_run_of_a_training_in_stages_foresees_all_of_them(configure):
+    record = foresee_training("sampler", configure("sampler", cases=12), machine=CPU, steps=1)
+    kinds, hours = [], []
+    while record is not None:
+        kinds.append(record["kind"])
+        hours.append(record["projected_hours"])
+        record = record["before"]
+    assert kinds == ["sampler", "varnet", "varnet", "varnet"]
+    assert sorted(hours, reverse=True) == hours
 
 
 def test_the_part_trained_before_is_left_alone_and_the_best_weights_are_widened(

@@ -86,7 +86,15 @@ class Estimate(NamedTuple):
         return self.mask.to(self.scale.dtype).mean(1)
 
     def images(self, residuals: Tensor) -> Tensor:
-        r"""Magnitude images with these errors, consistent, (case, sample, height, width).
+        """Magnitude images with these errors, consistent, (case, sample, height, width).
+
+        Arguments:
+            residuals: Combined errors as real channels, (case, sample, 2, height, width).
+        """
+        return rss(self.coils(residuals))
+
+    def coils(self, residuals: Tensor) -> Tensor:
+        r"""Coil images with these errors, consistent, (case, sample, coil, height, width).
 
         .. math:: \hat x_b = (I - A) \big(s_b (\hat c + q e^{i \varphi} r)\big) + y_b
 
@@ -95,12 +103,11 @@ class Estimate(NamedTuple):
         """
         turn = (self.phase * self.scale.view(-1, 1, 1))[:, None]
         images = self.image[:, None] + torch.complex(*residuals.unbind(2)) * turn
-        coils = consistent_columns(
+        return consistent_columns(
             self.maps[:, None] * images[:, :, None],
             self.measured[:, None],
             self.mask[:, None, None, None],
         )
-        return rss(coils)
 
     def widening(self, case: int) -> float:
         r"""By how much a case's latents are widened, :math:`\min((1 - m)^{-1/2}, \sqrt 2)`.

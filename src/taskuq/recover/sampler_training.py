@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from taskuq.errors import InputError
 from taskuq.recover.cases import RecoveryTraining
@@ -25,7 +26,7 @@ from taskuq.recover.sampler import SamplerConfig, SamplerNet
 from taskuq.recover.sampler.learning import Scored, TaskTerms, Watched, sampler_recipe
 from taskuq.recover.sampler.losses import ImageScore
 from taskuq.recover.sampler.recovery import SamplerRecovery
-from taskuq.recover.scan import Scan, stacked
+from taskuq.recover.scan import Scan, stacked, unit_sized
 from taskuq.recover.scans import AnyScan
 from taskuq.recover.varnet import VarNet
 from taskuq.recover.varnet_training import VarNetTraining, estimating_network
@@ -62,6 +63,40 @@ PAPER = TrainingConfig(
 )
 
 
+@dataclass(frozen=True, eq=False)
+class Resized:
+    """Estimates of measurements that were made unit-sized, which changes no digit of them.
+
+    Arguments:
+        found: Estimates of the unit-sized measurements.
+        size: Powers of two to get back, (case,).
+    """
+
+    found: Estimate
+    size: Tensor
+
+    @property
+    def scale(self) -> Tensor:
+        """The unit of each case's images, (case,)."""
+        return self.found.scale * self.size
+
+    def inputs(self) -> Tensor:
+        """What the network is told, (case, 6, height, width)."""
+        return self.found.inputs()
+
+    def share(self) -> Tensor:
+        """The share of lines that was measured, (case,)."""
+        return self.found.share()
+
+    def images(self, residuals: Tensor) -> Tensor:
+        """Consistent magnitude images (case, sample, height, width)."""
+        return self.found.images(residuals) * self.size.view(-1, 1, 1, 1)
+
+    def coils(self, residuals: Tensor) -> Tensor:
+        """Consistent coil images (case, sample, coil, height, width)."""
+        return self.found.coils(residuals) * self.size.view(-1, 1, 1, 1, 1)
+
+
 class VarNetEstimates:
     """Measurements to estimates of a variational network.
 
@@ -80,10 +115,11 @@ class VarNetEstimates:
         self.net = net.eval()
         self.device = next(net.parameters()).device
 
-    def __call__(self, measurements: Sequence[Scan]) -> Estimate:
+    def __call__(self, measurements: Sequence[Scan]) -> Resized:
         """Estimate several cases."""
         zero_filled, mask = (part.to(self.device) for part in stacked(measurements))
-        return estimate(self.net, zero_filled.to(torch.complex64), mask)
+        images, size = unit_sized(zero_filled)
+        return Resized(estimate(self.net, images, mask), size)
 
 
 def estimates_beside(
@@ -228,4 +264,6 @@ def _watched(terms: TaskTerms) -> Watched:
     return net
 
 
-NETWORK = Network(SamplerConfig, SamplerNet, SamplerTraining, SamplerMethod, PRESETS, large=True)
+NETWORK = Network(
+    SamplerConfig, SamplerNet, SamplerTraining, SamplerMethod, PRESETS, large=True, any_input=True
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from taskuq.files import write_json
@@ -12,6 +13,7 @@ from taskuq.settings import read_settings
 from taskuq.training.fit import PROBES, Machine, foresee, is_first_process, train
 from taskuq.training.networks import NETWORKS
 from taskuq.training.seeds import own_randomness
+from taskuq.training.stages import Staged
 
 
 def train_from(
@@ -80,7 +82,24 @@ def foresee_training(
     start = time.perf_counter()
     cases = settings.prepare(machine)
     prepared = time.perf_counter() - start
-    with own_randomness(settings.training.seed):
-        recipe = settings.recipe(cases, machine)
-    record = foresee(recipe, cases[0], cases[1], settings.training, machine=machine, steps=steps)
+    with TemporaryDirectory() as folder:
+        if isinstance(settings, Staged):
+            there = Path(folder)
+            cases = settings.stages(cases, there, machine=machine, fresh=False, steps=steps)
+        earlier = _one_after_another(Path(folder))
+        with own_randomness(settings.training.seed):
+            recipe = settings.recipe(cases, machine)
+    how = settings.training
+    record = foresee(recipe, cases[0], cases[1], how, machine=machine, steps=steps, earlier=earlier)
     return {**record, "prepare_s": prepared}
+
+
+def _one_after_another(folder: Path) -> dict[str, Any] | None:
+    """What the trainings in the folders of a folder take, one before the other."""
+    from taskuq.training.timing import projected_hours, read_timing
+
+    earlier: dict[str, Any] | None = None
+    for part in sorted(path for path in folder.iterdir() if path.is_dir()):
+        record = {**read_timing(part), "before": earlier}
+        earlier = {**record, "projected_hours": projected_hours(record)}
+    return earlier

@@ -195,6 +195,7 @@ def foresee(
     *,
     machine: Machine | None = None,
     steps: int = PROBES,
+    earlier: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Take a few steps as :func:`fit` does, and say what all of them will take; nothing is kept.
 
@@ -205,8 +206,9 @@ def foresee(
         config: How to train.
         machine: On what to train.
         steps: How many steps to take, of each part.
+        earlier: What trainings take that come before.
     """
-    machine, earlier = machine or Machine(), None
+    machine = machine or Machine()
     if recipe.before is not None:
         first, how = recipe.before
         with _unfrozen(first.network):

@@ -26,6 +26,7 @@ def drawn(
     samples: int,
     seeds: Sequence[int],
     dtype: torch.dtype = torch.float32,
+    compose: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Draw images (case, sample, height, width) around estimated cases.
 
@@ -37,6 +38,7 @@ def drawn(
         samples: How many samples of each case.
         seeds: One seed for each case.
         dtype: The precision of the network: float32 or bfloat16.
+        compose: What is made of residuals; by default the estimates' images.
     """
     if samples < 1:
         raise InputError(f"{samples} samples are asked for; ask for at least 1")
@@ -54,7 +56,7 @@ def drawn(
         noise = normal_numbers(rows.flatten().to(told.device), count)
         with torch.autocast(kind, dtype, enabled=dtype != torch.float32):
             residuals = net.draw(known, apart(noise, len(seeds)))
-        images.append(found.images(residuals.float()))
+        images.append((compose or found.images)(residuals.float()))
     return torch.cat(images, dim=1)
 
 
@@ -88,3 +90,13 @@ class SamplerRecovery:
         """Return posterior samples of several cases, (case, sample, height, width)."""
         found = self.estimating(measurements)
         return drawn(self.net, found, samples=samples, seeds=seeds, dtype=self.dtype)
+
+    def coil_images(self, measurement: Any, *, samples: int, seed: int) -> Tensor:
+        """Return posterior samples before coils are combined, (sample, coil, height, width)."""
+        found: Any = self.estimating([measurement])
+        if not hasattr(found, "coils"):
+            raise InputError("the estimates have no coils; ask for images")
+        with_coils = drawn(
+            self.net, found, samples=samples, seeds=[seed], dtype=self.dtype, compose=found.coils
+        )
+        return with_coils[0]
