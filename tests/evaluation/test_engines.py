@@ -104,6 +104,18 @@ def test_both_engines_find_the_same_positions_and_sums(grouped, allowed):
     np.testing.assert_allclose(slow_sums, fast_sums, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_sums_at_quantiles_are_over_the_cases_of_the_tested_groups(is_compiled):
+    of_case = RNG.permutation(np.unique(GROUP, return_inverse=True)[1]).astype(np.int64)
+    units, numbers, at = int(of_case.max()) + 1, RNG.random((2, 4, N)), RNG.integers(0, 4, 30)
+    splitting = Splitting(units, units // 3, 30, 5, of_case, is_compiled)
+    found = sums_at_quantiles(splitting, at.astype(float), lambda q: numbers[:, q.astype(int)])
+    folds = folds_of(units, units // 3, 30, seed=5)
+    expected = [(numbers[:, k] * folds[t][of_case]).sum(axis=1) for t, k in enumerate(at)]
+
+    np.testing.assert_allclose(found.T, expected, rtol=1e-12)
+
+
 CASES = {
     "plain": {},
     "range": {"task_range": (0, 1)},

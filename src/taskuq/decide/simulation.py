@@ -213,11 +213,16 @@ class _Job:
             parts.append(self._replay(aside, count, seed))
         return self._summarise(parts, len(np.unique(self.index[draws[0]])))
 
+    @property
+    def _work(self) -> int:
+        """Numbers looked at in all trials and replicates, some ten of each case and round."""
+        return 10 * self.trials * self.table.cases * self.table.rounds
+
     def _each_trial(self, steady: SteadyRules) -> _Part:
         """Replay a policy that learns from its calibration fold, planned anew in each trial."""
         of_case = self.index if self.unit.is_group else np.empty(0, np.int64)
         n, everyone = self.n_calibration + self.n_test, np.arange(self.table.cases)
-        is_compiled = compiled(self.trials * self.table.cases * self.table.rounds)
+        is_compiled = compiled(self._work)
         splitting = Splitting(n, self.n_test, self.trials, self.seed, of_case, is_compiled)
         learn = learn_folds(steady, self.index, is_compiled=is_compiled)
         scans = self._scans(learn(np.zeros(n, np.uint8)).shown, everyone)
@@ -282,7 +287,7 @@ class _Job:
         scans = self._scans(seen, pool)
         index = scans.unit_of_case
         of_case = index if self.unit.is_group else np.empty(0, np.int64)
-        is_compiled = compiled(self.trials * self.table.cases * self.table.rounds)
+        is_compiled = compiled(self._work)
         units = int(index.max()) + 1
         splitting = Splitting(units, self.n_test, trials, seed, of_case, is_compiled)
         tuning = set_aside(rules, self.table, aside, self.index) if self.spec.given else None

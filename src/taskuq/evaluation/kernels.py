@@ -139,12 +139,12 @@ def run_trials(  # type: ignore[no-untyped-def]  # compiled
 
 @njit(cache=True, nogil=True)
 def sum_table_rows(  # type: ignore[no-untyped-def]  # compiled
-    seed, trial_numbers, units, n_test, threshold, unit_of_case, rows, tables, sums
+    seed, trial_numbers, units, n_test, threshold, rows, tables, sums
 ):
-    """Add, over the test cases of each trial, the row of each table that belongs to the trial."""
-    words, fold, chosen = _workspace(units, tables.shape[2])
+    """Add, over the test units of each trial, the row of each table that belongs to the trial."""
+    words, fold, chosen = _workspace(units, units)
     for t in range(trial_numbers.size):
         fill_test_fold(seed, trial_numbers[t], units, n_test, threshold, words, fold)
-        _fill_chosen(fold, unit_of_case, chosen)
+        chosen[:] = fold
         for k in range(tables.shape[0]):
             sums[k, t] = _masked_sum(chosen, tables[k, rows[t]])

@@ -105,13 +105,11 @@ def group_coverage(
         quantile: The quantile of each trial.
         share: The share of a group's cases.
     """
-    order = np.argsort(splitting.unit_of_case, kind="stable")
-    starts = np.searchsorted(splitting.unit_of_case[order], np.arange(splitting.units))
     enough = [math.ceil(share * int(size)) for size in np.bincount(splitting.unit_of_case)]
     by_group = replace(splitting, unit_of_case=np.empty(0, np.int64))
 
     def tables(q: FloatArray) -> FloatArray:
-        covered = np.add.reduceat(pool.covered(q)[:, order], starts, axis=1, dtype=np.int64)
+        covered = splitting.of_units(pool.covered(q).astype(np.int64))
         return (covered >= np.array(enough))[None].astype(float)
 
     return np.asarray(sums_at_quantiles(by_group, quantile, tables)[0] / splitting.n_test)

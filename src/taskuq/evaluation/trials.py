@@ -70,6 +70,14 @@ class Splitting:
         """Return which cases are in test folds of units."""
         return folds[:, self.unit_of_case] if len(self.unit_of_case) else folds
 
+    def of_units(self, values: np.ndarray) -> np.ndarray:
+        """Return numbers of cases (row, case) added up within each unit (row, unit)."""
+        if not len(self.unit_of_case):
+            return values
+        order = np.argsort(self.unit_of_case, kind="stable")
+        starts = np.searchsorted(self.unit_of_case[order], np.arange(self.units))
+        return np.asarray(np.add.reduceat(values[:, order], starts, axis=1))
+
     def case_folds(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return which cases are in the test fold of the given consecutive trials."""
         return self.of_cases(self.folds(numbers))
@@ -235,7 +243,8 @@ def sums_at_quantiles(
     step = max(1, TABLE_NUMBERS // splitting.n_cases)
     sums: FloatArray | None = None
     for start in range(0, len(distinct), step):
-        block = np.ascontiguousarray(tables(distinct[start : start + step]))
+        # Whole units are tested, so that their cases are added up once for all trials.
+        block = np.stack([splitting.of_units(t) for t in tables(distinct[start : start + step])])
         if sums is None:
             sums = np.empty((len(block), splitting.trials))
         numbers = np.nonzero((row >= start) & (row < start + step))[0]
@@ -247,18 +256,18 @@ def sums_at_quantiles(
 def _sum_rows(
     splitting: Splitting, numbers: NDArray[np.int64], row: NDArray[np.int64], tables: FloatArray
 ) -> FloatArray:
+    """Add tables (table, row, unit) over the test units of some trials, each at its row."""
     sums = np.empty((len(tables), len(numbers)))
     if splitting.is_compiled:
         from taskuq.evaluation import kernels
 
         kernels.sum_table_rows(
             np.uint64(splitting.seed), numbers, splitting.units, splitting.n_test,
-            byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
-            row, tables, sums,
+            byte_threshold(splitting.units, splitting.n_test), row, tables, sums,
         )  # fmt: skip
         return sums
     for t, (number, k) in enumerate(zip(numbers, row, strict=True)):
-        fold = splitting.case_folds(np.array([number]))[0].astype(float)
+        fold = splitting.folds(np.array([number]))[0].astype(float)
         sums[:, t] = tables[:, k] @ fold
     return sums
 

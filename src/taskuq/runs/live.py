@@ -108,6 +108,8 @@ def scan_slice(
         recover(measurements[k], samples=policy.samples, seed=case_seed(seed, item.case, rates[k]))
     drawn = torch.stack([images.cpu() for images in recover.drawn[: len(rates)]])
     points = torch.cat([networks.point(m, samples=1, seed=0).cpu() for m in measurements])
+    outputs = [one.outputs for one in scan.rounds[: len(rates)]]
+    outputs += [_numbers(networks.task(images)) for images in drawn[len(outputs) :]]
     truth = rss(item.image)
     return ScannedSlice(
         scan,
@@ -121,7 +123,7 @@ def scan_slice(
             "mean": drawn.mean(1).numpy(),
             "sd": drawn.std(1).numpy(),
             "samples": drawn[:, :shown].numpy(),
-            "outputs": np.stack([_numbers(networks.task(images)) for images in drawn]),
+            "outputs": np.stack(outputs),
             "point": points.numpy(),
             "point_outputs": _numbers(networks.task(points)),
         },

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata
 
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray
@@ -29,6 +28,8 @@ def auroc(outputs: Any, labels: Any) -> float:
         >>> auroc([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1])
         0.875
     """
+    from scipy.stats import rankdata
+
     z, y = _checked(outputs, labels)
     positives = int(y.sum())
     ranks = rankdata(z)[y].sum() - positives * (positives + 1) / 2

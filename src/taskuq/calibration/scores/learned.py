@@ -250,7 +250,9 @@ def _fit(
 def _shape(outputs: FloatArray) -> _Shape:
     mean, variance = mean_and_variance(outputs, ddof=1)
     spread = np.sqrt(variance)
-    cubes = ((outputs - mean[:, None]) ** 3).mean(axis=1)
+    deviations = outputs - mean[:, None]
+    # Much quicker than a power of 3.
+    cubes = (deviations * deviations * deviations).mean(axis=1)
     skewness = np.divide(cubes, spread**3, out=np.zeros_like(cubes), where=spread > 1e-12)
     return _Shape(mean, spread, np.clip(skewness, -3, 3))
 

@@ -35,8 +35,10 @@ class Step(nn.Module):
         self.rotation = Rotation(channels, generator)
         self.coupling = Coupling(channels, condition, kernel=kernel)
         self.attention = IMap(channels)
-        self.coupling.subnet.reset(generator)
-        self.attention.reset(generator)
+        # Numbers for the meta device would load torch's compiler, for seconds; a file fills it.
+        if not self.coupling.subnet.first.weight.is_meta:
+            self.coupling.subnet.reset(generator)
+            self.attention.reset(generator)
 
     def forward(self, x: Tensor, condition: Tensor, start: bool = False) -> tuple[Tensor, Tensor]:
         """Return the result and the log-determinant; ``start`` sets the ActNorm from ``x``."""
