@@ -133,9 +133,9 @@ def test_an_archive_that_unpacks_to_gigabytes_is_refused_unopened(tmp_path):
 
 
 def test_a_dicom_file_with_a_billion_frames_is_refused(tmp_path):
-    from scripts.fuzz import _dicom
+    from scripts.fuzz_files import write_dicom
 
-    _dicom(np.zeros((16, 16), np.uint8), tmp_path / "a.dcm")
+    write_dicom(np.zeros((16, 16), np.uint8), tmp_path / "a.dcm")
     content = (tmp_path / "a.dcm").read_bytes()
     assert count_frames(tmp_path / "a.dcm") == 1
     place = content.index(b"\x28\x00\x08\x00IS") + 8

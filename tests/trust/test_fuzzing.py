@@ -4,6 +4,7 @@ import tempfile
 
 import pytest
 from scripts import fuzz
+from scripts.fuzz_files import Kind
 
 INPUTS = 200
 
@@ -41,7 +42,7 @@ def test_the_fuzzer_sees_a_number_that_changed_silently(monkeypatch):
         with open("t.csv", "w") as file:
             file.write("case,target,output\n" + "".join(f"{c},1,1\n" for c in "abcdefghij"))
         command = ("evaluate", "t.csv", "--exact", "--score", "ar", "--alpha", "0.3", "--json", "-")
-        kind = fuzz.Kind("t.csv", command, None, changed, is_checked=True)
+        kind = Kind("t.csv", command, None, changed, is_checked=True)
         fault, _ = fuzz.tried([kind], {kind: fuzz.ended(kind)}, 0, 0)
 
     assert fault == "another result, silently"

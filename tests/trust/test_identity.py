@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from scripts.fuzz_files import VARNET
 
 import taskuq as tq
 from taskuq.commands.app import main
@@ -163,24 +164,6 @@ def test_the_fingerprint_of_a_large_file_sees_its_size_and_its_ends(tmp_path):
     assert content_fingerprint(path) != whole
 
 
-CONFIG = """
-part = "all"
-samples = 1
-[data]
-kind = "npz"
-path = "images.npz"
-coils = 2
-[measure]
-accelerations = [4, 2]
-published = false
-[recover]
-kind = "varnet"
-weights = "net.safetensors"
-[task]
-kind = "mean-intensity"
-"""
-
-
 def _files(scale=1.0, seed=0):
     import torch
 
@@ -201,7 +184,7 @@ REPLACED = {"data": {"scale": 2.0}, "recover": {"seed": 1}}
 @pytest.mark.parametrize("part", REPLACED)
 def test_a_file_replaced_under_its_name_is_refused(tmp_path, monkeypatch, capsys, part):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.toml").write_text(CONFIG)
+    (tmp_path / "run.toml").write_text(VARNET)
     _files()
     main(["run", "run.toml", "-o", "t", "--device", "cpu"])
     main(["run", "run.toml", "-o", "t", "--device", "cpu"])
@@ -216,7 +199,7 @@ def test_a_file_replaced_under_its_name_is_refused(tmp_path, monkeypatch, capsys
 
 def test_the_header_holds_what_the_table_was_made_of(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.toml").write_text(CONFIG)
+    (tmp_path / "run.toml").write_text(VARNET)
     _files()
     main(["run", "run.toml", "-o", "t", "--device", "cpu", "--threads", "1"])
     made = read_header(tmp_path / "t").provenance
