@@ -53,9 +53,10 @@ class Kinds(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         """Return what a name stands for, or say which names there are."""
-        if name not in self._known:
+        is_name = isinstance(name, str)
+        if is_name and name not in self._known:
             load_extensions()
-        if name not in self._known:
+        if not is_name or name not in self._known:
             raise InputError(f"unknown {self.what} {name!r}; choose one of {', '.join(self)}")
         thing = self._known[name]
         if isinstance(thing, str):

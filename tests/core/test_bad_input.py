@@ -115,6 +115,13 @@ MORE = {
     "weights with groups": (calibrate, {"weights": ONES, "group": np.arange(30)}, ["weights"]),
     "tuning of other samples": (calibrate, {"score": "mlwr", "tuning": (X[:, :2], Z)}, ["tuning"]),
     "tuning that is no pair": (calibrate, {"score": "mlwr", "tuning": 3}, ["pair"]),
+    "tuning on the calibration cases": (
+        calibrate, {"score": "learned", "tuning": (X[::-1], Z[::-1])}, ["30 of 30 tuning cases"],
+    ),
+    "tuning on one of them": (
+        calibrate, {"score": "learned", "tuning": (np.r_[X + 1, X[:1]], np.r_[Z + 1, Z[:1]])},
+        ["1 of 31 tuning cases", "tuning case 30"],
+    ),
     "learned from too few": (calibrate, {"score": "learned"} | FEW, ["tuning cases"]),
     "no trials": (evaluate, {"trials": 0}, ["trials"]),
     "size bins that fall": (evaluate, {"size_bins": (1, 0)}, ["size bins"]),
@@ -130,6 +137,12 @@ MORE = {
 def test_options_that_do_not_fit_get_one_sentence(fault):
     function, options, words = MORE[fault]
     require_one_sentence(lambda: function(**options), words)
+
+
+def test_tuning_cases_may_equal_calibration_cases_where_numbers_repeat_anyway():
+    coarse, truth = np.round(X), np.round(Z)
+    calibrate(outputs=coarse, targets=truth, score="learned",
+              tuning=(np.r_[coarse[:15], X[15:] + 1], np.r_[truth[:15], Z[15:]]))  # fmt: skip
 
 
 def test_bad_numbers_are_counted_and_the_first_is_located():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import taskuq as tq
 from taskuq.decide import Acquisition, load_acquisition
 from taskuq.errors import InputError
 from taskuq.files import write_json
@@ -240,10 +241,13 @@ def describe(piece):
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_scan_with_a_piece_that_cannot_be_stored_is_not_taken_up(bare_scan, tmp_path, lost):
+def test_a_scan_with_a_piece_that_cannot_be_stored_is_not_taken_up(toy, bare_scan, tmp_path, lost):
     state, pieces = tmp_path / "scan.json", [np.ones(3), np.ones(3)]
     pieces[lost] = object()
-    given = bare_scan(state, lambda lines: pieces.pop(0), cut_in=2)
+    with pytest.warns(UserWarning, match=f"what round {lost} measured is no array") as told:
+        given = bare_scan(state, lambda lines: pieces.pop(0), cut_in=2)
+    assert len(told) == 1
+    assert told[0].filename == toy.__spec__.origin  # who called
 
     with pytest.raises(InputError, match="cannot be taken up") as refused:
         bare_scan(state, PIECES["array"])
@@ -303,6 +307,12 @@ def test_another_number_of_samples_is_refused_before_anything_is_measured(toy, t
     with pytest.raises(InputError, match="6 samples"):
         toy.scan(scanner, policy=toy_policy, samples=5)
     assert scanner.measured == []
+
+
+@pytest.mark.parametrize("policy", ["policy.json", None])
+def test_the_file_of_a_policy_is_not_a_policy(toy, policy):
+    with pytest.raises(InputError, match=r"policy is what plan returns.*load_policy"):
+        tq.acquire(policy, toy.scanner_of(1000), **toy.STEPS)
 
 
 def test_every_round_is_shown_as_it_happens(toy, toy_policy, longest):

@@ -119,7 +119,7 @@ def calibrate(
     promise = _read(promise, condition, within, delta_for)
     chosen = resolve_score(score, alpha, score_side)
     if tuning is not None:
-        chosen = _tuned_elsewhere(chosen, tuning, x, range_)
+        chosen = _tuned_elsewhere(chosen, tuning, x, z, range_)
     chosen, judged, kept = _learnt(chosen, x, z, promise, groups, range_, rng)
     guarantee, threshold = _threshold(judged.score(z), kept, promise, groups, condition)
     read = rounds_read(chosen, x)
@@ -197,7 +197,11 @@ def _read(
 
 
 def _tuned_elsewhere(
-    score: Score, tuning: tuple[Any, Any], outputs: FloatArray, range_: TaskRange
+    score: Score,
+    tuning: tuple[Any, Any],
+    outputs: FloatArray,
+    targets: FloatArray,
+    range_: TaskRange,
 ) -> Score:
     try:
         other_outputs, other_targets = tuning
@@ -210,7 +214,22 @@ def _tuned_elsewhere(
             f"tuning outputs {x.shape} and targets {z.shape} must be of one set of cases with "
             f"{outputs.shape[-1]} samples, as the calibration outputs have"
         )
+    mine, others = _rows(outputs, targets), _rows(x, z)
+    known = set(mine)
+    shared = [i for i, row in enumerate(others) if row in known]
+    # Coarse numbers repeat by chance, within one set too; then only all of them together tell.
+    if shared and (len(known) == len(mine) or len(shared) == len(others)):
+        raise InputError(
+            f"{len(shared)} of {len(others)} tuning cases are calibration cases, e.g. tuning case "
+            f"{shared[0]}: the promise needs a score that has not seen those; give other cases"
+        )
     return tuned_score(score, x, z, range_, None)
+
+
+def _rows(outputs: FloatArray, targets: FloatArray) -> list[bytes]:
+    """All numbers of each case, to find it again."""
+    each = np.moveaxis(outputs.astype(float), -2, 0).reshape(len(targets), -1)
+    return [row.tobytes() for row in np.column_stack([each, targets])]
 
 
 def _threshold(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -119,6 +120,10 @@ def acquire(
     Returns:
         The scan of the case; for a group, those of all its cases.
     """
+    if not isinstance(policy, Policy):
+        raise InputError(
+            f"policy is what plan returns, got {policy!r}; read a file with taskuq.load_policy"
+        )
     scanners = as_scanners(scanner, case, cases)
     require_part(recover, "recover", Recover)
     require_part(task, "task", Task)
@@ -217,6 +222,8 @@ class _Scan:
             faults = scan.faults if fault is None else (*scan.faults, fault)
             scans[name] = replace(scan, pieces=(*scan.pieces, piece), faults=faults)
         if self.file is None or arrays is None or not all_stored:
+            if self.file is not None and all_stored:
+                _warn_of_pieces(self.file.path, k)
             return False
         self.file.keep_pieces(k, arrays)
         self.file.keep(scans, pieces_stored=True)
@@ -227,3 +234,14 @@ class _Scan:
         if self.trail is not None:
             made_with = {"scan_id": self.scan_id or "", **self.steps.fingerprints}
             append(self.trail, [log_line(record, latency, **made_with) for record in records])
+
+
+def _warn_of_pieces(path: Path, k: int) -> None:
+    """Say what a state is worth that does not hold what was measured."""
+    warnings.warn(
+        f"what round {k} measured is no array and no dictionary of arrays, so it is not searched "
+        f"for faults and {path} keeps decisions alone: a scan that is cut off cannot be taken up, "
+        "and what was computed from measurements cannot be verified; let measure return arrays",
+        UserWarning,
+        stacklevel=5,
+    )

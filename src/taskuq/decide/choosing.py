@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -152,7 +152,7 @@ def choose(
         make: What calibrates a policy on some cases.
         rng: Picks the units at random; without it they are taken at even steps.
     """
-    if isinstance(named, str | Mapping | PolicyPlan):
+    if isinstance(named, str | Mapping | PolicyPlan) or not isinstance(named, Iterable):
         named = [named]
     plans = [as_plan(one, asked) for one in named]
     if not plans:
