@@ -1,10 +1,13 @@
-"""The toy scanner, which also runs as a process of its own."""
+"""The toy scanner, which also runs as a process of its own, and scans of it that take long."""
 
-import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import taskuq as tq
 
 # The scanners and populations that several tests share lie beside them.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -12,13 +15,32 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture(scope="session")
 def toy():
-    path = Path(__file__).with_name("toy_scanner.py")
-    spec = importlib.util.spec_from_file_location("toy_scanner", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    import toy_scanner
+
+    return toy_scanner
 
 
 @pytest.fixture(scope="session")
 def toy_policy(toy):
     return toy.policy()
+
+
+@pytest.fixture(scope="session")
+def longest(toy, toy_policy):
+    """The seed of an image that is measured in full, so that every round happens."""
+    return toy.seed_of(toy_policy, 4)
+
+
+@pytest.fixture(scope="session")
+def whole(toy):
+    """A policy for whole groups of three, and the seeds of a group that is measured in full."""
+    from group_scans import toy_scan
+
+    table = replace(toy.table(), group=np.repeat(np.arange(20), 3))
+    policy = tq.plan(table, alpha=0.2, max_width=0.2, unit="whole-group")
+    seeds = next(
+        range(s, s + 3)
+        for s in range(1000, 1400, 3)
+        if len(next(iter(toy_scan(policy, range(s, s + 3)).cases.values())).rounds) == 4
+    )
+    return policy, seeds

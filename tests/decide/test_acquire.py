@@ -10,6 +10,7 @@ from math import inf
 import numpy as np
 import pytest
 import torch
+from toy_scanner import PowerCutError, failing
 
 import taskuq as tq
 from taskuq.decide import Acquisition, load_acquisition
@@ -20,35 +21,8 @@ from taskuq.seeds import case_seed
 SEEDS = range(1000, 1012)
 
 
-class PowerCutError(Exception):
-    """The mains fail."""
-
-
-def failing(scanner, round_, when):
-    """Let the power fail before or after a round is measured."""
-    measure = scanner.measure
-
-    def cut(round):
-        piece = measure(round) if when == "after" or round != round_ else None
-        if round == round_:
-            raise PowerCutError
-        return piece
-
-    scanner.measure = cut
-    return scanner
-
-
 def record(scan):
     return [r.to_dict() for r in scan.rounds]
-
-
-@pytest.fixture(scope="module")
-def longest(toy, toy_policy):
-    """The seed of an image that is measured in full, so that every round happens."""
-    return next(
-        s for s in range(1000, 1400)
-        if len(toy.scan(toy.scanner_of(s), policy=toy_policy).rounds) == 4
-    )  # fmt: skip
 
 
 def test_scans_stop_in_different_rounds(toy, toy_policy):
@@ -155,7 +129,7 @@ def test_a_finished_scan_is_not_measured_again(toy, toy_policy, longest, tmp_pat
 
 
 def half_done(toy, toy_policy, seed, state, rounds=2, **options):
-    scanner = failing(toy.scanner_of(seed), rounds, "before")
+    scanner = failing(toy.scanner_of(seed), rounds)
     with pytest.raises(PowerCutError):
         toy.scan(scanner, policy=toy_policy, state=state, **options)
 
@@ -202,7 +176,7 @@ def bare_scan(toy, toy_policy):
             return np.zeros((samples, toy.SIZE, toy.SIZE))
 
         scanner = Bare(toy.scanner_of(1000).kspace, toy.ADDED, wrap)
-        scanner = scanner if cut_in is None else failing(scanner, cut_in, "before")
+        scanner = scanner if cut_in is None else failing(scanner, cut_in)
         try:
             toy.scan(scanner, policy=patient, state=state, recover=recover)
         except PowerCutError:

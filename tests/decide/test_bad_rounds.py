@@ -25,19 +25,13 @@ BAD_PIECES = {
 @pytest.fixture(scope="module")
 def easy(toy, toy_policy):
     """An image whose scan stops in the first round."""
-    return next(
-        s for s in range(1000, 1400)
-        if len(toy.scan(toy.scanner_of(s), policy=toy_policy).rounds) == 1
-    )  # fmt: skip
+    return toy.seed_of(toy_policy, 1)
 
 
 @pytest.fixture(scope="module")
 def later(toy, toy_policy):
     """An image whose scan stops early, but not in the first round."""
-    return next(
-        s for s in range(1000, 1400)
-        if len(toy.scan(toy.scanner_of(s), policy=toy_policy).rounds) in (2, 3)
-    )  # fmt: skip
+    return toy.seed_of(toy_policy, 2, 3)
 
 
 def spoiled(scanner, round_, spoil):

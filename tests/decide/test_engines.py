@@ -4,6 +4,7 @@ from math import floor
 
 import numpy as np
 import pytest
+from watching import watched
 
 import taskuq as tq
 from taskuq.calibration.family import AnchoredFamily, FamilyScore
@@ -150,17 +151,6 @@ def tied_table():
     )
 
 
-def watched_trials(monkeypatch, table, spec, trials, is_compiled=False, **options):
-    """Simulate, and return the result with what was replayed."""
-    seen, original = [], simulation.replay
-    with monkeypatch.context() as patch:
-        patch.setattr(simulation, "compiled", lambda work: is_compiled)
-        patch.setattr(simulation, "replay", lambda *a: seen.append(a) or original(*a))
-        rng = np.random.default_rng(3)
-        (found,) = simulate(table, [spec], trials=trials, rng=rng, **options)
-    return found, *seen[0]
-
-
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "anytime", "paper"])
 def test_a_replayed_trial_is_what_the_rules_say(monkeypatch, kind, is_compiled):
@@ -168,7 +158,7 @@ def test_a_replayed_trial_is_what_the_rules_say(monkeypatch, kind, is_compiled):
     known = spread_score("two").tuned(tied_table().outputs[0], range_=(0.0, 1.0))
     monkeypatch.setitem(STATISTICS, "spread", lambda side: known)
     table, spec = tied_table(), PolicyPlan(kind, 0.1, Goal(max_width=0.1), score="lwr")
-    found, scans, splitting, thresholds = watched_trials(
+    found, scans, splitting, thresholds = watched(
         monkeypatch, table, spec, 1, is_compiled, unit="case"
     )
     test = splitting.case_folds(np.array([0]))[0].astype(bool)
@@ -201,7 +191,7 @@ PROMISES = [
 @pytest.mark.parametrize("promise", PROMISES, ids=str)
 def test_the_threshold_of_a_trial_is_the_planned_one(monkeypatch, promise):
     spec = PolicyPlan("adaptive", 0.2, TWO, score="lwr")
-    _, _, splitting, thresholds = watched_trials(monkeypatch, TABLE, spec, 3, **promise)
+    _, _, splitting, thresholds = watched(monkeypatch, TABLE, spec, 3, **promise)
 
     for t in range(3):
         calibration = splitting.case_folds(np.array([t]))[0] == 0

@@ -1,27 +1,23 @@
-"""Scans of a group: decided as tables are, drawn as pipelines draw, the same after power cuts."""
+"""Scans of a group: decided as tables are, and drawn as pipelines draw."""
 
-import json
 from dataclasses import replace
 from math import inf
 
 import numpy as np
 import pytest
 import torch
+from group_scans import NEW, TABLE, groups_of, planned, record, toy_scan, toy_scanners
 from stored_scanner import StoredScanner, recover, scan_stored, scanners_of
 
 import taskuq as tq
 from taskuq.calibration.units import unit_index
-from taskuq.decide import Acquisition, GroupAcquisition, load_acquisition
+from taskuq.decide import Acquisition, GroupAcquisition
 from taskuq.decide.planning import round_arrays
 from taskuq.decide.replay import Scans, replay
 from taskuq.decide.rules import examine
 from taskuq.errors import InputError
 from taskuq.evaluation.trials import Splitting
-from taskuq.files import write_json
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 
-TABLE = synthetic_outputs(SyntheticScanner(volumes=40, samples=8), seed=3)
-NEW = synthetic_outputs(SyntheticScanner(volumes=30, samples=8), seed=4)
 PLANS = {
     "fixed-width": {},
     "adaptive": {"policy": "adaptive"},
@@ -29,18 +25,6 @@ PLANS = {
     "all": {"cases": "all"},
     "most, adaptive": {"cases": 0.8, "policy": "adaptive"},
 }
-
-
-def planned(unit, **options):
-    return tq.plan(TABLE, **{"alpha": 0.1, "max_width": 0.1, "unit": unit, **options})
-
-
-def groups_of(table):
-    return [np.flatnonzero(table.group == g) for g in np.unique(table.group)]
-
-
-def record(scan):
-    return {name: [r.to_dict() for r in case.rounds] for name, case in scan.cases.items()}
 
 
 def stop_by_table(policy, outputs):
@@ -114,28 +98,6 @@ def test_cases_that_stop_on_their_own_stop_as_if_scanned_alone(options, unit, sh
         assert [s.measured for s in scanners.values()] == [[*range(n)] for n in lengths]
 
 
-@pytest.fixture(scope="module")
-def whole(toy):
-    """A policy for whole groups of three, and the seeds of a group that is measured in full."""
-    table = replace(toy.table(), group=np.repeat(np.arange(20), 3))
-    policy = tq.plan(table, alpha=0.2, max_width=0.2, unit="whole-group")
-    seeds = next(
-        range(s, s + 3)
-        for s in range(1000, 1400, 3)
-        if len(next(iter(toy_scan(toy, policy, range(s, s + 3)).cases.values())).rounds) == 4
-    )
-    return policy, seeds
-
-
-def toy_scan(toy, policy, seeds, **options):
-    scanners = options.pop("scanners", None) or toy_scanners(toy, seeds)
-    return tq.acquire(policy, scanners, **{**toy.STEPS, **options})
-
-
-def toy_scanners(toy, seeds):
-    return {f"slice-{s}": toy.scanner_of(s) for s in seeds}
-
-
 class AllSlices:
     """One scanner for all slices of a patient."""
 
@@ -151,11 +113,11 @@ class AllSlices:
 def test_one_scanner_for_all_and_one_for_each_give_the_same_scan(toy, whole, wrap):
     policy, seeds = whole
     names = [f"slice-{s}" for s in seeds]
-    scan = toy_scan(toy, policy, seeds, scanners=AllSlices(toy, seeds, wrap), cases=names)
+    scan = toy_scan(policy, seeds, scanners=AllSlices(toy, seeds, wrap), cases=names)
 
-    assert record(scan) == record(toy_scan(toy, policy, seeds))
-    listed = list(toy_scanners(toy, seeds).values())
-    assert record(toy_scan(toy, policy, seeds, scanners=listed, cases=names)) == record(scan)
+    assert record(scan) == record(toy_scan(policy, seeds))
+    listed = list(toy_scanners(seeds).values())
+    assert record(toy_scan(policy, seeds, scanners=listed, cases=names)) == record(scan)
 
 
 @pytest.mark.parametrize("wrap", [np.asarray, torch.as_tensor], ids=["array", "tensor"])
@@ -181,9 +143,9 @@ def test_every_case_of_a_group_draws_what_a_pipeline_draws(toy, whole, seed):
 
     policy, seeds = whole
     policy = replace(policy, thresholds=(inf, inf, inf))
-    scan = toy_scan(toy, policy, seeds, seed=seed)
-    numbered = toy_scan(toy, policy, seeds, seed=seed,
-                        scanners=list(toy_scanners(toy, seeds).values()))  # fmt: skip
+    scan = toy_scan(policy, seeds, seed=seed)
+    numbered = toy_scan(policy, seeds, seed=seed,
+                        scanners=list(toy_scanners(seeds).values()))  # fmt: skip
     settings = {"accelerations": toy.ACCELERATIONS, "samples": 6, "quiet": True, "seed": seed}
     pipeline = tq.Pipeline(measure, toy.recover, toy.task)
     for found, names in ((scan, list(scan.cases)), (numbered, None)):
@@ -192,157 +154,9 @@ def test_every_case_of_a_group_draws_what_a_pipeline_draws(toy, whole, seed):
         assert np.array_equal(np.float32(drawn), np.swapaxes(rows, 0, 1))
 
 
-class PowerCutError(Exception):
-    """The mains fail."""
-
-
-def failing(scanners, at_round, at_case):
-    """Let the power fail before a case is measured in a round."""
-    scanner = list(scanners.values())[at_case]
-    measure = scanner.measure
-
-    def cut(round):
-        if round == at_round:
-            raise PowerCutError
-        return measure(round)
-
-    scanner.measure = cut
-    return scanners
-
-
-@pytest.mark.parametrize("at_case", [0, 2])
-@pytest.mark.parametrize("at_round", range(4))
-def test_a_power_cut_in_any_round_loses_nothing(toy, whole, tmp_path, at_round, at_case):
-    (policy, seeds), state = whole, tmp_path / "scan.json"
-    scanners = failing(toy_scanners(toy, seeds), at_round, at_case)
-    with pytest.raises(PowerCutError):
-        toy_scan(toy, policy, seeds, scanners=scanners, state=state)
-    scanners = toy_scanners(toy, seeds)
-    resumed = toy_scan(toy, policy, seeds, scanners=scanners, state=state)
-
-    assert record(resumed) == record(toy_scan(toy, policy, seeds))
-    rest = np.concatenate(toy.ADDED[at_round:]).tolist()
-    assert [s.measured for s in scanners.values()] == [rest] * 3
-    assert record(load_acquisition(state, policy)) == record(resumed)
-
-
-@pytest.mark.parametrize("unit", ["case", "group", "whole-group"])
-def test_a_cut_after_every_round_gives_the_same_record(tmp_path, unit):
-    policy, cases = planned(unit), groups_of(NEW)[0]
-    outputs, targets = NEW.outputs[:, cases], NEW.targets[cases]
-    steps = {"recover": recover, "task": lambda images: images, "samples": 8, "scan_id": "7"}
-    whole, k, scan = scan_stored(policy, outputs, targets), 0, None
-    while scan is None:
-        scanners = scanners_of(outputs, targets)
-        try:
-            for i in range(len(cases)):
-                failing(scanners, k + 1, i)
-            scan = tq.acquire(policy, scanners, **steps, state=tmp_path / "scan.json")
-        except PowerCutError:
-            k += 1
-        assert max(len(s.measured) for s in scanners.values()) <= 1
-
-    assert k == max(len(case.rounds) for case in whole.cases.values()) - 1
-    assert record(scan) == record(whole)
-
-
-def half_done(toy, whole, state, **options):
-    policy, seeds = whole
-    with pytest.raises(PowerCutError):
-        toy_scan(toy, policy, seeds, scanners=failing(toy_scanners(toy, seeds), 2, 0),
-                 state=state, **options)  # fmt: skip
-    return policy, seeds
-
-
-def test_the_state_of_other_cases_is_refused(toy, whole, tmp_path):
-    state = tmp_path / "scan.json"
-    policy, seeds = half_done(toy, whole, state)
-
-    for other in (range(seeds[0] + 3, seeds[0] + 6), seeds[::-1], seeds[:2]):
-        with pytest.raises(InputError, match="is a scan of a group with the cases slice-"):
-            toy_scan(toy, policy, other, state=state)
-
-
-def test_a_group_and_a_case_do_not_share_a_state(toy, toy_policy, tmp_path):
-    scanners = {"a": toy.scanner_of(1000)}
-    toy.scan(scanners, policy=toy_policy, state=tmp_path / "group.json")
-    toy.scan(scanners["a"], policy=toy_policy, case="a", state=tmp_path / "case.json")
-
-    with pytest.raises(InputError, match="a group with the cases a, got the one case a"):
-        toy.scan(scanners["a"], policy=toy_policy, case="a", state=tmp_path / "group.json")
-    with pytest.raises(InputError, match="the one case a, got a group with the cases a"):
-        toy.scan(scanners, policy=toy_policy, state=tmp_path / "case.json")
-    with pytest.raises(InputError, match="the one case a, got the one case b"):
-        toy.scan(scanners["a"], policy=toy_policy, case="b", state=tmp_path / "case.json")
-
-
-def test_the_state_of_one_case_holds_its_rounds(toy, toy_policy, tmp_path):
-    state = tmp_path / "scan.json"
-    scan = toy.scan(toy.scanner_of(1000), policy=toy_policy, case="a", state=state)
-    stored = json.loads(state.read_text())
-
-    assert stored["schema"] == "taskuq.acquisition/1"
-    assert stored["rounds"] == [r.to_dict() for r in scan.rounds]
-    assert stored["cases"] == ["a"]
-    assert isinstance(load_acquisition(state, toy_policy), Acquisition)
-
-
-def damage(state, change):
-    stored = json.loads(state.read_text())
-    change(stored)
-    write_json(state, stored)
-
-
-DAMAGES = {
-    "one case ahead": lambda s: s["scans"][1].pop(),
-    "one case stopped": lambda s: s["scans"][1][-1].update(stop=True),
-    "out of order": lambda s: s["scans"][2].reverse(),
-    "a case lost": lambda s: s["scans"].pop(),
-    "a name lost": lambda s: s["cases"].pop(),
-    "no names": lambda s: s.pop("cases"),
-}
-
-
-@pytest.mark.parametrize("change", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_state_is_refused_in_one_sentence(toy, whole, tmp_path, change):
-    state = tmp_path / "scan.json"
-    policy, seeds = half_done(toy, whole, state)
-    damage(state, change)
-
-    with pytest.raises(InputError, match=r"it is damaged|is not a complete scan") as refused:
-        toy_scan(toy, policy, seeds, state=state)
-    assert "\n" not in str(refused.value)
-
-
-def test_pieces_of_fewer_cases_than_the_record_says_are_refused(toy, whole, tmp_path):
-    state = tmp_path / "scan.json"
-    policy, seeds = half_done(toy, whole, state)
-    path = tmp_path / "scan.json-round1.npz"
-    with np.load(path) as stored:
-        arrays = {name: stored[name] for name in stored if not name.startswith("case 1 ")}
-    np.savez(path, **arrays)
-
-    with pytest.raises(InputError, match=r"cannot be read \(a case is missing\); start again"):
-        toy_scan(toy, policy, seeds, state=state)
-
-
-def test_a_group_with_a_piece_that_cannot_be_stored_is_not_taken_up(toy, whole, tmp_path):
-    (policy, seeds), state = whole, tmp_path / "scan.json"
-    scanners = failing(toy_scanners(toy, seeds), 2, 0)
-    last = scanners[f"slice-{seeds[-1]}"]
-    measure, combine = last.measure, last.combine
-    last.measure = lambda round: lambda: measure(round)  # a function is no array
-    last.combine = lambda pieces: combine([piece() for piece in pieces])
-
-    with pytest.raises(PowerCutError):
-        toy_scan(toy, policy, seeds, scanners=scanners, state=state)
-    with pytest.raises(InputError, match="cannot be taken up"):
-        toy_scan(toy, policy, seeds, state=state)
-
-
-def test_every_case_is_shown_in_every_round(toy, whole):
+def test_every_case_is_shown_in_every_round(whole):
     shown, (policy, seeds) = [], whole
-    scan = toy_scan(toy, policy, seeds, on_round=shown.append)
+    scan = toy_scan(policy, seeds, on_round=shown.append)
 
     assert [(r.round, r.case) for r in shown] == [(k, c) for k in range(4) for c in scan.cases]
     assert {r.case: r for r in shown[-3:]} == {n: c.rounds[-1] for n, c in scan.cases.items()}
@@ -350,7 +164,7 @@ def test_every_case_is_shown_in_every_round(toy, whole):
 
 def test_a_group_scan_sums_up_its_cases(toy, whole):
     policy, seeds = whole
-    scan = toy_scan(toy, policy, seeds)
+    scan = toy_scan(policy, seeds)
 
     assert scan.is_finished
     assert scan.mean_acceleration == 1

@@ -4,9 +4,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from watching import watched
 
 import taskuq as tq
-from taskuq.decide import replay, simulation
+from taskuq.decide import replay
 from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import simulate
@@ -46,22 +47,17 @@ def scanned(policy, table):
     return cost, hit
 
 
-def watched(monkeypatch, table, spec, trials, is_compiled=False, **options):
+def with_folds(monkeypatch, table, spec, trials, is_compiled=False, **options):
     """Simulate, and return the result with the test folds."""
-    seen, original = [], simulation.replay
-    with monkeypatch.context() as patch:
-        patch.setattr(simulation, "compiled", lambda work: is_compiled)
-        patch.setattr(simulation, "replay", lambda *a: seen.append(a) or original(*a))
-        rng = np.random.default_rng(3)
-        (found,) = simulate(table, [spec], trials=trials, rng=rng, **options)
-    return found, [seen[0][1].case_folds(np.array([t]))[0] == 1 for t in range(trials)]
+    found, _, split, _ = watched(monkeypatch, table, spec, trials, is_compiled, **options)
+    return found, [fold == 1 for fold in split.case_folds(np.arange(trials))]
 
 
 def gap(monkeypatch, steps, name, is_compiled, trials=12):
     """How far a simulation is from planning and scanning in each of its splits."""
     kind, options = SCORED[name]
     table = on_a_grid(steps, steps)
-    found, folds = watched(
+    found, folds = with_folds(
         monkeypatch, table, PolicyPlan(kind, 0.3, GOAL, **options), trials, is_compiled, unit="case"
     )
     cost, covered = [], []
@@ -111,7 +107,7 @@ def test_coverage_is_what_is_promised_and_means_are_for_what_they_name(
 ):
     options = {"alpha": 0.2, "max_width": 0.25, "policy": "adaptive", "score": "lwr"}
     spec = PolicyPlan("adaptive", 0.2, Goal(max_width=0.25), score="lwr")
-    found, folds = watched(monkeypatch, UNEQUAL, spec, 6, is_compiled, unit=unit, cases=cases)
+    found, folds = with_folds(monkeypatch, UNEQUAL, spec, 6, is_compiled, unit=unit, cases=cases)
     kept, alike, plain, by_case = [], [], [], []
     for test in folds:
         policy = tq.plan(UNEQUAL.select(cases=~test), unit=unit, cases=cases, **options)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from toy_scanner import PowerCutError, failing
 
 from taskuq.commands.app import main
 from taskuq.decide.audit import append, read_trail
@@ -17,30 +18,10 @@ from taskuq.files import write_json
 from taskuq.locks import locked
 
 
-class PowerCutError(Exception):
-    """The mains fail."""
-
-
-@pytest.fixture(scope="module")
-def longest(toy, toy_policy):
-    return next(
-        s for s in range(1000, 1400)
-        if len(toy.scan(toy.scanner_of(s), policy=toy_policy).rounds) == 4
-    )  # fmt: skip
-
-
 @pytest.fixture
 def half_done(toy, toy_policy, longest, tmp_path):
     """The state of a scan whose power was cut in its third round."""
-    scanner = toy.scanner_of(longest)
-    measure = scanner.measure
-
-    def cut(round):
-        if round == 2:
-            raise PowerCutError
-        return measure(round)
-
-    scanner.measure = cut
+    scanner = failing(toy.scanner_of(longest), 2)
     with pytest.raises(PowerCutError):
         toy.scan(scanner, policy=toy_policy, state=tmp_path / "scan.json")
     return tmp_path / "scan.json"

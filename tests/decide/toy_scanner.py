@@ -82,6 +82,31 @@ def policy(max_width=0.2):
     return tq.plan(table(), alpha=0.1, max_width=max_width)
 
 
+class PowerCutError(Exception):
+    """The mains fail."""
+
+
+def failing(scanner, at_round, when="before"):
+    """Let the power fail before or after a round is measured."""
+    measure = scanner.measure
+
+    def cut(round):
+        piece = measure(round) if when == "after" or round != at_round else None
+        if round == at_round:
+            raise PowerCutError
+        return piece
+
+    scanner.measure = cut
+    return scanner
+
+
+def seed_of(policy, *rounds):
+    """The seed of an image whose scan takes one of these numbers of rounds."""
+    return next(
+        s for s in range(1000, 1400) if len(scan(scanner_of(s), policy=policy).rounds) in rounds
+    )
+
+
 def scan(scanner, **options):
     chosen = options.pop("policy", None) or policy()
     return tq.acquire(chosen, scanner, **{**STEPS, **options})
