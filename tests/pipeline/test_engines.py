@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import tempfile
 import threading
 import time
 from typing import ClassVar
@@ -129,10 +130,14 @@ def test_the_command_line_gives_the_same_table_with_every_engine(cluster, tmp_pa
 def test_submitit_gives_the_same_table(expected, tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setenv("PYTHONPATH", toy.PATH)
-    options = SlurmOptions(jobs=2, cluster="local", logs=tmp_path / "jobs")
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    options = SlurmOptions(jobs=2, cluster="local")
     table = SLOW.run(toy.images(30), store=tmp_path / "t", engine=options, **RUN)
 
     assert same(table, expected)
+    assert {path.name for path in tmp_path.iterdir()} == {"scratch", "t", "t-jobs"}
+    assert not any((tmp_path / "scratch").iterdir())
 
 
 def with_threads(threads, engine=None):

@@ -134,7 +134,8 @@ class Pipeline:
             )  # fmt: skip
         chain = self.chain(rates, samples=samples, seed=seed, size=size)
         with tempfile.TemporaryDirectory() as scratch, chosen.ready(Path(scratch)):
-            folder = Path(scratch if store is None else store)
+            # Within the scratch, so that what an engine leaves beside a table is gone with it.
+            folder = Path(scratch) / "table" if store is None else Path(store)
             if fresh and store is not None:
                 remove_table(folder)
             count = _threads(threads, folder, chosen)

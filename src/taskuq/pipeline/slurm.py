@@ -80,7 +80,7 @@ class SlurmOptions:
 
     def ready(self, scratch: Path) -> AbstractContextManager[None]:
         """Refuse a machine from which nothing can be submitted."""
-        self.executor(scratch)
+        self.executor(scratch / "table")
         return nullcontext()
 
     def run(self, work: Work, todo: list[int], progress: Progress) -> None:
