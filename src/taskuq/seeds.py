@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 _MASK = (1 << 64) - 1
 
 
@@ -46,3 +50,99 @@ def mixed_seed(*numbers: int) -> int:
         state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
         state = (state ^ (state >> 31)) + 0x9E3779B97F4A7C15 & _MASK
     return state >> 1
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which cases of a batch are this process's own.
+
+    A process for which there is none takes one that is another's: it has to take the step with the
+    others, and what it finds counts for nothing.
+
+    Arguments:
+        start: The first of them.
+        stop: The one behind the last.
+        total: How many the batch has.
+        world: How many processes share it.
+
+    Example:
+        >>> [Share.of(5, rank, world=2) for rank in range(2)]
+        [Share(start=0, stop=3, total=5, world=2), Share(start=3, stop=5, total=5, world=2)]
+        >>> Share.of(5, 0, world=2).weight, Share.of(1, 1, world=2).weight
+        (1.2, 0.0)
+    """
+
+    start: int
+    stop: int
+    total: int
+    world: int = 1
+
+    @classmethod
+    def of(cls, total: int, rank: int, world: int) -> Share:
+        """The share of a process in a batch."""
+        each, more = divmod(total, world)
+        start = each * rank + min(rank, more)
+        return cls(start, start + each + (rank < more), total, world)
+
+    @property
+    def counts(self) -> bool:
+        """Whether any case is this process's own."""
+        return self.stop > self.start
+
+    @property
+    def rows(self) -> slice:
+        """The cases that the process takes, one of them at least."""
+        return slice(self.start, self.stop) if self.counts else slice(0, 1)
+
+    @property
+    def weight(self) -> float:
+        """What makes the mean over processes of their means that over all cases."""
+        return (self.stop - self.start) * self.world / self.total
+
+
+class SharedDraws:
+    """A generator of torch's for the cases of a batch, of which a process may have a share alone.
+
+    What :func:`numbers_of_cases` draws by it is drawn for all cases of the batch: a case has the
+    same numbers however many processes there are. What is drawn from it directly is drawn for this
+    process alone.
+
+    Attributes:
+        share: Which cases of the batch are this process's own.
+        whole: Draws for all of them, the same in all processes; none where there is one process.
+    """
+
+    share: Share
+    whole: Any = None
+
+
+def numbers_of_cases(
+    draw: Callable[..., T], shape: Sequence[int], generator: Any, *, axis: int = 0, **options: Any
+) -> T:
+    """Draw random numbers for the cases of a batch.
+
+    Arguments:
+        draw: ``torch.rand`` or ``torch.randn``.
+        shape: Of the numbers for the cases of this process.
+        generator: Where they come from; for all cases of the batch where it is shared.
+        axis: Along which the cases lie.
+        options: Of torch: ``device``, ``dtype``.
+    """
+    if not isinstance(generator, SharedDraws):
+        return draw(tuple(shape), generator=generator, **options)
+    rows, whole = generator.share.rows, list(shape)
+    assert whole[axis] == rows.stop - rows.start, "numbers are drawn for each case of a batch"
+    whole[axis] = generator.share.total
+    drawn: Any = draw(tuple(whole), generator=generator.whole or generator, **options)
+    own: T = drawn.narrow(axis, rows.start, rows.stop - rows.start)
+    return own
+
+
+def batch_seed(generator: Any) -> int:
+    """Return the seed of a generator, which all processes that share a batch agree about.
+
+    Arguments:
+        generator: A generator of torch's.
+    """
+    whole = generator.whole if isinstance(generator, SharedDraws) else None
+    return int((whole or generator).initial_seed())

@@ -140,22 +140,6 @@ def test_an_order_is_a_permutation_that_changes_with_the_epoch():
     assert orders[0] != orders[1]
 
 
-@pytest.mark.parametrize(("length", "world"), [(10, 3), (7, 7), (5, 8), (64, 2)])
-def test_processes_share_an_order(monkeypatch, length, world):
-    """Together they see every case; filled up, they take the same number of steps."""
-    for pad in (True, False):
-        parts = []
-        for rank in range(world):
-            monkeypatch.setattr("taskuq.training.order._process", lambda r=rank: (r, world))
-            order = EpochOrder(length, seed=0, pad=pad)
-            parts.append([index for _, index in order])
-            assert len(parts[-1]) == len(order)
-        together = [index for part in parts for index in part]
-        assert set(together) == set(range(length))
-        assert len({len(part) for part in parts}) == 1 or not pad
-        assert pad or len(together) == length
-
-
 def test_a_part_without_cases_is_refused(tmp_path):
     with pytest.raises(InputError, match="no cases"):
         fit(growing(), Points(0), Points(5), CONFIG, tmp_path, machine=CPU)

@@ -206,14 +206,13 @@ def test_killed_for_good_and_started_again(tmp_path, configure, one_thread):
     assert same_weights(*(tmp_path / run / "last.safetensors" for run in ("whole", "killed")))
 
 
-def test_two_processes_take_the_steps_of_one_with_twice_the_batch(tmp_path, configure):
-    config = configure("varnet", epochs=2, batch=4)
+def test_devices_share_the_configured_batch(tmp_path, configure):
+    config = configure("varnet", epochs=2, batch=8)
     both = command(tmp_path, "varnet", config, tmp_path / "two", devices=2)
     out, err = both.communicate(timeout=200)
     assert both.returncode == 0, err
     assert out.splitlines()[-1] == str(tmp_path / "two" / "best.safetensors")
-    alone = configure("varnet", epochs=2, batch=8)
-    train_from("varnet", alone, tmp_path / "one", machine=CPU)
+    train_from("varnet", config, tmp_path / "one", machine=CPU)
     for name in ("epoch", "global_step"):  # 12 cases: two steps in an epoch
         states = [load_state(tmp_path / run / "resume.safetensors") for run in ("one", "two")]
         assert states[0][name] == states[1][name]

@@ -148,9 +148,9 @@ def test_a_training_knows_its_epochs(tmp_path):
 
 
 def test_a_trial_validates_by_cases_of_all_the_data():
-    places = [index for _, index in EpochOrder(100, None, pad=False, most=5)]
+    places = [index for _, index in EpochOrder(100, None, most=5)]
     assert places == [0, 24, 49, 74, 99]
-    assert len(EpochOrder(3, None, pad=False, most=5)) == 3
+    assert len(EpochOrder(3, None, most=5)) == 3
 
 
 def test_a_dry_run_prints_and_leaves_nothing(tmp_path, configure, monkeypatch, capsys):

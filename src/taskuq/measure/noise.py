@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from taskuq.errors import InputError
+from taskuq.seeds import numbers_of_cases
 
 
 def require_seed(noise: float, seed: int | None) -> None:
@@ -74,7 +75,6 @@ def complex_noise(images: Tensor, generator: torch.Generator) -> Tensor:
         >>> complex_noise(torch.zeros(2, 3) + 0j, torch.Generator().manual_seed(0)).shape
         torch.Size([2, 3])
     """
-    pairs = torch.randn(
-        (*images.shape, 2), generator=generator, device=images.device, dtype=images.real.dtype
-    )
+    shape, dtype = (*images.shape, 2), images.real.dtype
+    pairs = numbers_of_cases(torch.randn, shape, generator, device=images.device, dtype=dtype)
     return torch.view_as_complex(pairs)

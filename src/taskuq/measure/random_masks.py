@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from taskuq.errors import InputError
+from taskuq.seeds import numbers_of_cases
 
 RULES = ("inverse-distance", "uniform", "equidistant")
 # Beyond every key that Gumbel noise of a float gives, and before the centre.
@@ -65,7 +66,7 @@ class RandomMasks:
         """
 
         def uniform(*shape: int) -> Tensor:
-            return torch.rand(shape, generator=generator, device=generator.device)
+            return numbers_of_cases(torch.rand, shape, generator, device=generator.device)
 
         low, high = (math.log(R) for R in self.accelerations)
         lines = torch.round(width * torch.exp(-(low + (high - low) * uniform(cases, rounds))))

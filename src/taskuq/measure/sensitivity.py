@@ -11,6 +11,7 @@ from torch import Tensor
 
 from taskuq.errors import InputError
 from taskuq.measure.smooth import smooth_field, spline_basis, upsampling
+from taskuq.seeds import numbers_of_cases
 
 _SEGMENTS = 48
 _COARSE = 20
@@ -110,10 +111,10 @@ def random_sensitivities(
     device = generator.device
 
     def between(low: float, high: float, *shape: int) -> Tensor:
-        return low + (high - low) * torch.rand(shape, generator=generator, device=device)
+        return low + (high - low) * numbers_of_cases(torch.rand, shape, generator, device=device)
 
     def stray() -> Tensor:
-        return jitter * torch.randn((cases, coils), generator=generator, device=device)
+        return jitter * numbers_of_cases(torch.randn, (cases, coils), generator, device=device)
 
     jitter = between(0.0, 0.2, cases, 1)
     place = torch.arange(coils, device=device) + stray() + between(0.0, coils, cases, 1)
@@ -168,8 +169,8 @@ def random_phases(cases: int, height: int, width: int, generator: torch.Generato
         (torch.Size([2, 16, 24]), True)
     """
     device = generator.device
-    knots = torch.randn((cases, _KNOTS, _KNOTS), generator=generator, device=device)
-    strength = 2 * torch.rand((cases, 1, 1), generator=generator, device=device)
+    knots = numbers_of_cases(torch.randn, (cases, _KNOTS, _KNOTS), generator, device=device)
+    strength = 2 * numbers_of_cases(torch.rand, (cases, 1, 1), generator, device=device)
     rows, columns = (_splines(size, device) for size in (height, width))
     angle = strength * (rows @ knots @ columns.mT)
     return torch.polar(torch.ones_like(angle), angle)

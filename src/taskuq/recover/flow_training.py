@@ -28,6 +28,7 @@ from taskuq.recover.recorded import Replayed
 from taskuq.recover.scan import Scan, stacked
 from taskuq.recover.varnet_training import estimating_network
 from taskuq.recover.views import CoilViews
+from taskuq.seeds import numbers_of_cases
 from taskuq.settings import read_toml
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine
@@ -346,7 +347,9 @@ def _around(
     flow: ConditionalFlow, batch: Batch, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     error = batch["error"]
-    noise = torch.randn(error.shape, generator=generator, device=error.device, dtype=error.dtype)
+    noise = numbers_of_cases(
+        torch.randn, error.shape, generator, device=error.device, dtype=error.dtype
+    )
     return batch["inputs"], error + flow.config.null_noise * noise
 
 

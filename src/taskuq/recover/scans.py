@@ -21,7 +21,7 @@ from taskuq.measure.random_masks import RandomMasks
 from taskuq.measure.sensitivity import random_phases, random_sensitivities
 from taskuq.recover.columns import central_lines
 from taskuq.recover.views import CoilViews
-from taskuq.seeds import mixed_seed
+from taskuq.seeds import batch_seed, mixed_seed, numbers_of_cases
 from taskuq.training.recipe import Batch
 
 
@@ -108,7 +108,7 @@ class AnyScan:
                 "in the table data"
             )
         # The seed is known here: reading a number drawn on a GPU would wait for it.
-        coils = self.coils[mixed_seed(generator.initial_seed(), len(self.coils)) % len(self.coils)]
+        coils = self.coils[mixed_seed(batch_seed(generator), len(self.coils)) % len(self.coils)]
         maps = random_sensitivities(cases, coils, height, width, generator)
         return images * random_phases(cases, height, width, generator)[:, None] * maps
 
@@ -183,4 +183,4 @@ def _kept(kspace: Tensor, mask: Tensor) -> Tensor:
 
 
 def _uniform(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.rand(shape, generator=generator, device=generator.device)
+    return numbers_of_cases(torch.rand, shape, generator, device=generator.device)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from taskuq.errors import InputError
+from taskuq.seeds import numbers_of_cases
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,12 @@ class CoilViews:
         cases, device = len(images), images.device
 
         def within(limit: float, *count: int) -> Tensor:
-            drawn = torch.rand(*count, cases, generator=generator, device=device)
+            drawn = numbers_of_cases(
+                torch.rand, (*count, cases), generator, axis=len(count), device=device
+            )
             return limit * (2 * drawn - 1)
 
-        is_flipped = torch.rand(cases, generator=generator, device=device) < self.flip
+        is_flipped = numbers_of_cases(torch.rand, (cases,), generator, device=device) < self.flip
         images = torch.where(is_flipped.view(-1, 1, 1, 1), images.flip(-1), images)
         for axis, by, scale in zip(
             (-2, -1), within(self.shift, 2), 1 + within(self.stretch, 2), strict=True

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from taskuq.errors import InputError
+from taskuq.seeds import numbers_of_cases
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -
     """
 
     def uniform(low: float, high: float) -> Tensor:
-        draws = torch.rand(len(images), generator=generator, device=images.device)
+        draws = numbers_of_cases(torch.rand, (len(images),), generator, device=images.device)
         return low + (high - low) * draws
 
     flips = uniform(0, 1) < config.flip
@@ -88,11 +89,12 @@ def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -
         exponent = torch.where(uniform(0, 1) < config.share, exponent, 1.0)
         views = views.clamp(0, 1) ** exponent[:, None, None]
     if config.blur:
-        views = blur(views, uniform(0.1, max(config.blur, 0.1)))
+        widest = max(config.blur, 0.1)
+        views = blur(views, uniform(0.1, widest), widest=widest)
     return views.clamp(0, 1)
 
 
-def blur(images: Tensor, sigma: Tensor) -> Tensor:
+def blur(images: Tensor, sigma: Tensor, *, widest: float | None = None) -> Tensor:
     r"""Blur each image by a Gaussian of its own width.
 
     .. math:: k(t) \propto \exp\Big(-\frac{t^2}{2 \sigma^2}\Big)
@@ -102,13 +104,16 @@ def blur(images: Tensor, sigma: Tensor) -> Tensor:
     Arguments:
         images: Images (image, height, width).
         sigma: Standard deviations :math:`\sigma` in pixels, (image,).
+        widest: None of them is larger; by default the largest of them.
 
     Example:
         >>> point = functional.pad(torch.ones(1, 1, 1), (4, 4, 4, 4))
         >>> round(blur(point, torch.tensor([1.0])).max().item(), 3)  # 1 / (2 pi), nearly
         0.159
     """
-    reach = min(max(math.ceil(3 * float(sigma.max())), 1), min(images.shape[-2:]) - 1)
+    # Where it is known, nobody waits for a GPU, and an image does not depend on those beside it.
+    widest = float(sigma.max()) if widest is None else widest
+    reach = min(max(math.ceil(3 * widest), 1), min(images.shape[-2:]) - 1)
     t = torch.arange(-reach, reach + 1, device=images.device)
     kernel = torch.exp(-(t**2) / (2 * sigma[:, None] ** 2))
     kernel = (kernel / kernel.sum(1, keepdim=True)).to(images.dtype)

@@ -10,6 +10,7 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 
 from taskuq.errors import InputError
+from taskuq.seeds import SharedDraws
 from taskuq.task.augment import AugmentConfig, augment
 from taskuq.task.backbone import Backbone, BackboneConfig
 from taskuq.task.cases import TaskCases, TaskTraining, collate, unit_scale
@@ -84,7 +85,7 @@ PAPER = TrainingConfig(
 VIEWS = AugmentConfig(contrast=0.5, blur=2.0)
 
 
-def nt_xent(first: Tensor, second: Tensor, temperature: float, *, gather: bool = True) -> Tensor:
+def nt_xent(first: Tensor, second: Tensor, temperature: float, *, counts: bool = True) -> Tensor:
     r"""Return the normalised, temperature-scaled cross entropy of each view, (2 image,).
 
     .. math:: \ell_i = -\log \frac{\exp(\langle u_i, u_{p(i)} \rangle / \tau)}
@@ -103,8 +104,8 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float, *, gather: bool =
         first: Embeddings of one view of each image, (image, feature).
         second: Embeddings of the other view.
         temperature: :math:`\tau`.
-        gather: Whether to compare with the views of other processes, which must then call this
-            with as many images as we do.
+        counts: Whether the images are this process's own, not another's that it takes to keep
+            step; such images have no loss, and no view is compared with theirs.
 
     Example:
         >>> same = torch.eye(2)
@@ -113,23 +114,37 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float, *, gather: bool =
     """
     own = torch.cat([first, second]).float()
     own = functional.normalize(own, eps=SHORTEST)
-    everyone, rank = _gathered(own) if gather else (own, 0)
+    everyone, before = _gathered(own, counts)
     with torch.autocast(own.device.type, enabled=False):
         similarity = own @ everyone.T / temperature
+    if not counts:
+        return 0 * similarity.sum(1)
     count, images = len(own), len(first)
     here = torch.arange(count, device=own.device)
-    itself = here + rank * count
+    itself = here + before
     similarity = similarity.index_put((here, itself), own.new_tensor(-torch.inf))
-    partner = (here + images) % count + rank * count
+    partner = (here + images) % count + before
     return functional.cross_entropy(similarity, partner, reduction="none")
 
 
-def _gathered(own: Tensor) -> tuple[Tensor, int]:
-    """The rows of all processes, with gradients, and which block of them is our own."""
+def _gathered(own: Tensor, counts: bool) -> tuple[Tensor, int]:
+    """The rows of all processes that count, with gradients, and how many come before our own."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return own, 0
-    everyone: Tensor = _AllGather.apply(own)  # type: ignore[no-untyped-call]
-    return everyone, distributed.get_rank()
+    lengths = [torch.zeros((), dtype=torch.long, device=own.device) for _ in range(_world())]
+    distributed.all_gather(lengths, lengths[0].new_tensor(len(own) if counts else 0))
+    rows = [int(length) for length in lengths]
+    # Processes hand over as many rows each; those beyond their own are left out.
+    longest = max(*rows, len(own))
+    padded = functional.pad(own, (0, 0, 0, longest - len(own)))
+    parts: Tensor = _AllGather.apply(padded)  # type: ignore[no-untyped-call]
+    blocks = parts.reshape(len(rows), longest, -1)
+    everyone = torch.cat([block[:n] for block, n in zip(blocks, rows, strict=True)])
+    return everyone, sum(rows[: distributed.get_rank()])
+
+
+def _world() -> int:
+    return int(distributed.get_world_size())
 
 
 class _AllGather(torch.autograd.Function):
@@ -137,7 +152,7 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: object, own: Tensor) -> Tensor:
-        parts = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
+        parts = [torch.empty_like(own) for _ in range(_world())]
         distributed.all_gather(parts, own.contiguous())
         return torch.cat(parts)
 
@@ -145,7 +160,7 @@ class _AllGather(torch.autograd.Function):
     def backward(ctx: object, gradient: Tensor) -> Tensor:
         gradient = gradient.contiguous()
         distributed.all_reduce(gradient)
-        return gradient.chunk(distributed.get_world_size())[distributed.get_rank()]
+        return gradient.chunk(_world())[distributed.get_rank()]
 
 
 @dataclass(frozen=True)
@@ -188,22 +203,22 @@ def simclr_recipe(config: ContrastiveConfig, views: AugmentConfig) -> Recipe:
         'min'
     """
 
-    def losses(net: nn.Module, batch: Batch, generator: torch.Generator, *, gather: bool) -> Tensor:
+    def losses(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
         scaled = unit_scale(batch["image"])
         both = [unit_scale(augment(scaled, views, generator)) for _ in range(2)]
         # One pass for both views: their batch statistics must not tell them apart.
         first, second = net(torch.cat(both)).chunk(2)
-        return nt_xent(first, second, config.temperature, gather=gather)
+        counts = not isinstance(generator, SharedDraws) or generator.share.counts
+        return nt_xent(first, second, config.temperature, counts=counts)
 
     def validate(net: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-        # Processes may hold different numbers of validation cases: each compares its own.
-        return {"loss": losses(net, batch, generator, gather=False).reshape(2, -1).mean(0)}
+        return {"loss": losses(net, batch, generator).reshape(2, -1).mean(0)}
 
     return Recipe(
         kind="simclr",
         network=ContrastiveNetwork(config),
         config=config,
-        loss=lambda net, batch, generator: losses(net, batch, generator, gather=True).mean(),
+        loss=lambda net, batch, generator: losses(net, batch, generator).mean(),
         validate=validate,
         collate=collate,
     )

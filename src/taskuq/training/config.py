@@ -14,7 +14,7 @@ class TrainingConfig:
 
     Arguments:
         epochs: How often every training case is seen.
-        batch: Cases in a step of one process.
+        batch: Cases in a step, of all processes together.
         learning_rate: The step size of Adam.
         betas: The decay rates of Adam.
         weight_decay: The weight decay: in Adam's gradient, as torch's Adam takes it.

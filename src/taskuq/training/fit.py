@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from taskuq.errors import InputError
-from taskuq.files import whole_file
-from taskuq.settings import read_toml, to_table, toml_text
+from taskuq.settings import read_toml, to_table
 from taskuq.training.config import TrainingConfig
+from taskuq.training.folder import begin
 from taskuq.training.order import EpochOrder
 from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
@@ -54,10 +54,15 @@ class Machine:
     progress: bool = True
 
     @property
+    def processes(self) -> int:
+        """How many processes share every batch."""
+        return self.devices * self.nodes
+
+    @property
     def may_be_one_gpu(self) -> bool:
         """Whether one GPU may train, and no other process beside it."""
         may_be_gpu = self.accelerator in ("auto", "gpu", "cuda")
-        return may_be_gpu and self.devices * self.nodes == 1
+        return may_be_gpu and self.processes == 1
 
 
 class Settings(Protocol):
@@ -168,9 +173,10 @@ def fit(
                 settings=settings, machine=machine, fresh=fresh, steps=steps,
             )  # fmt: skip
             load_weights(first.network, best)
-        earlier = read_timing(part)
+        # The first process writes it, and the others may be here before.
+        earlier = read_timing(part) if is_first_process() else None
     settings = settings if steps is None else {**settings, "trial": {"steps": steps}}
-    resume = _resume(folder, settings, fresh)
+    resume = begin(folder, settings, fresh=fresh)
     notes = {key: settings[key] for key in settings if key != "network"}
     keep = Keep(recipe, folder, config.keep_every, notes, config.patience, config.minutes)
     _loop(
@@ -236,9 +242,10 @@ def _loop(
     if steps is not None and steps < 1:
         raise InputError(f"{steps} steps were asked for; take at least 1")
     looked_at = None if steps is None else steps * config.batch
+    batch = _own_batch(config, machine, len(training))  # type: ignore[arg-type]
     loaders = (
-        _loader(training, config, recipe, seed=config.seed),
-        _loader(validation, config, recipe, seed=None, most=looked_at),
+        _loader(training, config, recipe, batch, seed=config.seed),
+        _loader(validation, config, recipe, batch, seed=None, most=looked_at),
     )
     timing = Timing(
         recipe.kind,
@@ -248,9 +255,12 @@ def _loop(
         steps=steps,
         before=before,
     )
-    with _quiet(), own_randomness(config.seed):
+    module = Training(recipe, config)
+    is_shared = machine.processes > 1
+    shared = module.layers.of(recipe.network) if is_shared else nullcontext()
+    with _quiet(), own_randomness(config.seed), shared:
         _trainer(config, machine, [timing] if keep is None else [keep, timing]).fit(
-            Training(recipe, config),
+            module,
             *loaders,
             ckpt_path=None if resume is None else str(resume),
         )
@@ -266,7 +276,7 @@ def _trainer(config: TrainingConfig, machine: Machine, callbacks: list[Any]) -> 
         accelerator=machine.accelerator,
         devices=machine.devices,
         num_nodes=machine.nodes,
-        strategy="ddp" if machine.devices * machine.nodes > 1 else "auto",
+        strategy="ddp" if machine.processes > 1 else "auto",
         max_epochs=config.epochs,
         precision=config.precision,
         accumulate_grad_batches=config.accumulate,
@@ -329,6 +339,7 @@ def _loader(
     cases: TorchDataset[Any],
     config: TrainingConfig,
     recipe: Recipe,
+    batch: int,
     *,
     seed: int | None,
     most: int | None = None,
@@ -338,8 +349,8 @@ def _loader(
         raise InputError("a part of the data has no cases; give more data or another split")
     return DataLoader(
         cases,
-        batch_size=config.batch,
-        sampler=EpochOrder(length, seed, pad=seed is not None, most=most),
+        batch_size=batch,
+        sampler=EpochOrder(length, seed, batch=config.batch, most=most),
         num_workers=config.workers,
         persistent_workers=config.workers > 0,
         # What is read elsewhere goes to a GPU while that computes; without it, in 10 to 20 ms more.
@@ -348,40 +359,17 @@ def _loader(
     )
 
 
-def _resume(folder: Path, settings: dict[str, Any], fresh: bool) -> Path | None:
-    """Where to go on from, or None; a folder of another configuration is refused."""
-    state, written = folder / RESUME, folder / "config.toml"
-    there = read_toml(written) if written.exists() and not fresh else None
-    if there is not None and "trial" in there and "trial" not in settings:
+def _own_batch(config: TrainingConfig, machine: Machine, cases: int) -> int:
+    """How many cases of a batch each process takes."""
+    processes = machine.processes
+    if config.batch % processes:
         raise InputError(
-            f"{folder} holds a trial of {there['trial']['steps']} steps; give another folder, or "
-            "--fresh to train there"
+            f"a batch of {config.batch} cannot be shared by {processes} processes; give a batch "
+            "that they divide, or another number of devices"
         )
-    if there is not None and "trial" in settings and "trial" not in there:
+    if processes > 1 and cases < config.batch:
         raise InputError(
-            f"{folder} holds a training; give a trial another folder, or --fresh to overwrite it"
+            f"{cases} training cases are fewer than a batch of {config.batch}; train on one "
+            "device, or give a smaller batch"
         )
-    if fresh or "trial" in settings:
-        for old in (state, written):
-            old.unlink(missing_ok=True)
-    elif there is not None and settings and there != settings:
-        raise InputError(
-            f"{folder} holds a training of another configuration ({_difference(there, settings)}"
-            "); give another folder, or --fresh to begin again"
-        )
-    with whole_file(written) as partial:
-        partial.write_text(toml_text(settings), encoding="utf-8")
-    return state if state.exists() else None
-
-
-def _difference(there: dict[str, Any], settings: dict[str, Any]) -> str:
-    old, new = (_flat(table) for table in (there, settings))
-    changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-    return ", ".join(f"{key}: {old.get(key)} there, {new.get(key)} here" for key in changed[:3])
-
-
-def _flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value}
-    return flat
+    return config.batch // processes

@@ -11,9 +11,12 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from taskuq.seeds import mixed_seed
+from taskuq.seeds import Share, mixed_seed
 from taskuq.training.config import TrainingConfig
+from taskuq.training.order import EpochOrder
 from taskuq.training.recipe import Batch, Recipe
+from taskuq.training.seeds import CaseDraws
+from taskuq.training.shared import SharedLayers
 
 TRAINING, VALIDATION = 0, 1
 # Steps between two losses that are shown: each of them waits for the GPU.
@@ -39,13 +42,17 @@ class Training(LightningModule):
         self.mean = nn.ParameterList(
             nn.Parameter(weight.detach().clone(), requires_grad=False) for weight in weights
         )
+        # Used where processes share batches.
+        self.layers = SharedLayers()
         self._has_begun: bool | None = None
         self._values: list[dict[str, Tensor]] = []
         self._losses: list[Tensor] = []
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """One step's loss."""
-        generator = self._generator(TRAINING, self.current_epoch, index)
+        share = _share(self.trainer.train_dataloader, index)
+        generator = self._draws(TRAINING, self.current_epoch, index, share)
+        self.layers.begin(share, generator)
         # Dropout takes no generator: only the global one can make a restart exact for it.
         torch.manual_seed(generator.initial_seed())
         if self.recipe.first_batch is not None and not self._begun():
@@ -56,16 +63,17 @@ class Training(LightningModule):
             self.current_epoch + index / max(1, self.trainer.num_training_batches)
         ) / self.planned
         loss = self.recipe.loss(self.network, {**batch, "progress": done}, generator)
+        loss = share.weight * loss if share.world > 1 else loss
         self._losses.append(loss.detach())
         if index % SHOWN == 0:
             self.log("training_loss", loss, on_step=True, on_epoch=False, prog_bar=True)
         return loss
 
     def mean_loss(self) -> float:
-        """The mean loss of the steps since it was asked for last, of this process."""
-        mean = float(torch.stack(self._losses).double().mean())
+        """The mean loss of the steps since it was asked for last, of all processes."""
+        mean = torch.stack(self._losses).double().mean()
         self._losses.clear()
-        return mean
+        return float(self.trainer.strategy.reduce(mean, reduce_op="mean"))
 
     @property
     def planned(self) -> int:
@@ -115,9 +123,12 @@ class Training(LightningModule):
 
     def validation_step(self, batch: Batch, index: int) -> None:
         """Collect the quantities of each case; the same randomness in every epoch."""
-        generator = self._generator(VALIDATION, 0, index)
+        share = _share(self.trainer.val_dataloaders, index)
+        generator = self._draws(VALIDATION, 0, index, share)
         with self.averaged():
-            self._values.append(self.recipe.validate(self.network, batch, generator))
+            found = self.recipe.validate(self.network, batch, generator)
+        own = slice(None) if share.counts else slice(0)
+        self._values.append({name: value[own] for name, value in found.items()})
 
     def on_validation_epoch_end(self) -> None:
         """Summarise the quantities of all cases of all processes."""
@@ -179,9 +190,17 @@ class Training(LightningModule):
             weights = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(weights, self.settings.clip)
 
-    def _generator(self, phase: int, epoch: int, index: int) -> torch.Generator:
-        seed = mixed_seed(self.settings.seed, phase, epoch, index, self.global_rank)
-        return torch.Generator(self.device).manual_seed(seed)
+    def _draws(self, phase: int, epoch: int, index: int, share: Share) -> CaseDraws:
+        own, whole = (
+            mixed_seed(self.settings.seed, phase, epoch, index, rank)
+            for rank in (self.global_rank, 0)
+        )
+        draws = CaseDraws(self.device)
+        draws.manual_seed(own)
+        draws.share = share
+        if share.world > 1:
+            draws.whole = torch.Generator(self.device).manual_seed(whole)
+        return draws
 
     def _begun(self) -> bool:
         # Read back from the device once, not in every step.
@@ -201,6 +220,11 @@ def network_weights(network: nn.Module) -> list[nn.Parameter]:
         [torch.Size([1, 2]), torch.Size([1])]
     """
     return [weight for weight in network.parameters() if weight.requires_grad]
+
+
+def _share(loader: Any, index: int) -> Share:
+    order: EpochOrder = loader.sampler
+    return order.share(index)
 
 
 def _gather(values: Tensor) -> Tensor:

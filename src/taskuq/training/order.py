@@ -8,19 +8,21 @@ import numpy as np
 from torch import distributed
 from torch.utils.data import Sampler
 
+from taskuq.seeds import Share
+
 Place = tuple[int, int]
 
 
 class EpochOrder(Sampler[Place]):
     """Yields (epoch, index), so that a data set can draw what belongs to this case and epoch.
 
-    Each process of a distributed training takes every n-th place of one common order. The order
-    is filled up from its beginning, so that all processes take the same number of steps.
+    Batches are those of one process, whatever the number of processes: each takes its share of
+    every batch.
 
     Arguments:
         length: The number of cases.
         seed: Where the order comes from; None keeps the cases in their own order.
-        pad: Whether to fill up. Without it every case is seen exactly once, as validation needs.
+        batch: Cases in a batch of all processes together.
         most: At most so many cases, taken at even steps, for a trial.
 
     Example:
@@ -32,30 +34,40 @@ class EpochOrder(Sampler[Place]):
     """
 
     def __init__(
-        self, length: int, seed: int | None, *, pad: bool = True, most: int | None = None
+        self, length: int, seed: int | None, *, batch: int = 1, most: int | None = None
     ) -> None:
         self.cases = np.arange(length)
         if most is not None and most < length:
             self.cases = np.linspace(0, length - 1, most).astype(int)
-        self.length, self.seed, self.pad = len(self.cases), seed, pad
+        self.seed, self.batch = seed, batch
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Called by the trainer before each epoch."""
         self.epoch = epoch
 
+    def share(self, index: int) -> Share:
+        """The share of this process in a batch, which is counted from 0."""
+        total = min(self.batch, len(self.cases) - index * self.batch)
+        return Share.of(total, *_process())
+
     def __iter__(self) -> Iterator[Place]:
-        rank, world = _process()
         order = self.cases
         if self.seed is not None:
             order = np.random.default_rng([self.seed, self.epoch]).permutation(order)
-        if self.pad:
-            order = np.resize(order, len(self) * world)
-        return ((self.epoch, int(index)) for index in order[rank::world])
+        for index in range(self.batches):
+            whole = order[index * self.batch : (index + 1) * self.batch]
+            for case in whole[self.share(index).rows]:
+                yield self.epoch, int(case)
+
+    @property
+    def batches(self) -> int:
+        """How many batches there are."""
+        return -(-len(self.cases) // self.batch)
 
     def __len__(self) -> int:
-        rank, world = _process()
-        return -(-self.length // world) if self.pad else len(range(rank, self.length, world))
+        rows = (self.share(index).rows for index in range(self.batches))
+        return sum(own.stop - own.start for own in rows)
 
 
 def _process() -> tuple[int, int]:

@@ -38,8 +38,10 @@ class Recipe:
         network: The network.
         config: The dataclass it was made from.
         loss: Network, batch and generator to the loss of a training batch. All randomness comes
-            from the generator, which is seeded by epoch, step and process. The batch also says how
-            much of the training is done, ``progress`` from 0 to 1.
+            from the generator, which is seeded by epoch, step and process; drawn by
+            :func:`taskuq.seeds.numbers_of_cases`, a case has the same numbers however many
+            processes share the batch. The batch also says how much of the training is done,
+            ``progress`` from 0 to 1.
         validate: The same for a validation batch; returns quantities for each case, (case,).
         summary: What is made of the quantities of all validation cases; their means by default.
         monitor: The summary that decides which weights are best.

@@ -8,6 +8,23 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from taskuq.seeds import SharedDraws
+
+
+class CaseDraws(SharedDraws, torch.Generator):
+    """What a recipe draws by.
+
+    Example:
+        >>> from taskuq.seeds import Share, numbers_of_cases
+        >>> def drawn(share):
+        ...     draws = CaseDraws("cpu")
+        ...     draws.share, draws.whole = share, torch.Generator().manual_seed(3)
+        ...     return numbers_of_cases(torch.randn, (share.stop - share.start, 2), draws)
+        >>> parts = [drawn(Share.of(5, rank, world=2)) for rank in range(2)]
+        >>> torch.equal(torch.cat(parts), drawn(Share.of(5, 0, world=1)))
+        True
+    """
+
 
 def gaussian_rows(out: Tensor, seeds: Sequence[int]) -> Tensor:
     """Fill each row with normal numbers from a seed of its own, in place.

@@ -29,6 +29,7 @@ from taskuq.recover.sampler.network import (
     apart,
     nearest_acceleration,
 )
+from taskuq.seeds import numbers_of_cases
 from taskuq.training.recipe import Batch, Recipe
 
 # How fast the running means of scores follow, and how many samples judge a validation case.
@@ -144,7 +145,7 @@ def _drawn(net: SamplerNet, found: Estimated, draws: int, generator: torch.Gener
     """Images in units of the scale, (case, sample, height, width)."""
     told = found.inputs()
     size = (len(told), draws, net.noise_size(*told.shape[-2:]))
-    noise = torch.randn(size, generator=generator, device=told.device)
+    noise = numbers_of_cases(torch.randn, size, generator, device=told.device)
     residuals = net(told, found.share(), noise)
     return found.images(residuals.float()) / found.scale.view(-1, 1, 1, 1)
 

@@ -1,0 +1,56 @@
+"""The folder of a training: whose it is, and whether there is anything to go on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from taskuq.errors import InputError
+from taskuq.files import whole_file
+from taskuq.settings import read_toml, toml_text
+from taskuq.training.state import RESUME
+
+
+def begin(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Path | None:
+    """Return where to go on from, if anywhere; a folder of something else is refused.
+
+    Arguments:
+        folder: Where the training leaves its files; it keeps the configuration from now on.
+        settings: The whole configuration, with the table ``trial`` where it is one.
+        fresh: Whether to begin again and overwrite what is there.
+    """
+    state, written = folder / RESUME, folder / "config.toml"
+    there = read_toml(written) if written.exists() and not fresh else None
+    if there is not None and "trial" in there and "trial" not in settings:
+        raise InputError(
+            f"{folder} holds a trial of {there['trial']['steps']} steps; give another folder, or "
+            "--fresh to train there"
+        )
+    if there is not None and "trial" in settings and "trial" not in there:
+        raise InputError(
+            f"{folder} holds a training; give a trial another folder, or --fresh to overwrite it"
+        )
+    if fresh or "trial" in settings:
+        for old in (state, written):
+            old.unlink(missing_ok=True)
+    elif there is not None and settings and there != settings:
+        raise InputError(
+            f"{folder} holds a training of another configuration ({_difference(there, settings)}"
+            "); give another folder, or --fresh to begin again"
+        )
+    with whole_file(written) as partial:
+        partial.write_text(toml_text(settings), encoding="utf-8")
+    return state if state.exists() else None
+
+
+def _difference(there: dict[str, Any], settings: dict[str, Any]) -> str:
+    old, new = (_flat(table) for table in (there, settings))
+    changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    return ", ".join(f"{key}: {old.get(key)} there, {new.get(key)} here" for key in changed[:3])
+
+
+def _flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value}
+    return flat

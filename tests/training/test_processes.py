@@ -1,0 +1,185 @@
+"""Processes that share a batch take the steps of one, whatever is trained."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bits import same_bits
+from taskuq.errors import InputError
+from taskuq.seeds import Share
+from taskuq.training.config import TrainingConfig
+from taskuq.training.fit import Machine, fit
+from taskuq.training.log import read_log
+from taskuq.training.order import EpochOrder
+from taskuq.training.recipe import Recipe
+from taskuq.weights.files import read_tensors
+
+SCRIPT = Path(__file__).parent / "two_processes.py"
+# 13 cases to train on (15 for a task) and 5 to validate by, in batches of 4: in the last one a
+# process has no case of its own, or fewer than the other.
+COMMON = """
+[training]
+epochs = 2
+batch = 4
+# Steps so small that Adam does not make much of a gradient which is rounding alone.
+learning_rate = 1e-6
+clip = 1.0
+[data]
+kind = "npz"
+path = "{path}"
+"""
+RECOVER = """
+coils = 2
+validation = 0.26
+[measure]
+accelerations = [4, 2]
+published = false
+[network]
+"""
+FLOW = "coils = 2\nunet_width = 4\nunet_pools = 2\ncondition_channels = 4\nsteps = 2\n"
+TASK = """
+[split]
+train = 0.625
+tune = 0.21
+[network]
+hidden = {hidden}
+[network.backbone]
+kind = "small"
+width = 4
+blocks = [1, 1]
+"""
+CONFIGS = {
+    "varnet": f"{RECOVER}cascades = 2\nwidth = 4\npools = 2\nsensitivity_pools = 2",
+    "flow": f"{RECOVER}{FLOW}normalise = true",
+    "flow-mean": f"{RECOVER}{FLOW}turned = true\npasses = 2\nfill = 'residual'\n"
+    "[pretrain]\nepochs = 1\nbatch = 4\n[views]\nrotation = 5",
+    "simclr": TASK.format(hidden=8),
+    "classifier": TASK.format(hidden=[4]),
+}
+
+
+def start(folder, configs, *more):
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", **dict(more)}
+    command = [sys.executable, str(SCRIPT), str(folder), *map(str, configs)]
+    return subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True)
+
+
+def launched(rank, port):
+    """What a launcher tells each of two processes."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2}
+    own = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "LOCAL_WORLD_SIZE": 2}
+    known = {**common, **own, "TORCHELASTIC_RUN_ID": "both"}
+    return [(name, str(value)) for name, value in known.items()]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Every network, trained by one process and by two."""
+    folder, rng = tmp_path_factory.mktemp("trained"), np.random.default_rng(0)
+    configs = []
+    for name, text in CONFIGS.items():
+        count = 24 if "[split]" in text else 18
+        coarse = rng.random((count, 8, 8))
+        path = folder / f"{name}.npz"
+        np.savez(
+            path, images=np.kron(coarse, np.ones((4, 4))), label=np.arange(count) % 2,
+            group=np.arange(count),
+        )  # fmt: skip
+        configs.append(folder / f"{name}.toml")
+        configs[-1].write_text(COMMON.format(path=path) + text)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes = [start(folder / "two", configs, *launched(rank, port)) for rank in range(2)]
+    processes.append(start(folder / "one", configs))
+    for process in processes:
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    return folder
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_are_those_of_the_whole_batch(trained, name):
+    one, two, other = (
+        read_tensors(trained / f"{who}.safetensors")
+        for who in (f"one/{name}-0", f"two/{name}-0", f"two/{name}-1")
+    )
+    assert all(same_bits(two[key], other[key]) for key in two)
+    assert one.keys() == two.keys()
+    assert len({key.split(".")[1] for key in one}) == 8  # two epochs of four steps
+    for step in range(8):
+        a, b = (
+            torch.cat([each[key].flatten() for key in one if key.split(".")[1] == str(step)])
+            for each in (one, two)
+        )
+        assert (a - b).norm() < 1e-4 * a.norm()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_learning_curves_are_those_of_one_process(trained, name):
+    one, two = (read_log(trained / who / name / "metrics.csv") for who in ("one", "two"))
+    for a, b in zip(one, two, strict=True):
+        assert {**a, "seconds": 0} == pytest.approx({**b, "seconds": 0}, rel=1e-5, abs=1e-5)
+
+
+class Points:
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, place):
+        return {"x": torch.ones(1)}
+
+
+@pytest.mark.parametrize(
+    ("batch", "cases", "sentence"),
+    [(6, 20, "a batch of 6 cannot be shared by 4 processes"), (8, 7, "7 training cases are fewer")],
+)
+def test_a_batch_that_cannot_be_shared_is_refused(tmp_path, batch, cases, sentence):
+    config = TrainingConfig(batch=batch)
+    net = torch.nn.Linear(1, 1)
+    recipe = Recipe("line", net, config, lambda *_: None, lambda *_: {})
+    machine = Machine("cpu", devices=2, nodes=2, progress=False)
+    with pytest.raises(InputError, match=sentence) as error:
+        fit(recipe, Points(cases), Points(2), config, tmp_path, machine=machine)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("length", "batch", "world"), [(10, 6, 3), (7, 7, 7), (9, 8, 8), (64, 8, 2)]
+)
+def test_processes_share_every_batch_of_one(monkeypatch, length, batch, world):
+    """Together they see it once, in its order; who has nothing left takes one case all the same."""
+    alone = [index for _, index in EpochOrder(length, seed=0, batch=batch)]
+    assert sorted(alone) == list(range(length))
+    found = [[] for _ in range(-(-length // batch))]
+    for rank in range(world):
+        monkeypatch.setattr("taskuq.training.order._process", lambda r=rank: (r, world))
+        order = EpochOrder(length, seed=0, batch=batch)
+        places = [index for _, index in order]
+        assert len(places) == len(order)
+        for step, seen in enumerate(found):
+            taken, share = places[: batch // world], order.share(step)
+            places = places[batch // world :]
+            assert len(taken) >= 1
+            seen += taken if share.counts else []
+        assert not places
+    assert [index for step in found for index in step] == alone
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("total", [1, 5, 8])
+def test_weighted_means_of_processes_are_the_mean_of_all(total, world):
+    values = np.random.default_rng(0).random(total)
+    shares = [Share.of(total, rank, world) for rank in range(world)]
+    means = [share.weight * values[share.rows].mean() for share in shares]
+    assert np.mean(means) == pytest.approx(values.mean())

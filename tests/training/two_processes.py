@@ -1,0 +1,39 @@
+"""One of the processes of a training: python two_processes.py FOLDER CONFIG ...
+
+Started with RANK and WORLD_SIZE as a launcher sets them, or without for a process alone. Keeps the
+gradients of every step, as the optimiser sees them, beside what the training leaves.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from taskuq.runs.training import train_from
+from taskuq.training.fit import Machine
+from taskuq.training.module import Training
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder, kept = Path(sys.argv[1]), {}
+    whole_step = Training.optimizer_step
+
+    def watched(self, epoch, index, optimiser, closure=None):
+        def gradients():
+            loss = closure()
+            for name, weight in self.network.named_parameters():
+                if weight.grad is not None:
+                    kept[f"{self.recipe.kind}.{self.global_step}.{name}"] = weight.grad.clone()
+            return loss
+
+        whole_step(self, epoch, index, optimiser, gradients)
+
+    Training.optimizer_step = watched
+    machine = Machine("cpu", devices=int(os.environ.get("WORLD_SIZE", 1)), progress=False)
+    for config in map(Path, sys.argv[2:]):
+        kept.clear()
+        kind = config.stem.partition("-")[0]
+        train_from(kind, config, folder / config.stem, machine=machine)
+        save_file(kept, folder / f"{config.stem}-{os.environ.get('RANK', 0)}.safetensors")
