@@ -8,7 +8,10 @@ The first command draws from every ``[recover.NAME]`` of the file for every case
 each, tables of task outputs (``taskuq evaluate`` and ``taskuq simulate`` read them), summaries of
 pixels and what it cost. ``--only``, ``--data`` and ``--weights NAME=FILE`` change what the file
 says. The second command judges what was stored, from several such folders if there are, and prints
-one Markdown table; ``--table SAMPLER:TASK=FILE`` adds any other table of the same cases.
+one Markdown table; ``--table SAMPLER:TASK=FILE`` adds any other table of the same cases. A record
+that is there is shown again, for some task networks alone if so wished, by
+
+    python -m scripts.samplers show samplers.json --tasks adversarial --into docs/recovery.md
 """
 
 from __future__ import annotations
@@ -51,16 +54,33 @@ def draw(given: argparse.Namespace) -> None:
         say(f"{path}")
 
 
-def judge(given: argparse.Namespace) -> None:
+def show(given: argparse.Namespace) -> None:
+    from taskuq.files import read_json
+    from taskuq.runs.samplers.judging import SCHEMA
+
+    tell(read_json(given.record, SCHEMA), given)
+
+
+def tell(record: dict[str, Any], given: argparse.Namespace) -> None:
+    """Print the table, or put it into a document."""
     from scripts.paper import put
 
+    from taskuq.runs.samplers.words import markdown
+
+    text = markdown(record, given.tasks.split(",") if given.tasks else None)
+    if given.into:
+        put(text, given.into, given.place)
+    else:
+        print(text)
+
+
+def judge(given: argparse.Namespace) -> None:
     from taskuq.files import write_json
     from taskuq.report.figure import figure_from_dict
     from taskuq.report.ink import draw as ink
     from taskuq.runs.samplers.aims import read_aims
     from taskuq.runs.samplers.judging import judge as judge_all
     from taskuq.runs.samplers.judging import read_samplers
-    from taskuq.runs.samplers.words import markdown
 
     samplers = read_samplers(given.folders, pairs(given.table))
     aims = read_aims(given.aims) if given.aims else ()
@@ -73,10 +93,7 @@ def judge(given: argparse.Namespace) -> None:
         given.figures.mkdir(parents=True, exist_ok=True)
         for figure in map(figure_from_dict, record["figures"]):
             ink(figure, given.figures / f"{figure.name}.svg")
-    if given.into:
-        put(markdown(record), given.into, given.place)
-    else:
-        print(markdown(record))
+    tell(record, given)
 
 
 def main() -> None:
@@ -102,8 +119,13 @@ def main() -> None:
     judging.add_argument("--seed", type=int, default=0)
     judging.add_argument("-o", "--output", type=Path)
     judging.add_argument("--figures", type=Path)
-    judging.add_argument("--into", type=Path)
-    judging.add_argument("--place", default="samplers", help="the mark in that document")
+    showing = commands.add_parser("show")
+    showing.set_defaults(run=show)
+    showing.add_argument("record", type=Path)
+    for one in (judging, showing):
+        one.add_argument("--tasks", help="task networks to show, with commas")
+        one.add_argument("--into", type=Path)
+        one.add_argument("--place", default="samplers", help="the mark in that document")
     given = parser.parse_args()
     given.run(given)
 

@@ -105,7 +105,8 @@ def test_widths_are_those_of_the_exact_evaluation(record, samplers):
     np.testing.assert_allclose(
         entry(record, "coverage of intervals")["value"], [e.coverage.mean for e in exact]
     )
-    assert entry(record, "mean width ratio")["value"] == pytest.approx([np.mean(found["against"])])
+    assert entry(record, "mean width")["value"] == pytest.approx([np.mean(found["value"])])
+    assert entry(record, "mean width")["against"] == pytest.approx([np.mean(found["against"])])
     assert all(error > 0 for error in found["error"])
 
 
@@ -178,6 +179,7 @@ def test_aims_say_what_is_met_and_what_is_missed(samplers):
     assert found["spread"][0]["verdict"]["mine"] == {"must": [True, True], "goal": [False, False]}
     assert found["milliseconds"][0]["verdict"] == {"mine": {"must": [False, True]}}
     text = markdown(record)
+    assert text.startswith("| | flow | mine | must | goal |")
     assert "must met<br>goal missed at R = 8; R = 4" in text
     assert "× 0.75 / 1.00<br>must missed at R = 8" in text
 

@@ -196,17 +196,24 @@ class Lines:
             return np.asarray(found(name, kept.tobytes())[0])
 
         yield self._line("width", parts, width, "ratio", task)
-        if self.reference in tables:
-            entries = {}
-            for name in tables:
-                value, error = self._against(
-                    name, parts, width, lambda a, b: (a / b).mean(keepdims=True)
-                )
-                entries[name] = _entry(value, error)
-            yield _as_line("mean width ratio", ["all R"], entries, None, task)
+        yield self._mean_width(task, parts, width)
         everyone = np.ones(len(present)).tobytes()
         covered = {name: _entry(found(name, everyone)[1]) for name in tables}
         yield _as_line("coverage of intervals", self.rounds, covered, None, task)
+
+    def _mean_width(self, task: str, parts: Mapping[str, FloatArray], width: Statistic) -> Line:
+        """Mean over rounds of widths, and of their ratios to the reference's."""
+        entries = {}
+        for name, of in parts.items():
+            with np.errstate(invalid="ignore"):
+                mean = over_groups(lambda kept, n=name: width(n, kept).mean(keepdims=True), of)  # type: ignore[misc]
+            entries[name] = _entry(*mean)
+            if self.reference in parts:
+                value, error = self._against(
+                    name, parts, width, lambda a, b: (a / b).mean(keepdims=True)
+                )
+                entries[name] |= {"against": _list(value), "against_error": _list(error)}
+        return _as_line("mean width", ["all R"], entries, "ratio", task)
 
     def _scans(
         self, task: str, tables: Mapping[str, TaskOutputs], unit: PolicyUnitName

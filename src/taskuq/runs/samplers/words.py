@@ -14,7 +14,7 @@ LINES: dict[str, tuple[str, int]] = {
     "outside": ("truth outside all samples", 3),
     "bias": ("mean output above the truth's", 3),
     "width": ("mLWR width, α = 0.05, by slice", 3),
-    "mean width ratio": ("that over the reference's, mean over R", 3),
+    "mean width": ("mean over R of widths, and of their ratios", 3),
     "coverage of intervals": ("its coverage, exact", 3),
     "mean acceleration": ("fixed-width R̄", 2),
     "coverage of scans": ("its coverage", 3),
@@ -31,7 +31,9 @@ def markdown(record: Mapping[str, Any], tasks: Sequence[str] | None = None) -> s
         record: What :func:`taskuq.runs.samplers.judging.judge` returned.
         tasks: The task networks to show; all of them where None.
     """
-    names = list(dict.fromkeys(name for line in record["lines"] for name in line["samplers"]))
+    first = [record["reference"]] if record["reference"] else []
+    named = [name for line in record["lines"] for name in line["samplers"]]
+    names = list(dict.fromkeys([*first, *named]))
     lines = [f"| | {' | '.join(names)} | must | goal |", "|---" * (len(names) + 3) + "|"]
     for line in record["lines"]:
         if line["task"] is None or tasks is None or line["task"] in tasks:
