@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from taskuq.errors import InputError
+from taskuq.measure.coils import rss
 from taskuq.measure.mri import Measurement
 from taskuq.measure.projections import keep_measured
 from taskuq.measure.random_masks import RandomMasks
@@ -149,6 +150,18 @@ def test_what_is_no_number_is_refused_in_a_sentence(kind, value, folder):
     images[1, 4, 4] = value
     with pytest.raises(InputError, match="NaN or infinite values; measure that case again"):
         opened(kind, folder)(Measurement(images, masks(32)[0], 1.0), samples=2, seed=0)
+
+
+def test_samplers_show_whether_they_agree(folder):
+    """Whoever draws more than one image is asked; a point estimate promises no agreement."""
+    recoveries = [opened(kind, folder) for kind in CLAIMS]
+    scan = Measurement(keep_measured(head(3, 4, 32, 32), masks(32)[0]), masks(32)[0], 1.0)
+    many = [r for r in recoveries if len(r(scan, samples=2, seed=0)) == 2]
+    assert all(isinstance(recover, DrawsCoilImages) for recover in many)
+    for recover in many:
+        coils = recover.coil_images(scan, samples=2, seed=0)
+        assert torch.allclose(rss(coils), recover(scan, samples=2, seed=0), atol=1e-5)
+        assert (coils[0] - coils[1]).abs().max() > 0
 
 
 def test_a_network_of_many_halvings_takes_a_small_image():
