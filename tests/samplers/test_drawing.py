@@ -1,6 +1,7 @@
 """What is kept of samples that are drawn side by side."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,9 +17,10 @@ from taskuq.recover.methods import RECOVERIES, ZeroFilled
 from taskuq.runs.run import RunConfig, open_run
 from taskuq.runs.samplers.drawing import SamplersConfig, draw, pixel_summary
 from taskuq.runs.samplers.judging import read_samplers
-from taskuq.settings import from_table, to_table
+from taskuq.settings import from_table, read_settings, to_table
 from taskuq.task.methods import MeanIntensityMethod
 
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RATES = (4.0, 2.0)
 P = 5
 
@@ -116,6 +118,14 @@ def test_the_file_is_read_back_as_it_was_written(config):
 
     assert table["recover"]["loud"] == {"kind": "noisy", "size": 0.5}
     assert from_table(SamplersConfig, table) == config
+
+
+@pytest.mark.parametrize("data", ["lgg", "atlas"])
+def test_the_project_compares_its_sampler_with_the_flow(data):
+    config = read_settings(SamplersConfig, CONFIGS / data / "samplers.toml")
+
+    assert {"flow", "sampler"} <= set(config.recover)
+    assert config.samples == 32
 
 
 def test_a_table_of_names_has_tables_inside():
