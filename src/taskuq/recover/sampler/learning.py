@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from taskuq.errors import InputError
 from taskuq.recover.sampler.config import SamplerConfig
@@ -208,8 +208,11 @@ def sizes_after(sizes: Tensor, place: Tensor, scores: Tensor) -> Tensor:
                 [3.]])
     """
     of_place = torch.nn.functional.one_hot(place, len(sizes)).to(scores.dtype)
-    counts = of_place.sum(0)[:, None]
-    new = of_place.T @ scores / counts.clamp_min(1)
+    found = torch.cat([of_place.T @ scores, of_place.sum(0)[:, None]], dim=1)
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.all_reduce(found)  # of the whole batch, whoever has a part of it
+    counts = found[:, -1:]
+    new = found[:, :-1] / counts.clamp_min(1)
     kept = sizes[:, : scores.shape[1]]
     followed = torch.where(kept > 0, DECAY * kept + (1 - DECAY) * new, new)
     kept.copy_(torch.where(counts > 0, followed, kept))
