@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,14 +16,16 @@ from taskuq.measure.mri import MultiCoilMRI
 from taskuq.measure.projections import keep_measured
 from taskuq.recover.folds import HonestEstimates
 from taskuq.recover.matching import MatchingConfig, MatchingNet
-from taskuq.recover.matching_training import MatchingMethod, matching_recipe
-from taskuq.recover.sampler.network import nearest_acceleration
+from taskuq.recover.matching_training import MatchingMethod, MatchingTraining, matching_recipe
+from taskuq.recover.sampler.network import SamplerNet, nearest_acceleration
 from taskuq.recover.sampler.recovery import SamplerRecovery
-from taskuq.recover.sampler_training import VarNetEstimates
+from taskuq.recover.sampler_training import SamplerTraining, VarNetEstimates
 from taskuq.recover.varnet import VarNet, VarNetConfig
+from taskuq.settings import read_settings
 from taskuq.training.seeds import own_randomness
 from taskuq.weights.files import save_weights
 
+CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "lgg"
 SIZE = 16
 MASK = np.arange(SIZE) // 4 == 1
 MASK[6:10] = True
@@ -120,14 +123,15 @@ def test_sizes_are_the_root_mean_squares_of_residuals():
 
 
 def test_samples_agree_with_the_measurement():
-    net, found = network(), VarNetEstimates(varnet())(scans())
+    net, cases = network(), scans()
+    found = VarNetEstimates(varnet())(cases)
     noise = torch.randn(3, 5, net.noise_size(SIZE, SIZE), generator=torch.Generator())
     with torch.no_grad():
         drawn = net.draw(net.know(found.inputs(), found.share()), noise)
     assert drawn.std(1).mean() > 1e-2  # samples differ
-    coils = found.coil_images(1, torch.complex(*drawn[1].unbind(1))[:, None])
+    kept = keep_measured(found.coils(drawn)[1], MASK)
 
-    assert (keep_measured(coils, MASK) - found.measured[1]).abs().max() < 1e-5
+    assert (kept - cases[1].zero_filled).abs().max() < 1e-5
 
 
 def test_a_sample_depends_on_its_case_seed_and_number_alone():
@@ -167,3 +171,16 @@ def test_a_method_evaluates_as_often_as_it_says(tmp_path):
 
     assert recover(scans()[0], samples=3, seed=0).shape == (3, SIZE, SIZE)
     assert len(asked) == 4
+
+
+def test_the_rival_has_the_size_the_cases_and_the_time_of_the_sampler():
+    ours = read_settings(SamplerTraining, CONFIGS / "sampler.toml")
+    rival = read_settings(MatchingTraining, CONFIGS / "matching.toml")
+
+    for name in ("training", "estimate", "views", "scans", "data", "measure"):
+        assert getattr(rival, name) == getattr(ours, name)
+    numbers = [
+        sum(p.numel() for p in net.parameters())
+        for net in (SamplerNet(ours.network), MatchingNet(rival.network))
+    ]
+    assert numbers[1] == pytest.approx(numbers[0], rel=0.02)
