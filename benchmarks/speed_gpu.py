@@ -1,9 +1,10 @@
-"""Where the time goes on one GPU: the variational network, and a training step of the flow.
+"""Where the time goes on one GPU: variational network, sampler, a training step of the flow.
 
 Run from the root of the repository, on a machine with an NVIDIA GPU; each part takes one to two
 minutes:
 
     PYTHONPATH=src python3 -m benchmarks.speed_gpu varnet
+    PYTHONPATH=src python3 -m benchmarks.speed_gpu chain
     PYTHONPATH=src python3 -m benchmarks.speed_gpu step
     PYTHONPATH=src python3 -m benchmarks.speed_gpu step --toy     # anywhere, to see that it runs
 
@@ -104,6 +105,71 @@ def varnet() -> None:
         inputs = kspace[:batch], mask[:batch], lines[:batch]
         ms = milliseconds(lambda replay=replay, inputs=inputs: replay(*inputs), 5, 1)
         say(f"the network itself, batch {batch}, per slice", f"{ms / batch:.3f} ms")
+
+
+# From the measurement to the interval
+
+
+@torch.no_grad()
+def chain() -> None:
+    """Variational network, sampler, ResNet-50 and interval, on measurements that are there."""
+    from benchmarks.recover_gpu import Classifier
+
+    from taskuq.measure.mri import Measurement
+    from taskuq.recover import build
+    from taskuq.recover.sampler.recovery import SamplerRecovery, drawn
+    from taskuq.recover.sampler_training import VarNetEstimates
+
+    torch.manual_seed(0)
+    net = build("sampler", preset="paper").cuda().eval()
+    torch.nn.init.normal_(net.out.weight, std=0.1)
+    estimating = VarNetEstimates(VarNet().cuda().eval())
+    classifier = Classifier().eval().to("cuda", torch.bfloat16)
+    task = Recorded(classifier.to(memory_format=torch.channels_last))
+    _, y, mask = case(torch.Generator("cuda").manual_seed(0), batch=16)
+    scans = [Measurement(y[i], mask[i], 8.0) for i in range(16)]
+    recover = SamplerRecovery(net, estimating)
+    exact = drawn(net, estimating(scans[:1]), samples=4, seeds=[5])
+    found = recover.batch(scans[:1], samples=4, seeds=[5])
+    spread = exact.std(1).mean()
+    away = (found - exact).square().mean().sqrt()
+    say("bfloat16 away from float32, of the spread", f"{float(away / spread):.4f}")
+
+    def intervals(count: int, p: int) -> list[float]:
+        images = recover.batch(scans[:count], samples=p, seeds=list(range(count)))
+        outputs = torch.cat([task(part) for part in images.flatten(0, 1).split(32)])
+        outputs = outputs.float().view(count, p)
+        return (outputs.mean(1) + 2.5 * outputs.std(1)).tolist()
+
+    for count, p in ((1, 32), (1, 2), (16, 32), (16, 2)):
+        began = time.monotonic()
+        intervals(count, p)
+        took = time.monotonic() - began
+        ms = milliseconds(lambda count=count, p=p: intervals(count, p), 10, 2) / count
+        drawing = milliseconds(
+            lambda count=count, p=p: recover.batch(
+                scans[:count], samples=p, seeds=list(range(count))
+            ),
+            5,
+            1,
+        )
+        memory = torch.cuda.max_memory_allocated() / 2**30
+        say(
+            f"{count} slices, p = {p}: to the interval, per slice",
+            f"{ms:.2f} ms",
+            f"samples alone {drawing / count:.2f} ms; first {took:.1f} s; {memory:.1f} GiB",
+        )
+        replayed = recover._replayed
+        assert replayed is not None
+        assert replayed._recording is not None
+        (know, _), (draw, _) = replayed._recording.steps
+        say("  estimates and what is known", f"{milliseconds(know.replay, 5, 1) / count:.2f} ms")
+        say("  one chunk of samples", f"{milliseconds(draw.replay, 5, 1):.2f} ms")
+        if p == 32:
+            table(draw.replay, rows=20)
+            table(know.replay, rows=25)
+    magnitude = torch.rand(32, SIZE, SIZE, device="cuda")
+    say("ResNet-50, 32 images", f"{milliseconds(lambda: task(magnitude)):.2f} ms")
 
 
 # A training step of the flow
@@ -271,7 +337,7 @@ def step() -> None:
 
 
 def main() -> None:
-    sections = {"varnet": varnet, "step": step}
+    sections = {"varnet": varnet, "chain": chain, "step": step}
     if not torch.cuda.is_available() and "--toy" not in sys.argv:
         print("no GPU here: this benchmark needs one, or --toy", file=sys.stderr)
         return

@@ -7,12 +7,20 @@ import pytest
 import torch
 
 from taskuq.data.arrays import ArrayDataset
-from taskuq.recover import compiled
+from taskuq.measure.mri import Measurement
+from taskuq.measure.projections import keep_measured
+from taskuq.recover import build, compiled
 from taskuq.recover.cases import MeasuredCases
+from taskuq.recover.columns import central_window
 from taskuq.recover.flow import FlowConfig, rows
 from taskuq.recover.flow.rows import Attend, Fold, Subnet
 from taskuq.recover.flow_training import around_recipe, flow_recipe
 from taskuq.recover.folded_unet import normalise_leaky, pool
+from taskuq.recover.sampler import SamplerConfig, SamplerNet
+from taskuq.recover.sampler.folded import blend, finish
+from taskuq.recover.sampler.noise import normal_numbers
+from taskuq.recover.sampler.recovery import SamplerRecovery, drawn
+from taskuq.recover.sampler_training import VarNetEstimates
 from taskuq.recover.varnet import VarNetConfig
 from taskuq.recover.varnet_training import varnet_recipe
 from taskuq.training.config import TrainingConfig
@@ -85,6 +93,54 @@ def test_normalised_blocks_are_put_in_order_beside_others(plain):
 def test_pool_is_its_twin(plain, height, width):
     part = random(2, height * width, 48)[..., 24:]
     torch.testing.assert_close(pool(part, height, width), plain(pool, part, height, width))
+
+
+@pytest.mark.parametrize("channels", [24, 48, 128])
+def test_finish_is_its_twin(plain, channels):
+    x, cases, pixels = random(6, 8 * 12, channels), 2, 8 * 12
+    maps = [random(cases, pixels, channels) for _ in range(2)]
+    per_image, vectors = random(2, 6, channels), random(2, channels)
+    below = random(6, pixels // 4, channels)
+    options = {"groups": 8, "width": 12}
+    for given, more in (
+        ((maps[0], *per_image), {}),
+        ((vectors[0], *vectors), {"after": maps[1], "below": below}),
+        ((vectors[0], *vectors), {"after": maps[1]}),
+    ):
+        expected = plain(lambda: finish(x.clone(), *given, **options, **more))  # noqa: B023
+        found = finish(x.clone(), *given, **options, **more)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_blend_is_its_twin(plain):
+    noise, loud = random(6, 500)[:, 100:292], random(2, 96, 2)
+    for below in (random(6, 24, 5), None):
+        expected = plain(blend, below, noise, loud, 8, 12)
+        torch.testing.assert_close(blend(below, noise, loud, 8, 12), expected)
+
+
+def test_normal_numbers_are_those_of_a_cpu():
+    seeds = torch.tensor([0, 5, 2**62 + 3, -7])
+    found = normal_numbers(seeds.cuda(), 1001).cpu()
+    torch.testing.assert_close(found, normal_numbers(seeds, 1001), rtol=1e-4, atol=1e-4)
+
+
+def test_replayed_samples_are_drawn_samples():
+    net = SamplerNet(SamplerConfig(width=8, drawn=(16, 24, 32))).cuda().eval()
+    torch.nn.init.normal_(net.out.weight, std=0.3)
+    mask = central_window(torch.tensor([8]), 48)[0]
+    images = torch.complex(*(random(2, 3, 4, 32, 48)))
+    scans = [Measurement(keep_measured(image, mask), mask, 6.0) for image in images]
+    estimating = VarNetEstimates(build("varnet", preset="tiny").cuda(), dtype=torch.float32)
+    recover = SamplerRecovery(net, estimating, dtype=torch.float32)
+    expected = drawn(net, estimating(scans), samples=5, seeds=[1, 2, 3])
+    assert expected.std(1).mean() > 1e-2 * expected.mean()
+    for cases in (slice(0, 3), slice(1, 2)):  # recorded, and recorded anew
+        for _ in range(2):
+            found = recover.batch(scans[cases], samples=5, seeds=[1, 2, 3][cases])
+            assert distance(found, expected[cases]) < 1e-2
+    half = SamplerRecovery(net, estimating).batch(scans, samples=5, seeds=[1, 2, 3])
+    assert distance(half, expected) < 5e-2
 
 
 @pytest.mark.parametrize(("half", "hidden"), [(32, 192), (64, 256)])

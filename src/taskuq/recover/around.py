@@ -20,6 +20,7 @@ from taskuq.recover.estimate import estimate
 from taskuq.recover.flow.folded import fold
 from taskuq.recover.flow.model import ConditionalFlow
 from taskuq.recover.flow.sampler import ATTEMPTS
+from taskuq.recover.folded_varnet import quick_varnet
 from taskuq.recover.scan import Scan, stacked
 from taskuq.recover.varnet import VarNet
 from taskuq.seeds import mixed_seed
@@ -125,7 +126,7 @@ class AroundEstimate:
                 "around an estimate has coils = 1 and inputs = 6"
             )
         self.device = torch.device(device or next(flow.parameters()).device)
-        self.flow, self.net = flow, net.to(self.device).eval()
+        self.flow, self.net = flow, quick_varnet(net.to(self.device).eval())
         self.folded = fold(flow, device=self.device, dtype=torch.float32)
         check_temperature(temperature)
         self.temperature = temperature

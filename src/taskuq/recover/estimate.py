@@ -16,6 +16,7 @@ from taskuq.pipeline.progress import Progress
 from taskuq.recover.cases import MeasuredCases
 from taskuq.recover.columns import central_lines, consistent_columns
 from taskuq.recover.flow.sampler import case_scale
+from taskuq.recover.folded_varnet import FoldedVarNet
 from taskuq.recover.varnet import VarNet
 
 # The phase of an image is smooth: lines up to about this share of the width show it.
@@ -137,7 +138,7 @@ def _combine(maps: Tensor, images: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def estimate(net: VarNet, zero_filled: Tensor, mask: Tensor) -> Estimate:
+def estimate(net: VarNet | FoldedVarNet, zero_filled: Tensor, mask: Tensor) -> Estimate:
     """Run a variational network and let its image agree with what was measured.
 
     Arguments:

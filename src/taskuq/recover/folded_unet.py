@@ -219,17 +219,17 @@ def fold_unet(
         first, second = (m for m in block.modules() if isinstance(m, nn.Conv2d) and m.bias is None)
         # What is joined is filled up part by part.
         chunks = first.weight.detach().chunk(parts, dim=1)
-        filled = torch.cat([_filled(chunk, aligned, 0, 1) for chunk in chunks], dim=1)
+        filled = torch.cat([filled_up(chunk, aligned, 0, 1) for chunk in chunks], dim=1)
         return (
             Normed.of(filled, 1, 2, 3).to(device, dtype),
-            Normed.of(_filled(second.weight.detach(), aligned, 0, 1), 1, 2, 3).to(device, dtype),
+            Normed.of(filled_up(second.weight.detach(), aligned, 0, 1), 1, 2, 3).to(device, dtype),
         )
 
     up = []
     for block in unet.up_transpose_conv:
         (transposed,) = (m for m in block.modules() if isinstance(m, nn.ConvTranspose2d))
         # (in, out, dy, dx) as one matrix (in, dy * dx * out): each pixel becomes a 2×2 block.
-        filled = _filled(transposed.weight.detach(), aligned, 0, 1)
+        filled = filled_up(transposed.weight.detach(), aligned, 0, 1)
         up.append(Normed.of(filled.permute(0, 2, 3, 1).flatten(1), 0).to(device, dtype))
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     weight, bias = convolution_of(unet.output, device, exact)
@@ -238,12 +238,12 @@ def fold_unet(
         bottom=pair(unet.conv),
         up=tuple(up),
         joined=tuple(pair(block, parts=2) for block in unet.up_conv),
-        output=(_filled(weight, aligned, 1), bias),
+        output=(filled_up(weight, aligned, 1), bias),
         width=weight.shape[1],
     )
 
 
-def _filled(weight: Tensor, multiple: int, *axes: int) -> Tensor:
+def filled_up(weight: Tensor, multiple: int, *axes: int) -> Tensor:
     """Zeros after the end of some axes, up to a multiple."""
     for axis in axes:
         shape = list(weight.shape)

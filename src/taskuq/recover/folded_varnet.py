@@ -108,6 +108,23 @@ def fold_varnet(net: VarNet, *, device: torch.device | str, dtype: torch.dtype) 
     return FoldedVarNet(unet(net.sens_net.norm_unet), tuple(cascades))
 
 
+def quick_varnet(net: VarNet, dtype: torch.dtype = torch.float16) -> VarNet | FoldedVarNet:
+    """Return the network as it is on a CPU, and folded on a GPU.
+
+    Arguments:
+        net: The network, on the device where it shall run.
+        dtype: The precision of the convolutions on a GPU.
+
+    Example:
+        >>> from taskuq.recover.varnet import VarNetConfig
+        >>> net = VarNet(VarNetConfig(cascades=1, width=4))
+        >>> quick_varnet(net) is net
+        True
+    """
+    device = next(net.parameters()).device
+    return fold_varnet(net, device=device, dtype=dtype) if device.type == "cuda" else net
+
+
 def _refined(unet: FoldedUNet, images: Tensor) -> Tensor:
     """What :class:`NormUnet` makes of complex images (image, height, width)."""
     x = torch.view_as_real(images.contiguous())

@@ -58,7 +58,7 @@ class MatchingMethod:
         path, net = RECOVERIES.trained("matching", self.weights)
         net.evaluations = self.evaluations
         dtype = torch.float32 if self.precision == "float32" else None
-        estimates = estimates_beside(path, self.estimate, device)
+        estimates = estimates_beside(path, self.estimate, device, self.precision)
         # Asked as a sampler is: to know a case, and to draw from noise.
         return SamplerRecovery(cast(SamplerNet, net.to(device)), estimates, dtype=dtype)
 

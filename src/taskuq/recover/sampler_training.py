@@ -14,6 +14,7 @@ from torch import Tensor
 from taskuq.errors import InputError
 from taskuq.recover.cases import RecoveryTraining
 from taskuq.recover.estimate import Estimate, estimate
+from taskuq.recover.folded_varnet import quick_varnet
 from taskuq.recover.folds import (
     Estimating,
     FoldedCases,
@@ -102,6 +103,7 @@ class VarNetEstimates:
 
     Arguments:
         net: The network, on the device where it shall run.
+        dtype: The precision of its convolutions on a GPU.
 
     Example:
         >>> from taskuq.measure.mri import Measurement
@@ -111,19 +113,31 @@ class VarNetEstimates:
         (torch.Size([1, 6, 16, 16]), tensor([1.]))
     """
 
-    def __init__(self, net: VarNet) -> None:
-        self.net = net.eval()
+    def __init__(self, net: VarNet, *, dtype: torch.dtype = torch.float16) -> None:
+        self.net = quick_varnet(net.eval(), dtype)
         self.device = next(net.parameters()).device
 
     def __call__(self, measurements: Sequence[Scan]) -> Resized:
         """Estimate several cases."""
+        return self.of(*self.tensors(measurements))
+
+    def tensors(self, measurements: Sequence[Scan]) -> tuple[Tensor, Tensor]:
+        """Zero-filled images (case, coil, height, width), and masks (case, width)."""
         zero_filled, mask = (part.to(self.device) for part in stacked(measurements))
+        return zero_filled, mask
+
+    def of(self, *tensors: Tensor) -> Resized:
+        """Estimate the cases of :meth:`tensors`."""
+        zero_filled, mask = tensors
         images, size = unit_sized(zero_filled)
         return Resized(estimate(self.net, images, mask), size)
 
 
 def estimates_beside(
-    weights: Path, named: Path | None, device: torch.device | str
+    weights: Path,
+    named: Path | None,
+    device: torch.device | str,
+    precision: Literal["auto", "float32"] = "auto",
 ) -> VarNetEstimates:
     """Open the network around whose estimates a trained network draws.
 
@@ -132,6 +146,7 @@ def estimates_beside(
         named: Weights of the other one, where neither the TOML beside the file nor the folder
             ``estimate`` there names it.
         device: Where to run.
+        precision: 'auto' estimates in float16 on a GPU, 'float32' as a CPU does.
     """
     beside = weights.parent / "estimate" / "best.safetensors"
     card = read_toml(weights.with_suffix(".toml")).get("estimate", {})
@@ -141,7 +156,8 @@ def estimates_beside(
             f"{weights.name} draws around estimates and does not say whose; name the variational "
             "network it was trained with as 'estimate'"
         )
-    return VarNetEstimates(estimating_network(found).to(device))
+    dtype = torch.float32 if precision == "float32" else torch.float16
+    return VarNetEstimates(estimating_network(found).to(device), dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -162,7 +178,7 @@ class SamplerMethod:
     def open(self, device: torch.device | str) -> SamplerRecovery:
         """Load the sampler, and the network around whose estimates it draws, on a device."""
         path, net = RECOVERIES.trained("sampler", self.weights)
-        estimates = estimates_beside(path, self.estimate, device)
+        estimates = estimates_beside(path, self.estimate, device, self.precision)
         dtype = torch.float32 if self.precision == "float32" else None
         return SamplerRecovery(net.to(device), estimates, dtype=dtype)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from taskuq.measure.fourier import fft2c
 from taskuq.measure.projections import broadcast_mask
 from taskuq.recover.cases import MeasuredCases, RecoveryTraining
 from taskuq.recover.columns import central_lines
-from taskuq.recover.folded_varnet import fold_varnet
+from taskuq.recover.folded_varnet import quick_varnet
 from taskuq.recover.methods import RECOVERIES
 from taskuq.recover.metrics import ssim
 from taskuq.recover.recorded import Recorded, Replayed
@@ -62,10 +62,7 @@ class VarNetRecovery:
     def __init__(self, net: VarNet, *, dtype: torch.dtype = torch.float16) -> None:
         self.net, self.dtype = net.eval(), dtype
         self.device = next(net.parameters()).device
-        recover: Callable[..., Tensor] = self.net
-        if self.device.type == "cuda":
-            recover = fold_varnet(net, device=self.device, dtype=dtype)
-        self._recorded = Recorded(recover)
+        self._recorded = Recorded(quick_varnet(self.net, dtype))
 
     def __call__(self, measurement: Scan, *, samples: int, seed: int) -> Tensor:
         """Return the recovered magnitude image, (1, height, width)."""

@@ -240,7 +240,11 @@ def case_scale(y: Tensor) -> Tensor:
     """
     magnitudes = y.abs().flatten(1)
     rank = max(1, math.ceil(0.95 * magnitudes.shape[1]))
-    quantile = magnitudes.kthvalue(rank, dim=1).values
+    if y.is_cuda:
+        # Selection would use one multiprocessor for a case; sorting uses all of them.
+        quantile = magnitudes.sort(dim=1).values[:, rank - 1]
+    else:
+        quantile = magnitudes.kthvalue(rank, dim=1).values
     return torch.maximum(quantile, magnitudes.amax(1) / 100).clamp_min(
         torch.finfo(torch.float32).tiny
     )

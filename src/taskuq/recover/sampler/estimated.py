@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -31,3 +32,17 @@ class Estimated(Protocol):
         Arguments:
             residuals: In units of the scale, (case, sample, channel, height, width).
         """
+
+
+@runtime_checkable
+class OnTensors(Protocol):
+    """What makes estimated cases of tensors alone, so that a GPU can replay it.
+
+    It must not wait for the GPU.
+    """
+
+    def tensors(self, measurements: Sequence[Any]) -> tuple[Tensor, ...]:
+        """Measurements of one size as tensors (case, ...), where estimates are made."""
+
+    def of(self, *tensors: Tensor) -> Estimated:
+        """Estimate the cases."""

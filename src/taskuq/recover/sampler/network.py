@@ -254,7 +254,7 @@ class SamplerNet(nn.Module):
         multiple = self.config.size_multiple
         told = told.nan_to_num(0.0, LARGEST, -LARGEST).clamp(-LARGEST, LARGEST)
         x = F.pad(told, (0, -width % multiple, 0, -height % multiple), mode="replicate")
-        inner = self.embed(_about(share))
+        inner = self.embed(about_share(share))
         skips = []
         for level, block in enumerate(self.down):
             x = block(x if level == 0 else F.avg_pool2d(x, 2), inner)
@@ -279,7 +279,7 @@ class SamplerNet(nn.Module):
         shapes = self.noise_shapes(height, width)
         parts = [self.config.numbers, *map(math.prod, shapes)]
         numbers, *maps = torch.split(noise, parts, dim=2)
-        about = _about(known.share)[:, None].expand(-1, samples, -1)
+        about = about_share(known.share)[:, None].expand(-1, samples, -1)
         inner = self.embed_noise(torch.cat([about, numbers], dim=2).flatten(0, 1))
         x: Tensor | None = None
         for level, shared, part, shape in reversed(
@@ -295,7 +295,8 @@ def _embedding(inputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, EMBEDDED), nn.SiLU(), nn.Linear(EMBEDDED, EMBEDDED))
 
 
-def _about(share: Tensor) -> Tensor:
+def about_share(share: Tensor) -> Tensor:
+    """What the network is told of the measured share, (case, 2)."""
     share = share.clamp_min(1e-3)
     return torch.stack([torch.log(share), share], dim=1)
 

@@ -7,6 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from taskuq.recover import compiled
+from taskuq.recover.sampler import kernels
+
 _STEP = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -42,6 +45,11 @@ def normal_numbers(seeds: Tensor, count: int) -> Tensor:
         >>> torch.equal(normal_numbers(torch.tensor([4]), 5)[0], both[1])
         True
     """
+    if seeds.is_cuda and compiled.is_available():
+        filled: Tensor = kernels.normal_numbers(
+            seeds, count, *map(_signed, (_STEP, _FIRST, _SECOND))
+        )
+        return filled
     half = (count + 1) // 2
     place = torch.arange(1, half + 1, device=seeds.device)
     x = seeds[:, None] + place * _signed(_STEP)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from taskuq.errors import InputError
-from taskuq.recover.sampler.estimated import Estimated
+from taskuq.recover.sampler.estimated import Estimated, OnTensors
+from taskuq.recover.sampler.folded import FoldedSampler, fold_sampler
 from taskuq.recover.sampler.network import SamplerNet, apart
 from taskuq.recover.sampler.noise import normal_numbers
+from taskuq.recover.sampler.replayed import ReplayedDraws
 from taskuq.seeds import mixed_seed
 
 # Pixels that are drawn together: a GPU wants many, a CPU's cache holds few.
@@ -20,7 +23,7 @@ TOGETHER = {"cuda": 2**22, "cpu": 2**17}
 
 @torch.no_grad()
 def drawn(
-    net: SamplerNet,
+    net: SamplerNet | FoldedSampler,
     found: Estimated,
     *,
     samples: int,
@@ -49,7 +52,7 @@ def drawn(
     count = net.noise_size(height, width)
     images = []
     with torch.autocast(kind, dtype, enabled=dtype != torch.float32):
-        known = net.know(told, found.share())
+        known: Any = net.know(told, found.share())
     for start in range(0, samples, chunk):
         numbers = range(start, min(start + chunk, samples))
         rows = torch.tensor([[mixed_seed(seed, j, 0) for j in numbers] for seed in seeds])
@@ -77,8 +80,17 @@ class SamplerRecovery:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.net, self.estimating = net.eval(), estimating
-        on_gpu = next(net.parameters()).is_cuda
+        device = next(net.parameters()).device
+        on_gpu = device.type == "cuda"
         self.dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
+        self._drawing: Any = net
+        self._replayed: ReplayedDraws | None = None
+        if on_gpu and isinstance(net, SamplerNet):
+            self._drawing = fold_sampler(net, device=device, dtype=self.dtype)
+            of_tensors: Any = estimating
+            if isinstance(of_tensors, OnTensors):
+                together = TOGETHER["cuda"]
+                self._replayed = ReplayedDraws(self._drawing, of_tensors, together=together)
         # No draw is ever refused.
         self.rejected = 0
 
@@ -88,8 +100,10 @@ class SamplerRecovery:
 
     def batch(self, measurements: Sequence[Any], *, samples: int, seeds: Sequence[int]) -> Tensor:
         """Return posterior samples of several cases, (case, sample, height, width)."""
+        if self._replayed is not None and samples > 0:
+            return self._replayed(measurements, samples=samples, seeds=seeds)
         found = self.estimating(measurements)
-        return drawn(self.net, found, samples=samples, seeds=seeds, dtype=self.dtype)
+        return drawn(self._drawing, found, samples=samples, seeds=seeds, dtype=self.dtype)
 
     def coil_images(self, measurement: Any, *, samples: int, seed: int) -> Tensor:
         """Return posterior samples before coils are combined, (sample, coil, height, width)."""
@@ -97,6 +111,15 @@ class SamplerRecovery:
         if not hasattr(found, "coils"):
             raise InputError("the estimates have no coils; ask for images")
         with_coils = drawn(
-            self.net, found, samples=samples, seeds=[seed], dtype=self.dtype, compose=found.coils
+            self._drawing,
+            found,
+            samples=samples,
+            seeds=[seed],
+            dtype=self.dtype,
+            compose=found.coils,
         )
         return with_coils[0]
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        # Recorded GPU work cannot travel to another process; it is recorded there again.
+        return partial(SamplerRecovery, dtype=self.dtype), (self.net, self.estimating)
