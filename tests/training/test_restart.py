@@ -112,6 +112,11 @@ def test_a_restart_of_a_training_in_stages_is_bit_exact(
     assert len(read_log(tmp_path / "parts" / "fold-2-of-2" / "metrics.csv")) == 2
 
 
+def test_a_sampler_around_a_network_that_is_there_trains_no_other(tmp_path, configure):
+    best = train_from("sampler", configure("sampler-any", epochs=1), tmp_path / "run", machine=CPU)
+    assert [path.name for path in best.parent.rglob("best.safetensors")] == ["best.safetensors"]
+
+
 def test_a_dry_run_of_a_training_in_stages_foresees_all_of_them(configure):
     record = foresee_training("sampler", configure("sampler", cases=12), machine=CPU, steps=1)
     kinds, hours = [], []

@@ -189,7 +189,8 @@ class AtlasData(Reader):
         patients: How many patients.
         size: Rows and columns of a slice.
         slices: Slices for each patient.
-        contrast: ``"t1"``, ``"t2"``, ``"flair"``, or ``"mixed"``: each patient one of the three.
+        contrast: ``"t1"``, ``"t2"``, ``"flair"``, or ``"mixed"``: each patient one of
+            the three, FLAIR twice as often as the others.
         target: What a task network should say: ``"label"`` or ``"lesion_area"``.
 
     Example:

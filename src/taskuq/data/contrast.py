@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Contrast = Literal["t1", "t2", "flair"]
-# What a plan of patients may ask for; mixed gives each patient one of the three.
+# What a plan of patients may ask for; of mixed patients half are FLAIR.
 Contrasts = Literal["t1", "t2", "flair", "mixed"]
 FloatArray = NDArray[np.float32]
 

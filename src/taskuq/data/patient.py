@@ -36,7 +36,8 @@ class PatientPlan:
         spacing: Distance between slices.
         field_of_view: Width and height of a slice.
         lowest: Height of the lowest slice above the base of the template, smallest and largest.
-        contrast: ``"t1"``, ``"t2"``, ``"flair"``, or ``"mixed"``: each patient one of the three.
+        contrast: ``"t1"``, ``"t2"``, ``"flair"``, or ``"mixed"``: each patient one of
+            the three, FLAIR twice as often as the others.
         noise: Smallest and largest deviation of the noise, relative to the brain's signal.
         minimum_area: Lesion area below which a slice counts as free, in square millimetres.
         lesions: How often and how large.
@@ -90,7 +91,7 @@ def draw_patient(plan: PatientPlan, anatomy: Anatomy, *, rng: np.random.Generato
     in_plane = (np.arange(plan.size, dtype=np.float64) - (plan.size - 1) / 2) * pixel
     heights = rng.uniform(*plan.lowest) - _CENTER[2] + plan.spacing * np.arange(plan.slices)
     axes: Axes = (heights, in_plane, in_plane)
-    contrast: Contrast = ("t1", "t2", "flair")[int(3 * rng.random())]
+    contrast: Contrast = ("t1", "t2", "flair", "flair")[int(4 * rng.random())]
     if plan.contrast != "mixed":
         contrast = plan.contrast
 

@@ -101,9 +101,11 @@ class Estimating:
 
         of_all = self.weights and locate(self.weights)
         paths = [of_all or trained("estimate", settings, cases[0])]
+        if self.folds == 0:
+            return paths
         parts = fold_of(cases[0].source.groups, self.folds, seed=self.training.seed)
         # As many steps as the network of all patients takes: its errors are to be like theirs.
-        epochs = round(self.training.epochs * self.folds / max(1, self.folds - 1))
+        epochs = round(self.training.epochs * self.folds / (self.folds - 1))
         longer = replace(settings, training=replace(self.training, epochs=epochs))
         for part in range(self.folds):
             others = replace(cases[0], source=Subset.where(cases[0].source, parts != part))
