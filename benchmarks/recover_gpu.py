@@ -1,4 +1,4 @@
-"""Recovery networks on one GPU, in the published configuration: times, memory, precision.
+"""The flow on one GPU, in the published configuration: times, memory, precision.
 
 Run from the root of the repository, on a machine with an NVIDIA GPU:
 
@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import time
-import traceback
 from collections.abc import Callable
 from statistics import median
 
@@ -24,12 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from taskuq.measure.coils import rss, to_channels, to_complex
-from taskuq.measure.fourier import fft2c
 from taskuq.measure.projections import data_consistent, keep_measured, null_space
-from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
+from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.flow.sampler import Sampler
 from taskuq.recover.recorded import Recorded
-from taskuq.recover.varnet import VarNet
 
 SIZE, COILS = 320, 8
 ROWS: list[tuple[str, str, str, str]] = []
@@ -279,58 +275,6 @@ def precision(flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Ten
     )
 
 
-def training(flow: ConditionalFlow, generator: torch.Generator) -> None:
-    flow = flow.cuda().train()
-    flow.unet.to(memory_format=torch.channels_last)
-    flow.conditioner.to(memory_format=torch.channels_last)
-    optimiser = torch.optim.Adam(flow.parameters(), lr=1e-4, weight_decay=1e-7, fused=True)
-    x, y, mask = case(generator, batch=8)
-    target, measured = to_channels(null_space(x, mask)), to_channels(y)
-    measured = measured.contiguous(memory_format=torch.channels_last)
-    choices = {"eager": flow.condition, "compiled condition": torch.compile(flow.condition)}
-    for name, condition in choices.items():
-
-        def step(condition: Callable[[Tensor], list[Tensor]] = condition) -> None:
-            with torch.autocast("cuda", torch.bfloat16):
-                latents, log_det = flow(target, condition(measured))
-            loss = bits_per_dimension(latents, log_det).mean()
-            loss.backward()
-            nn.utils.clip_grad_norm_(flow.parameters(), 1.0, foreach=True)
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-
-        begin = time.time()
-        step()
-        torch.cuda.synchronize()
-        first = time.time() - begin
-        peak = peak_gib(step)
-        ms = milliseconds(step, 5, 2)
-        authors = f"421 ms, 42.7 GiB (first step {first:.0f} s)"
-        what = f"flow, training step, batch 8, bf16, {name}"
-        report(what, f"{ms:.1f} ms", f"{peak:.1f} GiB", authors)
-        if "--profile-training" in sys.argv:
-            profile(step)
-
-
-def varnet(generator: torch.Generator) -> None:
-    torch.manual_seed(0)
-    net = VarNet().cuda().eval()
-    _, y, mask = case(generator, batch=16)
-    kspace, lines = fft2c(y), torch.full((16,), 16, device="cuda")
-    recorded = Recorded(net)
-    for batch, authors in ((1, "53 to 73 ms"), (16, "10.9 ms")):
-        inputs = kspace[:batch], mask[:batch], lines[:batch]
-        with torch.no_grad():
-            plain = milliseconds(lambda inputs=inputs: net(*inputs), 5, 2)
-            ms = milliseconds(lambda inputs=inputs: recorded(*inputs), 10, 2)
-        report(
-            f"VarNet, batch {batch}, per slice (not recorded {plain / batch:.1f})",
-            f"{ms / batch:.2f} ms",
-            "",
-            authors,
-        )
-
-
 def main() -> None:
     if not torch.cuda.is_available():
         print("no GPU here: this benchmark needs one", file=sys.stderr)
@@ -341,18 +285,7 @@ def main() -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     flow = published_flow()
     start(flow, generator)
-    sections = {
-        "varnet": lambda: varnet(generator),
-        "sampling": lambda: sampling(flow, generator),
-        "training": lambda: training(flow, generator),
-    }
-    chosen = [name for name in sections if f"--{name}" in sys.argv] or list(sections)
-    for name in chosen:
-        try:
-            sections[name]()
-        except Exception:
-            traceback.print_exc()
-        torch.cuda.empty_cache()
+    sampling(flow, generator)
 
 
 if __name__ == "__main__":

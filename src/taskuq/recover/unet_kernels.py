@@ -11,8 +11,8 @@ from torch import Tensor
 from taskuq.recover.compiled import jit, multiprocessors, tl, triton
 
 BLOCK = 1024
-# Pixels of a tile; the most channels of one; the most partial sums that one program adds up.
-ROWS, COLUMNS, PARTS = 64, 64, 128
+# Numbers of a tile; the most channels of one; the most partial sums that one program adds up.
+TILE, COLUMNS, PARTS = 4096, 64, 128
 
 
 @jit
@@ -20,19 +20,21 @@ def _moments(x, sums, pixels, rows_each, channels: tl.constexpr, rows: tl.conste
              columns: tl.constexpr):  # fmt: skip
     image, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
     c = tl.program_id(0) * columns + tl.arange(0, columns)
-    total = tl.zeros([columns], tl.float32)
-    square = tl.zeros([columns], tl.float32)
+    own = x + image * pixels * channels  # offsets within an image need no 64 bits
+    # Sums of tiles, added up at the end alone: threads would wait for each other in every tile.
+    total = tl.zeros([rows, columns], tl.float32)
+    square = tl.zeros([rows, columns], tl.float32)
     stop = tl.minimum((part + 1) * rows_each, pixels)
     for start in range(part * rows_each, stop, rows):
         r = start + tl.arange(0, rows)
         live = (r[:, None] < stop) & (c[None, :] < channels)
-        value = tl.load(x + (image * pixels + r[:, None]) * channels + c[None, :], live, 0.0)
+        value = tl.load(own + r[:, None] * channels + c[None, :], live, 0.0)
         value = value.to(tl.float32)
-        total += tl.sum(value, 0)
-        square += tl.sum(value * value, 0)
+        total += value
+        square += value * value
     out = sums + ((image * tl.num_programs(2) + part) * 2) * channels + c
-    tl.store(out, total, c < channels)
-    tl.store(out + channels, square, c < channels)
+    tl.store(out, tl.sum(total, 0), c < channels)
+    tl.store(out + channels, tl.sum(square, 0), c < channels)
 
 
 @jit
@@ -41,6 +43,7 @@ def _normalise(x, sums, out, pixels, rows_each, parts, coarse, stride, eps,
                rows: tl.constexpr, columns: tl.constexpr, most: tl.constexpr):  # fmt: skip
     image, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
     c = tl.program_id(0) * columns + tl.arange(0, columns)
+    own = x + image * pixels * channels  # offsets within an image need no 64 bits
     p = tl.arange(0, most)
     of = sums + ((image * parts + p[:, None]) * 2) * channels + c[None, :]
     known = (p[:, None] < parts) & (c[None, :] < channels)
@@ -52,7 +55,7 @@ def _normalise(x, sums, out, pixels, rows_each, parts, coarse, stride, eps,
     for start in range(part * rows_each, stop, rows):
         r = start + tl.arange(0, rows)
         live = (r[:, None] < stop) & (c[None, :] < channels)
-        value = tl.load(x + (image * pixels + r[:, None]) * channels + c[None, :], live, 0.0)
+        value = tl.load(own + r[:, None] * channels + c[None, :], live, 0.0)
         value = (value.to(tl.float32) - mean[None, :]) * scale[None, :]
         value = tl.where(value > 0, value, value * slope)
         place = r
@@ -60,7 +63,7 @@ def _normalise(x, sums, out, pixels, rows_each, parts, coarse, stride, eps,
             # Row 4 (i coarse + j) + 2 dy + dx is the pixel (2 i + dy, 2 j + dx).
             i, j = (r // 4) // coarse, (r // 4) % coarse
             place = (2 * i + (r % 4) // 2) * (2 * coarse) + 2 * j + r % 2
-        target = out + (image * pixels + place[:, None]) * stride + c[None, :]
+        target = out + image * pixels * stride + place[:, None] * stride + c[None, :]
         tl.store(target, value.to(out.dtype.element_ty), live)
 
 
@@ -68,17 +71,17 @@ def normalise_leaky(x: Tensor, slope: float, eps: float, out: Tensor, coarse: in
     """Instance normalisation and a leaky ReLU (see ``folded_unet.normalise_leaky``)."""
     images, pixels, channels = x.shape
     columns = min(COLUMNS, triton.next_power_of_2(channels))
-    groups = triton.cdiv(channels, columns)
+    groups, rows = triton.cdiv(channels, columns), TILE // columns
     # Partial sums, enough of them to fill the GPU: atomics would make two runs differ.
     wanted = triton.cdiv(8 * multiprocessors(x.device.index), groups * images)
-    parts = max(1, min(triton.cdiv(pixels, ROWS), wanted, PARTS))
+    parts = max(1, min(triton.cdiv(pixels, rows), wanted, PARTS))
     rows_each = triton.cdiv(pixels, parts)
     sums = x.new_empty((images, parts, 2, channels), dtype=torch.float32)
     grid = groups, images, parts
-    _moments[grid](x, sums, pixels, rows_each, channels, ROWS, columns, num_warps=4)
+    _moments[grid](x, sums, pixels, rows_each, channels, rows, columns, num_warps=4)
     _normalise[grid](
         x, sums, out, pixels, rows_each, parts, max(coarse, 1), out.stride(1), eps, channels,
-        slope, coarse > 0, ROWS, columns, triton.next_power_of_2(parts), num_warps=4,
+        slope, coarse > 0, rows, columns, triton.next_power_of_2(parts), num_warps=4,
     )  # fmt: skip
     return out
 
@@ -90,7 +93,8 @@ def _pool(x, y, size, pixels, width, stride, channels: tl.constexpr,
     e = tl.program_id(0) * block + tl.arange(0, block)
     live = e < size
     c, pixel, half = e % channels, e // channels, width // 2
-    corner = x + (image * pixels + 2 * (pixel // half) * width + 2 * (pixel % half)) * stride + c
+    first = 2 * (pixel // half) * width + 2 * (pixel % half)
+    corner = x + image * pixels * stride + first * stride + c
     value = tl.load(corner, live, 0.0).to(tl.float32)
     value += tl.load(corner + stride, live, 0.0).to(tl.float32)
     value += tl.load(corner + width * stride, live, 0.0).to(tl.float32)

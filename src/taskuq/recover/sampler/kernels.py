@@ -20,25 +20,27 @@ def _sums(x, add, sums, pixels, rows_each, samples, channels: tl.constexpr,
           per_pixel: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):  # fmt: skip
     image, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tl.arange(0, columns)
-    total = tl.zeros([columns], tl.float32)
-    square = tl.zeros([columns], tl.float32)
+    own = x + image * pixels * channels  # offsets within an image need no 64 bits
+    shared = add + (image // samples) * pixels * channels
+    # Sums of tiles, added up at the end alone: threads would wait for each other in every tile.
+    total = tl.zeros([rows, columns], tl.float32)
+    square = tl.zeros([rows, columns], tl.float32)
     stop = tl.minimum((part + 1) * rows_each, pixels)
     bias = tl.load(add + c, c < channels, 0.0).to(tl.float32)
     for start in range(part * rows_each, stop, rows):
         r = start + tl.arange(0, rows)
         live = (r[:, None] < stop) & (c[None, :] < channels)
-        value = tl.load(x + (image * pixels + r[:, None]) * channels + c[None, :], live, 0.0)
+        value = tl.load(own + r[:, None] * channels + c[None, :], live, 0.0)
         value = value.to(tl.float32)
         if per_pixel:
-            place = ((image // samples) * pixels + r[:, None]) * channels + c[None, :]
-            value += tl.load(add + place, live, 0.0).to(tl.float32)
+            value += tl.load(shared + r[:, None] * channels + c[None, :], live, 0.0).to(tl.float32)
         else:
             value += tl.where(live, bias[None, :], 0.0)
-        total += tl.sum(value, 0)
-        square += tl.sum(value * value, 0)
+        total += value
+        square += value * value
     out = sums + ((image * tl.num_programs(1) + part) * 2) * channels + c
-    tl.store(out, total, c < channels)
-    tl.store(out + channels, square, c < channels)
+    tl.store(out, tl.sum(total, 0), c < channels)
+    tl.store(out + channels, tl.sum(square, 0), c < channels)
 
 
 @jit
@@ -47,7 +49,8 @@ def _finish(x, add, sums, stretch, shift, after, below, out, pixels, rows_each, 
             per_pixel: tl.constexpr, has_after: tl.constexpr, has_below: tl.constexpr,
             rows: tl.constexpr, columns: tl.constexpr, most: tl.constexpr):  # fmt: skip
     image, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    case = image // samples
+    # Offsets within an image need no 64 bits.
+    own, of_case = image * pixels * channels, (image // samples) * pixels * channels
     c, p = tl.arange(0, columns), tl.arange(0, most)
     of = sums + ((image * parts + p[:, None]) * 2) * channels + c[None, :]
     known = (p[:, None] < parts) & (c[None, :] < channels)
@@ -65,22 +68,21 @@ def _finish(x, add, sums, stretch, shift, after, below, out, pixels, rows_each, 
     for start in range(part * rows_each, stop, rows):
         r = start + tl.arange(0, rows)
         live = (r[:, None] < stop) & (c[None, :] < channels)
-        place = (image * pixels + r[:, None]) * channels + c[None, :]
-        shared = (case * pixels + r[:, None]) * channels + c[None, :]
-        value = tl.load(x + place, live, 0.0).to(tl.float32)
+        place = r[:, None] * channels + c[None, :]
+        value = tl.load(x + own + place, live, 0.0).to(tl.float32)
         if per_pixel:
-            value += tl.load(add + shared, live, 0.0).to(tl.float32)
+            value += tl.load(add + of_case + place, live, 0.0).to(tl.float32)
         else:
             value += bias[None, :]
         value = value * scale[None, :] + offset[None, :]
         value = value * tl.sigmoid(value)
         if has_after:
-            value += tl.load(after + shared, live, 0.0).to(tl.float32)
+            value += tl.load(after + of_case + place, live, 0.0).to(tl.float32)
         if has_below:
             coarse = (r // width // 2) * (width // 2) + (r % width) // 2
-            source = below + (image * (pixels // 4) + coarse[:, None]) * channels + c[None, :]
+            source = below + own // 4 + coarse[:, None] * channels + c[None, :]
             value += tl.load(source, live, 0.0).to(tl.float32)
-        tl.store(out + place, value.to(out.dtype.element_ty), live)
+        tl.store(out + own + place, value.to(out.dtype.element_ty), live)
 
 
 def finish(x: Tensor, add: Tensor, stretch: Tensor, shift: Tensor, after: Tensor | None,
@@ -118,12 +120,12 @@ def _blend(below, noise, loud, out, pixels, width, samples, stride, size,
     c, p = e % filled, e // filled
     m = c - channels
     is_noise = live & (m >= 0) & (m < maps)
-    value = tl.load(noise + image * stride + m * pixels + p, is_noise, 0.0).to(tl.float32)
-    loudness = loud + ((image // samples) * pixels + p) * maps + m
+    value = tl.load(noise + image * stride + (m * pixels + p), is_noise, 0.0).to(tl.float32)
+    loudness = loud + (image // samples) * pixels * maps + (p * maps + m)
     value *= tl.load(loudness, is_noise, 0.0).to(tl.float32)
     if channels > 0:
         coarse = (p // width // 2) * (width // 2) + (p % width) // 2
-        source = below + (image * (pixels // 4) + coarse) * channels + c
+        source = below + image * (pixels // 4) * channels + (coarse * channels + c)
         value += tl.load(source, live & (c < channels), 0.0).to(tl.float32)
     tl.store(out + image * size + e, value.to(out.dtype.element_ty), live)
 
