@@ -28,7 +28,8 @@ from taskuq.measure.coils import rss
 
 SLICES, VOLUMES = 8, 2
 SHAPE = (SLICES, 15, 640, 368)
-# Slices per second that keep one H200 busy: scripts/fastmri_cost.py.
+# Slices per second that keep one H200 busy, from docs/performance.md; a pass of training counts as
+# three forward passes where only those were measured.
 NEEDS = {"train varnet": 1000 / 24.90, "train flow": 1000 / 24.43, "train simclr": 1000 / 1.82,
          "train classifier": 1000 / 10.0, "run, flow, 4 rounds": 1000 / (4 * 31.04)}  # fmt: skip
 

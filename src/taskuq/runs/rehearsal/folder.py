@@ -86,8 +86,8 @@ class WorkFolder:
     settings: Settings
     lines: tuple[Line, ...]
 
-    def copy_configs(self) -> None:
-        """Copy the configurations, at toy size where that is asked for."""
+    def require_configs(self) -> None:
+        """Refuse a folder that lacks a configuration which a command follows."""
         wanted = {line.config.name for line in self.lines if line.config is not None}
         missing = sorted(name for name in wanted if not (self.settings.configs / name).is_file())
         if missing:
@@ -95,6 +95,9 @@ class WorkFolder:
                 f"{self.settings.configs} lacks {', '.join(missing)}; give the folder "
                 "configs/fastmri-knee or a copy of it"
             )
+
+    def copy_configs(self) -> None:
+        """Copy the configurations, at toy size where that is asked for."""
         for source in sorted(self.settings.configs.glob("*.toml")):
             text = source.read_text(encoding="utf-8")
             if self.settings.toy:

@@ -63,8 +63,9 @@ class Rehearsal:
             fresh: Whether to throw away an earlier rehearsal.
         """
         start = time.monotonic()
-        before = self._earlier(fresh)
         work = self.work
+        work.require_configs()
+        before = self._earlier(fresh)
         make_folder(work.path)
         work.copy_configs()
         self._foretell(work)
@@ -207,6 +208,7 @@ class Rehearsal:
                 "python": platform.python_version(),
             },
             "taskuq": taskuq.__version__,
+            "commands": len(self.recipe),
             "made_s": made,
             "seconds": seconds,
             "passed": sum(r["status"] == "passed" for r in results),

@@ -50,7 +50,7 @@ def rehearsal_markdown(record: Mapping[str, Any]) -> str:
     is_projected = not settings["toy"]
     whose = "files of one's own" if settings["data"] else "volumes made from the atlas"
     head = (
-        f"`taskuq rehearse`: {record['passed']} of {len(record['lines'])} commands passed in "
+        f"`taskuq rehearse`: {record['passed']} of {record['commands']} commands passed in "
         f"{duration(record['seconds'])} on {machine['device']} with {machine['cores']} cores, "
         f"{settings['steps']} steps of each training, {whose}"
         f"{'' if is_projected else ', at toy size: nothing is projected'}."
@@ -81,13 +81,17 @@ def short_name(line: str) -> str:
         'run run-flow.toml'
         >>> short_name("taskuq data check data/knee_multicoil_val --slices all")
         'data check knee_multicoil_val'
+        >>> short_name("taskuq evaluate runs/fastmri-knee/table --score ar")
+        'evaluate fastmri-knee/table'
     """
     words = shlex.split(line.replace("\\\n", " "))[1:]
     first = next((k for k, word in enumerate(words) if word.startswith("-")), len(words))
     kept = words[:first][:3]
     # Of a training the kind says everything.
     kept = kept[:2] if kept[0] == "train" else kept
-    return " ".join(Path(word).name for word in kept)
+    return " ".join(
+        word.removeprefix("runs/") if word.startswith("runs/") else Path(word).name for word in kept
+    )
 
 
 def _row(result: Mapping[str, Any], is_projected: bool) -> list[str]:

@@ -1,0 +1,94 @@
+"""Volumes made from the atlas are fastMRI's in every respect that a reader can see."""
+
+import h5py
+import numpy as np
+import pytest
+
+from taskuq.data.annotations import read_annotations, read_file_list
+from taskuq.data.made_fastmri import (
+    FINDING,
+    UNIT,
+    Layout,
+    MadeVolume,
+    _patient,
+    make_fastmri,
+    make_volume,
+)
+from taskuq.data.volume import open_volume
+
+SMALL = Layout(height=80, width=72, coils=9, recon=64)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    make_fastmri(folder, training=(2, 6), validation=(1, 5), layout=SMALL)
+    return folder
+
+
+def test_the_layout_is_the_published_one_by_default(tmp_path):
+    make_volume(MadeVolume(tmp_path / "file1000000.h5", slices=1, number=0), Layout())
+    volume = open_volume(tmp_path / "file1000000.h5")
+
+    assert (volume.coils, volume.height, volume.width) == (15, 640, 368)
+    assert volume.header.encoded_size == (640, 368, 1)
+    assert volume.header.recon_size == (320, 320, 1)
+    assert volume.acquisition == "CORPD_FBK"
+    with h5py.File(volume.path) as file:
+        assert sorted(file) == ["ismrmrd_header", "kspace", "reconstruction_rss"]
+        assert sorted(file.attrs) == ["acquisition", "max", "norm", "patient_id"]
+        assert (file["kspace"].dtype, file["reconstruction_rss"].dtype) == ("c8", "f4")
+
+
+def test_the_reference_is_the_rss_of_the_coil_images_but_for_noise_and_lost_lines(made):
+    volume = open_volume(made / "knee_multicoil_train/file1000001.h5")
+    shifted = np.fft.ifftshift(volume.kspace(2), axes=(-2, -1))
+    images = np.fft.fftshift(np.fft.ifft2(shifted, norm="ortho"), axes=(-2, -1))
+    seen = np.sqrt((np.abs(images) ** 2).sum(0))[8:72, 4:68]
+    reference = volume.reconstruction_rss(2)
+
+    error = np.linalg.norm(seen - reference) / np.linalg.norm(reference)
+    assert error < 0.15
+    assert 0.1 * UNIT < reference.max() < 10 * UNIT
+
+
+def test_lines_that_the_header_calls_unacquired_are_zero_and_no_others(made):
+    volume = open_volume(made / "knee_multicoil_train/file1000000.h5")
+    first, end = volume.header.padding
+    is_zero = (volume.kspace(0) == 0).all(axis=(0, 1))
+
+    assert is_zero.tolist() == [k < first or k >= end for k in range(72)]
+
+
+def test_boxes_are_where_the_lesions_are(made):
+    notes = read_annotations(made / "knee.csv", strict=True)
+    lesions = _patient(MadeVolume(made, slices=6, number=1), 64).lesion
+    rows = [row for row in notes.rows if row.file == "file1000001" and row.label == FINDING]
+
+    assert rows
+    for row in rows:
+        inside = np.zeros((64, 64), dtype=bool)
+        inside[row.rows_and_columns(64)] = True
+        lesion = lesions[row.slice_index]
+        assert (inside | ~lesion).all()
+        assert inside.sum() == _box(lesion)
+
+
+def _box(lesion):
+    return (np.ptp(np.flatnonzero(lesion.any(1))) + 1) * (np.ptp(np.flatnonzero(lesion.any(0))) + 1)
+
+
+def test_the_list_names_what_annotators_saw(made):
+    files = {path.stem for path in made.rglob("*.h5")}
+    listed = read_file_list(made / "knee_file_list.csv")
+
+    assert files - listed == {"file1002000", "file1002001"}
+    assert listed <= files
+
+
+def test_the_same_volume_is_made_every_time(tmp_path):
+    for name in ("a", "b"):
+        make_volume(MadeVolume(tmp_path / f"{name}.h5", slices=1, number=7), SMALL)
+    first, second = (open_volume(tmp_path / f"{name}.h5").kspace(0) for name in ("a", "b"))
+
+    assert np.array_equal(first, second)
