@@ -6,6 +6,7 @@ minutes:
     PYTHONPATH=src python3 -m benchmarks.speed_gpu varnet
     PYTHONPATH=src python3 -m benchmarks.speed_gpu chain
     PYTHONPATH=src python3 -m benchmarks.speed_gpu step
+    PYTHONPATH=src python3 -m benchmarks.speed_gpu sampler
     PYTHONPATH=src python3 -m benchmarks.speed_gpu step --toy     # anywhere, to see that it runs
 
 Networks are of the published size with random weights. Times are medians of CUDA events.
@@ -336,8 +337,42 @@ def step() -> None:
     engine(trial, trial.steps)
 
 
+def sampler() -> None:
+    """A training step of the sampler of configs/fastmri-knee/sampler.toml, without task terms."""
+    import numpy as np
+
+    from taskuq.data.arrays import ArrayDataset
+    from taskuq.measure.masks import nested_masks
+    from taskuq.recover import build
+    from taskuq.recover.cases import MeasuredCases
+    from taskuq.recover.folds import FoldedCases, HonestEstimates, collate
+    from taskuq.recover.sampler.learning import Scored, sampler_recipe
+    from taskuq.recover.sampler_training import PAPER as HOW
+    from taskuq.recover.sampler_training import PRESETS as SIZES
+    from taskuq.training.fit import foresee
+
+    toy = "--toy" in sys.argv
+    size, preset, coils = (32, "tiny", 2) if toy else (SIZE, "paper", COILS)
+    torch.manual_seed(0)
+    images = torch.randn(64, coils, size, size, dtype=torch.complex64).numpy()
+    data = ArrayDataset(images, label=[0] * 64, group="each", normalise=False)
+    masks = nested_masks(size, (16.0, 8.0, 4.0, 2.0), rng=np.random.default_rng(0))
+    cases = FoldedCases(MeasuredCases(data, masks, seed=0), np.arange(64) % 2)
+    honest = HonestEstimates([build("varnet", preset=preset) for _ in range(2)], None)
+    recipe = replace(sampler_recipe(SIZES[preset], Scored(), honest), collate=collate)
+    how = replace(HOW, epochs=40, workers=0 if toy else 8)
+    how = replace(how, precision="32-true") if toy else how
+    took = foresee(recipe, cases, cases, how, steps=4 if toy else 12)
+    say(
+        f"sampler of {took['parameters']:,} parameters, step of {how.batch} cases",
+        f"{1e3 * took['step_s']:.1f} ms",
+        f"first {took['first_step_s']:.0f} s, {took['peak_gpu_bytes'] / 2**30:.1f} GiB; waits "
+        f"{took['wait_share']:.0%}",
+    )
+
+
 def main() -> None:
-    sections = {"varnet": varnet, "chain": chain, "step": step}
+    sections = {"varnet": varnet, "chain": chain, "step": step, "sampler": sampler}
     if not torch.cuda.is_available() and "--toy" not in sys.argv:
         print("no GPU here: this benchmark needs one, or --toy", file=sys.stderr)
         return

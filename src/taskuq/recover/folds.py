@@ -23,6 +23,7 @@ from taskuq.measure.coils import rss
 from taskuq.measure.fourier import ifft2c
 from taskuq.recover.cases import MeasuredCases
 from taskuq.recover.estimate import Estimate, estimate
+from taskuq.recover.folded_varnet import FoldedVarNet, quick_varnet
 from taskuq.recover.scans import AnyScan, measured
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.recover.varnet_training import PAPER, VarNetTraining
@@ -177,6 +178,7 @@ class HonestEstimates:
     ) -> None:
         self.networks = [net.eval().requires_grad_(False) for net in networks]
         self.views, self.scans = views, scans
+        self._quick: dict[int, VarNet | FoldedVarNet] = {}
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> tuple[Estimate, Tensor]:
         """Estimated cases, and their true images (case, height, width)."""
@@ -198,7 +200,9 @@ class HonestEstimates:
             of_case = np.array(batch["network"])
             order, parts = [], []
             for number in np.unique(of_case):
-                net = self.networks[number].to(device)
+                if number not in self._quick:
+                    self._quick[number] = quick_varnet(self.networks[number].to(device))
+                net = self._quick[number]
                 rows = np.flatnonzero(of_case == number)
                 here = torch.as_tensor(rows, device=device)
                 parts.append(estimate(net, zero_filled[here], mask[here]))
