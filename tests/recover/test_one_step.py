@@ -21,6 +21,7 @@ from taskuq.recover.sampler.learning import Scored, TaskTerms, sampler_recipe
 from taskuq.recover.sampler.losses import ImageScore
 from taskuq.recover.sampler.noise import normal_numbers
 from taskuq.recover.sampler.recovery import drawn
+from taskuq.recover.sampler.widening import Louder, loudness_of
 from taskuq.recover.sampler_training import VarNetEstimates
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.training.config import TrainingConfig
@@ -261,6 +262,45 @@ def test_gradients_flow_through_consistency(net, varnet):
     again = torch.zeros_like(residuals, requires_grad=True)
     full.images(again).square().sum().backward()
     assert again.grad.abs().max() < 1e-4 * grad.abs().max()
+
+
+class Loud(SamplerNet):
+    """Residuals that are the first noise map: it is known how far they spread."""
+
+    def draw(self, known, noise):
+        maps = noise[:, :, self.config.numbers :][..., : 8 * 8]
+        return 0.5 * maps.reshape(*noise.shape[:2], 1, 8, 8)
+
+
+def test_noise_becomes_as_loud_as_held_out_cases_ask_for():
+    """Everything is unseen, residuals have half of the size that errors have at one share."""
+
+    @dataclass
+    class Blind:
+        part: float
+        scale: Tensor
+
+        def inputs(self):
+            return torch.zeros(len(self.scale), 1, 8, 8)
+
+        def share(self):
+            return torch.full((len(self.scale),), self.part)
+
+        def images(self, residuals):
+            return residuals[:, :, 0] * self.scale.view(-1, 1, 1, 1)
+
+    net = Loud(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4, 4)))
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.rand(400, generator=generator) + 0.5
+    white = torch.randn(400, 8, 8, generator=generator) * scale.view(-1, 1, 1)
+    cases = [(Blind(0.25, scale), 0.6 * white), (Blind(0.0625, scale), 0.45 * white)]
+    loudness = loudness_of(net, cases)
+    assert loudness == pytest.approx([1.2, 1.2, 1.2, 1.05, 0.9, 0.9, 0.9], abs=0.02)
+    widened, plain = (
+        drawn(one, cases[0][0], samples=2, seeds=range(400))
+        for one in (Louder(net, torch.tensor(loudness)), net)
+    )
+    assert torch.allclose(widened, loudness[2] * plain, atol=1e-5)
 
 
 def test_each_case_is_estimated_by_its_own_network(varnet):

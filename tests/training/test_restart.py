@@ -15,7 +15,9 @@ import torch
 
 from bits import same_bits
 from taskuq.errors import InputError
+from taskuq.recover import open_recovery
 from taskuq.runs.training import foresee_training, train_from
+from taskuq.settings import read_toml
 from taskuq.training.fit import Machine
 from taskuq.training.log import read_log
 from taskuq.training.state import load_state
@@ -115,6 +117,14 @@ def test_a_restart_of_a_training_in_stages_is_bit_exact(
 def test_a_sampler_around_a_network_that_is_there_trains_no_other(tmp_path, configure):
     best = train_from("sampler", configure("sampler-any", epochs=1), tmp_path / "run", machine=CPU)
     assert [path.name for path in best.parent.rglob("best.safetensors")] == ["best.safetensors"]
+
+
+def test_a_sampler_can_be_as_loud_as_its_validation_patients_ask_for(tmp_path, configure):
+    best = train_from("sampler", configure("sampler", epochs=1, cases=12), tmp_path, machine=CPU)
+    loudness = read_toml(best.with_suffix(".toml"))["loudness"]
+    assert len(loudness) == 7
+    assert open_recovery(best, widened=True).loudness == loudness
+    assert open_recovery(best).loudness is None
 
 
 def test_a_dry_run_of_a_training_in_stages_foresees_all_of_them(configure):

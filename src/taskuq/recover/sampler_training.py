@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from taskuq.recover.sampler import SamplerConfig, SamplerNet
 from taskuq.recover.sampler.learning import Scored, TaskTerms, Watched, sampler_recipe
 from taskuq.recover.sampler.losses import ImageScore
 from taskuq.recover.sampler.recovery import SamplerRecovery
+from taskuq.recover.sampler.widening import loudness_of
 from taskuq.recover.scan import Scan, stacked, unit_sized
 from taskuq.recover.scans import AnyScan
 from taskuq.recover.varnet import VarNet
@@ -48,6 +50,8 @@ PRESETS = {
     # For teaching and tests: 0.2 million parameters.
     "tiny": SamplerConfig(width=8, drawn=(8, 16, 16)),
 }
+# Validation cases that are estimated together.
+TOGETHER = 16
 PAPER = TrainingConfig(
     epochs=40,
     batch=16,
@@ -169,18 +173,26 @@ class SamplerMethod:
         estimate: Its variational network, where neither the TOML beside the sampler's weights nor
             the folder ``estimate`` there names it.
         precision: 'auto' draws in bfloat16 on a GPU, 'float32' as a CPU does.
+        widened: Whether noise is as loud as the validation patients of the training ask for.
     """
 
     weights: Path | None = None
     estimate: Path | None = None
     precision: Literal["auto", "float32"] = "auto"
+    widened: bool = False
 
     def open(self, device: torch.device | str) -> SamplerRecovery:
         """Load the sampler, and the network around whose estimates it draws, on a device."""
         path, net = RECOVERIES.trained("sampler", self.weights)
         estimates = estimates_beside(path, self.estimate, device, self.precision)
         dtype = torch.float32 if self.precision == "float32" else None
-        return SamplerRecovery(net.to(device), estimates, dtype=dtype)
+        loudness = read_toml(path.with_suffix(".toml")).get("loudness") if self.widened else None
+        if self.widened and loudness is None:
+            raise InputError(
+                f"the TOML beside {path.name} does not say how loud noise has to be; train it "
+                "again, or leave widened"
+            )
+        return SamplerRecovery(net.to(device), estimates, dtype=dtype, loudness=loudness)
 
 
 @dataclass(frozen=True)
@@ -259,12 +271,37 @@ class SamplerTraining(RecoveryTraining):
         )
         task = None if self.task is None else _watched(self.task)
         scored = Scored(self.score, self.draws, self.task, task)
-        recipe = replace(sampler_recipe(self.network, scored, honest), collate=collate)
+        recipe = sampler_recipe(self.network, scored, honest)
+        net = cast(SamplerNet, recipe.network)
+        on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
+        judge = partial(_judge_loudness, net, cases[1], honest, "cuda" if on_gpu else "cpu")
+        recipe = replace(recipe, collate=collate, after=judge)
         if self.start is not None:
             path = locate(self.start)
             read_card(path, ("sampler",))
             load_weights(recipe.network, path)
         return recipe
+
+
+def _judge_loudness(
+    net: SamplerNet, cases: FoldedCases, honest: HonestEstimates, device: str
+) -> dict[str, Any]:
+    """Let the validation patients say how loud noise has to be."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def batches() -> Iterator[tuple[Estimate, Tensor]]:
+        for start in range(0, len(cases), TOGETHER):
+            rows = range(start, min(start + TOGETHER, len(cases)))
+            batch = collate([cases[0, row] for row in rows])
+            yield honest(_there(batch, device), generator)
+
+    loudness = loudness_of(net.to(device).eval(), batches())
+    net.cpu()
+    return {"loudness": list(loudness)}
+
+
+def _there(batch: dict[str, Any], device: str) -> dict[str, Any]:
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
 
 
 def _watched(terms: TaskTerms) -> Watched:

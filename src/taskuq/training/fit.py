@@ -186,9 +186,9 @@ def fit(
     best = folder / "best.safetensors"
     if recipe.after is not None and is_first_process():
         load_weights(recipe.network, best)
-        recipe.after()
+        noted = recipe.after() or {}
         card = read_toml(best.with_suffix(".toml"))
-        notes = {key: card[key] for key in card if key not in ("kind", "network")}
+        notes = {key: card[key] for key in card if key not in ("kind", "network")} | dict(noted)
         save_weights(recipe.network, best, kind=recipe.kind, config=recipe.config, notes=notes)
     return best
 

@@ -52,7 +52,7 @@ class Recipe:
         before: A recipe for a part of the network, and how to train it, on the same cases, before
             the whole is trained. What is frozen in the part is trained there, and frozen again.
         after: Called once at the end, when the network holds its best weights; they are stored
-            again with what it changes.
+            again with what it changes, and what it returns is noted in the TOML beside them.
 
     Example:
         >>> line = Recipe("line", nn.Linear(1, 1), config=None,
@@ -73,7 +73,7 @@ class Recipe:
     first_batch: Callable[[nn.Module, Batch, torch.Generator], None] | None = None
     collate: Callable[[list[Any]], Batch] | None = None
     before: tuple[Recipe, TrainingConfig] | None = None
-    after: Callable[[], None] | None = None
+    after: Callable[[], Mapping[str, Any] | None] | None = None
 
     def is_better(self, new: float, old: float | None) -> bool:
         """Whether a new value of the monitored summary beats the best one so far."""

@@ -15,6 +15,7 @@ from taskuq.recover.sampler.folded import FoldedSampler, fold_sampler
 from taskuq.recover.sampler.network import SamplerNet, apart
 from taskuq.recover.sampler.noise import normal_numbers
 from taskuq.recover.sampler.replayed import ReplayedDraws
+from taskuq.recover.sampler.widening import Louder
 from taskuq.seeds import mixed_seed
 
 # Pixels that are drawn together: a GPU wants many, a CPU's cache holds few.
@@ -23,7 +24,7 @@ TOGETHER = {"cuda": 2**22, "cpu": 2**17}
 
 @torch.no_grad()
 def drawn(
-    net: SamplerNet | FoldedSampler,
+    net: SamplerNet | FoldedSampler | Louder,
     found: Estimated,
     *,
     samples: int,
@@ -70,6 +71,8 @@ class SamplerRecovery:
         net: The sampler, on the device where it shall run.
         estimating: What makes estimated cases of measurements, on the same device.
         dtype: The precision of the sampler; by default bfloat16 on a GPU, float32 elsewhere.
+        loudness: How loud noise is at each acceleration
+            (:func:`taskuq.recover.sampler.widening.loudness_of`); as it was learned by default.
     """
 
     def __init__(
@@ -78,7 +81,9 @@ class SamplerRecovery:
         estimating: Callable[[Sequence[Any]], Estimated],
         *,
         dtype: torch.dtype | None = None,
+        loudness: Sequence[float] | None = None,
     ) -> None:
+        self.loudness = loudness
         self.net, self.estimating = net.eval(), estimating
         device = next(net.parameters()).device
         on_gpu = device.type == "cuda"
@@ -87,6 +92,9 @@ class SamplerRecovery:
         self._replayed: ReplayedDraws | None = None
         if on_gpu and isinstance(net, SamplerNet):
             self._drawing = fold_sampler(net, device=device, dtype=self.dtype)
+        if loudness is not None:
+            self._drawing = Louder(self._drawing, torch.tensor(loudness, device=device))
+        if on_gpu and isinstance(net, SamplerNet):
             of_tensors: Any = estimating
             if isinstance(of_tensors, OnTensors):
                 together = TOGETHER["cuda"]
@@ -122,4 +130,5 @@ class SamplerRecovery:
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         # Recorded GPU work cannot travel to another process; it is recorded there again.
-        return partial(SamplerRecovery, dtype=self.dtype), (self.net, self.estimating)
+        again = partial(SamplerRecovery, dtype=self.dtype, loudness=self.loudness)
+        return again, (self.net, self.estimating)
