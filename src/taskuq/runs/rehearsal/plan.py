@@ -109,8 +109,9 @@ def _rows(steps: Sequence[Step]) -> Iterator[str]:
             small.append(step)
             continue
         if small:
-            names = ", ".join(dict.fromkeys(" ".join(s.command.split()[:2]) for s in small))
-            yield f"| {_clock(small[0].begin)} | {_clock(small[-1].end)} | 0 | `{names}` |"
+            verbs = dict.fromkeys(f"`{Line('', each.command).verb}`" for each in small)
+            names = ", ".join(verbs)
+            yield f"| {_clock(small[0].begin)} | {_clock(small[-1].end)} | 0 | {names} |"
             small = []
         if step is not None:
             yield f"| {_clock(step.begin)} | {_clock(step.end)} | {step.gpus} | `{step.command}` |"

@@ -204,7 +204,6 @@ class Rehearsal:
             "machine": {
                 "device": ", ".join(sorted(devices)) or "cpu",
                 "cores": os.cpu_count(),
-                "system": platform.platform(),
                 "python": platform.python_version(),
             },
             "taskuq": taskuq.__version__,

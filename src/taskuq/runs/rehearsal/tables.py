@@ -66,7 +66,7 @@ def rehearsal_markdown(record: Mapping[str, Any]) -> str:
         raw = sum(raw_bytes().values())
         parts += [
             f"Beside this the download takes {raw / 1e9:.0f} GB unpacked. Host memory is that of "
-            "the largest process; a blank cell was not measured.",
+            "the command's own process, without its workers.",
             "",
             plan_markdown(record),
         ]
