@@ -25,6 +25,7 @@ RECOVERIES = Methods(
     {
         "zero-filled": "taskuq.recover.methods:ZeroFilled",
         "folder": "taskuq.recover.methods:FolderMethod",
+        "ensemble": "taskuq.recover.ensemble:EnsembleMethod",
     },
 )
 

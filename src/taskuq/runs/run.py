@@ -137,20 +137,24 @@ def _files_of(settings: Any) -> Iterator[Path]:
     """The files and folders that settings name, with what the cards of networks name in turn."""
     for field_ in fields(settings):
         value = getattr(settings, field_.name)
-        if field_.name == "cache" or not isinstance(value, Path):
-            continue
-        path = value if value.exists() or value.suffix else locate(value)
-        if path.suffix == ".safetensors":
-            yield from _network_files(path)
-        elif path.exists():
-            yield path
+        for named in value if isinstance(value, tuple) else (value,):
+            if field_.name == "cache" or not isinstance(named, Path):
+                continue
+            path = named if named.exists() or named.suffix else locate(named)
+            if path.suffix == ".safetensors":
+                yield from _network_files(path)
+            elif path.exists():
+                yield path
 
 
 def _network_files(path: Path) -> Iterator[Path]:
-    """Weights and the card beside them; and the network around whose estimates a flow draws."""
+    """Weights and the card beside them; and the network around whose estimates they draw."""
     card = path.with_suffix(".toml")
     yield from (path, card)
     named = read_toml(card).get("estimate")
+    if isinstance(named, dict):
+        # A sampler's table names it, or it lies where it was trained.
+        named = named.get("weights", "estimate/best.safetensors")
     if isinstance(named, str):
         beside = path.parent / named
         other = beside if beside.exists() else locate(named)
