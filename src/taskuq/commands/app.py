@@ -37,7 +37,7 @@ audit            | audit       | Check an audit trail and tell the story of each
 report           | report      | Rebuild a run's page from its stored results; export them.
 plan-size        | bounds      | Say how many calibration cases are needed.
 data check       | data        | Tell what a folder holds, what would be skipped, and why.
-data prepare     | data        | Prepare fastMRI volumes: crop, compress, normalise.
+data prepare     | data        | Keep fastMRI slices compressed, cropped and scaled.
 data atlas       | data        | Make slices of synthetic patients of the embedded atlas.
 data atlas-base  | data        | Store the anatomy the atlas is made from.
 data sheet       | data        | Draw a contact sheet of a data set.

@@ -33,10 +33,10 @@ T = TypeVar("T")
 FEW = 256
 
 
+# How many cases are looked at to see that they are those that another process has read.
+LOOKED_AT = 3
 # Images begin where any type of number may.
 STEP = 64
-# What launchers name all processes of a training by; those started by one of them share a group.
-JOBS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,10 +150,18 @@ def _read(source: Dataset, indices: NDArray[np.int64]) -> list[tuple[Item, NDArr
 
 def _name(source: Dataset) -> str:
     """What the processes of a training call the same cases."""
-    job = next(filter(None, map(os.environ.get, JOBS)), str(os.getpgrp()))
-    ends = [source[index].image.numpy() for index in (0, len(source) - 1)] if len(source) else []
-    marks = [hashlib.sha256(np.ascontiguousarray(image).data).hexdigest() for image in ends]
-    return fingerprint([job, marks, source.labels.tolist(), source.groups.tolist()])[:32]
+    chosen = np.unique(np.linspace(0, max(0, len(source) - 1), LOOKED_AT).astype(int))
+    images = [source[int(index)].image.numpy() for index in chosen if len(source)]
+    marks = [hashlib.sha256(np.ascontiguousarray(image).data).hexdigest() for image in images]
+    return fingerprint([_job(), marks, source.labels.tolist(), source.groups.tolist()])[:32]
+
+
+def _job() -> list[str]:
+    """What all processes of a training have in common: a step of SLURM's, a run, or their group."""
+    for names in (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("TORCHELASTIC_RUN_ID",)):
+        if all(name in os.environ for name in names):
+            return [os.environ[name] for name in names]
+    return [str(os.getpgrp())]
 
 
 def _meeting_place() -> Path:
