@@ -21,6 +21,7 @@ from taskuq.recover.sampler.folded import blend, finish
 from taskuq.recover.sampler.noise import normal_numbers
 from taskuq.recover.sampler.recovery import SamplerRecovery, drawn
 from taskuq.recover.sampler_training import VarNetEstimates
+from taskuq.recover.scans import AnyScan
 from taskuq.recover.varnet import VarNetConfig
 from taskuq.recover.varnet_training import varnet_recipe
 from taskuq.training.config import TrainingConfig
@@ -154,11 +155,11 @@ def test_pixelwise_is_its_twin(plain, half, hidden):
     assert distance(found, expected) < 1e-2
 
 
-@pytest.mark.parametrize("kind", ["flow", "varnet"])
-def test_replayed_steps_are_steps(kind, monkeypatch):
+@pytest.mark.parametrize(("kind", "shapes"), [("flow", 1), ("varnet", 1), ("any scan", 2)])
+def test_replayed_steps_are_steps(kind, shapes, monkeypatch):
     """From equal weights the same loss, gradients and buffers, at every step of a training.
 
-    A smaller batch and a pause for evaluation are among them.
+    A smaller batch and a pause for evaluation are among them, and of any scan two numbers of coils.
     """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     recorded, record = [], torch.cuda.make_graphed_callables
@@ -185,7 +186,7 @@ def test_replayed_steps_are_steps(kind, monkeypatch):
         for ours, theirs in zip(quick.network.buffers(), plain.network.buffers(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
         optimiser.step()
-    assert len(recorded) == 1
+    assert len(recorded) == shapes
 
 
 def test_a_flow_trains_in_bfloat16_with_clipped_gradients(tmp_path):
@@ -205,7 +206,9 @@ def _recipe(kind, replayed):
         config = FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2,
                             condition_channels=4, layers=2, steps=2)  # fmt: skip
         return around_recipe(config, replayed=replayed)
-    return varnet_recipe(VarNetConfig(cascades=2, width=4, pools=2), replayed=replayed)
+    scans = AnyScan(coils=(3, 5)) if kind == "any scan" else None
+    config = VarNetConfig(cascades=2, width=4, pools=2)
+    return varnet_recipe(config, replayed=replayed, scans=scans)
 
 
 def _step(recipe, batch, step):
@@ -236,7 +239,7 @@ def _batch(kind, cases, generator):
     mask = torch.zeros(cases, 32, dtype=torch.bool, device="cuda")
     mask[:, 8:24] = True
     return {
-        "image": normal(4, 32, 32, dtype=torch.complex64),
+        "image": normal(1 if kind == "any scan" else 4, 32, 32, dtype=torch.complex64),
         "mask": mask,
         "low_frequencies": torch.full((cases,), 16, device="cuda"),
         "data_range": torch.full((cases,), 3.0, device="cuda"),
