@@ -205,6 +205,16 @@ def test_a_flipped_bit_is_refused_with_its_slice(volumes, small_preparation, kep
         data[2]
 
 
+def test_numbers_of_another_type_are_refused_though_their_bytes_agree(
+    volumes, small_preparation, kept
+):
+    (path,) = kept().rglob("file1.magnitude.npy")
+    path.write_bytes(path.read_bytes().replace(b"<f2", b"<i2"))
+    data = FastMRI(volumes, small_preparation, cache=path.parents[1], combined=True)
+    with pytest.raises(InputError, match="is not as it was written"):
+        data[0]
+
+
 def test_what_was_interrupted_leaves_nothing_and_is_gone_on_with(
     volumes, small_preparation, tmp_path, monkeypatch, capsys
 ):
