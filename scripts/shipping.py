@@ -83,7 +83,9 @@ def install(kind: str, best: Path) -> Path:
     net, card = load(best), read_toml(best.with_suffix(".toml"))
     notes = {k: v for k, v in card.items() if k not in ("kind", "network")}
     if "estimate" in notes:
-        notes["estimate"] = "varnet-atlas"
+        # A table where a network says more about its estimates than whose they are.
+        named = isinstance(notes["estimate"], dict)
+        notes["estimate"] = {"weights": "varnet-atlas"} if named else "varnet-atlas"
     return save_weights(net, target, kind=kind, config=net.config, notes=notes, half=True)
 
 

@@ -35,6 +35,10 @@ from taskuq.training.recipe import Batch, Recipe
 # How fast the running means of scores follow, and how many samples judge a validation case.
 DECAY, JUDGED = 0.98, 8
 
+# What a task network's view is scored by, and how much it counts, all together, beside the images
+# when weights are compared.
+VIEWS, VIEWED = ("raw", "output", "features"), 0.25
+
 # A batch to estimated cases and their true images, (case, height, width).
 Estimating = Callable[[Batch, torch.Generator], tuple[Estimated, Tensor]]
 
@@ -239,14 +243,16 @@ def _validate(
         "peak": truth.amax((1, 2)),
     }
     if scored.task is not None:
-        values["task"] = scored.task_scores(images, truth)[:, 1]
+        views = scored.task_scores(images, truth)
+        values |= dict(zip(VIEWS, views.unbind(1), strict=True))
     return values
 
 
 def summary(values: Mapping[str, Tensor]) -> dict[str, float]:
     """Judge samplers by all accelerations alike: the geometric mean of their mean scores.
 
-    Beside it, for each acceleration: the PSNR of the samples' mean in dB, and how large samples'
+    Where a task network looks, the geometric mean of its scores counts, too, by a fourth root.
+    Beside that, for each acceleration: the PSNR of the samples' mean in dB, and how large samples'
     deviation from their mean is beside its error (1 is right).
 
     Arguments:
@@ -267,10 +273,12 @@ def summary(values: Mapping[str, Tensor]) -> dict[str, float]:
             continue
         part = {name: value[here].double() for name, value in values.items()}
         logs.append(part["loss"].mean().log())
+        if "output" in part:
+            views = [part[name].mean().clamp_min(1e-30).log() for name in VIEWS]
+            logs[-1] = logs[-1] + VIEWED * torch.stack(views).mean()
+            found[f"task_{rate}"] = float(part["output"].mean())
         error, spread = part["error"].clamp_min(1e-30), part["spread"]
         found[f"psnr_{rate}"] = float((10 * torch.log10(part["peak"] ** 2 / error)).mean())
         # The error of a mean of p samples has the mean's own spread in it.
         found[f"spread_{rate}"] = float((spread.mean() * (1 + 1 / JUDGED) / error.mean()).sqrt())
-        if "task" in part:
-            found[f"task_{rate}"] = float(part["task"].mean())
     return {"loss": float(torch.stack(logs).mean().exp()), **found}
