@@ -91,7 +91,7 @@ def test_a_sample_depends_on_its_case_seed_and_number_alone(recover):
     together = recover.batch(cases, samples=300, seeds=[7, 8, 9])  # in chunks
     for k in range(3):
         assert torch.allclose(together[k, :2], alone[k], atol=1e-5)
-    assert not torch.allclose(together[0, 0], together[0, 299], atol=1e-3)
+    assert torch.pdist(together[0].flatten(1)).min() > 1e-2  # no sample twice
     assert not torch.allclose(recover(cases[0], samples=2, seed=8), alone[0], atol=1e-3)
 
 
@@ -311,10 +311,10 @@ def test_each_case_is_estimated_by_its_own_network(varnet):
     batch = {
         "image": images,
         "mask": mask,
-        "network": (1, 0, 1),
+        "network": (1, 1, 0),
     }
     found, truth = HonestEstimates([varnet, other], None)(batch, torch.Generator())
-    for k, net in enumerate((other, varnet, other)):
+    for k, net in enumerate((other, other, varnet)):
         one = estimate(net, keep_measured(images[k : k + 1], mask[k : k + 1]), mask[k : k + 1])
         assert torch.allclose(found.image[k], one.image[0], atol=1e-5)
         assert torch.allclose(truth[k], images[k].abs().square().sum(0).sqrt(), atol=1e-5)
