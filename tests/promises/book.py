@@ -244,7 +244,7 @@ STOPPED = [
 GIVEN = [
     GivenPromise(
         "a new case, given the calibration set", 6, partial(draw, units=(3, 3)),
-        given(partial(bound, score="ar")),
+        given(partial(bound, score="ar")), by_place=False,
     ),
     *(
         GivenPromise(
@@ -252,19 +252,20 @@ GIVEN = [
             partial(draw, units=(3, 3), largest=4),
             given(partial(bound, score="ar", by_group=True, cases=share)),
             enough_cases(share) if share != "random" else a_random_case,
+            by_place=share == "random",
         )
         for share in ("random", "all")
     ),
     GivenPromise(
         "the strata of a new case, each given the calibration set", 6,
         partial(draw, units=(3, 3), strata=2), given(partial(bound, score="ar", strata=True)),
-        given_its_stratum,
+        given_its_stratum, by_place=False,
     ),
     GivenPromise(
         "the strata of a new case, all given the calibration set", 6,
         partial(draw, units=(3, 3), strata=2),
         given(partial(bound, score="ar", strata=True, delta_for="all")), given_its_stratum,
-        together=True,
+        together=True, by_place=False,
     ),
     *(
         GivenPromise(
@@ -280,6 +281,7 @@ GIVEN = [
             f"the report at the stop by {by}, given the calibration set", 4,
             partial(draw, units=(3, 3), rounds=2, largest=1 if by == "case" else 3),
             given(partial(stopped, by=by, max_width=0.1)), levels=((0.3, 0.5), (0.5, 0.3)),
+            by_place=by != "case",
         )
         for by in ("case", "group", "whole-group")
     ),

@@ -10,7 +10,7 @@ and intervals and decisions come out.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -187,9 +187,15 @@ def given_those_set_aside(population: Population, trial: Trial, whom: Whom) -> T
     return tally
 
 
-def every_sample(kinds: Population, size: int) -> list[Cases]:
-    """Return each sequence of independent units drawn from the kinds; all are equally likely."""
-    return [Cases.of(drawn) for drawn in product(kinds.units, repeat=size)]
+def every_sample(kinds: Population, size: int, *, by_place: bool) -> list[tuple[Cases, int]]:
+    """Return what can be drawn of independent units of the kinds, and how many sequences it is.
+
+    All sequences are equally likely; where places mean nothing, those of the same units are one.
+    """
+    numbers = range(len(kinds.units))
+    sequences = product(numbers, repeat=size)
+    counts = Counter(drawn if by_place else tuple(sorted(drawn)) for drawn in sequences)
+    return [(Cases.of(tuple(kinds.units[k] for k in drawn)), n) for drawn, n in counts.items()]
 
 
 @dataclass(frozen=True)
@@ -231,6 +237,11 @@ class Promise:
     alphas: tuple[float, ...] = (0.2, 0.3, 0.34, 0.5)
     fewest: int = 1
 
+    @property
+    def by_place(self) -> bool:
+        """Whether the order of the calibration units matters."""
+        return self.enumerate is not leave_one_out
+
     def judged(self, seed: int) -> Judged:
         """Try it on a population."""
         population, alpha = self.draw(seed), self.alphas[seed % len(self.alphas)]
@@ -264,6 +275,8 @@ class GivenPromise:
         levels: Error rates with their delta, one pair for each population in turn.
         together: Whether delta is for all strata together, or for each.
         seen: Whether strata are promised anything only where some case of them calibrated.
+        by_place: Whether the order of a sample matters: because units are set aside by their place,
+            or groups are bet on one after another.
     """
 
     name: str
@@ -275,21 +288,29 @@ class GivenPromise:
     levels: tuple[tuple[float, float], ...] = ((0.5, 0.3), (0.5, 0.1), (0.3, 0.5))
     together: bool = False
     seen: bool = False
+    by_place: bool = True
 
     def judged(self, seed: int) -> Judged:
         """Try it on a population."""
         kinds, (alpha, delta) = self.draw(seed), self.levels[seed % len(self.levels)]
         unlucky: dict[object, int] = defaultdict(int)
         told = cases = 0
-        trial, samples = self.trial(kinds, alpha, delta), every_sample(kinds, self.size)
-        for drawn in samples:
+        trial = self.trial(kinds, alpha, delta)
+        for drawn, times in every_sample(kinds, self.size, by_place=self.by_place):
             look, tally = trial(drawn), Tally()
             for kind in kinds.units:
                 tally.add(self.whom, kind, *look(kind))
             broken = [k for k in tally.broken(alpha) if not self.seen or k in drawn.strata]
             for key in ["any"][: len(broken)] if self.together else broken:
-                unlucky[key] += 1
-            told, cases = told + tally.told, cases + tally.cases
-        shares = {key: Fraction(count, len(samples)) for key, count in unlucky.items()}
+                unlucky[key] += times
+            told, cases = told + times * tally.told, cases + times * tally.cases
+        shares = {k: Fraction(n, len(kinds.units) ** self.size) for k, n in unlucky.items()}
         broken_by = {k: float(share) for k, share in shares.items() if share > Fraction(str(delta))}
         return Judged(broken_by, told / cases, float(max(shares.values(), default=0)) / delta)
+
+    def heeds_order(self, seed: int) -> bool:
+        """Whether another order of a sample that has all kinds changes anything about a new one."""
+        kinds, (alpha, delta) = self.draw(seed), self.levels[seed % len(self.levels)]
+        trial, drawn = self.trial(kinds, alpha, delta), (kinds.units * self.size)[: self.size]
+        one, other = (trial(Cases.of(order)) for order in (drawn, drawn[::-1]))
+        return not all(np.array_equal(one(kind), other(kind)) for kind in kinds.units)
