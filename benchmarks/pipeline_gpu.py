@@ -30,7 +30,7 @@ from taskuq.measure.masks import nested_masks
 from taskuq.measure.mri import MultiCoilMRI
 from taskuq.pipeline import Pipeline
 from taskuq.pipeline.batches import batch_size
-from taskuq.recover import FlowRecovery, VarNetRecovery, build
+from taskuq.recover import FlowRecovery, SamplerRecovery, VarNetRecovery, build
 from taskuq.recover.flow.sampler import Sampler
 from taskuq.seeds import case_seed
 
@@ -175,6 +175,7 @@ def main() -> None:
         for samples in (setting.samples, 2):
             compare(setting, samples)
         varnet(setting, is_toy)
+        sampler(setting, is_toy)
 
 
 def compare(setting: Setting, samples: int) -> None:
@@ -198,6 +199,25 @@ def varnet(setting: Setting, is_toy: bool) -> None:
     print("variational network, per slice:")
     print(f"  pipeline, first run            {1e3 * first:8.2f} ms")
     print(f"  pipeline, warm                 {1e3 * warm:8.2f} ms", flush=True)
+
+
+def sampler(setting: Setting, is_toy: bool) -> None:
+    from taskuq.recover.sampler_training import VarNetEstimates
+
+    torch.manual_seed(0)
+    preset = "tiny" if is_toy else "paper"
+    net, estimating = (
+        build(kind, preset=preset).to(setting.device) for kind in ("sampler", "varnet")
+    )
+    for samples in (setting.samples, 2):
+        recover = SamplerRecovery(net, VarNetEstimates(estimating))
+        first, warm = pipeline_rate(setting, recover, samples)
+        batch = batch_of(setting, recover, samples)
+        print(
+            f"sampler around the variational network, p = {samples}, batches of {batch}, per slice:"
+        )
+        print(f"  pipeline, first run            {1e3 * first:8.2f} ms")
+        print(f"  pipeline, warm                 {1e3 * warm:8.2f} ms", flush=True)
 
 
 if __name__ == "__main__":
