@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -32,7 +32,7 @@ ADVICE = {
 }
 
 
-class _TimeIsUp(BaseException):
+class TimeIsUp(BaseException):
     """SLURM has announced the end of a job; no case may take this for an error of its own."""
 
 
@@ -54,11 +54,11 @@ class Share:
         """
         left = unfinished(self.work, todo)
         try:
-            with _told_of_the_end():
+            with told_of_the_end():
                 self.work.do(left)
         except (InputError, MachineError) as error:
             return error
-        except _TimeIsUp:
+        except TimeIsUp:
             done = len(todo) - len(unfinished(self.work, todo))
             return MachineError(f"{ADVICE['TIMEOUT']}; {done} of its {len(todo)} cases are kept")
         return None
@@ -77,7 +77,7 @@ def unfinished(work: Work, todo: Sequence[int]) -> list[int]:
 
 
 @contextmanager
-def _told_of_the_end() -> Iterator[None]:
+def told_of_the_end() -> Iterator[None]:
     """Let the signal before a time limit end the work, so that what is finished is written.
 
     Submitit puts a job that is driven out back in line and ends it. At a time limit it raises an
@@ -93,7 +93,7 @@ def _told_of_the_end() -> Iterator[None]:
             if callable(before):
                 before(number, frame)
         except Exception:
-            raise _TimeIsUp from None
+            raise TimeIsUp from None
 
     signal.signal(number, end)
     try:
@@ -149,11 +149,14 @@ class Failure:
     words: str = ""
 
 
-def wait(jobs: Sequence[Any]) -> Iterator[tuple[int, Failure | None]]:
+def wait(
+    jobs: Sequence[Any], look: Callable[[], None] = lambda: None
+) -> Iterator[tuple[int, Failure | None]]:
     """Yield the place of each job when it has ended, and why it failed, if it did.
 
     Arguments:
         jobs: What submitit gave for one array.
+        look: Called now and then.
     """
     from submitit import SlurmJob
 
@@ -164,7 +167,7 @@ def wait(jobs: Sequence[Any]) -> Iterator[tuple[int, Failure | None]]:
             state = "GONE"
             if not isinstance(job, SlurmJob):
                 is_over = job.done()
-            elif not (is_over := job.paths.result_pickle.exists()):
+            elif not (is_over := all(task.paths.result_pickle.exists() for task in _tasks(job))):
                 state = queue.states().get(job.job_id, state)
                 if state in ENDED or state == "GONE":
                     is_over = time.monotonic() - ended.setdefault(place, time.monotonic()) > GRACE
@@ -173,20 +176,32 @@ def wait(jobs: Sequence[Any]) -> Iterator[tuple[int, Failure | None]]:
             if is_over:
                 del waiting[place]
                 yield place, _failure(job, state)
+        look()
         time.sleep(0.2)
 
 
 def _failure(job: Any, state: str) -> Failure | None:
-    """Return why a job that has ended did not do its share."""
-    if job.paths.result_pickle.exists():
-        kind, found = job._get_outcome_and_result()
-        if kind == "success":
-            return Failure(found) if isinstance(found, Exception) else None
-        words = str(found).strip()
-    else:
-        words = own_words(job.stderr() or "")
-    last = (words.splitlines() or ["it left no word"])[-1]
+    """Return why a job that has ended did not do its share; of tasks, the one that failed first."""
+    tasks = _tasks(job)
+    ended = [task for task in tasks if task.paths.result_pickle.exists()]
+    ended.sort(key=lambda task: task.paths.result_pickle.stat().st_mtime)
+    words = ""
+    for task in ended:
+        kind, found = task._get_outcome_and_result()
+        if isinstance(found, Exception):
+            return Failure(found)
+        if kind != "success":
+            words = words or str(found).strip()
+    if len(ended) == len(tasks) and not words:
+        return None
+    words = words or "\n".join(filter(None, (own_words(task.stderr() or "") for task in tasks)))
+    lines = words.splitlines() or ["it left no word"]
+    last = next((line for line in lines if state in line), lines[-1])
     return Failure(MachineError(ADVICE.get(state, f"{state.lower()}, {last}")), words)
+
+
+def _tasks(job: Any) -> list[Any]:
+    return [job.task(number) for number in range(job.num_tasks)]
 
 
 def own_words(text: str) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
 from io import StringIO
@@ -50,12 +50,7 @@ class SlurmOptions:
     @classmethod
     def from_flags(cls, flags: Flags) -> SlurmOptions:
         """Take the number of jobs, the cluster, and what submitit is asked for as name=value."""
-        parameters: dict[str, Any] = {}
-        for setting in flags.slurm:
-            name, equals, value = setting.partition("=")
-            if not equals or not name:
-                raise InputError(f"--slurm got {setting!r}; give name=value, e.g. timeout_min=60")
-            parameters[name] = int(value) if value.isdigit() else value
+        parameters = as_parameters(flags.slurm)
         if flags.device is not None and not flags.device.startswith("cuda"):
             parameters = {"gpus_per_node": 0, **parameters}
         jobs = cls.jobs if flags.workers is None else flags.workers
@@ -90,36 +85,60 @@ class SlurmOptions:
         Jobs of an earlier start that are still at work are waited for first. Whoever stops the
         run stops its jobs.
         """
-        executor, name = self.executor(work.writer.folder), _name(work.writer.folder)
-        if self.cluster == "slurm":
-            _wait_for_earlier(name, progress)
-            left = unfinished(work, todo)
-            _count(len(todo) - len(left), progress)
-            todo = left
-        if not todo:
+        folder = work.writer.folder
+        self.wait_for_earlier(folder, progress.say)
+        left = unfinished(work, todo)
+        _count(len(todo) - len(left), progress)
+        if not left:
             return
         # Every n-th case, so that jobs take about the same time.
-        shares = [todo[k :: self.jobs] for k in range(min(self.jobs, len(todo)))]
-        executor.update_parameters(name=name)
-        jobs = _submit(executor, Share(work), shares)
+        shares = [left[k :: self.jobs] for k in range(min(self.jobs, len(left)))]
+        jobs = self.submit(folder, Share(work), shares, progress.say)
+        finish(jobs, lambda place: _count(len(shares[place]), progress))
+
+    def wait_for_earlier(self, folder: Path, say: Callable[[str], None]) -> None:
+        """Wait for jobs whose starter was killed: they go on, and would be done twice.
+
+        Arguments:
+            folder: What they work on.
+            say: Called with a sentence where there are any.
+        """
+        if self.cluster != "slurm":
+            return
+        name = _name(folder)
+        queue, is_said = Queue(f"--name={name}"), False
+        while going := queue.going():
+            if not is_said:
+                say(
+                    f"waiting for {len(going)} jobs of an earlier start ({going[0]} and others; "
+                    f"scancel --name={name} ends them)"
+                )
+                is_said = True
+            time.sleep(0.2)
+
+    def submit(
+        self,
+        folder: Path,
+        work: Callable[[Any], Any],
+        shares: Sequence[Any],
+        say: Callable[[str], None],
+    ) -> list[Any]:
+        """Submit an array of jobs, and say what they ask for.
+
+        Arguments:
+            folder: What they work on; submitit keeps its files beside it.
+            work: What each job does with its share.
+            shares: One for each job.
+            say: Called with the sentence.
+        """
+        executor = self.executor(folder)
+        executor.update_parameters(name=_name(folder))
+        jobs = _submit(executor, work, shares)
         asked = ", ".join(f"{name}={value}" for name, value in self.asked.items())
-        progress.say(
-            f"{len(jobs)} jobs ({jobs[0].job_id.partition('_')[0]}), each with {asked}; change "
-            "that with --slurm name=value"
-        )
-        failed: list[tuple[str, Failure]] = []
-        try:
-            for place, failure in wait(jobs):
-                if failure is not None:
-                    failed.append((jobs[place].job_id, failure))
-                else:
-                    _count(len(shares[place]), progress)
-        except BaseException:
-            for job in jobs:
-                job.cancel(check=False)
-            raise
-        if failed:
-            raise _sum_up(failed, len(jobs))
+        number = jobs[0].job_id.partition("_")[0]
+        many = f"{len(jobs)} jobs ({number}), each" if len(jobs) > 1 else f"job {number}"
+        say(f"{many} with {asked}; change that with --slurm name=value")
+        return jobs
 
     def executor(self, folder: Path) -> Any:
         """Get ready to submit jobs, or say why that is impossible here.
@@ -164,20 +183,58 @@ def _name(folder: Path) -> str:
     return f"taskuq-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
 
 
-def _wait_for_earlier(name: str, progress: Progress) -> None:
-    """Wait for jobs whose starter was killed: they go on, and would be done twice."""
-    queue, is_said = Queue(f"--name={name}"), False
-    while going := queue.going():
-        if not is_said:
-            progress.say(
-                f"waiting for {len(going)} jobs of an earlier start ({going[0]} and others; "
-                f"scancel --name={name} ends them)"
-            )
-            is_said = True
-        time.sleep(0.2)
+def as_parameters(settings: Sequence[str]) -> dict[str, Any]:
+    """Read what SLURM is asked for on a command line.
+
+    Arguments:
+        settings: Each as name=value.
+
+    Example:
+        >>> as_parameters(["slurm_partition=gpu", "timeout_min=600"])
+        {'slurm_partition': 'gpu', 'timeout_min': 600}
+    """
+    parameters: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise InputError(f"--slurm got {setting!r}; give name=value, e.g. timeout_min=60")
+        parameters[name] = int(value) if value.isdigit() else value
+    return parameters
 
 
-def _submit(executor: Any, share: Share, shares: list[list[int]]) -> list[Any]:
+def finish(
+    jobs: Sequence[Any],
+    done: Callable[[int], None],
+    *,
+    look: Callable[[], None] = lambda: None,
+    rest: str = "to do the rest",
+) -> None:
+    """Wait for jobs, show what failed ones said, and raise the first one's error.
+
+    Whoever stops waiting stops the jobs.
+
+    Arguments:
+        jobs: What was submitted.
+        done: Called with the place of each job that did its share.
+        look: Called now and then.
+        rest: What the same command is started again for.
+    """
+    failed: list[tuple[str, Failure]] = []
+    try:
+        for place, failure in wait(jobs, look):
+            if failure is not None:
+                failed.append((jobs[place].job_id, failure))
+            else:
+                done(place)
+    except BaseException:
+        for job in jobs:
+            job.cancel(check=False)
+        raise
+    if failed:
+        raise _sum_up(failed, len(jobs), rest)
+
+
+def _submit(executor: Any, share: Callable[[Any], Any], shares: Sequence[Any]) -> list[Any]:
     """Submit an array, also from within another job, whose settings it must not inherit."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
     from submitit.helpers import clean_env
@@ -195,17 +252,15 @@ def _submit(executor: Any, share: Share, shares: list[list[int]]) -> list[Any]:
     return jobs
 
 
-def _sum_up(failed: list[tuple[str, Failure]], jobs: int) -> Exception:
+def _sum_up(failed: list[tuple[str, Failure]], jobs: int, rest: str) -> Exception:
     """Show what failed jobs said, whole, and return the sentence that ends the run."""
     for job, failure in failed:
         if failure.words:
             sys.stderr.write(f"job {job} said:\n{failure.words}\n")
     job, first = failed[0]
     kind = type(first.error) if isinstance(first.error, InputError) else MachineError
-    return kind(
-        f"{len(failed)} of {jobs} jobs failed, the first {job}: {first.error}; start the same "
-        "command again to do the rest"
-    )
+    which = f"{len(failed)} of {jobs} jobs failed, the first {job}" if jobs > 1 else f"job {job}"
+    return kind(f"{which}: {first.error}; start the same command again {rest}")
 
 
 def _count(cases: int, progress: Progress) -> None:

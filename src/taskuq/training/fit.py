@@ -242,7 +242,7 @@ def _loop(
     if steps is not None and steps < 1:
         raise InputError(f"{steps} steps were asked for; take at least 1")
     looked_at = None if steps is None else steps * config.batch
-    batch = _own_batch(config, machine, len(training))  # type: ignore[arg-type]
+    batch = own_batch(config, machine, len(training))  # type: ignore[arg-type]
     loaders = (
         _loader(training, config, recipe, batch, seed=config.seed),
         _loader(validation, config, recipe, batch, seed=None, most=looked_at),
@@ -359,8 +359,18 @@ def _loader(
     )
 
 
-def _own_batch(config: TrainingConfig, machine: Machine, cases: int) -> int:
-    """How many cases of a batch each process takes."""
+def own_batch(config: TrainingConfig, machine: Machine, cases: int) -> int:
+    """Return how many cases of a batch each process takes; refuse a batch that cannot be shared.
+
+    Arguments:
+        config: How to train.
+        machine: On what.
+        cases: How many cases there are to train on.
+
+    Example:
+        >>> own_batch(TrainingConfig(batch=8), Machine(devices=4), cases=100)
+        2
+    """
     processes = machine.processes
     if config.batch % processes:
         raise InputError(
