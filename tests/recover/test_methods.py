@@ -26,7 +26,8 @@ from taskuq.recover.metrics import (
     volume_psnr,
     volume_ssim,
 )
-from taskuq.runs.quality import QualityConfig, _size_ratio, _some_pixels
+from taskuq.runs.judging import _some_pixels
+from taskuq.runs.quality import QualityConfig, _size_ratio
 from taskuq.runs.reports import write_report
 from taskuq.settings import toml_text
 from taskuq.weights.files import save_weights
@@ -236,8 +237,8 @@ def test_sizes_of_spread_and_error_are_compared(size, samples):
         pixels.append(_some_pixels(drawn, torch.ones(64, 64) + noise[0], seed=0))
     # The mean of the samples is off by its own error, too.
     expected = size * ((1 + 1 / samples) / (1 + size**2 / samples)) ** 0.5
-    assert _size_ratio(pixels, samples) == pytest.approx(expected, rel=0.03)
-    assert _size_ratio([np.zeros((2, 5))], samples) is None
+    assert _size_ratio(np.concatenate(pixels, axis=1), samples) == pytest.approx(expected, rel=0.03)
+    assert _size_ratio(np.zeros((2, 5)), samples) is None
 
 
 def test_nothing_is_ranked_where_samples_do_not_differ():

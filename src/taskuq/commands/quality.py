@@ -20,18 +20,38 @@ def quality(
     /,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("quality.json"),
+    engine: str = "local",
+    address: str | None = None,
+    workers: int | None = None,
+    slurm: Annotated[list[str] | None, Parameter(name="--slurm", negative=())] = None,
+    device: str | None = None,
+    threads: int | None = None,
 ) -> None:
     """Judge recovery networks: PSNR and SSIM of whole volumes, and FID, at each acceleration.
+
+    What is judged is kept beside the output until all is; started again after a stop, it goes on.
 
     Arguments:
         config: What to judge.
         output: The JSON record to write.
+        engine: This process (local), a Ray cluster (ray), SLURM jobs (slurm), or one of your own.
+        address: Of a running Ray cluster, host:port; a local one is started without it. With
+            slurm, 'local' runs the jobs on this machine.
+        workers: How many Ray workers, or SLURM jobs, share the volumes.
+        slurm: What SLURM is asked for, as submitit names it, e.g. slurm_partition=gpu; repeatable.
+            Jobs get a GPU (gpus_per_node=1) and four hours (timeout_min=240) by default.
+        device: Where networks run: cpu, cuda, mps; the best there is by default.
+        threads: Threads of each worker on a CPU; with equal threads all bits are equal.
     """
     from taskuq.files import write_json
+    from taskuq.pipeline.engines import ENGINES, Flags
     from taskuq.runs.quality import QualityConfig, judge
     from taskuq.settings import read_settings
 
-    record = judge(read_settings(QualityConfig, config), tell=say)
+    settings = read_settings(QualityConfig, config)
+    chosen = ENGINES[engine].from_flags(Flags(address, workers, tuple(slurm or ()), device))
+    store = output.with_name(f"{output.stem}-pieces")
+    record = judge(settings, store=store, engine=chosen, device=device, threads=threads)
     for line in table(record):
         say(line)
     show(str(write_json(output, record)))

@@ -14,8 +14,7 @@ from typing import Any
 
 from taskuq.errors import InputError, MachineError, first_line
 from taskuq.pipeline.device import pick_device
-from taskuq.pipeline.engines import Flags
-from taskuq.pipeline.local import Work
+from taskuq.pipeline.engines import Flags, Work
 from taskuq.pipeline.progress import Progress
 
 # Seconds without a finished chunk after which the cluster is asked what it is waiting for.
@@ -170,7 +169,7 @@ class _Driver:
 
     def run(self, todo: list[int]) -> None:
         # Whole batches, so that none is filled up for nothing.
-        batch = self.work.chain.size
+        batch = self.work.size
         size = math.ceil(self.options.chunk / batch) * batch
         waiting = deque(todo[start : start + size] for start in range(0, len(todo), size))
         if not waiting:
@@ -224,7 +223,7 @@ class _Driver:
             waiting.appendleft(chunk)
         else:
             for index in chunk:
-                self.work.log.failed(self.work.cases.case[index], error)
+                self.work.give_up(index, error)
                 self.progress.step(failed=True)
         if waiting and (self.room.spare(len(self.busy)) > 0 or not self.busy):
             self._hand(self.kind.remote(self.shared), waiting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Protocol
 
 from taskuq.errors import InputError
 from taskuq.kinds import Kinds
-from taskuq.pipeline.local import Work
 from taskuq.pipeline.progress import Progress
 
 
@@ -37,8 +37,29 @@ class Flags:
             )
 
 
+class Work(Protocol):
+    """What an engine shares out: pieces by number, such as the cases of a run; picklable."""
+
+    @property
+    def folder(self) -> Path:
+        """Where finished pieces are kept, within reach of every worker."""
+
+    @property
+    def size(self) -> int:
+        """How many pieces are best done together."""
+
+    def do(self, todo: list[int], progress: Progress | None = None) -> int:
+        """Do pieces, keep each, tell of each, and return how many were tried."""
+
+    def unfinished(self, todo: Sequence[int]) -> list[int]:
+        """Return the pieces that are not kept yet."""
+
+    def give_up(self, index: int, error: Exception) -> None:
+        """Go on without a piece that ends whoever tries it, or raise."""
+
+
 class Engine(Protocol):
-    """Options of an engine, and how it goes through a run with them."""
+    """Options of an engine, and how it goes through work with them."""
 
     @classmethod
     def from_flags(cls, flags: Flags) -> Engine:
@@ -48,7 +69,7 @@ class Engine(Protocol):
         """Reach the machines before anything is computed, so that a mistake shows at once."""
 
     def run(self, work: Work, todo: list[int], progress: Progress) -> None:
-        """Have the cases of these numbers run, in the end by ``work.do``."""
+        """Have the pieces of these numbers done, in the end by ``work.do``."""
 
 
 ENGINES: Kinds[type[Engine]] = Kinds(

@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-import numpy as np
-
 from taskuq.errors import InputError, MachineError
-from taskuq.outputs.shards import finished_cases
-from taskuq.pipeline.local import Work
+from taskuq.pipeline.engines import Work
 
 # States in which a job does not go on; in all others it does, or may.
 ENDED = {
@@ -38,42 +35,30 @@ class TimeIsUp(BaseException):
 
 @dataclass(frozen=True)
 class Share:
-    """What runs in a job: its cases, less those that it finished before it was put back in line.
+    """What runs in a job: its pieces, less those that it finished before it was put back in line.
 
     Arguments:
-        work: The run.
+        work: The whole.
     """
 
     work: Work
 
     def __call__(self, todo: list[int]) -> Exception | None:
-        """Run cases and write their rows; return what a person should read, if anything.
+        """Do pieces and keep them; return what a person should read, if anything.
 
         Arguments:
-            todo: The numbers of the cases.
+            todo: The numbers of the pieces.
         """
-        left = unfinished(self.work, todo)
+        left = self.work.unfinished(todo)
         try:
             with told_of_the_end():
                 self.work.do(left)
         except (InputError, MachineError) as error:
             return error
         except TimeIsUp:
-            done = len(todo) - len(unfinished(self.work, todo))
-            return MachineError(f"{ADVICE['TIMEOUT']}; {done} of its {len(todo)} cases are kept")
+            done = len(todo) - len(self.work.unfinished(todo))
+            return MachineError(f"{ADVICE['TIMEOUT']}; {done} of its {len(todo)} are kept")
         return None
-
-
-def unfinished(work: Work, todo: Sequence[int]) -> list[int]:
-    """Return the cases that no shard holds yet.
-
-    Arguments:
-        work: The run.
-        todo: The numbers of cases.
-    """
-    names = [work.cases.case[index] for index in todo]
-    done = finished_cases(work.writer.folder, work.writer.header, names)
-    return [int(index) for index in np.asarray(todo, dtype=int)[~done]]
 
 
 @contextmanager

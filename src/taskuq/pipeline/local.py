@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from taskuq.checks import require_in_range
 from taskuq.disk import ended_by_sigterm
 from taskuq.errors import InputError, MachineError
-from taskuq.outputs.shards import Header, TableWriter
+from taskuq.outputs.shards import Header, TableWriter, finished_cases
 from taskuq.pipeline.batches import Batches, Ran
 from taskuq.pipeline.cases import Cases
 from taskuq.pipeline.chain import CaseOutputs, Chain
@@ -84,6 +85,35 @@ class Work:
     def log(self) -> RunLog:
         """What happens in the run, beside its table."""
         return RunLog(self.writer.folder)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the table."""
+        return self.writer.folder
+
+    @property
+    def size(self) -> int:
+        """How many cases run at once."""
+        return self.chain.size
+
+    def unfinished(self, todo: Sequence[int]) -> list[int]:
+        """Return the cases that no shard holds yet.
+
+        Arguments:
+            todo: The numbers of cases.
+        """
+        names = [self.cases.case[index] for index in todo]
+        done = finished_cases(self.folder, self.writer.header, names)
+        return [int(index) for index in np.asarray(todo, dtype=int)[~done]]
+
+    def give_up(self, index: int, error: Exception) -> None:
+        """Write to the log why a case is missing.
+
+        Arguments:
+            index: The number of the case.
+            error: The reason.
+        """
+        self.log.failed(self.cases.case[index], error)
 
     def do(self, todo: list[int], progress: Progress | None = None) -> int:
         """Run the given cases, write their rows and return how many were tried.

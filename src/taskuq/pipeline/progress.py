@@ -21,11 +21,19 @@ class Progress:
         done: Cases finished by an earlier run.
         quiet: Say nothing.
         since: When the work began, by :func:`time.monotonic`; now where None.
+        what: What is counted.
     """
 
     def __init__(
-        self, total: int, done: int = 0, *, quiet: bool = False, since: float | None = None
+        self,
+        total: int,
+        done: int = 0,
+        *,
+        quiet: bool = False,
+        since: float | None = None,
+        what: str = "cases",
     ) -> None:
+        self.what = what
         self.total, self.done, self.fresh, self.failed = total, done, 0, 0
         self.said = time.monotonic()
         self.started = self.said if since is None else since
@@ -71,7 +79,8 @@ class Progress:
         rate = self.fresh / max(now - self.started, 1e-9)
         left = (self.total - self.done) / max(rate, 1e-9)
         lost = f", {self.failed} failed" if self.failed else ""
-        return f"{self.done}/{self.total} cases{lost}, {rate:.3g} cases/s, {duration(left)} left"
+        count = f"{self.done}/{self.total} {self.what}{lost}"
+        return f"{count}, {rate:.3g} {self.what}/s, {duration(left)} left"
 
 
 def duration(seconds: float) -> str:

@@ -15,9 +15,8 @@ from typing import Any
 
 from taskuq.errors import InputError, MachineError, first_line
 from taskuq.pipeline.device import pick_device
-from taskuq.pipeline.engines import Flags
-from taskuq.pipeline.jobs import Failure, Queue, Share, unfinished, wait
-from taskuq.pipeline.local import Work
+from taskuq.pipeline.engines import Flags, Work
+from taskuq.pipeline.jobs import Failure, Queue, Share, wait
 from taskuq.pipeline.progress import Progress
 
 # What each job gets where nobody asks for anything else: a GPU, and four hours.
@@ -85,9 +84,9 @@ class SlurmOptions:
         Jobs of an earlier start that are still at work are waited for first. Whoever stops the
         run stops its jobs.
         """
-        folder = work.writer.folder
+        folder = work.folder
         self.wait_for_earlier(folder, progress.say)
-        left = unfinished(work, todo)
+        left = work.unfinished(todo)
         _count(len(todo) - len(left), progress)
         if not left:
             return

@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from taskuq.data.dataset import Dataset
 from taskuq.data.readers import Data, open_all, open_data, paper_data
+from taskuq.disk import make_folder
 from taskuq.errors import InputError
-from taskuq.measure.coils import rss
+from taskuq.files import read_json, write_json
+from taskuq.fingerprints import content_fingerprint, fingerprint
 from taskuq.measure.masks import MaskConfig
-from taskuq.measure.mri import MultiCoilMRI
-from taskuq.protocols import PosteriorRecover, Recover
-from taskuq.recover.cases import as_coils
+from taskuq.pipeline.device import pick_device, threads_here
+from taskuq.pipeline.engines import Engine, ThisProcess
+from taskuq.pipeline.progress import Progress
+from taskuq.protocols import Recover
 from taskuq.recover.flow_training import FlowMethod
 from taskuq.recover.methods import ZeroFilled, open_recovery
-from taskuq.recover.metrics import (
-    FloatArray,
-    frechet_distance,
-    rank_correlation,
-    spread_error_correlation,
-    volume_psnr,
-    volume_ssim,
-)
+from taskuq.recover.metrics import FloatArray, frechet_distance, rank_correlation
 from taskuq.recover.varnet_training import VarNetMethod
 from taskuq.recover.vgg import load_vgg
-from taskuq.seeds import mixed_seed
-from taskuq.settings import to_table
+from taskuq.runs.judging import Judging, Measures, pieces_of, reference_pieces
+from taskuq.runs.run import files_of
+from taskuq.settings import to_table, toml_text
 
-SCHEMA = "taskuq.quality/1"
-# Rows and columns of the blocks in which spread and error are compared.
-BLOCK = 4
-# Pixels of each slice that are compared over all slices and accelerations.
-PIXELS = 4096
-Features = Callable[[Tensor, Tensor], Tensor]
+SCHEMA, PIECES = "taskuq.quality/1", "taskuq.pieces/1"
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,13 @@ class QualityConfig:
 
 
 def judge(
-    config: QualityConfig, *, tell: Callable[[str], None] = lambda line: None
+    config: QualityConfig,
+    *,
+    store: Path | None = None,
+    engine: Engine | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Judge every method at every acceleration.
 
@@ -104,95 +103,96 @@ def judge(
 
     Arguments:
         config: What to judge.
-        tell: Called with a line of progress now and then.
+        store: A folder for pieces that are judged, from which a judgement goes on that was
+            stopped; it is removed at the end. A temporary one where None.
+        engine: A Ray cluster or SLURM jobs to share the work; this process alone where None.
+        device: Where networks run: 'cpu', 'cuda', 'mps'; the best there is where None.
+        threads: How many threads torch computes with, in every worker; by default as many as it
+            has here, and one in the workers of another engine.
+        quiet: Show no progress.
     """
+    chosen: Engine = ThisProcess() if engine is None else engine
+    here = pick_device(device)
+    if threads is None:
+        threads = threads_here() if isinstance(chosen, ThisProcess) else 1
+    with tempfile.TemporaryDirectory() as scratch, chosen.ready(Path(scratch)):
+        folder = Path(scratch) if store is None else store
+        work = _opened(config, folder, here, threads)
+        if store is not None:
+            _require_same(store, config, threads)
+        numbers = list(range(len(work.pieces)))
+        todo = work.unfinished(numbers)
+        progress = Progress(len(numbers), len(numbers) - len(todo), quiet=quiet, what="pieces")
+        with progress:
+            chosen.run(work, todo, progress)
+        record = _record(config, work)
+        if store is not None:
+            shutil.rmtree(store)
+    return record
+
+
+def _opened(config: QualityConfig, folder: Path, device: str, threads: int | None) -> Judging:
     if config.part == "all":
         training = validation = open_all(config.data)
     else:
         training, validation = open_data(config.data)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    methods = _methods(config, device)
+    methods = _methods(config, torch.device(device))
     features = None if config.features is None else load_vgg(config.features).to(device)
-    reference = None
+    volumes = list(_volumes(validation, config.volumes))
+    pieces = list(pieces_of(config.measure.accelerations, list(methods), volumes))
     if features is not None:
-        count = min(config.references or len(training), len(training))
-        tell(f"features of {count} training images")
-        reference = _reference(training, count, features)
+        pieces += reference_pieces(min(config.references or len(training), len(training)))
+    return Judging(
+        pieces, folder, validation, training, methods, features,
+        config.measure, config.samples, config.seed, threads,
+    )  # fmt: skip
+
+
+def _require_same(store: Path, config: QualityConfig, threads: int | None) -> None:
+    """Refuse pieces of another judgement: of other settings, networks or data."""
+    # Weights of a network for features have no card beside them.
+    files = [*files_of(replace(config, features=None)), *files_of(config.data)]
+    files += [] if config.features is None else [config.features]
+    contents = [content_fingerprint(path) for path in files]
+    made_from = fingerprint([toml_text(to_table(config)), threads, *contents])
+    header = store / "judging.json"
+    if header.exists() and read_json(header, PIECES)["made_from"] != made_from:
+        raise InputError(
+            f"{store} holds pieces of another judgement (other settings, networks, data or "
+            "threads); remove it, or name another output"
+        )
+    make_folder(store)
+    write_json(header, {"schema": PIECES, "made_from": made_from})
+
+
+def _record(config: QualityConfig, work: Judging) -> dict[str, Any]:
+    """What all pieces say together."""
+    found: dict[tuple[float, str | None], list[Measures]] = {}
+    for number, piece in enumerate(work.pieces):
+        found.setdefault((piece.acceleration, piece.method), []).append(work.kept(number))
+    images = found.pop((1.0, None), None)
+    reference = None if images is None else Measures.together(images).features
     rows, pooled = [], []
-    for acceleration in config.measure.accelerations:
-        for name, recover in methods.items():
-            tell(f"R = {acceleration:g}, {name}")
-            found = _judge_method(validation, acceleration, recover, config, features)
-            rows.append(_row(acceleration, name, found, reference, config.samples))
-            pooled += found.pixels
+    for (acceleration, name), parts in found.items():
+        assert name is not None
+        whole = Measures.together(parts)
+        rows.append(_row(acceleration, name, whole, reference, config.samples))
+        pooled.append(whole.pixels)
     record: dict[str, Any] = {"schema": SCHEMA, "config": to_table(config), "results": rows}
-    if pooled:
-        spread, error = np.concatenate(pooled, axis=1)
+    spread, error = np.concatenate(pooled, axis=1).astype(float)
+    if len(spread):
         correlation = rank_correlation(spread, error)
         if not math.isnan(correlation):
             record["spread_error_pooled"] = correlation
     return record
 
 
-@dataclass(frozen=True)
-class _Measures:
-    psnr: list[float]
-    ssim: list[float]
-    correlation: list[float]
-    where: list[float]
-    pixels: list[FloatArray]
-    features: list[FloatArray]
-    rejected: int
-
-
-def _judge_method(
-    cases: Dataset,
-    acceleration: float,
-    recover: Recover,
-    config: QualityConfig,
-    features: Features | None,
-) -> _Measures:
-    psnr, similarity, correlation, where, pixels, seen = [], [], [], [], [], []
-    before = recover.rejected if isinstance(recover, PosteriorRecover) else 0
-    for numbers in _volumes(cases, config.volumes):
-        truth, means, singles = [], [], []
-        for index in numbers:
-            item = cases[index]
-            image = as_coils(item.image)
-            masks = config.measure.masks(image.shape[-1])
-            scan = MultiCoilMRI(masks, config.measure.accelerations)(image, acceleration)
-            seed = mixed_seed(config.seed, index)
-            drawn = recover(scan, samples=config.samples, seed=seed).float().cpu()
-            truth.append(rss(image))
-            if len(drawn) > 1:
-                correlation.append(spread_error_correlation(drawn, truth[-1]))
-                where.append(spread_error_correlation(drawn, truth[-1], foreground=0, block=BLOCK))
-                pixels.append(_some_pixels(drawn, truth[-1], seed))
-            means.append(drawn.mean(0))
-            singles.append(drawn[0])
-        true, mean = torch.stack(truth), torch.stack(means)
-        psnr.append(volume_psnr(mean, true))
-        similarity.append(volume_ssim(mean, true))
-        if features is not None:
-            seen.append(_features(features, torch.stack(singles), float(true.max())))
-    rejected = recover.rejected - before if isinstance(recover, PosteriorRecover) else 0
-    return _Measures(psnr, similarity, correlation, where, pixels, seen, rejected)
-
-
-def _some_pixels(drawn: Tensor, truth: Tensor, seed: int) -> FloatArray:
-    """Spread and error of some pixels, relative to the slice's maximum, (2, pixel)."""
-    maps = torch.stack([drawn.std(0), (drawn.mean(0) - truth).abs()]).flatten(1)
-    maps /= truth.max().clamp_min(1e-12)
-    chosen = np.random.default_rng(seed).permutation(maps.shape[1])[:PIXELS]
-    return np.asarray(maps[:, chosen].double())
-
-
 def _row(
-    acceleration: float, method: str, found: _Measures, reference: FloatArray | None, samples: int
+    acceleration: float, method: str, found: Measures, reference: FloatArray | None, samples: int
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"acceleration": acceleration, "method": method}
     row["psnr"], row["ssim"] = _average(found.psnr), _average(found.ssim)
-    row["volumes"], row["rejected"] = len(found.psnr), found.rejected
+    row["volumes"], row["rejected"] = len(found.psnr), int(found.rejected.sum())
     row["exact"] = int(np.isposinf(found.psnr).sum())
     for name, values in (
         ("spread_error_correlation", found.correlation),
@@ -201,23 +201,23 @@ def _row(
         defined = [value for value in values if not math.isnan(value)]
         if defined:
             row[name] = float(np.mean(defined))
-    if found.pixels:
+    if found.pixels.size:
         ratio = _size_ratio(found.pixels, samples)
         if ratio is not None:
             row["spread_error_ratio"] = ratio
     if reference is not None:
-        row["fid"] = frechet_distance(np.concatenate(found.features), reference)
+        row["fid"] = frechet_distance(found.features, reference)
     return row
 
 
-def _size_ratio(pixels: Sequence[FloatArray], samples: int) -> float | None:
+def _size_ratio(pixels: FloatArray, samples: int) -> float | None:
     """The spread's root mean square over the error's; none where there is no error."""
-    spread, error = np.square(np.concatenate(pixels, axis=1)).mean(axis=1) ** 0.5
+    spread, error = np.square(pixels.astype(float)).mean(axis=1) ** 0.5
     # The mean of p samples has an error of its own, of one p-th of the variance.
     return float(spread / error) * (1 + 1 / samples) ** 0.5 if error else None
 
 
-def _average(values: list[float]) -> dict[str, float | None]:
+def _average(values: FloatArray) -> dict[str, float | None]:
     """Mean over volumes and its standard error; null where a volume has no finite value."""
     # One volume that is recovered exactly has infinite PSNR, which JSON cannot hold.
     if not np.isfinite(values).all():
@@ -243,18 +243,3 @@ def _volumes(cases: Dataset, limit: int | None) -> Iterator[list[int]]:
     groups = np.asarray(cases.groups)
     for name in list(dict.fromkeys(groups.tolist()))[:limit]:
         yield np.flatnonzero(groups == name).tolist()
-
-
-def _reference(cases: Dataset, count: int, features: Features) -> FloatArray:
-    parts = []
-    for index in range(count):
-        image = rss(as_coils(cases[index].image))
-        parts.append(_features(features, image[None], float(image.max())))
-    return np.concatenate(parts)
-
-
-def _features(features: Features, images: Tensor, data_range: float) -> FloatArray:
-    device = next(features.parameters()).device  # type: ignore[attr-defined]
-    with torch.no_grad():
-        limits = torch.full((len(images),), data_range, device=device)
-        return np.asarray(features(images.to(device), limits).double().cpu())

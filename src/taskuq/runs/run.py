@@ -90,7 +90,7 @@ class Run:
         if precision is not None:
             found["images"] = precision
         for name in ("data", "recover", "task"):
-            files = list(_files_of(getattr(self.config, name)))
+            files = list(files_of(getattr(self.config, name)))
             if files:
                 found[name] = fingerprint([content_fingerprint(path) for path in files])
         return {name: value[:16] for name, value in found.items()}
@@ -133,8 +133,12 @@ def open_run(config: RunConfig, device: str | None = None) -> Run:
     return run
 
 
-def _files_of(settings: Any) -> Iterator[Path]:
-    """The files and folders that settings name, with what the cards of networks name in turn."""
+def files_of(settings: Any) -> Iterator[Path]:
+    """Yield the files and folders that settings name, and what the cards of networks name in turn.
+
+    Arguments:
+        settings: A dataclass whose fields may be paths.
+    """
     for field_ in fields(settings):
         value = getattr(settings, field_.name)
         for named in value if isinstance(value, tuple) else (value,):

@@ -1,0 +1,116 @@
+"""Image quality by every engine: the record of one process, whoever judged the pieces."""
+
+import numpy as np
+import pytest
+import torch
+
+from taskuq.commands.app import main
+from taskuq.errors import InputError
+from taskuq.files import read_json
+from taskuq.pipeline.slurm import SlurmOptions
+from taskuq.recover import build
+from taskuq.runs.judging import Judging
+from taskuq.runs.quality import QualityConfig, judge
+from taskuq.settings import read_settings
+from taskuq.weights.files import save_weights
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Two volumes, judged as they are zero-filled and by a network."""
+    rng = np.random.default_rng(1)
+    images = np.kron(rng.random((8, 8, 8)), np.ones((4, 4)))
+    np.savez(tmp_path / "a.npz", images=images, label=[0] * 8, group=np.arange(8) // 2)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = build("varnet", preset="tiny")
+    save_weights(net, tmp_path / "v.safetensors", kind="varnet", config=net.config)
+    path = tmp_path / "q.toml"
+    path.write_text(
+        f"varnet = '{tmp_path}/v.safetensors'\n[data]\nkind = 'npz'\npath = '{tmp_path}/a.npz'\n"
+        "coils = 2\nvalidation = 0.5\n[measure]\naccelerations = [4, 2]\npublished = false\n"
+    )
+    return path
+
+
+def judged(config, output, *more):
+    asked = ["quality", config, "-o", output, "--device", "cpu", "--threads", "1", *more]
+    main([str(word) for word in asked])
+    return read_json(output, "taskuq.quality/1")
+
+
+def test_jobs_judge_as_one_process_does(config, tmp_path):
+    alone = judged(config, tmp_path / "alone.json")
+    shared = judged(
+        config, tmp_path / "jobs.json", "--engine", "slurm", "--address", "local", "--workers", "2"
+    )
+    assert shared == alone
+    assert len(alone["results"]) == 4
+    assert not (tmp_path / "jobs-pieces").exists()
+
+
+class Moments(torch.nn.Module):
+    """Features of few numbers."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, images, limits):
+        scaled = self.weight * images / limits[:, None, None]
+        return torch.stack([scaled.mean((1, 2)), scaled.std((1, 2))], 1)
+
+
+def test_a_judgement_that_was_stopped_goes_on(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("taskuq.runs.quality.load_vgg", Moments)
+    (tmp_path / "vgg.safetensors").write_text("weights")
+    config.write_text(f"features = '{tmp_path}/vgg.safetensors'\n{config.read_text()}")
+    settings, store = read_settings(QualityConfig, config), tmp_path / "pieces"
+    alone = judge(settings, quiet=True)
+    whole, seen = Judging.judged, []
+
+    def stopping(self, piece):
+        seen.append(piece)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+        return whole(self, piece)
+
+    monkeypatch.setattr(Judging, "judged", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        judge(settings, store=store, quiet=True)
+    assert len(list(store.glob("piece-*.npz"))) == 3
+    assert judge(settings, store=store, quiet=True) == alone
+    assert len(seen) == 4 + 6  # nine pieces, of which three were kept
+    assert all(row["fid"] > 0 for row in alone["results"])
+    assert not store.exists()
+
+
+@pytest.mark.parametrize("change", ["seed", "weights", "threads"])
+def test_pieces_of_another_judgement_are_refused(config, tmp_path, monkeypatch, change):
+    settings, store = read_settings(QualityConfig, config), tmp_path / "pieces"
+
+    def stopping(self, piece):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Judging, "judged", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        judge(settings, store=store, quiet=True)
+    if change == "seed":
+        config.write_text("seed = 1\n" + config.read_text())
+    elif change == "weights":
+        net = build("varnet", preset="tiny")
+        save_weights(net, tmp_path / "v.safetensors", kind="varnet", config=net.config)
+    settings = read_settings(QualityConfig, config)
+    threads = 7 if change == "threads" else None
+    with pytest.raises(InputError, match="holds pieces of another judgement"):
+        judge(settings, store=store, quiet=True, threads=threads)
+
+
+def test_a_real_slurm_judges_too(slurm, config, tmp_path, capsys):
+    engine = SlurmOptions(jobs=2, parameters={"gpus_per_node": 0, "timeout_min": 5})
+    settings = read_settings(QualityConfig, config)
+    shared = judge(settings, store=tmp_path / "pieces", engine=engine, device="cpu", threads=1)
+    assert "2 jobs (" in capsys.readouterr().err
+    assert shared == judge(settings, device="cpu", threads=1, quiet=True)
