@@ -25,6 +25,8 @@ def exact_level(alpha: float | Fraction, name: str = "alpha") -> Fraction:
         >>> exact_level(0.05)
         Fraction(1, 20)
     """
+    if isinstance(alpha, Fraction) and 0 < alpha < 1:
+        return alpha
     try:
         # Text is refused: it may hide an exponent that takes for ever to write out.
         level = Fraction(str(alpha)) if isinstance(alpha, Real) else Fraction(0)

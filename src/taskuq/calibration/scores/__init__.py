@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -70,13 +71,19 @@ def resolve_score(score: str | Score, alpha: float, side: Side = "two") -> Score
 def _made(name: str, alpha: float, side: Side) -> Score:
     known = next((n for n in (name, name.lower()) if n in SCORES), name)
     kind = SCORES[known]
-    takes = inspect.signature(kind).parameters
+    takes = _arguments(kind)
     if side != "two" and "side" not in takes:
         raise InputError(f"the score {name!r} knows no one-sided bounds; use side='two'")
     given: dict[str, Any] = {"side": side} if "side" in takes else {}
     if "alpha" in takes:
         given["alpha"] = float(exact_level(alpha))
     return kind(**given)
+
+
+@cache
+def _arguments(kind: type[Score]) -> frozenset[str]:
+    """What the class of a score can be given."""
+    return frozenset(inspect.signature(kind).parameters)
 
 
 def score_name(score: Score) -> str:
