@@ -50,8 +50,8 @@ PRESETS = {
     # For teaching and tests: 0.2 million parameters.
     "tiny": SamplerConfig(width=8, drawn=(8, 16, 16)),
 }
-# Validation cases that are estimated together.
-TOGETHER = 16
+# Validation cases that say how loud noise has to be, at most, and how many are drawn together.
+ASKED, TOGETHER = 400, 8
 PAPER = TrainingConfig(
     epochs=40,
     batch=16,
@@ -290,9 +290,9 @@ def _judge_loudness(
     generator = torch.Generator(device).manual_seed(0)
 
     def batches() -> Iterator[tuple[Estimate, Tensor]]:
-        for start in range(0, len(cases), TOGETHER):
-            rows = range(start, min(start + TOGETHER, len(cases)))
-            batch = collate([cases[0, row] for row in rows])
+        asked = np.linspace(0, len(cases) - 1, min(ASKED, len(cases))).astype(int)
+        for start in range(0, len(asked), TOGETHER):
+            batch = collate([cases[0, int(row)] for row in asked[start : start + TOGETHER]])
             yield honest(_there(batch, device), generator)
 
     loudness = loudness_of(net.to(device).eval(), batches())
