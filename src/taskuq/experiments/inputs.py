@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from taskuq.calibration.rank import exact_level
+from taskuq.calibration.scores.learned import FEWEST_TO_LEARN, Learned
+from taskuq.calibration.tuning import tuning_units
 from taskuq.calibration.units import NewCase, RandomCase, Unit
 from taskuq.errors import InputError
+from taskuq.evaluation.splits import fold_sizes
 from taskuq.interval import BoolArray
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 from taskuq.outputs.table import TaskOutputs
@@ -228,10 +231,25 @@ def units(inputs: Inputs) -> tuple[Unit, ...]:
     return (NewCase(),) if inputs.lacks(("groups",)) else (NewCase(), RandomCase())
 
 
-def learns(inputs: Inputs, unit: Unit) -> bool:
-    """Return whether there are enough units for a score to learn from some of them."""
-    index = unit.index(inputs.table.cases, inputs.table.group)
-    return int(index.max()) + 1 >= UNITS_TO_LEARN
+def learns(inputs: Inputs, unit: Unit, alphas: Sequence[float]) -> bool:
+    """Return whether a score that learns from targets has enough cases for it in every split.
+
+    Arguments:
+        inputs: The tables.
+        unit: By what they are split.
+        alphas: The error rates, on which depends how many units are set aside.
+
+    Example:
+        >>> few = Inputs(TaskOutputs(rng.random((2, 55, 8)), rng.random(55), (4, 2)))
+        >>> [learns(few, NewCase(), [alpha]) for alpha in (0.05, 0.1)]  # sets aside 19 and 9
+        [True, False]
+    """
+    sizes = np.bincount(unit.index(inputs.table.cases, inputs.table.group))
+    if len(sizes) < UNITS_TO_LEARN:
+        return False
+    calibration, _ = fold_sizes(len(sizes))
+    aside = min(tuning_units(Learned(), unit, calibration, alpha, None) for alpha in alphas)
+    return int(np.sort(sizes)[:aside].sum()) >= FEWEST_TO_LEARN
 
 
 def nearest_acceleration(table: TaskOutputs, wanted: float) -> float:

@@ -56,7 +56,8 @@ def judge_scores(
     names = [
         name
         for name in (*settings.scores, *settings.ours)
-        if learns(inputs, unit) or not target_share(resolve_score(name, settings.alpha))
+        if learns(inputs, unit, [settings.alpha])
+        or not target_share(resolve_score(name, settings.alpha))
     ]
     plan = Comparison(
         alpha=settings.alpha,

@@ -81,7 +81,7 @@ def _replay(inputs: Inputs, settings: ClaimSettings, goal: Pair, unit: Unit) -> 
         PolicyPlan("paper", alpha, target, score="cqr"),
         PolicyPlan("fixed-width", alpha, target, statistic="spread"),
     ]
-    if learns(inputs, unit):
+    if learns(inputs, unit, [alpha]):
         plans.append(PolicyPlan("fixed-width", alpha, target, statistic="learned"))
     plans += [
         PolicyPlan("adaptive", alpha, target, score="mlwr"),

@@ -15,6 +15,8 @@ from taskuq.errors import InputError
 from taskuq.interval import FloatArray, TaskRange
 
 FOLDS = 5
+# Every fold has at least two cases.
+FEWEST_TO_LEARN = 2 * FOLDS
 # The ridge penalty on standardised coefficients, and how often weights are recomputed.
 PENALTY, WEIGHTINGS = 3.0, 6
 
@@ -168,10 +170,10 @@ class Learned(FamilyScore):
         """Return the score fitted to tuning cases, outputs (case, sample) or with rounds first."""
         rounds = outputs if outputs.ndim == 3 else outputs[None]
         cases = rounds.shape[1]
-        if targets is None or cases < 2 * FOLDS:
+        if targets is None or cases < FEWEST_TO_LEARN:
             raise InputError(
-                f"the learned score needs at least {2 * FOLDS} tuning cases with targets, got "
-                f"{0 if targets is None else cases}; give more cases or use score 'mlwr'"
+                f"the learned score needs at least {FEWEST_TO_LEARN} tuning cases with targets, "
+                f"got {0 if targets is None else cases}; give more cases or use score 'mlwr'"
             )
         link = natural_link(range_, rounds, targets)
         shapes = [_shape(link(of_round)) for of_round in rounds]

@@ -55,7 +55,8 @@ def rehearsal_markdown(record: Mapping[str, Any]) -> str:
         f"{settings['steps']} steps of each training, {whose}"
         f"{'' if is_projected else ', at toy size: nothing is projected'}."
     )
-    columns = ["command", "result", "took", "first", "then each", "GPU GiB", "host GiB"]
+    columns = ["command", "result", "took", "first", "then each", "of it waiting"]
+    columns += ["GPU GiB", "host GiB"]
     columns += ["all of it, hours", "on disk, GB"] if is_projected else []
     rows = [_row(result, is_projected) for result in record["lines"]]
     rows += [_sum(record)] if is_projected else []
@@ -66,7 +67,9 @@ def rehearsal_markdown(record: Mapping[str, Any]) -> str:
         raw = sum(raw_bytes().values())
         parts += [
             f"Beside this the download takes {raw / 1e9:.0f} GB unpacked. Host memory is that of "
-            "the command's own process, without its workers.",
+            "the command's own process, without its workers. Waiting is for data and counts "
+            "in the hours: the first batch of an epoch is waited for, and epochs are a few steps "
+            "here, hundreds in the experiment.",
             "",
             plan_markdown(record),
         ]
@@ -98,13 +101,14 @@ def _row(result: Mapping[str, Any], is_projected: bool) -> list[str]:
     cost = result["cost"] or {}
     was_run = result["status"] != "skipped"
     added = f" `{result['added']}`" if result["added"] else ""
-    unit = cost.get("unit", "")
+    unit, waiting = cost.get("unit", ""), cost.get("details", {}).get("wait_share")
     cells = [
         f"`{short_name(result['line'])}`{added}",
         result["status"],
         duration(result["seconds"]) if was_run else "",
         "" if cost.get("first") is None else _seconds(cost["first"]),
         "" if cost.get("each") is None else f"{_seconds(cost['each'])} a {unit}",
+        "" if waiting is None else f"{waiting:.0%}",
         f"{result['peak_gpu_bytes'] / GIB:.1f}" if result["peak_gpu_bytes"] else "",
         f"{result['peak_host_bytes'] / GIB:.1f}" if was_run else "",
     ]
@@ -120,7 +124,7 @@ def _sum(record: Mapping[str, Any]) -> list[str]:
     hours = sum(cost["hours"] or 0 for cost in costs)
     size = sum(cost["bytes"] or 0 for cost in costs) / 1e9
     took = duration(sum(result["seconds"] for result in record["lines"]))
-    return ["all", "", took, "", "", "", "", f"**{_few(hours)}**", f"**{_few(size)}**"]
+    return ["all", "", took, "", "", "", "", "", f"**{_few(hours)}**", f"**{_few(size)}**"]
 
 
 def _seconds(value: float) -> str:
