@@ -57,3 +57,7 @@ def test_replayed_draws_are_draws(net):
             found = draws(cases, samples=samples, seeds=[3, 4])
             assert (found - expected[:, :samples]).abs().max() < 1e-4 * expected.max()
         assert (draws(cases[::-1], samples=1, seeds=[4, 3])[0] - expected[1, :1]).abs().max() < 1e-4
+        last = draws(cases[1:], samples=5, seeds=[4])  # filled up to two cases
+        assert last.shape == expected[1:].shape
+        assert (last - expected[1:]).abs().max() < 1e-4 * expected.max()
+        assert draws._cases == 2

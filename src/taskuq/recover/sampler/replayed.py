@@ -39,7 +39,12 @@ class ReplayedDraws:
         self, measurements: Sequence[Any], *, samples: int, seeds: Sequence[int]
     ) -> Tensor:
         """Return posterior samples, (case, sample, height, width)."""
-        tensors = self.estimating.tensors(measurements)
+        given, tensors = len(seeds), self.estimating.tensors(measurements)
+        if given < self._cases <= 2 * given:
+            # A last batch that is smaller: filled up with its last case, it needs no recording.
+            more = self._cases - given
+            tensors = tuple(torch.cat([x, x[-1:].expand(more, *x.shape[1:])]) for x in tensors)
+            seeds = [*seeds, *[seeds[-1]] * more]
         pixels = math.prod(tensors[0].shape[-2:]) * len(seeds)
         # Chunks of equally many samples, so that one graph serves.
         count = math.ceil(samples / max(1, self.together // pixels))
@@ -49,17 +54,17 @@ class ReplayedDraws:
             self._recording = None  # its memory is free for the next one
             self._recording, self._key = _Recording(self, tensors, chunk), key
         self._recording.know(tensors)
-        images = [
-            self._recording.draw(
-                [
-                    mixed_seed(seed, j, 0)
-                    for seed in seeds
-                    for j in range(k * chunk, (k + 1) * chunk)
-                ]
-            )
-            for k in range(count)
-        ]
-        return torch.cat(images, dim=1)[:, :samples]
+        images = []
+        for first in range(0, count * chunk, chunk):
+            numbers = range(first, first + chunk)
+            rows = [mixed_seed(seed, j, 0) for seed in seeds for j in numbers]
+            images.append(self._recording.draw(rows))
+        return torch.cat(images, dim=1)[:given, :samples]
+
+    @property
+    def _cases(self) -> int:
+        """How many cases were recorded."""
+        return 0 if self._recording is None else self._recording.cases
 
 
 class _Recording:
@@ -67,12 +72,12 @@ class _Recording:
 
     found: Estimated
     known: Any
+    size: tuple[int, int]
 
     def __init__(self, owner: ReplayedDraws, tensors: Sequence[Tensor], samples: int) -> None:
         self.owner = owner
         self.inputs = [x.clone() for x in tensors]
-        cases = len(tensors[0])
-        self.cases, self.size = cases, tuple(tensors[0].shape[-2:])
+        self.cases = cases = len(tensors[0])
         self.seeds = torch.zeros(cases * samples, dtype=torch.int64, device=tensors[0].device)
         self.steps = record(self._know, self._draw) if owner.graphs else []
 
@@ -97,7 +102,9 @@ class _Recording:
 
     def _know(self) -> None:
         self.found = self.owner.estimating.of(*self.inputs)
-        self.known = self.owner.net.know(self.found.inputs(), self.found.share())
+        told = self.found.inputs()
+        self.size = (told.shape[-2], told.shape[-1])
+        self.known = self.owner.net.know(told, self.found.share())
 
     def _draw(self) -> Tensor:
         noise = normal_numbers(self.seeds, self.owner.net.noise_size(*self.size))
