@@ -14,6 +14,7 @@ import torch
 
 from bits import same_bits
 from taskuq.errors import InputError
+from taskuq.runs.training import train_from
 from taskuq.seeds import Share
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, fit
@@ -66,6 +67,17 @@ CONFIGS = {
 }
 
 
+def configured(folder, name):
+    """A configuration with its data."""
+    rng, text, path = np.random.default_rng(0), CONFIGS[name], folder / f"{name}.npz"
+    count = 24 if "[split]" in text else 18
+    images = np.kron(rng.random((count, 8, 8)), np.ones((4, 4)))
+    np.savez(path, images=images, label=np.arange(count) % 2, group=np.arange(count))
+    config = folder / f"{name}.toml"
+    config.write_text(COMMON.format(path=path) + text)
+    return config
+
+
 def start(folder, configs, *more):
     settings = {**os.environ, "OMP_NUM_THREADS": "1", **dict(more)}
     command = [sys.executable, str(SCRIPT), str(folder), *map(str, configs)]
@@ -83,18 +95,8 @@ def launched(rank, port):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Every network, trained by one process and by two."""
-    folder, rng = tmp_path_factory.mktemp("trained"), np.random.default_rng(0)
-    configs = []
-    for name, text in CONFIGS.items():
-        count = 24 if "[split]" in text else 18
-        coarse = rng.random((count, 8, 8))
-        path = folder / f"{name}.npz"
-        np.savez(
-            path, images=np.kron(coarse, np.ones((4, 4))), label=np.arange(count) % 2,
-            group=np.arange(count),
-        )  # fmt: skip
-        configs.append(folder / f"{name}.toml")
-        configs[-1].write_text(COMMON.format(path=path) + text)
+    folder = tmp_path_factory.mktemp("trained")
+    configs = [configured(folder, name) for name in CONFIGS]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     processes = [start(folder / "two", configs, *launched(rank, port)) for rank in range(2)]
@@ -152,6 +154,7 @@ def test_a_batch_that_cannot_be_shared_is_refused(tmp_path, batch, cases, senten
     with pytest.raises(InputError, match=sentence) as error:
         fit(recipe, Points(cases), Points(2), config, tmp_path, machine=machine)
     assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())  # nothing that a better batch would be compared with
 
 
 @pytest.mark.parametrize(
@@ -183,3 +186,32 @@ def test_weighted_means_of_processes_are_the_mean_of_all(total, world):
     shares = [Share.of(total, rank, world) for rank in range(world)]
     means = [share.weight * values[share.rows].mean() for share in shares]
     assert np.mean(means) == pytest.approx(values.mean())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_network_trains_in_mixed_precision_with_clipping_as_a_gpu_does(
+    tmp_path, monkeypatch, name
+):
+    """A GPU has the fused optimiser, whose gradients Lightning does not clip in bfloat16."""
+    adam, norms = torch.optim.Adam, []
+
+    def fused(*weights, **named):
+        optimiser = adam(*weights, **(named | {"fused": True}))
+        grouped = [p for group in optimiser.param_groups for p in group["params"]]
+        optimiser.register_step_post_hook(
+            lambda *_: norms.append(
+                torch.cat([p.grad.flatten() for p in grouped if p.grad is not None]).norm()
+            )
+        )
+        return optimiser
+
+    monkeypatch.setattr(torch.optim, "Adam", fused)
+    config = configured(tmp_path, name)
+    text = config.read_text().replace("clip = 1.0", "clip = 1e-3\nprecision = 'bf16-mixed'")
+    config.write_text(
+        text.replace("[pretrain]\n", "[pretrain]\nclip = 1e-3\nprecision = 'bf16-mixed'\n")
+    )
+    machine = Machine("cpu", progress=False)
+    train_from(name.partition("-")[0], config, tmp_path / "run", machine=machine, steps=2)
+    assert len(norms) == (4 if "[pretrain]" in text else 2)
+    assert [float(norm) for norm in norms] == pytest.approx(len(norms) * [1e-3], rel=1e-2)

@@ -163,6 +163,7 @@ def fit(
     from taskuq.training.timing import read_timing
 
     machine, folder = machine or Machine(), Path(folder)
+    _refuse_impossible(config, machine, training, steps)
     settings, earlier = settings or {}, None
     if recipe.before is not None and (fresh or steps or not (folder / RESUME).exists()):
         first, how = recipe.before
@@ -215,6 +216,7 @@ def foresee(
         earlier: What trainings take that come before.
     """
     machine = machine or Machine()
+    _refuse_impossible(config, machine, training, steps)
     if recipe.before is not None:
         first, how = recipe.before
         with _unfrozen(first.network):
@@ -239,8 +241,6 @@ def _loop(
     from taskuq.training.module import Training
     from taskuq.training.timing import Timing
 
-    if steps is not None and steps < 1:
-        raise InputError(f"{steps} steps were asked for; take at least 1")
     looked_at = None if steps is None else steps * config.batch
     batch = own_batch(config, machine, len(training))  # type: ignore[arg-type]
     loaders = (
@@ -357,6 +357,15 @@ def _loader(
         pin_memory=config.workers > 0 and torch.cuda.is_available(),
         collate_fn=recipe.collate,
     )
+
+
+def _refuse_impossible(
+    config: TrainingConfig, machine: Machine, cases: TorchDataset[Any], steps: int | None
+) -> None:
+    """Refuse what cannot be trained, before anything is written."""
+    if steps is not None and steps < 1:
+        raise InputError(f"{steps} steps were asked for; take at least 1")
+    own_batch(config, machine, len(cases))  # type: ignore[arg-type]
 
 
 def own_batch(config: TrainingConfig, machine: Machine, cases: int) -> int:
