@@ -46,7 +46,7 @@ class MatchingConfig:
     outputs: int = 2
     width: int = 48
     widest: int = 6
-    drawn: tuple[int, ...] = (48, 96, 144, 192)
+    drawn: tuple[int, ...] = (32, 48, 64, 96, 128)
     times: int = 16
 
     @property
