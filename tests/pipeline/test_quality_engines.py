@@ -41,13 +41,16 @@ def judged(config, output, *more):
     return read_json(output, "taskuq.quality/1")
 
 
-def test_jobs_judge_as_one_process_does(config, tmp_path):
+def test_jobs_judge_as_one_process_does(config, tmp_path, capsys):
     alone = judged(config, tmp_path / "alone.json")
     shared = judged(
         config, tmp_path / "jobs.json", "--engine", "slurm", "--address", "local", "--workers", "2"
     )
     assert shared == alone
     assert len(alone["results"]) == 4
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("R = ")]
+    stages = [f"R = {R}, {method}" for R in (4, 2) for method in ("zero-filled", "varnet")]
+    assert said == stages  # of the process alone
     assert not (tmp_path / "jobs-pieces").exists()
 
 

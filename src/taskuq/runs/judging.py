@@ -148,8 +148,13 @@ class Judging:
             todo: The numbers of the pieces.
             progress: Told of every piece.
         """
+        said = ""
         with pinned_threads(self.threads), ended_by_sigterm():
             for index in todo:
+                stage = self._stage(self.pieces[index])
+                if progress is not None and stage != said:
+                    progress.say(stage)
+                said = stage
                 found = self.judged(self.pieces[index])
                 arrays = {field.name: getattr(found, field.name) for field in fields(found)}
                 with whole_file(self._file(index)) as partial, partial.open("wb") as file:
@@ -207,6 +212,12 @@ class Judging:
         assert self.features is not None
         image = rss(as_coils(self.training[index].image))
         return _seen(self.features, image[None], float(image.max()))
+
+    def _stage(self, piece: Piece) -> str:
+        if piece.method is not None:
+            return f"R = {piece.acceleration:g}, {piece.method}"
+        images = sum(len(each.cases) for each in self.pieces if each.method is None)
+        return f"features of {images} training images"
 
     def _file(self, index: int) -> Path:
         return self.folder / f"piece-{index:06d}.npz"

@@ -139,11 +139,10 @@ def _opened(config: QualityConfig, folder: Path, device: str, threads: int | Non
     methods = _methods(config, torch.device(device))
     features = None if config.features is None else load_vgg(config.features).to(device)
     volumes = list(_volumes(validation, config.volumes))
-    pieces = list(pieces_of(config.measure.accelerations, list(methods), volumes))
-    if features is not None:
-        pieces += reference_pieces(min(config.references or len(training), len(training)))
+    count = min(config.references or len(training), len(training)) if features else 0
+    pieces = pieces_of(config.measure.accelerations, list(methods), volumes)
     return Judging(
-        pieces, folder, validation, training, methods, features,
+        [*reference_pieces(count), *pieces], folder, validation, training, methods, features,
         config.measure, config.samples, config.seed, threads,
     )  # fmt: skip
 
