@@ -138,6 +138,8 @@ def _run(done: Done) -> Cost:
 def _quality(done: Done) -> Cost:
     """The median over accelerations of what a method took: the first compiles."""
     stages = [(at, text) for at, text in done.said if text.startswith(("R = ", "features of "))]
+    if not stages:
+        return Cost(bytes=done.grown)
     ends = [*(at for at, _ in stages[1:]), done.seconds]
     took: dict[str, list[float]] = {}
     reference = 0.0
@@ -147,8 +149,6 @@ def _quality(done: Done) -> Cost:
         else:
             (number,) = re.findall(r"\d+", text)
             reference = (end - at) / int(number)
-    if not took:
-        return Cost(bytes=done.grown)
     rounds = max(map(len, took.values()))
     cases = _judged(done.work)
     each = rounds * sum(map(statistics.median, took.values())) / cases

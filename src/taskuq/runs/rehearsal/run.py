@@ -180,8 +180,11 @@ class Rehearsal:
         }
         if ended.status == 0:
             grown = _size(work, line) - before
-            cost = cost_of(Done(line, work, ended.seconds, grown, ended.said))
-            result["cost"] = asdict(cost)
+            done = Done(line, work, ended.seconds, grown, ended.said)
+            try:
+                result["cost"] = asdict(cost_of(done))
+            except Exception as error:  # what is left is worth more than one figure
+                self.tell(f"    its cost could not be read: {type(error).__name__}: {error}")
         return result
 
     def _clear(self, line: Line) -> None:
