@@ -14,7 +14,7 @@ from taskuq.recover import RECOVERIES
 from taskuq.recover.ensemble import Ensemble, EnsembleMethod
 from taskuq.recover.methods import ZeroFilled
 from taskuq.recover.scan import DrawsCoilImages
-from taskuq.runs.run import RunConfig, _files_of, read_run
+from taskuq.runs.run import RunConfig, files_of, read_run
 from taskuq.settings import to_table
 from taskuq.training.seeds import gaussian_rows, own_randomness
 from taskuq.weights.files import save_weights
@@ -129,4 +129,4 @@ def test_provenance_names_all_members_and_whatever_they_draw_around(tmp_path, sa
         "kind": "ensemble",
         "members": [str(path) for path in samplers[1:]],
     }
-    assert set(samplers) <= set(_files_of(run.recover))
+    assert set(samplers) <= set(files_of(run.recover))
