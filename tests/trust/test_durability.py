@@ -134,9 +134,12 @@ def test_a_second_roster_is_not_written_over_the_first(tmp_path):
 
 
 SCRIPT = """
-import sys, time
+import signal, sys, time
 import numpy as np
 import taskuq as tq
+
+# Whoever starts the tests in the background leaves them deaf to Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def recover(measurement, *, samples, seed):
     if measurement[0, 0] == 6:

@@ -298,4 +298,5 @@ def test_a_log_says_when_a_run_was_taken_up(tmp_path):
     run(tmp_path / "t")
     lines = (tmp_path / "t" / "log.jsonl").read_text().splitlines()
 
-    assert [json.loads(line)["event"] for line in lines] == ["started", "retrying"]
+    events = [json.loads(line)["event"] for line in lines]
+    assert events == ["started", "finished", "retrying", "finished"]
