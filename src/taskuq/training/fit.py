@@ -259,11 +259,14 @@ def _loop(
     is_shared = machine.processes > 1
     shared = module.layers.of(recipe.network) if is_shared else nullcontext()
     with _quiet(), own_randomness(config.seed), shared:
-        _trainer(config, machine, [timing] if keep is None else [keep, timing]).fit(
-            module,
-            *loaders,
-            ckpt_path=None if resume is None else str(resume),
-        )
+        trainer = _trainer(config, machine, [timing] if keep is None else [keep, timing])
+        if trainer.world_size != machine.processes:
+            # Lightning takes the number of a SLURM step's tasks for that of processes.
+            raise InputError(
+                f"{machine.processes} processes were asked for and the launcher started "
+                f"{trainer.world_size}; use --engine slurm, or one task of srun for each process"
+            )
+        trainer.fit(module, *loaders, ckpt_path=None if resume is None else str(resume))
     return timing.record
 
 

@@ -107,7 +107,7 @@ def _training(done: Done) -> Cost:
     assert done.line.config is not None
     config = read_toml(done.work / done.line.config)
     record = read_timing(done.work / done.line.makes[0])
-    share = config["split"]["train"] if "split" in config else 1 - config["data"]["validation"]
+    share = config.get("split", {}).get("train", 1 - config["data"].get("validation", 0.0))
     learned = round(TRAINING_SLICES * share)
     return Cost(
         unit="step",

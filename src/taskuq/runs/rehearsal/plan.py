@@ -69,7 +69,7 @@ def plan_steps(record: Mapping[str, Any], gpus: int) -> list[Step]:
     now = max(ends)
     for result in results[last + 1 :]:
         is_gpu = bool(result["peak_gpu_bytes"])
-        shared = gpus if is_gpu and _verb(result) == "run" else 1
+        shared = gpus if is_gpu and _verb(result) in ("run", "quality") else 1
         extra = f" --engine ray --workers {shared}" if shared > 1 else ""
         took = _hours(result) / shared
         plan.append(Step(now, now + took, shared if is_gpu else 0, _command(result) + extra))
@@ -149,11 +149,12 @@ def _shares(chains: Sequence[Sequence[Mapping[str, Any]]], gpus: int) -> tuple[i
 
 
 def _batch(result: Mapping[str, Any]) -> int:
-    return int(result["cost"]["details"]["batch"])
+    details = (result["cost"] or {}).get("details", {})
+    return int(details.get("batch", 1))
 
 
 def _hours(result: Mapping[str, Any]) -> float:
-    projected = result["cost"]["hours"]
+    projected = (result["cost"] or {}).get("hours")
     return float(result["seconds"]) / 3600 if projected is None else float(projected)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 from pathlib import Path
 
@@ -42,5 +41,7 @@ def _peak() -> int:
         (line,) = (row for row in status.splitlines() if row.startswith("VmHWM:"))
         return 1024 * int(line.split()[1])
     except (OSError, ValueError):
+        import resource  # not on every system
+
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
