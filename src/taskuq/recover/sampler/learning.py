@@ -5,7 +5,8 @@ Each case's score is therefore divided by the running mean of the scores at its 
 
 .. math:: \mathbb E\, \frac{S\big(\{\hat x^{(j)}\}, x\big)}{\bar S(m)},
 
-which is as proper as the score itself: the divisor depends on the measurement's setting alone.
+which would be as proper as the score itself if the divisor depended on the measurement's setting
+alone; the running mean has the present batch in it, by 2 %.
 """
 
 from __future__ import annotations
