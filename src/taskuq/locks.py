@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,8 +45,15 @@ def locked(path: Path, *, wait: bool = False, what: str = "this file") -> Iterat
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise InputError(
                 f"another process is working on {what}; wait until it has ended"
             ) from None
+        except OSError as error:
+            # Some network file systems keep no locks.
+            warnings.warn(
+                f"the file system of {path.parent} keeps no locks ({error.strerror}); let no two "
+                f"processes work on {what}",
+                stacklevel=3,
+            )
         yield

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from taskuq.commands import app
 from taskuq.commands.app import main
+from taskuq.errors import InputError
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 
 
@@ -226,3 +228,18 @@ def test_a_table_is_cut_into_two_by_its_groups(tmp_path):
     assert not set(part.group) & set(rest.group)
     assert part.cases + rest.cases == whole.cases
     assert sorted([*part.targets, *rest.targets]) == sorted(whole.targets)
+
+
+def test_an_error_of_a_process_that_reads_data_is_its_sentence_alone(monkeypatch, capsys):
+    from torch._utils import ExceptionWrapper
+
+    try:
+        raise InputError("a slice is damaged; prepare it again")
+    except InputError:
+        caught = ExceptionWrapper(where="in DataLoader worker process 0")
+    monkeypatch.setattr(app, "app", lambda words: caught.reraise())
+
+    with pytest.raises(SystemExit) as ended:
+        app.main([])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "taskuq: a slice is damaged; prepare it again\n"

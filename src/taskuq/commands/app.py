@@ -124,9 +124,9 @@ def _ending(error: Exception) -> tuple[int, str]:
     """The exit status of an error and its sentence: 2 for bad input, 1 for the machine and us."""
     match error:
         case InputError():
-            return 2, str(error)
+            return 2, _own_words(error)
         case MachineError():
-            return 1, str(error)
+            return 1, _own_words(error)
         case cyclopts.CycloptsError():
             return 2, f"{str(error).rstrip('.')}; see taskuq --help"
         case ModuleNotFoundError() if (name := (error.name or "").partition(".")[0]) in EXTRAS:
@@ -145,6 +145,12 @@ def _ending(error: Exception) -> tuple[int, str]:
         f"{OURS} ({type(error).__name__}: {first_line(error):.160}); run the command again with "
         f"{TRACEBACK} and report what it prints"
     )
+
+
+def _own_words(error: Exception) -> str:
+    """What an error says; one of a process that reads data comes with that process's traceback."""
+    text = str(error)
+    return text.rpartition(f"{type(error).__name__}: ")[2] if text.startswith("Caught ") else text
 
 
 def _say_warnings() -> None:

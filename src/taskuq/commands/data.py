@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from inspect import signature
 from pathlib import Path
@@ -177,6 +178,8 @@ def prepare(
     if failed:
         say(f"{failed} volumes could not be prepared; fetch them again, or take them away")
     show(str(cache / preparation.key))
+    if failed:
+        sys.exit(1)
 
 
 def atlas(

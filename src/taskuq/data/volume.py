@@ -74,7 +74,12 @@ class Volume:
 
     def kspace(self, index: int) -> NDArray[np.complex64]:
         """k-space of one slice, (coil, height, width), bit for bit as stored."""
-        return np.asarray(self._read("kspace", index))
+        kspace = np.asarray(self._read("kspace", index))
+        if not np.isfinite(kspace).all():
+            raise InputError(
+                f"{self.path} holds NaN or infinite values in slice {index}; fetch it again"
+            )
+        return kspace
 
     def reconstruction_rss(self, index: int) -> NDArray[np.float32]:
         """The reference image of one slice, (height, width)."""
