@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from taskuq.data.arrays import ArrayDataset
+from taskuq.data.atlas import Atlas
 from taskuq.data.dataset import Changed, Subset
 from taskuq.data.memory import InMemory, _meeting_place, _name
+from taskuq.data.patient import PatientPlan
 
 COUNT, SIDE = 40, 512  # 42 MB
 
@@ -121,6 +123,25 @@ def test_other_cases_are_not_taken_for_the_same(change, monkeypatch):
 
     assert len(set(source.asked)) == len(other)
     assert torch.equal(kept[0].image, other[0].image) == (change != "first image")
+
+
+def test_the_same_images_with_other_labels_are_others():
+    images, group = np.random.default_rng(0).random((4, 8, 8)), [0, 0, 1, 1]
+    sources = [ArrayDataset(images, label, group) for label in ([0, 1, 0, 1], [0, 1, 1, 1])]
+    kept = [InMemory.of(source) for source in sources]
+
+    assert [one.labels.tolist() for one in kept] == [[0, 1, 0, 1], [0, 1, 1, 1]]
+    assert [item.label for item in kept[1]] == [0, 1, 1, 1]
+
+
+def test_labels_that_cost_reading_are_not_asked_for_beforehand(monkeypatch):
+    atlas = Atlas(2, seed=7, coils=0, plan=PatientPlan(size=32, slices=3))
+    expected = Atlas(2, seed=7, coils=0, plan=PatientPlan(size=32, slices=3)).labels
+    with monkeypatch.context() as patch:
+        patch.setattr(Atlas, "labels", property(lambda self: pytest.fail("labels were asked for")))
+        kept = InMemory.of(atlas)
+
+    assert kept.labels.tolist() == expected.tolist()
 
 
 def test_who_changes_an_image_changes_it_for_himself(elsewhere):

@@ -73,13 +73,15 @@ class InMemory:
         name = _name(source)
         place = _meeting_place() / name
         with locked(place, wait=True):
-            file = _opened(place, name)
+            file = _opened(place, name, source)
             is_ours = file is None
             if file is None:
                 file = _filled(source, processes, name)
                 with writing(place):
                     place.write_text(f"/proc/{os.getpid()}/fd/{file}", encoding="utf-8")
-        found = cls(_items(file), source.labels, source.groups, precision_of(source))
+        items = _items(file)
+        labels = np.array([item.label for item in items], dtype=np.int64)
+        found = cls(items, labels, source.groups, precision_of(source))
         # Until then others find the memory by this process and its file.
         weakref.finalize(found, _let_go, file, place if is_ours else None)
         return found
@@ -153,7 +155,8 @@ def _name(source: Dataset) -> str:
     chosen = np.unique(np.linspace(0, max(0, len(source) - 1), LOOKED_AT).astype(int))
     images = [source[int(index)].image.numpy() for index in chosen if len(source)]
     marks = [hashlib.sha256(np.ascontiguousarray(image).data).hexdigest() for image in images]
-    return fingerprint([_job(), marks, source.labels.tolist(), source.groups.tolist()])[:32]
+    # Not by labels: the atlas knows them when all of its patients are drawn.
+    return fingerprint([_job(), marks, source.groups.tolist()])[:32]
 
 
 def _job() -> list[str]:
@@ -174,13 +177,16 @@ def _meeting_place() -> Path:
     return folder
 
 
-def _opened(place: Path, name: str) -> int | None:
+def _opened(place: Path, name: str, source: Dataset) -> int | None:
     """The memory that another process has filled with these cases, where one has."""
     with suppress(OSError, ValueError):
         path = place.read_text(encoding="utf-8")
         # Whoever was there may have ended, and its number be another's.
         if f"/memfd:{name} " in os.readlink(path):
-            return os.open(path, os.O_RDONLY)
+            file = os.open(path, os.O_RDONLY)
+            if [known[0] for known, *_ in _about(file)] == source.labels.tolist():
+                return file
+            os.close(file)  # the same images with other labels
     return None
 
 
@@ -217,18 +223,23 @@ def _items(file: int) -> tuple[Item, ...]:
     """All cases, their images where they lie."""
     import torch
 
-    end = os.fstat(file).st_size - 8
-    length = int.from_bytes(os.pread(file, 8, end), "little")
-    about = json.loads(os.pread(file, length, end - length))
     with os.fdopen(os.dup(file), "rb") as opened:
         # Copy on write: who changes an image changes it for himself.
         memory = np.memmap(opened, dtype=np.uint8, mode="c")
     items = []
-    for known, begin, shape, kind in about:
+    for known, begin, shape, kind in _about(file):
         size = math.prod(shape) * np.dtype(kind).itemsize
         image = np.asarray(memory[begin : begin + size]).view(kind).reshape(shape)
         items.append(Item(torch.from_numpy(image), *known))
     return tuple(items)
+
+
+def _about(file: int) -> list[Any]:
+    """What is known of each case: label, group, name and scale; and where its image lies."""
+    end = os.fstat(file).st_size - 8
+    length = int.from_bytes(os.pread(file, 8, end), "little")
+    about: list[Any] = json.loads(os.pread(file, length, end - length))
+    return about
 
 
 def _let_go(file: int, place: Path | None) -> None:
