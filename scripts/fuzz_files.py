@@ -187,7 +187,7 @@ def _records():
     picture = np.zeros((2, 2, 8, 8))
     save_explorer(
         "page/explorer.npz", case=["a", "b"], group=["x", "y"], accelerations=[8, 4],
-        truth=picture[:, 0], zero_filled=picture, mean=picture, sd=picture,
+        truth=picture[:, 0], estimate=picture, mean=picture, sd=picture,
         outputs=table.outputs[:, :2].transpose(1, 0, 2), targets=table.targets_at(0)[:2],
         calibration_outputs=table.outputs.transpose(1, 0, 2),
         calibration_targets=table.targets_at(0),

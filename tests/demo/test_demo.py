@@ -109,7 +109,7 @@ def test_the_report_at_the_stop_is_what_the_policy_says_of_the_stored_outputs(fo
 def test_samples_agree_with_the_scan_and_their_mean_and_spread(folder):
     explorer = load_explorer(folder / "explorer.npz")
     error = np.abs(explorer.mean - explorer.truth[:, None]).mean((0, 2, 3))
-    blind = np.abs(explorer.zero_filled - explorer.truth[:, None]).mean((0, 2, 3))
+    blind = np.abs(explorer.estimate - explorer.truth[:, None]).mean((0, 2, 3))
     assert (error < blind).all()
     assert (np.diff(error) < 0).all()  # more lines, smaller errors
     assert (np.diff(explorer.sd.mean((0, 2, 3))) < 0).all()

@@ -50,7 +50,7 @@ def pictures(slices, size=64, samples=4, seed=0):
     drawn = _image((spectrum[:, None, None] + 0.9 * falling * noise) * unmeasured
                    + spectrum[:, None, None] * ~unmeasured)  # fmt: skip
     return {
-        "accelerations": RATES, "masks": masks, "truth": truth, "zero_filled": np.abs(zero),
+        "accelerations": RATES, "masks": masks, "truth": truth, "estimate": np.abs(zero),
         "mean": np.abs(drawn.mean(axis=2)), "sd": drawn.std(axis=2), "samples": np.abs(drawn),
         "point": np.abs(0.5 * zero + 0.5 * truth[:, None]),
     }  # fmt: skip

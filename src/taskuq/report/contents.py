@@ -15,6 +15,7 @@ from taskuq.report.figure import Figure, figure_from_dict, figures_of
 from taskuq.report.folder import RunFolder, StoredRecord
 from taskuq.report.records import Record
 from taskuq.report.tables import Table
+from taskuq.words import Words, as_words
 
 # Experiments in the order in which they tell their story; others follow as they are found.
 STORY = (
@@ -123,6 +124,18 @@ class Contents:
             if isinstance(said, int | float) and said > 0 and math.isfinite(said):
                 return float(said)
         return None
+
+    @property
+    def words(self) -> Words:
+        """What things are called: as the run says, or its table, or else in plain words."""
+        table = self.folder.table
+        for said in (self.folder.run, {} if table is None else table.provenance):
+            try:
+                if said.get("words") is not None:
+                    return as_words(said["words"])
+            except InputError:
+                continue
+        return Words()
 
     @property
     def all_figures(self) -> list[Figure]:

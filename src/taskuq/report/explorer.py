@@ -14,8 +14,9 @@ from taskuq.checks import as_array, as_ids, as_range, require_finite
 from taskuq.errors import InputError
 from taskuq.files import open_npz, whole_file
 from taskuq.interval import FloatArray
+from taskuq.words import round_label
 
-PICTURES = ("zero_filled", "mean", "sd")
+PICTURES = ("estimate", "mean", "sd")
 SEEN = ("truth", *PICTURES, "samples", "point")
 
 
@@ -30,7 +31,7 @@ class Explorer:
         group: Its patient or volume (S,).
         accelerations: Of the rounds (T,), decreasing.
         truth: Fully measured images (S, H, W).
-        zero_filled: Images of the measurements alone (S, T, H, W).
+        estimate: Images of the measurements alone (S, T, H, W): zero-filled, back-projected.
         mean: Posterior means (S, T, H, W).
         sd: Posterior standard deviations (S, T, H, W).
         outputs: Task outputs of the recoveries (S, T, p).
@@ -38,19 +39,20 @@ class Explorer:
         calibration_outputs: The same of the calibration cases (n, T, p).
         calibration_targets: Their targets (n,).
         label: The class of each slice (S,).
-        masks: Which k-space columns a round measures (T, width).
+        masks: Which k-space columns a round measures (T, width); where k-space is measured.
         samples: Single posterior samples (S, T, J, H, W).
         point: Another recovery to compare with, e.g. a variational network's (S, T, H, W).
         point_outputs: Its task outputs (S, T).
         calibration_group: The groups of the calibration cases (n,).
         task_range: The range of the task, (2,).
+        round_names: What rounds are called (T,).
     """
 
     case: np.ndarray
     group: np.ndarray
     accelerations: FloatArray
     truth: FloatArray
-    zero_filled: FloatArray
+    estimate: FloatArray
     mean: FloatArray
     sd: FloatArray
     outputs: FloatArray
@@ -64,6 +66,13 @@ class Explorer:
     point_outputs: FloatArray | None = None
     calibration_group: np.ndarray | None = None
     task_range: tuple[float, float] | None = None
+    round_names: np.ndarray | None = None
+
+    @property
+    def labels(self) -> list[str]:
+        """What each round is called: its name, or its acceleration."""
+        names = [None] * self.rounds if self.round_names is None else self.round_names.tolist()
+        return [round_label(float(R), n) for R, n in zip(self.accelerations, names, strict=True)]
 
     @property
     def slices(self) -> int:
@@ -78,7 +87,7 @@ class Explorer:
 
 NAMES = tuple(field.name for field in fields(Explorer))
 NEEDED = tuple(field.name for field in fields(Explorer) if field.default is MISSING)
-IDS = ("case", "group", "label", "calibration_group")
+IDS = ("case", "group", "label", "calibration_group", "round_names")
 
 
 def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
@@ -93,7 +102,7 @@ def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
         >>> picture, outputs = np.zeros((1, 2, 8, 8)), rng.random((1, 2, 4))
         >>> path = save_explorer(
         ...     tempfile.mkdtemp() + "/explorer.npz", case=["slice 3"], group=["patient 1"],
-        ...     accelerations=[8, 4], truth=picture[:, 0], zero_filled=picture, mean=picture,
+        ...     accelerations=[8, 4], truth=picture[:, 0], estimate=picture, mean=picture,
         ...     sd=picture, outputs=outputs, targets=[0.4],
         ...     calibration_outputs=rng.random((20, 2, 4)), calibration_targets=rng.random(20))
         >>> load_explorer(path).slices
@@ -142,7 +151,7 @@ def check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     rates = x["accelerations"].astype(float)
     if (rates <= 1).any() or (np.diff(rates) >= 0).any():
         raise InputError(f"accelerations must decrease and stay above 1, got {rates.tolist()}")
-    lengths = {"case": S, "group": S, "label": S, "calibration_group": n}
+    lengths = {"case": S, "group": S, "label": S, "calibration_group": n, "round_names": T}
     ids = {name: as_ids(given[name], name, lengths[name]) for name in IDS if name in given}
     parts: dict[str, Any] = {name: _kept(value, name) for name, value in x.items()}
     parts |= {name: value.astype(str) for name, value in ids.items()}

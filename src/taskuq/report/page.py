@@ -20,6 +20,7 @@ from taskuq.report.payload import explorer_payload
 from taskuq.report.sentences import facts, failure_tables, headline, key_table, limits, tiles
 from taskuq.report.svg import figure_svg, swatch
 from taskuq.report.tables import Table, figure_table, shown
+from taskuq.words import Words
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("statistics.js", "model.js", "explorer.js")
@@ -44,6 +45,10 @@ def page_text(contents: Contents) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     return environment.get_template("report.html").render(**_context(contents))
+
+
+def _by_group(words: Words) -> str:
+    return f"{words.title('group')} by {words.group}"
 
 
 def _grid(table: Table) -> dict[str, Any]:
@@ -92,7 +97,7 @@ def _context(contents: Contents) -> dict[str, Any]:
     sections = [("guarantee", "Guarantee"), ("run", "What was run"), ("results", "Results")]
     sections += [("explore", "Look for yourself")] if explorer else []
     sections += [(str(e["id"]), str(e["title"])) for e in experiments]
-    sections += [("figures", "Figures"), ("patients", "Patient by patient"),
+    sections += [("figures", "Figures"), ("patients", _by_group(contents.words)),
                  ("failures", "Failures"), ("reproduce", "Reproduce")]  # fmt: skip
     scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
     return {
@@ -130,6 +135,7 @@ def _said(contents: Contents) -> dict[str, Any]:
         "revision": str(run["revision"]) if run.get("revision") else None,
         "folder_name": contents.folder.path.resolve().name or "RUN_DIR",
         "version": taskuq.__version__,
+        "words": contents.words,
     }  # fmt: skip
 
 
@@ -146,7 +152,8 @@ def _results(contents: Contents) -> dict[str, Any]:
         "tables": [_grid(t) for t in policies],
         "more_tables": [_grid(t) for t in others],
         "patients": _grid(patients) if patients else None,
-        "patients_note": "The table has no groups, so there is nothing to sum up by patient."
+        "patients_note": "The table has no groups, so there is nothing to sum up by "
+        f"{contents.words.group}."
         if table is not None
         else "No table of task outputs is stored with this run.",
     }
@@ -197,7 +204,7 @@ def _explorer(contents: Contents) -> tuple[dict[str, Any] | None, list[str]]:
     found = contents.folder.explorer
     if found is None or contents.numbers is None:
         return None, []
-    payload = explorer_payload(found, contents.numbers)
+    payload = explorer_payload(found, contents.numbers, contents.words)
     notes = []
     if payload["shrink"] > 1:
         notes.append(

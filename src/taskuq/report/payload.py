@@ -12,6 +12,7 @@ import numpy as np
 
 from taskuq.interval import FloatArray
 from taskuq.report.explorer import Explorer
+from taskuq.words import Words
 
 # The first of these (quality, shrinking) at which all pictures fit into the budget is taken.
 STEPS = ((84, 1), (72, 1), (60, 1), (48, 1), (80, 2), (64, 2), (48, 2), (64, 4))
@@ -41,16 +42,21 @@ class Pictures:
     rounds: list[list[str]]
 
 
-def explorer_payload(explorer: Explorer, numbers: Mapping[str, Any]) -> dict[str, Any]:
+def explorer_payload(
+    explorer: Explorer, numbers: Mapping[str, Any], words: Words
+) -> dict[str, Any]:
     """Return all that the explorer needs, as values that JSON can hold.
 
     Arguments:
         explorer: The stored slices and calibration set.
         numbers: What it computes with: settings, calibration set and families of intervals.
+        words: What cases, groups, rounds and pictures are called.
     """
     made = slice_pictures(explorer)
     return {
         **numbers,
+        "words": words.to_dict(),
+        "round_names": explorer.labels,
         "tiles": made.tiles,
         "size": [made.height, made.width],
         "shrink": made.shrink,
@@ -84,7 +90,7 @@ def slice_pictures(explorer: Explorer, budget: int = BUDGET) -> Pictures:
     """
     S, H, W = explorer.truth.shape
     J = 0 if explorer.samples is None else explorer.samples.shape[2]
-    tiles = ["zero-filled", "mean", "sd", "error"]
+    tiles = ["estimate", "mean", "sd", "error"]
     tiles += ["point"] if explorer.point is not None else []
     tiles += [f"sample-{j + 1}" for j in range(J)]
     for quality, shrink in STEPS:
@@ -116,7 +122,7 @@ def _encoded_slice(
     doubt = float(np.quantile(np.concatenate([sd.ravel(), error.ravel()]), 0.999)) or 1.0
     sheets = []
     for k in range(explorer.rounds) if rounds is None else rounds:
-        row = [_grey(explorer.zero_filled[s, k], top, shrink), _grey(mean[k], top, shrink)]
+        row = [_grey(explorer.estimate[s, k], top, shrink), _grey(mean[k], top, shrink)]
         row += [_grey(sd[k], doubt, shrink), _grey(error[k], doubt, shrink)]
         if explorer.point is not None:
             row.append(_grey(explorer.point[s, k], top, shrink))

@@ -61,13 +61,15 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
 def limits(contents: Contents) -> list[str]:
     """Return what the promise is not."""
     run = contents.folder.run
-    by = "groups (patients or volumes)" if contents.is_by_group else "cases"
+    words = contents.words
+    one = "group" if contents.is_by_group else "case"
+    by = words.many(one)
     found = [
         "The target is what the task network says about the fully measured image. It is not the "
         "diagnosis, and a network that is wrong about the true image is wrong here too.",
         f"The promise is an average over new {by} that come from where the calibration {by} came "
-        "from. It is not about one given patient, and not about a class of patients: there "
-        "coverage is measured.",
+        f"from. It is not about one given {getattr(words, one)}, and not about a class of {by}: "
+        "there coverage is measured.",
         "Exchangeability is assumed. Another scanner, protocol or population breaks it, and "
         "nothing on this page would show that.",
         "Widths and accelerations are measured; no width is promised where a scan does not stop "

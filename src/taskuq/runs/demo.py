@@ -16,6 +16,7 @@ from taskuq.files import write_json
 from taskuq.outputs import TaskOutputs
 from taskuq.pipeline.provenance import provenance
 from taskuq.runs.stored import stored_quality, stored_table
+from taskuq.words import MRI
 
 if TYPE_CHECKING:
     from taskuq.runs.live import ScannedSlice
@@ -173,6 +174,7 @@ def _run(settings: DemoSettings, policy: Policy) -> dict[str, Any]:
         "max_width": MAX_WIDTH,
         "samples": policy.samples,
         "unit": "group",
+        "words": MRI.to_dict(),
         "seed": settings.seed,
         "versions": {
             "taskuq": taskuq.__version__,

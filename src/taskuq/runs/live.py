@@ -119,7 +119,7 @@ def scan_slice(
             "label": int(item.label),
             "truth": truth.numpy(),
             "targets": float(_numbers(networks.task(truth[None]))[0]),
-            "zero_filled": torch.stack([rss(m.zero_filled) for m in measurements]).numpy(),
+            "estimate": torch.stack([rss(m.zero_filled) for m in measurements]).numpy(),
             "mean": drawn.mean(1).numpy(),
             "sd": drawn.std(1).numpy(),
             "samples": drawn[:, :shown].numpy(),

@@ -15,9 +15,11 @@
   const span = outputSpan();
   const TAUS = Array.from({ length: 100 }, (_, i) =>
     Number((((i + 1) / 100) * (span[1] - span[0])).toPrecision(6)));
+  const words = stored.words;
+  const titled = (word) => word.slice(0, 1).toUpperCase() + word.slice(1);
   const NAMES = {
-    "zero-filled": "Zero-filled", mean: "Posterior mean", sd: "Standard deviation",
-    error: "Error of the mean", point: "Point estimate", truth: "Fully measured",
+    estimate: titled(words.estimate), mean: "Posterior mean", sd: "Standard deviation",
+    error: "Error of the mean", point: "Point estimate", truth: titled(words.truth),
   };
   const samples = (stored.tiles ?? []).filter((t) => t.startsWith("sample-"));
   const views = stored.tiles
@@ -126,7 +128,7 @@
     options(part("policy"), Object.entries(stored.policies).map(([key, policy]) =>
       [key, `${policy.name}${policy.guaranteed ? "" : " · no guarantee"}`]), state.policy);
     options(part("unit"), stored.units.map((u) =>
-      [u, u === "group" ? "a random case of a new patient or volume" : "a new case"]), state.unit);
+      [u, u === "group" ? `a random ${words.case} of a new ${words.group}` : `a new ${words.case}`]), state.unit);
     part("unit").closest("label").hidden = stored.units.length < 2;
     slider("alpha", ALPHAS, validAlpha);
     slider("tau", TAUS, validTau);
@@ -134,7 +136,7 @@
       const radio = make("input", { type: "radio", name: "explorer-round", value: k });
       radio.addEventListener("change", () => change({ round: k }));
       const label = make("label", {});
-      label.append(radio, make("span", {}, `R = ${number(stored.accelerations[k])}`));
+      label.append(radio, make("span", {}, stored.round_names[k]));
       part("rounds").append(label);
     }
     for (const view of views) {
@@ -215,7 +217,7 @@
   function onLetter(event) {
     if (event.ctrlKey || event.altKey || event.metaKey) return;
     if (event.target.closest("input[type=number], select")) return;
-    const letters = { z: "zero-filled", m: "mean", d: "sd", e: "error", p: "point", t: "truth" };
+    const letters = { z: "estimate", m: "mean", d: "sd", e: "error", p: "point", t: "truth" };
     const view = letters[event.key.toLowerCase()];
     if (view && views.includes(view)) change({ view });
     else if (event.key.toLowerCase() === "s") flip(1);
@@ -275,14 +277,14 @@
   function drawPictures() {
     if (!stored.tiles) return;
     const slice = stored.slices[state.slice];
-    const at = state.view === "truth" ? "" : ` at R = ${number(stored.accelerations[state.round])}`;
+    const at = state.view === "truth" ? "" : ` at ${stored.round_names[state.round]}`;
     const name = viewName(state.view) + at;
     painting += 1;
     const main = part("picture");
     main.setAttribute("aria-label", `${name}, ${slice.case}`);
     part("picture-name").textContent = name;
     part("heat").hidden = state.view !== "sd" && state.view !== "error";
-    part("truth").setAttribute("aria-label", `Fully measured, ${slice.case}`);
+    part("truth").setAttribute("aria-label", `${NAMES.truth}, ${slice.case}`);
     paint(main, state.view, painting);
     paint(part("truth"), "truth", painting);
     for (const button of part("views").children) {
@@ -299,7 +301,8 @@
     const box = part("strip");
     const slice = stored.slices[state.slice];
     const wide = Math.max(260, box.clientWidth);
-    const left = 58;
+    const longest = Math.max(...stored.round_names.map((name) => name.length));
+    const left = Math.min(Math.max(58, 16 + 7 * longest), wide / 3);
     const right = 14;
     const row = 56;
     const high = T * row + 30;
@@ -327,7 +330,7 @@
       group.append(svg("rect", { class: "bed", x: 0, y: y + 2, width: wide, height: row - 4, rx: 6 }));
       const lift = k === answer.stop ? -4 : 4;
       group.append(svg("text", { class: "name", x: 10, y: y + row / 2 + lift },
-        `R ${number(round.acceleration)}`));
+        stored.round_names[k]));
       const [a, b] = round.interval;
       if (a <= b) {
         group.append(svg("rect", { class: "interval", x: x(a), y: y + 12,
@@ -366,8 +369,8 @@
   }
   function stripText() {
     const slice = stored.slices[state.slice];
-    const rounds = answer.rounds.map((r) =>
-      `R = ${number(r.acceleration)}: interval ${pair(r.interval)}`).join("; ");
+    const rounds = answer.rounds.map((r, k) =>
+      `${stored.round_names[k]}: interval ${pair(r.interval)}`).join("; ");
     return `Task outputs and intervals of each round. Truth ${number(slice.target)}. ${rounds}.`;
   }
 
@@ -382,7 +385,7 @@
     if (stopped) {
       const hit = inside(stopped.report, slice.target);
       kind = hit ? "hit" : "miss";
-      text = `The scan stops at R = ${number(stopped.acceleration)} and reports `
+      text = `The scan stops at ${stored.round_names[answer.stop]} and reports `
         + `${pair(stopped.report)}, width ${number(width(stopped.report))}. The truth, `
         + `${number(slice.target)}, is ${hit ? "inside" : "outside"}.`;
     } else {
@@ -419,7 +422,7 @@
         "data-stops": round.stops,
       });
       if (k === state.round) row.className = "current";
-      row.append(make("th", { scope: "row" }, number(round.acceleration)));
+      row.append(make("th", { scope: "row" }, stored.round_names[k]));
       const cells = [
         number(round.quantile), pair(round.interval), number(width(round.interval)),
         inside(round.interval, slice.target) ? "yes" : "no",

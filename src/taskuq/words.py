@@ -1,0 +1,130 @@
+"""What a person reads on the page and in the explorer: the user's words, not the scanner's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from taskuq.errors import InputError
+
+# A word stands in menus and table heads; more than this is a sentence.
+LONGEST = 60
+
+
+@dataclass(frozen=True)
+class Words:
+    """What things are called in somebody's problem, in the singular and without a capital.
+
+    Arguments:
+        case: One image: 'slice', 'digit', 'scene'.
+        group: What cases come in: 'patient', 'writer', 'film'.
+        estimate: The picture of the measurement alone: 'zero-filled', 'back-projection', 'blurred'.
+        round: One measurement configuration: 'round', 'exposure'.
+        measurement: What is saved by stopping early: 'line of k-space', 'view', 'second'.
+        truth: The picture that everything is measured for: 'fully measured', 'sharp'.
+
+    Example:
+        >>> words = Words(case="digit", group="writer")
+        >>> words.case, words.many("case"), words.title("group")
+        ('digit', 'digits', 'Writer')
+        >>> Words(case="body").many("case"), MRI.many("measurement")
+        ('bodies', 'lines of k-space')
+    """
+
+    case: str = "case"
+    group: str = "group"
+    estimate: str = "estimate"
+    round: str = "round"
+    measurement: str = "measurement"
+    truth: str = "truth"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            word = getattr(self, field.name)
+            if not isinstance(word, str) or not word.strip() or len(word) > LONGEST:
+                raise InputError(
+                    f"the word for {field.name} must be a text of at most {LONGEST} letters, got "
+                    f"{word!r:.80}; give one such as {field.default!r}"
+                )
+
+    def many(self, name: str) -> str:
+        """Return the plural of a word."""
+        first, of, rest = str(getattr(self, name)).partition(" of ")
+        return plural(first) + of + rest
+
+    def title(self, name: str) -> str:
+        """Return a word with a capital, as headings and menus have it."""
+        word = str(getattr(self, name))
+        return word[:1].upper() + word[1:]
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the words by name, as JSON and TOML hold them."""
+        return asdict(self)
+
+
+def plural(word: str) -> str:
+    """Return the plural of an English noun, good enough for what cases are called.
+
+    Example:
+        >>> plural("slice"), plural("study"), plural("patch"), plural("day")
+        ('slices', 'studies', 'patches', 'days')
+    """
+    if word.endswith("y") and word[-2:-1] not in set("aeiou"):
+        return word[:-1] + "ies"
+    return word + ("es" if word.endswith(("s", "x", "z", "ch", "sh")) else "s")
+
+
+# Where k-space was measured, and nowhere else.
+MRI = Words(
+    case="slice",
+    group="patient",
+    estimate="zero-filled",
+    measurement="line of k-space",
+    truth="fully measured",
+)
+
+
+def as_words(given: Any) -> Words:
+    """Take words as they are given: by name, as words, or None for the plain ones.
+
+    Arguments:
+        given: What was handed in.
+
+    Example:
+        >>> as_words({"case": "digit"}).many("case")
+        'digits'
+        >>> as_words({"image": "digit"})
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: there is no word for 'image'; give words for case, group, ...
+    """
+    if given is None or isinstance(given, Words):
+        return given or Words()
+    if not isinstance(given, Mapping):
+        raise InputError(f"words must be names with words, got {type(given).__name__}")
+    known = [field.name for field in fields(Words)]
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise InputError(
+            f"there is no word for {unknown[0]!r:.40}; give words for {', '.join(known)}"
+        )
+    return Words(**given)
+
+
+def round_label(acceleration: float, name: str | None = None) -> str:
+    """Return what a round is called: its name where it has one, or else its acceleration.
+
+    Arguments:
+        acceleration: The acceleration; 1 where everything is measured, NaN where it is unknown.
+        name: The round's name.
+
+    Example:
+        >>> round_label(8.0), round_label(16.0, "12 views"), round_label(1.0)
+        ('R = 8', '12 views', 'everything measured')
+    """
+    if name is not None:
+        return name
+    if acceleration != acceleration:
+        return "the only round"
+    return "everything measured" if acceleration == 1 else f"R = {acceleration:g}"

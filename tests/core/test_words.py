@@ -1,0 +1,81 @@
+"""The page speaks the user's words, and those of a scanner only where one was used."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from taskuq.errors import InputError
+from taskuq.files import write_json
+from taskuq.report.explorer import save_explorer
+from taskuq.runs.reports import write_report
+from taskuq.words import MRI, Words, as_words, round_label
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+SCANNER = ("ero-filled", "atient", "slice", "Slice", "k-space")
+
+
+def page(folder, rng, words=None, **more):
+    picture = rng.random((2, 2, 8, 8))
+    save_explorer(
+        folder / "explorer.npz", case=["one", "two"], group=["a", "b"], accelerations=[8, 4],
+        truth=picture[:, 0], estimate=picture, mean=picture, sd=picture,
+        outputs=rng.random((2, 2, 4)), targets=[0.4, 0.2],
+        calibration_outputs=rng.random((40, 2, 4)), calibration_targets=rng.random(40), **more,
+    )  # fmt: skip
+    write_json(folder / "run.json", {"schema": "taskuq.run/1", "title": "Mine", "words": words})
+    return write_report(folder).read_text()
+
+
+def stored(text):
+    return json.loads(text.partition('id="stored">')[2].partition("</script>")[0])
+
+
+def visible(text):
+    """What a person reads or hears: text, and the labels of what has none."""
+    body = text.partition("<body>")[2].partition('<script type="application/json"')[0]
+    return " ".join([re.sub("<[^>]*>", " ", body), *re.findall(r'aria-label="([^"]*)"', body)])
+
+
+def test_a_page_without_mri_speaks_no_mri(tmp_path, rng):
+    shown = visible(page(tmp_path, rng))
+
+    assert not [word for word in SCANNER if word in shown]
+
+
+def test_a_page_speaks_the_words_it_is_given(tmp_path, rng):
+    text = page(tmp_path, rng, {"case": "scene", "group": "film"}, round_names=["short", "long"])
+
+    assert "Pick a <bdi>scene</bdi>" in text
+    assert "<bdi>Film</bdi> by <bdi>film</bdi>" in text
+    assert stored(text)["round_names"] == ["short", "long"]
+    assert stored(text)["words"] == Words(case="scene", group="film").to_dict()
+
+
+def test_mri_keeps_its_terms(tmp_path, rng):
+    text = page(tmp_path, rng, MRI.to_dict())
+
+    assert stored(text)["round_names"] == ["R = 8", "R = 4"]
+    assert "<bdi>Patient</bdi> by" in text
+    assert "<bdi>zero-filled</bdi>" in text
+
+
+@pytest.mark.parametrize(
+    "words", [{"image": "x"}, {"case": ""}, {"case": 3}, {"case": "x" * 61}, 7]
+)
+def test_words_that_are_none_are_refused_and_do_not_end_a_page(tmp_path, rng, words):
+    with pytest.raises(InputError, match="word"):
+        as_words(words)
+    assert stored(page(tmp_path, rng, words))["words"] == Words().to_dict()
+
+
+def test_names_of_rounds_are_one_for_each(tmp_path, rng):
+    with pytest.raises(InputError, match="round_names"):
+        page(tmp_path, rng, round_names=["one"])
+    assert round_label(np.nan) == "the only round"
