@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -11,31 +12,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from taskuq.errors import InputError
+from taskuq.interval import BoolArray
 from taskuq.measure.masks import round_at
-from taskuq.measure.noise import noise_for, require_seed
-
-
-@dataclass(frozen=True, eq=False)
-class Sinogram:
-    """What a CT scanner has collected so far.
-
-    Attributes:
-        projections: Line integrals (..., view, detector).
-        angles: The angle of each view, in radians, (view,).
-        size: Rows and columns of the image.
-        acceleration: R.
-    """
-
-    projections: Tensor
-    angles: Tensor
-    size: int
-    acceleration: float
+from taskuq.measure.noise import image_seed, require_seed
+from taskuq.measure.radon import Radon
+from taskuq.measure.sinograms import Sinogram
 
 
 def nested_views(views: int, accelerations: Sequence[float]) -> list[NDArray[np.int64]]:
     """Sorted sets of views, each spread evenly over the half turn and part of the next.
 
-    Views are taken in the order of van der Corput: each new one falls into the widest gap.
+    Each round adds views between those measured. Where the number of views halves from round to
+    round and the first is a whole step apart, all rounds are evenly spread; otherwise views are
+    taken in the order of van der Corput, each new one into the widest gap.
 
     Arguments:
         views: The number of views of a full scan.
@@ -51,92 +40,59 @@ def nested_views(views: int, accelerations: Sequence[float]) -> list[NDArray[np.
             f"accelerations {list(accelerations)} of {views} views take {counts} views; give "
             "decreasing accelerations that each add a view"
         )
+    steps = [views // count for count in counts]
+    if all(s * c == views for s, c in zip(steps, counts, strict=True)) and all(
+        early % late == 0 for early, late in pairwise(steps)
+    ):
+        return [np.arange(0, views, step) for step in steps]
     bits = max(1, (views - 1).bit_length())
     order = [int(f"{k:0{bits}b}"[::-1], 2) for k in range(2**bits)]
     order = [v for v in order if v < views]
     return [np.sort(np.array(order[:count])) for count in counts]
 
 
-def project(images: Tensor, angles: Tensor) -> Tensor:
-    r"""Line integrals (..., view, detector) of images along parallel rays.
+@dataclass(frozen=True)
+class Counts:
+    r"""The noise of counted photons.
 
-    .. math:: (A x)_{\theta, s} = \sum_{u} x_u \,
-        \Lambda\big(s - \langle u, (\cos\theta, \sin\theta) \rangle\big)
+    .. math:: n \sim \operatorname{Poisson}\big(n_0\, e^{-c p}\big), \qquad
+        \hat p = -\frac1c \ln \frac{\max(n, 1)}{n_0}, \qquad c = \frac aN
 
-    Each pixel :math:`u` falls on the detector at its projected place and is shared between the two
-    nearest bins (:math:`\Lambda` is the hat function), so that no mass is lost. The
-    detector is as long as the image's diagonal.
-
-    Arguments:
-        images: (..., size, size).
-        angles: Angles :math:`\theta`, in radians, (view,).
-
-    Example:
-        >>> image = torch.zeros(8, 8)
-        >>> image[2, 5] = 3.0
-        >>> project(image, torch.tensor([0.0, 1.0])).sum(-1)
-        tensor([3., 3.])
-    """
-    place, weight = _shares(images.shape[-1], angles, images)
-    flat = images.reshape(*images.shape[:-2], 1, -1)
-    detectors = _detectors(images.shape[-1])
-    out = images.new_zeros(*images.shape[:-2], len(angles), detectors)
-    for offset, share in ((0, 1 - weight), (1, weight)):
-        values = flat * share
-        out = out.scatter_add(-1, (place + offset).expand(values.shape), values)
-    return out
-
-
-def back_project(projections: Tensor, angles: Tensor, size: int) -> Tensor:
-    """Smear projections back over images (..., size, size): the adjoint of :func:`project`.
+    :math:`p` is a line integral in units of pixels, :math:`N` the number of pixels of a side. To
+    first order :math:`\hat p` has the variance :math:`1 / (c^2 n)`.
 
     Arguments:
-        projections: (..., view, detector).
-        angles: In radians, (view,).
-        size: Rows and columns of the image.
+        photons: Photons :math:`n_0` that reach a detector bin without a patient; 0 counts exactly.
+        attenuation: The exponent :math:`a` of a ray along a whole side of an image of ones.
 
     Example:
-        >>> back_project(torch.ones(2, 13), torch.tensor([0.0, 1.0]), size=8)[4, 4].item()
-        2.0
+        >>> Counts(photons=1e4).variance(torch.zeros(2), size=6)
+        tensor([1.0000e-04, 1.0000e-04])
     """
-    place, weight = _shares(size, angles, projections)
-    image = projections.new_zeros(*projections.shape[:-2], size * size)
-    for offset, share in ((0, 1 - weight), (1, weight)):
-        index = (place + offset).expand(*projections.shape[:-1], size * size)
-        image = image + (torch.gather(projections, -1, index) * share).sum(-2)
-    return image.reshape(*image.shape[:-1], size, size)
 
+    photons: float = 0.0
+    attenuation: float = 6.0
 
-def filtered_back_projection(sinogram: Sinogram) -> Tensor:
-    """The classical recovery (..., size, size): a ramp filter, then back-projection.
+    def __post_init__(self) -> None:
+        if self.photons < 0 or self.attenuation <= 0:
+            raise InputError(
+                f"photons are {self.photons} and attenuation is {self.attenuation}; give at least "
+                "0 photons, and an attenuation above 0"
+            )
 
-    References:
-        Kak and Slaney, Principles of Computerized Tomographic Imaging, 1988.
+    def rate(self, projections: Tensor, size: int) -> Tensor:
+        """Expected counts."""
+        return self.photons * torch.exp(-self.attenuation / size * projections)
 
-    Arguments:
-        sinogram: The measurement.
+    def read(self, counts: Tensor, size: int) -> Tensor:
+        """Line integrals of counts."""
+        return -size / self.attenuation * torch.log(counts.clamp_min(1) / self.photons)
 
-    Example:
-        >>> scanner = ParallelBeamCT(size=32, views=64, accelerations=(2,))
-        >>> image = torch.zeros(32, 32)
-        >>> image[8:24, 8:24] = 1.0
-        >>> recovery = filtered_back_projection(scanner(image, acceleration=1))
-        >>> round(float(recovery[12:20, 12:20].mean()), 1)
-        1.0
-    """
-    p = sinogram.projections
-    detectors = p.shape[-1]
-    # Twice the length keeps the ends of the detector from wrapping into each other. The ramp is
-    # sampled in space: sampling it in frequency would lose the mean.
-    length = 2 * detectors
-    n = torch.fft.fftfreq(length, d=1 / length).round()
-    odd = (n.abs() % 2) == 1
-    ramp = torch.where(odd, -1 / (torch.pi * n).square().clamp(min=1.0), torch.zeros_like(n))
-    ramp[0] = 0.25
-    response = torch.fft.rfft(ramp.to(p)).real
-    filtered = torch.fft.irfft(torch.fft.rfft(p, n=length) * response, n=length)[..., :detectors]
-    summed = back_project(filtered, sinogram.angles, sinogram.size)
-    return summed * torch.pi / len(sinogram.angles)
+    def variance(self, projections: Tensor, size: int) -> Tensor:
+        """The variance of measured line integrals, to first order; 0 without noise."""
+        if not self.photons:
+            return torch.zeros_like(projections)
+        return (size / self.attenuation) ** 2 / self.rate(projections, size).clamp_min(1)
 
 
 @dataclass(frozen=True)
@@ -145,12 +101,16 @@ class ParallelBeamCT:
 
     .. math:: y = A x + \epsilon
 
+    :math:`A` is the Radon transform (:class:`taskuq.measure.radon.Radon`) at the views of a round,
+    and :math:`\epsilon` what counting photons leaves (:class:`Counts`). A view keeps its counts in
+    later rounds.
+
     Arguments:
         size: Rows and columns of the image.
         views: Views of a full scan, evenly over half a turn.
         accelerations: R of each round, decreasing.
-        noise: Standard deviation of the noise on each line integral.
-        seed: Together with the image it decides the noise; required where ``noise`` is not 0.
+        counts: The noise; without it line integrals are exact.
+        seed: Together with the image it decides the counts; required where there is noise.
 
     Example:
         >>> scanner = ParallelBeamCT(size=32, views=64, accelerations=(16, 8))
@@ -161,12 +121,12 @@ class ParallelBeamCT:
     size: int
     views: int
     accelerations: tuple[float, ...]
-    noise: float = 0.0
+    counts: Counts = Counts()
     seed: int | None = None
 
     def __post_init__(self) -> None:
         nested_views(self.views, self.accelerations)
-        require_seed(self.noise, self.seed)
+        require_seed(self.counts.photons, self.seed)
 
     def __call__(self, image: Tensor, acceleration: float) -> Sinogram:
         """Measure images (..., size, size)."""
@@ -176,34 +136,84 @@ class ParallelBeamCT:
                 f"images (..., {self.size}, {self.size})"
             )
         views = self._views(acceleration)
-        angles = torch.as_tensor(views * (np.pi / self.views), dtype=image.dtype).to(image.device)
-        projections = project(image, angles)
-        if self.noise > 0:
-            projections = projections + self.noise * self._noise(image, views)
-        return Sinogram(projections, angles, self.size, float(acceleration))
+        angles = view_angles(views, self.views)
+        projections, variance = Radon(self.size, angles)(image), 0.0
+        if self.counts.photons:
+            counted = self._counted(image, projections, views)
+            projections = self.counts.read(counted, self.size)
+            variance = float(self.counts.variance(projections, self.size).mean())
+        return Sinogram(projections, angles, self.size, float(acceleration), variance)
 
     def _views(self, acceleration: float) -> NDArray[np.int64]:
         rounds = [*nested_views(self.views, self.accelerations), np.arange(self.views)]
         return rounds[round_at(acceleration, [*self.accelerations, 1])]
 
-    def _noise(self, images: Tensor, views: NDArray[np.int64]) -> Tensor:
-        """Noise of the chosen views; a view keeps its noise in later rounds."""
+    def _counted(self, images: Tensor, projections: Tensor, views: NDArray[np.int64]) -> Tensor:
+        """Counts of the chosen views, each drawn from a seed of its image and view."""
+        assert self.seed is not None, "checked when the scanner is made"
+        rates = self.counts.rate(projections, self.size).double().cpu().numpy()
         flat = images.reshape(-1, self.size, self.size)
-        shape = (self.views, _detectors(self.size))
-        noise = torch.stack([noise_for(image, shape, self.seed) for image in flat])
-        noise = noise[:, torch.as_tensor(views)].to(images)
-        return noise.reshape(*images.shape[:-2], len(views), shape[1])
+        drawn = np.empty((len(flat), *rates.shape[-2:]))
+        for row, image in enumerate(flat):
+            name = image_seed(image, self.seed)
+            for k, view in enumerate(views):
+                rng = np.random.default_rng([name, int(view)])
+                drawn[row, k] = rng.poisson(rates.reshape(drawn.shape)[row, k])
+        return torch.as_tensor(drawn).reshape(projections.shape).to(projections)
 
 
-def _detectors(size: int) -> int:
-    return int(np.ceil(size * np.sqrt(2))) + 1
+def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
+    """The angles of some views of a full scan, in radians.
+
+    Arguments:
+        views: Their numbers.
+        total: How many a full scan has, over half a turn.
+
+    Example:
+        >>> view_angles(np.array([0, 1]), 2)[1] == np.pi / 2
+        True
+    """
+    return tuple((np.asarray(views) * (np.pi / total)).tolist())
 
 
-def _shares(size: int, angles: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The lower detector bin of each pixel and the share of the upper one, (view, pixel)."""
-    axis = torch.arange(size, device=like.device, dtype=like.dtype) - (size - 1) / 2
-    y, x = torch.meshgrid(-axis, axis, indexing="ij")
-    theta = angles.to(like)[:, None]
-    s = x.flatten() * theta.cos() + y.flatten() * theta.sin() + (_detectors(size) - 1) / 2
-    place = s.floor().clamp(0, _detectors(size) - 2)
-    return place.long(), s - place
+@dataclass(frozen=True)
+class TomographyConfig:
+    """The table ``[measure]`` of computed tomography: the views of the rounds, and their counts.
+
+    Arguments:
+        accelerations: R of the rounds, decreasing; round k has views / R views.
+        views: Views of a full scan, evenly over half a turn.
+        photons: Photons that reach a detector bin without a patient; 0 counts exactly.
+        attenuation: The exponent of a ray along a whole side of an image of ones.
+
+    Example:
+        >>> TomographyConfig().masks(128).sum(axis=1)
+        array([12, 24, 48, 96])
+    """
+
+    accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
+    views: int = 192
+    photons: float = 0.0
+    attenuation: float = 6.0
+
+    def __post_init__(self) -> None:
+        nested_views(self.views, self.accelerations)
+
+    @property
+    def counts(self) -> Counts:
+        """The noise."""
+        return Counts(self.photons, self.attenuation)
+
+    def masks(self, width: int) -> BoolArray:
+        """The views of each round, booleans (round, view), whatever the width of images."""
+        chosen = nested_views(self.views, self.accelerations)
+        return np.stack([np.isin(np.arange(self.views), views) for views in chosen])
+
+    def scanner(self, width: int, *, noise: float, seed: int) -> ParallelBeamCT:
+        """The scanner of images of a width."""
+        if noise:
+            raise InputError(
+                f"noise is {noise}; the noise of tomography is that of counts: give "
+                "measure.photons instead"
+            )
+        return ParallelBeamCT(width, self.views, self.accelerations, self.counts, seed)
