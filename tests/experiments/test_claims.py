@@ -1,6 +1,7 @@
 """Records of the claims: repeatable, readable by the report, and true to the engines below."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from taskuq.experiments.interval_length import interval_length
 from taskuq.outputs.table import replace_arrays
 from taskuq.report.contents import STORY, gather
 from taskuq.report.folder import read_folder
+from taskuq.report.records import VERDICTS
 
 FASTMRI = Path(__file__).resolve().parents[2] / "../shared/data/fastmri_outputs/meniscus_tear.npz"
 REFERENCE = {
@@ -42,6 +44,20 @@ def test_the_page_has_a_place_for_each_experiment_and_for_the_live_run():
 def test_everything_that_is_permitted_is_looked_at(records):
     assert [r["name"] for r in records] == list(EXPERIMENTS)
     assert all(r["schema"] == "taskuq.experiment/1" and r["finding"] for r in records)
+
+
+def sentences(text):
+    """How many sentences a text has; a point within a number or a name ends none."""
+    return len(re.findall(r"[.!?](?:\s|$)", text))
+
+
+def test_a_finding_is_at_most_two_sentences_with_one_number_to_remember(records):
+    for record in records:
+        assert sentences(record["finding"]) <= 2, record["finding"]
+        assert len(record["finding"]) < 420, record["finding"]
+        assert 0 < len(record["number"]) < 60, record["number"]
+        assert record["verdict"] in (None, *VERDICTS)
+        assert "nan" not in record["finding"] + record["number"]
 
 
 def test_twice_with_one_seed_gives_the_same_bytes(records, table, point, few, quality):

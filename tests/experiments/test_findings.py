@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration.units import NewCase
+from taskuq.calibration.units import NewCase, RandomCase
 from taskuq.experiments import coverage_law as law_module
 from taskuq.experiments.claims import run_one
 from taskuq.experiments.data_splits import _shared
 from taskuq.experiments.inputs import ClaimSettings, Inputs, Members, make_inputs
 from taskuq.experiments.judging import judge_scores
-from taskuq.experiments.paper_protocol import Drawn, _draws, _families, _finding, _scan
+from taskuq.experiments.paper_protocol import Drawn, _draws, _families, _found, _scan, _table
 from taskuq.experiments.wording import shortage
 from taskuq.outputs.table import replace_arrays
 
@@ -26,8 +26,8 @@ def test_reversed_rounds_do_not_get_shorter(table, few):
     backwards = replace_arrays(table, outputs=table.outputs[::-1])
     record = run_one("interval-length", make_inputs(backwards), few)
 
-    assert not record["finding"].startswith("Held:")
-    assert "does not fall with R" in record["finding"]
+    assert record["verdict"] != "held"
+    assert "Not so by case: AR's length falls with R" in record["finding"]
 
 
 def test_a_perfect_point_estimate_refutes_shorter_adaptive_intervals(table, few):
@@ -36,7 +36,8 @@ def test_a_perfect_point_estimate_refutes_shorter_adaptive_intervals(table, few)
     oracle = replace_arrays(table, outputs=truth)
     record = run_one("interval-length", make_inputs(table, oracle), few)
 
-    assert "longer at R = 16, 8, 4 and 2" in record["finding"]
+    assert "LWR is shorter than AR at R = 16, 8, 4 and 2" in record["finding"]
+    assert record["verdict"] == "held in part"
 
 
 def test_coverage_off_its_law_is_seen(table, few):
@@ -44,8 +45,17 @@ def test_coverage_off_its_law_is_seen(table, few):
     law = law_module._law(found[0])
     lower = [replace(r, coverage=replace(r.coverage, mean=0.9)) for r in found]
 
-    assert all(law_module._finding(found, law)[1])
-    assert not all(law_module._finding(lower, law)[1])
+    assert all(law_module._parts(found, NewCase(), law).values())
+    assert not all(law_module._parts(lower, NewCase(), law).values())
+
+
+def test_groups_that_are_covered_too_rarely_are_seen(table, few):
+    found = judge_scores(make_inputs(table), few, RandomCase(), accelerations=[8.0])
+    law = law_module._law(found[0])
+    lower = [replace(r, coverage=replace(r.coverage, mean=0.8)) for r in found]
+
+    assert all(law_module._parts(found, RandomCase(), law).values())
+    assert not any(law_module._parts(lower, RandomCase(), law).values())
 
 
 def test_stops_sum_to_one_and_ratios_are_to_the_better_of_the_papers(table, point, few):
@@ -68,7 +78,7 @@ def test_the_paper_makes_no_promise_and_ours_do(table, few):
 def test_too_few_groups_for_an_error_rate_are_named(table, few):
     record = run_one("multi-round", make_inputs(table), replace(few, goals=((0.01, 0.1),)))
 
-    assert "An error rate of 0.01 cannot be promised from 16 groups" in record["finding"]
+    assert "By group, an error rate of 0.01 cannot be promised from 16 groups" in record["finding"]
 
 
 @pytest.mark.parametrize("score", ["ar", "lwr", "cqr"])
@@ -108,7 +118,7 @@ def test_masks_that_are_not_nested_are_called_so():
     record = run_one("masks", Inputs(masks=masks, mask_accelerations=(8.0, 4.0)), ClaimSettings())
 
     assert "are not nested" in record["finding"]
-    assert not record["finding"].startswith("Held:")
+    assert record["verdict"] == "held in part"
 
 
 @pytest.mark.parametrize(("size", "n", "total"), [(2, 4, 6), (3, 4, 6), (1, 4, 6), (5, 3, 6)])
@@ -139,6 +149,7 @@ def test_quality_that_gets_worse_with_more_measurements_is_seen(quality):
     record = run_one("recovery-quality", Inputs(quality={"results": swapped}), ClaimSettings())
 
     assert record["finding"].startswith("Held in part:")
+    assert "Not so: varnet gets worse as R grows" in record["finding"]
 
 
 def test_a_classifier_is_judged_on_the_true_images(table):
@@ -153,9 +164,11 @@ def test_a_classifier_is_judged_on_the_true_images(table):
 )
 def test_too_few_groups_to_promise_anything_are_said_and_not_judged(table, few, name):
     # 24 groups leave 16 to calibrate on; an error rate of 0.05 takes 19.
-    finding = run_one(name, make_inputs(table), replace(few, alpha=0.05))["finding"]
+    record = run_one(name, make_inputs(table), replace(few, alpha=0.05))
+    finding = record["finding"]
 
-    assert "an error rate of 0.05 cannot be promised from 16 groups" in finding
+    assert "y group, an error rate of 0.05 cannot be promised from 16 groups" in finding
+    assert tables(record)["summary"]["columns"] == ["what", "by case"]
     assert "nan" not in finding
     assert "inf" not in finding
 
@@ -173,7 +186,18 @@ def test_what_never_happens_is_missing_and_not_a_number(table):
     never = Drawn(1.0, 1.0, np.nan, np.array([0.0, 1.0]))
     often = Drawn(2.0, 0.95, 0.05, np.array([0.6, 0.4]))
     found = {"ar": [never, never], "lwr": [often, often]}
-    finding = _finding(found, 0.1, 5, 20, make_inputs(table))
+    told = _found(found, 0.1)
+    rows = {row[0]: row for row in _table(found, 0.1, 0.2, 5, make_inputs(table))["rows"]}
 
-    assert "nan" not in finding
-    assert "coverage 1.0000 ± 0.0000, maximum centre error –; LWR" in finding
+    assert "nan" not in told["finding"]
+    assert told["finding"].startswith("Held in part: average accelerations are AR 1.00 ± 0.00 and")
+    assert np.isnan(rows["ar"][5:]).all()
+    assert rows["lwr"][5] == 0.05
+
+
+def test_ways_of_splitting_stand_side_by_side(table, few):
+    record = run_one("interval-length", make_inputs(table), replace(few, alpha=0.1))
+    summary = tables(record)["summary"]
+
+    assert summary["columns"] == ["what", "by case", "by group"]
+    assert all(len(row) == 3 and None not in row for row in summary["rows"])

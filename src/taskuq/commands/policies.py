@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from taskuq.decide.goal import Goal
     from taskuq.decide.kinds import PolicyPlan
     from taskuq.decide.simulation import Simulation
-    from taskuq.outputs import TaskOutputs
 
 
 @Parameter(name="*")
@@ -55,11 +54,6 @@ class Promise:
 
 
 ASKED = Promise()
-CHOOSING = (
-    "Choosing by this table and planning on the same cases spends the promise: the best of several "
-    "looks better than it is. taskuq plan --choose compares policies on cases of their own; or "
-    "simulate one part of the table and plan on the other (taskuq table --share)."
-)
 
 
 def plan(
@@ -170,6 +164,7 @@ def simulate(
     import numpy as np
 
     from taskuq.decide.goal import make_goal
+    from taskuq.decide.records import CHOOSING, simulation_record
     from taskuq.decide.simulation import simulate as replay
 
     loaded = load_table(table, range, task)
@@ -191,7 +186,7 @@ def simulate(
         "seed": seed, "cases": promise.cases, "delta": promise.delta, "given": promise.given,
         "tunings": tunings,
     }  # fmt: skip
-    record = _record(loaded, goal, found, inputs)
+    record = simulation_record(loaded, goal, found, inputs)
     hand_over(record, json)
     if figures is not None:
         from taskuq.report.ink import draw_record
@@ -226,35 +221,6 @@ def _plans(
     if not plans:
         raise InputError("no policy was asked for; give --policy, e.g. fixed-width")
     return plans
-
-
-def _record(
-    table: TaskOutputs, goal: Goal, found: list[tuple[int, Simulation]], inputs: dict[str, Any]
-) -> dict[str, Any]:
-    from taskuq.files import range_to_json
-
-    first = found[0][1]
-    return {
-        "schema": "taskuq.simulate/1",
-        "alpha": first.alpha,
-        "goal": goal.to_dict(),
-        "unit": first.unit,
-        "coverage_of": first.coverage_of,
-        "mean_over": first.mean_over,
-        "trials": first.trials,
-        "n": first.n,
-        "n_calibration": first.n_calibration,
-        "n_test": first.n_test,
-        "inputs": {
-            "table": repr(table),
-            "task_range": range_to_json(table.task_range),
-            "provenance": dict(table.provenance),
-            "missing_cases": list(table.missing),
-            **inputs,
-        },
-        "choosing": CHOOSING,
-        "results": [{"samples": p, **result.to_dict()} for p, result in found],
-    }
 
 
 def _print(found: list[tuple[int, Simulation]], goal: str, *, to_stderr: bool) -> None:

@@ -82,7 +82,8 @@ class Simulation:
         standard_errors: Of mean acceleration and coverage: how much they would vary between tables
             of as many other groups (cases where there are no groups), calibration included, and
             between other random splits. NaN where nothing can be left out.
-        sd: Standard deviations over trials of mean acceleration and coverage.
+        sd: Standard deviations over trials of mean acceleration, coverage and the mean width of
+            early reports; NaN where no scan stops early.
         given: 'early' where the policy promises coverage among early stops.
     """
 
@@ -352,6 +353,7 @@ class _Job:
             sd={
                 "mean_acceleration": float(acceleration.std()),
                 "coverage": float(coverage.std()),
+                "width": _spread(joined("width"), early),
             },
             given=self.spec.given,
         )
@@ -361,3 +363,9 @@ def _ratio(part: FloatArray, whole: FloatArray) -> float:
     """Ratio of means over trials; missing where the whole is never there."""
     total = float(whole.sum())
     return float(part.sum()) / total if total > 0 else math.nan
+
+
+def _spread(part: FloatArray, whole: FloatArray) -> float:
+    """Standard deviation over trials of a ratio, where the whole is there."""
+    there = whole > 0
+    return float((part[there] / whole[there]).std()) if there.any() else math.nan

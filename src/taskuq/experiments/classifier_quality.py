@@ -8,6 +8,7 @@ import numpy as np
 
 from taskuq.errors import InputError
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs
+from taskuq.experiments.wording import listing
 from taskuq.report.figure import Figure
 from taskuq.report.networks import roc, task_figures
 from taskuq.report.records import experiment_record
@@ -43,17 +44,14 @@ def classifier_quality(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any
         rows += _from_record(inputs)
         figures += task_figures(dict(inputs.task))
     first = dict(zip(("part", "cases", "positive", *MEASURES), rows[0], strict=True))
+    known = [name for name in ("auroc", "accuracy") if first[name] is not None]
+    seen = listing(f"{_called(name)} {first[name]:.3f}" for name in known)
     return experiment_record(
         "classifier-quality",
         "The task network as a classifier",
         CLAIM,
-        f"Measured: on {first['cases']} {first['part']} ({first['positive']} with the finding) "
-        + ", ".join(
-            f"{name.replace('_', ' ').replace('auroc', 'AUROC')} {first[name]:.3f}"
-            for name in MEASURES
-            if first[name] is not None
-        )
-        + ", deciding at 0.5.",
+        f"Measured: {seen} on {first['cases']} {first['part']}, {first['positive']} with the "
+        "finding, deciding at 0.5.",
         {"table": repr(inputs.samples), "threshold": 0.5},
         figures,
         [
@@ -62,12 +60,17 @@ def classifier_quality(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any
                 "caption": "The task network on true images. Robust values are under attack.",
                 "columns": [
                     "cases of", "cases", "with finding",
-                    *(m.replace("_", " ").replace("auroc", "AUROC") for m in MEASURES),
+                    *map(_called, MEASURES),
                 ],
                 "rows": rows,
             }
         ],
+        number=f"{_called(known[0])} {first[known[0]]:.3f}" if known else None,
     )  # fmt: skip
+
+
+def _called(measure: str) -> str:
+    return measure.replace("_", " ").replace("auroc", "AUROC")
 
 
 def _from_table(inputs: Inputs) -> tuple[list[Any], Figure]:

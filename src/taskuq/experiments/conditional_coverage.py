@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,6 +45,7 @@ def conditional_coverage(inputs: Inputs, settings: ClaimSettings) -> dict[str, A
     """
     R = nearest_acceleration(inputs.table, settings.coverage_acceleration)
     account = Account("conditional-coverage", "Coverage within classes and widths", CLAIM)
+    lowest: list[tuple[float, str]] = []
     for unit in units(inputs):
         found = judge_scores(inputs, settings, unit, accelerations=[R])
         for strata, (name, label) in STRATA.items():
@@ -58,13 +60,24 @@ def conditional_coverage(inputs: Inputs, settings: ClaimSettings) -> dict[str, A
                     )
                 )
                 account.tables.append(_table(found, strata, unit))
-        account.find(unit, *_finding(found))
+        if (reason := shortage(found)) is not None:
+            account.lack(unit, reason)
+            continue
+        account.find(unit, *_compared(found))
+        lowest += [(s.coverage, r.score) for r in found for s in _judged(r.class_coverage)]
+    said = number = None
+    if account.parts:
+        low, score = min(lowest, default=(math.nan, ""))
+        number = f"lowest class {low:.3f} ({title(score)})" if lowest else "widths alone"
+        said = f"the lowest coverage of a class is {low:.3f}, with {title(score)}"
+        said = said if lowest else "there are no classes, so widths alone are compared"
     return account.record(
         settings.used("alpha", "scores", "ours", "coverage_acceleration", "trials", "seed")
         | {"acceleration": R, "enough_cases": ENOUGH_CASES, "close": CLOSE,
            "table": repr(inputs.table), "point": repr(inputs.point)},
-        scope="" if inputs.table.label is not None else ", for widths alone",
-        end=f" Measured, not guaranteed. AR takes {point_source(inputs)}.",
+        said,
+        number,
+        note=f"Measured, not guaranteed. AR takes {point_source(inputs)}.",
     )  # fmt: skip
 
 
@@ -83,40 +96,29 @@ def _table(found: Sequence[Evaluation], strata: str, unit: Unit) -> dict[str, An
     }
 
 
-def _finding(found: Sequence[Evaluation]) -> tuple[str, list[bool]]:
-    if (reason := shortage(found)) is not None:
-        return reason, []
+def _compared(found: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, bool]]:
+    """The lowest coverage of a class and how uneven widths are, and what held of the claim."""
     target = 1 - found[0].alpha
-    held, said = [], []
     classes = {r.score: _judged(r.class_coverage) for r in found if _judged(r.class_coverage)}
-    if classes:
-        lowest = {name: min(s.coverage for s in of) for name, of in classes.items()}
-        worst = min(lowest, key=lambda name: lowest[name])
-        paper = [lowest[name] for name in ("ar", "lwr", "cqr") if name in lowest]
-        held.append(min(paper, default=0.0) >= target - CLOSE)
-        if "ar" in lowest:
-            held.append(lowest["ar"] <= min(paper))
-        lows = ", ".join(f"{title(name)} {value:.3f}" for name, value in lowest.items())
-        said.append(f"the lowest coverage of a class is {lows}, worst for {title(worst)}")
-    else:
-        said.append("there are no classes to compare")
+    lowest = {name: min(s.coverage for s in of) for name, of in classes.items()}
     sizes = {r.score: _judged(r.size_coverage) for r in found}
     spread = {
         name: max(s.coverage for s in of) - min(s.coverage for s in of)
         for name, of in sizes.items()
         if len(of) > 1
     }
-    if spread:
-        lows = ", ".join(
-            f"{title(name)} {value:.3f} (lowest {min(s.coverage for s in sizes[name]):.3f})"
-            for name, value in spread.items()
+    paper = [lowest[name] for name in ("ar", "lwr", "cqr") if name in lowest]
+    parts = {}
+    if classes:
+        parts[f"every class is at most {CLOSE:g} below {target:g}"] = (
+            min(paper, default=0.0) >= target - CLOSE
         )
-        said.append(f"coverage differs between ranges of width by {lows}")
+    if "ar" in lowest:
+        parts["AR has the lowest class"] = lowest["ar"] <= min(paper)
     if {"lwr", "cqr"} <= set(spread):
-        held.append(spread["lwr"] < spread["cqr"])
-        more = "more" if held[-1] else "not more"
-        said.append(f"so LWR is {more} even than CQR")
-    return f"{'; '.join(said)}.", held
+        parts["LWR is more even over widths than CQR"] = spread["lwr"] < spread["cqr"]
+    said = {f"lowest coverage of a class, {title(s)}": low for s, low in lowest.items()}
+    return said | {f"difference between widths, {title(s)}": v for s, v in spread.items()}, parts
 
 
 def _judged(strata: Sequence[Stratum]) -> list[Stratum]:

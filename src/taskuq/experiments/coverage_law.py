@@ -9,15 +9,14 @@ from typing import Any
 
 from taskuq.calibration.law import CoverageLaw
 from taskuq.calibration.rank import coverage_rank
-from taskuq.calibration.units import Unit
+from taskuq.calibration.units import NewCase, Unit
 from taskuq.evaluation.exact import HONESTLY
 from taskuq.evaluation.result import Evaluation
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, nearest_acceleration, units
 from taskuq.experiments.judging import judge_scores, point_source
-from taskuq.experiments.wording import shortage, title, verdict
+from taskuq.experiments.wording import Account, between, shortage, title
 from taskuq.report.evaluations import coverage_histogram
 from taskuq.report.figure import Figure
-from taskuq.report.records import experiment_record
 
 CLAIM = (
     "Over random splits the coverage of the test fold follows its theoretical law, and its mean is "
@@ -50,19 +49,23 @@ def coverage_law(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
     by_unit = {
         unit: judge_scores(inputs, settings, unit, accelerations=[R]) for unit in units(inputs)
     }
-    by_case, *by_group = by_unit.values()
-    law = _law(by_case[0])
-    sentence, held = _finding(by_case, law)
-    sentence += "".join(map(_by_group, by_group))
-    return experiment_record(
-        "coverage-law",
-        "Empirical coverage and its exact law",
-        CLAIM,
-        f"{verdict(held)}: {sentence} {HONESTLY} AR takes {point_source(inputs)}.",
+    law = _law(next(iter(by_unit.values()))[0])
+    account = Account("coverage-law", "Empirical coverage and its exact law", CLAIM)
+    for unit, found in by_unit.items():
+        account.figures += [_histogram(r, R) for r in found if r.histogram is not None]
+        account.tables.append(_table(found, unit, law))
+        if (reason := shortage(found)) is not None:
+            account.lack(unit, reason)
+        else:
+            account.find(unit, _said(found, unit, law), _parts(found, unit, law))
+    by_case = account.parts.get("by case") and [r.coverage.mean for r in by_unit[NewCase()]]
+    near = between(by_case, 4) if by_case else None
+    return account.record(
         settings.used("alpha", "scores", "ours", "coverage_acceleration", "trials", "seed")
         | {"acceleration": R, "table": repr(table), "point": repr(inputs.point)},
-        [_histogram(r, R) for r in by_case if r.histogram is not None],
-        [_table(found, unit, law) for unit, found in by_unit.items()],
+        near and f"mean coverage by case is {near} where the exact law says {law.mean:.4f}",
+        near and f"{near}, by the law {law.mean:.4f}",
+        note=f"{HONESTLY} AR takes {point_source(inputs)}.",
     )
 
 
@@ -106,36 +109,37 @@ def _table(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[st
     }  # fmt: skip
 
 
-def _finding(found: Sequence[Evaluation], law: CoverageLaw) -> tuple[str, list[bool]]:
-    if (reason := shortage(found)) is not None:
-        return reason, []
-    exact = [r for r in found if r.histogram is not None]
+def _said(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, Any]:
+    said: dict[str, Any] = {f"mean coverage, {title(r.score)}": r.coverage.mean for r in found}
+    said["what is promised"] = 1 - found[0].alpha
+    fits = [r.histogram.p_value for r in found if r.histogram is not None]
+    if not unit.is_group:
+        said["what the exact law says"] = law.mean
+        said[f"smallest goodness-of-fit p-value of {len(fits)}"] = min(fits, default=None)
+    return said
+
+
+def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, bool]:
+    """Which parts of the claim held: the law by case, at least the promise by group."""
+    if unit.is_group:
+        target = 1 - found[0].alpha
+        return {
+            f"{title(r.score)} covers {target:g} on average": r.coverage.mean
+            + 5 * r.coverage.sd / math.sqrt(r.trials or 1)
+            >= target
+            for r in found
+        }
     # A score that learns calibrates on fewer cases and has a law of its own.
-    held = [r.histogram.p_value > SMALLEST_P for r in exact if r.histogram is not None]
-    for r in exact:
+    parts = {}
+    for r in found:
+        if r.histogram is None:
+            continue
         error = law.sd / math.sqrt(r.trials or 1)
-        held.append(abs(r.coverage.mean - law.mean) <= 5 * error)
-    means = ", ".join(f"{title(r.score)} {r.coverage.mean:.4f}" for r in found)
-    worst = min((r.histogram.p_value for r in exact if r.histogram is not None), default=math.nan)
-    return (
-        f"over {found[0].trials} random splits by case mean coverage is {means}; the exact law has "
-        f"mean {law.mean:.4f}, and the smallest goodness-of-fit p-value of {len(exact)} is "
-        f"{worst:.2g}.",
-        held,
-    )
-
-
-def _by_group(found: Sequence[Evaluation]) -> str:
-    if (reason := shortage(found)) is not None:
-        return f" Over splits by group, {reason}"
-    low = min(r.coverage.mean for r in found)
-    high = max(r.coverage.mean for r in found)
-    target = 1 - found[0].alpha
-    kept = "at least" if low >= target else "not always at least"
-    return (
-        " Over splits by group, with intervals calibrated for a random case of a new group, mean "
-        f"coverage is {low:.4f} to {high:.4f}, {kept} the target {target:g}."
-    )
+        parts[f"{title(r.score)}'s histogram follows the law"] = r.histogram.p_value > SMALLEST_P
+        parts[f"{title(r.score)}'s mean is the law's"] = (
+            abs(r.coverage.mean - law.mean) <= 5 * error
+        )
+    return parts
 
 
 EXPERIMENT = Experiment(coverage_law, ("samples",), "coverage against its exact law")

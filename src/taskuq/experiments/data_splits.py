@@ -51,7 +51,7 @@ def data_splits(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
             ["group", "test", float(rest * sizes.mean()), rest],
         ]
         sentence += (
-            f"; split by case, on average {shared:.1f} of {len(sizes)} groups have cases in both "
+            f". Split by case, on average {shared:.1f} of {len(sizes)} groups have cases in both "
             f"folds, so that a test case has met its own group; split by group, {k} groups "
             f"calibrate and {rest} test"
         )
@@ -77,6 +77,7 @@ def data_splits(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
                 "rows": folds,
             },
         ],
+        number=f"{n} calibrate, {m} test",
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from taskuq.calibration.units import Unit
 from taskuq.evaluation.result import Evaluation
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, units
 from taskuq.experiments.judging import judge_scores, length_figure, point_source
-from taskuq.experiments.wording import Account, falls, listing, shortage, title
+from taskuq.experiments.wording import Account, between, falls, listing, shortage, title
 
 CLAIM = (
     "Intervals get shorter as more is measured, and LWR and CQR on posterior samples give shorter "
@@ -33,9 +33,10 @@ def interval_length(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         >>> from taskuq.experiments.inputs import synthetic_inputs
         >>> record = interval_length(synthetic_inputs(), ClaimSettings(trials=100))
         >>> record["finding"][:5], [t["name"] for t in record["tables"]]
-        ('Held:', ['by-case', 'by-group'])
+        ('Held:', ['by-case', 'by-group', 'summary'])
     """
     account = Account("interval-length", "Interval length against acceleration", CLAIM)
+    ratios: list[float] = []
     for unit in units(inputs):
         found = judge_scores(inputs, settings, unit, exact=True)
         caption = (
@@ -50,11 +51,19 @@ def interval_length(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
             for row, r in zip(table["rows"], whole, strict=True):
                 row.append(r.width.mean)
         account.tables.append(table)
-        account.find(unit, *_finding(found, settings))
+        if (reason := shortage(found)) is not None:
+            account.lack(unit, reason)
+            continue
+        found_ratios = _ratios(found, settings)
+        account.find(unit, found_ratios.said, found_ratios.parts)
+        ratios += found_ratios.adaptive
+    shorter = between(ratios)
     return account.record(
         settings.used("alpha", "scores", "ours", "trials", "seed")
         | {"table": repr(inputs.table), "point": repr(inputs.point)},
-        end=f" AR takes {point_source(inputs)}.",
+        f"LWR and CQR take {shorter} of AR's length over all accelerations" if ratios else None,
+        f"{shorter} of AR's length" if ratios else None,
+        note=f"AR takes {point_source(inputs)}; ratios go over all accelerations.",
     )
 
 
@@ -74,42 +83,39 @@ def _table(found: Sequence[Evaluation], unit: Unit) -> dict[str, Any]:
     }
 
 
-def _finding(found: Sequence[Evaluation], settings: ClaimSettings) -> tuple[str, list[bool]]:
-    if (reason := shortage(found)) is not None:
-        return reason, []
+class _Ratios(NamedTuple):
+    """Lengths against each other: in words, which parts of the claim held, the paper's to AR's."""
+
+    said: dict[str, str]
+    parts: dict[str, bool]
+    adaptive: list[float]
+
+
+def _ratios(found: Sequence[Evaluation], settings: ClaimSettings) -> _Ratios:
     lengths: dict[str, dict[float | None, float]] = {}
     for r in found:
         lengths.setdefault(r.score, {})[r.acceleration] = r.width.mean
-    fall = {score: falls(by_rate.values()) for score, by_rate in lengths.items()}
-    sentence = (
-        "every score's length falls with R"
-        if all(fall.values())
-        else f"the length does not fall with R for {listing(title(s) for s in fall if not fall[s])}"
-    )
-    held = [fall[s] for s in settings.scores if s in fall]
+    paper = [s for s in settings.scores if s in lengths]
+    parts = {f"{title(s)}'s length falls with R": falls(lengths[s].values()) for s in paper}
+    said: dict[str, str] = {}
+    adaptive: list[float] = []
     residual = lengths.get("ar", {})
-    for score in (s for s in settings.scores if s != "ar" and s in lengths):
-        shared = [R for R in lengths[score] if R in residual]
-        ratios = [lengths[score][R] / residual[R] for R in shared]
+    for score in (s for s in paper if s != "ar"):
+        ratios = {R: lengths[score][R] / residual[R] for R in lengths[score] if R in residual}
         if not ratios:
             continue
-        longer = [R for R, ratio in zip(shared, ratios, strict=True) if not ratio < 1]
-        held.append(not longer)
-        sentence += (
-            f"; {title(score)} takes {min(ratios):.2f} to {max(ratios):.2f} of AR's length"
-            + (f", longer at R = {listing(f'{R:g}' for R in longer)}" if longer else "")
-        )
-    paper = [s for s in settings.scores if s in lengths]
+        longer = [f"{R:g}" for R, ratio in ratios.items() if R is not None and not ratio < 1]
+        where = f"R = {listing(longer)}" if longer else "every R"
+        parts[f"{title(score)} is shorter than AR at {where}"] = not longer
+        said[f"{title(score)}'s length over AR's"] = between(ratios.values())
+        adaptive += ratios.values()
     for score in (s for s in settings.ours if s in lengths):
-        ratios = [
+        ours = [
             length / min(lengths[s].get(R, float("inf")) for s in paper)
             for R, length in lengths[score].items()
         ]
-        sentence += (
-            f"; {title(score)} takes {min(ratios):.2f} to {max(ratios):.2f} of the shortest of "
-            "the paper's"
-        )
-    return f"{sentence}.", held
+        said[f"{title(score)}'s length over the shortest of the paper's"] = between(ours)
+    return _Ratios(said, parts, adaptive)
 
 
 EXPERIMENT = Experiment(

@@ -14,12 +14,12 @@ from taskuq.calibration.scores import resolve_score
 from taskuq.evaluation.pools import distance
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs
 from taskuq.experiments.judging import point_source, source_of
-from taskuq.experiments.wording import title, verdict
+from taskuq.experiments.wording import finding, listing, title, verdict
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.outputs import TaskOutputs
 from taskuq.protocols import Family
 from taskuq.report.figure import Figure
-from taskuq.report.records import experiment_record
+from taskuq.report.records import HELD, experiment_record
 from taskuq.report.simulations import accepted
 from taskuq.report.tables import with_error
 
@@ -79,16 +79,18 @@ def paper_protocol(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
             for families in [_families(source, name, alpha)]
             for is_test in tests
         ]
+    told = _found(found, alpha)
     return experiment_record(
         "paper-protocol",
         "The paper's multi-round protocol",
         CLAIM,
-        _finding(found, alpha, count, len(groups), inputs),
+        str(told.pop("finding")),
         settings.used("goals", "scores", "test_groups", "seed")
         | {"draws": settings.draws, "alpha": alpha, "max_width": max_width,
            "table": repr(table), "point": repr(inputs.point)},
         [_accepted(found, table, alpha, max_width)],
-        [_table(found, alpha, max_width, count, len(groups))],
+        [_table(found, alpha, max_width, count, inputs)],
+        **told,
     )  # fmt: skip
 
 
@@ -167,13 +169,13 @@ def _summary(draws: list[Drawn], name: str) -> tuple[float, float]:
     return (float(known.mean()), float(known.std())) if known.size else (np.nan, np.nan)
 
 
-def _table(found: Draws, alpha: float, width: float, count: int, groups: int) -> dict[str, Any]:
-    draws = len(next(iter(found.values())))
+def _table(found: Draws, alpha: float, width: float, count: int, inputs: Inputs) -> dict[str, Any]:
+    draws, groups = len(next(iter(found.values()))), len(np.unique(np.asarray(inputs.table.group)))
     return {
         "name": "protocol",
         "caption": f"Error rate {alpha:g}, stop below width {width:g}: {groups - count} groups to "
         f"calibrate, {count} to test, mean over {draws} draws; sd is that of a single draw such as "
-        "the paper's. No guarantee.",
+        f"the paper's. AR takes {point_source(inputs)}. No guarantee.",
         "columns": [
             "score", "average R", "sd R", "coverage", "sd coverage", "max centre error",
             "sd max centre error",
@@ -203,34 +205,41 @@ def _accepted(found: Draws, table: TaskOutputs, alpha: float, width: float) -> F
     )
 
 
-def _finding(found: Draws, alpha: float, count: int, groups: int, inputs: Inputs) -> str:
+def _found(found: Draws, alpha: float) -> dict[str, str | None]:
+    """The verdict, what was found, and the number to remember."""
     mean = {
         what: {name: _summary(drawn, what) for name, drawn in found.items()}
         for what in ("acceleration", "coverage", "center_error")
     }
     if all(drawn.acceleration == 1 for of in found.values() for drawn in of):
-        return (
-            f"{verdict([])}: no interval is ever narrow enough at an error rate of {alpha:g}, or "
-            "there are too few cases to calibrate it, so every scan goes on to the end."
+        never = (
+            f"no interval is ever narrow enough at an error rate of {alpha:g}, or there are too "
+            "few cases to calibrate it, so every scan goes on to the end"
         )
+        return {"verdict": verdict([]), "finding": finding(verdict([]), None, never)}
     # Close: within two standard deviations of a single draw, as the paper's single draw could be.
-    held = [abs(m - (1 - alpha)) <= 2 * s for m, s in mean["coverage"].values()]
+    parts = {
+        f"{title(name)} covers close to {1 - alpha:g}": abs(m - (1 - alpha)) <= 2 * s
+        for name, (m, s) in mean["coverage"].items()
+    }
     R, error = mean["acceleration"], mean["center_error"]
-    held += [R[name][0] > R["ar"][0] for name in found if name != "ar" and "ar" in found]
+    for name in found:
+        if name != "ar" and "ar" in found:
+            parts[f"{title(name)} is faster than AR"] = R[name][0] > R["ar"][0]
     if {"ar", "lwr"} <= {name for name in found if not np.isnan(error[name][0])}:
-        held.append(error["lwr"][0] < error["ar"][0])
-    said = "; ".join(
-        f"{title(name)} average acceleration {with_error(*R[name], 2)}, coverage "
-        f"{with_error(*mean['coverage'][name], 4)}, maximum centre error "
-        f"{with_error(*error[name], 3)}"
-        for name in found
-    )
-    below = [title(n) for n, drawn in found.items() if _summary(drawn, "coverage")[0] < 1 - alpha]
-    missed = f" Mean coverage is below {1 - alpha:g} for {' and '.join(below)}." if below else ""
-    return (
-        f"{verdict(held)}: with {count} of {groups} groups to test, {said} (± one standard "
-        f"deviation between draws).{missed} AR takes {point_source(inputs)}."
-    )
+        parts["LWR's maximum centre error is below AR's"] = error["lwr"][0] < error["ar"][0]
+    said = listing(f"{title(name)} {with_error(*R[name], 2)}" for name in found)
+    wrong = listing(part for part, held in parts.items() if not held)
+    judged = verdict(parts.values())
+    return {
+        "verdict": judged,
+        "finding": finding(
+            judged,
+            f"average accelerations are {said} (± one standard deviation between draws)",
+            "" if judged == HELD else f"not so: {wrong}",
+        ),
+        "number": f"R̄ {said.partition(' ±')[0]}" if len(found) == 1 else f"R̄ of {said}",
+    }
 
 
 EXPERIMENT = Experiment(

@@ -7,7 +7,7 @@ from typing import Any
 
 from taskuq.errors import InputError
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs
-from taskuq.experiments.wording import falls, listing, verdict
+from taskuq.experiments.wording import between, falls, finding, listing, verdict
 from taskuq.report.networks import against_acceleration, quality_figures
 from taskuq.report.records import experiment_record
 
@@ -50,12 +50,12 @@ def recovery_quality(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
             y_label="correlation",
         ),
     ]
-    sentence, held = _finding(rows)
+    told = _found(rows)
     return experiment_record(
         "recovery-quality",
         "Image quality of recoveries",
         CLAIM,
-        f"{verdict(held)}: {sentence}",
+        str(told.pop("finding")),
         {
             "methods": list(_methods(rows)),
             "accelerations": sorted({r["acceleration"] for r in rows}),
@@ -81,6 +81,7 @@ def recovery_quality(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
                 ],
             }
         ],
+        **told,
     )  # fmt: skip
 
 
@@ -114,29 +115,34 @@ def _psnr_gain(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> flo
     return None if mine is None or zero is None else mine - zero
 
 
-def _finding(rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[bool]]:
+def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
+    """The verdict, what was found, and the number to remember."""
     methods = {name: of for name, of in _methods(rows).items() if name != BASE}
-    held, said = [], []
+    parts, said, gained = {}, [], None
     for name, of in methods.items():
         # From the fastest scan to the slowest quality must rise.
         levels = [of[R]["psnr"]["mean"] for R in sorted(of)]
         known = [v for v in levels if v is not None]
         if len(known) > 1:
-            held.append(falls(known))
+            parts[f"{name} gets worse as R grows"] = falls(known)
         gains = [g for r in of.values() if (g := _psnr_gain(r, rows)) is not None]
-        gain = f", {min(gains):.1f} to {max(gains):.1f} dB above zero-filling" if gains else ""
-        if known:
-            said.append(f"{name} has a PSNR of {min(known):.1f} to {max(known):.1f} dB{gain}")
+        if gains:
+            said.append(f"{name} is {between(gains, 1)} dB above zero-filling")
+            gained = gained or f"{name} +{between(gains, 1)} dB"
     for measure, better in (("psnr", "varnet"), ("ssim", "varnet"), ("fid", "flow")):
         pairs = _pairs(methods, measure)
-        if not pairs:
-            continue
         wins = sum((v > f) if measure != "fid" else (f < v) for v, f in pairs)
-        held.append(wins == len(pairs))
-        said.append(f"the {better} is better in {measure.upper()} at {wins} of {len(pairs)} rates")
-    if not any("fid" in r for r in rows):
-        said.append("FID was not measured")
-    return f"{'; '.join(said) or listing([])}.", held
+        if pairs:
+            of_all = "" if wins == len(pairs) else f" ({wins} of {len(pairs)})"
+            parts[f"the {better} is better in {measure.upper()} at every R{of_all}"] = not of_all
+    wrong = [part for part, held in parts.items() if not held]
+    but = [f"not so: {listing(wrong)}"] if wrong else []
+    but += [] if any("fid" in r for r in rows) else ["FID was not measured"]
+    judged = verdict(parts.values())
+    found = listing(said) if said else "there is nothing to compare with"
+    return {
+        "finding": finding(judged, found, "; ".join(but)), "verdict": judged, "number": gained
+    }  # fmt: skip
 
 
 def _pairs(methods: Mapping[str, Any], measure: str) -> list[tuple[float, float]]:

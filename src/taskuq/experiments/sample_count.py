@@ -11,7 +11,7 @@ from taskuq.calibration.units import Unit
 from taskuq.evaluation.result import Evaluation
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, nearest_acceleration, units
 from taskuq.experiments.judging import judge_scores, length_figure
-from taskuq.experiments.wording import Account, listing, shortage, title
+from taskuq.experiments.wording import Account, between, shortage, title
 
 CLAIM = (
     "Intervals get shorter as posterior samples are added, and LWR is much more sensitive to few "
@@ -46,6 +46,7 @@ def sample_count(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
     account = Account(
         "sample-count", "Interval length against the number of posterior samples", CLAIM
     )
+    ratios: dict[str, dict[str, float]] = {}
     for unit in units(inputs):
         cut, whole = (
             judge_scores(
@@ -59,10 +60,25 @@ def sample_count(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         )
         account.figures.append(length_figure(cut, "samples", unit, caption))
         account.tables.append(_table(cut, whole, unit))
-        account.find(unit, *_finding(whole))
+        if (reason := shortage(whole)) is not None:
+            account.lack(unit, reason)
+        elif len(counts) < 2:
+            account.lack(unit, f"there is only one number of samples, {counts[0]}")
+        else:
+            ratios[unit.counted] = _ratios(whole)
+            account.find(unit, _said(whole, ratios[unit.counted]), _parts(ratios[unit.counted]))
+    said = number = None
+    if ratios:
+        lwr, cqr = (between([of[name] for of in ratios.values()]) for name in ("lwr", "cqr"))
+        few, most = min(counts), max(counts)
+        said = f"from p = {most} down to {few} LWR's length grows {lwr} times, CQR's {cqr} times"
+        number = f"LWR {lwr} times longer at p = {few}"
     return account.record(
         settings.used("alpha", "samples", "samples_acceleration", "trials", "seed")
         | {"acceleration": R, "suffers": SUFFERS, "table": repr(table)},
+        said,
+        number,
+        note=f"Lengths are not cut; one suffers that grows {SUFFERS:g} times or more.",
     )
 
 
@@ -81,34 +97,32 @@ def _table(cut: Sequence[Evaluation], whole: Sequence[Evaluation], unit: Unit) -
     }
 
 
-def _finding(whole: Sequence[Evaluation]) -> tuple[str, list[bool]]:
-    if (reason := shortage(whole)) is not None:
-        return reason, []
+def _ratios(whole: Sequence[Evaluation]) -> dict[str, float]:
+    """The length with the fewest samples over that with the most, of each score."""
     ratio = {}
     for score in dict.fromkeys(r.score for r in whole):
         mine = sorted((r for r in whole if r.score == score), key=lambda r: r.samples)
         ratio[score] = mine[0].width.mean / mine[-1].width.mean
+    return ratio
+
+
+def _said(whole: Sequence[Evaluation], ratio: dict[str, float]) -> dict[str, str]:
     few, most = min(r.samples for r in whole), max(r.samples for r in whole)
-    if few == most:
-        return f"there is only one number of samples, {most}.", []
-    said = ", ".join(
-        f"{title(s)} {'without bound' if math.isinf(r) else f'{r:.2f} times'}"
+    grown = {
+        f"{title(s)}'s length at p = {few} over that at {most}": between([r])
         for s, r in ratio.items()
-    )
-    held = [
-        ratio["lwr"] > ratio["cqr"],
-        min(ratio.values()) > 1,
-        ratio["lwr"] >= SUFFERS,
-        ratio["cqr"] < SUFFERS,
-        ratio["mlwr"] < SUFFERS,
-    ]
-    suffering = [title(s) for s, r in ratio.items() if r >= SUFFERS]
-    return (
-        f"from p = {most} down to p = {few} lengths become: {said}; longer by half or more: "
-        f"{listing(suffering)}. At p = {few} the shortest is {_shortest(whole, few)}, at "
-        f"p = {most} {_shortest(whole, most)}.",
-        held,
-    )
+    }
+    return grown | {f"shortest at p = {p}": _shortest(whole, p) for p in (few, most)}
+
+
+def _parts(ratio: dict[str, float]) -> dict[str, bool]:
+    return {
+        "LWR is more sensitive than CQR": ratio["lwr"] > ratio["cqr"],
+        "every length falls with p": min(ratio.values()) > 1,
+        "LWR suffers": ratio["lwr"] >= SUFFERS,
+        "CQR does not suffer": ratio["cqr"] < SUFFERS,
+        "MLWR does not suffer": ratio["mlwr"] < SUFFERS,
+    }
 
 
 def _shortest(whole: Sequence[Evaluation], p: int) -> str:

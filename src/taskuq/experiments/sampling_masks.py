@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs
-from taskuq.experiments.wording import verdict
+from taskuq.experiments.wording import finding, verdict
 from taskuq.interval import BoolArray
 from taskuq.measure.masks import acs_width, center_lines, nested_masks, published_masks
 from taskuq.report.networks import masks_figure
@@ -55,21 +55,21 @@ def sampling_masks(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
             # A run may be longer than designed where a line beside it happens to be measured.
             held += [c >= said for c, said in zip(centers, CENTERS, strict=True)]
         sentences.append(
-            f"{_CALLED[name]} are {'nested' if nested else 'not nested'}, measure "
-            f"{', '.join(str(int(m.sum())) for m in masks)} of {width} lines at R = "
-            f"{', '.join(f'{R:g}' for R in rates)}, and have unbroken "
-            f"centres of {', '.join(map(str, centers))} lines"
+            f"{_CALLED[name]} are {'nested' if nested else 'not nested'} and have unbroken centres "
+            f"of {', '.join(map(str, centers))} lines"
         )
     first, rates = next(iter(sets.values()))
     return experiment_record(
         "masks",
         "Sampling masks",
         CLAIM,
-        f"{verdict(held)}: {'; '.join(sentences)}.",
+        finding(verdict(held), "; ".join(sentences)),
         {"accelerations": list(rates), "width": int(first.shape[1])}
         | ({} if inputs.masks is not None else settings.used("seed")),
         [masks_figure(first, rates)],
         [_table(name, masks, rates) for name, (masks, rates) in sets.items()],
+        verdict=verdict(held),
+        number=f"{', '.join(str(int(m.sum())) for m in first)} of {first.shape[1]} lines",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -11,7 +12,14 @@ from taskuq.calibration.rank import cases_needed
 from taskuq.calibration.units import Unit
 from taskuq.evaluation.result import Evaluation
 from taskuq.report.figure import Figure
-from taskuq.report.records import experiment_record
+from taskuq.report.records import (
+    HELD,
+    IN_PART,
+    NOT_HELD,
+    NOT_MEASURED,
+    SUMMARY,
+    experiment_record,
+)
 
 
 @dataclass
@@ -24,15 +32,17 @@ class Account:
         claim: What the paper says, or what we say.
         figures: Figures as data.
         tables: Tables as records hold them.
-        findings: A sentence for each way of splitting.
-        held: Whether each part of the claim held.
+        compared: What was measured, by what it is and how cases were split.
+        parts: Whether each part of the claim held, by what it says and how cases were split.
+        reasons: Why nothing could be compared.
 
     Example:
         >>> from taskuq.calibration.units import NewCase
         >>> account = Account("short", "Short intervals", "They are.")
-        >>> account.find(NewCase(), "intervals are short.", [True])
-        >>> account.record({}, end=" Measured.")["finding"]
-        'Held: By case, intervals are short. Measured.'
+        >>> account.find(NewCase(), {"length": 0.2}, {"they are": True, "all are": False})
+        >>> record = account.record({}, "the mean length is 0.2", "length 0.2")
+        >>> record["finding"], record["tables"][0]["rows"]
+        ('Held in part: the mean length is 0.2. Not so by case: all are.', [['length', 0.2]])
     """
 
     name: str
@@ -40,28 +50,80 @@ class Account:
     claim: str
     figures: list[Figure] = field(default_factory=list)
     tables: list[dict[str, Any]] = field(default_factory=list)
-    findings: list[str] = field(default_factory=list)
-    held: list[bool] = field(default_factory=list)
+    compared: dict[str, dict[str, Any]] = field(default_factory=dict)
+    parts: dict[str, dict[str, bool]] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
 
-    def find(self, unit: Unit, sentence: str, held: Iterable[bool]) -> None:
-        """Add what was found in splits by a unit, and which parts of the claim held there."""
-        self.findings.append(f"By {unit.counted}, {sentence}")
-        self.held += held
+    def find(self, unit: Unit, compared: Mapping[str, Any], parts: Mapping[str, bool]) -> None:
+        """Add what was measured in splits by a unit, and which parts of the claim held there."""
+        by = f"by {unit.counted}"
+        self.parts[by] = dict(parts)
+        for what, value in compared.items():
+            self.compared.setdefault(what, {})[by] = value
+
+    def lack(self, unit: Unit, reason: str) -> None:
+        """Add why nothing can be compared in splits by a unit."""
+        self.reasons.append(f"by {unit.counted}, {reason}")
 
     def record(
-        self, settings: Mapping[str, Any], *, scope: str = "", end: str = ""
+        self, settings: Mapping[str, Any], said: str | None, number: str | None, *, note: str = ""
     ) -> dict[str, Any]:
         """Return the record ``taskuq.experiment/1``.
 
         Arguments:
             settings: What decided the numbers.
-            scope: What the verdict is restricted to.
-            end: What else is to be said.
+            said: What was found, in a sentence without its end; None where nothing was.
+            number: The one number to remember.
+            note: What is to be said beside the comparison.
         """
-        finding = f"{verdict(self.held)}{scope}: {' '.join(self.findings)}{end}"
+        judged = verdict(held for of in self.parts.values() for held in of.values())
         return experiment_record(
-            self.name, self.title, self.claim, finding, settings, self.figures, self.tables
-        )
+            self.name, self.title, self.claim, finding(judged, said, self._but), settings,
+            self.figures, [*self.tables, *self._summary(note)], verdict=judged, number=number,
+        )  # fmt: skip
+
+    @property
+    def _but(self) -> str:
+        """What did not hold, and what could not be judged."""
+        wrong = [
+            f"{by}: {listing(part for part, held in of.items() if not held)}"
+            for by, of in self.parts.items()
+            if not all(of.values())
+        ]
+        return "; ".join((f"not so {'; '.join(wrong)}",) * bool(wrong) + tuple(self.reasons))
+
+    def _summary(self, note: str) -> list[dict[str, Any]]:
+        if not self.compared:
+            return []
+        columns = list(self.parts)
+        caption = " and ".join(f"splits {by}" for by in columns)
+        caption = f"{caption[0].upper()}{caption[1:]}, side by side." if columns[1:] else ""
+        return [
+            {
+                "name": SUMMARY,
+                "caption": f"{caption} {note}".strip() or "What was measured.",
+                "columns": ["what", *columns],
+                "rows": [[what, *map(of.get, columns)] for what, of in self.compared.items()],
+            }
+        ]
+
+
+def finding(judged: str, said: str | None, but: str = "") -> str:
+    """Return what was found in at most two sentences, the verdict first.
+
+    Arguments:
+        judged: The verdict.
+        said: What was found, without its end; None where nothing was.
+        but: What did not hold or could not be judged, without its end.
+
+    Example:
+        >>> finding("held", "lengths fall"), finding("not measured", None, "there is one round")
+        ('Held: lengths fall.', 'Not measured: there is one round.')
+    """
+    head = judged[:1].upper() + judged[1:]
+    if said is None:
+        return f"{head}: {but.rstrip('.')}."
+    return f"{head}: {said}." + (f" {but[:1].upper()}{but[1:].rstrip('.')}." if but else "")
 
 
 def verdict(parts: Iterable[bool]) -> str:
@@ -69,14 +131,28 @@ def verdict(parts: Iterable[bool]) -> str:
 
     Example:
         >>> verdict([True, True]), verdict([True, False]), verdict([False]), verdict([])
-        ('Held', 'Held in part', 'Did not hold', 'Could not be judged')
+        ('held', 'held in part', 'not held', 'not measured')
     """
     found = list(parts)
     if not found:
-        return "Could not be judged"
+        return NOT_MEASURED
     if all(found):
-        return "Held"
-    return "Held in part" if any(found) else "Did not hold"
+        return HELD
+    return IN_PART if any(found) else NOT_HELD
+
+
+def between(values: Iterable[float], digits: int = 2) -> str:
+    """Return from where to where numbers go; those that are missing are left out.
+
+    Example:
+        >>> between([0.2, 0.31]), between([0.2, 0.2]), between([math.nan]), between([1, math.inf])
+        ('0.20 to 0.31', '0.20', '–', '1.00 to ∞')
+    """
+    known = [v for v in values if not math.isnan(v)]
+    if not known:
+        return "–"
+    low, high = (f"{v:.{digits}f}" if math.isfinite(v) else "∞" for v in (min(known), max(known)))
+    return low if low == high else f"{low} to {high}"
 
 
 def listing(words: Iterable[str]) -> str:

@@ -26,6 +26,10 @@ POLICY = "taskuq.policy/1"
 BOUND = "taskuq.bound/1"
 
 Record = Mapping[str, Any]
+# What a claim comes to.
+HELD, IN_PART, NOT_HELD, NOT_MEASURED = "held", "held in part", "not held", "not measured"
+VERDICTS = (HELD, IN_PART, NOT_HELD, NOT_MEASURED)
+SUMMARY = "summary"
 
 
 def experiment_record(
@@ -36,6 +40,9 @@ def experiment_record(
     settings: Mapping[str, Any],
     figures: Sequence[Figure],
     tables: Sequence[Mapping[str, Any]] = (),
+    *,
+    verdict: str | None = None,
+    number: str | None = None,
 ) -> dict[str, Any]:
     """Return the record of an experiment, which the report shows as one section.
 
@@ -43,10 +50,13 @@ def experiment_record(
         name: A short name for files and links.
         title: The heading.
         claim: What the paper says, or what we say, in a sentence.
-        finding: What the numbers say, in a sentence computed from them.
+        finding: What the numbers say, in at most two sentences computed from them.
         settings: What decided the numbers; values that JSON can hold.
         figures: Figures as data.
-        tables: Tables with ``name``, ``caption``, ``columns`` and ``rows``.
+        tables: Tables with ``name``, ``caption``, ``columns`` and ``rows``; one that is called
+            ``summary`` is shown first and the others folded.
+        verdict: One of :data:`VERDICTS`; what a claim that was judged comes to.
+        number: The one number to remember, in a few words.
 
     Example:
         >>> table = {"name": "t", "caption": "Widths.", "columns": ["R", "w"], "rows": [[8, 0.2]]}
@@ -62,6 +72,8 @@ def experiment_record(
         "title": str(title),
         "claim": str(claim),
         "finding": str(finding),
+        "verdict": verdict,
+        "number": number,
         "settings": drawable(dict(settings)),
         "figures": [figure.to_dict() for figure in figures],
         "tables": [

@@ -1,0 +1,55 @@
+"""What policies did over random splits, as a record that the report reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from taskuq.decide.goal import Goal
+from taskuq.decide.simulation import Simulation
+from taskuq.files import range_to_json
+from taskuq.outputs import TaskOutputs
+
+CHOOSING = (
+    "Choosing by this table and planning on the same cases spends the promise: the best of several "
+    "looks better than it is. taskuq plan --choose compares policies on cases of their own; or "
+    "simulate one part of the table and plan on the other (taskuq table --share)."
+)
+
+
+def simulation_record(
+    table: TaskOutputs,
+    goal: Goal,
+    found: Sequence[tuple[int, Simulation]],
+    inputs: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the record ``taskuq.simulate/1``.
+
+    Arguments:
+        table: What was replayed.
+        goal: Until when scans went on.
+        found: Numbers of posterior samples, and what a policy did with as many.
+        inputs: What else decided the numbers.
+    """
+    first = found[0][1]
+    return {
+        "schema": "taskuq.simulate/1",
+        "alpha": first.alpha,
+        "goal": goal.to_dict(),
+        "unit": first.unit,
+        "coverage_of": first.coverage_of,
+        "mean_over": first.mean_over,
+        "trials": first.trials,
+        "n": first.n,
+        "n_calibration": first.n_calibration,
+        "n_test": first.n_test,
+        "inputs": {
+            "table": repr(table),
+            "task_range": range_to_json(table.task_range),
+            "provenance": dict(table.provenance),
+            "missing_cases": list(table.missing),
+            **inputs,
+        },
+        "choosing": CHOOSING,
+        "results": [{"samples": p, **result.to_dict()} for p, result in found],
+    }
