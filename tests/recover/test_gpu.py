@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -16,17 +18,27 @@ from taskuq.recover.flow import FlowConfig, rows
 from taskuq.recover.flow.rows import Attend, Fold, Subnet
 from taskuq.recover.flow_training import around_recipe, flow_recipe
 from taskuq.recover.folded_unet import normalise_leaky, pool
+from taskuq.recover.folds import HonestEstimates
+from taskuq.recover.matching import MatchingConfig
+from taskuq.recover.matching_training import matching_recipe
+from taskuq.recover.quick_steps import quick_steps
 from taskuq.recover.sampler import SamplerConfig, SamplerNet
 from taskuq.recover.sampler.folded import blend, finish
+from taskuq.recover.sampler.learning import Scored, TaskTerms, sampler_recipe
+from taskuq.recover.sampler.losses import ImageScore
 from taskuq.recover.sampler.noise import normal_numbers
 from taskuq.recover.sampler.recovery import SamplerRecovery, drawn
 from taskuq.recover.sampler_training import VarNetEstimates
 from taskuq.recover.scans import AnyScan
 from taskuq.recover.varnet import VarNetConfig
 from taskuq.recover.varnet_training import varnet_recipe
+from taskuq.recover.views import CoilViews
+from taskuq.task.backbone import BackboneConfig
+from taskuq.task.classifier import Classifier, ClassifierConfig
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, fit
 from taskuq.training.log import read_log
+from taskuq.training.seeds import own_randomness
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and compiled.is_available()), reason="needs a GPU with Triton"
@@ -155,7 +167,10 @@ def test_pixelwise_is_its_twin(plain, half, hidden):
     assert distance(found, expected) < 1e-2
 
 
-@pytest.mark.parametrize(("kind", "shapes"), [("flow", 1), ("varnet", 1), ("any scan", 2)])
+@pytest.mark.parametrize(
+    ("kind", "shapes"),
+    [("flow", 1), ("varnet", 1), ("any scan", 2), ("sampler", 1), ("task", 1), ("matching", 1)],
+)
 def test_replayed_steps_are_steps(kind, shapes, monkeypatch):
     """From equal weights the same loss, gradients and buffers, at every step of a training.
 
@@ -189,6 +204,26 @@ def test_replayed_steps_are_steps(kind, shapes, monkeypatch):
     assert len(recorded) == shapes
 
 
+@pytest.mark.parametrize("kind", ["sampler", "task", "matching"])
+@pytest.mark.parametrize("replayed", [False, True])
+def test_a_step_never_waits_for_the_gpu(kind, replayed):
+    """Nor does it wait in bfloat16, where nothing of one step may be kept for the next."""
+    recipe = _recipe(kind, replayed)
+    recipe.network.cuda().train()
+    batches = [_batch(kind, 4, torch.Generator("cuda").manual_seed(k)) for k in range(3)]
+    losses = []
+    for step in range(6):
+        torch.cuda.set_sync_debug_mode("error" if step > 2 else "default")
+        try:
+            with torch.autocast("cuda", torch.bfloat16):
+                losses.append(_step(recipe, batches[step % 3], step % 3)[0])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    first, again = torch.stack(losses).view(2, 3)
+    # Running means of scores have moved, weights have not.
+    torch.testing.assert_close(again, first, rtol=0.2, atol=0.0)
+
+
 def test_a_flow_trains_in_bfloat16_with_clipped_gradients(tmp_path):
     """As configs/fastmri-knee/flow.toml has it, with the optimiser that a GPU gets."""
     config = FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4, steps=2)
@@ -206,6 +241,19 @@ def _recipe(kind, replayed):
         config = FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2,
                             condition_channels=4, layers=2, steps=2)  # fmt: skip
         return around_recipe(config, replayed=replayed)
+    if kind in ("sampler", "task", "matching"):
+        with own_randomness(0):  # what is not trained is the same in both
+            nets = [build("varnet", preset="tiny") for _ in range(2)]
+            small = ClassifierConfig(backbone=BackboneConfig("small", width=8), hidden=(8,))
+            task = Classifier(small).eval().requires_grad_(False)
+        honest = HonestEstimates(nets, CoilViews(), replayed=replayed)
+        quick = partial(quick_steps, is_replayed=replayed)
+        if kind == "matching":
+            config = MatchingConfig(width=8, drawn=(8, 16))
+            return matching_recipe(config, honest.residuals, quick=quick)
+        terms = (TaskTerms(), task) if kind == "task" else ()
+        config = SamplerConfig(width=8, drawn=(8, 16))
+        return sampler_recipe(config, Scored(ImageScore(), 3, *terms), honest, quick)
     scans = AnyScan(coils=(3, 5)) if kind == "any scan" else None
     config = VarNetConfig(cascades=2, width=4, pools=2)
     return varnet_recipe(config, replayed=replayed, scans=scans)
@@ -243,4 +291,6 @@ def _batch(kind, cases, generator):
         "mask": mask,
         "low_frequencies": torch.full((cases,), 16, device="cuda"),
         "data_range": torch.full((cases,), 3.0, device="cuda"),
+        "network": (0, 1, 1, 1)[:cases],
+        "progress": 0.9,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from taskuq.measure.projections import keep_measured
 from taskuq.recover import SamplerConfig, SamplerNet, SamplerRecovery, build
 from taskuq.recover.estimate import estimate
 from taskuq.recover.folds import HonestEstimates, fold_of
+from taskuq.recover.quick_steps import quick_steps
 from taskuq.recover.sampler.learning import Scored, TaskTerms, sampler_recipe
 from taskuq.recover.sampler.losses import ImageScore
 from taskuq.recover.sampler.noise import normal_numbers
@@ -212,10 +214,12 @@ CPU = Machine(accelerator="cpu", progress=False)
 HOW = TrainingConfig(epochs=5, batch=8, learning_rate=1e-2, average=0.5, clip=1.0)
 
 
+SLAB = SamplerConfig(inputs=1, outputs=1, width=8, drawn=(8, 8), numbers=4)
+
+
 def slab_recipe(**options):
-    config = SamplerConfig(inputs=1, outputs=1, width=8, drawn=(8, 8), numbers=4)
     with own_randomness(0):
-        return sampler_recipe(config, Scored(ImageScore(pools=(2, 4)), **options), slab)
+        return sampler_recipe(SLAB, Scored(ImageScore(pools=(2, 4)), **options), slab)
 
 
 def test_a_sampler_of_another_operator_learns(tmp_path):
@@ -239,6 +243,33 @@ def gradient_of(progress, terms):
     loss = recipe.loss(recipe.network, batch, torch.Generator().manual_seed(0))
     loss.backward()
     return torch.cat([p.grad.flatten() for p in recipe.network.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("quick", [{"is_replayed": True}, {"is_compiled": True}])
+def test_quick_steps_are_steps(monkeypatch, quick):
+    """On a CPU nothing is replayed; here nothing is compiled, but asked to be."""
+    asked = []
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **options: lambda *x: asked.append(1) or function(*x)
+    )
+    batch = {"image": torch.stack([Waves()[0, k]["image"] for k in range(4)]), "progress": 1.0}
+    found = []
+    for make in (None, partial(quick_steps, **quick)):
+        with own_randomness(0):
+            recipe = sampler_recipe(SLAB, Scored(ImageScore(pools=(2, 4))), slab, make)
+        recipe.loss(recipe.network, batch, torch.Generator().manual_seed(0)).backward()
+        recipe.validate(recipe.network, batch, torch.Generator().manual_seed(0))
+        grads = [p.grad for p in recipe.network.parameters() if p.grad is not None]
+        found.append(torch.cat([grad.flatten() for grad in grads]))
+    assert torch.equal(*found)
+    assert len(asked) == quick.get("is_compiled", False)
+
+
+def test_a_network_is_compiled_in_one_piece(net):
+    told, share = torch.randn(2, 6, SIZE, SIZE), torch.tensor([0.1, 0.5])
+    noise = torch.randn(2, 3, net.noise_size(SIZE, SIZE))
+    whole = torch.compile(net.forward, backend="eager", fullgraph=True, dynamic=False)
+    assert torch.allclose(whole(told, share, noise), net(told, share, noise), atol=1e-6)
 
 
 def test_task_terms_pull_no_harder_than_their_limit_and_not_before_they_begin():
@@ -306,15 +337,13 @@ def test_noise_becomes_as_loud_as_held_out_cases_ask_for():
 def test_each_case_is_estimated_by_its_own_network(varnet):
     with own_randomness(5):
         other = VarNet(varnet.config).eval()
-    images = torch.stack([scan.zero_filled for scan in scans(2)])
-    mask = torch.as_tensor(MASKS[[0, 1, 0]])
-    batch = {
-        "image": images,
-        "mask": mask,
-        "network": (1, 1, 0),
-    }
+    numbers = (1, 1, 0, 1, 1, 1)  # five are more than are filled up to
+    images = torch.stack([scan.zero_filled for scan in scans(2, len(numbers))])
+    mask = torch.as_tensor(MASKS[[0, 1, 0, 0, 1, 1]])
+    batch = {"image": images, "mask": mask, "network": numbers}
     found, truth = HonestEstimates([varnet, other], None)(batch, torch.Generator())
-    for k, net in enumerate((other, other, varnet)):
+    assert len(found.image) == len(numbers)
+    for k, net in enumerate((varnet, other)[number] for number in numbers):
         one = estimate(net, keep_measured(images[k : k + 1], mask[k : k + 1]), mask[k : k + 1])
         assert torch.allclose(found.image[k], one.image[0], atol=1e-5)
         assert torch.allclose(truth[k], images[k].abs().square().sum(0).sqrt(), atol=1e-5)

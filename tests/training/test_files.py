@@ -200,7 +200,6 @@ def test_the_shipped_flow_of_whole_images_has_at_most_40_million_parameters():
         ("[training]\nepochs = true", "training.epochs is True; give a whole number"),
         ("[training]\nepochs = 0", "epochs is 0"),
         ("[training]\nlearning_rate = -1", "positive learning rate"),
-        ("[training]\nreplay = true\nprecision = 'bf16-mixed'", "for precision 32-true"),
         ("[training]\nreplay = true\naccumulate = 2", "for one batch a step"),
         ("[training]\nprecision = 'fp8'", "choose from '32-true', 'bf16-mixed'"),
         ("[measure]\naccelerations = 4", "give a list"),

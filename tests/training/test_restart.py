@@ -31,7 +31,7 @@ from taskuq.commands.train import command
 if __name__ == "__main__":
     train = command("{kind}")
     train(Path(sys.argv[1]), output=Path(sys.argv[2]), devices=int(sys.argv[3]),
-          accelerator="cpu", progress=False)
+          accelerator="cpu", progress=False, **{options})
 """
 
 
@@ -40,9 +40,9 @@ def same_weights(first: Path, second: Path) -> bool:
     return a.keys() == b.keys() and all(same_bits(a[name], b[name]) for name in a)
 
 
-def command(tmp_path, kind, config, folder, devices=1):
+def command(tmp_path, kind, config, folder, devices=1, **options):
     script = tmp_path / f"train_{kind}.py"
-    script.write_text(SCRIPT.format(kind=kind))
+    script.write_text(SCRIPT.format(kind=kind, options=options))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         [sys.executable, str(script), config, str(folder), str(devices)],
@@ -235,6 +235,16 @@ def test_devices_share_the_configured_batch(tmp_path, configure):
     losses = [[row["validation_loss"] for row in curve] for curve in curves]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
     assert abs(losses[0][0] - losses[0][1]) > 1e-3, "the steps must matter"
+
+
+def test_devices_share_a_dry_run_of_a_training_in_stages(tmp_path, configure):
+    """Each process has a folder of its own for what is trained first, and one of them writes."""
+    config = configure("sampler", cases=12, batch=4)
+    both = command(tmp_path, "sampler", config, tmp_path / "two", devices=2, dry_run=True, steps=1)
+    out, err = both.communicate(timeout=200)
+    assert both.returncode == 0, err
+    assert out.count("on 2 × cpu") == 4  # three networks that estimate, and the sampler
+    assert not (tmp_path / "two").exists()
 
 
 def test_another_configuration_is_refused_in_its_folder(tmp_path, configure):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -15,6 +16,7 @@ from taskuq.recover.estimate import Estimate
 from taskuq.recover.folds import Estimating, HonestEstimates, collate
 from taskuq.recover.matching.network import MatchingConfig, MatchingNet
 from taskuq.recover.methods import RECOVERIES
+from taskuq.recover.quick_steps import quick_steps
 from taskuq.recover.sampler.learning import sizes_after
 from taskuq.recover.sampler.network import SamplerNet, nearest_acceleration
 from taskuq.recover.sampler.recovery import SamplerRecovery
@@ -116,14 +118,20 @@ class MatchingTraining(RecoveryTraining):
 
     def recipe(self, cases: tuple[Any, ...], machine: Machine) -> Recipe:
         """The velocity, to be trained by squares."""
-        honest = HonestEstimates(
-            [estimating_network(path) for path in cases[2]], self.views, self.scans
-        )
-        recipe = matching_recipe(self.network, honest.residuals, self.draws)
+        replayed = machine.may_be_one_gpu and self.training.replay
+        nets = [estimating_network(path) for path in cases[2]]
+        honest = HonestEstimates(nets, self.views, self.scans, replayed=replayed)
+        quick = partial(quick_steps, is_replayed=replayed, is_compiled=self.training.compile)
+        recipe = matching_recipe(self.network, honest.residuals, self.draws, quick)
         return replace(recipe, collate=collate)
 
 
-def matching_recipe(config: MatchingConfig, residuals: Residuals, draws: int = 4) -> Recipe:
+def matching_recipe(
+    config: MatchingConfig,
+    residuals: Residuals,
+    draws: int = 4,
+    quick: Callable[..., Callable[..., Tensor]] = quick_steps,
+) -> Recipe:
     r"""Train a velocity to carry noise to residuals along straight lines.
 
     .. math:: \mathbb E\, \big\| v\big((1 - t) u_0 + t u_1, t, \text{told}\big) - (u_1 - u_0)
@@ -136,28 +144,40 @@ def matching_recipe(config: MatchingConfig, residuals: Residuals, draws: int = 4
         config: The size of the network.
         residuals: What makes estimated cases and their residuals of a batch.
         draws: Times and noises for each case.
+        quick: What makes training steps quicker, of the network and what is computed with it.
 
     Example:
         >>> matching_recipe(MatchingConfig(width=4, drawn=(4, 4)), print).kind
         'matching'
     """
+    trained = MatchingNet(config)
+
+    def velocity(told: Tensor, share: Tensor, state: Tensor, time: Tensor) -> Tensor:
+        return trained.velocity(trained.know(told, share), state, time)
+
+    carry = quick(trained, velocity)
 
     def loss(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
         found, target = residuals(batch, generator)
         net = cast(MatchingNet, net)
         squares = target.square().mean((1, 2, 3))[:, None]
         sizes_after(net.built.sizes, nearest_acceleration(found.share()), squares)
-        return _missed(net, found, target, draws, generator).mean()
+        return _missed(net, carry, found, target, draws, generator).mean()
 
     def validate(net: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
         found, target = residuals(batch, generator)
-        return {"loss": _missed(cast(MatchingNet, net), found, target, draws, generator)}
+        return {"loss": _missed(cast(MatchingNet, net), carry, found, target, draws, generator)}
 
-    return Recipe("matching", MatchingNet(config), config, loss, validate)
+    return Recipe("matching", trained, config, loss, validate)
 
 
 def _missed(
-    net: MatchingNet, found: Estimate, target: Tensor, draws: int, generator: torch.Generator
+    net: MatchingNet,
+    carry: Callable[..., Tensor],
+    found: Estimate,
+    target: Tensor,
+    draws: int,
+    generator: torch.Generator,
 ) -> Tensor:
     """By how much the velocity misses, squared, (case,)."""
     share, device = found.share(), target.device
@@ -166,7 +186,7 @@ def _missed(
     begin = torch.randn((cases, draws, *size), generator=generator, device=device)
     time = torch.rand((cases, draws), generator=generator, device=device)
     state = begin + time[..., None, None, None] * (end - begin)
-    velocity = net.velocity(net.know(found.inputs(), share), state, time)
+    velocity = carry(found.inputs(), share, state, time)
     missed: Tensor = (velocity - (end - begin)).square().mean((1, 2, 3, 4))
     return missed
 

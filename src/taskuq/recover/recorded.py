@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+
+T = TypeVar("T")
 
 
 def record(*steps: Callable[[], Any]) -> list[tuple[torch.cuda.CUDAGraph, Any]]:
@@ -32,42 +34,44 @@ def record(*steps: Callable[[], Any]) -> list[tuple[torch.cuda.CUDAGraph, Any]]:
     return recorded
 
 
-class Recorded:
+class Recorded(Generic[T]):
     """A function of tensors that is recorded as a CUDA graph for the shapes it meets.
 
     On other devices the function runs as it is. The function must not read values back to the
     host, and its result must depend on its arguments alone.
 
     Arguments:
-        function: Takes tensors, returns a tensor.
+        function: Takes tensors, returns a tensor or a named tuple of tensors.
+        most: How many shapes are kept; the memory of the oldest is free for the next one.
 
     Example:
         >>> Recorded(lambda x, y: x + y)(torch.ones(1), torch.ones(1))
         tensor([2.])
     """
 
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        self.function = function
-        self._key: tuple[object, ...] = ()
-        self._inputs: list[Tensor] = []
-        self._recorded: list[tuple[torch.cuda.CUDAGraph, Tensor]] = []
+    def __init__(self, function: Callable[..., T], *, most: int = 1) -> None:
+        self.function, self.most = function, most
+        self._recorded: dict[object, tuple[list[Tensor], torch.cuda.CUDAGraph, Any]] = {}
 
     @torch.no_grad()
-    def __call__(self, *arguments: Tensor) -> Tensor:
+    def __call__(self, *arguments: Tensor) -> T:
         """Call the function, or replay it on these arguments."""
         if not arguments[0].is_cuda:
             return self.function(*arguments)
         key = tuple((a.shape, a.dtype, a.device) for a in arguments)
-        if key != self._key:
-            self._recorded = []  # its memory is free for the next one
-            self._inputs = [a.clone() for a in arguments]
-            self._recorded = record(lambda: self.function(*self._inputs))
-            self._key = key
-        for buffer, argument in zip(self._inputs, arguments, strict=True):
+        if key not in self._recorded:
+            while len(self._recorded) >= self.most:
+                del self._recorded[next(iter(self._recorded))]
+            inputs = [a.clone() for a in arguments]
+            ((graph, output),) = record(lambda: self.function(*inputs))
+            self._recorded[key] = inputs, graph, output
+        inputs, graph, output = self._recorded[key]
+        for buffer, argument in zip(inputs, arguments, strict=True):
             buffer.copy_(argument)
-        ((graph, output),) = self._recorded
         graph.replay()
-        return output.clone()
+        if isinstance(output, Tensor):
+            return cast(T, output.clone())
+        return cast(T, type(output)(*(part.clone() for part in output)))
 
 
 class Replayed:
@@ -111,7 +115,11 @@ class Replayed:
     def _record(self, inputs: tuple[Tensor, ...]) -> Any:
         kept = [buffer.clone() for buffer in self.network.buffers()]
         examples = tuple(x.clone() for x in inputs)
-        with warnings.catch_warnings():
+        precision = torch.get_autocast_dtype("cuda")
+        is_mixed = torch.is_autocast_enabled("cuda")
+        # Weights in lower precision that are kept for later in a step would be kept for all steps.
+        apart = torch.autocast("cuda", precision, enabled=is_mixed, cache_enabled=False)
+        with warnings.catch_warnings(), apart:
             # torch warms up on a stream of its own and keeps the last graph alive while it records
             # on another; the two are joined in the recording.
             warnings.filterwarnings("ignore", "The AccumulateGrad node's stream", UserWarning)

@@ -24,6 +24,7 @@ from taskuq.recover.folds import (
     fold_of,
 )
 from taskuq.recover.methods import RECOVERIES
+from taskuq.recover.quick_steps import quick_steps
 from taskuq.recover.sampler import SamplerConfig, SamplerNet
 from taskuq.recover.sampler.learning import Scored, TaskTerms, Watched, sampler_recipe
 from taskuq.recover.sampler.losses import ImageScore
@@ -266,12 +267,13 @@ class SamplerTraining(RecoveryTraining):
 
     def recipe(self, cases: tuple[Any, ...], machine: Machine) -> Recipe:
         """The sampler, to be trained by proper scores of its images."""
-        honest = HonestEstimates(
-            [estimating_network(path) for path in cases[2]], self.views, self.scans
-        )
+        replayed = machine.may_be_one_gpu and self.training.replay
+        nets = [estimating_network(path) for path in cases[2]]
+        honest = HonestEstimates(nets, self.views, self.scans, replayed=replayed)
         task = None if self.task is None else _watched(self.task)
         scored = Scored(self.score, self.draws, self.task, task)
-        recipe = sampler_recipe(self.network, scored, honest)
+        quick = partial(quick_steps, is_replayed=replayed, is_compiled=self.training.compile)
+        recipe = sampler_recipe(self.network, scored, honest, quick)
         net = cast(SamplerNet, recipe.network)
         on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
         judge = partial(_judge_loudness, net, cases[1], honest, "cuda" if on_gpu else "cpu")

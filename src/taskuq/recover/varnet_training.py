@@ -62,7 +62,7 @@ class VarNetRecovery:
     def __init__(self, net: VarNet, *, dtype: torch.dtype = torch.float16) -> None:
         self.net, self.dtype = net.eval(), dtype
         self.device = next(net.parameters()).device
-        self._recorded = Recorded(quick_varnet(self.net, dtype))
+        self._recorded: Recorded[Tensor] = Recorded(quick_varnet(self.net, dtype))
 
     def __call__(self, measurement: Scan, *, samples: int, seed: int) -> Tensor:
         """Return the recovered magnitude image, (1, height, width)."""

@@ -86,12 +86,31 @@ def foresee_training(
         if isinstance(settings, Staged):
             there = Path(folder)
             cases = settings.stages(cases, there, machine=machine, fresh=False, steps=steps)
+            _hand_over(there)
         earlier = _one_after_another(Path(folder))
         with own_randomness(settings.training.seed):
             recipe = settings.recipe(cases, machine)
     how = settings.training
     record = foresee(recipe, cases[0], cases[1], how, machine=machine, steps=steps, earlier=earlier)
     return {**record, "prepare_s": prepared}
+
+
+def _hand_over(folder: Path) -> None:
+    """Give all processes the files that the first one, which alone writes, has in its folder."""
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    files = {}
+    if is_first_process():
+        parts = (path for path in folder.rglob("*") if path.is_file())
+        files = {str(path.relative_to(folder)): path.read_bytes() for path in parts}
+    handed = [files]
+    distributed.broadcast_object_list(handed)
+    for name, content in handed[0].items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def _one_after_another(folder: Path) -> dict[str, Any] | None:

@@ -32,9 +32,9 @@ class TrainingConfig:
         workers: Processes that read data, for each training process.
         seed: Where all randomness of training comes from.
         compile: Whether to compile the costly part of the network (minutes at first, faster
-            steps).
+            steps): flows of whole images, samplers and their rivals.
         replay: Whether one GPU replays a recording of each step, which small networks train faster
-            with (variational networks, and flows around estimates; in float32).
+            with: all recovery networks but flows of whole images.
         deterministic: Whether to insist on kernels that give the same bits every time.
         keep_every: Epochs between two points from which a killed training goes on.
         patience: Epochs without a better value after which training stops; 0 never stops early.
@@ -73,10 +73,6 @@ class TrainingConfig:
         for name in ("epochs", "batch", "accumulate", "decay_epochs", "keep_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; give a whole number above 0")
-        if self.replay and self.precision != "32-true":
-            raise InputError(
-                f"replay is for precision 32-true, not {self.precision}; leave one of them out"
-            )
         if self.replay and self.accumulate > 1:
             # A replay writes gradients where the last one's lie: nothing would be added up.
             raise InputError(

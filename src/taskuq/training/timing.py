@@ -21,8 +21,9 @@ from taskuq.training.config import TrainingConfig
 
 SCHEMA = "taskuq.timing/1"
 FILE = "timing.json"
-# Steps of each epoch after which the GPU is waited for, so that the clock shows its time.
-SYNCHRONISED = 20
+# Steps of an epoch after which the GPU is waited for, so that the clock shows its time, and in how
+# many epochs: a GPU that is waited for has nothing to do until it is told more.
+SYNCHRONISED, CLOCKED = 20, 5
 
 
 class Timing(Callback):
@@ -82,7 +83,7 @@ class Timing(Callback):
         batch_idx: int,
     ) -> None:
         """Count a step, and stop where enough were taken."""
-        is_timed = batch_idx < SYNCHRONISED * self.config.accumulate
+        is_timed = batch_idx < SYNCHRONISED * self.config.accumulate and self._is_clocked()
         now = _now(pl_module if is_timed else None)
         if self._first is not None:
             self._trained += now - self._batch_ended
@@ -107,8 +108,9 @@ class Timing(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Count a batch of validation."""
-        now = _now(pl_module if batch_idx < SYNCHRONISED else None)
-        if batch_idx < SYNCHRONISED:
+        is_timed = batch_idx < SYNCHRONISED and self._is_clocked()
+        now = _now(pl_module if is_timed else None)
+        if is_timed:
             self._validation.append(now - self._batch_ended)
         self._batch_ended = now
 
@@ -120,6 +122,9 @@ class Timing(Callback):
         self.record = self._sum_up(trainer, pl_module, kept=now - self._batch_ended)
         if self.folder is not None and trainer.is_global_zero:
             write_json(self.folder / FILE, self.record)
+
+    def _is_clocked(self) -> bool:
+        return len(self._epochs) < CLOCKED
 
     def _sum_up(self, trainer: Trainer, module: LightningModule, *, kept: float) -> dict[str, Any]:
         network = module.network
