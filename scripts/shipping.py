@@ -1,6 +1,7 @@
 """Train a recovery network for some seconds and ship it; embedded_gpu.py runs this.
 
-python scripts/shipping.py flow best.safetensors     # into the package, in float16
+python -m scripts.shipping flow best.safetensors                  # into the package, in float16
+python -m scripts.shipping sampler best.safetensors FILE.safetensors        # or anywhere else
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ def ship(best: Path, target: Path, kind: str, seconds: float) -> Path:
     return save_weights(net, target, kind=kind, config=net.config, notes=notes, half=True)
 
 
-def install(kind: str, best: Path) -> Path:
-    """Put a trained network of the atlas into the package, under its name there."""
-    target = Path(taskuq.weights.__file__).parent / f"{kind}-atlas.safetensors"
+def install(kind: str, best: Path, target: Path | None = None) -> Path:
+    """Put a trained network of the atlas into the package, under its name there, or elsewhere."""
+    target = target or Path(taskuq.weights.__file__).parent / f"{kind}-atlas.safetensors"
     net, card = load(best), read_toml(best.with_suffix(".toml"))
     notes = {k: v for k, v in card.items() if k not in ("kind", "network")}
     if "estimate" in notes:
@@ -90,4 +91,4 @@ def install(kind: str, best: Path) -> Path:
 
 
 if __name__ == "__main__":
-    print(install(sys.argv[1], Path(sys.argv[2])))
+    print(install(sys.argv[1], *map(Path, sys.argv[2:])))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
 
+from taskuq.data.dataset import Dataset
 from taskuq.data.readers import Data, open_all, open_data, paper_data
 from taskuq.errors import InputError, first_line
 from taskuq.files import whole_file, write_json
@@ -79,6 +80,7 @@ def draw(
     config: SamplersConfig,
     folder: Path | str,
     *,
+    images: Dataset | None = None,
     device: str | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[Path]:
@@ -90,13 +92,14 @@ def draw(
     Arguments:
         config: What to draw.
         folder: Receives a folder for each sampler; what it holds of the same names is replaced.
+        images: The cases of ``config.data``, where they are open already.
         device: Where to draw; the best there is where None.
         tell: Called with a line of progress now and then.
     """
     if not config.recover or not config.task:
         raise InputError("no sampler or no task is named; add tables [recover.NAME], [task.NAME]")
     place = torch.device(pick_device(device))
-    images = _images(config)
+    images = _images(config) if images is None else images
     rates = config.measure.accelerations
     measure = MultiCoilMRI(config.measure.masks(int(images[0].image.shape[-1])), rates)
     tasks = {name: method.open(place) for name, method in config.task.items()}
@@ -270,14 +273,16 @@ class _Drawing:
         return target
 
 
-def _images(config: SamplersConfig) -> Any:
+def _images(config: SamplersConfig) -> Dataset:
     if config.part == "all":
         return open_all(config.data)
     training, validation = open_data(config.data)
     return training if config.part == "training" else validation
 
 
-def _batches(images: Any, most: int, device: torch.device) -> Iterator[tuple[list[Any], Tensor]]:
+def _batches(
+    images: Dataset, most: int, device: torch.device
+) -> Iterator[tuple[list[Any], Tensor]]:
     """Cases, and coil images of equally many, the last one again where cases run out."""
     count = -(-len(images) // most)
     size = -(-len(images) // count)
