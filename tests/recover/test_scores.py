@@ -109,7 +109,7 @@ def test_one_sample_cannot_be_scored():
         fair_crps(torch.zeros(3, 1), torch.zeros(3))
     with pytest.raises(InputError, match="one above it"):
         ImageScore(0.0, 0.0, 0.0)
-    with pytest.raises(InputError, match="begin up to 1"):
+    with pytest.raises(InputError, match="both up to 1"):
         TaskTerms(begin=2.0)
 
 

@@ -14,13 +14,14 @@ class SamplerConfig:
     The default is the preset ``paper``, for 320×320.
 
     Arguments:
-        inputs: Channels that the network is told of an estimate.
+        inputs: Channels that the network is told of an estimate: images of ``outputs`` channels,
+            the estimate first.
         outputs: Channels of a residual: 2 for a complex image, 1 for a real one.
         width: Channels of the first level of the part that knows no noise. They double with each
             halving of the image.
         widest: How many times the width there is at most.
         drawn: Channels of the part that draws, for each level, the finest first.
-        noise: Noise maps at each level.
+        noise: Noise maps at each level; tensor cores want a multiple of 8.
         numbers: Noise numbers for the whole image.
         scale: A residual of this size, in units of the estimate's scale, is an output of 1.
 
@@ -34,7 +35,7 @@ class SamplerConfig:
     width: int = 48
     widest: int = 6
     drawn: tuple[int, ...] = (32, 48, 64, 96, 128)
-    noise: int = 4
+    noise: int = 8
     numbers: int = 32
     scale: float = 0.3
 
@@ -45,6 +46,12 @@ class SamplerConfig:
                 f"the sampler has {self.inputs} inputs, {self.outputs} outputs, width "
                 f"{self.width}, drawn {list(self.drawn)}, noise {self.noise}, numbers "
                 f"{self.numbers} and scale {self.scale}; give positive numbers"
+            )
+
+        if self.inputs % self.outputs:
+            raise InputError(
+                f"the sampler has {self.inputs} inputs and {self.outputs} outputs; inputs are "
+                "whole images of as many channels as outputs"
             )
 
     @property

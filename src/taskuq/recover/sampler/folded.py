@@ -41,12 +41,14 @@ class KnownRows(NamedTuple):
     Attributes:
         levels: Maps (case, pixel, channel), the finest level first.
         mean: A residual without noise, (case, pixel, outputs).
+        amplitude: By how much what noise brings is multiplied, the same shape.
         about: What is said of the measured share, (case, 2).
         size: Height and width before filling up.
     """
 
     levels: list[tuple[Tensor, Tensor, Tensor]]
     mean: Tensor
+    amplitude: Tensor
     about: Tensor
     size: tuple[int, int]
 
@@ -91,8 +93,9 @@ class FoldedSampler:
             tuple(to_rows(part.to(self.dtype)) for part in (level.first, level.last, level.loud))
             for level in known.levels
         ]
-        mean = to_rows(known.mean.float())
-        return KnownRows(levels, mean, about_share(known.share), known.size)  # type: ignore[arg-type]
+        mean, amplitude = (to_rows(x.float()) for x in (known.mean, known.amplitude))
+        about = about_share(known.share)
+        return KnownRows(levels, mean, amplitude, about, known.size)  # type: ignore[arg-type]
 
     def draw(self, known: KnownRows, noise: Tensor) -> Tensor:
         """Residuals (case, sample, outputs, height, width) of what is known and noise.
@@ -123,7 +126,7 @@ class FoldedSampler:
         height, width = shapes[0][1:]
         weight, bias = self.out
         said = convolve(x, weight, height, width)[..., : c.outputs].float() + bias
-        residuals = apart(said, cases) + known.mean[:, None]
+        residuals = torch.addcmul(known.mean[:, None], apart(said, cases), known.amplitude[:, None])
         residuals = residuals.view(cases, samples, height, width, c.outputs).movedim(-1, 2)
         return residuals[..., : known.size[0], : known.size[1]] * c.scale
 

@@ -5,8 +5,9 @@ Each case's score is therefore divided by the running mean of the scores at its 
 
 .. math:: \mathbb E\, \frac{S\big(\{\hat x^{(j)}\}, x\big)}{\bar S(m)},
 
-which would be as proper as the score itself if the divisor depended on the measurement's setting
-alone; the running mean has the present batch in it, by 2 %.
+which is as proper as the score itself: the divisor knows earlier batches and the share, not the
+case. (The first batch at a share is divided by its own mean.) Whatever weighs scores has to be of
+this kind; a weight that looked at the case's truth would make samples too narrow or too wide.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from taskuq.recover.sampler.estimated import Estimated
 from taskuq.recover.sampler.losses import ImageScore, energy_score, fair_crps
 from taskuq.recover.sampler.network import (
     ACCELERATIONS,
+    SCORES,
     SamplerNet,
     apart,
     nearest_acceleration,
@@ -68,14 +70,16 @@ class TaskTerms:
         raw: The weight of the fair CRPS of its raw outputs (logits).
         output: The weight of the fair CRPS of its outputs.
         features: The weight of the energy score of its last hidden features.
-        limit: The gradient of these terms at a case's images is at most so many times that of the
-            images' own score.
-        begin: The share of the training after which the terms begin to count; they count fully
-            half way from there to the end.
+        limit: The gradient of these terms at the images is at most so many times that of the
+            images' own score, in running means at the case's measured share.
+        begin: The share of the training after which the terms begin to count.
+        full: The share after which they count fully.
 
     Example:
-        >>> [TaskTerms(begin=0.5).fade(done) for done in (0.4, 0.625, 0.9)]
+        >>> [TaskTerms(begin=0.5, full=0.75).fade(done) for done in (0.4, 0.625, 0.9)]
         [0.0, 0.5, 1.0]
+        >>> TaskTerms(begin=0, full=0).fade(0)  # from the beginning
+        1.0
     """
 
     weights: Path | None = None
@@ -84,17 +88,22 @@ class TaskTerms:
     features: float = 0.1
     limit: float = 0.5
     begin: float = 0.5
+    full: float = 0.75
 
     def __post_init__(self) -> None:
-        if min(self.raw, self.output, self.features, self.limit) < 0 or not 0 <= self.begin <= 1:
+        smallest = min(self.raw, self.output, self.features, self.limit)
+        if smallest < 0 or not 0 <= self.begin <= self.full <= 1:
             raise InputError(
                 f"the task terms weigh {self.raw}, {self.output} and {self.features}, limit "
-                f"{self.limit}, begin {self.begin}; give nothing below 0, and begin up to 1"
+                f"{self.limit}, begin {self.begin}, full {self.full}; give nothing below 0, and "
+                "begin at most full, both up to 1"
             )
 
     def fade(self, progress: float) -> float:
         """How much the terms count when a share of the training is done."""
-        return min(1.0, max(0.0, 2 * (progress - self.begin) / max(1 - self.begin, 1e-9)))
+        if progress >= self.full:
+            return 1.0
+        return max(0.0, (progress - self.begin) / max(self.full - self.begin, 1e-9))
 
 
 @dataclass(frozen=True)
@@ -118,9 +127,11 @@ class Scored:
         assert self.task is not None
         if isinstance(self.task, nn.Module):
             self.task.to(images.device)
-        with torch.no_grad():
-            true = self.task.inside(truth)
-        seen = [apart(part, len(images)) for part in self.task.inside(images.flatten(0, 1))]
+        # In bfloat16 outputs of samples that nearly agree would differ by rounding.
+        with torch.autocast(images.device.type, enabled=False):
+            with torch.no_grad():
+                true = self.task.inside(truth)
+            seen = [apart(part, len(images)) for part in self.task.inside(images.flatten(0, 1))]
         pairs = list(zip(seen, true, strict=True))
         scores = [fair_crps(*pairs[0]), fair_crps(*pairs[1]), energy_score(*pairs[2])]
         return torch.stack(scores, dim=1)
@@ -195,7 +206,7 @@ def _loss(
     own, task = (score / sizes[:, :1]).mean(), (_weighed(scored.terms, views, sizes, net)).mean()
     (pull,) = torch.autograd.grad(own, leaf)
     (push,) = torch.autograd.grad(task, leaf)
-    bound = scored.terms.limit * _norms(pull) / _norms(push).clamp_min(1e-30)
+    bound = scored.terms.limit * _means_of_norms(net, place, pull, push)
     gradient = pull + fade * bound.clamp_max(1).view(-1, 1, 1, 1) * push
     back = (images * gradient).sum()
     return (own + fade * task).detach() + back - back.detach()
@@ -209,14 +220,19 @@ def _weighed(terms: TaskTerms, views: Tensor, sizes: Tensor, net: SamplerNet) ->
     return uncertain * sum(weight * part for weight, part in zip(weights, parts, strict=True))
 
 
-def _norms(gradient: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
-    return norms
+def _means_of_norms(net: SamplerNet, place: Tensor, pull: Tensor, push: Tensor) -> Tensor:
+    """How much larger the images' own gradients are than the task's, (case,), by running means.
+
+    A case's own gradients would know its truth, and weigh down samples that are far from it.
+    """
+    norms = [torch.linalg.vector_norm(x.flatten(1), dim=1) * len(x) for x in (pull, push)]
+    means = sizes_after(net.sizes[:, SCORES:], place, torch.stack(norms, dim=1))
+    return means[:, 0] / means[:, 1]
 
 
 @torch.no_grad()
 def sizes_after(sizes: Tensor, place: Tensor, scores: Tensor) -> Tensor:
-    """Let running means follow the scores of a batch, in place, and return each case's.
+    """Let running means follow the scores of a batch, in place; return each case's from before.
 
     Arguments:
         sizes: Running means (acceleration, score); 0 where there were no cases yet.
@@ -229,17 +245,20 @@ def sizes_after(sizes: Tensor, place: Tensor, scores: Tensor) -> Tensor:
         tensor([[1.],
                 [3.],
                 [3.]])
+        >>> sizes_after(sizes, torch.tensor([0]), torch.tensor([[2.0]])), sizes[0]
+        (tensor([[1.]]), tensor([1.0200]))
     """
-    of_place = torch.nn.functional.one_hot(place, len(sizes)).to(scores.dtype)
-    found = torch.cat([of_place.T @ scores, of_place.sum(0)[:, None]], dim=1)
+    counted = torch.cat([scores, torch.ones_like(scores[:, :1])], dim=1)
+    found = counted.new_zeros(len(sizes), counted.shape[1]).index_add_(0, place, counted)
     if distributed.is_available() and distributed.is_initialized():
         distributed.all_reduce(found)  # of the whole batch, whoever has a part of it
     counts = found[:, -1:]
     new = found[:, :-1] / counts.clamp_min(1)
     kept = sizes[:, : scores.shape[1]]
-    followed = torch.where(kept > 0, DECAY * kept + (1 - DECAY) * new, new)
+    before = torch.where(kept > 0, kept, new)
+    followed = DECAY * before + (1 - DECAY) * new
     kept.copy_(torch.where(counts > 0, followed, kept))
-    return kept[place].clamp_min(1e-12)
+    return before[place].clamp_min(1e-12)
 
 
 def _validate(

@@ -98,7 +98,7 @@ class ImageScore:
         pixels: The weight of the fair CRPS of pixels.
         energy: The weight of the energy score of the whole image.
         pooled: The weight of the fair CRPS of images averaged over squares, for each size.
-        pools: Sides of the squares, in pixels.
+        pools: Sides of the squares, in pixels; those larger than an image do not count.
 
     Example:
         >>> truth = torch.ones(1, 8, 8)
@@ -109,7 +109,7 @@ class ImageScore:
     pixels: float = 1.0
     energy: float = 0.5
     pooled: float = 0.5
-    pools: tuple[int, ...] = (2, 4, 8, 16)
+    pools: tuple[int, ...] = (2, 4, 8, 16, 32)
 
     def __post_init__(self) -> None:
         weights = (self.pixels, self.energy, self.pooled)

@@ -20,6 +20,8 @@ from taskuq.recover.sampler.config import SamplerConfig
 EMBEDDED = 128
 # Told values are in units of the case's own scale. Beyond this there is no image.
 LARGEST = 100.0
+# Logarithms of how loud noise is, and of how far residuals are from their mean.
+QUIETEST, LOUDEST = -6.0, 2.0
 
 
 class Norm(nn.Module):
@@ -74,6 +76,11 @@ def _modulated(x: Tensor, film: Tensor) -> Tensor:
     return F.silu(x * (1 + stretch) + shift)
 
 
+def _positive(logarithm: Tensor) -> Tensor:
+    """A factor that reaches from nearly nothing to several times what it is at first."""
+    return torch.exp(logarithm.float().clamp(QUIETEST, LOUDEST))
+
+
 class Shared(NamedTuple):
     """What a case's features bring to one level of the part that draws.
 
@@ -94,12 +101,14 @@ class Known(NamedTuple):
     Attributes:
         levels: For each level, the finest first.
         mean: A residual without noise, (case, outputs, height, width).
+        amplitude: By how much what noise brings is multiplied, the same shape.
         share: The measured share, (case,).
         size: Height and width before filling up.
     """
 
     levels: list[Shared]
     mean: Tensor
+    amplitude: Tensor
     share: Tensor
     size: tuple[int, int]
 
@@ -128,7 +137,7 @@ class DrawnLevel(nn.Module):
     def share(self, features: Tensor) -> Shared:
         """What the features of cases bring, once for all samples."""
         first, last, loud = self.known(features).split([self.drawn, self.drawn, self.noise], dim=1)
-        return Shared(first, last, 1 + loud)
+        return Shared(first, last, _positive(loud).to(loud.dtype))
 
     def forward(self, x: Tensor | None, shared: Shared, noise: Tensor, inner: Tensor) -> Tensor:
         """Draw (case * sample, drawn, height, width).
@@ -178,7 +187,8 @@ class SamplerNet(nn.Module):
 
     Told are channels that describe the estimate (:class:`taskuq.recover.sampler.estimated`), and
     the share :math:`m` that was measured. Noise enters every level of the part that draws as maps,
-    made louder or quieter by the case's features, and all of it as numbers for the whole image.
+    made louder or quieter by the case's features, and all of it as numbers for the whole image;
+    features also say how far residuals are from their mean.
 
     Arguments:
         config: The size.
@@ -214,12 +224,13 @@ class SamplerNet(nn.Module):
             for known, below, drawn in zip(widths, coarser, c.drawn, strict=True)
         )
         self.mean = nn.Conv2d(widths[0], c.outputs, 3, padding=1)
+        self.amplitude = nn.Conv2d(widths[0], c.outputs, 3, padding=1)
         self.out = nn.Conv2d(c.drawn[0], c.outputs, 3, padding=1)
-        for last in (self.mean, self.out):
+        for last in (self.mean, self.amplitude, self.out):
             nn.init.normal_(last.weight, std=1e-3)
             nn.init.zeros_(last.bias)  # type: ignore[arg-type]
-        # How large each score is at each acceleration, as training saw it.
-        self.register_buffer("sizes", torch.zeros(len(ACCELERATIONS), SCORES))
+        # How large each score, and the gradients of images and task, are at each acceleration.
+        self.register_buffer("sizes", torch.zeros(len(ACCELERATIONS), SCORES + GRADIENTS))
 
     def noise_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
         """Maps, height and width of the noise at each level, the finest first."""
@@ -252,8 +263,9 @@ class SamplerNet(nn.Module):
             )
         height, width = told.shape[-2:]
         multiple = self.config.size_multiple
-        told = told.nan_to_num(0.0, LARGEST, -LARGEST).clamp(-LARGEST, LARGEST)
-        x = F.pad(told, (0, -width % multiple, 0, -height % multiple), mode="replicate")
+        x = F.pad(
+            self._differences(told), (0, -width % multiple, 0, -height % multiple), mode="replicate"
+        )
         inner = self.embed(about_share(share))
         skips = []
         for level, block in enumerate(self.down):
@@ -270,7 +282,18 @@ class SamplerNet(nn.Module):
             level.share(known)  # type: ignore[operator]
             for level, known in zip(self.levels, reversed(features), strict=True)
         ]
-        return Known(levels, self.mean(features[-1]), share, (height, width))
+        fine = features[-1]
+        amplitude = _positive(self.amplitude(fine))
+        return Known(levels, self.mean(fine), amplitude, share, (height, width))
+
+    def _differences(self, told: Tensor) -> Tensor:
+        """The first image as it is, and what others differ from it, in units of a residual.
+
+        In bfloat16 the difference of two images that nearly agree would be rounding.
+        """
+        told = told.float().nan_to_num(0.0, LARGEST, -LARGEST).clamp(-LARGEST, LARGEST)
+        first, *others = torch.split(told, self.config.outputs, dim=1)
+        return torch.cat([first, *((x - first) / self.config.scale for x in others)], dim=1)
 
     def draw(self, known: Known, noise: Tensor) -> Tensor:
         """Residuals (case, sample, outputs, height, width) of what is known and noise."""
@@ -286,8 +309,9 @@ class SamplerNet(nn.Module):
             list(zip(self.levels, known.levels, maps, shapes, strict=True))
         ):
             x = level(x, shared, part.reshape(cases, samples, *shape), inner)
-        residual = apart(self.out(x), cases) + known.mean[:, None]
-        scaled: Tensor = residual[..., :height, :width].float() * self.config.scale
+        noisy = apart(self.out(x), cases).float() * known.amplitude[:, None]
+        residual = noisy + known.mean[:, None]
+        scaled: Tensor = residual[..., :height, :width] * self.config.scale
         return scaled
 
 
@@ -305,6 +329,8 @@ def about_share(share: Tensor) -> Tensor:
 ACCELERATIONS = (1, 2, 4, 8, 16, 32, 64)
 # Images, and what a task network says: its raw output, its output, its features.
 SCORES = 4
+# Of the images' own score and of the task's, at the images.
+GRADIENTS = 2
 
 
 def nearest_acceleration(share: Tensor) -> Tensor:

@@ -1,0 +1,102 @@
+"""Task terms are as proper as the images' own score: the true spread stays the best one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from taskuq.recover.sampler.config import SamplerConfig
+from taskuq.recover.sampler.learning import Scored, TaskTerms, sampler_recipe, sizes_after
+from taskuq.recover.sampler.losses import ImageScore
+from taskuq.recover.sampler.network import SamplerNet
+
+CASES, SIDE = 20_000, 2
+
+
+class Spread(SamplerNet):
+    """Samples are white noise of one deviation, which is all that can be learned."""
+
+    def __init__(self, deviation: float) -> None:
+        super().__init__(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4,), noise=1))
+        self.deviation = nn.Parameter(torch.tensor(deviation))
+
+    def forward(self, told, share, noise):
+        maps = noise[..., self.config.numbers :]
+        return self.deviation * maps.reshape(*noise.shape[:2], 1, SIDE, SIDE)
+
+
+@dataclass
+class Unseen:
+    """Nothing is known of an image but the share that was measured."""
+
+    parts: Tensor
+
+    @property
+    def scale(self) -> Tensor:
+        return torch.ones(len(self.parts))
+
+    def inputs(self) -> Tensor:
+        return torch.zeros(len(self.parts), 1, SIDE, SIDE)
+
+    def share(self) -> Tensor:
+        return self.parts
+
+    def images(self, residuals: Tensor) -> Tensor:
+        return residuals[:, :, 0]
+
+
+class Steep(nn.Module):
+    """A task that is sure of most images: its gradients differ from case to case."""
+
+    def inside(self, images):
+        raw = images.flatten(1).sum(1, keepdim=True)
+        return 3 * raw, (3 * raw).sigmoid(), torch.relu(images.flatten(1))
+
+
+def truths(batch, generator):
+    return Unseen(batch["share"]), batch["image"]
+
+
+def slope(deviation: float, terms: TaskTerms | None) -> float:
+    """How the loss changes with the deviation of samples; truths have deviation 1."""
+    recipe = sampler_recipe(
+        SamplerConfig(width=4, drawn=(4,)),
+        Scored(ImageScore(pools=()), 4, terms, None if terms is None else Steep()),
+        truths,
+    )
+    generator = torch.Generator().manual_seed(0)
+    net = Spread(deviation)
+    batch = {
+        "image": torch.randn(CASES, SIDE, SIDE, generator=generator),
+        "share": torch.tensor([0.5, 0.125]).repeat(CASES // 2),
+        "progress": 1.0,
+    }
+    recipe.loss(net, batch, generator).backward()
+    return float(net.deviation.grad)
+
+
+def balanced(terms: TaskTerms | None) -> float:
+    """The deviation at which samples would stay, by halving."""
+    low, high = 0.5, 1.6
+    for _ in range(9):
+        middle = (low + high) / 2
+        low, high = (low, middle) if slope(middle, terms) > 0 else (middle, high)
+    return (low + high) / 2
+
+
+@pytest.mark.parametrize(
+    "terms", [None, TaskTerms(), TaskTerms(limit=0.05), TaskTerms(10.0, 10.0, 10.0, limit=5.0)]
+)
+def test_the_true_spread_is_the_best_one_with_and_without_task_terms(terms):
+    assert balanced(terms) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_case_is_divided_by_what_was_seen_before_it():
+    sizes = torch.zeros(2, 1)
+    sizes_after(sizes, torch.tensor([1]), torch.tensor([[4.0]]))
+    loud = sizes_after(sizes, torch.tensor([1]), torch.tensor([[400.0]]))
+    assert loud.tolist() == [[4.0]]
+    assert sizes.flatten().tolist() == pytest.approx([0.0, 0.98 * 4 + 0.02 * 400])
