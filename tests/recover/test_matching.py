@@ -177,8 +177,10 @@ def test_the_rival_has_the_size_the_cases_and_the_time_of_the_sampler():
     ours = read_settings(SamplerTraining, CONFIGS / "sampler.toml")
     rival = read_settings(MatchingTraining, CONFIGS / "matching.toml")
 
-    for name in ("training", "estimate", "views", "scans", "data", "measure"):
+    for name in ("training", "views", "scans", "data", "measure"):
         assert getattr(rival, name) == getattr(ours, name)
+    assert rival.estimate.folder == Path("runs/lgg-sampler")
+    assert rival.estimate.folds == ours.estimate.folds
     numbers = [
         sum(p.numel() for p in net.parameters())
         for net in (SamplerNet(ours.network), MatchingNet(rival.network))

@@ -119,6 +119,31 @@ def test_a_sampler_around_a_network_that_is_there_trains_no_other(tmp_path, conf
     assert [path.name for path in best.parent.rglob("best.safetensors")] == ["best.safetensors"]
 
 
+def test_a_sampler_goes_on_from_another_with_its_networks_and_trains_none(tmp_path, configure):
+    config = Path(configure("sampler", epochs=1, cases=12))
+    first = train_from("sampler", config, tmp_path / "first", machine=CPU)
+    again = tmp_path / "again.toml"
+    taken = f'[estimate]\nfolder = "{first.parent}"'
+    again.write_text(f'start = "{first}"\n' + config.read_text().replace("[estimate]", taken))
+    best = train_from("sampler", again, tmp_path / "second", machine=CPU)
+    assert [path.parent for path in best.parent.rglob("best.safetensors")] == [best.parent]
+    assert not same_weights(first, best)
+    ours, theirs = (open_recovery(path).estimating.net.state_dict() for path in (best, first))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    for old, new in (("folds = 2", "folds = 3"), ("validation = 0.25", "validation = 0.4")):
+        again.write_text(again.read_text().replace(old, new))
+        with pytest.raises(InputError, match=r"holds another training .* there, .* here"):
+            train_from("sampler", again, tmp_path / "third", machine=CPU)
+
+
+def test_networks_of_a_training_that_never_came_to_its_sampler_are_not_taken(tmp_path, configure):
+    config = Path(configure("sampler", epochs=1, cases=12))
+    taken = f'[estimate]\nfolder = "{tmp_path / "absent"}"'
+    config.write_text(config.read_text().replace("[estimate]", taken))
+    with pytest.raises(InputError, match="no training has come as far as its sampler"):
+        train_from("sampler", config, tmp_path / "run", machine=CPU)
+
+
 def test_a_sampler_can_be_as_loud_as_its_validation_patients_ask_for(tmp_path, configure):
     best = train_from("sampler", configure("sampler", epochs=1, cases=12), tmp_path, machine=CPU)
     loudness = read_toml(best.with_suffix(".toml"))["loudness"]

@@ -30,6 +30,7 @@ from taskuq.recover.scans import AnyScan, measured
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.recover.varnet_training import PAPER, VarNetTraining
 from taskuq.recover.views import CoilViews
+from taskuq.settings import read_toml, to_table
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, train
 from taskuq.training.recipe import Batch
@@ -50,6 +51,9 @@ class Estimating:
         folds: Into how many parts training patients are split. Each part is estimated by a network
             that was trained first, on the patients of the other parts, in a folder of its own. 0
             is for patients that ``weights`` has not seen.
+        folder: The folder of a sampler's training whose networks, of all patients and of each fold,
+            are taken as they are; none is trained. ``folds`` and ``training.seed`` have to be those
+            of that training, and so have data and masks.
         network: The size of networks that are trained first.
         training: How they are trained.
         start: Weights that they start from: a file, or a name of the package's own.
@@ -64,6 +68,7 @@ class Estimating:
 
     weights: Path | None = None
     folds: int = 0
+    folder: Path | None = None
     network: VarNetConfig = field(default_factory=VarNetConfig)
     training: TrainingConfig = PAPER
     start: Path | None = None
@@ -106,6 +111,8 @@ class Estimating:
             where = folder / name
             return train(how, where, machine=machine, fresh=fresh, cases=both, steps=steps)
 
+        if self.folder is not None:
+            return self._there(self.folder, settings)
         of_all = self.weights and locate(self.weights)
         paths = [of_all or trained("estimate", settings, cases[0])]
         if self.folds == 0:
@@ -118,6 +125,50 @@ class Estimating:
             others = replace(cases[0], source=Subset.where(cases[0].source, parts != part))
             paths.append(trained(f"fold-{part + 1}-of-{self.folds}", longer, others))
         return paths
+
+    def _there(self, folder: Path, settings: VarNetTraining) -> list[Path]:
+        """The networks of a training that has come as far as its sampler.
+
+        A patient would be estimated by a network that has seen it, were patients, folds or their
+        order others there.
+        """
+        written = folder / "config.toml"
+        if not written.exists():
+            raise InputError(
+                f"estimate.folder is {folder}, where no training has come as far as its sampler; "
+                "train that first, or leave estimate.folder out"
+            )
+        there, here = read_toml(written), to_table(settings)
+        said = there["estimate"]
+        both = {
+            "folds": (said["folds"], self.folds),
+            "training.seed": (said["training"]["seed"], self.training.seed),
+            "data": (there["data"], here["data"]),
+            "measure": (there["measure"], here["measure"]),
+        }
+        changed = [f"{key}: {a} there, {b} here" for key, (a, b) in both.items() if a != b]
+        if changed or "trial" in there:
+            why = ", ".join(changed) or "a trial"
+            raise InputError(
+                f"estimate.folder {folder} holds another training ({why}); name one of the same "
+                "patients, masks and folds, or leave estimate.folder out"
+            )
+        of_all = self.weights or said.get("weights") or estimate_in(folder)
+        folds = [f"fold-{k + 1}-of-{self.folds}" for k in range(self.folds)]
+        return [locate(of_all), *(folder / name / "best.safetensors" for name in folds)]
+
+
+def estimate_in(folder: Path) -> Path:
+    """Where a sampler's training leaves the variational network of all patients.
+
+    Arguments:
+        folder: That of the training.
+
+    Example:
+        >>> estimate_in(Path("runs/sampler")).as_posix()
+        'runs/sampler/estimate/best.safetensors'
+    """
+    return folder / "estimate" / "best.safetensors"
 
 
 def fold_of(groups: NDArray[np.str_], folds: int, *, seed: int) -> NDArray[np.int64]:
