@@ -1,15 +1,15 @@
 r"""Draws of recovery networks for heads, masks, coils and noise that they were not made for.
 
     python -m scripts.any_head [varnet-atlas sampler-atlas ...] [--draws 1000] [--seed 0]
-        [--device cuda] [--json any-head.json]
+        [--device cuda] [--json any-head.json] [--into docs/recovery.md]
 
 Each input is a slice of the atlas in one of three contrasts, cut to a random size, seen by 1 to 20
 coils through a random mask between R = 2 and 16, with or without noise; one of ten is all zeros,
 noise alone, a constant, or a slice in numbers that are very large or very small. Eight samples are
-drawn of each. Prints for each network how many draws were finite, how many agree with what was
-measured to 1e-5 of its largest number, how many were rejected, and how many inputs ended in an
-error. A point estimate is one draw of an input, and a network that shows no coil images cannot be
-asked whether it agrees.
+drawn of each. Prints, or puts into a document, for each network how many draws were finite, how
+many agree with what was measured to 1e-5 of its largest number, how many were rejected, and how
+many inputs ended in an error. A point estimate is one draw of an input, and a network that shows no
+coil images cannot be asked whether it agrees.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scripts.paper import put
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name torch's own documentation uses
 
@@ -102,31 +103,42 @@ def judge(recover: Any, scan: Measurement, seed: int) -> Counter[str]:
     return counts
 
 
-def main(names: list[str], draws: int, seed: int, device: str, record: Path | None) -> None:
-    images = heads(seed)
-    results: dict[str, Any] = {}
-    print("| network | inputs | draws | finite | agree to 1e-5 | rejected | errors |")
-    print("|---|---|---|---|---|---|---|")
-    for name in names:
-        recover, total = open_recovery(name, device=device), Counter[str]()
-        inputs = -(-draws // SAMPLES)
-        for k in range(inputs):
-            what, scan = measured(images, seed + k)
-            try:
-                total.update(judge(recover, scan, seed=k))
-            except InputError as error:
-                total["errors"] += 1
-                print(f"{name}, {what}: {error}")
-        agree = total["agree"] if isinstance(recover, DrawsCoilImages) else None
-        row = {key: total[key] for key in ("draws", "finite", "rejected", "errors")}
-        results[name] = {"inputs": inputs, **row, "agree": agree}
-        print(
-            f"| {name} | {inputs} | {row['draws']} | {row['finite']} | "
-            f"{'–' if agree is None else agree} | {row['rejected']} | {row['errors']} |",
-            flush=True,
-        )
+def count(name: str, images: Tensor, inputs: int, seed: int, device: str) -> dict[str, Any]:
+    """What happened to all draws of one network; inputs that end in an error are told of."""
+    recover, total = open_recovery(name, device=device), Counter[str]()
+    for k in range(inputs):
+        what, scan = measured(images, seed + k)
+        try:
+            total.update(judge(recover, scan, seed=k))
+        except InputError as error:
+            total["errors"] += 1
+            print(f"{name}, {what}: {error}", flush=True)
+    agree = total["agree"] if isinstance(recover, DrawsCoilImages) else None
+    row = {key: total[key] for key in ("draws", "finite", "rejected", "errors")}
+    return {"inputs": inputs, **row, "agree": agree}
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The counts as Markdown."""
+    keys = ("inputs", "draws", "finite", "agree", "rejected", "errors")
+    lines = ["| network | inputs | draws | finite | agree to 1e-5 | rejected | errors |"]
+    lines += ["|---" * (len(keys) + 1) + "|"]
+    for name, row in results.items():
+        cells = ["–" if row[key] is None else str(row[key]) for key in keys]
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    return "\n".join(lines)
+
+
+def main(
+    names: list[str], draws: int, seed: int, device: str, record: Path | None, into: Path | None
+) -> None:
+    images, inputs = heads(seed), -(-draws // SAMPLES)
+    results = {name: count(name, images, inputs, seed, device) for name in names}
+    print(table(results))
     if record is not None:
         write_json(record, {"seed": seed, "results": results})
+    if into is not None:
+        put(table(results), into, "any-head")
 
 
 if __name__ == "__main__":
@@ -138,4 +150,5 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", dest="record", type=Path)
+    parser.add_argument("--into", type=Path)
     main(**vars(parser.parse_args()))

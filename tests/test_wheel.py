@@ -50,6 +50,13 @@ def test_what_is_not_code_is_named_here_too(packed, name):
     assert f"taskuq/{name}" in packed
 
 
+def test_all_networks_together_are_small():
+    networks = list((PACKAGE / "weights").glob("*.safetensors"))
+
+    assert len(networks) >= 3
+    assert sum(path.stat().st_size for path in networks) <= 20e6
+
+
 def test_nothing_else_is_in_the_wheel(packed):
     assert {name.split("/")[0].split("-")[0] for name in packed} == {"taskuq"}
     assert not [name for name in packed if "/tests/" in name or "__pycache__" in name]
