@@ -49,7 +49,7 @@ def write_whole(folder: Path, cases: int) -> None:
 
 def write_shards(folder: Path, cases: int, each: int = 10_000) -> None:
     """Write shards as the workers of a run do."""
-    writer = TableWriter(folder, Header(ROUNDS, SAMPLES, task_range=(0.0, 1.0)))
+    writer = TableWriter(folder, Header(ROUNDS, SAMPLES, task_ranges=((0.0, 1.0),)))
     for start in range(0, cases, each):
         stop = min(start + each, cases)
         targets = outputs_of(start, stop, len(ROUNDS) - 1)[:, 0]

@@ -113,5 +113,5 @@ def _compare(
     if not scores:
         return []
     # The paper computes lengths without a range.
-    table = table if clip else replace_arrays(table, task_range=None)
+    table = table if clip else replace_arrays(table, task_ranges=None)
     return list(compare(table, replace(plan, scores=tuple(scores), accelerations=rates)).results)

@@ -55,7 +55,8 @@ def read_shards(folder: Path) -> TaskOutputs:
         group=_extra("group", shards, places, n),
         label=_extra("label", shards, places, n),
         task_names=header.task_names,
-        task_range=header.task_range,
+        task_range=header.task_ranges,
+        round_names=header.round_names,
         provenance=header.provenance,
         missing=as_texts(_chosen(ids, ~complete)).to_pylist(),
     )  # fmt: skip

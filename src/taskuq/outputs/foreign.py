@@ -1,4 +1,4 @@
-"""A table from a CSV or Parquet file of task outputs made elsewhere."""
+"""A table from rows with named columns: a CSV or Parquet file, or a data frame."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ import numpy as np
 from taskuq.errors import InputError, first_line
 from taskuq.interval import FloatArray
 from taskuq.outputs.columns import identities, positions, to_numpy
+from taskuq.outputs.joining import join_tasks
 from taskuq.outputs.table import TaskOutputs
 
 
 def read_foreign(path: Path) -> TaskOutputs:
-    r"""Read a table of one task from rows with named columns.
+    r"""Read a table from rows with named columns.
 
     Either one row for each case and round, with all samples:
 
     ============================  ============================================================
     ``case``                      the identity of the case
     ``acceleration``              the round's R; left out where there is one round
+    ``round``                     what the round is called; optional
+    ``task``                      which task the row is of; left out where there is one
     ``target``                    the task on the true image; left out where it is unknown
     ``group``, ``label``          optional
     ``output_0``, ``output_1``…   the samples; or ``outputs``, a list, in a Parquet file; or
@@ -43,7 +46,51 @@ def read_foreign(path: Path) -> TaskOutputs:
         >>> read_foreign(path)
         TaskOutputs(2 rounds (R = 8, 4), 2 cases, 2 samples, 1 task)
     """
-    rows = _read(path)
+    return read_rows(_read(path), path)
+
+
+def read_frame(frame: Any) -> TaskOutputs:
+    """Read a table from a data frame with the columns of :func:`read_foreign`.
+
+    Arguments:
+        frame: A frame of pandas, polars or Arrow, or columns by name.
+    """
+    import pyarrow as pa
+
+    path = Path("the data frame")
+    try:
+        rows = pa.table(frame)
+    except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"a table is read from a path or a data frame, and a {type(frame).__name__} is neither "
+            f"({first_line(error):.80})"
+        ) from None
+    return read_rows(_checked(rows, path), path)
+
+
+def read_rows(rows: Any, path: Path) -> TaskOutputs:
+    """Read a table from Arrow rows, of one task or of several.
+
+    Arguments:
+        rows: The rows.
+        path: What to call them in an error.
+    """
+    if "task" not in rows.column_names:
+        return _one_task(rows, path)
+    import pyarrow.compute as pc
+
+    task = identities(rows["task"], "task", path.name)
+    names = [str(name) for name in task.unique().to_pylist()]
+    tables = {}
+    for name, one in zip(names, task.unique(), strict=True):
+        of_task = _one_task(rows.filter(pc.equal(task, one)), path, f" of task {name}")
+        tables[name] = of_task
+    return join_tasks(tables)
+
+
+def _one_task(rows: Any, path: Path, of: str = "") -> TaskOutputs:
+    """Read the table of one task."""
+    path = path.with_name(path.name + of)
     case = identities(rows["case"], "case", path.name)
     names = case.unique()
     rates, round = _rounds(rows, path)
@@ -59,7 +106,9 @@ def read_foreign(path: Path) -> TaskOutputs:
     return TaskOutputs(
         table[:, complete], placed.targets(complete), rates, case=texts[complete],
         group=placed.extra("group", complete), label=placed.extra("label", complete),
-        provenance={"source": path.name}, missing=[str(name) for name in texts[~complete]],
+        round_names=_round_names(rows, round, len(rates), path),
+        provenance={"source": path.name.removesuffix(of)},
+        missing=[str(name) for name in texts[~complete]],
     )  # fmt: skip
 
 
@@ -116,13 +165,18 @@ def _read(path: Path) -> Any:
     try:
         if path.suffix == ".csv":
             # "007" is a name, not a number.
-            kinds = {"case": pa.string(), "group": pa.string()}
+            kinds = dict.fromkeys(("case", "group", "task", "round"), pa.string())
             convert = pa.csv.ConvertOptions(column_types=kinds)
             rows = pa.csv.read_csv(path, convert_options=convert)
         else:
             rows = pq.read_table(path, partitioning=None)
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise InputError(f"{path} cannot be read as a table ({first_line(error):.120})") from None
+    return _checked(rows, path)
+
+
+def _checked(rows: Any, path: Path) -> Any:
+    """Refuse rows that cannot be a table."""
     if rows.num_rows == 0:
         raise InputError(f"{path.name} has no rows; check the file")
     if len(set(rows.column_names)) != len(rows.column_names):
@@ -156,6 +210,20 @@ def _rounds(rows: Any, path: Path) -> tuple[FloatArray, np.ndarray]:
         return np.full(1, np.nan), np.zeros(rows.num_rows, dtype=np.int64)
     rates, round = np.unique(-_numbers(rows, "acceleration", path), return_inverse=True)
     return -rates, round.ravel()
+
+
+def _round_names(rows: Any, round: np.ndarray, rounds: int, path: Path) -> tuple[str, ...] | None:
+    """What rounds are called, where rows say so; refused where a round has two names."""
+    if "round" not in rows.column_names:
+        return None
+    values = _identities(rows, "round", path).astype(str)
+    names = np.zeros(rounds, dtype=values.dtype)
+    names[round] = values
+    if (names[round] != values).any():
+        raise InputError(
+            f"{path.name} gives one acceleration two names in round; give each acceleration its own"
+        )
+    return tuple(map(str, names))
 
 
 def _samples(rows: Any, path: Path) -> FloatArray:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from taskuq.errors import InputError
-from taskuq.files import open_npz, range_to_json, whole_file
+from taskuq.files import open_npz, whole_file
 from taskuq.outputs.table import TaskOutputs
+from taskuq.ranges import ranges_to_json
 
-ARRAYS = ("outputs", "targets", "accelerations", "group", "label", "case")
+ARRAYS = ("outputs", "targets", "accelerations", "group", "label", "case", "round_names")
 ATTRIBUTES = "attributes"
 
 
@@ -23,7 +25,7 @@ def write_npz(table: TaskOutputs, path: Path) -> Path:
             del arrays[name]
     attributes = {
         "task_names": table.task_names,
-        "task_range": range_to_json(table.task_range),
+        **ranges_to_json(table.task_ranges),
         "provenance": table.provenance,
         "missing": table.missing,
     }
@@ -41,13 +43,14 @@ def read_npz(path: Path) -> TaskOutputs:
             raise InputError(
                 f"{path} has no array outputs; it holds {', '.join(sorted(archive)) or 'nothing'}"
             )
-        arrays = {name: archive[name] for name in ARRAYS if name in archive}
+        arrays: dict[str, Any] = {name: archive[name] for name in ARRAYS if name in archive}
         text = str(archive[ATTRIBUTES]) if ATTRIBUTES in archive else "{}"
         attributes = json.loads(text)
     if not isinstance(attributes, dict):
         raise InputError(f"{path} has attributes that are not a table's; write it again")
     return TaskOutputs(
         arrays.pop("outputs"), arrays.pop("targets", None), arrays.pop("accelerations", None),
-        **arrays, task_names=attributes.get("task_names"), task_range=attributes.get("task_range"),
+        **arrays, task_names=attributes.get("task_names"),
+        task_range=attributes.get("task_ranges") or attributes.get("task_range"),
         provenance=attributes.get("provenance"), missing=attributes.get("missing", ()),
     )  # fmt: skip

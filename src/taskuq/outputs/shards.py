@@ -15,14 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.checks import as_range, require_finite
+from taskuq.checks import require_finite
 from taskuq.disk import is_plain
 from taskuq.errors import InputError, TakenError
-from taskuq.files import complete, plain, range_to_json, read_json, write_json
+from taskuq.files import complete, plain, read_json, write_json
 from taskuq.fingerprints import fingerprint
+from taskuq.interval import TaskRange
 from taskuq.outputs.columns import as_texts, concatenate, identities, positions, write_roster
 from taskuq.outputs.parquet import read_columns, read_note, read_schema, write_parquet
 from taskuq.outputs.table import TaskOutputs
+from taskuq.ranges import ranges_from_json, ranges_to_json
 
 SCHEMA = "taskuq.outputs/1"
 HEADER = "table.json"
@@ -37,7 +39,8 @@ class Header:
         accelerations: One per round, decreasing.
         samples: The number of samples per row.
         task_names: One per task.
-        task_range: The range of outputs and targets, if declared.
+        task_ranges: The range of each task's outputs and targets, if declared.
+        round_names: What rounds are called, where they have names.
         round_targets: Whether targets depend on the round.
         order: 'sorted' puts cases in the order of their identities, 'written' as they were saved,
             'roster' as the run's roster lists them.
@@ -47,7 +50,8 @@ class Header:
     accelerations: tuple[float, ...]
     samples: int
     task_names: tuple[str, ...] = ("task",)
-    task_range: tuple[float, float] | None = None
+    task_ranges: tuple[TaskRange, ...] = (None,)
+    round_names: tuple[str, ...] | None = None
     round_targets: bool = False
     order: str = "sorted"
     provenance: Mapping[str, Any] | None = None
@@ -59,7 +63,8 @@ class Header:
             "accelerations": [None if np.isnan(R) else R for R in self.accelerations],
             "samples": self.samples,
             "task_names": list(self.task_names),
-            "task_range": range_to_json(self.task_range),
+            **ranges_to_json(self.task_ranges),
+            **({} if self.round_names is None else {"round_names": list(self.round_names)}),
             "round_targets": self.round_targets,
             "order": self.order,
             "provenance": dict(self.provenance or {}),
@@ -273,11 +278,13 @@ def read_header(folder: Path) -> Header:
         raise InputError(f"{path} is a link, a pipe or a folder and not a file; remove it")
     record = read_json(path, SCHEMA, remedy=LOST, is_sealed=False)
     with complete(path, "header"):
+        names, called = tuple(map(str, record["task_names"])), record.get("round_names")
         header = Header(
             accelerations=tuple(np.nan if R is None else float(R) for R in record["accelerations"]),
             samples=int(record["samples"]),
-            task_names=tuple(map(str, record["task_names"])),
-            task_range=as_range(record["task_range"]),
+            task_names=names,
+            task_ranges=ranges_from_json(record, names),
+            round_names=None if called is None else tuple(map(str, called)),
             round_targets=bool(record["round_targets"]),
             order=str(record["order"]),
             provenance=dict(record["provenance"]),
@@ -293,7 +300,8 @@ def write_shards(table: TaskOutputs, folder: Path) -> Path:
         accelerations=tuple(map(float, table.accelerations)),
         samples=table.samples,
         task_names=table.task_names,
-        task_range=table.task_range,
+        task_ranges=table.task_ranges,
+        round_names=table.round_names,
         round_targets=table.has_round_targets,
         order="roster" if table.missing else "written",
         provenance=table.provenance,

@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.checks import as_array, as_ids, as_numbers, as_range, require_in_range
+from taskuq.checks import as_array, as_ids, as_numbers
 from taskuq.disk import reading
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray
+from taskuq.interval import FloatArray, TaskRange
 from taskuq.kinds import Kinds
+from taskuq.outputs.rounds import as_accelerations, as_round_names, as_texts
+from taskuq.ranges import as_ranges, common_range, require_in_ranges
+from taskuq.words import round_label
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,12 +28,16 @@ class TaskOutputs:
         outputs: (round, case, sample) or (round, case, sample, task); (case, sample) is one round.
         targets: (case,), or (case, task); with a leading round axis when they depend on the round.
             None where they are unknown, as for new cases.
-        accelerations: One per round, decreasing; the fully measured round is implied, not stored.
+        accelerations: Full cost over the cost of each round, whatever is being saved: lines,
+            views, dose, seconds; decreasing. The fully measured round is implied, not stored.
         group: What each case belongs to, e.g. a patient; integers or strings.
         label: The class of each case.
         case: An identity for each case.
         task_names: One per task.
-        task_range: The range all outputs and targets lie in; None where there is none.
+        task_range: The range outputs and targets lie in, None where there is none: for all
+            tasks, or one for each, in order or by name.
+        task_ranges: One for each task, which is what ``task_range`` is kept as.
+        round_names: What rounds are called, e.g. '20 views'; by their accelerations where None.
         provenance: How the table was made.
         missing: Cases a run did not finish; they are not in the arrays.
 
@@ -49,7 +56,8 @@ class TaskOutputs:
     label: np.ndarray | None = None
     case: np.ndarray | None = None
     task_names: tuple[str, ...] = ("task",)
-    task_range: tuple[float, float] | None = None
+    task_ranges: tuple[TaskRange, ...] = (None,)
+    round_names: tuple[str, ...] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
 
@@ -63,7 +71,9 @@ class TaskOutputs:
         label: Any = None,
         case: Any = None,
         task_names: Sequence[str] | None = None,
-        task_range: tuple[float, float] | None = None,
+        task_range: Any = None,
+        task_ranges: Any = None,
+        round_names: Sequence[str] | None = None,
         provenance: Mapping[str, Any] | None = None,
         missing: Iterable[str] = (),
     ) -> None:
@@ -83,12 +93,12 @@ class TaskOutputs:
                 f"targets have shape {z.shape}, but outputs of shape {x.shape} need {per_case}, or "
                 f"{(rounds, *per_case)} where targets depend on the round"
             )
-        names = _names(tasks) if task_names is None else _texts(task_names, "task_names")
+        names = _names(tasks) if task_names is None else as_texts(task_names, "task_names")
         if len(names) != tasks or len(set(names)) != tasks:
             raise InputError(f"{tasks} tasks need as many different names, got {names}")
-        range_ = as_range(task_range)
-        require_in_range(z, range_, "targets")
-        require_in_range(x, range_, "outputs")
+        ranges = as_ranges(task_ranges if task_range is None else task_range, names)
+        require_in_ranges(z, ranges, "targets")
+        require_in_ranges(x, ranges, "outputs")
         values = {
             "outputs": x,
             "targets": z,
@@ -97,9 +107,10 @@ class TaskOutputs:
             "label": None if label is None else as_ids(label, "label", n),
             "case": None if case is None else as_ids(case, "case", n),
             "task_names": names,
-            "task_range": range_,
+            "task_ranges": ranges,
+            "round_names": as_round_names(round_names, rounds),
             "provenance": _provenance(provenance),
-            "missing": _texts(missing, "missing"),
+            "missing": as_texts(missing, "missing"),
         }
         if values["case"] is not None and len(np.unique(values["case"])) != n:  # type: ignore[arg-type]  # an array
             raise InputError("case holds an identity twice; each case needs its own")
@@ -107,9 +118,10 @@ class TaskOutputs:
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        rates = ", ".join(f"{R:g}" for R in self.accelerations)
+        rates = "R = " + ", ".join(f"{R:g}" for R in self.accelerations)
+        called = rates if self.round_names is None else ", ".join(self.round_names)
         return (
-            f"TaskOutputs({_count(self.rounds, 'round')} (R = {rates}), "
+            f"TaskOutputs({_count(self.rounds, 'round')} ({called}), "
             f"{_count(self.cases, 'case')}, {_count(self.samples, 'sample')}, "
             f"{_count(self.tasks, 'task')})"
         )
@@ -135,6 +147,17 @@ class TaskOutputs:
         return len(self.task_names)
 
     @property
+    def task_range(self) -> TaskRange:
+        """The range of the only task, or of all; tasks with ranges of their own have none."""
+        return common_range(self.task_ranges, self.task_names)
+
+    @property
+    def round_labels(self) -> tuple[str, ...]:
+        """What each round is called: its name, or its acceleration."""
+        names = self.round_names or (None,) * self.rounds
+        return tuple(map(round_label, self.accelerations.tolist(), names))
+
+    @property
     def has_targets(self) -> bool:
         """Whether targets are known; they are not for new cases."""
         return not bool(np.isnan(self.targets).any())
@@ -144,8 +167,19 @@ class TaskOutputs:
         """Whether targets depend on the round, as image quality does."""
         return self.targets.ndim == self.outputs.ndim - 1
 
-    def round_at(self, acceleration: float) -> int:
-        """Return the number of the round of an acceleration, counted from 0."""
+    def round_at(self, acceleration: float | str) -> int:
+        """Return the number of a round, counted from 0.
+
+        Arguments:
+            acceleration: Its acceleration, or its name.
+        """
+        if isinstance(acceleration, str):
+            if acceleration not in self.round_labels:
+                raise InputError(
+                    f"there is no round {acceleration!r:.60}; the table has "
+                    f"{', '.join(self.round_labels)}"
+                )
+            return self.round_labels.index(acceleration)
         found = np.nonzero(np.isclose(self.accelerations, acceleration, rtol=1e-9))[0]
         if not found.size:
             have = ", ".join(f"{R:g}" for R in self.accelerations)
@@ -165,19 +199,19 @@ class TaskOutputs:
     def select(
         self,
         *,
-        accelerations: Sequence[float] | None = None,
+        accelerations: Sequence[float | str] | None = None,
         samples: int | None = None,
         group: Any = None,
-        task: str | None = None,
+        task: str | Sequence[str] | None = None,
         cases: Any = None,
     ) -> TaskOutputs:
         """Return a smaller table.
 
         Arguments:
-            accelerations: Keep these rounds.
+            accelerations: Keep these rounds, by their accelerations or names.
             samples: Keep the first so many samples.
             group: Keep the cases of this group, or of these groups.
-            task: Keep this task, and drop the task axis.
+            task: Keep this task, and drop the task axis; or keep these, in the given order.
             cases: Keep these cases: positions, or one boolean per case.
         """
         outputs, targets, changes = self.outputs, self.targets, dict[str, Any]()
@@ -185,6 +219,8 @@ class TaskOutputs:
             rounds = sorted(self.round_at(R) for R in accelerations)
             outputs, changes["accelerations"] = outputs[rounds], self.accelerations[rounds]
             targets = targets[rounds] if self.has_round_targets else targets
+            if self.round_names is not None:
+                changes["round_names"] = [self.round_names[k] for k in rounds]
         if samples is not None:
             if not 1 <= samples <= self.samples:
                 raise InputError(
@@ -198,12 +234,16 @@ class TaskOutputs:
             ids = {"group": self.group, "label": self.label, "case": self.case}
             changes |= {name: v if v is None else v[kept] for name, v in ids.items()}
         if task is not None:
-            if task not in self.task_names:
-                raise InputError(f"unknown task {task!r}; the table has {self.task_names}")
+            chosen = [task] if isinstance(task, str) else list(task)
+            for name in chosen:
+                if name not in self.task_names:
+                    raise InputError(f"unknown task {name!r}; the table has {self.task_names}")
+            index = [self.task_names.index(name) for name in chosen]
             if outputs.ndim == 4:
-                index = self.task_names.index(task)
-                outputs, targets = outputs[..., index], targets[..., index]
-                changes["task_names"] = (task,)
+                at: Any = index[0] if isinstance(task, str) else index
+                outputs, targets = outputs[..., at], targets[..., at]
+            changes["task_names"] = tuple(chosen)
+            changes["task_ranges"] = tuple(self.task_ranges[k] for k in index)
         return replace_arrays(self, outputs=outputs, targets=targets, **changes)
 
     def _kept(self, cases: Any, group: Any) -> np.ndarray:
@@ -219,49 +259,55 @@ class TaskOutputs:
         return kept[members]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the table: one ``.npz`` file, or a folder of Parquet shards for any other name."""
+        """Write the table: a folder of Parquet shards, or one file where the name ends so.
+
+        A ``.npz`` file holds everything; a ``.csv`` or ``.parquet`` file holds rows for other
+        programs, but neither ranges nor provenance.
+        """
         target = Path(path)
         return WRITERS[target.suffix if target.suffix in WRITERS else FOLDER](self, target)
 
     @staticmethod
-    def load(
-        path: str | os.PathLike[str], *, task_range: tuple[float, float] | None = None
-    ) -> TaskOutputs:
-        """Read a table from a folder of Parquet shards, or from a file.
+    def load(path: Any, *, task_range: Any = None) -> TaskOutputs:
+        """Read a table from a folder of Parquet shards, from a file, or from a data frame.
 
         Arguments:
             path: The folder; or a ``.npz`` file of arrays; or a ``.csv`` or ``.parquet`` file of
-                rows, as :func:`taskuq.outputs.foreign.read_foreign` describes it.
-            task_range: Declares the task's range where the file does not.
+                rows, as :func:`taskuq.outputs.foreign.read_foreign` describes it; or such rows as a
+                data frame of pandas, polars or Arrow.
+            task_range: Declares the task's range where the file does not, or those of tasks.
         """
+        if not isinstance(path, str | os.PathLike):
+            return _with_range(READERS[FRAME](path), task_range)
         source = Path(path)
         if not source.exists():
             raise InputError(f"there is no table at {path}; check the name")
         kind = FOLDER if source.is_dir() else source.suffix
         with reading(source, "a table"):
             table = READERS[kind if kind in READERS else ".npz"](source)
-        if task_range is not None:
-            declared = as_range(task_range)
-            require_in_range(table.targets, declared, "targets")
-            require_in_range(table.outputs, declared, "outputs")
-            table = replace_arrays(table, task_range=declared)
-        return table
+        return _with_range(table, task_range)
 
 
-# Who reads and writes tables: a folder of shards, and files by their ending.
-FOLDER = "folder"
-READERS: Kinds[Callable[[Path], TaskOutputs]] = Kinds(
+# Who reads and writes tables: a folder of shards, files by their ending, and data frames.
+FOLDER, FRAME = "folder", "data frame"
+READERS: Kinds[Callable[[Any], TaskOutputs]] = Kinds(
     "kind of table",
     {
         FOLDER: "taskuq.outputs.assembly:read_shards",
         ".npz": "taskuq.outputs.npz:read_npz",
         ".csv": "taskuq.outputs.foreign:read_foreign",
         ".parquet": "taskuq.outputs.foreign:read_foreign",
+        FRAME: "taskuq.outputs.foreign:read_frame",
     },
 )
 WRITERS: Kinds[Callable[[TaskOutputs, Path], Path]] = Kinds(
     "kind of table",
-    {FOLDER: "taskuq.outputs.shards:write_shards", ".npz": "taskuq.outputs.npz:write_npz"},
+    {
+        FOLDER: "taskuq.outputs.shards:write_shards",
+        ".npz": "taskuq.outputs.npz:write_npz",
+        ".csv": "taskuq.outputs.rows:write_rows",
+        ".parquet": "taskuq.outputs.rows:write_rows",
+    },
 )
 
 
@@ -275,44 +321,15 @@ def replace_arrays(table: TaskOutputs, **changes: Any) -> TaskOutputs:
     )
 
 
-def as_accelerations(values: Any, rounds: int) -> FloatArray:
-    """Take one acceleration for each round, decreasing and above 1.
-
-    Arguments:
-        values: What was handed in; None for one round of unknown acceleration.
-        rounds: How many there must be.
-
-    Example:
-        >>> as_accelerations((4, 8), rounds=2)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: accelerations must decrease and stay above 1 ...
-    """
-    if values is None:
-        if rounds > 1:
-            raise InputError(f"{rounds} rounds need their accelerations, fewest measurements first")
-        # One round of unknown acceleration: nothing compares it with another.
-        return np.full(1, np.nan)
-    numbers = np.atleast_1d(as_array(values, "accelerations"))
-    if numbers.dtype.kind not in "fiu":
-        raise InputError(f"accelerations must be numbers, got an array of {numbers.dtype}")
-    given = numbers.astype(float)
-    if given.shape != (rounds,):
-        raise InputError(f"{rounds} rounds need as many accelerations, got {given.size}")
-    if rounds == 1 and np.isnan(given).all():
-        return given
-    if not (np.isfinite(given).all() and (given > 1).all() and (np.diff(given) < 0).all()):
-        raise InputError(
-            f"accelerations must decrease and stay above 1 (everything measured is implied), got "
-            f"{', '.join(f'{R:g}' for R in given)}"
-        )
-    return given
-
-
-def _texts(values: Any, name: str) -> tuple[str, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise InputError(f"{name} must be a list of names, got {values!r:.80}")
-    return tuple(map(str, values))
+def _with_range(table: TaskOutputs, task_range: Any) -> TaskOutputs:
+    """A table whose range, or some of whose ranges, are declared now."""
+    if task_range is None:
+        return table
+    ranges = as_ranges(task_range, table.task_names)
+    if isinstance(task_range, Mapping):
+        named = zip(table.task_names, ranges, table.task_ranges, strict=True)
+        ranges = tuple(new if name in task_range else old for name, new, old in named)
+    return replace_arrays(table, task_ranges=ranges)
 
 
 def _provenance(values: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from taskuq.checks import require_in_range
 from taskuq.disk import ended_by_sigterm
 from taskuq.errors import InputError, MachineError
 from taskuq.outputs.shards import Header, TableWriter, finished_cases
@@ -19,6 +18,7 @@ from taskuq.pipeline.chain import CaseOutputs, Chain
 from taskuq.pipeline.device import pinned_threads
 from taskuq.pipeline.log import RunLog
 from taskuq.pipeline.progress import Progress
+from taskuq.ranges import require_in_ranges
 
 # A shard is written when so many rows or seconds have gathered.
 ROWS, SECONDS = 4096, 5.0
@@ -174,8 +174,8 @@ def refusal(found: CaseOutputs | Exception, header: Header) -> Exception | None:
     if found.outputs.shape != wanted or found.targets.shape != wanted[2:]:
         return InputError(f"the case gave outputs {found.outputs.shape}, the table has {wanted}")
     try:
-        require_in_range(found.outputs, header.task_range, "outputs")
-        require_in_range(found.targets, header.task_range, "targets")
+        require_in_ranges(found.outputs, header.task_ranges, "outputs")
+        require_in_ranges(found.targets, header.task_ranges, "targets")
     except InputError as error:
         return error
     return None

@@ -19,8 +19,9 @@ from taskuq.checks import require_part
 from taskuq.disk import ended_by_sigterm
 from taskuq.errors import InputError, TakenError
 from taskuq.outputs.columns import ROSTER, read_roster, write_roster
+from taskuq.outputs.rounds import as_rounds
 from taskuq.outputs.shards import HEADER, Header, TableWriter, finished_cases, read_header
-from taskuq.outputs.table import TaskOutputs, as_accelerations
+from taskuq.outputs.table import TaskOutputs
 from taskuq.pipeline.batches import Batches, batch_size
 from taskuq.pipeline.cases import Cases, as_cases
 from taskuq.pipeline.chain import CaseOutputs, Chain
@@ -33,6 +34,7 @@ from taskuq.pipeline.log import RunLog
 from taskuq.pipeline.progress import Progress
 from taskuq.pipeline.provenance import provenance
 from taskuq.protocols import Measure, NamedTask, RangedTask, Recover, StoredRecoveries, Task
+from taskuq.ranges import as_ranges
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,10 @@ class Pipeline:
         self,
         images: Any,
         *,
-        accelerations: Sequence[float],
+        accelerations: Sequence[float] | Mapping[str, float] | None = None,
+        costs: Sequence[float] | Mapping[str, float] | None = None,
+        full_cost: float | None = None,
+        round_names: Sequence[str] | None = None,
         samples: int,
         seed: int,
         store: str | Path | None = None,
@@ -83,7 +88,7 @@ class Pipeline:
         group: Sequence[Any] | None = None,
         label: Sequence[Any] | None = None,
         task_names: Sequence[str] | None = None,
-        task_range: tuple[float, float] | None = None,
+        task_range: Any = None,
         configuration: Mapping[str, Any] | None = None,
         engine: Engine | None = None,
         batch: int | None = None,
@@ -100,7 +105,11 @@ class Pipeline:
 
         Arguments:
             images: A data set, an array (case, ...), or a sequence of images.
-            accelerations: The rounds, the fewest measurements first.
+            accelerations: The rounds, the fewest measurements first; by name where they have one.
+            costs: Instead of accelerations, what each round costs in all, rising; with
+                ``full_cost`` they are 'full_cost / cost', which is what h is called with.
+            full_cost: What it costs to measure everything.
+            round_names: What rounds are called wherever a person reads.
             samples: Posterior samples per case and round.
             seed: The seed of all samples.
             store: The folder of the table; a temporary one where None.
@@ -108,7 +117,7 @@ class Pipeline:
             group: The group of each image.
             label: The class of each image.
             task_names: One per task.
-            task_range: The range of the task.
+            task_range: The range of the task; for several tasks one for each, also by name.
             configuration: Remembered with the table; a resumed run must have the same.
             engine: A Ray cluster or SLURM jobs to share the work, or an engine of your own; this
                 process alone where None.
@@ -122,7 +131,8 @@ class Pipeline:
         """
         if samples < 1:
             raise InputError(f"samples must be at least 1, got {samples}")
-        rates = tuple(as_accelerations(accelerations, len(accelerations)).tolist())
+        asked, called = as_rounds(accelerations, costs, full_cost, round_names)
+        rates = tuple(asked.tolist())
         cases = as_cases(images, case, group, label)
         chosen: Engine = ThisProcess() if engine is None else engine
         size, seen = 1, _first_image(cases)
@@ -140,7 +150,7 @@ class Pipeline:
                 remove_table(folder)
             count = _threads(threads, folder, chosen)
             describe = partial(
-                self._header, task_names=task_names, task_range=task_range,
+                self._header, task_names=task_names, task_range=task_range, called=called,
                 configuration=configuration, threads=count,
             )  # fmt: skip
             with pinned_threads(count):
@@ -168,7 +178,8 @@ class Pipeline:
         chain: Chain,
         *,
         task_names: Sequence[str] | None,
-        task_range: tuple[float, float] | None,
+        task_range: Any,
+        called: tuple[str, ...] | None,
         configuration: Mapping[str, Any] | None,
         threads: int | None,
     ) -> Header:
@@ -193,7 +204,8 @@ class Pipeline:
             accelerations=tuple(chain.accelerations),
             samples=drawn,
             task_names=tuple(map(str, names)),
-            task_range=None if task_range is None else (float(task_range[0]), float(task_range[1])),
+            task_ranges=as_ranges(task_range, tuple(map(str, names))),
+            round_names=called,
             order="roster",
             provenance=made,
         )
