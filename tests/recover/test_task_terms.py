@@ -62,13 +62,11 @@ def truths(batch, generator):
 
 def slope(deviation: float, terms: TaskTerms | None) -> float:
     """How the loss changes with the deviation of samples; truths have deviation 1."""
-    recipe = sampler_recipe(
-        SamplerConfig(width=4, drawn=(4,)),
-        Scored(ImageScore(pools=()), 4, terms, None if terms is None else Steep()),
-        truths,
-    )
-    generator = torch.Generator().manual_seed(0)
     net = Spread(deviation)
+    task = None if terms is None else Steep()
+    scored = Scored(ImageScore(pools=()), 4, terms, task)
+    recipe = sampler_recipe(net.config, scored, truths, lambda *_: net)
+    generator = torch.Generator().manual_seed(0)
     batch = {
         "image": torch.randn(CASES, SIDE, SIDE, generator=generator),
         "share": torch.tensor([0.5, 0.125]).repeat(CASES // 2),
