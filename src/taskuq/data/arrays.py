@@ -31,7 +31,8 @@ class ArrayDataset:
             independent, so this is never guessed; where each image really is its own group, say
             so with ``group="each"``.
         case: The name of each case; by default its number.
-        normalise: Divide each group by the 99.5 % quantile of its magnitudes.
+        normalise: Divide each group by the 99.5 % quantile of its magnitudes; or all images by a
+            number, where values mean the same in all of them.
 
     Example:
         >>> images = np.full((2, 4, 4), 50, dtype=np.uint8)
@@ -53,7 +54,7 @@ class ArrayDataset:
         label: ArrayLike,
         group: ArrayLike | str,
         case: ArrayLike | None = None,
-        normalise: bool = True,
+        normalise: bool | float = True,
     ) -> None:
         images = np.asarray(images)
         _check_images(images)
@@ -76,7 +77,10 @@ class ArrayDataset:
         object.__setattr__(self, "cases", names.astype(str))
         if len(np.unique(self.cases)) != len(images):
             raise InputError("case names repeat; give each image a name of its own")
-        scales = _group_scales(images, self.groups) if normalise else np.ones(len(images))
+        if normalise is True:
+            scales = _group_scales(images, self.groups)
+        else:
+            scales = np.full(len(images), float(normalise) or 1.0)
         object.__setattr__(self, "scales", scales)
 
     def __len__(self) -> int:
@@ -121,7 +125,9 @@ def _group_scales(images: NDArray[Any], groups: NDArray[np.str_]) -> NDArray[np.
     return scales
 
 
-def read_npz(path: Path | str, *, group: str | None = None, normalise: bool = True) -> ArrayDataset:
+def read_npz(
+    path: Path | str, *, group: str | None = None, normalise: bool | float = True
+) -> ArrayDataset:
     """Read a data set from one .npz file into memory.
 
     Arguments:
@@ -129,7 +135,7 @@ def read_npz(path: Path | str, *, group: str | None = None, normalise: bool = Tr
             width), ``label`` (case,) and ``group`` (case,), and optionally ``case``; other arrays
             are left alone.
         group: ``"each"`` when each image is its own group and the file has no groups.
-        normalise: Divide each group by the 99.5 % quantile of its magnitudes.
+        normalise: Divide each group by the 99.5 % quantile of its magnitudes, or all by a number.
 
     Example:
         >>> import tempfile
@@ -200,6 +206,8 @@ class NpzData(Reader):
         keep: The name of a boolean array (case,) in the file; only its cases are used.
         target: What a task network should say: ``"label"``, or the name of an array (case,) or
             (case, task) in the file.
+        scale: What all images are divided by, where values mean the same in all of them; 0 divides
+            each group by the 99.5 % quantile of its magnitudes.
 
     Example:
         >>> NpzData(path=Path("mine.npz")).target
@@ -210,15 +218,16 @@ class NpzData(Reader):
     group: Literal["each"] | None = None
     keep: str | None = None
     target: str = "label"
+    scale: float = 0.0
 
     def open(self) -> Dataset:
         """All cases, or those to keep."""
-        whole = read_npz(self._file, group=self.group)
+        whole = read_npz(self._file, group=self.group, normalise=self.scale or True)
         return Subset.where(whole, self._kept(whole))
 
     def open_targets(self) -> Part:
         """The same cases with their targets."""
-        whole = read_npz(self._file, group=self.group)
+        whole = read_npz(self._file, group=self.group, normalise=self.scale or True)
         kept = self._kept(whole)
         labelled = Part.of(Subset.where(whole, kept))
         if self.target == "label":

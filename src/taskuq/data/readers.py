@@ -57,6 +57,7 @@ READERS: Kinds[type[Reader]] = Kinds(
         "npz": "taskuq.data.arrays:NpzData",
         "folder": "taskuq.data.folder:FolderData",
         "atlas": "taskuq.data.atlas:AtlasData",
+        "chest": "taskuq.data.chest:ChestData",
     },
 )
 # A field of settings whose table is one of them.

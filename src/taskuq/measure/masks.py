@@ -14,6 +14,7 @@ import numpy as np
 from taskuq.errors import InputError
 from taskuq.files import picture_format, whole_file
 from taskuq.interval import BoolArray
+from taskuq.protocols import Measure
 
 Rule = Literal["inverse-distance", "uniform"]
 
@@ -244,6 +245,12 @@ class MaskConfig:
             return published_masks(self.accelerations)
         rng = np.random.default_rng(self.seed)
         return nested_masks(width, self.accelerations, rng=rng, rule=self.rule)
+
+    def scanner(self, width: int, *, noise: float, seed: int) -> Measure:
+        """The scanner of coil images of a width."""
+        from taskuq.measure.mri import MultiCoilMRI  # masks need NumPy alone
+
+        return MultiCoilMRI(self.masks(width), self.accelerations, noise=noise, seed=seed)
 
 
 def round_at(acceleration: float, accelerations: Sequence[float]) -> int:

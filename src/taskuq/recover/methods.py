@@ -25,6 +25,7 @@ RECOVERIES = Methods(
     {
         "zero-filled": "taskuq.recover.methods:ZeroFilled",
         "folder": "taskuq.recover.methods:FolderMethod",
+        "back-projection": "taskuq.recover.tomography.classical:BackProjection",
         "ensemble": "taskuq.recover.ensemble:EnsembleMethod",
     },
 )

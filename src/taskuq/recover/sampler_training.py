@@ -271,7 +271,7 @@ class SamplerTraining(RecoveryTraining):
         replayed = machine.may_be_one_gpu and self.training.replay
         nets = [estimating_network(path) for path in cases[2]]
         honest = HonestEstimates(nets, self.views, self.scans, replayed=replayed)
-        task = None if self.task is None else _watched(self.task)
+        task = None if self.task is None else watched(self.task)
         scored = Scored(self.score, self.draws, self.task, task)
         quick = partial(quick_steps, is_replayed=replayed, is_compiled=self.training.compile)
         recipe = sampler_recipe(self.network, scored, honest, quick)
@@ -307,7 +307,12 @@ def _there(batch: dict[str, Any], device: str) -> dict[str, Any]:
     return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
 
 
-def _watched(terms: TaskTerms) -> Watched:
+def watched(terms: TaskTerms) -> Watched:
+    """Load the task network that a table ``[task]`` names; it is not trained.
+
+    Arguments:
+        terms: The table.
+    """
     assert terms.weights is not None
     path = locate(terms.weights)
     card = read_card(path, list(NETWORKS))

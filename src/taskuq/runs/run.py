@@ -15,6 +15,7 @@ from taskuq.data.dataset import precision_of
 from taskuq.data.readers import Data, open_all, open_data, paper_data
 from taskuq.fingerprints import content_fingerprint, fingerprint
 from taskuq.measure.masks import MaskConfig
+from taskuq.measure.systems import AnySystem
 from taskuq.pipeline import Pipeline
 from taskuq.pipeline.cases import as_cases
 from taskuq.pipeline.chain import CaseOutputs
@@ -35,7 +36,7 @@ class RunConfig:
     Arguments:
         data: Where images come from.
         part: Which of them: 'all', or the 'training' or 'validation' groups.
-        measure: The masks of the rounds.
+        measure: What the rounds measure: masks of MRI, or views of tomography.
         noise: Standard deviation of the measurement noise.
         recover: How images are recovered.
         task: What is read off them.
@@ -45,7 +46,7 @@ class RunConfig:
 
     data: Data = field(default_factory=paper_data)
     part: Literal["all", "training", "validation"] = "validation"
-    measure: MaskConfig = field(default_factory=MaskConfig)
+    measure: AnySystem = field(default_factory=MaskConfig)
     noise: float = 0.0
     recover: Annotated[Method, RECOVERIES] = field(default_factory=ZeroFilled)
     task: Annotated[Method, TASKS] = field(default_factory=MeanIntensityMethod)
@@ -61,7 +62,7 @@ class Run:
         pipeline: Measurement, recovery and task.
         images: The data set.
         config: What they were made from.
-        masks: The lines that each round measures, (round, width).
+        masks: The lines or views that each round measures, (round, line).
     """
 
     pipeline: Pipeline
@@ -113,18 +114,11 @@ def open_run(config: RunConfig, device: str | None = None) -> Run:
         config: The configuration.
         device: Where networks run: 'cpu', 'cuda', 'mps'; the best there is where None.
     """
-    from taskuq.measure.mri import MultiCoilMRI
-
     chosen = pick_device(device)
     images = _images(config)
     width = int(images[0].image.shape[-1])
     masks = config.measure.masks(width)
-    measure = MultiCoilMRI(
-        masks,
-        config.measure.accelerations,
-        noise=config.noise,
-        seed=config.seed,
-    )
+    measure = config.measure.scanner(width, noise=config.noise, seed=config.seed)
     recover, task = config.recover.open(chosen), config.task.open(chosen)
     run = Run(Pipeline(measure, recover, task, device=chosen), images, config, masks)
     for name, part in (("recover", recover), ("task", task)):

@@ -15,7 +15,14 @@ from taskuq.task.cases import require_images
 from taskuq.task.classifier import evaluating
 from taskuq.training.networks import Methods
 
-TASKS = Methods("task", "task", {"mean-intensity": "taskuq.task.methods:MeanIntensityMethod"})
+TASKS = Methods(
+    "task",
+    "task",
+    {
+        "air-share": "taskuq.task.air:AirShare",
+        "mean-intensity": "taskuq.task.methods:MeanIntensityMethod",
+    },
+)
 
 
 @dataclass(frozen=True, eq=False)

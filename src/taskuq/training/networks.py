@@ -55,10 +55,20 @@ LISTED = {
             "SamplerMethod",
             "Train the one-step sampler around estimates, and these.",
         ),
+        "unrolled": Line(
+            "taskuq.recover.tomography.training",
+            "UnrolledMethod",
+            "Train the unrolled network of tomography, a point estimate.",
+        ),
         "varnet": Line(
             "taskuq.recover.varnet_training",
             "VarNetMethod",
             "Train the variational network, a point estimate.",
+        ),
+        "views-sampler": Line(
+            "taskuq.recover.tomography.sampling",
+            "ViewsSamplerMethod",
+            "Train the one-step sampler of tomography around estimates, and these.",
         ),
     },
     "task": {

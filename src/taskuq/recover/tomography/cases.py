@@ -1,0 +1,135 @@
+"""Cases for training recoveries from views: an image, and the views of one of the rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from taskuq.data.dataset import Dataset
+from taskuq.data.readers import READERS, Data, open_data
+from taskuq.errors import InputError
+from taskuq.measure.radon import Radon
+from taskuq.measure.sinograms import Sinograms
+from taskuq.measure.tomography import TomographyConfig, view_angles
+from taskuq.recover.views import CoilViews
+from taskuq.seeds import numbers_of_cases
+from taskuq.training.config import TrainingConfig
+from taskuq.training.fit import Machine
+from taskuq.training.recipe import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class ViewCases:
+    """A data set seen at the views of its rounds, addressed by (epoch, index).
+
+    Arguments:
+        source: Real images (height, width), as high as wide.
+        rounds: How many rounds there are.
+        seed: Draws a round for each case and epoch, each with the same probability. None gives
+            case i the round i modulo their number, as validation needs.
+
+    Example:
+        >>> from taskuq.data.arrays import ArrayDataset
+        >>> data = ArrayDataset(np.ones((2, 8, 8)), label=[0, 1], group="each")
+        >>> case = ViewCases(data, 4, seed=None)[0, 1]
+        >>> case["image"].shape, case["round"]
+        (torch.Size([8, 8]), tensor(1))
+    """
+
+    source: Dataset
+    rounds: int
+    seed: int | None
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, place: tuple[int, int]) -> dict[str, Tensor]:
+        epoch, index = place
+        item = self.source[index]
+        if item.image.ndim != 2 or item.image.is_complex() or len(set(item.image.shape)) > 1:
+            raise InputError(
+                f"case {item.case} has shape {tuple(item.image.shape)} and type "
+                f"{item.image.dtype}; tomography takes real square images (coils = 0 in data)"
+            )
+        which = index % self.rounds
+        if self.seed is not None:
+            which = int(np.random.default_rng([self.seed, epoch, index]).integers(self.rounds))
+        return {"image": item.image.float(), "round": torch.tensor(which)}
+
+
+@dataclass(frozen=True)
+class ViewsTraining:
+    """What the TOML file of a training from views says, whatever the network.
+
+    Arguments:
+        network: The size of the network.
+        training: Optimiser, epochs, batch.
+        data: Where cases come from.
+        measure: The views of the rounds, one of which is drawn for each case and epoch.
+        views: How images are moved before they are measured, in training alone.
+    """
+
+    network: Any = None
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    data: Data = field(default_factory=lambda: READERS["chest"]())
+    measure: TomographyConfig = field(default_factory=TomographyConfig)
+    views: CoilViews | None = None
+
+    def prepare(self, machine: Machine, data: Any = None) -> tuple[Any, ...]:
+        """The cases to train on and to validate by."""
+        training, validation = data or open_data(self.data)
+        rounds = len(self.measure.accelerations)
+        return (
+            ViewCases(training, rounds, self.training.seed),
+            ViewCases(validation, rounds, None),
+        )
+
+
+class Scanning:
+    """Measures a batch of cases where it is, each at the views of its round.
+
+    Arguments:
+        measure: The views of the rounds, and their counts. In training counts are drawn as
+            normal numbers, which differ little from Poisson's above some ten photons.
+        views: How images are moved first, in training alone.
+
+    Example:
+        >>> batch = {"image": torch.ones(2, 16, 16), "round": torch.tensor([0, 1])}
+        >>> scan = Scanning(TomographyConfig((4.0, 2.0), views=16))
+        >>> scan(batch, torch.Generator())[0].mask.sum(1)
+        tensor([4, 8])
+    """
+
+    def __init__(self, measure: TomographyConfig, views: CoilViews | None = None) -> None:
+        self.measure, self.views = measure, views
+        masks = measure.masks(0)
+        # Rounds are nested: no other view is ever looked at.
+        kept = np.flatnonzero(masks[-1])
+        self.masks, self.angles = torch.as_tensor(masks[:, kept]), view_angles(kept, measure.views)
+        self.shares = 1 / torch.tensor(measure.accelerations)
+
+    def __call__(self, batch: Batch, generator: torch.Generator) -> tuple[Sinograms, Tensor]:
+        """Measured views, and the images that were measured, (case, height, width)."""
+        images = batch["image"]
+        if self.views is not None and "progress" in batch:
+            images = self.views(images[:, None] + 0j, generator)[:, 0].abs()
+        which = batch["round"]
+        mask = self.masks.to(images.device)[which]
+        radon = Radon(images.shape[-1], self.angles)
+        exact = radon(images)
+        counts, size = self.measure.counts, radon.size
+        read = exact
+        if counts.photons:
+            rate = counts.rate(exact, size)
+            shape = tuple(rate.shape)
+            noise = numbers_of_cases(torch.randn, shape, generator, device=images.device)
+            read = counts.read(rate + rate.sqrt() * noise, size)
+        read = read * mask[:, :, None]
+        variance = counts.variance(read, size) * mask[:, :, None]
+        mean = variance.sum((1, 2)) / (mask.sum(1) * radon.detectors)
+        share = self.shares.to(images.device)[which]
+        return Sinograms(read, mask, radon, share, mean), images

@@ -1,0 +1,157 @@
+"""Recoveries from views: restored, reproducible, honest, and trained from one file."""
+
+import numpy as np
+import pytest
+import torch
+
+from taskuq.data.arrays import ArrayDataset
+from taskuq.data.chest import Chest
+from taskuq.data.dataset import Subset
+from taskuq.errors import InputError
+from taskuq.measure.sinograms import stacked
+from taskuq.measure.tomography import ParallelBeamCT, TomographyConfig
+from taskuq.recover import build, open_recovery
+from taskuq.recover.sampler.config import SamplerConfig
+from taskuq.recover.sampler.network import SamplerNet
+from taskuq.recover.sampler.recovery import SamplerRecovery, drawn
+from taskuq.recover.tomography.cases import Scanning, ViewCases
+from taskuq.recover.tomography.estimate import estimated
+from taskuq.recover.tomography.network import UnrolledConfig, UnrolledNet
+from taskuq.recover.tomography.sampling import (
+    Estimating,
+    HonestViews,
+    UnrolledEstimates,
+    ViewsSamplerTraining,
+)
+from taskuq.recover.tomography.training import UnrolledTraining
+from taskuq.training.config import TrainingConfig
+from taskuq.training.fit import Machine, train
+
+CPU = Machine(accelerator="cpu", progress=False)
+MEASURE = TomographyConfig((8.0, 4.0), views=32)
+SMALL = UnrolledConfig(cascades=1, width=4, pools=2)
+CHEST = Chest(patients=6, seed=0, size=32, slices=2)
+SCANNER = ParallelBeamCT(32, 32, (8.0, 4.0))
+
+
+@pytest.fixture(autouse=True)
+def fixed_weights():
+    torch.manual_seed(0)
+
+
+def scan(index, acceleration=4.0):
+    return SCANNER(CHEST[index].image, acceleration)
+
+
+def sampler():
+    net = SamplerNet(SamplerConfig(3, 1, width=4, drawn=(4, 4)))
+    torch.nn.init.normal_(net.out.weight, std=0.1)
+    return SamplerRecovery(net, UnrolledEstimates(UnrolledNet(SMALL)))
+
+
+def test_samples_differ_where_views_do_not_see_and_agree_where_they_do():
+    recover = sampler()
+    found = recover.estimating([scan(0)])
+
+    def gap(compose):
+        samples = drawn(recover.net, found, samples=6, seeds=[3], compose=compose)
+        assert samples.std(1).mean() > 1e-3
+        return (found.views.radon(samples) - scan(0).projections).norm()
+
+    loose = gap(lambda residuals: found.image[:, None] + residuals[:, :, 0])
+    assert gap(found.images) < 0.25 * loose
+
+
+def test_a_sample_depends_on_its_seed_and_not_on_its_company():
+    recover = sampler()
+    alone = recover(scan(1), samples=3, seed=5)
+    together = recover.batch([scan(0, 8.0), scan(1)], samples=3, seeds=[4, 5])
+    assert torch.allclose(together[1], alone, atol=1e-4)
+    assert torch.equal(recover(scan(1), samples=3, seed=5), alone)
+    assert not torch.allclose(recover(scan(1), samples=3, seed=6), alone, atol=1e-3)
+
+
+def test_each_case_is_estimated_by_its_own_network():
+    networks = [UnrolledNet(SMALL).eval() for _ in range(2)]
+    torch.nn.init.normal_(networks[1].refinements[0].output.weight)
+    images = torch.stack([CHEST[k].image for k in range(3)])
+    batch = {"image": images, "round": torch.tensor([0, 1, 1]), "network": (1, 0, 1)}
+    honest = HonestViews(networks, Scanning(MEASURE))
+    found, truth = honest(batch, torch.Generator())
+    for case, number in enumerate(batch["network"]):
+        alone = estimated(networks[number], found.views.take(torch.tensor([case])))
+        assert torch.allclose(found.inputs()[case], alone.inputs()[0], atol=1e-4)
+    assert torch.equal(truth, images)
+
+
+def test_training_measures_what_the_scanner_measures():
+    batch = {"image": CHEST[0].image[None], "round": torch.tensor([0])}
+    views, _ = Scanning(MEASURE)(batch, torch.Generator())
+    kept = views.projections[views.mask]
+    assert torch.allclose(kept, scan(0, 8.0).projections, atol=1e-4)
+    assert not views.projections[~views.mask].any()
+    assert views.share.item() == 1 / 8
+
+
+def test_counts_in_training_have_the_scanner_s_variance():
+    noisy = TomographyConfig((8.0, 4.0), views=32, photons=1e3)
+    images = CHEST[0].image.expand(200, 32, 32)
+    batch = {"image": images, "round": torch.ones(200, dtype=torch.long)}
+    views, _ = Scanning(noisy)(batch, torch.Generator().manual_seed(0))
+    exact = scan(0).projections
+    told = noisy.counts.variance(exact, 32)
+    # 200 squares in each of 376 bins: the mean ratio has a standard error below 1 %.
+    ratio = (views.projections - exact).square().mean(0) / told
+    assert abs(ratio.mean().item() - 1) < 0.1
+    assert views.variance.mean().item() == pytest.approx(told.mean().item(), rel=0.1)
+
+
+def test_rounds_are_drawn_anew_in_training_and_fixed_in_validation():
+    drawn = ViewCases(CHEST, 2, seed=0)
+    rounds = {int(drawn[epoch, 0]["round"]) for epoch in range(20)}
+    fixed = ViewCases(CHEST, 2, seed=None)
+    assert rounds == {0, 1}
+    assert [int(fixed[9, k]["round"]) for k in range(4)] == [0, 1, 0, 1]
+
+
+def test_coil_images_are_refused():
+    data = ArrayDataset(np.ones((1, 2, 8, 8)) + 0j, label=[0], group="each")
+    with pytest.raises(InputError, match="coils = 0"):
+        ViewCases(data, 2, seed=None)[0, 0]
+
+
+def test_a_network_learns_to_do_better_than_least_squares(tmp_path):
+    how = TrainingConfig(epochs=8, batch=4, learning_rate=5e-3, schedule="cosine")
+    settings = UnrolledTraining(UnrolledConfig(1, 8, 2), how, measure=MEASURE)
+    path = train(settings, tmp_path, machine=CPU, data=(CHEST, CHEST))
+    trained, fresh = open_recovery(path), UnrolledNet(UnrolledConfig(1, 8, 2))
+    truth = torch.stack([CHEST[k].image for k in range(12)])
+    scans = [scan(k) for k in range(12)]
+    with torch.no_grad():
+        before = (fresh(stacked(scans)) - truth).square().mean()
+    after = (trained.batch(scans, samples=1, seeds=range(12))[:, 0] - truth).square().mean()
+    assert after < 0.8 * before
+
+
+def test_a_sampler_is_trained_with_its_folds_and_opened_with_its_estimate(tmp_path):
+    how = TrainingConfig(epochs=1, batch=4)
+    settings = ViewsSamplerTraining(
+        network=SamplerConfig(3, 1, width=4, drawn=(4, 4)),
+        training=how,
+        measure=MEASURE,
+        estimate=Estimating(folds=2, network=SMALL, training=how),
+        draws=2,
+    )
+    held = Subset(CHEST, (10, 11))
+    path = train(settings, tmp_path, machine=CPU, data=(Subset(CHEST, range(10)), held))
+    assert {p.parent.name for p in tmp_path.glob("*/best.safetensors")} == {
+        "estimate",
+        "fold-1-of-2",
+        "fold-2-of-2",
+    }
+    assert open_recovery(path)(scan(0), samples=2, seed=0).shape == (2, 32, 32)
+
+
+def test_a_sampler_of_other_channels_is_refused():
+    with pytest.raises(InputError, match="3 and 1"):
+        ViewsSamplerTraining(network=build("sampler", preset="tiny").config)
