@@ -263,7 +263,7 @@ def test_a_reader_in_a_file_of_ones_own_is_found_by_its_name(tmp_path, monkeypat
     [
         ({"kind": "npz", "patients": 3},
          "data.patients is not a setting of the data reader 'npz'; choose from coils, validation, "
-         "seed, in_memory, path, group, keep, target"),
+         "seed, in_memory, path, group, keep, target, scale"),
         ({"kind": "atlas", "path": "a"},
          "data.path is not a setting of the data reader 'atlas'; choose from coils, validation, "
          "seed, in_memory, patients, size, slices, contrast, target"),
@@ -273,7 +273,7 @@ def test_a_reader_in_a_file_of_ones_own_is_found_by_its_name(tmp_path, monkeypat
         ({"kind": "atlas", "target": "volume"},
          "data.target is 'volume'; choose from 'label', 'lesion_area'"),
         ({"kind": "nii"},
-         "unknown data reader 'nii'; choose one of fastmri, npz, folder, atlas"),
+         "unknown data reader 'nii'; choose one of fastmri, npz, folder, atlas, chest"),
     ],
 )  # fmt: skip
 def test_a_key_of_another_kind_is_refused_by_name(tmp_path, table, sentence):
