@@ -214,3 +214,25 @@ def test_a_residual_block_starts_from_what_it_gets():
         block.second_norm.weight.zero_()
 
     assert torch.equal(block(x), functional.relu(x))
+
+
+def test_what_cannot_be_below_0_never_is_and_zero_is_learnable():
+    config = ClassifierConfig(
+        BackboneConfig("small", width=4), tasks=("area",), output="positive", units=("mm²",)
+    )
+    net = Classifier(config).eval()
+    net.shift.fill_(250.0)
+    targets = torch.tensor([[0.0], [3.0], [1e4]])
+
+    assert torch.allclose(net.outputs(net.standardised(targets)), targets, rtol=1e-4)
+    assert (net.outputs(torch.randn(50, 1)) >= 0).all()
+    assert net.range == (0, float("inf"))
+    assert net.names == ("area (mm²)",)
+    assert build("classifier", preset="tiny").names is None
+
+
+def test_units_belong_to_numbers():
+    with pytest.raises(InputError, match="a probability none"):
+        ClassifierConfig(units=("mm²",))
+    with pytest.raises(InputError, match="each number its unit"):
+        ClassifierConfig(tasks=("area", "count"), output="number", units=("mm²",))

@@ -168,10 +168,11 @@ def test_half_precision_trains_both_networks(settings, tmp_path):
         assert all(v.dtype != torch.bfloat16 for v in final(tmp_path / name).values())
 
 
-def test_a_lesion_area_is_learnt_in_its_own_unit(settings, tmp_path):
+@pytest.mark.parametrize("output", ["number", "positive"])
+def test_a_lesion_area_is_learnt_in_its_own_unit(settings, tmp_path, output):
     numbers = replace(
         settings,
-        network=replace(settings.network, tasks=("area",), output="number"),
+        network=replace(settings.network, tasks=("area",), output=output, units=("mm²",)),
         data=replace(settings.data, target="area"),
         attack=AttackConfig(radius=0),
         training=replace(settings.training, epochs=12),
@@ -180,7 +181,7 @@ def test_a_lesion_area_is_learnt_in_its_own_unit(settings, tmp_path):
     (row,) = judge_numbers(network, numbers.open_parts()[2])
 
     assert row["explained"] > 0.5
-    assert network.range is None
+    assert network.names == ("area (mm²)",)
 
 
 def test_several_findings_are_learnt_at_once(settings, tmp_path):

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from taskuq.errors import InputError
 from taskuq.measure.coils import to_channels
-from taskuq.measure.masks import round_at
 from taskuq.measure.noise import image_seed
+from taskuq.measure.rounds import round_at
 
 
 @dataclass(frozen=True)

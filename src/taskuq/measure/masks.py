@@ -253,20 +253,6 @@ class MaskConfig:
         return MultiCoilMRI(self.masks(width), self.accelerations, noise=noise, seed=seed)
 
 
-def round_at(acceleration: float, accelerations: Sequence[float]) -> int:
-    """The number of the round of an acceleration, counted from 0; refuse one that is not there.
-
-    Example:
-        >>> round_at(4, (8, 4, 2))
-        1
-    """
-    if acceleration not in accelerations:
-        raise InputError(
-            f"acceleration {acceleration} is not measured here; choose from {list(accelerations)}"
-        )
-    return list(accelerations).index(acceleration)
-
-
 def center_lines(width: int, lines: int) -> BoolArray:
     """The central columns of k-space, as a mask (width,).
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from taskuq.errors import InputError
 from taskuq.measure.fourier import fft2c, ifft2c
-from taskuq.measure.masks import round_at
 from taskuq.measure.noise import noise_for, require_seed
 from taskuq.measure.projections import broadcast_mask
+from taskuq.measure.rounds import round_at
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
-from taskuq.measure.masks import round_at
 from taskuq.measure.noise import image_seed, require_seed
 from taskuq.measure.radon import Radon
+from taskuq.measure.rounds import round_at
 from taskuq.measure.sinograms import Sinogram
 
 

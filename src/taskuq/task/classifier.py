@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Literal
 
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 from taskuq.errors import InputError
 from taskuq.task.backbone import Backbone, BackboneConfig
 from taskuq.task.cases import require_images, unit_scale
+
+# What outputs lie between.
+RANGES = {"probability": (0.0, 1.0), "number": None, "positive": (0.0, math.inf)}
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,10 @@ class ClassifierConfig:
         hidden: Widths of the layers between features and outputs.
         dropout: The share of features dropped in training.
         tasks: A name for each output.
-        output: ``"probability"`` (a sigmoid; how sure the network is that the finding is there) or
-            ``"number"`` (regression, e.g. lesion area).
+        output: ``"probability"`` (a sigmoid; how sure the network is that the finding is there),
+            ``"number"`` (regression, any number) or ``"positive"`` (regression of what cannot be
+            below 0, such as an area, by its logarithm).
+        units: Of each number, e.g. ``["mm²"]``; none by default.
 
     Example:
         >>> ClassifierConfig().hidden
@@ -37,11 +43,17 @@ class ClassifierConfig:
     hidden: tuple[int, ...] = (256, 128)
     dropout: float = 0.2
     tasks: tuple[str, ...] = ("finding",)
-    output: Literal["probability", "number"] = "probability"
+    output: Literal["probability", "number", "positive"] = "probability"
+    units: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
             raise InputError(f"tasks are {list(self.tasks)}; give each output a name of its own")
+        if self.units and (len(self.units) != len(self.tasks) or self.output == "probability"):
+            raise InputError(
+                f"units are {list(self.units)} for the tasks {list(self.tasks)}, output "
+                f"{self.output}; give each number its unit, and a probability none"
+            )
         if not 0 <= self.dropout < 1 or any(width < 1 for width in self.hidden):
             raise InputError(
                 f"dropout is {self.dropout} and hidden {list(self.hidden)}; give a share below 1 "
@@ -55,7 +67,8 @@ class Classifier(nn.Module):
     .. math:: f(x) = \varsigma\big(\mathrm{MLP}(\mathrm{backbone}(\tilde x))\big)
 
     :math:`\tilde x` is the image between 0 and 1, and :math:`\varsigma` a sigmoid; regression has
-    :math:`\mu + s\,\cdot` in its place, with mean and spread of the training targets.
+    :math:`\mu + s\,\cdot` in its place, with mean and spread of the training targets, and
+    regression of what cannot be below 0 has :math:`\mu\, (e^{\max(\cdot, 0)} - 1)`.
 
     Arguments:
         config: Its layers.
@@ -88,7 +101,15 @@ class Classifier(nn.Module):
     @property
     def range(self) -> tuple[float, float] | None:
         """The smallest and largest possible output, or None where there are none."""
-        return (0.0, 1.0) if self.config.output == "probability" else None
+        return RANGES[self.config.output]
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """What numbers are called, with their units; None for one probability."""
+        tasks, units = self.config.tasks, self.config.units
+        if self.config.output == "probability" and len(tasks) == 1:
+            return None
+        return tuple(f"{n} ({u})" if u else n for n, u in zip_longest(tasks, units, fillvalue=""))
 
     def forward(self, images: Tensor) -> Tensor:
         """Magnitude images (image, height, width) to outputs (image,), or (image, task)."""
@@ -113,9 +134,20 @@ class Classifier(nn.Module):
 
     def outputs(self, raw: Tensor) -> Tensor:
         """What :meth:`raw` gave, as probabilities or numbers in their own unit."""
+        raw = raw.float()
         if self.config.output == "probability":
-            return raw.float().sigmoid()
-        return self.shift + self.spread * raw.float()
+            return raw.sigmoid()
+        if self.config.output == "positive":
+            return self.shift * torch.expm1(raw.clamp_min(0))
+        return self.shift + self.spread * raw
+
+    def standardised(self, targets: Tensor) -> Tensor:
+        """What the loss compares raw outputs with, of targets in their own unit, (image, task)."""
+        if self.config.output == "probability":
+            return targets
+        if self.config.output == "positive":
+            return torch.log1p(targets / self.shift)
+        return (targets - self.shift) / self.spread
 
 
 @contextmanager

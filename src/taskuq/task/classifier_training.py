@@ -130,7 +130,7 @@ def classifier_recipe(
 
     def loss(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
         net = cast("Classifier", net)
-        targets = _standardised(net, batch["target"])
+        targets = net.standardised(batch["target"])
         images = unit_scale(augment(unit_scale(batch["image"]), views, generator))
         images = attacked(net, images, targets, attack)
         return _losses(net, net.raw(images), targets, weights).mean()
@@ -138,7 +138,7 @@ def classifier_recipe(
     def validate(net: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
         net = cast("Classifier", net)
         raw = net.raw(unit_scale(batch["image"]))
-        values = {"loss": _losses(net, raw, _standardised(net, batch["target"]), weights)}
+        values = {"loss": _losses(net, raw, net.standardised(batch["target"]), weights)}
         # Engines gather one number for each case and name.
         for k, (z, y) in enumerate(zip(net.outputs(raw).T, batch["target"].T, strict=True)):
             values |= {f"output_{k}": z.contiguous(), f"target_{k}": y.contiguous()}
@@ -177,7 +177,7 @@ def judge_trained(
         if len(part) == 0:
             continue
         judged = Part(part.source, part.targets)
-        if network.config.output == "number":
+        if network.config.output != "probability":
             record["parts"][name] = judge_numbers(network, judged)
         else:
             record["parts"][name] = judge_classifier(network, judged, attack)
@@ -209,13 +209,9 @@ def class_weights(targets: NDArray[np.floating], balance: bool) -> Tensor:
     return torch.as_tensor(weights, dtype=torch.float32)
 
 
-def _standardised(net: Classifier, targets: Tensor) -> Tensor:
-    return targets if net.config.output == "probability" else (targets - net.shift) / net.spread
-
-
 def _losses(net: Classifier, raw: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     """The loss of each case, mean over its tasks."""
-    if net.config.output == "number":
+    if net.config.output != "probability":
         return functional.smooth_l1_loss(raw.float(), targets, reduction="none").mean(1)
     losses = functional.binary_cross_entropy_with_logits(raw.float(), targets, reduction="none")
     absent, present = weights.to(raw.device).T
@@ -244,6 +240,10 @@ def _standardise(network: Classifier, targets: NDArray[np.floating]) -> None:
     spread = targets.std(axis=0)
     if (spread == 0).any():
         raise InputError("all training targets are the same number; give others to learn from")
+    if network.config.output == "positive" and targets.min() < 0:
+        raise InputError(
+            f"a training target is {targets.min():g}; give none below 0, or output = 'number'"
+        )
     network.shift.copy_(torch.as_tensor(targets.mean(axis=0)))
     network.spread.copy_(torch.as_tensor(spread))
 
