@@ -129,7 +129,7 @@ def test_a_network_brings_everything_of_its_own(name):
     assert from_table(network.training, to_table(settings)) == settings
     assert all(isinstance(preset, network.config) for preset in network.presets.values())
     if network.presets:
-        assert network.presets["paper"] == network.config()
+        assert network.presets["paper"] == settings.network
 
 
 @pytest.mark.parametrize(("methods", "name"), OPENED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,6 +128,8 @@ class ChestData(Reader):
         slices: Slices of each patient.
         first: The number of the first patient.
     """
+
+    processes: ClassVar[int] = 8
 
     coils: int = 0
     patients: int = 100

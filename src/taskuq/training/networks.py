@@ -68,7 +68,7 @@ LISTED = {
         "views-sampler": Line(
             "taskuq.recover.tomography.sampling",
             "ViewsSamplerMethod",
-            "Train the one-step sampler of tomography around estimates, and these.",
+            "Train the one-step sampler of tomography, and its estimates.",
         ),
     },
     "task": {

@@ -14,7 +14,7 @@ from taskuq.recover.unet import UNet
 
 @dataclass(frozen=True)
 class UnrolledConfig:
-    """The size of an unrolled network.
+    """The size of an unrolled network; the default is for 256×256.
 
     Arguments:
         cascades: How many refinements follow each other.
@@ -23,11 +23,11 @@ class UnrolledConfig:
 
     Example:
         >>> UnrolledConfig().cascades
-        4
+        6
     """
 
-    cascades: int = 4
-    width: int = 24
+    cascades: int = 6
+    width: int = 32
     pools: int = 4
 
     def __post_init__(self) -> None:

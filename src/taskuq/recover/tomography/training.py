@@ -23,8 +23,7 @@ from taskuq.weights import locate
 from taskuq.weights.files import load_weights, read_card
 
 PRESETS = {
-    # 256×256: 12 million parameters.
-    "paper": UnrolledConfig(cascades=6, width=32),
+    "paper": UnrolledConfig(),
     # 128×128.
     "demo": UnrolledConfig(cascades=4, width=16, pools=3),
     # For teaching and tests.
