@@ -86,7 +86,7 @@ class TaskTerms:
     raw: float = 0.1
     output: float = 0.1
     features: float = 0.1
-    limit: float = 0.5
+    limit: float = 4.0
     begin: float = 0.5
     full: float = 0.75
 
