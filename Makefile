@@ -48,7 +48,7 @@ docs: $(VENV)/.test
 test-deepinv: $(VENV)/.uv
 	$(PY) -m venv $(VENV)-deepinv
 	$(BIN)/uv pip install -q --python $(VENV)-deepinv/bin/python $(UVFLAGS) -c constraints.txt -e '.[mri,deepinv,test]'
-	$(VENV)-deepinv/bin/python -m pytest -q tests/measure/test_adapters.py tests/pipeline/test_physics.py
+	$(VENV)-deepinv/bin/python -m pytest -q tests/measure/test_adapters.py tests/measure/test_tomography.py tests/pipeline/test_physics.py
 
 # The built wheel alone, in an empty environment and far from the sources. Without the removal of
 # build/lib, setuptools would pack what an earlier build left there.

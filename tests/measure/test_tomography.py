@@ -22,15 +22,34 @@ def disc(size):
 
 
 @settings(max_examples=40, deadline=None)
-@given(size=st.integers(2, 12), views=st.integers(1, 6), seed=st.integers(0, 9999))
-def test_back_projection_is_the_adjoint_and_no_mass_is_lost(size, views, seed):
+@given(
+    size=st.integers(2, 12),
+    views=st.integers(1, 6),
+    seed=st.integers(0, 9999),
+    footprint=st.sampled_from(["strip", "hat"]),
+)
+def test_back_projection_is_the_adjoint_and_no_mass_is_lost(size, views, seed, footprint):
     rng = np.random.default_rng(seed)
-    radon = Radon(size, tuple(rng.uniform(0, np.pi, views)))
+    radon = Radon(size, tuple(rng.uniform(0, np.pi, views)), footprint)
     x = torch.as_tensor(rng.normal(size=(2, size, size)))
     Ax = radon(x)
     y = torch.as_tensor(rng.normal(size=Ax.shape))
     assert torch.allclose((Ax * y).sum(), (x * radon.adjoint(y)).sum())
     assert torch.allclose(Ax.sum(-1), x.sum((-2, -1))[:, None].expand(2, views))
+
+
+@pytest.mark.parametrize("angle", [0.0, 0.3, np.pi / 4, np.pi / 2])
+def test_an_even_square_has_an_even_shadow(angle):
+    ours = Radon(32, (angle,))(torch.ones(32, 32, dtype=torch.float64))[0]
+    # The chords of a square: a trapezoid. Each bin holds the mean of its chords.
+    fine = (np.arange(ours.numel() * 500) + 0.5) / 500 - ours.numel() / 2
+    a, b = (32 * abs(f(angle)) for f in (np.cos, np.sin))
+    wide, narrow = max(a, b), max(min(a, b), 1e-9)
+    chord = np.clip(((wide + narrow) / 2 - np.abs(fine)) / narrow, 0, 1) * 32 * 32 / wide
+    assert np.allclose(ours, chord.reshape(-1, 500).mean(1), atol=0.01)
+    # The coarser footprint has ripples on the diagonal.
+    hat = Radon(32, (np.pi / 4,), "hat")(torch.ones(32, 32))[0, 20:26]
+    assert hat.diff().abs().max() > 5
 
 
 def test_gradients_flow_through_projection_and_back():
@@ -154,3 +173,24 @@ def test_impossible_scanners_and_images_are_refused():
         TomographyConfig().scanner(16, noise=0.1, seed=0)
     with pytest.raises(ValueError, match="photons are -1"):
         Counts(photons=-1)
+
+
+@pytest.mark.parametrize("size", [64, 65, 128])
+def test_deepinv_projects_as_we_do(deepinv, size):
+    from taskuq.data.chest import Chest
+    from taskuq.measure.deepinv_radon import DeepinvRadon
+
+    image = Chest(1, seed=0, size=size, slices=1)[0].image
+    angles = (0.0, 0.3, 1.0, np.pi / 2, 2.5)
+    ours, theirs = Radon(size, angles)(image), DeepinvRadon(size, angles)(image)
+    # Two ways to share a pixel between bins. A bin off the centre would differ by a tenth.
+    assert (ours - theirs).norm() < 0.02 * ours.norm()
+
+
+def test_an_operator_without_its_package_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "deepinv.physics", None)
+    scanner = ParallelBeamCT(16, 32, (8,), operator="deepinv")
+    with pytest.raises(ValueError, match=r"install taskuq\[deepinv\]"):
+        scanner(torch.ones(16, 16), 8)
+    with pytest.raises(ValueError, match="unknown Radon transform"):
+        ParallelBeamCT(16, 32, (8,), operator="astra")
