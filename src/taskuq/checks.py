@@ -187,6 +187,8 @@ def as_range(value: Any) -> tuple[float, float] | None:
 def as_cases(outputs: Any, targets: Any, range_: TaskRange) -> tuple[FloatArray, FloatArray]:
     """Take outputs, (case, sample) or with rounds first, and one target per case.
 
+    Outputs (case,) are point estimates: one sample each.
+
     Arguments:
         outputs: What was handed in as outputs.
         targets: What was handed in as targets.
@@ -198,7 +200,8 @@ def as_cases(outputs: Any, targets: Any, range_: TaskRange) -> tuple[FloatArray,
         ...
         taskuq.errors.InputError: outputs of shape (2, 2) are 2 cases, but targets have shape ...
     """
-    x = as_numbers(outputs, "outputs", ndim=(2, 3))
+    x = as_numbers(outputs, "outputs", ndim=(1, 2, 3))
+    x = x[:, None] if x.ndim == 1 else x
     z = as_numbers(targets, "targets", ndim=(1,)).astype(float)
     n = int(x.shape[-2])
     if z.shape != (n,):

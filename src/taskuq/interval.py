@@ -13,6 +13,9 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 # The lowest and the highest value that a task can have, where it has any.
 TaskRange: TypeAlias = tuple[float, float] | None
 
+# Intervals that are printed one by one.
+SHOWN = 10
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Interval:
@@ -81,8 +84,19 @@ class Interval:
         """The part of each interval inside [low, high]."""
         return Interval(np.maximum(self.lower, low), np.minimum(self.upper, high))
 
+    def __repr__(self) -> str:
+        if self.lower.ndim == 0:
+            return _pair(float(self.lower), float(self.upper))
+        ends = zip(self.lower.ravel()[:SHOWN], self.upper.ravel()[:SHOWN], strict=True)
+        more = self.lower.size - SHOWN
+        return "\n".join([_pair(*pair) for pair in ends] + [f"... {more} more"] * (more > 0))
+
     def __len__(self) -> int:
         return len(self.lower)
 
     def __getitem__(self, index: Any) -> Interval:
         return Interval(self.lower[index], self.upper[index])
+
+
+def _pair(lower: float, upper: float) -> str:
+    return "empty" if lower > upper else f"[{lower:.4g}, {upper:.4g}]"

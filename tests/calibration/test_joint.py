@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 import taskuq as tq
 from taskuq.calibration import load_joint_bound
-from taskuq.calibration.joint import MonotoneScale, max_rank_quantiles
+from taskuq.calibration.joint import max_rank_quantiles
 from taskuq.calibration.rank import coverage_rank
+from taskuq.calibration.scales import MonotoneScale
 from taskuq.calibration.units import take_units
 
 ALPHAS = (0.1, 0.2, 0.25, 0.34, 0.5)

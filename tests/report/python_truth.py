@@ -81,7 +81,7 @@ class Truth:
         index = promise.whom.index(seen.cases, group)
         thresholds = spec.thresholds(seen, OneSet(promise, promise.whom, index))
         return Policy(entry["kind"], goal, self.rates, rules, tuple(thresholds), promise,
-                      self.x.shape[2], task_range=self.range)  # fmt: skip
+                      self.x.shape[2], task_ranges=(self.range,))  # fmt: skip
 
     def planned(self, setting, kind):
         """The policy of a score that learns from all calibration cases, as users plan it."""

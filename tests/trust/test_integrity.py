@@ -59,7 +59,7 @@ def same_table(table, other):
 
 def folder_of(tmp_path):
     header = Header(
-        tuple(map(float, TABLE.accelerations)), TABLE.samples, task_range=TABLE.task_range,
+        tuple(map(float, TABLE.accelerations)), TABLE.samples, task_ranges=TABLE.task_ranges,
         order="roster", provenance={"seed": 3},
     )  # fmt: skip
     writer = TableWriter(tmp_path / "t", header)

@@ -135,11 +135,12 @@ class Bound(AnyBound):
 
         Arguments:
             outputs: Outputs (case, sample), or (sample,) for one case, or (round, case, sample)
-                for a score that reads the earlier rounds.
+                for a score that reads the earlier rounds. Where there is one sample, (case,).
             strata: The stratum of each case, for a bound calibrated by strata.
             weights: The weight of each case, for a bound calibrated under a shift.
         """
         array = as_numbers(outputs, "outputs", ndim=(1, 2, 3))
+        array = array[:, None] if array.ndim == 1 and self.samples == 1 < len(array) else array
         single = array.ndim == 1
         array = array[None] if single else array
         self._check(array)
@@ -177,7 +178,7 @@ class Bound(AnyBound):
         n = promise.n_cases
         return CoverageLaw(n, promise.rank(n), n_test)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         each = [f"{quantile:.4g}" for quantile in self.threshold.quantiles]
         said = (
             f"quantile {each[0]}"

@@ -6,25 +6,33 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.calibration.bound import AnyBound, read_bound
 from taskuq.calibration.family import BracketedFamily, Side, clipped, family_of, stacked
+from taskuq.calibration.given import Given, given_tasks
 from taskuq.calibration.guarantee import WHOLE_RANGE, Guarantee
 from taskuq.calibration.rank import coverage_rank, order_statistic
+from taskuq.calibration.scales import Method, make_scales
 from taskuq.calibration.scores import resolve_score, score_from_dict, score_to_dict
 from taskuq.calibration.tuning import is_steady, tuned_score, tuning_units
 from taskuq.calibration.units import UnitName, as_unit, take_units
-from taskuq.checks import as_ids, as_numbers, as_range, require_in_range
+from taskuq.checks import as_ids, as_numbers
 from taskuq.errors import InputError
-from taskuq.files import number_from_json, number_to_json, range_to_json
+from taskuq.files import number_from_json, number_to_json
 from taskuq.interval import FloatArray, Interval, TaskRange
 from taskuq.protocols import Score, SteadyScore
+from taskuq.ranges import (
+    as_ranges,
+    each_task,
+    ranges_from_json,
+    ranges_to_json,
+    require_in_ranges,
+)
 
-Method: TypeAlias = Literal["max", "scale", "minimax", "rank"]
 SCHEMA = "taskuq.joint-bound/1"
 TUNING_SHARE = 0.3
 
@@ -41,7 +49,10 @@ class JointBound(AnyBound):
         guarantee: What is promised for all tasks together.
         method: How the tasks were put on one scale.
         samples: The number of posterior samples per case.
-        task_range: The range intervals are clipped to, if any.
+        task_ranges: The range that intervals of each task are clipped to, if any.
+        provenance: What else is known of the calibration.
+        task_names: One per task.
+        acceleration: The acceleration the outputs were recovered at, if known.
     """
 
     scores: tuple[Score, ...]
@@ -49,8 +60,10 @@ class JointBound(AnyBound):
     guarantee: Guarantee
     method: Method
     samples: int
-    task_range: TaskRange = None
+    task_ranges: tuple[TaskRange, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    task_names: tuple[str, ...] = ()
+    acceleration: float | None = None
 
     @property
     def parts(self) -> tuple[tuple[Score, float], ...]:
@@ -71,11 +84,16 @@ class JointBound(AnyBound):
                 f"this bound was calibrated with (sample, task) = {expected}, got {x.shape[1:]}; "
                 "outputs are (case, sample, task)"
             )
-        each = [family_of(score, x[:, :, k]).interval(q) for k, (score, q) in enumerate(self.parts)]
-        return clipped(stacked(each, axis=1), self.task_range)
+        each = [
+            clipped(family_of(score, x[:, :, k]).interval(q), self.task_ranges[k])
+            for k, (score, q) in enumerate(self.parts)
+        ]
+        return stacked(each, axis=1)
 
-    def __str__(self) -> str:
-        return self.guarantee.said
+    def __repr__(self) -> str:
+        pairs = zip(self.task_names, self.quantiles, strict=True)
+        said = ", ".join(f"{name} {quantile:.4g}" for name, quantile in pairs)
+        return f"Quantiles: {said}. {self.guarantee.said}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""
@@ -87,21 +105,27 @@ class JointBound(AnyBound):
             "sentence": self.guarantee.sentence,
             "method": self.method,
             "samples": self.samples,
-            "task_range": range_to_json(self.task_range),
+            **ranges_to_json(self.task_ranges),
+            "task_names": list(self.task_names),
+            "acceleration": self.acceleration,
             "provenance": dict(self.provenance),
         }
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> JointBound:
         """Read back what :meth:`to_dict` wrote."""
+        # Bounds of an older version do not say what their tasks are called.
+        names = tuple(record.get("task_names") or default_names(len(record["scores"])))
         return cls(
             scores=tuple(score_from_dict(one, score) for one in record["scores"]),
             quantiles=tuple(number_from_json(q) for q in record["quantiles"]),
             guarantee=Guarantee(**record["guarantee"]),
             method=record["method"],
             samples=int(record["samples"]),
-            task_range=as_range(record["task_range"]),
+            task_ranges=ranges_from_json(record, names),
             provenance=record["provenance"],
+            task_names=names,
+            acceleration=record.get("acceleration"),
         )
 
 
@@ -117,7 +141,7 @@ def load_joint_bound(path: str | os.PathLike[str], *, score: Score | None = None
 
 def calibrate_joint(
     outputs: Any,
-    targets: Any,
+    targets: Any = None,
     *,
     alpha: float,
     score: str | Score = "mlwr",
@@ -126,8 +150,10 @@ def calibrate_joint(
     unit: UnitName | None = None,
     cases: float | str = "random",
     delta: float | None = None,
-    side: Side = "two",
-    task_range: TaskRange = None,
+    side: Any = "two",
+    task_range: Any = None,
+    task_names: Sequence[str] | None = None,
+    acceleration: float | str | None = None,
     rng: np.random.Generator | None = None,
 ) -> JointBound:
     r"""Calibrate intervals for several tasks that hold together with probability 1 - alpha.
@@ -147,8 +173,9 @@ def calibrate_joint(
         multi-target follow-up, for ``minimax``; Timans et al., ECCV 2024, for ranks.
 
     Arguments:
-        outputs: Task outputs (case, sample, task).
-        targets: Targets (case, task).
+        outputs: Task outputs (case, sample, task); or a table, which brings the targets, groups,
+            ranges and names.
+        targets: Targets (case, task); left out with a table.
         alpha: The error rate for all tasks together.
         score: A score's name or object, used for every task.
         method: How the tasks are put on one scale.
@@ -156,8 +183,11 @@ def calibrate_joint(
         unit: 'case' or 'group'; the group if groups are given.
         cases: With groups: whom the promise is about, as in :func:`taskuq.calibrate`.
         delta: For a promise given the calibration set.
-        side: 'two', 'upper' or 'lower'.
-        task_range: The range of all tasks.
+        side: 'two', 'upper' or 'lower', for all tasks or for each, in order or by name.
+        task_range: The range of all tasks, or of each, in order or by name.
+        task_names: What the tasks are called; of a table: which of its tasks are meant.
+        acceleration: Of a table with several rounds: which one, by acceleration or name. Remembered
+            with the bound.
         rng: Picks the tuning cases at random; without it they are taken at even steps.
 
     Example:
@@ -169,34 +199,29 @@ def calibrate_joint(
     """
     if method not in get_args(Method):
         raise InputError(f"unknown method {method!r}; choose max, scale, minimax or rank")
-    range_ = as_range(task_range)
-    x = as_numbers(outputs, "outputs", ndim=(3,))
-    z = as_numbers(targets, "targets", ndim=(2,)).astype(float)
-    n, tasks = int(x.shape[0]), int(x.shape[2])
-    if z.shape != (n, tasks):
-        raise InputError(f"outputs {x.shape} need targets {(n, tasks)}, got {z.shape}")
-    if n < 2 or tasks < 1 or x.shape[1] < 1:
-        raise InputError(f"at least 2 cases, 1 sample and 1 task are needed, got {x.shape}")
-    require_in_range(z, range_, "targets")
-    groups = None if group is None else as_ids(group, "group", n)
+    given = given_tasks(outputs, targets, acceleration, task_names, group, task_range, unit)
+    x, z = _checked(given)
+    n, tasks = z.shape
+    names = given.task_names or default_names(tasks)
+    ranges, sides = as_ranges(given.task_range, names), _sides(side, names)
+    require_in_ranges(z, ranges, "targets")
+    groups = None if given.group is None else as_ids(given.group, "group", n)
     whom = as_unit(unit, cases, has_groups=groups is not None)
     if method == "rank" and (whom.is_group or delta is not None):
         raise InputError("method 'rank' promises for a new case only; use another method")
 
-    chosen = resolve_score(score, alpha, side)
+    chosen = [resolve_score(score, alpha, one) for one in sides]
     index = whom.index(n, groups)
-    aside = np.zeros(n, dtype=bool)
     # A steady score knows only that its calibration scores are large enough: enough for their
     # maximum, not for their ranks.
-    if method == "max" and is_steady(chosen, delta):
-        scores, values = _steady_scores(chosen, x, z, index, range_)
+    if method == "max" and is_steady(chosen[0], delta):
+        aside = np.zeros(n, dtype=bool)
+        scores, values = _steady_scores(chosen, x, z, index, ranges)
     else:
         least = TUNING_SHARE if method in ("scale", "minimax") else 0.0
-        take = tuning_units(chosen, whom, int(index.max()) + 1, alpha, delta, least)
+        take = tuning_units(chosen[0], whom, int(index.max()) + 1, alpha, delta, least)
         aside = take_units(index, take, rng)
-        scores = tuple(
-            tuned_score(chosen, x[aside, :, k], z[aside, k], range_, None) for k in range(tasks)
-        )
+        scores = _tuned_scores(chosen, x[aside], z[aside], ranges)
         values = _scores(scores, x[~aside], z[~aside])
     kept = ~aside
     by = None if groups is None else whom.groups(groups[kept])
@@ -211,23 +236,59 @@ def calibrate_joint(
     tuning = _scores(scores, x[aside], z[aside])
     promise, quantiles = _quantiles(method, values, tuning, promise, by)
     provenance = {"tuning_cases": int(aside.sum())}
-    return JointBound(scores, quantiles, promise, method, int(x.shape[1]), range_, provenance)
+    return JointBound(
+        scores, quantiles, promise, method, int(x.shape[1]), ranges, provenance, names,
+        given.acceleration,
+    )  # fmt: skip
+
+
+def _checked(given: Given) -> tuple[FloatArray, FloatArray]:
+    """Outputs (case, sample, task) and targets (case, task), or what is wrong with them."""
+    x = as_numbers(given.outputs, "outputs", ndim=(3,))
+    z = as_numbers(given.targets, "targets", ndim=(2,)).astype(float)
+    n, tasks = int(x.shape[0]), int(x.shape[2])
+    if z.shape != (n, tasks):
+        raise InputError(f"outputs {x.shape} need targets {(n, tasks)}, got {z.shape}")
+    if n < 2 or tasks < 1 or x.shape[1] < 1:
+        raise InputError(f"at least 2 cases, 1 sample and 1 task are needed, got {x.shape}")
+    return x, z
+
+
+def default_names(tasks: int) -> tuple[str, ...]:
+    """Return what tasks are called whose names nobody gave."""
+    return tuple(f"task{k}" for k in range(tasks))
+
+
+def _sides(side: Any, names: Sequence[str]) -> tuple[Side, ...]:
+    """The side of each task; two where a task is not named."""
+    return each_task(side, names, "side", lambda one: "two" if one is None else one)
+
+
+def _tuned_scores(
+    each: Sequence[Score], outputs: FloatArray, targets: FloatArray, ranges: Sequence[TaskRange]
+) -> tuple[Score, ...]:
+    """What a score learns for each task from the tuning cases."""
+    return tuple(
+        tuned_score(score, outputs[:, :, k], targets[:, k], ranges[k], None)
+        for k, score in enumerate(each)
+    )
 
 
 def _steady_scores(
-    score: SteadyScore,
+    each: Sequence[Score],
     outputs: FloatArray,
     targets: FloatArray,
     index: NDArray[np.int64],
-    range_: TaskRange,
+    ranges: Sequence[TaskRange],
 ) -> tuple[tuple[Score, ...], FloatArray]:
     """What a score learns from all cases for each task, and how large its scores may be."""
     everyone = np.ones(len(targets), dtype=bool)
     scores: list[Score] = []
     values = []
-    for k in range(targets.shape[1]):
+    for k, score in enumerate(each):
+        assert isinstance(score, SteadyScore)
         read = score.read(outputs[:, :, k])
-        learnt, narrow, wide = score.learner(read, range_).learn(everyone, index)
+        learnt, narrow, wide = score.learner(read, ranges[k]).learn(everyone, index)
         scores.append(learnt)
         family = BracketedFamily(narrow.grown(read), wide.grown(read))
         values.append(family.score(targets[:, k]))
@@ -244,7 +305,7 @@ def _quantiles(
     if method == "rank":
         quantiles = max_rank_quantiles(values, promise.alpha)
         return replace(promise, shortage=_rank_shortage(values, quantiles, promise)), quantiles
-    scales = _scales(method, tuning, promise.tasks, promise.alpha)
+    scales = make_scales(method, tuning, promise.tasks, promise.alpha)
     common = np.stack([scale(values[:, k]) for k, scale in enumerate(scales)], axis=1)
     promise, level = promise.calibrated(common.max(axis=1), group)
     return promise, tuple(scale.inverse(level) for scale in scales)
@@ -291,67 +352,6 @@ def max_rank_quantiles(scores: FloatArray, alpha: float) -> tuple[float, ...]:
         return tuple(math.inf for _ in range(scores.shape[1]))
     r = int(order_statistic(ranks.max(axis=0), rank))
     return tuple(order_statistic(ordered[:, k], r + 1) for k in range(scores.shape[1]))
-
-
-@dataclass(frozen=True)
-class MonotoneScale:
-    """A strictly increasing, piecewise linear map that goes on beyond its knots.
-
-    Arguments:
-        knots: Rising scores.
-        values: Their images, rising.
-
-    Example:
-        >>> scale = MonotoneScale((0.0, 1.0, 3.0), (0.0, 0.5, 1.0))
-        >>> scale(np.array([0.5, 3.0, 5.0, np.inf]))
-        array([0.25, 1.  , 1.5 ,  inf])
-        >>> round(scale.inverse(1.5), 12)
-        5.0
-    """
-
-    knots: tuple[float, ...]
-    values: tuple[float, ...]
-
-    def __call__(self, scores: FloatArray) -> FloatArray:
-        """Map scores to the common scale."""
-        return _interpolate(scores, np.array(self.knots), np.array(self.values))
-
-    def inverse(self, value: float) -> float:
-        """Map a value of the common scale back to a score."""
-        if self.knots == self.values or not math.isfinite(value):
-            return value
-        images, knots = np.array(self.values), np.array(self.knots)
-        score = float(_interpolate(np.array([value]), images, knots)[0])
-        # There and back rounds, relative to the value and to the knots, which may be far larger
-        # than the score; the score that set the value must not be lost to that.
-        low = np.clip(np.searchsorted(images, value, "right") - 1, 0, len(images) - 2)
-        steepness = (knots[low + 1] - knots[low]) / (images[low + 1] - images[low])
-        size = abs(score) + abs(score - knots[low]) + abs(value) * steepness
-        return score + 8 * float(np.finfo(float).eps) * float(size)
-
-
-def _interpolate(at: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
-    low = np.clip(np.searchsorted(x, at, "right") - 1, 0, len(x) - 2)
-    slope = (y[low + 1] - y[low]) / (x[low + 1] - x[low])
-    return np.asarray(y[low] + slope * (at - x[low]))
-
-
-def _scales(method: Method, tuning: FloatArray, tasks: int, alpha: float) -> list[MonotoneScale]:
-    if method == "max":
-        return [MonotoneScale((0.0, 1.0), (0.0, 1.0))] * tasks
-    scales = []
-    for k in range(tasks):
-        finite = np.unique(tuning[:, k][np.isfinite(tuning[:, k])])
-        if method == "scale":
-            high = float(np.quantile(finite, 1 - alpha / 2)) if finite.size else 1.0
-            scales.append(MonotoneScale((0.0, high if high > 0 else 1.0), (0.0, 1.0)))
-            continue
-        if finite.size < 2:
-            scales.append(MonotoneScale((0.0, 1.0), (0.0, 1.0)))
-            continue
-        share = np.searchsorted(np.sort(tuning[:, k]), finite, "right") / (len(tuning) + 1)
-        scales.append(MonotoneScale(tuple(map(float, finite)), tuple(map(float, share))))
-    return scales
 
 
 def _scores(scores: Sequence[Score], outputs: FloatArray, targets: FloatArray) -> FloatArray:

@@ -16,6 +16,7 @@ from taskuq.calibration.family import (
     rounds_read,
     sides_asked,
 )
+from taskuq.calibration.given import given_cases
 from taskuq.calibration.guarantee import WHOLE_RANGE, DeltaFor, Guarantee, Within
 from taskuq.calibration.rank import exact_level
 from taskuq.calibration.scores import resolve_score
@@ -41,7 +42,7 @@ KINDS = {"label": "class", "strata": "stratum"}
 
 def calibrate(
     outputs: Any,
-    targets: Any,
+    targets: Any = None,
     *,
     alpha: float,
     score: str | Score = "mlwr",
@@ -57,7 +58,8 @@ def calibrate(
     side: BoundSide = "two",
     task_range: TaskRange = None,
     tuning: tuple[Any, Any] | None = None,
-    acceleration: float | None = None,
+    acceleration: float | str | None = None,
+    task: str | None = None,
     rng: np.random.Generator | None = None,
 ) -> Bound:
     r"""Calibrate intervals that contain the target of a new case with probability 1 - alpha.
@@ -69,9 +71,10 @@ def calibrate(
     .. math:: \mathcal C(\hat z) = \{ z : s(\hat z, z) \le \hat q \}
 
     Arguments:
-        outputs: Task outputs on recovered images (case, sample), or of all rounds so far
-            (round, case, sample), the current one last, for scores that read the earlier ones.
-        targets: Task outputs on the true images (case,).
+        outputs: Task outputs on recovered images (case, sample), or (case,) for point estimates;
+            or of all rounds so far (round, case, sample), the current one last, for scores that
+            read the earlier ones. Or a table, which brings targets, groups and range.
+        targets: Task outputs on the true images (case,); left out with a table.
         alpha: The error rate, strictly between 0 and 1.
         score: ar, lwr, cqr, mlwr, learned, the name of one of your own, or an object with methods
             ``score`` and ``interval``.
@@ -95,7 +98,9 @@ def calibrate(
         tuning: Outputs and targets of other cases, e.g. of the training set, for scores that
             learn. Without it `learned` sets three tenths of the units aside; `mlwr` learns from
             the outputs of all of them, and with ``delta`` from a tenth set aside.
-        acceleration: Remembered with the bound.
+        acceleration: Of a table with several rounds: which one, by acceleration or name.
+            Remembered with the bound.
+        task: Of a table with several tasks: which one.
         rng: Picks the tuning cases at random; without it they are taken at even steps.
 
     Example:
@@ -106,8 +111,9 @@ def calibrate(
         >>> bool(interval.contains(truth[:2]).all())
         True
     """
-    range_ = as_range(task_range)
-    x, z = as_cases(outputs, targets, range_)
+    given = given_cases(outputs, targets, acceleration, task, group, task_range, unit)
+    range_, group = as_range(given.task_range), given.group
+    x, z = as_cases(given.outputs, given.targets, range_)
     n = len(z)
     if n < 2:
         raise InputError(f"calibration needs at least 2 cases, got {n}; collect more")
@@ -130,7 +136,7 @@ def calibrate(
         samples=x.shape[-1],
         rounds=len(read) if read.ndim == 3 else 1,
         task_range=range_,
-        acceleration=None if acceleration is None else float(acceleration),
+        acceleration=given.acceleration,
         provenance={"tuning_cases": int(n - kept.sum())},
     )
 

@@ -46,6 +46,52 @@ def counts(text: str | None, name: str) -> tuple[int, ...] | None:
     return tuple(int(v) for v in values)
 
 
+def by_task(text: str | None, name: str) -> float | dict[str, float] | None:
+    """Read one number for all tasks, or one for each by its name.
+
+    Example:
+        >>> by_task("0.2", "max-width"), by_task("lesion=0.1,area=20", "max-width")
+        (0.2, {'lesion': 0.1, 'area': 20.0})
+    """
+    if text is None:
+        return None
+    try:
+        if "=" not in text:
+            return float(text)
+        pairs = [part.rpartition("=") for part in text.split(",")]
+        return {task.strip(): float(value) for task, _, value in pairs}
+    except ValueError:
+        raise InputError(
+            f"--{name} takes a number, or one for each task as in lesion=0.1,area=20, got {text!r}"
+        ) from None
+
+
+def ranges(text: str | None) -> tuple[float, ...] | dict[str, tuple[float, ...]] | None:
+    """Read the range of all tasks, or that of some by their names.
+
+    Example:
+        >>> ranges("0,1"), ranges("lesion=0:1,area=0:inf")
+        ((0.0, 1.0), {'lesion': (0.0, 1.0), 'area': (0.0, inf)})
+    """
+    if text is None or "=" not in text:
+        declared = numbers(text, "range")
+        if declared is not None and len(declared) != 2:
+            raise InputError(f"--range takes two numbers, low,high, got {text!r}")
+        return declared
+    found: dict[str, tuple[float, ...]] = {}
+    for part in text.split(","):
+        task, _, ends = part.rpartition("=")
+        try:
+            low, high = (float(end) for end in ends.split(":"))
+        except ValueError:
+            raise InputError(
+                f"--range takes low,high, or one for each task as in lesion=0:1,area=0:inf, got "
+                f"{text!r}"
+            ) from None
+        found[task.strip()] = (low, high)
+    return found
+
+
 def words(text: str) -> tuple[str, ...]:
     """Read words separated by commas.
 
@@ -70,11 +116,11 @@ def share(text: str) -> float | str:
 
 
 def load_table(path: Path, range_: str | None, task: str | None = None) -> TaskOutputs:
-    """Read a table with the declared range, and one of its tasks if asked."""
+    """Read a table with the declared range, and one or some of its tasks if asked."""
     from taskuq.outputs import TaskOutputs
 
-    declared = numbers(range_, "range")
-    if declared is not None and len(declared) != 2:
-        raise InputError(f"--range takes two numbers, low,high, got {range_!r}")
-    table = TaskOutputs.load(path, task_range=declared)
-    return table if task is None else table.select(task=task)
+    table = TaskOutputs.load(path, task_range=ranges(range_))
+    if task is None:
+        return table
+    chosen = words(task)
+    return table.select(task=chosen[0] if len(chosen) == 1 else chosen)

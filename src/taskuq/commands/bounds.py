@@ -81,7 +81,7 @@ def calibrate(
         bound = calibrate_joint(
             loaded.outputs[k], loaded.targets_at(k), alpha=alpha, score=score, method=joint,
             group=group, unit=unit, cases=share(cases), delta=delta, side=side,
-            task_range=loaded.task_range,
+            task_range=loaded.task_ranges, task_names=loaded.task_names, acceleration=R,
         )  # fmt: skip
     else:
         if loaded.tasks > 1:

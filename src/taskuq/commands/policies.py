@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from taskuq.commands.arguments import Seed, counts, load_table, numbers, share, words
+from taskuq.commands.arguments import (
+    Seed,
+    by_task,
+    counts,
+    load_table,
+    numbers,
+    share,
+    words,
+)
 from taskuq.commands.terminal import hand_over, say, show, show_table
 from taskuq.errors import InputError
 
 if TYPE_CHECKING:
-    from taskuq.decide.goal import Goal
+    from taskuq.decide.goal import Goal, Goals
     from taskuq.decide.kinds import PolicyPlan
     from taskuq.decide.simulation import Simulation
 
@@ -28,7 +36,8 @@ class Promise:
 
     Arguments:
         alpha: The error rate.
-        max_width: Stop when the interval is this narrow.
+        max_width: Stop when the interval is this narrow; for several tasks one number for all, or
+            one for each, e.g. lesion=0.1,area=20.
         at_least: Stop when a lower bound exceeds this level.
         at_most: Stop when an upper bound is below this level.
         unit: case, group (a random case of a new group) or whole-group (one decision for all).
@@ -39,9 +48,9 @@ class Promise:
     """
 
     alpha: float = 0.05
-    max_width: float | None = None
-    at_least: Annotated[float | None, Parameter(allow_leading_hyphen=True)] = None
-    at_most: Annotated[float | None, Parameter(allow_leading_hyphen=True)] = None
+    max_width: str | None = None
+    at_least: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
+    at_most: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
     unit: Literal["case", "group", "whole-group"] | None = None
     cases: str = "random"
     delta: float | None = None
@@ -50,7 +59,13 @@ class Promise:
 
     def asked(self) -> dict[str, Any]:
         """Return it as the functions take it."""
-        return {**vars(self), "cases": share(self.cases)}
+        return {**vars(self), **self.goals, "cases": share(self.cases)}
+
+    @property
+    def goals(self) -> dict[str, Any]:
+        """Widths and levels, of all tasks or of each."""
+        names = ("max_width", "at_least", "at_most")
+        return {name: by_task(getattr(self, name), name.replace("_", "-")) for name in names}
 
 
 ASKED = Promise()
@@ -84,7 +99,7 @@ def plan(
         promise: What is asked of the policy, and for whom.
         range: The task's range, low,high, where the table does not declare it.
         samples: Use the first so many posterior samples.
-        task: One task of a table of several; without it all have to be satisfied.
+        task: One task of a table of several, or some; without it all have to be satisfied.
         output: Where to write the policy.
     """
     from taskuq.decide.planning import plan as plan_policy
@@ -155,7 +170,7 @@ def simulate(
         samples: Numbers of posterior samples, separated by commas; all by default.
         trials: The number of random splits.
         range: The task's range, low,high, where the table does not declare it.
-        task: One task of a table of several; without it all have to be satisfied.
+        task: One task of a table of several, or some; without it all have to be satisfied.
         tunings: Tuning folds to average over, for policies that learn from targets.
         seed: The seed of the splits.
         json: Write the record to this file, or to stdout for '-'.
@@ -163,12 +178,12 @@ def simulate(
     """
     import numpy as np
 
-    from taskuq.decide.goal import make_goal
+    from taskuq.decide.goal import make_goals
     from taskuq.decide.records import CHOOSING, simulation_record
     from taskuq.decide.simulation import simulate as replay
 
     loaded = load_table(table, range, task)
-    goal = make_goal(promise.max_width, promise.at_least, promise.at_most, promise.side)
+    goal = make_goals(**promise.goals, side=promise.side, names=loaded.task_names)
     asked = {"score": score, "statistic": statistic, "budget": budget}
     plans = _plans(words(policy), asked, promise, goal)
     found = [
@@ -195,7 +210,7 @@ def simulate(
 
 
 def _plans(
-    policies: tuple[str, ...], asked: dict[str, str], promise: Promise, goal: Goal
+    policies: tuple[str, ...], asked: dict[str, str], promise: Promise, goal: Goal | Goals
 ) -> list[PolicyPlan]:
     """Every policy with every choice of the options that tell plans of its kind apart.
 

@@ -73,10 +73,8 @@ def output_fault(policy: Policy, outputs: FloatArray, *, round: int) -> str | No
         )
     if not np.isfinite(outputs).all():
         return f"the outputs of round {round} are not all finite"
-    low, high = policy.task_range or (-np.inf, np.inf)
-    if outputs.min() < low or outputs.max() > high:
-        return f"outputs of round {round} lie outside the task's range [{low:g}, {high:g}]"
-    return None
+    outside = _outside(policy, outputs)
+    return outside and f"outputs of round {round} lie outside the {outside}"
 
 
 def require_value(policy: Policy, outputs: FloatArray) -> None:
@@ -86,17 +84,28 @@ def require_value(policy: Policy, outputs: FloatArray) -> None:
         policy: The policy, which knows the range of its task.
         outputs: What recovery and task gave, (sample,) or (sample, task).
     """
-    low, high = policy.task_range or (-np.inf, np.inf)
     if len(outputs) != 1:
         raise InputError(
             f"recovery and task gave {len(outputs)} values where everything is measured; the "
             "target is one value"
         )
-    if not np.isfinite(outputs).all() or outputs.min() < low or outputs.max() > high:
+    outside = _outside(policy, outputs)
+    if not np.isfinite(outputs).all() or outside:
         raise InputError(
-            f"the value of the fully measured scan is {outputs[0]}, outside the task's range "
-            f"[{low:g}, {high:g}]; look at the recovery and the task"
+            f"the value of the fully measured scan is {outputs[0]}, outside the "
+            f"{outside or 'finite numbers'}; look at the recovery and the task"
         )
+
+
+def _outside(policy: Policy, outputs: FloatArray) -> str | None:
+    """Name the first task's range that values (value,) or (value, task) leave, if any."""
+    values = outputs.reshape(len(outputs), -1)
+    for t, range_ in enumerate(policy.task_ranges):
+        low, high = range_ or (-np.inf, np.inf)
+        if values[:, t].min() < low or values[:, t].max() > high:
+            whose = "task's" if len(policy.task_names) == 1 else f"{policy.task_names[t]}'s"
+            return f"{whose} range [{low:g}, {high:g}]"
+    return None
 
 
 def arrays_of(piece: Any) -> dict[str, np.ndarray] | None:

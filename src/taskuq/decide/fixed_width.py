@@ -14,8 +14,8 @@ from taskuq.calibration.rank import conformal_quantile, exact_level
 from taskuq.calibration.scores import score_to_dict
 from taskuq.calibration.scores.learned import Learned
 from taskuq.calibration.scores.mlwr import MLWR
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyKind, PolicyPlan
+from taskuq.decide.goal import Goal, Goals
+from taskuq.decide.kinds import PolicyKind, PolicyPlan, TaskPlan
 from taskuq.decide.rules import Examination, Examined, Record, Rule, Rules, examine, opening
 from taskuq.decide.stopping import Calibrator, stopped_promise, stopping_score
 from taskuq.errors import InputError
@@ -136,11 +136,11 @@ class FixedWidth(PolicyKind):
     stops_whole_groups: ClassVar[bool] = True
     promises_early: ClassVar[bool] = True
 
-    def base(self, plan: PolicyPlan) -> Score:
+    def base(self, plan: TaskPlan) -> Score:
         """Return the score behind the risk statistic."""
         return STATISTICS[plan.statistic](plan.goal.side)
 
-    def rule(self, plan: PolicyPlan, score: Score, range_: TaskRange, acceleration: float) -> Rule:
+    def rule(self, plan: TaskPlan, score: Score, range_: TaskRange, acceleration: float) -> Rule:
         """Return a rule that is the more tolerant the later the round."""
         weight = float(acceleration**plan.lateness) if np.isfinite(acceleration) else 1.0
         return WindowRule(score, plan.goal, range_, weight)
@@ -157,7 +157,7 @@ class FixedWidth(PolicyKind):
         """Return the threshold at which stopped reports keep the promise."""
         return calibrator.stopping(seen)
 
-    def sentence(self, goal: Goal, promise: str) -> str:
+    def sentence(self, goal: Goal | Goals, promise: str) -> str:
         """Say what is promised at the stop."""
         return stopped_promise(goal, promise)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from taskuq.calibration.link import TAIL, Link
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
 from taskuq.protocols import Family
+from taskuq.ranges import each_task
 
 BISECTIONS = 60
 
@@ -160,15 +162,99 @@ class Goal:
         above = np.where(upper >= high, np.inf, link(np.where(upper >= high, 0.0, upper)) - center)
         return Interval(lower, upper), np.minimum(below, above)
 
+    def of(self, task: int) -> Goal:
+        """Return the goal of a task: the same for all."""
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """Return a description that JSON can hold."""
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Goals:
+    """A goal for each of several tasks, all of which have to be achieved.
+
+    Arguments:
+        names: The tasks.
+        each: The goal of each.
+
+    Example:
+        >>> goals = Goals(("lesion", "area"), (Goal(max_width=0.1), Goal(max_width=20)))
+        >>> goals.sentence
+        'lesion: the interval is at most 0.1 wide; area: the interval is at most 20 wide'
+    """
+
+    names: tuple[str, ...]
+    each: tuple[Goal, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The goals in words."""
+        pairs = zip(self.names, self.each, strict=True)
+        return "; ".join(f"{name}: {goal.sentence}" for name, goal in pairs)
+
+    def of(self, task: int) -> Goal:
+        """Return the goal of a task."""
+        return self.each[task]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description that JSON can hold."""
+        tasks = [
+            {"task": name, **goal.to_dict()}
+            for name, goal in zip(self.names, self.each, strict=True)
+        ]
+        return {"max_width": None, "level": None, "side": "two", "tasks": tasks}
+
+
+def goal_from_dict(record: Mapping[str, Any]) -> Goal | Goals:
+    """Read a goal, or those of several tasks, back from its description."""
+    if "tasks" not in record:
+        return Goal(**record)
+    each = [dict(one) for one in record["tasks"]]
+    names = tuple(str(one.pop("task")) for one in each)
+    return Goals(names, tuple(Goal(**one) for one in each))
+
+
+def make_goals(
+    max_width: Any, at_least: Any, at_most: Any, side: Any, names: Sequence[str]
+) -> Goal | Goals:
+    """Return the goal that was asked for: one for all tasks, or one for each.
+
+    Arguments:
+        max_width: A width for all tasks, or one for each, in order or by name.
+        at_least: A level for a lower bound, likewise.
+        at_most: A level for an upper bound, likewise.
+        side: The side of the bounds, likewise.
+        names: The names of the tasks.
+
+    Example:
+        >>> make_goals({"lesion": 0.1, "area": 20}, None, None, None, ("lesion", "area")).of(1)
+        Goal(max_width=20.0, level=None, side='two')
+    """
+    asked = {"max_width": max_width, "at_least": at_least, "at_most": at_most}
+    columns = [each_task(v, names, name, partial(_number, name)) for name, v in asked.items()]
+    sides = each_task(side, names, "side", lambda one: one)
+    goals = []
+    for name, *said in zip(names, *columns, sides, strict=True):
+        try:
+            goals.append(make_goal(*said))
+        except InputError as error:
+            raise InputError(str(error) if len(names) == 1 else f"task {name}: {error}") from None
+    return goals[0] if len(set(goals)) == 1 else Goals(tuple(names), tuple(goals))
+
+
+def _number(name: str, value: Any) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must be a number for each task, got {value!r:.60}") from None
+
+
 def make_goal(
     max_width: float | None, at_least: float | None, at_most: float | None, side: Side | None
 ) -> Goal:
-    """Return the goal that was asked for."""
+    """Return the goal that was asked for of one task."""
     if at_least is not None and at_most is not None:
         raise InputError("choose at_least or at_most, not both")
     if at_least is not None:

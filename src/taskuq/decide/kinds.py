@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from taskuq.calibration.rank import exact_level
 from taskuq.calibration.scores import resolve_score
 from taskuq.decide.early import EARLY_TUNING_SHARE, SetAside, boldest_certified, ladder
-from taskuq.decide.goal import Goal
+from taskuq.decide.goal import Goal, Goals
 from taskuq.decide.rules import Examination, FamilyRule, Rule, Rules
 from taskuq.decide.stopping import Calibrator
 from taskuq.errors import InputError
@@ -30,7 +30,7 @@ class PolicyPlan:
     Arguments:
         kind: A name in :data:`POLICIES`: 'fixed-width', 'adaptive', 'anytime', 'paper' or yours.
         alpha: The error rate.
-        goal: What the report has to achieve.
+        goal: What the report has to achieve, of all tasks or of each.
         score: For 'adaptive', 'anytime' and 'paper': the score of the nested intervals.
         statistic: For 'fixed-width': 'spread' or 'learned'.
         budget: For 'fixed-width': the share of the error rate spent on stopping early; the rest
@@ -42,7 +42,7 @@ class PolicyPlan:
 
     kind: str
     alpha: float
-    goal: Goal
+    goal: Goal | Goals
     score: str | Score = "mlwr"
     statistic: Statistic = "spread"
     budget: float = 1.0
@@ -73,8 +73,12 @@ class PolicyPlan:
 
     @property
     def base(self) -> Score:
-        """The score behind the rules, before any tuning."""
-        return self.policy.base(self)
+        """The score behind the rules of the first task, before any tuning."""
+        return self.policy.base(self.of(0))
+
+    def of(self, task: int) -> TaskPlan:
+        """Return what is planned for one task."""
+        return TaskPlan(**vars(replace(self, goal=self.goal.of(task))))
 
     @property
     def tuning_share(self) -> float:
@@ -103,6 +107,13 @@ class PolicyPlan:
         return np.broadcast_to(found, (len(seen.score), *found.shape[1:]))
 
 
+@dataclass(frozen=True)
+class TaskPlan(PolicyPlan):
+    """What policy to plan for one task: a plan with one goal."""
+
+    goal: Goal
+
+
 class PolicyKind(ABC):
     """One kind of policy: what it looks at, how it is calibrated, and what it promises.
 
@@ -124,12 +135,12 @@ class PolicyKind(ABC):
     promises_early: ClassVar[bool] = False
 
     @abstractmethod
-    def base(self, plan: PolicyPlan) -> Score:
-        """Return the score behind the rules, before any tuning."""
+    def base(self, plan: TaskPlan) -> Score:
+        """Return the score behind the rules of a task, before any tuning."""
 
     @abstractmethod
-    def rule(self, plan: PolicyPlan, score: Score, range_: TaskRange, acceleration: float) -> Rule:
-        """Return the rule of a round, given its tuned score."""
+    def rule(self, plan: TaskPlan, score: Score, range_: TaskRange, acceleration: float) -> Rule:
+        """Return the rule of a task in a round, given its tuned score."""
 
     @abstractmethod
     def tuning_share(self, plan: PolicyPlan) -> float:
@@ -151,7 +162,7 @@ class PolicyKind(ABC):
         """Return one calibrated threshold for all rounds, or one for each; along the first axis."""
 
     @abstractmethod
-    def sentence(self, goal: Goal, promise: str) -> str:
+    def sentence(self, goal: Goal | Goals, promise: str) -> str:
         """Say what is promised about the report at the stop.
 
         Arguments:
@@ -169,11 +180,11 @@ class NestedPolicy(PolicyKind):
     options: ClassVar[tuple[str, ...]] = ("score",)
     rules: ClassVar[type[Rule]] = FamilyRule
 
-    def base(self, plan: PolicyPlan) -> Score:
+    def base(self, plan: TaskPlan) -> Score:
         """Return the score of the nested intervals."""
         return resolve_score(plan.score, plan.alpha, plan.goal.side)
 
-    def rule(self, plan: PolicyPlan, score: Score, range_: TaskRange, acceleration: float) -> Rule:
+    def rule(self, plan: TaskPlan, score: Score, range_: TaskRange, acceleration: float) -> Rule:
         """Return the same rule in every round."""
         return FamilyRule(score, plan.goal, range_)
 

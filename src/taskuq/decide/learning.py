@@ -125,12 +125,13 @@ def tuned_rules(
     group: np.ndarray | None,
 ) -> Rules:
     """Return the rules, tuned on outputs (round, case, sample, task) and targets of some cases."""
-    policy, range_ = spec.policy, table.task_range
+    policy = spec.policy
 
     def rule(k: int, task: int) -> Rule:
+        plan, range_ = spec.of(task), table.task_ranges[task]
         x, z = outputs[: k + 1, ..., task], targets[k, :, task]
-        score = tuned_score(spec.base, x, z, range_, group)
-        return policy.rule(spec, score, range_, table.accelerations[k])
+        score = tuned_score(policy.base(plan), x, z, range_, group)
+        return policy.rule(plan, score, range_, table.accelerations[k])
 
     rounds, tasks = outputs.shape[0], outputs.shape[3]
     rules = tuple(tuple(rule(k, task) for task in range(tasks)) for k in range(rounds))
@@ -167,7 +168,8 @@ class SteadyRules:
         """
         learnt = [[part.learner.learn(kept, index) for part in parts] for parts in self.parts]
         rules = tuple(
-            tuple(self._rule(k, one.score) for one in of_round) for k, of_round in enumerate(learnt)
+            tuple(self._rule(k, task, one.score) for task, one in enumerate(of_round))
+            for k, of_round in enumerate(learnt)
         )
         return rules, self._between([[one[1:] for one in row] for row in learnt], kept)
 
@@ -216,9 +218,9 @@ class SteadyRules:
             worst.append(np.max([score for _, score in found], axis=0))
         return np.stack(largest), np.stack(worst)
 
-    def _rule(self, k: int, score: Score) -> Rule:
-        spec, table = self.spec, self.table
-        return spec.policy.rule(spec, score, table.task_range, table.accelerations[k])
+    def _rule(self, k: int, task: int, score: Score) -> Rule:
+        plan, table = self.spec.of(task), self.table
+        return plan.policy.rule(plan, score, table.task_ranges[task], table.accelerations[k])
 
 
 # The two ends of what scores can be, ends[round][task].
@@ -265,17 +267,20 @@ def steady_rules(spec: PolicyPlan, table: TaskOutputs, delta: float | None) -> S
         table: The table.
         delta: For a promise given the calibration set, which needs rules fixed before.
     """
-    score, policy = spec.base, spec.policy
-    if policy.tuning_share(spec) or not policy.rules.scaling or not is_steady(score, delta):
+    policy = spec.policy
+    if policy.tuning_share(spec) or not policy.rules.scaling or not is_steady(spec.base, delta):
         return None
     x, z = round_arrays(table)
 
     def part(k: int, task: int) -> SteadyPart:
+        plan, range_ = spec.of(task), table.task_ranges[task]
+        score = policy.base(plan)
+        assert is_steady(score, delta), "as the score of the first task is"
         read = score.read(x[k, ..., task])
-        learner = score.learner(read, table.task_range)
+        learner = score.learner(read, range_)
         # Any calibration cases tell where windows are; only scales are learnt from them.
         some = learner.learn(np.ones(table.cases, dtype=bool), np.arange(table.cases)).score
-        rule = policy.rule(spec, some, table.task_range, table.accelerations[k])
+        rule = policy.rule(plan, some, range_, table.accelerations[k])
         family = replace(some.grown(read), scale=np.ones(table.cases))  # type: ignore[type-var]  # an anchored one
         base = rule.examined(family, table.cases)
         return SteadyPart(learner, read, base, base.score(z[k, :, task]))

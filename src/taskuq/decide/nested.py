@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-from taskuq.decide.goal import Goal
+from taskuq.decide.goal import Goal, Goals
 from taskuq.decide.kinds import NestedPolicy
 from taskuq.decide.rules import Examination
 from taskuq.decide.stopping import Calibrator, stopped_promise
@@ -23,7 +23,7 @@ class Adaptive(NestedPolicy):
         """Return the threshold at which stopped reports keep the promise."""
         return calibrator.stopping(seen)
 
-    def sentence(self, goal: Goal, promise: str) -> str:
+    def sentence(self, goal: Goal | Goals, promise: str) -> str:
         """Say what is promised at the stop."""
         return stopped_promise(goal, promise)
 
@@ -43,7 +43,7 @@ class Anytime(NestedPolicy):
         """Return the quantile of the largest scores."""
         return calibrator.quantiles(seen.score.max(axis=0)[None])
 
-    def sentence(self, goal: Goal, promise: str) -> str:
+    def sentence(self, goal: Goal | Goals, promise: str) -> str:
         """Say what is promised in every round."""
         what = promise.removeprefix("Guaranteed: ")
         return f"Guaranteed at every round at once, whatever makes you stop: {what}"
@@ -60,7 +60,7 @@ class Paper(NestedPolicy):
         """Return the quantile of each round's scores."""
         return calibrator.quantiles(seen.score)
 
-    def sentence(self, goal: Goal, promise: str) -> str:
+    def sentence(self, goal: Goal | Goals, promise: str) -> str:
         """Say that nothing is promised at the stop."""
         return (
             "Measured, not guaranteed: each round by itself keeps its error rate, but the "

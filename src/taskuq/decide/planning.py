@@ -8,13 +8,12 @@ from typing import Any, final
 
 import numpy as np
 
-from taskuq.calibration.family import Side
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.units import PolicyUnitName, Unit, as_unit, unit_index
 from taskuq.decide.certificate import make_certificate
 from taskuq.decide.choosing import Named
 from taskuq.decide.choosing import choose as choose_policy
-from taskuq.decide.goal import make_goal
+from taskuq.decide.goal import make_goals
 from taskuq.decide.kinds import Given, PolicyPlan, Statistic
 from taskuq.decide.learning import learn, round_arrays
 from taskuq.decide.outlook import outlook, with_shortage
@@ -23,17 +22,17 @@ from taskuq.decide.rules import Examination
 from taskuq.decide.stopping import Calibrator, Losses, search_allowed, smallest_certified
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray
-from taskuq.outputs import TaskOutputs
+from taskuq.outputs import TaskOutputs, as_table
 from taskuq.protocols import Score
 
 
 def plan(
-    table: TaskOutputs,
+    table: Any,
     *,
     alpha: float,
-    max_width: float | None = None,
-    at_least: float | None = None,
-    at_most: float | None = None,
+    max_width: Any = None,
+    at_least: Any = None,
+    at_most: Any = None,
     policy: str = "fixed-width",
     score: str | Score = "mlwr",
     statistic: Statistic = "spread",
@@ -43,10 +42,12 @@ def plan(
     cases: float | str = "random",
     delta: float | None = None,
     given: Given | None = None,
-    side: Side | None = None,
+    side: Any = None,
     choose: Sequence[Named] | None = None,
     certainty: float = 0.1,
+    task: str | Sequence[str] | None = None,
     rng: np.random.Generator | None = None,
+    **described: Any,
 ) -> Policy:
     r"""Plan when to stop scanning, with a guarantee for the interval reported at the stop.
 
@@ -63,9 +64,11 @@ def plan(
     .. math:: \mathbb P\{z \in \mathcal C_T \text{ and the goal is achieved}\} \ge 1 - \alpha
 
     Arguments:
-        table: Task outputs of all rounds.
+        table: Task outputs of all rounds; or (outputs, targets) as arrays, with the accelerations
+            and what else describes a table (:class:`~taskuq.TaskOutputs`) by name.
         alpha: The error rate.
-        max_width: Stop when the interval is this narrow.
+        max_width: Stop when the interval is this narrow. This, the levels and the side are one
+            for all tasks, or one for each, in order or by the tasks' names.
         at_least: Stop when a lower bound exceeds this level.
         at_most: Stop when an upper bound is below this level.
         policy: The kind of policy, one of these or your own.
@@ -84,7 +87,9 @@ def plan(
             with the largest average acceleration on three tenths of the units is planned on the
             others, and keeps its promise. What is not said in a name is as said here.
         certainty: The error rate of the certificate for the average acceleration.
+        task: Which of several tasks have to be satisfied; all of them where None.
         rng: Picks tuning cases at random; without it they are taken at even steps.
+        described: With arrays: ``accelerations``, ``group``, ``task_range`` and so on.
 
     Example:
         >>> from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
@@ -94,7 +99,9 @@ def plan(
         >>> round(float(decision.interval.width), 6)
         0.2
     """
-    goal = make_goal(max_width, at_least, at_most, side)
+    table = as_table(table, described, "plan")
+    table = table if task is None else table.select(task=task)
+    goal = make_goals(max_width, at_least, at_most, side, table.task_names)
     spec = PolicyPlan(policy, alpha, goal, score, statistic, budget, lateness, given)
     if not table.has_targets:
         raise InputError("the table has no targets, so no policy can be planned on it")
@@ -155,8 +162,9 @@ def planned(
         samples=table.samples,
         whole_group=whom.stops_together,
         smallest_group=int(np.bincount(kept).min()) if whom.stops_together else None,
-        task_range=table.task_range,
+        task_ranges=table.task_ranges,
         task_names=table.task_names,
+        round_names=table.round_names,
         certificate={
             **make_certificate(
                 learnt.shown, thresholds, calibrator, table.accelerations, certainty, learnt.within

@@ -12,8 +12,8 @@ import numpy as np
 
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.scores import score_from_dict, score_name
-from taskuq.checks import as_numbers, as_range, require_in_range
-from taskuq.decide.goal import Goal
+from taskuq.checks import as_numbers
+from taskuq.decide.goal import Goal, Goals, goal_from_dict
 from taskuq.decide.kinds import POLICIES
 from taskuq.decide.rules import Record, Rule, Rules, group_allowance, joint_report
 from taskuq.errors import InputError
@@ -21,12 +21,13 @@ from taskuq.files import (
     complete,
     number_from_json,
     number_to_json,
-    range_to_json,
     read_json,
     write_json,
 )
 from taskuq.interval import FloatArray, Interval, TaskRange
 from taskuq.protocols import Score
+from taskuq.ranges import ranges_from_json, ranges_to_json, require_in_ranges
+from taskuq.words import round_label
 
 SCHEMA = "taskuq.policy/1"
 
@@ -42,6 +43,7 @@ class Decision:
         round: The round, counted from 0.
         acceleration: Its acceleration; 1 when everything is measured.
         reason: Why, in a sentence.
+        task_names: One per task.
     """
 
     stop: bool
@@ -50,6 +52,21 @@ class Decision:
     round: int
     acceleration: float
     reason: str
+    task_names: tuple[str, ...] = ("task",)
+
+    @property
+    def by_task(self) -> dict[str, Interval]:
+        """The interval of each task, by its name."""
+        ends, names = (self.interval.lower, self.interval.upper), self.task_names
+        if len(names) == 1:
+            return {names[0]: self.interval}
+        return {name: Interval(*(end[..., t] for end in ends)) for t, name in enumerate(names)}
+
+    def __repr__(self) -> str:
+        if np.ndim(self.stops):
+            return self.reason
+        said = [f"{name} {interval}" for name, interval in self.by_task.items()]
+        return f"{self.reason}; {', '.join(said)}"
 
 
 @dataclass(frozen=True)
@@ -58,7 +75,7 @@ class Policy:
 
     Arguments:
         kind: A name in :data:`~taskuq.decide.kinds.POLICIES`.
-        goal: What the report has to achieve.
+        goal: What the report has to achieve, of all tasks or of each.
         accelerations: Of the rounds, decreasing; everything measured is implied at the end.
         rules: How each task is examined in each round, rules[round][task].
         thresholds: One per round; the same for all but the paper's policy.
@@ -66,8 +83,9 @@ class Policy:
         samples: The number of posterior samples per case and round.
         whole_group: Whether all cases of a group are stopped together.
         smallest_group: The fewest cases of a calibration group, where whole groups are stopped.
-        task_range: The declared range, if any.
+        task_ranges: The declared range of each task, if any.
         task_names: One per task.
+        round_names: What rounds are called, where they have names.
         certificate: The average acceleration measured at calibration, and certified, and what is
             drawn at random in that average.
         provenance: What else is known of the calibration.
@@ -75,7 +93,7 @@ class Policy:
     """
 
     kind: str
-    goal: Goal
+    goal: Goal | Goals
     accelerations: tuple[float, ...]
     rules: Rules
     thresholds: tuple[float, ...]
@@ -83,8 +101,9 @@ class Policy:
     samples: int
     whole_group: bool = False
     smallest_group: int | None = None
-    task_range: TaskRange = None
+    task_ranges: tuple[TaskRange, ...] = (None,)
     task_names: tuple[str, ...] = ("task",)
+    round_names: tuple[str, ...] | None = None
     certificate: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     outlook: str | None = None
@@ -93,6 +112,8 @@ class Policy:
         POLICIES[self.kind]
         rounds, tasks = len(self.accelerations), len(self.task_names)
         rules = [len(of_round) for of_round in self.rules]
+        if len(self.task_ranges) != tasks or len(self.round_names or self.thresholds) != rounds:
+            raise InputError(f"a policy needs a range for each of {tasks} tasks; plan again")
         if rules != [tasks] * rounds or len(self.thresholds) != rounds or not rounds * tasks:
             raise InputError(
                 f"a policy of {rounds} rounds and {tasks} tasks needs as many thresholds and rules,"
@@ -159,6 +180,7 @@ class Policy:
             round=int(round),
             acceleration=self.accelerations[round],
             reason=self._reason(int(round), stops, interval, agreeing),
+            task_names=self.task_names,
         )
 
     def _agree_for_once(self, outputs: FloatArray) -> np.ndarray:
@@ -180,7 +202,7 @@ class Policy:
         if value is None:
             raise InputError("at the fully measured round the target is known; pass it as value=")
         z = as_numbers(value, "value", ndim=(0, 1, 2)).astype(float)
-        require_in_range(np.atleast_1d(z), self.task_range, "the value")
+        require_in_ranges(z, self.task_ranges, "the value")
         return Decision(
             stop=True,
             stops=np.ones(z.shape, dtype=bool),
@@ -188,6 +210,7 @@ class Policy:
             round=len(self.accelerations),
             acceleration=1.0,
             reason="stop: everything is measured, so the target is known",
+            task_names=self.task_names,
         )
 
     def _check(self, round: int, outputs: Any) -> tuple[FloatArray, bool]:
@@ -219,14 +242,13 @@ class Policy:
             )
         if x.shape[1] == 0:
             raise InputError("outputs hold no case, so there is nothing to decide; give one")
-        require_in_range(x, self.task_range, "outputs")
+        require_in_ranges(x, self.task_ranges, "outputs")
         return x, single
 
     def _reason(
         self, round: int, stops: np.ndarray, interval: Interval, agreeing: np.ndarray
     ) -> str:
-        R = self.accelerations[round]
-        at = f"at R = {R:g}" if np.isfinite(R) else "after this round"
+        at = self.at(round)
         if agreeing.any() and (len(stops) == 1 or self.whole_group):
             return f"continue {at}: all samples of a round are identical, as in no calibration case"
         if self._is_part(len(stops)):
@@ -237,13 +259,21 @@ class Policy:
             word = "stop" if stops.all() else "continue"
             return f"{word}: {int(stops.sum())} of {len(stops)} cases may stop {at}"
         if stops.all():
-            width = float(np.max(interval.width))
-            return f"stop {at}: {self.goal.sentence} (width {width:.4g}), at alpha {self.alpha:g}"
+            width = np.max(interval.width.reshape(-1, len(self.task_names)), axis=0)
+            said = f"width {', '.join(f'{w:.4g}' for w in width)}"
+            return f"stop {at}: {self.goal.sentence} ({said}), at alpha {self.alpha:g}"
         if np.isposinf(self.thresholds[round]):
             return f"continue {at}: {self.guarantee.shortage}"
         return f"continue {at}: not yet certain enough that {self.goal.sentence}"
 
-    def __str__(self) -> str:
+    def at(self, round: int) -> str:
+        """Say at which round, by its name or its acceleration."""
+        R, names = self.accelerations[round], self.round_names
+        if names is None and not np.isfinite(R):
+            return "after this round"
+        return f"at {round_label(R, None if names is None else names[round])}"
+
+    def __repr__(self) -> str:
         score = score_name(self.rules[0][0].score)
         said = f"{self.kind} ({score}) at alpha {self.alpha:g}. {self.sentence}"
         said += f" But {self.guarantee.shortage}." if self.guarantee.shortage else ""
@@ -265,8 +295,9 @@ class Policy:
             "samples": self.samples,
             "whole_group": self.whole_group,
             "smallest_group": self.smallest_group,
-            "task_range": range_to_json(self.task_range),
+            **ranges_to_json(self.task_ranges),
             "task_names": list(self.task_names),
+            "round_names": self.round_names and list(self.round_names),
             "certificate": dict(self.certificate),
             "provenance": dict(self.provenance),
             "outlook": self.outlook,
@@ -286,8 +317,9 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
     """
     record = read_json(path, SCHEMA, remedy="plan again")
     with complete(path, "policy", "plan again"):
-        goal = Goal(**record["goal"])
-        range_ = as_range(record["task_range"])
+        goal = goal_from_dict(record["goal"])
+        names, called = tuple(record["task_names"]), record.get("round_names")
+        ranges = ranges_from_json(record, names)
         kind = record["kind"]
         policy = Policy(
             kind=kind,
@@ -296,7 +328,10 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
                 float("nan") if R is None else float(R) for R in record["accelerations"]
             ),
             rules=tuple(
-                tuple(_read_rule(kind, rule, goal, range_, score) for rule in rules)
+                tuple(
+                    _read_rule(kind, rule, goal.of(t), range_, score)
+                    for t, (rule, range_) in enumerate(zip(rules, ranges, strict=True))
+                )
                 for rules in record["rules"]
             ),
             thresholds=tuple(number_from_json(t) for t in record["thresholds"]),
@@ -304,8 +339,9 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
             samples=int(record["samples"]),
             whole_group=bool(record["whole_group"]),
             smallest_group=record.get("smallest_group"),
-            task_range=range_,
-            task_names=tuple(record["task_names"]),
+            task_ranges=ranges,
+            task_names=names,
+            round_names=None if called is None else tuple(called),
             certificate=record["certificate"],
             provenance=record["provenance"],
             outlook=record.get("outlook"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from taskuq.decide.goal import Goal
+from taskuq.decide.goal import Goal, Goals
 from taskuq.decide.simulation import Simulation
-from taskuq.files import range_to_json
 from taskuq.outputs import TaskOutputs
+from taskuq.ranges import ranges_to_json
 
 CHOOSING = (
     "Choosing by this table and planning on the same cases spends the promise: the best of several "
@@ -19,7 +19,7 @@ CHOOSING = (
 
 def simulation_record(
     table: TaskOutputs,
-    goal: Goal,
+    goal: Goal | Goals,
     found: Sequence[tuple[int, Simulation]],
     inputs: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def simulation_record(
         "n_test": first.n_test,
         "inputs": {
             "table": repr(table),
-            "task_range": range_to_json(table.task_range),
+            **ranges_to_json(table.task_ranges),
             "provenance": dict(table.provenance),
             "missing_cases": list(table.missing),
             **inputs,

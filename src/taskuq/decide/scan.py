@@ -79,6 +79,12 @@ class Acquisition:
         """The reason of the last decision."""
         return self.rounds[-1].reason
 
+    def __repr__(self) -> str:
+        if not self.rounds:
+            return "a scan without a round yet"
+        lines = [f"round {one.round}: {_interval(one)}, {one.reason}" for one in self.rounds]
+        return "\n".join([*lines, *(f"fault: {fault}" for fault in self.faults)])
+
 
 @dataclass(frozen=True)
 class GroupAcquisition:
@@ -95,6 +101,12 @@ class GroupAcquisition:
         """Whether the policy has stopped every case."""
         return all(scan.is_finished for scan in self.cases.values())
 
+    def __repr__(self) -> str:
+        return "\n".join(
+            f"{name}: {_interval(scan.rounds[-1])}, {scan.reason}" if scan.rounds else f"{name}: -"
+            for name, scan in self.cases.items()
+        )
+
     @property
     def mean_acceleration(self) -> float:
         """The harmonic mean of the accelerations at which the cases are now."""
@@ -104,3 +116,7 @@ class GroupAcquisition:
     def interval(self) -> Interval:
         """The last interval of each case, (case,) or (case, task)."""
         return stacked([scan.interval for scan in self.cases.values()], axis=0)
+
+
+def _interval(record: RoundRecord) -> str:
+    return ", ".join(repr(Interval(record.lower, record.upper)).splitlines())

@@ -238,15 +238,16 @@ class Steps:
     def _undecided(self, k: int, case: str, fault: str, outputs: FloatArray | None) -> RoundRecord:
         """The record of a round that cannot be decided: measure more."""
         tasks = len(self.policy.task_names)
-        low, high = self.policy.task_range or (-np.inf, np.inf)
         R = self.policy.accelerations[k]
+        ends = np.array([range_ or (-np.inf, np.inf) for range_ in self.policy.task_ranges])
         decision = Decision(
             stop=False,
             stops=np.zeros((), dtype=bool),
-            interval=Interval(*(np.full(() if tasks == 1 else tasks, end) for end in (low, high))),
+            interval=Interval(*(ends[0] if tasks == 1 else ends.T)),
             round=k,
             acceleration=R,
-            reason=f"continue at R = {R:g}: {fault}",
+            reason=f"continue {self.policy.at(k)}: {fault}",
+            task_names=self.policy.task_names,
         )
         kept = np.empty(0) if outputs is None or not np.isfinite(outputs).all() else outputs
         return replace(_record(k, case, kept, decision), fault=fault)

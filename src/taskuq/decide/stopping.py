@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from taskuq.calibration.betting import Bets
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.units import Unit
-from taskuq.decide.goal import Goal
+from taskuq.decide.goal import Goal, Goals
 from taskuq.decide.rules import Examination
 from taskuq.interval import BoolArray, FloatArray
 
@@ -259,7 +259,7 @@ def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: Bets) -
     return float(thresholds[begins[first]]) if first < len(begins) else np.inf
 
 
-def stopped_promise(goal: Goal, promise: str) -> str:
+def stopped_promise(goal: Goal | Goals, promise: str) -> str:
     """Return what is promised about the report at the stop, as a kind's ``sentence`` says it."""
     what = promise.removeprefix("Guaranteed: ")
     stopped = f"Guaranteed for the report at the stop, where {goal.sentence}: {what}"

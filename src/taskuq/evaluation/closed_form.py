@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from taskuq.calibration.family import BoundSide, sides_asked
+from taskuq.calibration.given import given_cases
 from taskuq.calibration.rank import coverage_rank
 from taskuq.calibration.scores import resolve_score, score_name
 from taskuq.errors import InputError
@@ -21,7 +23,7 @@ from taskuq.protocols import Score
 
 def evaluate_exact(
     outputs: Any,
-    targets: Any,
+    targets: Any = None,
     *,
     alpha: float,
     score: str | Score = "mlwr",
@@ -30,6 +32,8 @@ def evaluate_exact(
     share: float = 0.7,
     tunings: int = 10,
     rng: np.random.Generator | None = None,
+    acceleration: float | str | None = None,
+    task: str | None = None,
 ) -> Evaluation:
     r"""Judge a score over all random splits by cases at once, exactly.
 
@@ -40,8 +44,9 @@ def evaluate_exact(
     contains its target (:func:`~taskuq.evaluation.ties.covered_from`).
 
     Arguments:
-        outputs: Task outputs (case, sample), or (round, case, sample) with the current round last.
-        targets: Targets (case,).
+        outputs: Task outputs (case, sample), (case,) for point estimates, or (round, case, sample)
+            with the current round last. Or a table, which brings targets and range.
+        targets: Targets (case,); left out with a table.
         alpha: The error rate.
         score: A score's name or object.
         side: 'two', 'upper' or 'lower'.
@@ -49,6 +54,8 @@ def evaluate_exact(
         share: The share of cases used for calibration.
         tunings: For a score that learns from targets: how many tuning folds to average over.
         rng: Draws the tuning folds; without it they are taken at even steps.
+        acceleration: Of a table with several rounds: which one, by acceleration or name.
+        task: Of a table with several tasks: which one.
 
     Example:
         >>> truth = rng.random(100)
@@ -57,8 +64,10 @@ def evaluate_exact(
         >>> abs(exact.coverage.mean - 64 / 71) < 1e-12  # rank 64 of 70 calibration cases
         True
     """
-    checked = check_cases(outputs, targets, task_range=task_range, share=share)
-    return evaluate_exact_score(checked, score, alpha=alpha, side=side, tunings=tunings, rng=rng)
+    given = given_cases(outputs, targets, acceleration, task, None, task_range)
+    checked = check_cases(given.outputs, given.targets, task_range=given.task_range, share=share)
+    result = evaluate_exact_score(checked, score, alpha=alpha, side=side, tunings=tunings, rng=rng)
+    return replace(result, acceleration=given.acceleration, task=given.task_name)
 
 
 def evaluate_exact_score(

@@ -18,6 +18,7 @@ from taskuq.evaluation.result import Evaluation, EvaluationRecord
 from taskuq.evaluation.strata import PAPER_SIZE_BINS
 from taskuq.outputs import TaskOutputs
 from taskuq.protocols import Score
+from taskuq.ranges import ranges_to_json
 
 # What of a comparison its record repeats.
 ASKED = ("alpha", "trials", "seed", "side", "cases", "delta")
@@ -135,7 +136,7 @@ def _round(table: TaskOutputs, k: int, comparison: Comparison) -> list[Evaluatio
 def _inputs(table: TaskOutputs, comparison: Comparison) -> dict[str, Any]:
     return {
         "table": repr(table),
-        "task_range": table.task_range,
+        **ranges_to_json(table.task_ranges),
         "provenance": dict(table.provenance),
         "missing_cases": list(table.missing),
         "scores": [s if isinstance(s, str) else type(s).__name__ for s in comparison.scores],

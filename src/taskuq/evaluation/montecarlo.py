@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from taskuq.calibration.family import BoundSide, sides_asked
+from taskuq.calibration.given import given_cases
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.scores import resolve_score, score_name
 from taskuq.calibration.summaries import compiled
@@ -41,7 +42,7 @@ from taskuq.protocols import Score
 
 def evaluate(
     outputs: Any,
-    targets: Any,
+    targets: Any = None,
     *,
     alpha: float,
     score: str | Score = "mlwr",
@@ -57,6 +58,8 @@ def evaluate(
     share: float = 0.7,
     size_bins: Sequence[float] | None = None,
     tunings: int = 10,
+    acceleration: float | str | None = None,
+    task: str | None = None,
 ) -> Evaluation:
     r"""Judge a score over random splits into calibration and test folds.
 
@@ -73,8 +76,9 @@ def evaluate(
     (:func:`~taskuq.evaluation.ties.covered_from`).
 
     Arguments:
-        outputs: Task outputs (case, sample), or (round, case, sample) with the current round last.
-        targets: Targets (case,).
+        outputs: Task outputs (case, sample), (case,) for point estimates, or (round, case, sample)
+            with the current round last. Or a table, which brings the rest.
+        targets: Targets (case,); left out with a table.
         alpha: The error rate.
         score: A score's name or object.
         trials: The number of splits.
@@ -90,6 +94,8 @@ def evaluate(
         size_bins: Edges of width ranges for size-stratified coverage, e.g. the paper's
             (0, 0.05, 0.1, 0.15, 0.2, inf).
         tunings: For a score that learns from targets: how many tuning folds to average over.
+        acceleration: Of a table with several rounds: which one, by acceleration or name.
+        task: Of a table with several tasks: which one.
 
     Example:
         >>> truth = rng.random(300)
@@ -98,14 +104,16 @@ def evaluate(
         >>> abs(result.coverage.mean - 0.9) < 0.02
         True
     """
+    given = given_cases(outputs, targets, acceleration, task, group, task_range)
     checked = check_cases(
-        outputs, targets, group=group, label=label, unit=unit, cases=cases, task_range=task_range,
-        share=share,
+        given.outputs, given.targets, group=given.group, unit=unit, cases=cases,
+        label=given.label if label is None else label, task_range=given.task_range, share=share,
     )  # fmt: skip
-    return evaluate_scores(
+    (result,) = evaluate_scores(
         checked, [score], alpha=alpha, trials=trials, rng=rng, delta=delta, side=side,
         size_bins=size_bins, tunings=tunings,
-    )[0]  # fmt: skip
+    )  # fmt: skip
+    return replace(result, acceleration=given.acceleration, task=given.task_name)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from taskuq.evaluation.exact import Histogram, Moments
 from taskuq.files import plain
+from taskuq.words import round_label
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,18 @@ class Evaluation:
         """Return everything as values that JSON can hold."""
         return dict(plain(asdict(self)))
 
+    def __repr__(self) -> str:
+        how = "all splits, exactly" if self.trials is None else f"{self.trials} random splits"
+        at = [self.task, None if self.acceleration is None else round_label(self.acceleration)]
+        named = ", ".join(text for text in (self.score, *at) if text)
+        rows = {"coverage": self.coverage, "width": self.width, "centre error": self.center_error}
+        return "\n".join([
+            f"{named}: {how} by {self.unit}, {self.n_calibration} to calibrate, {self.n_test} to "
+            f"test, alpha {self.alpha:g}",
+            *(f"  {name:13}{found.mean:8.4g}  sd {found.sd:.2g}" for name, found in rows.items()),
+            *([f"  no finite interval in {self.infinite:.3g} of the splits"] * (self.infinite > 0)),
+        ])  # fmt: skip
+
 
 @dataclass(frozen=True)
 class EvaluationRecord:
@@ -117,3 +130,6 @@ class EvaluationRecord:
             "inputs": plain(dict(self.inputs)),
             "results": [result.to_dict() for result in self.results],
         }
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self.results))

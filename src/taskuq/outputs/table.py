@@ -25,7 +25,8 @@ class TaskOutputs:
     """Task outputs of many cases over the rounds of a scan, with the targets they estimate.
 
     Arguments:
-        outputs: (round, case, sample) or (round, case, sample, task); (case, sample) is one round.
+        outputs: (round, case, sample) or (round, case, sample, task); (case, sample) is one round,
+            (case,) one round of point estimates.
         targets: (case,), or (case, task); with a leading round axis when they depend on the round.
             None where they are unknown, as for new cases.
         accelerations: Full cost over the cost of each round, whatever is being saved: lines,
@@ -77,7 +78,8 @@ class TaskOutputs:
         provenance: Mapping[str, Any] | None = None,
         missing: Iterable[str] = (),
     ) -> None:
-        x = as_numbers(outputs, "outputs", ndim=(2, 3, 4))
+        x = as_numbers(outputs, "outputs", ndim=(1, 2, 3, 4))
+        x = x[:, None] if x.ndim == 1 else x
         x = x[None] if x.ndim == 2 else x
         rounds, n = x.shape[:2]
         tasks = x.shape[3] if x.ndim == 4 else 1

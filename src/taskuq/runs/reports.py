@@ -14,7 +14,7 @@ import numpy as np
 from taskuq.calibration.bound import Bound, load_bound
 from taskuq.calibration.law import calibration_size
 from taskuq.calibration.scores import score_name
-from taskuq.decide.goal import Goal
+from taskuq.decide.goal import goal_from_dict
 from taskuq.decide.policy import Policy, load_policy
 from taskuq.errors import InputError, MachineError
 from taskuq.outputs import TaskOutputs
@@ -137,7 +137,7 @@ def _with_goal(found: StoredRecord) -> StoredRecord:
     if found.schema != SIMULATE:
         return found
     try:
-        until = Goal(**found.record["goal"]).sentence
+        until = goal_from_dict(found.record["goal"]).sentence
     except (InputError, KeyError, TypeError):
         return found
     return replace(found, record={**found.record, "until": until})
@@ -217,11 +217,9 @@ def _add_numbers(contents: Contents, policy: Policy | None) -> None:
         return
     run_unit = unit_said(folder.run.get("unit"))
     said = "group" if run_unit is None else run_unit.counted
-    ranges = [
-        folder.explorer.task_range,
-        None if policy is None else policy.task_range,
-        None if folder.table is None else folder.table.task_range,
-    ]
+    # Of several tasks, what is stored to look at says itself which range it has.
+    declared = [one.task_ranges for one in (policy, folder.table) if one is not None]
+    ranges = [folder.explorer.task_range, *(each[0] for each in declared if len(each) == 1)]
     try:
         contents.numbers = explorer_numbers(
             folder.explorer,
