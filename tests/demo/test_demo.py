@@ -13,6 +13,7 @@ from taskuq.decide import plan
 from taskuq.outputs import TaskOutputs
 from taskuq.report.explorer import load_explorer
 from taskuq.runs.demo import ALPHA, FIRST, MAX_WIDTH, SEED, DemoSettings, run_demo
+from taskuq.runs.reports import answer_lines
 from taskuq.runs.run import open_run, read_run
 from taskuq.runs.stored import stored_table
 
@@ -76,8 +77,8 @@ def test_everything_a_report_needs_is_there(folder):
     assert (folder / "report.html").stat().st_size > 100_000
     assert TaskOutputs.load(folder / "table.npz").samples == 32
     page = (folder / "report.html").read_text(encoding="utf-8")
-    results = page[page.index('id="results"') : page.index('id="explore"')]
-    leading = re.findall(r'href="#(experiment-[^"]+)"', results)
+    verdicts = page[page.index('class="verdicts"') : page.index('id="explore"')]
+    leading = re.findall(r'href="#(experiment-[^"]+)"', verdicts)
     assert len(leading) == len(list((folder / "records").glob("*.json")))
     assert all(page.count(f'id="{name}"') == 1 for name in leading)
     explorer = load_explorer(folder / "explorer.npz")
@@ -113,6 +114,32 @@ def test_samples_agree_with_the_scan_and_their_mean_and_spread(folder):
     assert (error < blind).all()
     assert (np.diff(error) < 0).all()  # more lines, smaller errors
     assert (np.diff(explorer.sd.mean((0, 2, 3))) < 0).all()
+
+
+def test_the_page_leads_with_the_answer_and_is_short(folder, open_page, keep):
+    page = open_page(folder / "report.html", width=1280, height=800)
+    text = page.locator("body").inner_text()
+    keep(page, "demo-first")
+    keep(page, "demo", full_page=True)
+
+    assert page.locator("[data-part=tiles] li").count() == 3
+    assert "Guaranteed" in page.locator(".first .promise").inner_text()
+    assert page.evaluate("document.documentElement.scrollHeight") <= 12 * 800
+    assert len(text.split()) <= 3500
+    assert not re.search(r"\bnan\b", text, re.IGNORECASE)
+    assert (folder / "report.html").stat().st_size <= 8_000_000
+
+
+def test_the_terminal_says_what_the_first_screen_says(folder, open_page):
+    lines = answer_lines(folder)
+    page = open_page(folder / "report.html")
+    first = " ".join(page.locator("#answer").inner_text().split())
+    values = [line.split("  ")[1].strip() for line in lines if line.startswith("  ")]
+
+    assert " ".join(lines[0].split()) in first
+    assert len(values) == 3
+    assert all(" ".join(value.split()) in first for value in values)
+    assert len(lines) <= 8
 
 
 def test_one_seed_gives_the_same_records(folder, tmp_path):

@@ -175,6 +175,7 @@ def test_every_state_says_what_it_means(open_page, run_dir, keep, name, fragment
 def test_hostile_names_are_shown_as_text(open_page, hostile_run, keep):
     page = open_page(hostile_run / "report.html")
     settled(page)
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     shown = page.locator("body").inner_text()
     options = page.locator("[data-part=group] option").all_inner_texts()
     keep(page, "hostile", full_page=True)

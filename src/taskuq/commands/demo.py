@@ -14,6 +14,7 @@ from taskuq.commands.terminal import say, show
 def demo(
     *,
     fast: bool = False,
+    verbose: bool = False,
     seed: Seed = 0,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/demo"),
 ) -> None:
@@ -25,12 +26,17 @@ def demo(
 
     Arguments:
         fast: Fewer slices and fewer random splits.
+        verbose: Tell every round of every scan, and what was found of every claim.
         seed: The seed of samples and splits.
         output: The folder for tables, records and the page.
     """
     from taskuq.runs.demo import DemoSettings, run_demo
+    from taskuq.runs.reports import answer_lines
 
     settings = DemoSettings.fast(seed) if fast else DemoSettings(seed=seed)
-    page = run_demo(settings, output, tell=say)
-    say("Open the page in a browser; its explorer shows every image and recomputes intervals.")
+    page = run_demo(settings, output, stage=say, tell=say if verbose else lambda line: None)
+    say("")
+    for line in answer_lines(output):
+        say(line)
+    say("\nOpen the page in a browser; its explorer shows every image and recomputes intervals.")
     show(str(page))

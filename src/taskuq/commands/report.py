@@ -14,9 +14,11 @@ def report(run_dir: Path, /, *, export: bool = False) -> None:
         run_dir: The folder of the run.
         export: Also write tables (CSV, JSON, LaTeX), figures (SVG, PNG, PDF) and intervals.csv.
     """
-    from taskuq.runs.reports import write_report
+    from taskuq.runs.reports import answer_lines, write_report
 
     page = write_report(run_dir)
+    for line in answer_lines(run_dir):
+        say(line)
     if export:
         from taskuq.runs.reports import export as write_exports
 

@@ -238,7 +238,7 @@ def _found(found: Draws, alpha: float) -> dict[str, str | None]:
             f"average accelerations are {said} (± one standard deviation between draws)",
             "" if judged == HELD else f"not so: {wrong}",
         ),
-        "number": f"R̄ {said.partition(' ±')[0]}" if len(found) == 1 else f"R̄ of {said}",
+        "number": "average R " + listing(f"{title(n)} {R[n][0]:.2f}" for n in found),
     }
 
 

@@ -85,12 +85,13 @@ class Account:
     @property
     def _but(self) -> str:
         """What did not hold, and what could not be judged."""
-        wrong = [
-            f"{by}: {listing(part for part, held in of.items() if not held)}"
-            for by, of in self.parts.items()
-            if not all(of.values())
-        ]
-        return "; ".join((f"not so {'; '.join(wrong)}",) * bool(wrong) + tuple(self.reasons))
+        wrong: dict[str, list[str]] = {}
+        for by, of in self.parts.items():
+            if not all(of.values()):
+                parts = listing(part for part, held in of.items() if not held)
+                wrong.setdefault(parts, []).append(by)
+        said = [f"{' and '.join(by)}: {parts}" for parts, by in wrong.items()]
+        return "; ".join([*(["not so " + "; ".join(said)] if said else []), *self.reasons])
 
     def _summary(self, note: str) -> list[dict[str, Any]]:
         if not self.compared:

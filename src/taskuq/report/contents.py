@@ -14,15 +14,26 @@ from taskuq.report.cases import CaseReport
 from taskuq.report.figure import Figure, figure_from_dict, figures_of
 from taskuq.report.folder import RunFolder, StoredRecord
 from taskuq.report.records import Record
+from taskuq.report.scan import OneScan
 from taskuq.report.tables import Table
 from taskuq.words import Words, as_words
 
 # Experiments in the order in which they tell their story; others follow as they are found.
-STORY = (
-    "live", "interval-length", "sample-count", "coverage-law", "conditional-coverage",
-    "multi-round", "paper-protocol", "recovery-quality", "classifier-quality", "masks",
-    "data-splits",
-)  # fmt: skip
+STORY = {
+    "live": "New patients, scanned now",
+    "multi-round": "Multi-round scans",
+    "interval-length": "Interval length against acceleration",
+    "sample-count": "Interval length against the number of posterior samples",
+    "coverage-law": "Empirical coverage and its exact law",
+    "conditional-coverage": "Coverage within classes and widths",
+    "paper-protocol": "The paper's multi-round protocol",
+    "recovery-quality": "Image quality of recoveries",
+    "classifier-quality": "The task network as a classifier",
+    "masks": "Sampling masks",
+    "data-splits": "Data splits",
+}
+# What lies before the statistics, and what only somebody looks for who wants to do it again.
+APPENDICES = ("recovery-quality", "classifier-quality", "masks", "data-splits")
 ACRONYMS = ("psnr", "ssim", "roc", "ar", "lwr", "cqr", "mlwr")
 TABLES: Mapping[str, Callable[[Record, str], Table]] = {
     records.EVALUATE: records.score_table,
@@ -44,6 +55,8 @@ class Experiment:
         settings: What decided the numbers.
         figures: Its figures.
         tables: Its tables.
+        verdict: One of :data:`~taskuq.report.records.VERDICTS`; None where nothing was judged.
+        number: The one number to remember.
     """
 
     name: str
@@ -53,6 +66,8 @@ class Experiment:
     settings: dict[str, Any]
     figures: tuple[Figure, ...]
     tables: tuple[Table, ...]
+    verdict: str | None = None
+    number: str | None = None
 
 
 class Promise(NamedTuple):
@@ -76,6 +91,7 @@ class Contents:
         is_by_group: Whether it is guaranteed for new groups, not for new cases.
         cases: The interval of each case of the table.
         numbers: What the explorer computes with, as values that JSON can hold.
+        scan: One scan that the policy stops.
         logged: Cases that failed, each with the reason that the table's log gives.
         evaluations: Evaluations by record name.
         simulations: What each policy of a simulation did, by record name.
@@ -94,6 +110,7 @@ class Contents:
     is_by_group: bool = False
     cases: list[CaseReport] = field(default_factory=list)
     numbers: dict[str, Any] | None = None
+    scan: OneScan | None = None
     logged: dict[str, str] = field(default_factory=dict)
     evaluations: dict[str, Record] = field(default_factory=dict)
     simulations: dict[str, list[Record]] = field(default_factory=dict)
@@ -183,8 +200,14 @@ def gather(folder: RunFolder) -> Contents:
     if folder.explorer is not None and folder.explorer.masks is not None:
         masks, rates = folder.explorer.masks, folder.explorer.accelerations
         contents.add({"schema": records.MASKS, "masks": masks, "accelerations": rates})
-    contents.experiments.sort(key=lambda e: STORY.index(e.name) if e.name in STORY else len(STORY))
+    story = list(STORY)
+    contents.experiments.sort(key=lambda e: story.index(e.name) if e.name in STORY else len(STORY))
     return contents
+
+
+def experiment_ids(contents: Contents) -> list[str]:
+    """Return what links to experiments are called."""
+    return [f"experiment-{k + 1}-{e.name}" for k, e in enumerate(contents.experiments)]
 
 
 def _add(contents: Contents, found: StoredRecord) -> None:
@@ -251,4 +274,6 @@ def _experiment(record: Record) -> Experiment:
             )
             for one in tables
         ),
+        record["verdict"] if record.get("verdict") in records.VERDICTS else None,
+        None if record.get("number") is None else str(record["number"]),
     )

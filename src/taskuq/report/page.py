@@ -13,11 +13,15 @@ from markupsafe import Markup
 
 import taskuq
 from taskuq.files import whole_file
+from taskuq.report.answer import UNPROMISED, answer_of
 from taskuq.report.cases import patient_table
-from taskuq.report.contents import Contents, slug, title_of
+from taskuq.report.contents import APPENDICES, Contents, experiment_ids, slug, title_of
 from taskuq.report.figure import Figure
+from taskuq.report.glossary import explained, glossary
 from taskuq.report.payload import explorer_payload
-from taskuq.report.sentences import facts, failure_tables, headline, key_table, limits, tiles
+from taskuq.report.records import SUMMARY
+from taskuq.report.scan import scan_picture
+from taskuq.report.sentences import card, facts, failure_tables, key_table, limits
 from taskuq.report.svg import figure_svg, swatch
 from taskuq.report.tables import Table, figure_table, shown
 from taskuq.words import Words
@@ -25,6 +29,8 @@ from taskuq.words import Words
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("statistics.js", "model.js", "explorer.js")
 MOST_ROWS = 400
+# A table with more rows than this scrolls by itself.
+TALL = 8
 
 
 def write_page(contents: Contents) -> Path:
@@ -44,6 +50,7 @@ def page_text(contents: Contents) -> str:
         loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    environment.filters["explained"] = explained
     return environment.get_template("report.html").render(**_context(contents))
 
 
@@ -65,6 +72,7 @@ def _grid(table: Table) -> dict[str, Any]:
             if k == 0 or any(isinstance(row[k], str) for row in table.rows[:50])
         ],
         "left_out": max(0, len(table.rows) - MOST_ROWS),
+        "tall": len(table.rows) > TALL,
     }
 
 
@@ -94,11 +102,13 @@ def _context(contents: Contents) -> dict[str, Any]:
         figures.append((heading, contents.readings[heading], plates))
     experiments = _experiments(contents, used)
     explorer, notes = _explorer(contents)
-    sections = [("guarantee", "Guarantee"), ("run", "What was run"), ("results", "Results")]
+    sections = [("answer", "The answer")]
     sections += [("explore", "Look for yourself")] if explorer else []
-    sections += [(str(e["id"]), str(e["title"])) for e in experiments]
-    sections += [("figures", "Figures"), ("patients", _by_group(contents.words)),
-                 ("failures", "Failures"), ("reproduce", "Reproduce")]  # fmt: skip
+    sections += [("results", "Results")]
+    sections += [("claims", "Claims, one by one")] if experiments else []
+    sections += [("guarantee", "Intended use and limits"), ("figures", "Figures"),
+                 ("patients", _by_group(contents.words)), ("failures", "Failures"),
+                 ("reproduce", "Reproduce"), ("glossary", "Glossary")]  # fmt: skip
     scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
     return {
         **_said(contents),
@@ -120,10 +130,15 @@ def _said(contents: Contents) -> dict[str, Any]:
     return {
         "title": str(run.get("title") or "A run without a title"),
         "eyebrow": "Intervals for what the task network would have said about the true image",
-        "summary": headline(contents),
-        "tiles": tiles(contents),
-        "promises": contents.promises,
+        "answer": answer_of(contents),
+        "unpromised": UNPROMISED,
+        "scan": None
+        if contents.scan is None
+        else scan_picture(contents.scan, contents.folder.explorer, contents.words),
+        "promises": contents.promises[1:],
+        "card": card(contents),
         "limits": limits(contents),
+        "glossary": glossary(),
         "facts": facts(contents),
         "networks": [
             {"name": str(n.get("name") or "without a name"),
@@ -177,19 +192,24 @@ def _failures(contents: Contents, notes: list[str]) -> dict[str, Any]:
 
 
 def _experiments(contents: Contents, used: set[str]) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": f"experiment-{k + 1}-{e.name}",
-            "title": e.title,
-            "claim": e.claim,
-            "finding": e.finding,
-            "short": e.finding.partition(":")[0].partition(". ")[0],
-            "figures": [_plate(f, used, title_of(f.name)) for f in e.figures],
-            "tables": [_grid(t) for t in e.tables],
-            "settings": [(str(k), _words(v)) for k, v in e.settings.items()],
-        }
-        for k, e in enumerate(contents.experiments)
-    ]
+    found = []
+    for identity, e in zip(experiment_ids(contents), contents.experiments, strict=True):
+        first = next((t for t in e.tables if t.name == SUMMARY), next(iter(e.tables), None))
+        found.append(
+            {
+                "id": identity,
+                "title": e.title,
+                "claim": e.claim,
+                "finding": e.finding,
+                "verdict": e.verdict or "measured",
+                "is_appendix": e.name in APPENDICES,
+                "figures": [_plate(f, used, title_of(f.name)) for f in e.figures],
+                "table": first and _grid(first),
+                "tables": [_grid(t) for t in e.tables if t is not first],
+                "settings": [(str(k), _words(v)) for k, v in e.settings.items()],
+            }
+        )
+    return found
 
 
 def _words(value: Any) -> str:

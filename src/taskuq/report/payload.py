@@ -108,6 +108,18 @@ def slice_pictures(explorer: Explorer, budget: int = BUDGET) -> Pictures:
     return Pictures(tiles, height, width, shrink, [t for t, _ in encoded], [r for _, r in encoded])
 
 
+def thumbnail(image: FloatArray, top: float, side: int = 96, quality: int = 70) -> str:
+    """Return a small picture as a page embeds it.
+
+    Arguments:
+        image: The image.
+        top: Which value is white.
+        side: About how large it should be.
+        quality: Of the JPEG.
+    """
+    return _encoded([_grey(image, top, max(1, min(image.shape) // side))], quality)
+
+
 def _length(encoded: list[tuple[str, list[str]]]) -> int:
     return sum(len(truth) + sum(map(len, sheets)) for truth, sheets in encoded)
 

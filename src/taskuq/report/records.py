@@ -164,11 +164,9 @@ def policy_table(record: Record, name: str) -> Table:
     first = record["results"][0]
     caption = (
         f"Stopping rules over {first['trials']} random splits by {first['unit']}: scan until "
-        f"{record['until']}. The target is coverage {1 - first['alpha']:g} of "
-        f"{first['coverage_of']}; it is guaranteed where the second column says so and measured "
-        f"elsewhere. Other means are for {first['mean_over']}; 'average R by case' lets every case "
-        "count the same. ± is the standard error as a sample of groups (or cases), calibration "
-        "included."
+        f"{record['until']}, coverage {1 - first['alpha']:g} of {first['coverage_of']}, guaranteed "
+        f"where the second column says so. Other means are for {first['mean_over']}; ± is the "
+        "standard error, calibration included."
     )
     if record.get("choosing") and len(record["results"]) > 1:
         caption += f" {record['choosing']}"

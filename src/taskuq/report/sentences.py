@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from taskuq.report.contents import Contents
-from taskuq.report.records import DATA_CHECK, STATUS, Record, number, policy_name
-from taskuq.report.tables import Table, shown, with_error
+from taskuq.report.records import DATA_CHECK, STATUS, number, policy_name
+from taskuq.report.tables import Table, shown
 
 WHAT = {"data": "Data", "measure": "Measurement h", "recover": "Recovery g", "task": "Task f"}
 
@@ -58,6 +58,29 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
     return found
 
 
+def card(contents: Contents) -> list[tuple[str, str]]:
+    """Return what this is for and what it is not for, as the card of a model says it."""
+    words = contents.words
+    return [
+        (
+            "Intended use",
+            f"To stop measuring a {words.case} once the answer of a fixed task network is certain "
+            "enough, and to bound what that network would have said about the "
+            f"{words.truth} image.",
+        ),
+        (
+            "Not for",
+            "A diagnosis, a statement about one given person or class, another source of data, or "
+            "settings that were chosen by looking at the result.",
+        ),
+        (
+            "Assumed",
+            f"New {words.many('group' if contents.is_by_group else 'case')} are exchangeable with "
+            "those of the calibration. taskuq cannot see from one page whether that is so.",
+        ),
+    ]
+
+
 def limits(contents: Contents) -> list[str]:
     """Return what the promise is not."""
     run = contents.folder.run
@@ -84,64 +107,6 @@ def limits(contents: Contents) -> list[str]:
         )
     if run.get("title") and "synthetic" in str(run.get("what", "")).lower():
         found.append("The data are synthetic: nothing here was measured on anybody.")
-    return found
-
-
-def headline(contents: Contents) -> list[str]:
-    """Return what was found, in a sentence or two computed from the records."""
-    best = best_simulation(contents)
-    if best is not None:
-        R, errors = number(best["mean_acceleration"]), best["standard_errors"]
-        faster = with_error(R, number(errors["mean_acceleration"]), 2)
-        return [
-            f"Stopping each scan as soon as that is safe takes {1 / R:.1%} of the measurements on "
-            f"average, for {best['mean_over']} (average acceleration {faster}, standard error). "
-            f"The reports contained the target of {best['coverage_of']} in "
-            f"{number(best['coverage']):.1%}, measured over {best['trials']} random "
-            f"splits; {'guaranteed' if best['guaranteed'] else 'not guaranteed, but aimed at'} is "
-            f"at least {100 * (1 - best['alpha']):.6g}%."
-        ]
-    for record in contents.evaluations.values():
-        results = [r for r in record["results"] if not math.isnan(number(r["width"]["mean"]))]
-        if results:
-            low = min(results, key=lambda r: number(r["width"]["mean"]))
-            at = f" at R = {low['acceleration']:g}" if low["acceleration"] else ""
-            return [
-                f"The narrowest intervals, of {low['score']}{at}, are "
-                f"{number(low['width']['mean']):.3g} wide on average and cover "
-                f"{number(low['coverage']['mean']):.2%} of test {low['unit']}s."
-            ]
-    return []
-
-
-def best_simulation(contents: Contents) -> Record | None:
-    """Return what the run's own policy did in a simulation, or else the fastest guaranteed one."""
-    unit = contents.folder.run.get("unit")
-    rows = [r for results in contents.simulations.values() for r in results]
-    rows = [r for r in rows if unit is None or r["unit"] == unit] or rows
-    mine = [r for r in rows if contents.policy and r["policy"] == contents.policy["kind"]]
-    promised = [r for r in mine or rows if r["guaranteed"]]
-    return max(promised, key=lambda r: number(r["mean_acceleration"]), default=None)
-
-
-def tiles(contents: Contents) -> list[tuple[str, str]]:
-    """Return the few numbers everybody looks for."""
-    found = []
-    alpha, tau = contents.alpha, contents.max_width
-    best = best_simulation(contents)
-    if alpha is not None:
-        found.append((f"{1 - alpha:.4g}", "coverage aimed at, 1\u00a0−\u00a0α"))
-    if best is not None:
-        R = number(best["mean_acceleration"])
-        found.append((f"{number(best['coverage']):.4f}", f"coverage measured, {policy_name(best)}"))
-        found.append((f"{R:.2f}×", f"average acceleration for {best['mean_over']}, measured"))
-        found.append((f"{number(best['early']):.1%}", "of scans stop early"))
-    if tau is not None:
-        found.append((f"{tau:g}", "width to stop at,\u00a0τ"))
-    table = contents.folder.table
-    if table is not None:
-        groups = "" if table.group is None else f" of {len(set(table.group.tolist()))} groups"
-        found.append((f"{table.cases}", f"cases{groups}, {table.samples} samples each"))
     return found
 
 

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import taskuq
 from taskuq.decide import plan
+from taskuq.decide.goal import Goal
+from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.policy import Policy
+from taskuq.decide.records import simulation_record
+from taskuq.decide.simulation import simulate
 from taskuq.disk import make_folder
 from taskuq.files import write_json
 from taskuq.outputs import TaskOutputs
@@ -52,33 +56,43 @@ class DemoSettings:
 
 
 def run_demo(
-    settings: DemoSettings, folder: Path, *, tell: Callable[[str], None] = lambda line: None
+    settings: DemoSettings,
+    folder: Path,
+    *,
+    stage: Callable[[str], None] = lambda line: None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Run the embedded experiment, write everything the report shows, and return its page.
 
     Arguments:
         settings: How much of it.
         folder: The run's folder.
-        tell: Called with a sentence now and then.
+        stage: Called with a sentence before each stage.
+        tell: Called with a sentence on whatever happens in between.
     """
     from taskuq.experiments.claims import run_all
     from taskuq.experiments.inputs import ClaimSettings
     from taskuq.runs.reports import write_report
 
     make_folder(folder)
+    stage("1/4  Planning when to stop, on a stored table of patients.")
     samples, point = stored_table("atlas-flow"), stored_table("atlas-varnet")
     path = samples.save(folder / "table.npz")
     tell(f"{path}: {samples}, made earlier on patients that no network was trained on.")
     policy = plan(samples, alpha=ALPHA, max_width=MAX_WIDTH, unit="group")
     policy.save(folder / "policy.json")
     tell(f"The policy: {policy}")
+    number = settings.patients * settings.slices
+    stage(f"2/4  Scanning {number} slices of {settings.patients} new patients, round by round.")
     live = _scan(settings, policy, samples, folder, tell)
     write_json(folder / "records" / "live.json", live)
-    tell(f"The paper's evaluation on the stored table, {settings.trials} random splits.")
+    stage(f"3/4  Judging the policy and the paper's claims over {settings.trials} random splits.")
+    write_json(folder / "simulate.json", _judged(settings, samples))
     claims = ClaimSettings(trials=settings.trials, seed=settings.seed)
-    for record in run_all(samples, point, claims, quality=stored_quality()):
+    for record in run_all(samples, point, claims, tell=tell, quality=stored_quality()):
         write_json(folder / "records" / f"{record['name']}.json", record)
         tell(f"{record['title']}: {record['finding']}")
+    stage("4/4  Writing the page.")
     write_json(folder / "run.json", _run(settings, policy))
     return write_report(folder)
 
@@ -103,7 +117,6 @@ def _scan(
     masks = MaskConfig().masks(data.plan.size)
     per = data.plan.slices
     chosen = np.linspace(0, per - 1, settings.slices).astype(int)
-    tell(f"Scanning {settings.patients * settings.slices} slices of new patients.")
     scanned = [
         scan_slice(
             data, k * per + int(s), policy, networks, masks,
@@ -123,6 +136,19 @@ def _scan(
         task_range=table.task_range,
     )
     return _record(scanned, settings)
+
+
+def _judged(settings: DemoSettings, table: TaskOutputs) -> dict[str, Any]:
+    """What the policy of the demo, and the paper's, do over random splits of the table."""
+    import numpy as np
+
+    goal = Goal(max_width=MAX_WIDTH)
+    plans = [PolicyPlan("fixed-width", ALPHA, goal)]
+    plans += [PolicyPlan("paper", ALPHA, goal, score=score) for score in ("lwr", "cqr")]
+    rng = np.random.default_rng(settings.seed)
+    found = simulate(table, plans, trials=settings.trials, rng=rng, unit="group")
+    pairs = [(table.samples, one) for one in found]
+    return simulation_record(table, goal, pairs, {"seed": settings.seed})
 
 
 def _record(scanned: Sequence[ScannedSlice], settings: DemoSettings) -> dict[str, Any]:
@@ -153,6 +179,7 @@ def _record(scanned: Sequence[ScannedSlice], settings: DemoSettings) -> dict[str
                 "rows": rows,
             }
         ],
+        number=f"{held} of {len(rows)} hold the truth",
     )
 
 

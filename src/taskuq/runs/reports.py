@@ -18,6 +18,7 @@ from taskuq.decide.goal import goal_from_dict
 from taskuq.decide.policy import Policy, load_policy
 from taskuq.errors import InputError, MachineError
 from taskuq.outputs import TaskOutputs
+from taskuq.report.answer import answer_of
 from taskuq.report.cases import CaseReport
 from taskuq.report.contents import Contents, gather
 from taskuq.report.exports import ENDINGS, write_exports
@@ -26,6 +27,7 @@ from taskuq.report.page import page_text, write_page
 from taskuq.report.records import BOUND, PLAN_SIZE, POLICY, SIMULATE
 from taskuq.runs.explorer import explorer_numbers
 from taskuq.runs.promises import promises, unit_said
+from taskuq.runs.scans import one_scan
 
 TOLERANCES = (0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)
 # Sorts behind every path.
@@ -46,6 +48,21 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
         True
     """
     return _of_what_can_be_shown(write_page, run_dir)
+
+
+def answer_lines(run_dir: str | os.PathLike[str]) -> list[str]:
+    """Return what the first screen of a run's page says, as lines for a terminal.
+
+    Arguments:
+        run_dir: The folder of the run.
+
+    Example:
+        >>> import tempfile
+        >>> answer_lines(tempfile.mkdtemp())[0]
+        'Nothing was measured yet: no simulation of a policy and no evaluation of intervals is ...'
+    """
+    # The page's pictures take a while and say nothing here.
+    return answer_of(study(replace(read_folder(Path(run_dir)), explorer=None))).lines
 
 
 def export(run_dir: str | os.PathLike[str], endings: Sequence[str] = ENDINGS) -> Path:
@@ -111,6 +128,7 @@ def study(folder: RunFolder) -> Contents:
     unit = unit_said(folder.run.get("unit") or (policy and policy.guarantee.unit))
     contents.is_by_group = unit is not None and unit.is_group
     contents.logged = _logged(folder)
+    contents.scan = one_scan(policy, folder)
     _add_planner(contents, policy)
     _add_cases(contents, policy, bounds)
     _add_numbers(contents, policy)

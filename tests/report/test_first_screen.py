@@ -1,0 +1,138 @@
+"""The first screen holds the answer: sentence, numbers, promise; verdicts link to what they say."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import run_folder
+
+import taskuq as tq
+from taskuq.outputs import TaskOutputs
+from taskuq.report.answer import answer_of
+from taskuq.report.folder import read_folder
+from taskuq.report.records import experiment_record
+from taskuq.runs.reports import answer_lines, study, write_report
+from taskuq.runs.scans import one_scan
+
+SCREENS = {"desktop": (1280, 800), "phone": (390, 844)}
+PARTS = ("[data-part=sentence]", "[data-part=tiles]", ".first .promise")
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_sentence_numbers_and_promise_are_on_the_first_screen(open_page, run_dir, keep, screen):
+    width, height = SCREENS[screen]
+    page = open_page(run_dir / "report.html", width=width, height=height)
+    keep(page, f"first-{screen}")
+    boxes = [page.locator(part).bounding_box() for part in PARTS]
+
+    assert page.evaluate("scrollY") == 0
+    assert all(box["y"] >= 0 and box["y"] + box["height"] <= height for box in boxes)
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
+    assert page.locator("[data-part=tiles] li").count() == 3
+    assert tq.load_policy(run_dir / "policy.json").sentence in page.locator(PARTS[2]).inner_text()
+
+
+def test_the_menu_is_folded_on_a_phone_and_open_beside_a_wide_page(open_page, run_dir):
+    phone = open_page(run_dir / "report.html", width=390, height=844)
+    wide = open_page(run_dir / "report.html", width=1280, height=800)
+
+    assert not phone.locator("nav ol").is_visible()
+    phone.locator("#menu").press(" ")
+    assert phone.locator("nav ol").is_visible()
+    assert wide.locator("nav ol").is_visible()
+
+
+def test_every_verdict_leads_to_what_it_says(open_page, run_dir):
+    page = open_page(run_dir / "report.html")
+    links = page.locator(".verdicts a").evaluate_all("all => all.map(a => a.getAttribute('href'))")
+
+    assert links
+    assert all(page.locator(link).count() == 1 for link in links)
+
+
+def test_the_numbers_are_the_simulations(run_dir):
+    contents = study(read_folder(run_dir))
+    mine = next(r for r in contents.simulations["simulate"] if r["policy"] == "fixed-width")
+    share, coverage, width = answer_of(contents).numbers
+    R, error = mine["mean_acceleration"], mine["standard_errors"]["mean_acceleration"]
+
+    assert share.value == f"{100 / R:.1f}\u00a0%"
+    assert share.error == f"±\u00a0{100 * error / R**2:.1f}\u00a0%"
+    assert coverage.value == f"{100 * mine['coverage']:.1f}\u00a0%"
+    assert "at least 90\u00a0%" in coverage.what
+    assert width.value == f"{mine['width']:.4g}"
+
+
+def test_a_number_that_is_missing_is_a_dash(run_dir, tmp_path):
+    table = run_folder.table_of(volumes=12, samples=4)
+    run_folder.write(tmp_path / "simulate.json", never_stopping(table))
+    answer = answer_of(study(read_folder(tmp_path)))
+    text = write_report(tmp_path).read_text()
+
+    assert answer.numbers[2].value == "–"
+    assert not re.search(r"\bnan\b", " ".join(answer.lines), re.IGNORECASE)
+    assert not re.search(r">[^<]*\bnan\b[^<]*<", text.split("<script")[0], re.IGNORECASE)
+
+
+def never_stopping(table):
+    """A simulation in which no scan stops early: 12 groups are too few for this error rate."""
+    goal = run_folder.Goal(max_width=0.1)
+    plans = [run_folder.PolicyPlan("fixed-width", 0.001, goal)]
+    rng = np.random.default_rng(0)
+    found = run_folder.simulate(table, plans, trials=5, rng=rng, unit="group")
+    assert math.isnan(found[0].width)
+    return {
+        "schema": "taskuq.simulate/1", "alpha": 0.001, "goal": goal.to_dict(), "unit": "group",
+        "results": [{"samples": table.samples, **r.to_dict()} for r in found],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("coverage", "verdict"), [(0.91, "held"), (0.89, "held in part"), (0.8, "not held")]
+)
+def test_coverage_below_what_was_asked_for_is_seen(run_dir, coverage, verdict):
+    contents = study(read_folder(run_dir))
+    for row in contents.simulations["simulate"]:
+        row["coverage"] = coverage
+        row["standard_errors"]["coverage"] = 0.01
+    first = answer_of(contents).verdicts[0]
+
+    assert (first.verdict, first.link) == (verdict, "results")
+
+
+def test_claims_that_nobody_looked_at_are_not_measured(tmp_path):
+    for name, verdict in (("masks", "held"), ("coverage-law", "not held"), ("odd", "splendid")):
+        record = experiment_record(name, name, "", "", {}, [], verdict=verdict, number="1")
+        run_folder.write(tmp_path / f"{name}.json", record)
+    found = {v.title: v.verdict for v in answer_of(study(read_folder(tmp_path))).verdicts}
+
+    assert found["coverage-law"] == "not held"
+    assert found["odd"] == "measured"
+    assert found["Multi-round scans"] == "not measured"
+    assert sum(v == "not measured" for v in found.values()) == 8
+
+
+def test_an_empty_run_says_that_nothing_was_measured(tmp_path):
+    lines = answer_lines(tmp_path)
+
+    assert lines[0].startswith("Nothing was measured yet")
+    assert lines[1].startswith("No calibrated bound or policy is stored")
+
+
+def test_the_shown_scan_is_what_the_policy_decides(run_dir):
+    policy, folder = tq.load_policy(run_dir / "policy.json"), read_folder(run_dir)
+    scan = one_scan(policy, folder)
+    for k, one in enumerate(scan.rounds):
+        decision = policy.decide(k, folder.explorer.outputs[scan.shown, : k + 1])
+        assert one.stops == decision.stop == (k == len(scan.rounds) - 1)
+        assert (one.lower, one.upper) == (decision.interval.lower, decision.interval.upper)
+
+
+def test_a_scan_without_pictures_comes_from_the_table(run_dir, tmp_path):
+    TaskOutputs.load(run_dir / "table.npz").save(tmp_path / "table.npz")
+    (tmp_path / "policy.json").write_bytes((run_dir / "policy.json").read_bytes())
+    text = write_report(tmp_path).read_text()
+
+    assert '<figure class="scan card">' in text
+    assert "<img" not in text
