@@ -14,6 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
 
+from browsing import axe, browser, keep, open_page  # noqa: E402 - it lies beside this file
+
+__all__ = ["axe", "browser", "keep", "open_page"]
+
 
 @pytest.fixture(scope="session")
 def deepinv():

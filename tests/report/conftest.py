@@ -1,16 +1,12 @@
-"""A run's folder, and a browser that opens its page."""
+"""Runs with their pages."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from browsing import axe, browser, keep, open_page
-
 # The run's folder is imported by tests; it lies beside them.
 sys.path.insert(0, str(Path(__file__).parent))
-
-__all__ = ["axe", "browser", "keep", "open_page"]
 
 
 @pytest.fixture(scope="session")
