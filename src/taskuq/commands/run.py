@@ -55,6 +55,7 @@ def run(
         return
     filled = opened.pipeline.run(
         opened.images, accelerations=opened.config.measure.accelerations,
+        round_names=opened.config.measure.round_names,
         samples=opened.config.samples, seed=opened.config.seed, store=output,
         configuration=opened.configuration, engine=chosen, batch=batch, threads=threads,
         fresh=fresh,

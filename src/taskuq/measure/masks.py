@@ -237,6 +237,11 @@ class MaskConfig:
     rule: Rule = "inverse-distance"
     seed: int = 0
 
+    @property
+    def round_names(self) -> None:
+        """R says all."""
+        return None
+
     def masks(self, width: int) -> BoolArray:
         """The masks, booleans (round, width)."""
         if self.published:

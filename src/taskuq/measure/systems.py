@@ -16,6 +16,10 @@ class System(Protocol):
     def accelerations(self) -> tuple[float, ...]:
         """R of the rounds, decreasing."""
 
+    @property
+    def round_names(self) -> tuple[str, ...] | None:
+        """What rounds are called wherever a person reads; None where R says all."""
+
     def masks(self, width: int) -> BoolArray:
         """What each round measures of images of a width, booleans (round, line or view)."""
 

@@ -204,8 +204,8 @@ class TomographyConfig:
             each for ours; ours and deepinv's differ by a hundredth.
 
     Example:
-        >>> TomographyConfig().masks(128).sum(axis=1)
-        array([12, 24, 48, 96])
+        >>> TomographyConfig().round_names
+        ('12 views', '24 views', '48 views', '96 views')
     """
 
     accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
@@ -216,6 +216,12 @@ class TomographyConfig:
 
     def __post_init__(self) -> None:
         nested_views(self.views, self.accelerations)
+
+    @property
+    def round_names(self) -> tuple[str, ...]:
+        """How many views each round has, in words."""
+        chosen = nested_views(self.views, self.accelerations)
+        return tuple(f"{len(views)} view{'s' * (len(views) > 1)}" for views in chosen)
 
     @property
     def counts(self) -> Counts:
