@@ -1,9 +1,9 @@
 """A real SLURM trains: killed in between, the same command goes on, to the bits of a local run."""
 
+import os
 import subprocess
 import threading
 import time
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,10 +13,11 @@ from bits import same_bits
 from taskuq.commands.app import main
 from taskuq.errors import InputError, MachineError
 from taskuq.pipeline import jobs
-from taskuq.runs.launch import InJob, Slurm
+from taskuq.pipeline.slurm import finish
+from taskuq.runs.launch import InJob, Slurm, _Watch
 from taskuq.runs.training import train_from
 from taskuq.training.fit import Machine
-from taskuq.training.log import read_log
+from taskuq.training.log import log_epoch, read_log
 from taskuq.training.state import load_state
 from taskuq.weights.files import read_tensors
 
@@ -131,19 +132,54 @@ def test_a_gpu_for_each_device_and_four_hours(slurm, config, tmp_path):
     assert "gpu:2" in job
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_what_a_person_should_read_leaves_the_job(processes):
-    def refuse(error):
+@pytest.mark.parametrize("error", [InputError("too few"), MachineError("the disk is full")])
+def test_what_a_person_should_read_leaves_the_job(error):
+    def refuse():
         raise error
 
-    refusal, full = InputError("another configuration"), MachineError("the disk is full")
-    assert InJob(partial(refuse, refusal), processes)(0) is refusal
-    if processes == 1:
-        assert InJob(partial(refuse, full), 1)(0) is full
-    else:
-        # Else the other processes would wait for this one.
-        with pytest.raises(MachineError):
-            InJob(partial(refuse, full), 2)(0)
+    assert InJob(refuse, 1)(0) is error
+    # Else the other processes would wait for this one.
+    with pytest.raises(type(error)):
+        InJob(refuse, 2)(0)
+
+
+def test_the_error_of_one_process_ends_the_others_and_arrives_whole(slurm, config, tmp_path):
+    def do():
+        if os.environ["SLURM_PROCID"] == "0":
+            time.sleep(120)
+        raise InputError("case 7 holds NaN; leave it out")
+
+    where = Slurm(Machine("cpu", devices=2, progress=False), ["timeout_min=5"])
+    job = where._submitted("varnet", config(1), tmp_path / "run", do)
+    start = time.monotonic()
+    with pytest.raises(InputError, match=r"job \d+: case 7 holds NaN; leave it out; start"):
+        finish([job], lambda place: None)
+    assert time.monotonic() - start < 60
+
+
+def test_a_curve_that_cannot_be_read_for_a_moment_ends_no_job(tmp_path, monkeypatch):
+    told, answers = [], iter([MachineError("Stale file handle"), MachineError("Stale file handle")])
+
+    def flaky(path):
+        if (error := next(answers, None)) is not None:
+            raise error
+        return read_log(path)
+
+    look = _Watch(tmp_path, 3, told.append)
+    log_epoch(tmp_path / "metrics.csv", {"epoch": 0, "training_loss": 2.0, "seconds": 1.0})
+    monkeypatch.setattr("taskuq.runs.launch.read_log", flaky)
+    for _ in range(4):
+        look()
+    assert told == [
+        "Stale file handle; the job goes on, and is looked at again",
+        "epoch 1 of 3: training loss 2, 1 s",
+    ]
+
+
+def test_without_slurm_a_training_says_so(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"jobs cannot be submitted here .* SLURM login node"):
+        Slurm(CPU).train("varnet", config(1), tmp_path / "run")
 
 
 def test_mistakes_show_before_anything_is_submitted(config, tmp_path):

@@ -179,10 +179,19 @@ def _failure(job: Any, state: str) -> Failure | None:
             words = words or str(found).strip()
     if len(ended) == len(tasks) and not words:
         return None
+    if (own := _own_error(words)) is not None:
+        return Failure(own)
     words = words or "\n".join(filter(None, (own_words(task.stderr() or "") for task in tasks)))
     lines = words.splitlines() or ["it left no word"]
     last = next((line for line in lines if state in line), lines[-1])
     return Failure(MachineError(ADVICE.get(state, f"{state.lower()}, {last}")), words)
+
+
+def _own_error(words: str) -> Exception | None:
+    """The error for a person with which a traceback ends, if it ends with one."""
+    name, _, sentence = words.rpartition("\n")[2].partition(": ")
+    kinds = {f"{kind.__module__}.{kind.__name__}": kind for kind in (InputError, MachineError)}
+    return kinds[name](sentence) if name in kinds else None
 
 
 def _tasks(job: Any) -> list[Any]:

@@ -137,6 +137,8 @@ class Slurm:
     def _submitted(self, kind: str, config: Path, folder: Path, do: Callable[[], Any]) -> Any:
         """The job that does something, when those of earlier starts have ended."""
         options = SlurmOptions(jobs=1, parameters=self._asked(kind, config))
+        # Refuses a machine without SLURM, on which nobody could be asked for earlier jobs.
+        options.executor(folder)
         options.wait_for_earlier(folder, self.tell)
         (job,) = options.submit(folder, InJob(do, self.machine.processes), [0], self.tell)
         self.tell(f"what it says goes to {job.task(0).paths.stderr}")
@@ -177,11 +179,9 @@ class InJob:
         try:
             with told_of_the_end():
                 return self.do()
-        except InputError as error:
-            return error
-        except MachineError as error:
+        except (InputError, MachineError) as error:
             if self.processes > 1:
-                raise  # the others have to end as well
+                raise  # the others would wait for this one, and have to end as well
             return error
         except TimeIsUp:
             return MachineError(ADVICE["TIMEOUT"])
@@ -214,21 +214,34 @@ class _Watch:
         self.files = [folder / "pretrain" / LOG, folder / LOG]
         self.epochs, self.tell = epochs, tell
         self.times: dict[Path, float] = {}
+        self.said: set[str] = set()
         self.seen = {self._name(path, row) for path in self.files for row in self._news(path)}
 
     def __call__(self) -> None:
         for path in self.files:
-            for row in self._news(path):
+            try:
+                rows = self._news(path)
+            except (InputError, MachineError, OSError) as error:
+                # A disk that fails for a moment is no reason to end a job that trains.
+                self._say_once(f"{error}; the job goes on, and is looked at again")
+                continue
+            for row in rows:
                 if self._name(path, row) not in self.seen:
                     self.seen.add(self._name(path, row))
                     self.tell(self._sentence(path, row))
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self.said:
+            self.said.add(sentence)
+            self.tell(sentence)
 
     def _news(self, path: Path) -> list[dict[str, float]]:
         changed = path.stat().st_mtime if path.exists() else 0.0
         if self.times.get(path, 0.0) == changed:
             return []
+        rows = read_log(path)
         self.times[path] = changed
-        return read_log(path)
+        return rows
 
     def _name(self, path: Path, row: dict[str, float]) -> tuple[Any, ...]:
         return (path, *row.items())
