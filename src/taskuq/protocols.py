@@ -165,6 +165,15 @@ class HasLabels(Protocol):
 
 
 @runtime_checkable
+class HasPrecision(Protocol):
+    """A data set that knows whether its images were rounded when they were stored."""
+
+    @property
+    def precision(self) -> str | None:
+        """``"half"`` or ``"single"``; None where nobody says."""
+
+
+@runtime_checkable
 class Score(Protocol):
     r"""A nonconformity score and the intervals it stands for.
 

@@ -21,6 +21,14 @@ from taskuq.errors import InputError, MachineError
 from taskuq.measure.coils import magnitude, rss
 
 
+NETWORKS = {
+    "varnet": "[network]\ncascades = 1\nwidth = 1\npools = 1\nsensitivity_width = 1\n"
+    "sensitivity_pools = 1\n[measure]\naccelerations = [4, 2]\npublished = false\n",
+    "classifier": "[network]\nhidden = [4]\n[network.backbone]\nkind = 'small'\nwidth = 4\n"
+    "blocks = [1]\n[split]\ntrain = 0.5\ntune = 0.5\n[attack]\nradius = 0\n",
+}
+
+
 @pytest.fixture
 def volumes(write_volume, tmp_path):
     """The folder of two volumes, of three and two slices."""
@@ -320,6 +328,35 @@ def test_a_table_names_how_exact_its_images_were_and_is_not_gone_on_with_otherwi
     with pytest.raises(SystemExit):
         main(run)
     assert "fingerprints.images was single, but now it is half" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["varnet", "classifier"])
+def test_a_training_goes_on_with_images_as_exact_as_those_it_began_with(
+    volumes, kept, tmp_path, capsys, kind
+):
+    from taskuq.commands.app import main
+
+    at_16 = Preparation(size=32, minimum_width=32, slices="all")
+    config, folder = tmp_path / "config.toml", tmp_path / "run"
+    (tmp_path / "knee.csv").write_text(
+        "file,slice,study_level,x,y,width,height,label\n"
+        "file1,0,No,1,1,5,5,Meniscus Tear\nfile2,0,No,1,1,5,5,Meniscus Tear\n"
+    )
+    config.write_text(
+        NETWORKS[kind] + "[training]\nepochs = 1\nbatch = 2\n[data]\nkind = 'fastmri'\n"
+        f"path = '{volumes}'\nsize = 32\nminimum_width = 32\nvalidation = 0.5\n"
+        f"labels = '{tmp_path}/knee.csv'\ncache = '{tmp_path}/cache'\n"
+    )
+    train = ["train", kind, str(config), "-o", str(folder), "--accelerator", "cpu", "--no-progress"]
+    main(train)
+    kept("single", at_16)
+    main(train)  # the same bits from the store
+    shutil.rmtree(tmp_path / "cache")
+    kept("half", at_16)
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(train)
+    assert "images.precision: single there, half here" in capsys.readouterr().err
 
 
 def test_the_record_names_its_source_and_every_slice(volumes, kept):

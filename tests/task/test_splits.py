@@ -40,6 +40,17 @@ def test_folds_judge_every_patient_once_and_never_one_they_learn_from(groups, co
         assert sorted(split.train + split.tune + split.judge) == sorted(groups)
 
 
+def test_a_split_that_is_not_to_be_stored_still_agrees_with_the_stored_one(tmp_path):
+    groups = np.repeat(np.arange(20).astype(str), 2)
+    config = SplitConfig(path=tmp_path / "split.json", seed=1)
+    new = config.split(groups, is_stored=False)
+    assert not config.path.exists()
+
+    assert config.split(groups) == new
+    with pytest.raises(InputError, match="holds another split"):
+        SplitConfig(config.path, seed=2).split(groups, is_stored=False)
+
+
 def test_the_parts_of_a_data_set_hold_whole_patients():
     groups = np.repeat(["a", "b", "c", "d"], 3)
     data = ArrayDataset(np.ones((12, 4, 4)), label=[0, 1, 0] * 4, group=groups)

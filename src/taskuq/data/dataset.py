@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
-from taskuq.protocols import HasCases
+from taskuq.protocols import HasCases, HasPrecision
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,15 +57,6 @@ class Dataset(Protocol):
 
     def __getitem__(self, index: int) -> Item:
         """Read one case."""
-
-
-@runtime_checkable
-class HasPrecision(Protocol):
-    """A data set that knows whether its images were rounded when they were stored."""
-
-    @property
-    def precision(self) -> str | None:
-        """``"half"`` or ``"single"``; None where nobody says."""
 
 
 @dataclass(frozen=True)

@@ -141,10 +141,17 @@ class SplitConfig:
     tune: float = 0.1
     seed: int = 0
 
-    def split(self, groups: NDArray[np.str_]) -> Split:
-        """The stored split, or a new one, which is stored; shares and seed must agree with it."""
+    def split(self, groups: NDArray[np.str_], *, is_stored: bool = True) -> Split:
+        """The stored split, or a new one, which is stored; shares and seed must agree with it.
+
+        Arguments:
+            groups: The group of each case.
+            is_stored: Whether a new one is stored.
+        """
         new = split_groups(groups, self.train, self.tune, seed=self.seed)
-        return new if self.path is None else load_split(save_split(new, self.path))
+        if self.path is None or not (is_stored or self.path.exists()):
+            return new
+        return load_split(save_split(new, self.path))
 
 
 def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int) -> Split:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from taskuq.data.dataset import Dataset
+from taskuq.data.dataset import Dataset, precision_of
 from taskuq.data.memory import InMemory
 from taskuq.data.readers import Data, open_data, paper_data
 from taskuq.errors import InputError
@@ -52,6 +52,11 @@ class MeasuredCases:
     # What one look at a case tells stays true: looking again in every epoch would cost more than a
     # training step, and on a GPU each look waits for it.
     _looked_at: dict[int, float] = field(init=False, repr=False, default_factory=dict)
+
+    @property
+    def precision(self) -> str | None:
+        """How exact the images are, where their source says."""
+        return precision_of(self.source)
 
     def __len__(self) -> int:
         return len(self.source)

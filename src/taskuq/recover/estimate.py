@@ -237,6 +237,11 @@ class EstimatedCases:
                     progress.step()
         return cls(cases, inputs, errors)
 
+    @property
+    def precision(self) -> str | None:
+        """How exact the images are, where their source says."""
+        return self.cases.precision
+
     def __len__(self) -> int:
         return len(self.cases)
 

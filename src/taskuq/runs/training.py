@@ -13,7 +13,7 @@ from taskuq.settings import read_settings
 from taskuq.training.fit import PROBES, Machine, foresee, is_first_process, train
 from taskuq.training.networks import NETWORKS
 from taskuq.training.seeds import own_randomness
-from taskuq.training.stages import Staged
+from taskuq.training.stages import Staged, Storing
 
 
 def train_from(
@@ -80,7 +80,8 @@ def foresee_training(
     machine = machine or Machine()
     settings = read_settings(NETWORKS[kind].training, config)
     start = time.perf_counter()
-    cases = settings.prepare(machine)
+    data = settings.open_unstored() if isinstance(settings, Storing) else None
+    cases = settings.prepare(machine, data)
     prepared = time.perf_counter() - start
     with TemporaryDirectory() as folder:
         if isinstance(settings, Staged):

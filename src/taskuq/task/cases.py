@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from taskuq.data.dataset import Dataset
+from taskuq.data.dataset import Dataset, precision_of
 from taskuq.data.readers import Data, open_task_data, paper_data
 from taskuq.data.splits import Part, SplitConfig
 from taskuq.errors import InputError
@@ -87,6 +87,11 @@ class TaskCases:
     source: Dataset
     targets: NDArray[np.floating]
 
+    @property
+    def precision(self) -> str | None:
+        """How exact the images are, where their source says."""
+        return precision_of(self.source)
+
     def __len__(self) -> int:
         return len(self.source)
 
@@ -150,14 +155,23 @@ class TaskTraining:
     views: AugmentConfig = field(default_factory=AugmentConfig)
     start: StartConfig = field(default_factory=StartConfig)
 
-    def open_parts(self) -> tuple[Part, Part, Part]:
-        """Open the data in three parts that share no patient: to train on, to tune on, to judge."""
+    def open_parts(self, *, is_stored: bool = True) -> tuple[Part, Part, Part]:
+        """Open the data in three parts that share no patient: to train on, to tune on, to judge.
+
+        Arguments:
+            is_stored: Whether the split is written where the settings say, if it is new.
+        """
         whole = open_task_data(self.data)
-        train, tune, judge = whole.split(self.split.split(whole.cases.groups))
+        split = self.split.split(whole.cases.groups, is_stored=is_stored)
+        train, tune, judge = whole.split(split)
         if self.data.in_memory:
             processes = self.data.processes
             return train.in_memory(processes), tune.in_memory(processes), judge
         return train, tune, judge
+
+    def open_unstored(self) -> tuple[Part, Part, Part]:
+        """The same parts, and a new split is not written."""
+        return self.open_parts(is_stored=False)
 
     def prepare(
         self, machine: Machine, data: Sequence[Part] | None = None

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from taskuq.errors import InputError
+from taskuq.protocols import HasPrecision
 from taskuq.settings import read_toml, to_table
 from taskuq.training.config import TrainingConfig
 from taskuq.training.folder import begin
@@ -108,6 +109,7 @@ def train(
     machine = machine or Machine()
     if cases is None:
         cases = settings.prepare(machine, data)
+    seen = _precision(cases[0])
     if isinstance(settings, Staged):
         where = Path(folder)
         cases = settings.stages(cases, where, machine=machine, fresh=fresh, steps=steps)
@@ -119,11 +121,17 @@ def train(
         cases[1],
         settings.training,
         folder,
-        settings=to_table(settings),
+        settings={**to_table(settings), **seen},
         machine=machine,
         fresh=fresh,
         steps=steps,
     )
+
+
+def _precision(cases: Any) -> dict[str, Any]:
+    """A table for the precision of images, where they were stored: a training keeps to one."""
+    precision = cases.precision if isinstance(cases, HasPrecision) else None
+    return {} if precision is None else {"images": {"precision": precision}}
 
 
 def fit(

@@ -1,4 +1,4 @@
-"""Trainings that others come before: the capability, and nothing else."""
+"""What some trainings can do beyond training: the capabilities, and nothing else."""
 
 from __future__ import annotations
 
@@ -31,3 +31,11 @@ class Staged(Protocol):
             fresh: Whether to begin again.
             steps: After how many steps a trial of each stops; None trains all epochs.
         """
+
+
+@runtime_checkable
+class Storing(Protocol):
+    """Settings whose data, once opened, leave a file that other trainings read."""
+
+    def open_unstored(self) -> Any:
+        """Open the data for ``prepare`` and leave nothing; what is stored is still agreed with."""
