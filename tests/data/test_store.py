@@ -20,7 +20,6 @@ from taskuq.data.volume import Volume, open_volume
 from taskuq.errors import InputError, MachineError
 from taskuq.measure.coils import magnitude, rss
 
-
 NETWORKS = {
     "varnet": "[network]\ncascades = 1\nwidth = 1\npools = 1\nsensitivity_width = 1\n"
     "sensitivity_pools = 1\n[measure]\naccelerations = [4, 2]\npublished = false\n",

@@ -166,6 +166,20 @@ def test_a_dry_run_prints_and_leaves_nothing(tmp_path, configure, monkeypatch, c
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("kind", ["simclr", "classifier"])
+def test_a_dry_run_decides_no_split(tmp_path, kind):
+    images, labels = np.random.default_rng(0).random((8, 32, 32)), [1, 0] * 4
+    np.savez(tmp_path / "a.npz", images=images, label=labels, group=[0, 0, 1, 1, 2, 2, 3, 3])
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f"[network.backbone]\nkind = 'small'\nwidth = 4\nblocks = [1]\n[training]\nbatch = 2\n"
+        f"[split]\npath = '{tmp_path}/split.json'\ntrain = 0.5\ntune = 0.25\n"
+        f"[data]\nkind = 'npz'\npath = '{tmp_path}/a.npz'\n"
+    )
+    foresee_training(kind, config, machine=CPU, steps=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", "config.toml"]
+
+
 @pytest.mark.parametrize("steps", [0, -1])
 def test_a_trial_of_no_steps_is_refused(tmp_path, configure, steps):
     with pytest.raises(InputError, match="at least 1"):
