@@ -1,5 +1,7 @@
 """Errors a user can act on: what we got, what is needed, what to do."""
 
+import sys
+
 
 class InputError(ValueError):
     """Something handed to us is not usable; the message is one sentence that says what to do.
@@ -31,3 +33,17 @@ def first_line(error: BaseException) -> str:
         ('no such file', 'KeyError')
     """
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory has run out, on a GPU or beside it.
+
+    Example:
+        >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("memory"))
+        (True, False)
+    """
+    torch = sys.modules.get("torch")
+    kinds = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
+    # On a CPU torch raises a bare RuntimeError.
+    on_cpu = type(error) is RuntimeError and "allocate memory" in str(error)
+    return isinstance(error, kinds) or on_cpu

@@ -112,10 +112,15 @@ def test_those_who_share_go_on_when_the_first_has_ended(elsewhere):
     assert not (_meeting_place() / _name(source)).exists()
 
 
-@pytest.mark.parametrize("change", ["first image", "other cases", "another job"])
+CHANGES = ["first image", "other cases", "another job", "one of the images"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_other_cases_are_not_taken_for_the_same(change, monkeypatch):
     kept = InMemory.of(Counted())
     source = Counted(seed=int(change == "first image"))
+    if change == "one of the images":
+        source.data.images[7] += 1  # of 0, 19, 39 all is known
     if change == "another job":
         monkeypatch.setenv("SLURM_JOB_ID", "17")
         monkeypatch.setenv("SLURM_STEP_ID", "0")
@@ -123,6 +128,7 @@ def test_other_cases_are_not_taken_for_the_same(change, monkeypatch):
 
     assert len(set(source.asked)) == len(other)
     assert torch.equal(kept[0].image, other[0].image) == (change != "first image")
+    assert torch.equal(other[7].image, source.data[7].image)
 
 
 def test_the_same_images_with_other_labels_are_others():

@@ -5,11 +5,13 @@ import pytest
 import torch
 
 from taskuq.commands.app import main
+from taskuq.data.arrays import ArrayDataset
 from taskuq.errors import InputError
 from taskuq.files import read_json
 from taskuq.pipeline.slurm import SlurmOptions
 from taskuq.recover import build
-from taskuq.runs.judging import Judging
+from taskuq.recover.methods import ZeroFilled
+from taskuq.runs.judging import Judging, Piece
 from taskuq.runs.quality import QualityConfig, judge
 from taskuq.settings import read_settings
 from taskuq.weights.files import save_weights
@@ -88,6 +90,36 @@ def test_a_judgement_that_was_stopped_goes_on(config, tmp_path, monkeypatch):
     assert len(seen) == 4 + 6  # nine pieces, of which three were kept
     assert all(row["fid"] > 0 for row in alone["results"])
     assert not store.exists()
+
+
+def test_a_judgement_goes_on_with_the_threads_it_began_with(config, tmp_path, monkeypatch):
+    settings, store, seen = read_settings(QualityConfig, config), tmp_path / "pieces", []
+    whole = Judging.judged
+
+    def watched(self, piece):
+        seen.append(torch.get_num_threads())
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return whole(self, piece)
+
+    monkeypatch.setattr(Judging, "judged", watched)
+    with pytest.raises(KeyboardInterrupt):
+        judge(settings, store=store, quiet=True, threads=2)
+    # On another machine the usual number is another.
+    monkeypatch.setattr("taskuq.runs.quality.threads_here", lambda: 3)
+    judge(settings, store=store, quiet=True)
+    assert set(seen) == {2}
+
+
+def test_an_exact_recovery_of_the_reference_looks_like_the_reference(config, tmp_path):
+    images = np.random.default_rng(0).random((4, 8, 8)) * np.array([1, 2, 3, 9])[:, None, None]
+    data = ArrayDataset(images, [0] * 4, [0] * 4, normalise=False)
+    masks = read_settings(QualityConfig, config).measure
+    methods, cases = {"zero-filled": ZeroFilled()}, (0, 1, 2, 3)
+    work = Judging([], tmp_path, data, data, methods, Moments(None), masks, 1, 0)
+    # At R = 1 everything is measured.
+    recovered, reference = (work.judged(Piece(name, 1.0, cases)) for name in (*methods, None))
+    np.testing.assert_allclose(recovered.features, reference.features, rtol=1e-5)
 
 
 @pytest.mark.parametrize("change", ["seed", "weights", "threads"])

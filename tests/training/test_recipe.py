@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from bits import same_bits
-from taskuq.errors import InputError
+from taskuq.errors import InputError, MachineError
 from taskuq.settings import read_toml
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, fit
@@ -143,3 +145,21 @@ def test_an_order_is_a_permutation_that_changes_with_the_epoch():
 def test_a_part_without_cases_is_refused(tmp_path):
     with pytest.raises(InputError, match="no cases"):
         fit(growing(), Points(0), Points(5), CONFIG, tmp_path, machine=CPU)
+
+
+def out_of_memory(net, batch, generator):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nSee more")
+
+
+def test_too_little_memory_is_the_machines_and_says_what_to_do(tmp_path):
+    recipe = replace(growing(), loss=out_of_memory)
+    with pytest.raises(MachineError, match=r"20\.00 GiB.*; give a smaller training\.batch"):
+        fit(recipe, Points(10), Points(5), CONFIG, tmp_path, machine=CPU)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_device_that_is_not_there_is_refused_in_a_sentence(tmp_path, devices):
+    machine = Machine("gpu", devices, progress=False)
+    with pytest.raises(InputError, match=f"{devices} × gpu cannot be used here .*--accelerator"):
+        fit(growing(), Points(10), Points(5), CONFIG, tmp_path, machine=machine)

@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import torch
 from border_script import COMMANDS
 
 import taskuq as tq
@@ -80,6 +81,7 @@ def test_a_full_pipe_is_one_sentence(tmp_path):
 ERRORS = {
     OSError(28, "No space left on device", "a.json"): (1, "a.json"),
     MemoryError(): (1, "memory ran out"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried\nmore"): (1, "(CUDA out of memory. Tried)"),
     MachineError("the disk is full"): (1, "the disk is full"),
     InputError("alpha is 2"): (2, "alpha is 2"),
     UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"): (2, "invalid start byte"),

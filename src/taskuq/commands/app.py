@@ -16,7 +16,7 @@ from typing import Any
 import cyclopts
 
 from taskuq.disk import ended_by_sigterm
-from taskuq.errors import InputError, MachineError, UncheckedWarning, first_line
+from taskuq.errors import InputError, MachineError, UncheckedWarning, first_line, is_out_of_memory
 from taskuq.runs.rehearsal.usage import leave_usage
 
 # Each command, the module of the function of its name, and what it does.
@@ -134,8 +134,9 @@ def _ending(error: Exception) -> tuple[int, str]:
                 f"this command needs {error.name}, which is not installed; run pip install "
                 f"'taskuq[{EXTRAS[name]}]'"
             )
-        case MemoryError():
-            return 1, "memory ran out; free some, or ask for less at a time"
+        case _ if is_out_of_memory(error):
+            why = "" if isinstance(error, MemoryError) else f" ({first_line(error):.120})"
+            return 1, f"memory ran out{why}; free some, or ask for less at a time"
         case OSError():
             place = f" at {error.filename}" if error.filename else ""
             return 1, f"the machine failed{place} ({error.strerror or error}); start again"

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -207,6 +207,8 @@ class FastMRIData(Reader):
         minimum_coils: Volumes with fewer receive coils are skipped.
         minimum_width: Volumes with fewer encoded phase-encode lines are skipped.
         size: Rows and columns of the central crop.
+        compression: Virtual coils from the lines of the first round (``"measured"``), or from all
+            (``"full"``), as the paper's code made them.
         slices: Which slices of validation volumes are used.
 
     Example:
@@ -224,6 +226,7 @@ class FastMRIData(Reader):
     minimum_coils: int = 9
     minimum_width: int = 320
     size: int = 320
+    compression: Literal["measured", "full"] = "measured"
     slices: Slices = "central-60"
 
     # A volume takes a processor to transform.
@@ -273,7 +276,8 @@ class FastMRIData(Reader):
     def _preparation(self, slices: Slices) -> Preparation:
         return Preparation(
             acquisition=self.acquisition, minimum_coils=self.minimum_coils, size=self.size,
-            minimum_width=self.minimum_width, coils=self.coils, slices=slices,
+            minimum_width=self.minimum_width, coils=self.coils, compression=self.compression,
+            slices=slices,
         )  # fmt: skip
 
     def _volumes(

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import pickle
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -60,7 +61,8 @@ class InMemory:
         """Read every case of another data set, in order or by several processes.
 
         The processes of one training that read the same cases on one machine share one copy: the
-        first reads, the others map its memory into theirs.
+        first reads, the others map its memory into theirs. The same are data sets that pickle to
+        the same bytes; one that cannot be pickled is read by every process.
 
         Cases of a patient share what was drawn for it, and eight threads held each other up: 80 s
         for what takes 4 s in order. Processes take whole stretches of cases; the result is the
@@ -150,13 +152,33 @@ def _read(source: Dataset, indices: NDArray[np.int64]) -> list[tuple[Item, NDArr
     return [(item._replace(image=None), item.image.numpy()) for item in items]  # type: ignore[arg-type]
 
 
+class _Sum:
+    """A file that remembers nothing of what is written to it but the SHA-256."""
+
+    def __init__(self) -> None:
+        self.sum = hashlib.sha256()
+
+    def write(self, part: Any) -> int:
+        self.sum.update(part)
+        return memoryview(part).nbytes
+
+
 def _name(source: Dataset) -> str:
-    """What the processes of a training call the same cases."""
+    """What the processes of a training call the same cases.
+
+    All that a data set is made of decides, and some of its images: files may have changed.
+    """
+    whole = _Sum()
+    try:
+        pickle.dump(source, whole, protocol=5)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # Nobody can tell whether another process has the same one: it is read here.
+        whole.write(os.urandom(32))
     chosen = np.unique(np.linspace(0, max(0, len(source) - 1), LOOKED_AT).astype(int))
     images = [source[int(index)].image.numpy() for index in chosen if len(source)]
     marks = [hashlib.sha256(np.ascontiguousarray(image).data).hexdigest() for image in images]
     # Not by labels: the atlas knows them when all of its patients are drawn.
-    return fingerprint([_job(), marks, source.groups.tolist()])[:32]
+    return fingerprint([_job(), whole.sum.hexdigest(), marks, source.groups.tolist()])[:32]
 
 
 def _job() -> list[str]:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.errors import InputError
+from taskuq.errors import InputError, is_out_of_memory
 from taskuq.pipeline.cases import Cases, image_mark
 from taskuq.pipeline.chain import CaseOutputs, Chain
-from taskuq.pipeline.device import batch_memory, is_out_of_memory, release_memory
+from taskuq.pipeline.device import batch_memory, release_memory
 from taskuq.pipeline.log import RunLog
 from taskuq.protocols import BatchRecover
 

@@ -68,20 +68,6 @@ def pinned_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory has run out, on a GPU or beside it.
-
-    Example:
-        >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("memory"))
-        (True, False)
-    """
-    torch = sys.modules.get("torch")
-    kinds = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
-    # On a CPU torch raises a bare RuntimeError.
-    on_cpu = type(error) is RuntimeError and "allocate memory" in str(error)
-    return isinstance(error, kinds) or on_cpu
-
-
 def release_memory() -> None:
     """Give back memory that torch holds for later."""
     torch = sys.modules.get("torch")

@@ -200,7 +200,8 @@ class Judging:
         true, mean = torch.stack(truth), torch.stack(means)
         seen = []
         if self.features is not None:
-            seen.append(_seen(self.features, torch.stack(singles), float(true.max())))
+            # Each image by the brightest pixel of its true image, as those of the reference are.
+            seen.append(_seen(self.features, torch.stack(singles), true.amax((1, 2))))
         rejected = recover.rejected - before if isinstance(recover, PosteriorRecover) else 0
         return _measures(
             psnr=[volume_psnr(mean, true)], ssim=[volume_ssim(mean, true)],
@@ -211,7 +212,7 @@ class Judging:
     def _reference(self, index: int) -> FloatArray:
         assert self.features is not None
         image = rss(as_coils(self.training[index].image))
-        return _seen(self.features, image[None], float(image.max()))
+        return _seen(self.features, image[None], image.amax()[None])
 
     def _stage(self, piece: Piece) -> str:
         if piece.method is not None:
@@ -285,8 +286,7 @@ def _some_pixels(drawn: Tensor, truth: Tensor, seed: int) -> FloatArray:
     return np.asarray(maps[:, chosen])
 
 
-def _seen(features: Features, images: Tensor, data_range: float) -> FloatArray:
+def _seen(features: Features, images: Tensor, limits: Tensor) -> FloatArray:
     device = next(features.parameters()).device  # type: ignore[attr-defined]
     with torch.no_grad():
-        limits = torch.full((len(images),), data_range, device=device)
-        return np.asarray(features(images.to(device), limits).double().cpu())
+        return np.asarray(features(images.to(device), limits.to(device)).double().cpu())

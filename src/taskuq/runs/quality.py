@@ -34,6 +34,7 @@ from taskuq.runs.run import files_of
 from taskuq.settings import to_table, toml_text
 
 SCHEMA, PIECES = "taskuq.quality/1", "taskuq.pieces/1"
+HEADER = "judging.json"
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,13 @@ def judge(
         engine: A Ray cluster or SLURM jobs to share the work; this process alone where None.
         device: Where networks run: 'cpu', 'cuda', 'mps'; the best there is where None.
         threads: How many threads torch computes with, in every worker; by default as many as it
-            has here, and one in the workers of another engine.
+            has here, and one in the workers of another engine; as many as before where a
+            judgement is gone on with.
         quiet: Show no progress.
     """
     chosen: Engine = ThisProcess() if engine is None else engine
     here = pick_device(device)
+    threads = threads or _threads_before(store)
     if threads is None:
         threads = threads_here() if isinstance(chosen, ThisProcess) else 1
     with tempfile.TemporaryDirectory() as scratch, chosen.ready(Path(scratch)):
@@ -154,14 +157,22 @@ def _require_same(store: Path, config: QualityConfig, threads: int | None) -> No
     files += [] if config.features is None else [config.features]
     contents = [content_fingerprint(path) for path in files]
     made_from = fingerprint([toml_text(to_table(config)), threads, *contents])
-    header = store / "judging.json"
+    header = store / HEADER
     if header.exists() and read_json(header, PIECES)["made_from"] != made_from:
         raise InputError(
             f"{store} holds pieces of another judgement (other settings, networks, data or "
             "threads); remove it, or name another output"
         )
     make_folder(store)
-    write_json(header, {"schema": PIECES, "made_from": made_from})
+    write_json(header, {"schema": PIECES, "made_from": made_from, "threads": threads})
+
+
+def _threads_before(store: Path | None) -> int | None:
+    """With how many threads the pieces of a store were judged, where there are any."""
+    if store is None or not (store / HEADER).exists():
+        return None
+    found = read_json(store / HEADER, PIECES).get("threads")
+    return found if isinstance(found, int) else None
 
 
 def _record(config: QualityConfig, work: Judging) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from taskuq.errors import InputError
+from taskuq.errors import InputError, MachineError, first_line, is_out_of_memory
 from taskuq.protocols import HasPrecision
 from taskuq.settings import read_toml, to_table
 from taskuq.training.config import TrainingConfig
@@ -267,14 +267,23 @@ def _loop(
     is_shared = machine.processes > 1
     shared = module.layers.of(recipe.network) if is_shared else nullcontext()
     with _quiet(), own_randomness(config.seed), shared:
-        trainer = _trainer(config, machine, [timing] if keep is None else [keep, timing])
+        with _found(machine):
+            trainer = _trainer(config, machine, [timing] if keep is None else [keep, timing])
         if trainer.world_size != machine.processes:
             # Lightning takes the number of a SLURM step's tasks for that of processes.
             raise InputError(
                 f"{machine.processes} processes were asked for and the launcher started "
                 f"{trainer.world_size}; use --engine slurm, or one task of srun for each process"
             )
-        trainer.fit(module, *loaders, ckpt_path=None if resume is None else str(resume))
+        try:
+            trainer.fit(module, *loaders, ckpt_path=None if resume is None else str(resume))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise MachineError(
+                f"memory ran out while batches of {batch} were trained on "
+                f"({first_line(error):.120}); give a smaller training.batch, or more devices"
+            ) from error
     return timing.record
 
 
@@ -302,6 +311,20 @@ def _trainer(config: TrainingConfig, machine: Machine, callbacks: list[Any]) -> 
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
+
+
+@contextmanager
+def _found(machine: Machine) -> Iterator[None]:
+    """Say in a sentence that a device which was asked for is not there."""
+    from pytorch_lightning.utilities.exceptions import MisconfigurationException
+
+    try:
+        yield
+    except (MisconfigurationException, ValueError) as error:
+        raise InputError(
+            f"{machine.devices} × {machine.accelerator} cannot be used here "
+            f"({' '.join(str(error).split()):.160}); give another --accelerator or fewer --devices"
+        ) from None
 
 
 def is_first_process() -> bool:
