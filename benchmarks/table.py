@@ -19,6 +19,7 @@ import numpy as np
 
 from taskuq import TaskOutputs
 from taskuq.outputs.shards import Header, TableWriter
+from taskuq.usage import peak_host_bytes
 
 ROUNDS, SAMPLES = (16.0, 8.0, 4.0, 2.0), 32
 
@@ -72,14 +73,6 @@ def read(folder: Path, cases: int) -> None:
         assert np.array_equal(table.group[start:stop], np.arange(start, stop) // 8)
 
 
-def peak_memory() -> float:
-    """The largest resident memory of this process, in GB."""
-    # Not getrusage: a child starts with the largest memory of the process that started it.
-    with open("/proc/self/status") as file:
-        (line,) = (line for line in file if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024 / 1e9
-
-
 PARTS = {"write_whole": write_whole, "write_shards": write_shards, "read": read}
 
 
@@ -111,6 +104,6 @@ if __name__ == "__main__":
     if len(sys.argv) == 4:
         begin = time.perf_counter()
         PARTS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))
-        print(json.dumps([time.perf_counter() - begin, peak_memory()]))
+        print(json.dumps([time.perf_counter() - begin, peak_host_bytes() / 1e9]))
     else:
         main(*map(int, sys.argv[1:]))

@@ -96,6 +96,35 @@ def test_other_code_keeps_nothing(rehearse, monkeypatch):
     assert rehearse()[1] == ["runs/a.json", "runs/a.csv", "runs/b.json"]
 
 
+def test_another_machine_keeps_nothing(rehearse, monkeypatch):
+    rehearse()
+    monkeypatch.setattr("taskuq.runs.rehearsal.run._machine", lambda: ["another GPU", 96])
+
+    assert rehearse()[1] == ["runs/a.json", "runs/a.csv", "runs/b.json"]
+
+
+def test_the_time_of_what_was_kept_counts(rehearse):
+    rehearse("data/b.npz")
+
+    record = rehearse()[3]
+    assert [r["kept"] for r in record["lines"]] == [True, True, False]
+    # A second each, of which one is played in this start and takes none.
+    assert 2.0 <= record["seconds"] < 2.9
+
+
+def test_commands_that_fill_one_place_are_run_together_and_find_it_empty(rehearse, tmp_path):
+    text = "# 1. Try\n" + "".join(
+        f"taskuq predict {name} -o runs/{name}.csv --cache cache/both\n" for name in "ab"
+    )
+    rehearse("b", text=text)
+    left = tmp_path / "out/work/cache/both/of-before"
+    left.parent.mkdir(parents=True)
+    left.touch()
+
+    assert rehearse(text=text)[1] == ["runs/a.csv", "runs/b.csv"]
+    assert not left.exists()
+
+
 def test_a_folder_of_other_things_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
 

@@ -17,7 +17,7 @@ import cyclopts
 
 from taskuq.disk import ended_by_sigterm
 from taskuq.errors import InputError, MachineError, UncheckedWarning, first_line, is_out_of_memory
-from taskuq.runs.rehearsal.usage import leave_usage
+from taskuq.usage import leave_usage
 
 # Each command, the module of the function of its name, and what it does.
 COMMANDS = """

@@ -26,6 +26,7 @@ from taskuq.recover.methods import RECOVERIES, ZeroFilled
 from taskuq.settings import read_settings, read_toml, to_table
 from taskuq.task.methods import TASKS, MeanIntensityMethod
 from taskuq.training.networks import Method
+from taskuq.usage import peak_host_bytes
 from taskuq.weights import locate
 
 
@@ -192,8 +193,6 @@ def foresee(run: Run, probes: int = 3) -> Cost:
         run: The run.
         probes: How many cases to try.
     """
-    import resource
-
     cases = as_cases(run.images)
     chain = run.pipeline.chain(
         run.config.measure.accelerations, samples=run.config.samples, seed=run.config.seed
@@ -208,8 +207,12 @@ def foresee(run: Run, probes: int = 3) -> Cost:
         numbers = found.outputs.size
     # The first case pays for what is loaded and compiled once.
     steady = times[1:] or times
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Cost(len(cases), float(np.mean(steady)) * len(cases), 4.2 * numbers * len(cases), peak)
+    return Cost(
+        len(cases),
+        float(np.mean(steady)) * len(cases),
+        4.2 * numbers * len(cases),
+        peak_host_bytes(),
+    )
 
 
 def _images(config: RunConfig) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from taskuq.protocols import HasPrecision
 from taskuq.settings import read_toml, to_table
 from taskuq.training.config import TrainingConfig
 from taskuq.training.folder import begin
+from taskuq.training.lightning import quiet, trainer_of
 from taskuq.training.order import EpochOrder
 from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
@@ -245,7 +244,7 @@ def _loop(
     resume: Path | None = None,
 ) -> dict[str, Any]:
     """The one loop of training, whether it is kept or only timed; returns what it took."""
-    # Lightning takes seconds to import, and sets the level of its log, which _quiet lowers.
+    # Lightning takes seconds to import, and sets the level of its log, which quiet lowers.
     from taskuq.training.module import Training
     from taskuq.training.timing import Timing
 
@@ -266,9 +265,9 @@ def _loop(
     module = Training(recipe, config)
     is_shared = machine.processes > 1
     shared = module.layers.of(recipe.network) if is_shared else nullcontext()
-    with _quiet(), own_randomness(config.seed), shared:
-        with _found(machine):
-            trainer = _trainer(config, machine, [timing] if keep is None else [keep, timing])
+    with quiet(), own_randomness(config.seed), shared:
+        callbacks = [timing] if keep is None else [keep, timing]
+        trainer = trainer_of(config, machine, callbacks)
         if trainer.world_size != machine.processes:
             # Lightning takes the number of a SLURM step's tasks for that of processes.
             raise InputError(
@@ -285,46 +284,6 @@ def _loop(
                 f"({first_line(error):.120}); give a smaller training.batch, or more devices"
             ) from error
     return timing.record
-
-
-def _trainer(config: TrainingConfig, machine: Machine, callbacks: list[Any]) -> Any:
-    import pytorch_lightning as pl
-
-    from taskuq.training.keep import SafeIO
-
-    return pl.Trainer(
-        accelerator=machine.accelerator,
-        devices=machine.devices,
-        num_nodes=machine.nodes,
-        strategy="ddp" if machine.processes > 1 else "auto",
-        max_epochs=config.epochs,
-        precision=config.precision,
-        accumulate_grad_batches=config.accumulate,
-        deterministic=config.deterministic,
-        # Our order knows the processes itself, and stays the same when a training is resumed.
-        use_distributed_sampler=False,
-        callbacks=callbacks,
-        logger=False,
-        plugins=[SafeIO()],
-        enable_checkpointing=False,
-        enable_progress_bar=machine.progress,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
-
-
-@contextmanager
-def _found(machine: Machine) -> Iterator[None]:
-    """Say in a sentence that a device which was asked for is not there."""
-    from pytorch_lightning.utilities.exceptions import MisconfigurationException
-
-    try:
-        yield
-    except (MisconfigurationException, ValueError) as error:
-        raise InputError(
-            f"{machine.devices} × {machine.accelerator} cannot be used here "
-            f"({' '.join(str(error).split()):.160}); give another --accelerator or fewer --devices"
-        ) from None
 
 
 def is_first_process() -> bool:
@@ -349,24 +308,6 @@ def _unfrozen(network: nn.Module) -> Iterator[None]:
     finally:
         for weight in frozen:
             weight.requires_grad_(False)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Lightning advises on worker counts and products; what it has to say goes to its log file."""
-    log = logging.getLogger("pytorch_lightning")
-    level = log.level
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=UserWarning, module="pytorch_lightning")
-        # A machine that has SLURM may still train without it.
-        warnings.filterwarnings("ignore", message="The `srun` command", category=UserWarning)
-        # Lightning 2.6 with torch 2.13: a name that moved.
-        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-        log.setLevel(logging.WARNING)
-        try:
-            yield
-        finally:
-            log.setLevel(level)
 
 
 def _loader(

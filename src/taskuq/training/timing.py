@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import resource
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -18,6 +16,7 @@ from torch import nn
 
 from taskuq.files import read_json, write_json
 from taskuq.training.config import TrainingConfig
+from taskuq.usage import peak_host_bytes
 
 SCHEMA = "taskuq.timing/1"
 FILE = "timing.json"
@@ -220,18 +219,6 @@ def timing_sentence(record: Mapping[str, Any]) -> str:
         + (f"{hours:.1f} hours." if hours >= 1 else f"{60 * hours:.2g} minutes.")
     )
     return "\n".join(lines)
-
-
-def peak_host_bytes() -> int:
-    """Return the most memory that this process has had so far.
-
-    Example:
-        >>> peak_host_bytes() > 1_000_000
-        True
-    """
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Linux counts kibibytes, macOS bytes.
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _now(module: LightningModule | None) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import taskuq
-from taskuq.runs.rehearsal.usage import VARIABLE
+from taskuq.usage import VARIABLE
 
 # The end of a process is not waited for longer than this by whoever reads what it said.
 _PATIENCE = 5.0

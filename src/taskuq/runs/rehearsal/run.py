@@ -71,23 +71,27 @@ class Rehearsal:
         self._foretell(work)
         work.lay_out(self.tell)
         made = time.monotonic() - start
-        code = _code()
+        code, machine = _code(), _machine()
+        keys = {line.text: self._key(line, self.added(line), code, machine) for line in self.recipe}
         results: list[dict[str, Any]] = []
         for number, line in enumerate(self.recipe, start=1):
             added = self.added(line)
             self.tell(f"\n[{number}/{len(self.recipe)}] {line.text}")
             if added:
                 self.tell(f"    added: {added}")
-            key = self._key(line, added, code)
-            result = self._kept(before.get(line.text), line, key, results)
+            result = self._kept(before, line, keys, results)
             if result is None:
-                result = self._skipped(line, added, results) or self._run(number, line, added, key)
+                result = self._skipped(line, added, results)
+            if result is None:
+                result = self._run(number, line, added, keys[line.text])
             self.tell(f"    {result_line(result)}")
             if result["status"] == "failed":
                 self.tell(result["error"])
             result["after"] = [before["line"] for before in self._before(line, results)]
             results.append(result)
-            record = self._record(results, made, time.monotonic() - start)
+            # What was kept took its time as well, in another start.
+            earlier = sum(result["seconds"] for result in results if result["kept"])
+            record = self._record(results, made, earlier + time.monotonic() - start)
             write_json(self.output / RECORD, record)
         with whole_file(self.output / PAGE) as partial:
             partial.write_text(rehearsal_markdown(record), encoding="utf-8")
@@ -111,8 +115,9 @@ class Rehearsal:
             for name in ("work", "logs"):
                 shutil.rmtree(self.output / name, ignore_errors=True)
             path.unlink()
-        found = read_json(path, SCHEMA)["lines"] if path.exists() else []
-        write_json(path, self._record(found, 0.0, 0.0))
+        if not path.exists():
+            write_json(path, self._record([], 0.0, 0.0))
+        found = read_json(path, SCHEMA)["lines"]
         return {result["line"]: result for result in found}
 
     def _foretell(self, work: WorkFolder) -> None:
@@ -130,20 +135,30 @@ class Rehearsal:
         self.tell(f"Every command is given {TRACED} too, to show where it fails.")
         work.require_space()
 
-    def _key(self, line: Line, added: str, code: str) -> str:
-        """What decides how a command goes: itself, its configuration, and the code."""
+    def _key(self, line: Line, added: str, code: str, machine: list[Any]) -> str:
+        """What decides how a command goes: itself, its configuration, the code and the machine."""
         config = line.config and content_fingerprint(self.work.path / line.config)
-        return fingerprint([line.text, added, config, code])[:16]
+        return fingerprint([line.text, added, config, code, machine])[:16]
 
     def _kept(
-        self, old: dict[str, Any] | None, line: Line, key: str, results: list[dict[str, Any]]
+        self,
+        before: dict[str, dict[str, Any]],
+        line: Line,
+        keys: dict[str, str],
+        results: list[dict[str, Any]],
     ) -> dict[str, Any] | None:
-        """The earlier result, where the command passed and nothing that it reads was made anew."""
-        if old is None or old["status"] != "passed" or old["key"] != key:
-            return None
+        """The earlier result, where the command passed and nothing that it reads was made anew.
+
+        Commands that fill one place are kept or run together: what one finds there costs nothing.
+        """
+        for other in self.recipe:
+            if other == line or set(other.makes) & set(line.makes):
+                old = before.get(other.text)
+                if old is None or old["status"] != "passed" or old["key"] != keys[other.text]:
+                    return None
         if any(not result["kept"] for result in self._before(line, results)):
             return None
-        return {**old, "kept": True}
+        return {**before[line.text], "kept": True}
 
     def _before(self, line: Line, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The results of the commands whose output a command reads."""
@@ -188,11 +203,15 @@ class Rehearsal:
         return result
 
     def _clear(self, line: Line) -> None:
-        """Remove what an earlier try of a command made, where nothing of others lies there."""
+        """Remove what an earlier try of a command made, where nothing of others lies there.
+
+        A place that several commands fill is removed before the first of them.
+        """
         for made in line.makes:
             others = [m for other in self.recipe if other != line for m in other.makes]
+            first = next(other for other in self.recipe if made in other.makes)
             path = self.work.path / made
-            if any(m == made or m.startswith(f"{made}/") for m in others):
+            if line != first or any(m.startswith(f"{made}/") for m in others):
                 continue
             if path.is_dir():
                 shutil.rmtree(path)
@@ -253,6 +272,14 @@ def _code() -> str:
     root = Path(taskuq.__file__).parent
     files = sorted(root.rglob("*.py"))
     return fingerprint([(str(p.relative_to(root)), content_fingerprint(p)) for p in files])
+
+
+def _machine() -> list[Any]:
+    """What decides how long a command takes: the GPU, or none, and the processors."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return [gpu, os.cpu_count(), platform.machine()]
 
 
 def _size(work: Path, line: Line) -> int:

@@ -29,19 +29,25 @@ def leave_usage() -> None:
     usage = {
         "device": torch.cuda.get_device_name() if torch is not None and on_gpu else "cpu",
         "peak_gpu_bytes": torch.cuda.max_memory_allocated() if torch is not None and on_gpu else 0,
-        "peak_host_bytes": _peak(),
+        "peak_host_bytes": peak_host_bytes(),
     }
     Path(path).write_text(json.dumps(usage), encoding="utf-8")
 
 
-def _peak() -> int:
-    """The most memory of this program: getrusage counts that of who started it on Linux."""
+def peak_host_bytes() -> int:
+    """Return the most memory that this process has had so far.
+
+    Example:
+        >>> peak_host_bytes() > 1_000_000
+        True
+    """
     try:
         status = Path("/proc/self/status").read_text()
         (line,) = (row for row in status.splitlines() if row.startswith("VmHWM:"))
         return 1024 * int(line.split()[1])
     except (OSError, ValueError):
-        import resource  # not on every system
+        # Only where there is no better: a program starts with the peak of who started it on Linux.
+        import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
