@@ -24,7 +24,7 @@ def trainer_of(config: TrainingConfig, machine: Machine, callbacks: list[Any]) -
         callbacks: Who is told of every step and epoch.
     """
     import pytorch_lightning as pl
-    from pytorch_lightning.utilities.exceptions import MisconfigurationException
+    from lightning_fabric.utilities.exceptions import MisconfigurationException
 
     from taskuq.training.keep import SafeIO
 
