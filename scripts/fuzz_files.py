@@ -139,7 +139,7 @@ def _tables():
     made = made.select(accelerations=[8, 4], cases=np.arange(0, made.cases, 7))
     made.save("table.npz")
     header = Header(tuple(map(float, made.accelerations)), made.samples, order="roster",
-                    task_range=made.task_range, provenance={"seed": 3})  # fmt: skip
+                    task_ranges=(made.task_range,), provenance={"seed": 3})  # fmt: skip
     writer, case = TableWriter("table", header), [f"case {i}" for i in range(made.cases)]
     write_roster(Path("table"), [*case, "late"])
     for k, R in enumerate(made.accelerations):
