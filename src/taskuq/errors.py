@@ -25,6 +25,24 @@ class UncheckedWarning(UserWarning):
     """A file carries no checksum, so that damage to it would not be seen."""
 
 
+def whole_sentence(error: BaseException, most: int = 300) -> str:
+    r"""Return what an error is called and says, on one line, with where in a user's code it arose.
+
+    Arguments:
+        error: The error; notes that were added to it say where it arose.
+        most: How much of what it says is kept.
+
+    Example:
+        >>> error = ZeroDivisionError("division\nby zero")
+        >>> error.add_note("in recover, mine.py line 3, case a at R = 8")
+        >>> whole_sentence(error)
+        'ZeroDivisionError: division by zero (in recover, mine.py line 3, case a at R = 8)'
+    """
+    said = " ".join(str(error).split())[:most]
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {said}" + (f" ({notes})" if notes else "")
+
+
 def first_line(error: BaseException) -> str:
     r"""Return the first line of what somebody else's error says, or its name where it says nothing.
 

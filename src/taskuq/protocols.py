@@ -29,6 +29,15 @@ class Measure(Protocol):
 
 
 @runtime_checkable
+class PicturedMeasurement(Protocol):
+    """A measurement that can be looked at: zero-filled, back-projected, blurred."""
+
+    @property
+    def picture(self) -> Any:
+        """The measurement alone as an image, (height, width)."""
+
+
+@runtime_checkable
 class Scanner(Protocol):
     """Anything that can measure the next round of a scan.
 

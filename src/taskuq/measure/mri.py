@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from taskuq.errors import InputError
+from taskuq.measure.coils import rss
 from taskuq.measure.fourier import fft2c, ifft2c
 from taskuq.measure.noise import noise_for, require_seed
 from taskuq.measure.projections import broadcast_mask
@@ -31,6 +32,11 @@ class Measurement:
     zero_filled: Tensor
     mask: Tensor
     acceleration: float
+
+    @property
+    def picture(self) -> Tensor:
+        """The zero-filled image, the coils combined."""
+        return rss(self.zero_filled)
 
     @property
     def kspace(self) -> Tensor:

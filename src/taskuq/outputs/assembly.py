@@ -17,7 +17,14 @@ from taskuq.outputs.columns import (
     to_numpy,
 )
 from taskuq.outputs.parquet import read_columns, read_parts, read_schema, require_column
-from taskuq.outputs.shards import Header, numbers_of, read_header, read_places, shard_paths
+from taskuq.outputs.shards import (
+    PICTURES,
+    Header,
+    numbers_of,
+    read_header,
+    read_places,
+    shard_paths,
+)
 from taskuq.outputs.table import TaskOutputs
 
 # For each row of a shard: the case and the round of the arrays that it fills; -1 for none.
@@ -59,6 +66,7 @@ def read_shards(folder: Path) -> TaskOutputs:
         round_names=header.round_names,
         provenance=header.provenance,
         missing=as_texts(_chosen(ids, ~complete)).to_pylist(),
+        pictures=folder / PICTURES if (folder / PICTURES).exists() else None,
     )  # fmt: skip
 
 

@@ -28,6 +28,8 @@ from taskuq.ranges import ranges_from_json, ranges_to_json
 
 SCHEMA = "taskuq.outputs/1"
 HEADER = "table.json"
+# What a run keeps beside the shards to look at.
+PICTURES = "pictures.npz"
 LOST = "bring back a copy of it, or start the run afresh"
 
 
@@ -75,7 +77,8 @@ class Header:
         """What decides the numbers; who computed them may change between two starts."""
         # As in the file, so that a tuple equals the list it was written as.
         record = dict(plain(self.to_dict()))
-        record["provenance"] = {k: v for k, v in record["provenance"].items() if k != "made_by"}
+        free = ("made_by", "words")
+        record["provenance"] = {k: v for k, v in record["provenance"].items() if k not in free}
         return record
 
     @property

@@ -41,6 +41,7 @@ class TaskOutputs:
         round_names: What rounds are called, e.g. '20 views'; by their accelerations where None.
         provenance: How the table was made.
         missing: Cases a run did not finish; they are not in the arrays.
+        pictures: Where a run has kept pictures of some cases.
 
     Example:
         >>> table = TaskOutputs(rng.random((2, 5, 3)), rng.random(5), accelerations=(8, 4))
@@ -61,6 +62,7 @@ class TaskOutputs:
     round_names: tuple[str, ...] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    pictures: Path | None = None
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class TaskOutputs:
         round_names: Sequence[str] | None = None,
         provenance: Mapping[str, Any] | None = None,
         missing: Iterable[str] = (),
+        pictures: Path | None = None,
     ) -> None:
         x = as_numbers(outputs, "outputs", ndim=(1, 2, 3, 4))
         x = x[:, None] if x.ndim == 1 else x
@@ -113,6 +116,7 @@ class TaskOutputs:
             "round_names": as_round_names(round_names, rounds),
             "provenance": _provenance(provenance),
             "missing": as_texts(missing, "missing"),
+            "pictures": pictures,
         }
         if values["case"] is not None and len(np.unique(values["case"])) != n:  # type: ignore[arg-type]  # an array
             raise InputError("case holds an identity twice; each case needs its own")

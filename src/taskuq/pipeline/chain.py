@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from taskuq.errors import InputError
 from taskuq.interval import FloatArray
 from taskuq.protocols import BatchRecover, Measure, Recover, StoredRecoveries, Task
 from taskuq.seeds import case_seed
+from taskuq.words import round_label
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class Chain:
         seed: The seed of the run.
         size: How many cases run at once.
         device: Where tensors are put before they are measured; where they are by default.
+        round_names: What rounds are called, where they have names.
 
     Example:
         >>> chain = Chain(
@@ -87,6 +92,12 @@ class Chain:
     seed: int
     size: int = 1
     device: str | None = None
+    round_names: tuple[str, ...] | None = None
+
+    def at(self, R: float) -> str:
+        """Say at which round, by its name or its acceleration."""
+        k = list(self.accelerations).index(R)
+        return f"at {round_label(R, None if self.round_names is None else self.round_names[k])}"
 
     def place(self, image: Any) -> Any:
         """Put a tensor on the device; an array stays as it is."""
@@ -103,7 +114,8 @@ class Chain:
         assert 1 <= len(images) <= self.size
         with no_gradients():
             known = [true_image(image) for image in images]
-            targets = self._read(_stack(self._full(known)), "on the true image")
+            with naming("task", f"{_said(names)}, the true image"):
+                targets = self._read(_stack(self._full(known)), "on the true image")
             rounds = [self._round(images, names, R, targets.shape[-1]) for R in self.accelerations]
         counts = {read.shape[1] for read in rounds}
         if len(counts) > 1:
@@ -111,16 +123,26 @@ class Chain:
         outputs = np.stack(rounds, axis=1)
         return [self._case(targets[k], outputs[k]) for k in range(len(images))]
 
+    def target(self, image: Any) -> FloatArray:
+        """Return what the task reads off one true image, (task,)."""
+        with no_gradients():
+            return np.asarray(self._read(_stack([image]), "on the true image")[0])
+
+    def drawn(self, image: Any, name: str, R: float) -> Any:
+        """Return the recoveries of one case in a round, where cases run one by one."""
+        return self._recoveries([image], [name], R)
+
     def _round(
         self, images: Sequence[Any], names: Sequence[str], R: float, tasks: int
     ) -> FloatArray:
         """Return the numbers of one round, (case, sample, task)."""
         recoveries = self._recoveries(images, names, R)
         self._require_shape(images[0], recoveries, R)
-        read = self._read(recoveries, f"at R = {R:g}")
+        with naming("task", f"{_said(names)} {self.at(R)}"):
+            read = self._read(recoveries, self.at(R))
         if len(read) not in (self.size, self.size * self.samples) or read.shape[1] != tasks:
             raise InputError(
-                f"the task gave {read.shape} numbers at R = {R:g}; {self.samples} samples of "
+                f"the task gave {read.shape} numbers {self.at(R)}; {self.samples} samples of "
                 f"{tasks} tasks are needed for {self.size} cases"
             )
         return read.reshape(self.size, -1, tasks)
@@ -130,7 +152,7 @@ class Chain:
         truth, found = tuple(true_image(image).shape), tuple(np.shape(recoveries)[1:])
         if truth != found:
             raise InputError(
-                f"recoveries at R = {R:g} have shape {found}, but the true image has {truth}, and "
+                f"recoveries {self.at(R)} have shape {found}, but the true image has {truth}, and "
                 "the task has to see both alike; let the recovery return (sample, height, width), "
                 "or give images of one channel"
             )
@@ -140,12 +162,17 @@ class Chain:
         if isinstance(self.recover, StoredRecoveries):
             # Found by the name of the case, whatever would be measured.
             return _like(images[0], self.recover.stored(names[0], R, samples=self.samples))
-        measurements = self._full([self.measure(image, R) for image in images])
+        measurements = []
+        for image, name in zip(images, names, strict=True):
+            with naming("measure", f"case {name} {self.at(R)}"):
+                measurements.append(self.measure(image, R))
+        measurements = self._full(measurements)
         seeds = self._full([case_seed(self.seed, name, R) for name in names])
-        if self.size == 1:
-            return self.recover(measurements[0], samples=self.samples, seed=seeds[0])
-        assert isinstance(self.recover, BatchRecover), "cases run one by one without it"
-        drawn = self.recover.batch(measurements, samples=self.samples, seeds=seeds)
+        with naming("recover", f"{_said(names)} {self.at(R)}"):
+            if self.size == 1:
+                return self.recover(measurements[0], samples=self.samples, seed=seeds[0])
+            assert isinstance(self.recover, BatchRecover), "cases run one by one without it"
+            drawn = self.recover.batch(measurements, samples=self.samples, seeds=seeds)
         if len(drawn) != self.size:
             raise InputError(
                 f"the recovery gave {len(drawn)} cases for a batch of {self.size}; let batch "
@@ -166,7 +193,7 @@ class Chain:
     def _case(self, targets: FloatArray, outputs: FloatArray) -> CaseOutputs | InputError:
         with np.errstate(over="ignore"):
             kept = outputs.astype(np.float32)
-        places = ["on the true image", *(f"at R = {R:g}" for R in self.accelerations)]
+        places = ["on the true image", *map(self.at, self.accelerations)]
         for where, numbers in zip(places, [targets, *kept], strict=True):
             if not np.isfinite(numbers).all():
                 return InputError(f"the task {where} gave NaN or infinite numbers")
@@ -174,6 +201,39 @@ class Chain:
 
     def _full(self, items: list[Any]) -> list[Any]:
         return items + items[-1:] * (self.size - len(items))
+
+
+@contextmanager
+def naming(part: str, whom: str) -> Iterator[None]:
+    """Note on an error of a user's part in which line of it, and for which case, it arose.
+
+    Arguments:
+        part: What was called: measure, recover or task.
+        whom: For which case in which round.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        line = users_line(error)
+        error.add_note(f"in {part}{line and f', {line}'}, {whom}")
+        raise
+
+
+def users_line(error: BaseException) -> str:
+    """Say in which line of the user's own code an error arose; nothing where that is not known.
+
+    The innermost line that belongs neither to this package nor to an installed one.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = str(Path(__file__).resolve().parents[1])
+    mine = [f for f in frames if not f.filename.startswith(ours) and "-packages" not in f.filename]
+    return f"{Path(mine[-1].filename).name} line {mine[-1].lineno}" if mine else ""
+
+
+def _said(names: Sequence[str]) -> str:
+    return f"case {names[0]}" if len(names) == 1 else f"cases {', '.join(names)[:80]}"
 
 
 def _stack(images: list[Any]) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from taskuq.disk import ended_by_sigterm
-from taskuq.errors import InputError, MachineError
+from taskuq.errors import InputError, MachineError, whole_sentence
 from taskuq.outputs.shards import Header, TableWriter, finished_cases
 from taskuq.pipeline.batches import Batches, Ran
 from taskuq.pipeline.cases import Cases
@@ -155,7 +155,7 @@ class Work:
                 if successes == 0 and failures >= HOPELESS:
                     raise InputError(
                         f"the first {failures} cases all failed, the last with "
-                        f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                        f"{whole_sentence(error, 200)}"
                     ) from error
         finally:
             rows.flush()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from taskuq.disk import append_line, is_plain, reading
+from taskuq.errors import whole_sentence
 
 NAME = "log.jsonl"
 
@@ -38,8 +39,7 @@ class RunLog:
 
     def failed(self, case: str, error: BaseException) -> None:
         """Remember that a case could not be finished, and why."""
-        sentence = " ".join(str(error).split())[:500]
-        self.write("failed", case=case, error=f"{type(error).__name__}: {sentence}")
+        self.write("failed", case=case, error=whole_sentence(error, 500))
 
     def failures(self) -> dict[str, str]:
         """Return the cases that failed when they were last tried, and why."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,24 +16,26 @@ import numpy as np
 
 from taskuq.checks import require_part
 from taskuq.disk import ended_by_sigterm
-from taskuq.errors import InputError, TakenError
+from taskuq.errors import InputError, TakenError, whole_sentence
 from taskuq.outputs.columns import ROSTER, read_roster, write_roster
 from taskuq.outputs.rounds import as_rounds
 from taskuq.outputs.shards import HEADER, Header, TableWriter, finished_cases, read_header
 from taskuq.outputs.table import TaskOutputs
 from taskuq.pipeline.batches import Batches, batch_size
 from taskuq.pipeline.cases import Cases, as_cases
-from taskuq.pipeline.chain import CaseOutputs, Chain
+from taskuq.pipeline.chain import CaseOutputs, Chain, true_image
 from taskuq.pipeline.device import pinned_threads, threads_here
 from taskuq.pipeline.engines import Engine, ThisProcess
 from taskuq.pipeline.identity import require_same_run
 from taskuq.pipeline.local import HOPELESS, Work
-from taskuq.pipeline.log import NAME as LOG
 from taskuq.pipeline.log import RunLog
+from taskuq.pipeline.pictures import as_picture, choose_cases, keep_pictures
 from taskuq.pipeline.progress import Progress
 from taskuq.pipeline.provenance import provenance
+from taskuq.pipeline.removal import remove_table
 from taskuq.protocols import Measure, NamedTask, RangedTask, Recover, StoredRecoveries, Task
 from taskuq.ranges import as_ranges
+from taskuq.words import Words, as_words
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ class Pipeline:
         engine: Engine | None = None,
         batch: int | None = None,
         threads: int | None = None,
+        pictures: int = 0,
+        words: Any = None,
         fresh: bool = False,
         quiet: bool = False,
     ) -> TaskOutputs:
@@ -126,6 +129,9 @@ class Pipeline:
             threads: How many threads torch computes with, in every worker. By default as many as
                 it has here, one in the workers of another engine, and those of the table where it
                 is gone on with. Tables of equal threads and batches are equal bit for bit.
+            pictures: Of how many cases to keep pictures for the explorer; they are chosen before
+                anything is recovered, spread over the targets, and lie beside the table.
+            words: What cases, groups and rounds are called on a page (:class:`taskuq.words.Words`).
             fresh: Throw away what the folder holds and begin again.
             quiet: Show no progress.
         """
@@ -142,7 +148,7 @@ class Pipeline:
                 self.recover, image, samples=samples, cases=len(cases), device=self.device,
                 batch=batch,
             )  # fmt: skip
-        chain = self.chain(rates, samples=samples, seed=seed, size=size)
+        chain = self.chain(rates, samples=samples, seed=seed, size=size, round_names=called)
         with tempfile.TemporaryDirectory() as scratch, chosen.ready(Path(scratch)):
             # Within the scratch, so that what an engine leaves beside a table is gone with it.
             folder = Path(scratch) / "table" if store is None else Path(store)
@@ -151,13 +157,23 @@ class Pipeline:
             count = _threads(threads, folder, chosen)
             describe = partial(
                 self._header, task_names=task_names, task_range=task_range, called=called,
-                configuration=configuration, threads=count,
+                configuration=configuration, threads=count, words=as_words(words),
             )  # fmt: skip
             with pinned_threads(count):
-                return _fill(folder, chain, cases, seen, describe, chosen, quiet=quiet)
+                shown = _shown(chain, cases, seen, pictures, store)
+                table = _fill(folder, chain, cases, seen, describe, chosen, quiet=quiet)
+                if not shown:
+                    return table
+                return replace(table, pictures=keep_pictures(folder, chain, cases, shown))
 
     def chain(
-        self, accelerations: Sequence[float], *, samples: int, seed: int, size: int = 1
+        self,
+        accelerations: Sequence[float],
+        *,
+        samples: int,
+        seed: int,
+        size: int = 1,
+        round_names: tuple[str, ...] | None = None,
     ) -> Chain:
         """Return the parts with everything that decides their numbers.
 
@@ -166,10 +182,12 @@ class Pipeline:
             samples: Posterior samples per case and round.
             seed: The seed of all samples.
             size: How many cases run at once.
+            round_names: What rounds are called.
         """
         return Chain(
-            self.measure, self.recover, self.task, accelerations, samples, seed, size, self.device
-        )
+            self.measure, self.recover, self.task, accelerations, samples, seed, size, self.device,
+            round_names,
+        )  # fmt: skip
 
     def _header(
         self,
@@ -182,6 +200,7 @@ class Pipeline:
         called: tuple[str, ...] | None,
         configuration: Mapping[str, Any] | None,
         threads: int | None,
+        words: Words,
     ) -> Header:
         """Describe the table; how many samples and tasks there are is seen on the first cases."""
         if (folder / HEADER).exists():
@@ -199,6 +218,8 @@ class Pipeline:
             task_range = self.task.range
         made = provenance({"samples": chain.samples, **(configuration or {})}, chain.seed)
         made["threads"] = threads
+        if words != Words():
+            made["words"] = words.to_dict()
         made["made_by"] |= {"batch": chain.size, "device": chain.device or "cpu"}
         return Header(
             accelerations=tuple(chain.accelerations),
@@ -244,6 +265,19 @@ def _fill(
     return TaskOutputs.load(folder)
 
 
+def _shown(
+    chain: Chain, cases: Cases, seen: Mapping[int, Any], pictures: int, store: Any
+) -> list[int]:
+    """The cases to keep pictures of; refused where there are none to keep, or nowhere."""
+    if pictures < 1:
+        return []
+    if store is None:
+        raise InputError("pictures are kept beside the table; give store, the folder of both")
+    for image in seen.values():
+        as_picture(true_image(image))
+    return choose_cases(chain, cases, pictures)
+
+
 def _threads(asked: int | None, folder: Path, engine: Engine) -> int | None:
     """How many threads torch is to compute with: as asked, as before, or as is usual here."""
     if asked is not None:
@@ -283,10 +317,7 @@ def _begin(
             return begun, batches.chain
     reason = list(begun.values())[-1]
     assert isinstance(reason, Exception)
-    raise InputError(
-        f"none of the first cases could be run: {type(reason).__name__}: "
-        f"{' '.join(str(reason).split())[:300]}"
-    ) from reason
+    raise InputError(f"none of the first cases could be run: {whole_sentence(reason)}") from reason
 
 
 @contextmanager
@@ -302,33 +333,6 @@ def _telling_what_is_kept(work: Work) -> Iterator[None]:
             "the same command goes on with the rest"
         )
         raise
-
-
-def remove_table(folder: Path) -> None:
-    """Remove the files of a table and its log; refuse a folder that holds anything else.
-
-    Arguments:
-        folder: The folder of the table.
-    """
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise InputError(f"{folder} is a file, not a table; choose another name")
-    files = sorted(folder.iterdir())
-    strangers = [path.name for path in files if not _is_ours(path)]
-    if strangers:
-        raise InputError(
-            f"{folder} holds {strangers[0]}, which is not part of a table; choose another folder"
-        )
-    for path in files:
-        path.unlink()
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether a run has written this file, whole or in part."""
-    known = rf"({re.escape(HEADER)}|{re.escape(LOG)}|{re.escape(ROSTER)}|part-\d+-\w+\.parquet)"
-    is_name = re.fullmatch(rf"{known}|\.{known}\.\w+\.partial", path.name)
-    return is_name is not None and path.is_file() and not path.is_symlink()
 
 
 def _check_roster(folder: Path, cases: Cases) -> None:

@@ -27,7 +27,7 @@ from taskuq.measure.mri import MultiCoilMRI
 from taskuq.outputs import TaskOutputs
 from taskuq.pipeline.device import pick_device
 from taskuq.pipeline.provenance import provenance
-from taskuq.pipeline.run import remove_table
+from taskuq.pipeline.removal import remove_table
 from taskuq.protocols import BatchRecover, NamedTask, PosteriorRecover, RangedTask
 from taskuq.recover.cases import as_coils
 from taskuq.recover.methods import RECOVERIES
@@ -248,7 +248,9 @@ class _Drawing:
                     provenance=provenance(
                         to_table(self.config) | {"sampler": self.name}, self.config.seed
                     ),
-                    **about,
+                    case=about["case"],
+                    group=about["group"],
+                    label=about["label"],
                 ).save(target / name)
             pixels: dict[str, Any] = {
                 name: torch.stack([torch.cat(of[name]) for of in self.pixels]).cpu().numpy()

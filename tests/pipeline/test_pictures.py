@@ -1,0 +1,148 @@
+"""Pictures of some cases beside a run's numbers, and errors of a user's own code that say where."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from taskuq.errors import InputError
+from taskuq.files import open_npz
+from taskuq.pipeline.log import RunLog
+from taskuq.pipeline.pictures import as_picture
+from taskuq.seeds import case_seed
+
+RATES = (8, 2)
+
+
+def measure(image, acceleration):
+    return np.repeat(image[::2], 2, axis=0) / acceleration
+
+
+def recover(measurement, *, samples, seed):
+    noise = np.random.default_rng(seed).standard_normal((samples, *measurement.shape))
+    return measurement + 0.1 * noise
+
+
+def task(images):
+    return images.reshape(len(images), -1).mean(axis=1)
+
+
+PIPELINE = tq.Pipeline(measure, recover, task)
+IMAGES = np.random.default_rng(0).random((40, 12, 10)) * np.linspace(0, 1, 40)[:, None, None]
+ASKED = {"accelerations": RATES, "samples": 3, "seed": 5, "quiet": True}
+
+
+def pictures(path):
+    with open_npz(path, "pictures") as archive:
+        return {name: archive[name] for name in archive}
+
+
+def test_pictures_are_of_the_draws_whose_numbers_the_table_holds(tmp_path):
+    table = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, pictures=6)
+    kept = pictures(table.pictures)
+
+    assert kept["samples"].shape == (6, 2, 3, 12, 10)
+    assert sorted(kept) == ["case", "estimate", "mean", "samples", "sd", "truth"]
+    for s, case in enumerate(kept["case"]):
+        at = table.case.tolist().index(case)
+        np.testing.assert_allclose(task(kept["samples"][s, 1]), table.outputs[1, at], rtol=1e-5)
+        drawn = recover(measure(IMAGES[at], 2), samples=3, seed=case_seed(5, case, 2.0))
+        np.testing.assert_allclose(kept["sd"][s, 1], drawn.std(0), rtol=1e-5)
+    targets = task(kept["truth"])
+    assert np.ptp(targets) > 0.8 * np.ptp(table.targets), "they are spread over the outcomes"
+
+
+def test_the_choice_does_not_depend_on_recoveries(tmp_path):
+    worse = tq.Pipeline(measure, lambda y, *, samples, seed: np.stack([0 * y] * samples), task)
+    one = PIPELINE.run(IMAGES, **ASKED, store=tmp_path / "a", pictures=5)
+    other = worse.run(IMAGES, **ASKED, store=tmp_path / "b", pictures=5)
+
+    assert pictures(one.pictures)["case"].tolist() == pictures(other.pictures)["case"].tolist()
+
+
+def test_a_run_that_goes_on_keeps_its_pictures_and_fresh_removes_them(tmp_path):
+    first = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, pictures=4)
+    before = first.pictures.stat().st_mtime_ns
+    again = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, pictures=4)
+
+    assert again.pictures.stat().st_mtime_ns == before
+    assert tq.TaskOutputs.load(tmp_path).pictures == first.pictures
+    assert PIPELINE.run(IMAGES, **ASKED, store=tmp_path, fresh=True).pictures is None
+
+
+def test_signals_and_colours_are_shown_and_volumes_refused(tmp_path):
+    signals = tq.Pipeline(measure, recover, task).run(
+        IMAGES[:, 0], **ASKED, store=tmp_path / "signals", pictures=2
+    )
+    colours = np.random.default_rng(0).random((5, 6, 8, 3))
+    seen = PIPELINE.run(colours, **ASKED, store=tmp_path / "colours", pictures=2)
+
+    assert pictures(signals.pictures)["truth"].shape == (2, 1, 10)
+    assert pictures(seen.pictures)["mean"].shape == (2, 2, 6, 8, 3)
+    assert pictures(seen.pictures)["sd"].shape == (2, 2, 6, 8)
+    with pytest.raises(InputError, match="cannot be shown as a picture"):
+        PIPELINE.run(np.zeros((2, 4, 4, 4, 4)), **ASKED, store=tmp_path / "volumes", pictures=2)
+    assert not (tmp_path / "volumes").exists()
+
+
+def test_pictures_need_a_place():
+    with pytest.raises(InputError, match="give store"):
+        PIPELINE.run(IMAGES, **ASKED, pictures=2)
+
+
+def test_complex_images_are_seen_by_their_magnitude():
+    assert as_picture(np.full((4, 4), 3j)).tolist() == np.full((4, 4), 3.0).tolist()
+
+
+def failing(images, part, when, tmp_path):
+    """Run with a part that divides by zero for one image."""
+
+    def broken(function):
+        def call(x, *arguments, **keywords):
+            if when(x):
+                return 1 / 0  # the user's line
+            return function(x, *arguments, **keywords)
+
+        return call
+
+    parts = {"measure": measure, "recover": recover, "task": task}
+    parts[part] = broken(parts[part])
+    table = tq.Pipeline(**parts).run(images, **ASKED, store=tmp_path, round_names=["short", "long"])
+    return table, RunLog(tmp_path).failures()
+
+
+@pytest.mark.parametrize(
+    ("part", "when", "where"),
+    [
+        ("measure", lambda x: x.max() > 5, "case 3 at short"),
+        ("recover", lambda x: x.max() > 5 / 3, "case 3 at long"),
+        ("task", lambda x: x.max() > 5, "case 3, the true image"),
+    ],
+)
+def test_an_error_of_a_users_part_names_case_round_and_line(tmp_path, part, when, where):
+    images = IMAGES.copy()[:8]
+    images[3] *= 100
+    images[3] = np.minimum(images[3], 6)
+    # At the first round the measurement is an eighth of that: too small for the recovery to fail.
+    table, failures = failing(images, part, when, tmp_path)
+    here = Path(__file__)
+    lines = here.read_text().splitlines()
+    line = next(k for k, text in enumerate(lines, 1) if text.endswith("# the user's line"))
+
+    assert table.missing == ("3",)
+    assert failures == {
+        "3": f"ZeroDivisionError: division by zero (in {part}, {here.name} line {line}, {where})"
+    }
+
+
+def test_an_error_in_every_case_is_raised_with_case_round_and_line(tmp_path):
+    with pytest.raises(InputError, match=r"recover, test_pictures.py line \d+, case \d at short"):
+        failing(IMAGES[:3], "recover", lambda x: True, tmp_path)
+
+
+def test_words_lie_with_the_table_and_may_change(tmp_path):
+    table = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, words={"case": "scene"})
+
+    assert table.provenance["words"]["case"] == "scene"
+    assert PIPELINE.run(IMAGES, **ASKED, store=tmp_path, words={"case": "frame"}).cases == 40
