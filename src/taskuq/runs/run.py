@@ -136,6 +136,11 @@ def files_of(settings: Any) -> Iterator[Path]:
     """
     for field_ in fields(settings):
         value = getattr(settings, field_.name)
+        if isinstance(value, dict):
+            # Tables by names of the user's choice.
+            for part in value.values():
+                yield from files_of(part)
+            continue
         for named in value if isinstance(value, tuple) else (value,):
             if field_.name == "cache" or not isinstance(named, Path):
                 continue

@@ -21,6 +21,7 @@ TASKS = Methods(
     {
         "air-share": "taskuq.task.air:AirShare",
         "mean-intensity": "taskuq.task.methods:MeanIntensityMethod",
+        "several": "taskuq.task.several:SeveralMethod",
     },
 )
 
