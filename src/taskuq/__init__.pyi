@@ -7,6 +7,7 @@ from .calibration import (
     load_bound,
 )
 from .decide import (
+    Monitor,
     Policy,
     acquire,
     load_policy,
@@ -29,6 +30,7 @@ __all__ = [
     "Evaluation",
     "InputError",
     "Interval",
+    "Monitor",
     "Pipeline",
     "Policy",
     "TaskOutputs",

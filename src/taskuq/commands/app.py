@@ -33,6 +33,7 @@ table            | run         | Make a table of task outputs that were made els
 status           | run         | Tell how far a run is and what failed.
 masks            | masks       | Make nested sampling masks, with a picture.
 quality          | quality     | Measure the image quality of recoveries.
+monitor          | monitor     | Look for evidence that new cases are not like a policy's old ones.
 audit            | audit       | Check an audit trail and tell the story of each scan.
 report           | report      | Rebuild a run's page from its stored results; export them.
 plan-size        | bounds      | Say how many calibration cases are needed.

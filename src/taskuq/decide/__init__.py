@@ -2,6 +2,7 @@
 
 from taskuq.decide.acquisition import acquire
 from taskuq.decide.kinds import POLICIES, PolicyPlan
+from taskuq.decide.monitor import Monitor
 from taskuq.decide.planning import plan
 from taskuq.decide.policy import Decision, Policy, load_policy
 from taskuq.decide.scan import Acquisition, GroupAcquisition
@@ -13,6 +14,7 @@ __all__ = [
     "Acquisition",
     "Decision",
     "GroupAcquisition",
+    "Monitor",
     "Policy",
     "PolicyPlan",
     "Simulation",

@@ -14,6 +14,7 @@ from typing import Any, overload
 from taskuq.checks import require_part
 from taskuq.decide.audit import append, log_line
 from taskuq.decide.faults import piece_fault
+from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import Policy
 from taskuq.decide.scan import Acquisition, GroupAcquisition, RoundRecord
 from taskuq.decide.scan_state import StateFile
@@ -32,7 +33,7 @@ def acquire(
     policy: Policy, scanner: Scanner, *, recover: Recover, task: Task, samples: int,
     seed: int = 0, case: str | None = None, cases: None = None, scan_id: str | None = None,
     state: StatePath = None, log: StatePath = None, deadline: float | None = None,
-    on_round: OnRound | None = None,
+    monitor: Monitor | None = None, on_round: OnRound | None = None,
 ) -> Acquisition: ...  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def acquire(
     policy: Policy, scanner: Scanner, *, recover: Recover, task: Task, samples: int,
     seed: int = 0, case: None = None, cases: Sequence[str], scan_id: str | None = None,
     state: StatePath = None, log: StatePath = None, deadline: float | None = None,
-    on_round: OnRound | None = None,
+    monitor: Monitor | None = None, on_round: OnRound | None = None,
 ) -> GroupAcquisition: ...  # fmt: skip
 
 
@@ -50,7 +51,8 @@ def acquire(
     policy: Policy, scanner: ScannerOfEach, *, recover: Recover, task: Task, samples: int,
     seed: int = 0, case: None = None, cases: Sequence[str] | None = None,
     scan_id: str | None = None, state: StatePath = None, log: StatePath = None,
-    deadline: float | None = None, on_round: OnRound | None = None,
+    deadline: float | None = None, monitor: Monitor | None = None,
+    on_round: OnRound | None = None,
 ) -> GroupAcquisition: ...  # fmt: skip
 
 
@@ -68,6 +70,7 @@ def acquire(
     state: StatePath = None,
     log: StatePath = None,
     deadline: float | None = None,
+    monitor: Monitor | None = None,
     on_round: OnRound | None = None,
 ) -> Acquisition | GroupAcquisition:
     """Scan a case, or all cases of a group, round by round until the policy stops.
@@ -115,6 +118,8 @@ def acquire(
         log: The audit trail; by default ``log.jsonl`` beside the state.
         deadline: Seconds that recovery and task may take together for a case in a round; not for
             the last round, nor for what is computed again on resuming.
+        monitor: What watches whether new units are still like the calibration units: it is shown
+            the first round of every scan, and where it withdraws the promise none stops early.
         on_round: Called after each round with the record of each case, e.g. to show progress.
 
     Returns:
@@ -128,7 +133,9 @@ def acquire(
     require_part(recover, "recover", Recover)
     require_part(task, "task", Task)
     _require_fitting(policy, scanners, samples, scan_id, state, deadline, seed)
-    steps = Steps(policy, scanners, recover, task, seed, Worker(deadline))
+    if monitor is not None:
+        _require_watching(monitor, policy, scanners)
+    steps = Steps(policy, scanners, recover, task, seed, Worker(deadline), monitor, scan_id)
     steps.warn_of_others()
     if state is None:
         scan = _Scan(steps, scan_id, None, None if log is None else Path(log), on_round)
@@ -167,6 +174,21 @@ def _require_fitting(
         raise InputError(f"the deadline must be a positive number of seconds, got {deadline!r}")
     if not isinstance(seed, Integral):
         raise InputError(f"the seed must be an integer, got {seed!r}")
+
+
+def _require_watching(monitor: Monitor, policy: Policy, scanners: Scanners) -> None:
+    if not monitor.is_of(policy):
+        raise InputError("the monitor watches another policy; make one of this policy")
+    if monitor.is_by_group and not scanners.is_group:
+        raise InputError(
+            "this policy is about groups, so its monitor has to see all cases of a group at once, "
+            "got a scanner of one case; give a scanner for each case of the group"
+        )
+    if monitor.reference and monitor.look is None:
+        raise InputError(
+            f"the monitor has statistics of your own ({', '.join(monitor.reference)}), and a scan "
+            "has to know how they are read off a measurement; give the monitor look="
+        )
 
 
 @dataclass(frozen=True)
@@ -233,6 +255,8 @@ class _Scan:
         """Tell the audit trail."""
         if self.trail is not None:
             made_with = {"scan_id": self.scan_id or "", **self.steps.fingerprints}
+            if (monitor := self.steps.monitor) is not None:
+                made_with |= {"evidence": monitor.evidence, "withdrawn": monitor.is_withdrawn}
             append(self.trail, [log_line(record, latency, **made_with) for record in records])
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.units import PolicyUnitName, Unit, as_unit, unit_index
@@ -19,6 +20,7 @@ from taskuq.decide.learning import learn, round_arrays
 from taskuq.decide.outlook import outlook, with_shortage
 from taskuq.decide.policy import Policy
 from taskuq.decide.rules import Examination
+from taskuq.decide.seen import statistics
 from taskuq.decide.stopping import Calibrator, Losses, search_allowed, smallest_certified
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray
@@ -178,7 +180,14 @@ def planned(
             "identical_samples": identical_samples(table),
             **_made_from(table),
         },
+        watch=_seen(table, index),
     )
+
+
+def _seen(table: TaskOutputs, index: NDArray[np.int64]) -> dict[str, tuple[float, ...]]:
+    """What was seen of all units of a table in the first round, those for tuning among them."""
+    x, z = round_arrays(table)
+    return statistics(x[0], index, table.task_names, z[0])
 
 
 def _made_from(table: TaskOutputs) -> dict[str, Any]:

@@ -90,6 +90,8 @@ class Policy:
             drawn at random in that average.
         provenance: What else is known of the calibration.
         outlook: That no scan stops early, or every one in the first round, where that is so.
+        watch: What was seen of each calibration unit in the first round, by the name of the
+            statistic: what :class:`taskuq.Monitor` compares new units with.
     """
 
     kind: str
@@ -107,6 +109,7 @@ class Policy:
     certificate: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     outlook: str | None = None
+    watch: Mapping[str, tuple[float, ...]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         POLICIES[self.kind]
@@ -161,7 +164,7 @@ class Policy:
             raise InputError(f"this policy has rounds 0 to {last}, got {round!r}")
         if round == last:
             return self._known(value)
-        x, single = self._check(int(round), outputs)
+        x, single = self.checked(outputs, int(round))
         examined = [rule.examine(x[..., t]) for t, rule in enumerate(self.rules[round])]
         threshold = self.thresholds[round]
         stops = np.all([e.stops(threshold) for e in examined], axis=0)
@@ -213,8 +216,16 @@ class Policy:
             task_names=self.task_names,
         )
 
-    def _check(self, round: int, outputs: Any) -> tuple[FloatArray, bool]:
-        """Bring outputs to (round, case, sample, task), or say what is wrong with them."""
+    def checked(self, outputs: Any, round: int | None = None) -> tuple[FloatArray, bool]:
+        """Bring outputs to (round, case, sample, task), or say what is wrong with them.
+
+        Arguments:
+            outputs: As :meth:`decide` takes them.
+            round: The last round they are of; whichever it is where None.
+
+        Returns:
+            The outputs, and whether they came without a case axis.
+        """
         tasks = len(self.task_names)
         extra = 1 if tasks > 1 else 0
         x = as_numbers(outputs, "outputs", ndim=(1 + extra, 2 + extra, 3 + extra))
@@ -230,7 +241,7 @@ class Policy:
             )
         x = x[:, None] if single else x
         x = x if extra else x[..., None]
-        if len(x) != round + 1:
+        if round is not None and len(x) != round + 1:
             raise InputError(
                 f"round {round} needs the outputs of rounds 0 to {round} in order, got {len(x)} "
                 "rounds; pass every round so far, (round, case, sample)"
@@ -301,6 +312,7 @@ class Policy:
             "certificate": dict(self.certificate),
             "provenance": dict(self.provenance),
             "outlook": self.outlook,
+            "watch": {name: list(values) for name, values in self.watch.items()},
         }
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -345,6 +357,10 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
             certificate=record["certificate"],
             provenance=record["provenance"],
             outlook=record.get("outlook"),
+            watch={
+                str(name): tuple(map(number_from_json, values))
+                for name, values in record.get("watch", {}).items()
+            },
         )
     return policy
 

@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from taskuq.checks import as_numbers, no_gradients
 from taskuq.decide.faults import output_fault, require_value
 from taskuq.decide.kinds import POLICIES
+from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import Decision, Policy
 from taskuq.decide.scan import Acquisition, RoundRecord
 from taskuq.decide.scanners import Scanners
@@ -87,6 +88,8 @@ class Steps:
         task: The task.
         seed: The seed of the recoveries.
         worker: What keeps the deadline.
+        monitor: What watches whether the promise still stands, if anything does.
+        scan_id: What the scan is called, if it has a name.
     """
 
     policy: Policy
@@ -95,8 +98,10 @@ class Steps:
     task: Task
     seed: int
     worker: Worker
+    monitor: Monitor | None = None
+    scan_id: str | None = None
 
-    @property
+    @cached_property
     def fingerprints(self) -> dict[str, Any]:
         """What the decisions were made with, for the audit trail."""
         return {
@@ -135,6 +140,8 @@ class Steps:
                 fault = _failure(error, k)
             if fault is not None:
                 faults[name] = fault
+        if self.monitor is not None:
+            faults |= self._withdrawn(self.monitor, k, scans, outputs, faults)
         if self.policy.whole_group and faults:
             # One decision for all: what is wrong with one is wrong with all.
             first = next(iter(faults.values()))
@@ -147,6 +154,42 @@ class Steps:
             else _record(k, name, outputs[name], decided[name])
             for name in scans
         ]
+
+    def _withdrawn(
+        self,
+        monitor: Monitor,
+        k: int,
+        scans: dict[str, Acquisition],
+        outputs: dict[str, FloatArray],
+        faults: dict[str, str],
+    ) -> dict[str, str]:
+        """Show the first round to the monitor; where the promise is withdrawn nothing may stop."""
+        sound = [name for name in scans if name not in faults]
+        try:
+            if k == 0 and monitor.is_by_group and not faults:
+                self._show(monitor, scans, outputs, self.scan_id)
+            elif k == 0 and not monitor.is_by_group:
+                for name in sound:
+                    called = None if self.scan_id is None else f"{self.scan_id} {name}"
+                    self._show(monitor, {name: scans[name]}, outputs, called)
+            said = monitor.sentence if monitor.is_withdrawn else None
+        except Exception as error:
+            said = f"the monitor cannot tell whether the promise stands ({first_line(error)})"
+        return {} if said is None else dict.fromkeys(sound, said)
+
+    def _show(
+        self,
+        monitor: Monitor,
+        scans: Mapping[str, Acquisition],
+        outputs: Mapping[str, FloatArray],
+        called: str | None,
+    ) -> None:
+        """Show a unit to the monitor: outputs of its cases, and what is seen in their images."""
+        seen: dict[str, float] = {}
+        if monitor.look is not None:
+            each = [monitor.look(self.scanners.combine(n, s.pieces)) for n, s in scans.items()]
+            seen = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
+        monitor.update(np.stack([outputs[name] for name in scans])[None], name=called, seen=seen)
 
     def require_same(self, scans: dict[str, Acquisition], path: Path) -> None:
         """Refuse a stored scan whose decisions do not come out again.

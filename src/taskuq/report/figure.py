@@ -111,6 +111,7 @@ FIGURES: Kinds[FigureKind] = Kinds(
         "split": "taskuq.report.networks:SPLIT",
         "masks": "taskuq.report.networks:MASKS",
         "calibration-size": "taskuq.report.networks:PLANNER",
+        "evidence": "taskuq.report.watching:EVIDENCE",
     },
 )
 

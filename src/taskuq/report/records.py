@@ -24,6 +24,7 @@ STATUS = "taskuq.status/1"
 DATA_CHECK = "taskuq.data-check/1"
 POLICY = "taskuq.policy/1"
 BOUND = "taskuq.bound/1"
+MONITOR = "taskuq.monitor/1"
 
 Record = Mapping[str, Any]
 # What a claim comes to.

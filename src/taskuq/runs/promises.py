@@ -11,6 +11,7 @@ from taskuq.calibration.bound import Bound
 from taskuq.calibration.units import Unit, unit_named
 from taskuq.decide.policy import Policy
 from taskuq.errors import InputError
+from taskuq.fingerprints import fingerprint
 from taskuq.report.contents import Promise
 
 # Promises shown where none is short of anything.
@@ -18,15 +19,19 @@ SHOWN_PROMISES = 4
 
 
 def promises(
-    evaluations: Iterable[Mapping[str, Any]], opened: Sequence[Policy | Bound]
+    evaluations: Iterable[Mapping[str, Any]],
+    opened: Sequence[Policy | Bound],
+    watches: Iterable[Mapping[str, Any]] = (),
 ) -> list[Promise]:
     """Return what is guaranteed, each promise once: the first few, and all that are short.
 
     Arguments:
         evaluations: Records of evaluations; they speak where nothing calibrated is stored.
         opened: The stored policy and bounds.
+        watches: Records of monitors: one may have withdrawn the promise of a policy.
     """
-    found = [Promise(_sentence(one), _shortages(one)) for one in opened]
+    withdrawn = {w["policy"]: str(w["sentence"]) for w in watches if w["withdrawn"] is not False}
+    found = [Promise(_sentence(one), _shortages(one, withdrawn)) for one in opened]
     if not found:
         found = [p for record in evaluations if (p := _of_splits(record)) is not None]
     found = list(dict.fromkeys(found))
@@ -37,13 +42,14 @@ def _sentence(stored: Policy | Bound) -> str:
     return stored.sentence if isinstance(stored, Policy) else stored.guarantee.sentence
 
 
-def _shortages(stored: Policy | Bound) -> tuple[str, ...]:
+def _shortages(stored: Policy | Bound, withdrawn: Mapping[str, str]) -> tuple[str, ...]:
     """Why a stored policy or bound does less than its sentence may lead one to think."""
     short = stored.guarantee.shortage
     if isinstance(stored, Policy):
         if short is None and np.isposinf(stored.thresholds).any():
             short = "no scan may stop in a round whose threshold is infinite"
-        return tuple(s for s in (short and f"But {short}.", stored.outlook) if s)
+        lost = withdrawn and withdrawn.get(fingerprint(stored.to_dict()))
+        return tuple(s for s in (lost, short and f"But {short}.", stored.outlook) if s)
     if short is None and not stored.is_finite:
         short = "no finite interval keeps it: the interval is the whole task range"
     return (f"But {short}.",) if short else ()

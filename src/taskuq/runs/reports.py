@@ -24,7 +24,7 @@ from taskuq.report.contents import Contents, gather
 from taskuq.report.exports import ENDINGS, write_exports
 from taskuq.report.folder import RunFolder, StoredRecord, read_folder
 from taskuq.report.page import page_text, write_page
-from taskuq.report.records import BOUND, PLAN_SIZE, POLICY, SIMULATE
+from taskuq.report.records import BOUND, MONITOR, PLAN_SIZE, POLICY, SIMULATE
 from taskuq.runs.explorer import explorer_numbers
 from taskuq.runs.promises import promises, unit_said
 from taskuq.runs.scans import one_scan
@@ -124,7 +124,8 @@ def study(folder: RunFolder) -> Contents:
     opened = [stored for stored in (policy, *bounds.values()) if stored is not None]
     contents.policy = None if policy is None else policy.to_dict()
     contents.alphas = [stored.alpha for stored in opened]
-    contents.promises = promises(contents.evaluations.values(), opened)
+    watches = [found.record for found in folder.of(MONITOR)]
+    contents.promises = promises(contents.evaluations.values(), opened, watches)
     unit = unit_said(folder.run.get("unit") or (policy and policy.guarantee.unit))
     contents.is_by_group = unit is not None and unit.is_group
     contents.logged = _logged(folder)

@@ -1,0 +1,173 @@
+"""A monitor watches whether new units are like the calibration units, and withdraws the promise."""
+
+from dataclasses import replace
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+from test_evidence import broken
+
+import taskuq as tq
+from taskuq.commands.app import main
+from taskuq.decide.audit import read_trail
+from taskuq.decide.seen import statistics
+from taskuq.decide.watching import watch_table
+from taskuq.runs.reports import write_report
+
+
+@pytest.fixture(scope="module")
+def strange(toy):
+    """Outputs of images that are darker than any calibration image."""
+    rng = np.random.default_rng(0)
+    return 0.05 + 0.01 * rng.random((40, 1, 6))
+
+
+def watched(policy, outputs, **options):
+    monitor = tq.Monitor(policy, **options)
+    for k, x in enumerate(outputs):
+        monitor.update(x, name=f"case {k}")
+    return monitor
+
+
+def test_in_every_order_of_a_population_alarms_are_as_seldom_as_promised(toy_policy):
+    rng = np.random.default_rng(1)
+    x = np.concatenate([rng.random((4, 6)), rng.random((3, 6)) / 9 + 0.2])
+    found = []
+    for chosen in combinations(range(7), 3):
+        seen = statistics(x[list(chosen), :, None], np.arange(3), ["task"])
+        policy = replace(toy_policy, watch={**seen, "error": (0.1, 0.2, 0.3)})
+        orders = permutations(set(range(7)) - set(chosen))
+        found += [watched(policy, x[list(order)]).evidence for order in orders]
+
+    assert broken(np.array(found)) <= 1 + 1e-9
+    assert max(found) > 2
+
+
+def test_other_cases_withdraw_the_promise_and_it_stays_withdrawn(toy, toy_policy, strange):
+    monitor = watched(toy_policy, strange)
+    assert monitor.is_withdrawn
+    assert monitor.withdrawn_after < 20
+    assert "What has changed: centre" in monitor.sentence
+
+    for x in toy.table().outputs[:1].swapaxes(0, 1):
+        monitor.update(x)
+    assert monitor.is_withdrawn
+
+
+def test_cases_like_those_before_do_not(toy, toy_policy):
+    table = toy.table(cases=120)
+    monitor = tq.Monitor(toy_policy)
+    watch_table(monitor, table.select(cases=np.arange(60, 120)))
+
+    assert monitor.units == 60
+    assert not monitor.is_withdrawn
+    assert monitor.sentence.startswith("No evidence")
+
+
+def test_audits_notice_what_outputs_do_not_show(toy, toy_policy):
+    table = toy.table(cases=120).select(cases=np.arange(60, 120))
+    monitor = tq.Monitor(toy_policy)
+    for x, z in zip(table.outputs[:1].swapaxes(0, 1), table.targets, strict=True):
+        monitor.update(x)
+        monitor.audit(x, (z + 0.5) % 1)
+
+    assert list(monitor.changed) == ["error"]
+
+
+def test_a_statistic_of_ones_own_is_watched(toy_policy):
+    rng = np.random.default_rng(2)
+    monitor = tq.Monitor(toy_policy, reference={"noise": rng.random(60)})
+    for x in rng.random((20, 6)):
+        monitor.update(x, seen={"noise": 2.0})
+
+    assert "noise" in monitor.changed
+    with pytest.raises(tq.InputError, match="noise"):
+        monitor.update(np.full(6, 0.5))
+
+
+def test_a_watch_that_goes_on_is_the_same_as_one_that_was_not_interrupted(
+    toy_policy, strange, tmp_path
+):
+    whole = watched(toy_policy, strange[:9])
+    first, second = (tq.Monitor(toy_policy, state=tmp_path / "m.json") for _ in range(2))
+    for k, x in enumerate(strange[:9]):
+        (second if k % 2 else first).update(x, name=f"case {k}")
+    watched(toy_policy, strange[:9], state=tmp_path / "m.json")  # nobody is counted twice
+    third = tq.Monitor(toy_policy, state=tmp_path / "m.json")
+
+    assert third.to_dict() == whole.to_dict()
+
+
+def test_what_does_not_belong_together_is_refused(toy_policy, strange, whole, tmp_path):
+    state = watched(toy_policy, strange[:2], state=tmp_path / "m.json")
+    with pytest.raises(tq.InputError, match="of another delta"):
+        tq.Monitor(toy_policy, delta=0.05, state=tmp_path / "m.json")
+    with pytest.raises(tq.InputError, match="case 0 was seen with"):
+        state.update(np.full(6, 0.9), name="case 0")
+    with pytest.raises(tq.InputError, match="case axis"):
+        tq.Monitor(whole[0]).update(np.full(6, 0.5))
+    with pytest.raises(tq.InputError, match="plan again"):
+        tq.Monitor(replace(toy_policy, watch={}))
+
+
+def test_no_scan_stops_early_once_the_promise_is_withdrawn(toy, toy_policy, strange, tmp_path):
+    seed = toy.seed_of(toy_policy, 1)
+    monitor = watched(toy_policy, strange)
+    log = tmp_path / "log.jsonl"
+    scan = toy.scan(toy.scanner_of(seed), policy=toy_policy, monitor=monitor, log=log)
+
+    assert scan.acceleration == 1
+    assert "The promise is withdrawn" in scan.rounds[0].reason
+    assert [line["withdrawn"] for line in read_trail(log)] == [True] * 4
+    decision = toy_policy.decide(0, scan.rounds[0].outputs)
+    assert decision.stop
+    assert not monitor.judge(decision).stop
+
+
+def test_a_scan_that_is_cut_off_counts_once_and_a_watched_scan_is_as_without(
+    toy, toy_policy, longest, tmp_path
+):
+    monitor = tq.Monitor(toy_policy, state=tmp_path / "m.json")
+    options = {"policy": toy_policy, "state": tmp_path / "s.json", "monitor": monitor}
+    with pytest.raises(toy.PowerCutError):
+        toy.scan(toy.failing(toy.scanner_of(longest), 2), **options)
+    scan = toy.scan(toy.scanner_of(longest), **options)
+    plain = toy.scan(toy.scanner_of(longest), policy=toy_policy)
+
+    assert monitor.units == 1
+    assert [r.to_dict() for r in scan.rounds] == [r.to_dict() for r in plain.rounds]
+
+
+def test_a_group_is_one_unit(toy, whole):
+    policy, seeds = whole
+    monitor = tq.Monitor(policy)
+    toy.scan([toy.scanner_of(s) for s in seeds], policy=policy, monitor=monitor)
+
+    assert monitor.units == 1
+    with pytest.raises(tq.InputError, match="scanner of one case"):
+        toy.scan(toy.scanner_of(1), policy=policy, monitor=monitor)
+
+
+def test_what_a_scan_measured_can_be_looked_at(toy, toy_policy):
+    monitor = tq.Monitor(
+        toy_policy, reference={"energy": [1.0, 2.0]}, look=lambda m: {"energy": abs(m[0]).mean()}
+    )
+    toy.scan(toy.scanner_of(3), policy=toy_policy, monitor=monitor)
+
+    assert len(monitor.streams["energy"].values) == 1
+
+
+def test_the_command_goes_on_and_the_page_withdraws_the_promise(
+    toy, toy_policy, strange, tmp_path, capsys
+):
+    toy_policy.save(tmp_path / "policy.json")
+    new = tq.TaskOutputs(strange.swapaxes(0, 1), case=[f"c{k}" for k in range(40)])
+    new.save(tmp_path / "new.npz")
+    for counted in (40, 0):
+        main(["monitor", *(str(tmp_path / n) for n in ("policy.json", "new.npz")),
+              "-o", str(tmp_path / "monitor.json")])  # fmt: skip
+        assert f"{counted} new cases, 40 in all" in capsys.readouterr().out
+
+    page = write_report(tmp_path).read_text()
+    assert "The promise is withdrawn" in page
+    assert "Whether the promise still stands" in page
