@@ -190,6 +190,21 @@ def test_a_store_of_other_settings_is_not_taken(volumes, small_preparation, kept
         assert "which holds some that were prepared with other settings" in data.raw_because
 
 
+def test_what_is_prepared_from_all_lines_is_read_where_that_is_asked_for(
+    volumes, tmp_path, no_kspace, capsys
+):
+    size = {"size": 32, "minimum_width": 32}
+    full = FastMRIData(path=volumes, compression="full", cache=tmp_path / "cache", **size)
+    raw = list(full.open())
+    prepare(volumes, cache=tmp_path / "cache", precision="single", compression="full", **size)
+    no_kspace()
+    data = full.open()
+
+    assert data.raw_because == ""
+    assert all(torch.equal(one.image, other.image) for one, other in zip(raw, data, strict=True))
+    assert "other settings" in replace(full, compression="measured").open().raw_because
+
+
 def test_a_copy_of_the_file_is_the_same_file(volumes, small_preparation, kept, no_kspace):
     cache = kept()
     for path in volumes.glob("*.h5"):
