@@ -1,5 +1,7 @@
 """What Python says about a setting of the explorer: quantiles, intervals, decisions."""
 
+from dataclasses import replace
+
 import numpy as np
 
 import taskuq as tq
@@ -10,7 +12,6 @@ from taskuq.decide.fixed_width import WindowRule
 from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.planning import OneSet
-from taskuq.decide.policy import Policy
 from taskuq.decide.rules import FamilyRule, examine
 from taskuq.runs.explorer import FEWEST_FOR_LEARNED, RULES, learning_cases, tuned_scores
 
@@ -23,91 +24,121 @@ class Truth:
     """
 
     def __init__(self, explorer, alpha, unit, task_range):
-        self.x = np.moveaxis(explorer.calibration_outputs, 1, 0)
-        self.z = explorer.calibration_targets
+        several = explorer.outputs.ndim == 4
+        # (round, case, sample, task) and (case, task), with one task too.
+        x, shown = (np.moveaxis(v, 1, 0) for v in (explorer.calibration_outputs, explorer.outputs))
+        self.x, self.shown = (v if several else v[..., None] for v in (x, shown))
+        z = explorer.calibration_targets
+        self.z = z if several else z[:, None]
         self.group = explorer.calibration_group
-        self.shown = np.moveaxis(explorer.outputs, 1, 0)
         self.rates = tuple(map(float, explorer.accelerations))
-        self.range = task_range
+        self.tasks = self.x.shape[3]
+        own = [explorer.of(t).task_range for t in range(self.tasks)]
+        self.ranges = [task_range if one is None else one for one in own]
         self.bases = {}
         self.known = {}
         if len(self.z) >= FEWEST_FOR_LEARNED:
             base = Learned()
             aside = learning_cases(base, len(self.z), alpha, self.group, unit)
-            tuned = tuned_scores(base, self.x, self.z, aside, task_range, self.group)
+            tuned = [
+                tuned_scores(base, self.x[..., t], self.z[:, t], aside, self.ranges[t], self.group)
+                for t in range(self.tasks)
+            ]
             self.bases["learned"] = (tuned, ~aside)
 
     def base(self, name, alpha):
+        """The scores of each task and round, and the cases they did not learn from."""
         if name in self.bases:
             return self.bases[name]
         everyone = np.ones(len(self.z), dtype=bool)
-        return [resolve_score(name, alpha)] * len(self.x), everyone
+        return [[resolve_score(name, alpha)] * len(self.x)] * self.tasks, everyone
 
     def bounds(self, setting):
-        """One bound for each round, calibrated by itself."""
+        """One bound for each round of the shown task, calibrated by itself."""
         scores, kept = self.base(setting["score"], float(setting["alpha"]))
-        by_group = setting["unit"] == "group"
+        by_group, t = setting["unit"] == "group", setting.get("task", 0)
         return [
             tq.calibrate(
-                self.x[: k + 1, kept], self.z[kept], alpha=float(setting["alpha"]), score=score,
-                group=self.group[kept] if by_group else None, task_range=self.range,
+                self.x[..., t][: k + 1, kept], self.z[kept, t], alpha=float(setting["alpha"]),
+                score=score, group=self.group[kept] if by_group else None,
+                task_range=self.ranges[t],
             )
-            for k, score in enumerate(scores)
+            for k, score in enumerate(scores[t])
         ]  # fmt: skip
+
+    def widths(self, setting):
+        """The width to stop at of each task."""
+        return [float(text) for text in setting["tau"].split(",")]
+
+    def table(self):
+        """The calibration cases as users have them."""
+        x, z = (self.x, self.z) if self.tasks > 1 else (self.x[..., 0], self.z[:, 0])
+        return tq.TaskOutputs(x, z, self.rates, group=self.group, task_ranges=self.ranges)
 
     def policy(self, setting):
         """The policy with its thresholds."""
-        alpha, goal = float(setting["alpha"]), Goal(max_width=float(setting["tau"]))
+        alpha, widths = float(setting["alpha"]), self.widths(setting)
         entry = RULES[setting["policy"]]
         statistic = {"spread": "spread", "learned-window": "learned"}.get(entry.get("statistic"))
         if (statistic or setting["score"]) in ("spread", "mlwr"):
             return self.planned(setting, entry["kind"])
         scores, kept = self.base(statistic or setting["score"], alpha)
-        if statistic:
-            rules = [WindowRule(s, goal, self.range, float(R**0.25))
-                     for s, R in zip(scores, self.rates, strict=True)]  # fmt: skip
-        else:
-            rules = [FamilyRule(s, goal, self.range) for s in scores]
+
+        def rule(k, t):
+            goal, range_ = Goal(max_width=widths[t]), self.ranges[t]
+            if statistic:
+                return WindowRule(scores[t][k], goal, range_, float(self.rates[k] ** 0.25))
+            return FamilyRule(scores[t][k], goal, range_)
+
+        rules = tuple(tuple(rule(k, t) for t in range(self.tasks)) for k in range(len(self.rates)))
         by_group = setting["unit"] == "group"
         group = self.group[kept] if by_group else None
         promise = Guarantee(
             alpha=alpha, unit="group" if by_group else "case", n_cases=int(kept.sum()),
-            n_groups=len(np.unique(group)) if by_group else None,
+            n_groups=len(np.unique(group)) if by_group else None, tasks=self.tasks,
         )  # fmt: skip
-        x, z = self.x[:, kept, :, None], np.tile(self.z[kept][None, :, None], (len(rules), 1, 1))
-        rules = tuple((rule,) for rule in rules)
+        x, z = self.x[:, kept], np.tile(self.z[kept][None], (len(rules), 1, 1))
+        goal = Goal(max_width=widths[0])
         spec = PolicyPlan(entry["kind"], alpha, goal, statistic=statistic or "spread")
         seen = examine(rules, x, z)
         index = promise.whom.index(seen.cases, group)
         thresholds = spec.thresholds(seen, OneSet(promise, promise.whom, index))
-        return Policy(entry["kind"], goal, self.rates, rules, tuple(thresholds), promise,
-                      self.x.shape[2], task_ranges=(self.range,))  # fmt: skip
+        return replace(
+            self.planned(setting | {"policy": "paper"}, "paper"), kind=entry["kind"],
+            rules=rules, thresholds=tuple(map(float, thresholds)), guarantee=promise,
+        )  # fmt: skip
 
     def planned(self, setting, kind):
         """The policy of a score that learns from all calibration cases, as users plan it."""
-        table = tq.TaskOutputs(self.x, self.z, self.rates, group=self.group, task_range=self.range)
-        return tq.plan(table, alpha=float(setting["alpha"]), max_width=float(setting["tau"]),
-                       policy=kind, score="mlwr", unit=setting["unit"])  # fmt: skip
+        return tq.plan(self.table(), alpha=float(setting["alpha"]),
+                       max_width=self.widths(setting), policy=kind, score="mlwr",
+                       unit=setting["unit"])  # fmt: skip
 
     def at(self, setting):
         """Everything the browser computes for one slice, round by round."""
-        key = tuple(setting[n] for n in ("alpha", "tau", "score", "policy", "unit", "slice"))
+        names = ("alpha", "tau", "score", "policy", "unit", "slice")
+        key = (*(setting[name] for name in names), setting.get("task", 0))
         if key not in self.known:
             self.known[key] = self.rounds(setting)
         return self.known[key]
 
     def rounds(self, setting):
         policy, bounds = self.policy(setting), self.bounds(setting)
-        slice_, rounds = setting["slice"], []
+        slice_, task, rounds = setting["slice"], setting.get("task", 0), []
         for k, bound in enumerate(bounds):
             so_far = self.shown[: k + 1, slice_ : slice_ + 1]
-            interval = bound(so_far if bound.rounds > 1 else so_far[-1])
-            decision = policy.decide(round=k, outputs=so_far)
+            mine = so_far[..., task]
+            interval = bound(mine if bound.rounds > 1 else mine[-1])
+            decision = policy.decide(round=k, outputs=so_far if self.tasks > 1 else mine)
+            report = [
+                float(np.reshape(end, (-1, self.tasks))[0, task])
+                for end in (decision.interval.lower, decision.interval.upper)
+            ]
             rounds.append({
                 "quantile": bound.quantile,
                 "interval": [float(interval.lower[0]), float(interval.upper[0])],
                 "threshold": policy.thresholds[k],
-                "report": [float(decision.interval.lower[0]), float(decision.interval.upper[0])],
+                "report": report,
                 "stops": bool(decision.stops[0]),
             })  # fmt: skip
         return rounds

@@ -100,6 +100,91 @@ def test_the_keyboard_is_enough(page):
     assert page.evaluate(STATE)["slice"] == 5  # round the corner, to the last of six
 
 
+def test_the_film_shows_every_round_and_takes_one_there(page):
+    frames = page.locator("[data-part=rounds] label")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('[data-part=rounds] canvas')]"
+        ".every((c, k) => c.dataset.shown === `0/${k}/mean`)"
+    )
+    frames.nth(2).click()
+
+    assert frames.all_inner_texts() == ["R = 16", "R = 8", "R = 4", "R = 2"]
+    assert page.evaluate(STATE)["round"] == 2
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(STATE)["round"] == 3
+
+
+def test_samples_stand_side_by_side(page):
+    page.locator("[data-part=viewer]").press("a")
+    settled(page)
+    sizes = page.evaluate(
+        "() => ['picture', 'second'].map(n => document.querySelector(`[data-part=${n}]`).width)"
+    )
+
+    assert sizes == [128, 64]  # four samples of 64, two in a row
+    assert "All 4 stored samples" in page.locator("[data-part=picture-name]").inner_text()
+
+
+def test_error_and_spread_share_one_scale_with_its_numbers(page, keep):
+    page.locator("[data-part=viewer]").press("e")
+    page.locator("[data-part=beside]").select_option("sd")
+    page.wait_for_function(
+        "() => document.querySelector('[data-part=second]').dataset.shown === '0/0/sd'"
+    )
+    keep(page.locator("#explorer"), "explorer-error-and-spread")
+    legends = [
+        page.locator(f"[data-part={name}-heat]").inner_text() for name in ("picture", "second")
+    ]
+
+    assert legends[0] == legends[1]
+    assert float(legends[0].split()[-1]) > 0
+
+
+def test_another_case_stands_beside_with_its_own_outcome(page):
+    page.locator("[data-part=beside]").select_option("case-3")
+    page.wait_for_function(
+        "() => document.querySelector('[data-part=second]').dataset.shown === '3/0/mean'"
+    )
+    told = page.locator("[data-part=second-name]").inner_text()
+    stop = page.evaluate("window.taskuqExplorer.at({slice: 3}).stop")
+    names = ["R = 16", "R = 8", "R = 4", "R = 2"]
+
+    assert page.evaluate("window.taskuqExplorer.state().slice") == 0
+    assert (f"stops at {names[stop]} " in told) if stop < 4 else ("measured in full" in told)
+
+
+@pytest.mark.parametrize("motion", ["reduce", "no-preference"])
+@pytest.mark.parametrize("tau", ["0.1", "0.001"])
+def test_a_scan_is_played_until_it_stops(open_page, run_dir, keep, motion, tau):
+    page = open_page(run_dir / "report.html", reduced_motion=motion, fragment=f"#tau={tau}")
+    settled(page)
+    page.locator("[data-part=play]").press("Enter")
+    page.wait_for_function(
+        "() => document.querySelector('#explorer').dataset.playing === 'false'", timeout=30_000
+    )
+    keep(page.locator("#explorer"), f"explorer-played-{tau}-{motion}")
+    stop = page.evaluate("window.taskuqExplorer.at({}).stop")
+    measured = int(page.locator("[data-part=acquired]").get_attribute("data-measured"))
+    said = page.locator("[data-part=played]").inner_text()
+
+    assert (stop == 4) == (tau == "0.001")
+    assert measured == [4, 8, 16, 32, 64][stop]  # of 64 lines
+    assert f"{measured} of 64" in said
+    assert ("the scan stops" in said) == (stop < 4)
+    assert page.evaluate(STATE)["round"] == min(stop, 3)
+    assert page.heard.messages == []
+
+
+def test_playing_can_be_stopped(page):
+    button = page.locator("[data-part=play]")
+    button.click()
+    assert button.inner_text() == "Stop playing"
+    button.click()
+
+    assert page.locator("#explorer").get_attribute("data-playing") == "false"
+    assert button.get_attribute("aria-pressed") == "false"
+
+
 def test_tab_reaches_every_control(page):
     page.locator("[data-part=viewer]").focus()
     reached = set()
@@ -108,7 +193,7 @@ def test_tab_reaches_every_control(page):
         reached.add(page.evaluate("document.activeElement.dataset.part ?? ''"))
 
     assert {"group", "slice", "previous", "next", "alpha", "alpha-exact", "tau", "tau-exact",
-            "policy", "score", "unit", "link", "flip"} <= reached  # fmt: skip
+            "policy", "score", "unit", "link", "flip", "play", "beside"} <= reached  # fmt: skip
 
 
 def test_a_link_restores_the_view(page, open_page, run_dir):

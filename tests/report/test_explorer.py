@@ -48,14 +48,14 @@ def sprawling(seed):
 
 @dataclass
 class Stored:
-    """A page, what Python knows of its explorer, and the size of its task's outputs."""
+    """A page, what Python knows of its explorer, and the size of each task's outputs."""
 
     page: Path
     truth: python_truth.Truth
-    scale: float
+    scales: tuple[float, ...]
 
 
-KINDS = ("by group", "unbounded", "tied and crossing")
+KINDS = ("by group", "unbounded", "tied and crossing", "two tasks")
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +77,27 @@ def stored_everywhere(make_stored):
     return [make_stored(KINDS[2]), make_stored(KINDS[0])]
 
 
+def two_tasks(table):
+    """A second task between 10 and 30: surer than the first, and often about something else."""
+    rng = np.random.default_rng(3)
+    shown = np.arange(table.cases)[-64::8]
+    rest = np.flatnonzero(~np.isin(table.group, table.group[shown]))
+    z = np.clip(0.6 * table.targets + 0.4 * rng.random(table.cases), 0, 1)
+    noise = rng.standard_normal(table.outputs.shape) * 0.1 / np.arange(1, 5)[:, None, None]
+    second, z = 10 + 20 * np.clip(z[:, None] + noise, 0, 1), 10 + 20 * z
+    outputs = np.moveaxis(np.stack([table.outputs, second], axis=-1), 0, 1)
+    targets = np.stack([table.targets, z], axis=-1)
+    return {"outputs": outputs[shown], "targets": targets[shown],
+            "point_outputs": outputs[shown].mean(axis=2),
+            "calibration_outputs": outputs[rest], "calibration_targets": targets[rest],
+            "task_names": ["lesion", "area"], "task_ranges": [[0, 1], [10, 30]]}  # fmt: skip
+
+
 def write_stored(kind, folder):
     table = difficult(run_folder.table_of(volumes=32, samples=9, seed=5))
-    unit, range_, scale, changes = "group", (0.0, 1.0), 1.0, {}
+    unit, range_, scales, changes = "group", (0.0, 1.0), (1.0,), {}
     if kind == "unbounded":
-        unit, range_, scale = "case", None, 20.0
+        unit, range_, scales = "case", None, (20.0,)
         table = TaskOutputs(
             25 + 20 * table.outputs.astype(float), 25 + 20 * table.targets, table.accelerations,
             group=table.group, label=table.label, case=table.case,
@@ -93,6 +109,8 @@ def write_stored(kind, folder):
         changes = {"outputs": outputs[:8], "targets": table.targets[:8],
                    "calibration_outputs": outputs, "calibration_targets": table.targets,
                    "calibration_group": table.group}  # fmt: skip
+    if kind == "two tasks":
+        scales, changes = (1.0, 20.0), two_tasks(table)
     run_folder.write_explorer(
         folder, table, slices=8, size=16, samples=2, task_range=range_, **changes
     )
@@ -100,7 +118,7 @@ def write_stored(kind, folder):
     run_folder.write(folder / "run.json", run)
     explorer = load_explorer(folder / "explorer.npz")
     truth = python_truth.Truth(explorer, ALPHA, unit, range_)
-    return Stored(write_report(folder), truth, scale)
+    return Stored(write_report(folder), truth, scales)
 
 
 def random_settings(count, stored, seed):
@@ -115,14 +133,16 @@ def random_settings(count, stored, seed):
             if i % 2
             else round(float(rng.uniform(0.002, 0.6)), int(rng.integers(3, 8)))
         )
-        tau = stored.scale * float(np.exp(rng.uniform(np.log(0.004), np.log(1.2))))
+        widths = np.exp(rng.uniform(np.log(0.004), np.log(1.2), len(stored.scales)))
+        taus = [float(tau) for tau in widths * stored.scales]
         yield {
             "alpha": repr(float(alpha)),
-            "tau": repr(round(tau, 4) if i % 3 else tau),
+            "tau": ",".join(repr(round(tau, 4) if i % 3 else tau) for tau in taus),
             "score": scores[i % len(scores)],
             "policy": policies[int(rng.integers(len(policies)))],
             "unit": ["case", "group"][int(rng.integers(2))],
             "slice": int(rng.integers(8)),
+            "task": int(rng.integers(stored.truth.tasks)),
         }
 
 
@@ -186,7 +206,7 @@ def test_a_planted_fault_is_found(right, wrong, open_page, tmp_path, stored_ever
 
 def test_at_the_runs_own_setting_it_is_what_plan_makes(stored, open_page):
     truth, page = stored.truth, open_page(stored.page)
-    table = TaskOutputs(truth.x, truth.z, truth.rates, group=truth.group, task_range=truth.range)
+    table = truth.table()
     unit = page.evaluate("window.taskuqExplorer.state().unit")
     for key, kind, extra in [
         ("fixed-width", "fixed-width", {}),
@@ -197,8 +217,10 @@ def test_at_the_runs_own_setting_it_is_what_plan_makes(stored, open_page):
     ]:
         if "learned" in key and "learned" not in truth.bases:
             continue
-        planned = tq.plan(table, alpha=ALPHA, max_width=TAU, policy=kind, unit=unit, **extra)
-        setting = {"alpha": repr(ALPHA), "tau": repr(TAU), "policy": key, "unit": unit, "slice": 0,
+        tau = page.evaluate("window.taskuqExplorer.state().tau")
+        widths = [float(width) for width in tau.split(",")]
+        planned = tq.plan(table, alpha=ALPHA, max_width=widths, policy=kind, unit=unit, **extra)
+        setting = {"alpha": repr(ALPHA), "tau": tau, "policy": key, "unit": unit, "slice": 0,
                    "score": extra.get("score", "ar")}  # fmt: skip
         (rounds,) = page.evaluate(ASK, [setting])
         assert [r["threshold"] for r in rounds] == pytest.approx(planned.thresholds, rel=1e-9)
@@ -210,7 +232,10 @@ def test_the_sliders_and_the_table_show_what_python_says(stored, open_page):
     page.locator("[data-part=score]").select_option("cqr")
     for setting in random_settings(8, stored, seed=3):
         page.locator("[data-part=alpha-exact]").fill(setting["alpha"])
-        page.locator("[data-part=tau-exact]").fill(setting["tau"])
+        for task in range(truth.tasks):
+            if truth.tasks > 1:
+                page.locator("[data-part=task]").select_option(str(task))
+            page.locator("[data-part=tau-exact]").fill(setting["tau"].split(",")[task])
         compare_table(page, truth)
     for part, key in (("alpha", "ArrowLeft"), ("tau", "ArrowRight"), ("alpha", "Home")):
         before = page.evaluate("window.taskuqExplorer.state()")[part]
@@ -242,6 +267,22 @@ def compare_table(page, truth):
     assert python_truth.differences(told, expected) == []
     first = next((k for k, r in enumerate(expected) if r["stops"]), len(expected))
     assert page.locator("#explorer").get_attribute("data-stop") == str(first)
+
+
+def test_two_tasks_stop_together_and_are_shown_one_by_one(make_stored, open_page):
+    stored = make_stored("two tasks")
+    page = open_page(stored.page)
+    alone = page.evaluate(ASK, [{"task": 0}])[0]
+    page.locator("[data-part=task]").select_option("1")
+    told = page.evaluate("window.taskuqExplorer.at({})")
+
+    assert page.locator("[data-part=task] option").all_inner_texts() == [
+        "\u2068lesion\u2069", "\u2068area\u2069"]  # fmt: skip
+    assert [r["stops"] for r in told["rounds"]] == [r["stops"] for r in alone]
+    assert told["rounds"][0]["interval"] != alone[0]["interval"]
+    assert "all tasks" in page.locator("[data-part=promise]").inner_text()
+    page.locator("[data-part=tau-exact]").fill("0.5")
+    assert page.evaluate("window.taskuqExplorer.state().tau") == "0.1,0.5"
 
 
 def number(text):

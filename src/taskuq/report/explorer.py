@@ -6,25 +6,38 @@ import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from taskuq.checks import as_array, as_ids, as_range, require_finite
 from taskuq.errors import InputError
 from taskuq.files import open_npz, whole_file
-from taskuq.interval import FloatArray
+from taskuq.interval import FloatArray, TaskRange
 from taskuq.words import round_label
 
 PICTURES = ("estimate", "mean", "sd")
 SEEN = ("truth", *PICTURES, "samples", "point")
 
 
+class OneTask(NamedTuple):
+    """What is stored of one task; arrays as :class:`Explorer` has them, without a last axis."""
+
+    name: str
+    task_range: TaskRange
+    outputs: FloatArray
+    targets: FloatArray
+    point_outputs: FloatArray | None
+    calibration_outputs: FloatArray
+    calibration_targets: FloatArray
+
+
 @dataclass(frozen=True, eq=False)
 class Explorer:
     """Shown slices and the stored calibration set.
 
-    S slices are shown in T rounds, with J of the p posterior samples as pictures of H x W.
+    S slices are shown in T rounds, with J of the p posterior samples as pictures of H x W. Where
+    there are several tasks, outputs and targets have a last axis for them.
 
     Arguments:
         case: An identity for each slice (S,).
@@ -46,6 +59,8 @@ class Explorer:
         calibration_group: The groups of the calibration cases (n,).
         task_range: The range of the task, (2,).
         round_names: What rounds are called (T,).
+        task_names: What tasks are called (task,).
+        task_ranges: The range of each task (task, 2), infinite where there is none.
     """
 
     case: np.ndarray
@@ -67,6 +82,28 @@ class Explorer:
     calibration_group: np.ndarray | None = None
     task_range: tuple[float, float] | None = None
     round_names: np.ndarray | None = None
+    task_names: np.ndarray | None = None
+    task_ranges: FloatArray | None = None
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks."""
+        return 1 if self.outputs.ndim == 3 else int(self.outputs.shape[3])
+
+    def of(self, task: int) -> OneTask:
+        """Return what is stored of one task."""
+
+        def part(values: FloatArray | None) -> Any:
+            return values if values is None or self.outputs.ndim == 3 else values[..., task]
+
+        name = f"task {task + 1}" if self.tasks > 1 else "task"
+        own = None if self.task_ranges is None else tuple(map(float, self.task_ranges[task]))
+        return OneTask(
+            name if self.task_names is None else str(self.task_names[task]),
+            self.task_range if own is None or not np.isfinite(own).any() else (own[0], own[1]),
+            *map(part, (self.outputs, self.targets, self.point_outputs, self.calibration_outputs,
+                        self.calibration_targets)),
+        )  # fmt: skip
 
     @property
     def labels(self) -> list[str]:
@@ -87,7 +124,7 @@ class Explorer:
 
 NAMES = tuple(field.name for field in fields(Explorer))
 NEEDED = tuple(field.name for field in fields(Explorer) if field.default is MISSING)
-IDS = ("case", "group", "label", "calibration_group", "round_names")
+IDS = ("case", "group", "label", "calibration_group", "round_names", "task_names")
 
 
 def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
@@ -131,27 +168,29 @@ def check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     given = {name: value for name, value in arrays.items() if value is not None}
     x = {n: as_array(given[n], n) for n in given if n not in IDS}
     outputs, calibration = x["outputs"], x["calibration_outputs"]
-    if outputs.ndim != 3 or x["truth"].ndim != 3:
+    if outputs.ndim not in (3, 4) or x["truth"].ndim != 3:
         raise InputError(
-            f"outputs must be (slice, round, sample) and truth (slice, height, width), got "
-            f"{outputs.shape} and {x['truth'].shape}; bring them to these axes"
+            "outputs must be (slice, round, sample), with a last axis for several tasks, and truth "
+            f"(slice, height, width), got {outputs.shape} and {x['truth'].shape}; bring them to "
+            "these axes"
         )
-    S, T, p = outputs.shape
+    S, T, p, *tasks = outputs.shape
     H, W = x["truth"].shape[1:]
     n = len(calibration)
     J = x["samples"].shape[2] if "samples" in x and x["samples"].ndim == 5 else 0
-    _require_shapes(x, S=S, T=T, p=p, H=H, W=W, n=n, J=J)
-    if min(S, T, p, H, W) < 1 or n < 2:
+    _require_shapes(x, tuple(tasks), S=S, T=T, p=p, H=H, W=W, n=n, J=J)
+    if min(S, T, p, H, W, *tasks) < 1 or n < 2:
         raise InputError(f"the explorer needs slices and calibration cases, got {S} and {n}")
     for name, value in x.items():
         if name in SEEN and not np.isfinite(value).all():
             raise InputError(f"{name} holds values that are no numbers; repair those images first")
-        if name not in SEEN and name != "task_range":
+        if name not in (*SEEN, "task_range", "task_ranges"):
             require_finite(np.asarray(value, dtype=float), name)
     rates = x["accelerations"].astype(float)
     if (rates <= 1).any() or (np.diff(rates) >= 0).any():
         raise InputError(f"accelerations must decrease and stay above 1, got {rates.tolist()}")
-    lengths = {"case": S, "group": S, "label": S, "calibration_group": n, "round_names": T}
+    lengths = {"case": S, "group": S, "label": S, "calibration_group": n, "round_names": T,
+               "task_names": tasks[0] if tasks else 1}  # fmt: skip
     ids = {name: as_ids(given[name], name, lengths[name]) for name in IDS if name in given}
     parts: dict[str, Any] = {name: _kept(value, name) for name, value in x.items()}
     parts |= {name: value.astype(str) for name, value in ids.items()}
@@ -159,12 +198,13 @@ def check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     return Explorer(**parts)
 
 
-def _require_shapes(x: Mapping[str, np.ndarray], **n: int) -> None:
+def _require_shapes(x: Mapping[str, np.ndarray], tasks: tuple[int, ...], **n: int) -> None:
     S, T, H, W = n["S"], n["T"], n["H"], n["W"]
     expected: dict[str, tuple[int, ...]] = {
-        "accelerations": (T,), "truth": (S, H, W), "outputs": (S, T, n["p"]), "targets": (S,),
-        "calibration_outputs": (n["n"], T, n["p"]), "calibration_targets": (n["n"],),
-        "point_outputs": (S, T), "samples": (S, T, n["J"], H, W), "task_range": (2,),
+        "accelerations": (T,), "truth": (S, H, W), "outputs": (S, T, n["p"], *tasks),
+        "targets": (S, *tasks), "calibration_outputs": (n["n"], T, n["p"], *tasks),
+        "calibration_targets": (n["n"], *tasks), "point_outputs": (S, T, *tasks),
+        "samples": (S, T, n["J"], H, W), "task_range": (2,), "task_ranges": (*(tasks or (1,)), 2),
         **dict.fromkeys((*PICTURES, "point"), (S, T, H, W)),
     }  # fmt: skip
     if "masks" in x and (x["masks"].ndim != 2 or len(x["masks"]) != T):
@@ -181,7 +221,7 @@ def _kept(value: np.ndarray, name: str) -> np.ndarray:
     """Task outputs stay float32 or float64, as calibration wants; pictures need less."""
     if name == "masks":
         return value.astype(bool)
-    if name in ("targets", "calibration_targets", "accelerations"):
+    if name in ("targets", "calibration_targets", "accelerations", "task_ranges"):
         return value.astype(float)
     if name in SEEN:
         # Pictures are shown in 256 greys; half precision is plenty where it does not overflow.

@@ -27,7 +27,7 @@ from taskuq.report.tables import Table, figure_table, shown
 from taskuq.words import Words
 
 ASSETS = Path(__file__).parent / "assets"
-SCRIPTS = ("statistics.js", "model.js", "explorer.js")
+SCRIPTS = ("statistics.js", "model.js", "pictures.js", "play.js", "explorer.js")
 MOST_ROWS = 400
 # A table with more rows than this scrolls by itself.
 TALL = 8

@@ -32,6 +32,7 @@ class Pictures:
         shrink: How many times smaller than the stored pictures these are.
         truth: One picture for each slice.
         rounds: One sheet for each slice and round.
+        doubt: The error or spread of each slice that is shown brightest.
     """
 
     tiles: list[str]
@@ -40,6 +41,7 @@ class Pictures:
     shrink: int
     truth: list[str]
     rounds: list[list[str]]
+    doubt: list[float]
 
 
 def explorer_payload(
@@ -53,10 +55,12 @@ def explorer_payload(
         words: What cases, groups, rounds and pictures are called.
     """
     made = slice_pictures(explorer)
+    tasks = [explorer.of(task) for task in range(explorer.tasks)]
     return {
         **numbers,
-        "words": words.to_dict(),
+        "words": words.to_dict() | {"measurements": words.many("measurement")},
         "round_names": explorer.labels,
+        "lines": None if explorer.masks is None else _lines(explorer.masks),
         "tiles": made.tiles,
         "size": [made.height, made.width],
         "shrink": made.shrink,
@@ -65,11 +69,12 @@ def explorer_payload(
                 "case": str(explorer.case[s]),
                 "group": str(explorer.group[s]),
                 "label": None if explorer.label is None else str(explorer.label[s]),
-                "target": float(explorer.targets[s]),
-                "outputs": [[float(v) for v in row] for row in explorer.outputs[s]],
+                "targets": [float(task.targets[s]) for task in tasks],
+                "outputs": [task.outputs[s].astype(float).tolist() for task in tasks],
                 "point": None
                 if explorer.point_outputs is None
-                else [float(v) for v in explorer.point_outputs[s]],
+                else [np.asarray(task.point_outputs)[s].astype(float).tolist() for task in tasks],
+                "doubt": made.doubt[s],
                 "truth": made.truth[s],
                 "rounds": made.rounds[s],
             }
@@ -105,7 +110,23 @@ def slice_pictures(explorer: Explorer, budget: int = BUDGET) -> Pictures:
     else:
         encoded = [_encoded_slice(explorer, s, quality, shrink) for s in range(S)]
     height, width = -(-H // shrink), -(-W // shrink)
-    return Pictures(tiles, height, width, shrink, [t for t, _ in encoded], [r for _, r in encoded])
+    pictures = [t for t, _ in encoded], [r for _, r in encoded]
+    doubt = [_doubt(explorer, s) for s in range(S)]
+    return Pictures(tiles, height, width, shrink, *pictures, doubt)
+
+
+def _lines(masks: np.ndarray) -> dict[str, Any]:
+    """Which lines each round adds, and how many there are in all."""
+    before = np.vstack([np.zeros_like(masks[:1]), np.logical_or.accumulate(masks)[:-1]])
+    new = [np.flatnonzero(row).tolist() for row in masks & ~before]
+    return {"all": masks.shape[1], "new": new}
+
+
+def _doubt(explorer: Explorer, s: int) -> float:
+    """The scale that spread and error of a slice share, over all rounds."""
+    mean, true = explorer.mean[s].astype(np.float32), explorer.truth[s].astype(np.float32)
+    both = np.concatenate([explorer.sd[s].astype(np.float32), np.abs(mean - true)])
+    return float(np.quantile(both, 0.999)) or 1.0
 
 
 def thumbnail(image: FloatArray, top: float, side: int = 96, quality: int = 70) -> str:
@@ -130,8 +151,7 @@ def _encoded_slice(
     true = explorer.truth[s].astype(np.float32)
     top = float(true.max()) or 1.0
     mean = explorer.mean[s].astype(np.float32)
-    error, sd = np.abs(mean - true), explorer.sd[s].astype(np.float32)
-    doubt = float(np.quantile(np.concatenate([sd.ravel(), error.ravel()]), 0.999)) or 1.0
+    error, sd, doubt = np.abs(mean - true), explorer.sd[s].astype(np.float32), _doubt(explorer, s)
     sheets = []
     for k in range(explorer.rounds) if rounds is None else rounds:
         row = [_grey(explorer.estimate[s, k], top, shrink), _grey(mean[k], top, shrink)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from taskuq.decide.kinds import POLICIES, PolicyPlan, Statistic
 from taskuq.errors import InputError
 from taskuq.interval import FloatArray, TaskRange
 from taskuq.protocols import Score, SteadyScore
-from taskuq.report.explorer import Explorer
+from taskuq.report.explorer import Explorer, OneTask
 
 # Below this many calibration cases the learned score takes more than it gives.
 FEWEST_FOR_LEARNED = 400
@@ -50,7 +50,12 @@ TITLES = {
 
 
 def explorer_numbers(
-    explorer: Explorer, *, alpha: float, max_width: float, unit: str, task_range: TaskRange
+    explorer: Explorer,
+    *,
+    alpha: float,
+    max_widths: Sequence[float],
+    unit: str,
+    task_ranges: Sequence[TaskRange],
 ) -> dict[str, Any]:
     """Return what the explorer computes with, as values that JSON can hold.
 
@@ -60,20 +65,29 @@ def explorer_numbers(
     Arguments:
         explorer: The stored slices and calibration set.
         alpha: The run's error rate.
-        max_width: The run's width to stop at.
+        max_widths: The run's width to stop at, of each task.
         unit: The run's unit, 'case' or 'group'.
-        task_range: The task's range, if it has one.
+        task_ranges: The range of each task, if it has one.
     """
-    x = np.moveaxis(explorer.calibration_outputs, 1, 0)
-    shown = np.moveaxis(explorer.outputs, 1, 0)
     group = explorer.calibration_group
     unit = unit if group is not None else "case"
-    goal = Goal(max_width=max_width)
-    plans = {
-        name: PolicyPlan("fixed-width", alpha, goal, statistic=statistic)
-        for name, statistic in WINDOWS.items()
-    }
-    scores = _scores(explorer, x, shown, plans, unit, task_range)
+    tasks: list[dict[str, Any]] = []
+    for k, (width, range_) in enumerate(zip(max_widths, task_ranges, strict=True)):
+        one = explorer.of(k)
+        plans = {
+            name: PolicyPlan("fixed-width", alpha, Goal(max_width=width), statistic=statistic)
+            for name, statistic in WINDOWS.items()
+        }
+        tasks.append(
+            {
+                "name": one.name,
+                "range": None if range_ is None else [_word(v) for v in range_],
+                "targets": packed(one.calibration_targets.astype("<f8")),
+                "scores": _scores(explorer, one, plans, unit, range_),
+            }
+        )
+    # Only what every task knows can be asked of all of them.
+    scores = set.intersection(*(set(task["scores"]) for task in tasks))
     policies = {
         key: {**rule, "guaranteed": POLICIES[rule["kind"]].is_guaranteed}
         for key, rule in RULES.items()
@@ -81,17 +95,13 @@ def explorer_numbers(
     }
     return {
         "alpha": f"{alpha!r}",
-        "tau": f"{max_width!r}",
+        "tau": ",".join(f"{width!r}" for width in max_widths),
         "unit": unit,
         "units": ["case"] if group is None else ["group", "case"],
-        "range": None if task_range is None else [_word(v) for v in task_range],
-        "samples": int(x.shape[2]),
+        "samples": int(explorer.outputs.shape[2]),
         "accelerations": [float(R) for R in explorer.accelerations],
-        "calibration": {
-            "targets": packed(explorer.calibration_targets.astype("<f8")),
-            "group": None if group is None else packed(_numbered(group)),
-        },
-        "scores": scores,
+        "calibration_group": None if group is None else packed(_numbered(group)),
+        "tasks": tasks,
         "score_names": {name: title for name, title in TITLES.items() if name in scores},
         "policies": policies,
     }
@@ -139,18 +149,18 @@ def tuned_scores(
 
 def _scores(
     explorer: Explorer,
-    x: FloatArray,
-    shown: FloatArray,
+    task: OneTask,
     plans: Mapping[str, PolicyPlan],
     unit: str,
     task_range: TaskRange,
 ) -> dict[str, Any]:
     alpha = next(iter(plans.values())).alpha
-    z, group = explorer.calibration_targets, explorer.calibration_group
+    x, shown = (np.moveaxis(v, 1, 0) for v in (task.calibration_outputs, task.outputs))
+    z, group = task.calibration_targets, explorer.calibration_group
     scores: dict[str, Any] = {}
     for name in ("ar", "lwr"):
         scores[name] = _anchored([resolve_score(name, alpha)] * len(x), x, shown, None)
-    if x.size <= MOST_SAMPLES:
+    if x.size * explorer.tasks <= MOST_SAMPLES:
         scores["cqr"] = {"calibration": _ordered(x), "shown": _ordered(shown)}
     bases = {
         "mlwr": resolve_score("mlwr", alpha),

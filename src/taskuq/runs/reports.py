@@ -17,6 +17,7 @@ from taskuq.calibration.scores import score_name
 from taskuq.decide.goal import goal_from_dict
 from taskuq.decide.policy import Policy, load_policy
 from taskuq.errors import InputError, MachineError
+from taskuq.interval import TaskRange
 from taskuq.outputs import TaskOutputs
 from taskuq.report.answer import answer_of
 from taskuq.report.cases import CaseReport
@@ -236,19 +237,34 @@ def _add_numbers(contents: Contents, policy: Policy | None) -> None:
         return
     run_unit = unit_said(folder.run.get("unit"))
     said = "group" if run_unit is None else run_unit.counted
-    # Of several tasks, what is stored to look at says itself which range it has.
-    declared = [one.task_ranges for one in (policy, folder.table) if one is not None]
-    ranges = [folder.explorer.task_range, *(each[0] for each in declared if len(each) == 1)]
     try:
         contents.numbers = explorer_numbers(
             folder.explorer,
             alpha=contents.alpha or 0.05,
-            max_width=contents.max_width or 0.1,
+            max_widths=_widths(contents, policy, folder.explorer.tasks),
             unit=said if policy is None else policy.guarantee.unit,
-            task_range=next((found for found in ranges if found is not None), None),
+            task_ranges=_ranges(folder, policy),
         )
     except InputError as error:
         contents.notes.append(f"The explorer cannot be shown: {error}")
+
+
+def _widths(contents: Contents, policy: Policy | None, tasks: int) -> list[float]:
+    """The width to stop at of each task that the explorer shows."""
+    own: list[float | None] = [None] * tasks
+    if policy is not None and len(policy.task_names) == tasks:
+        own = [policy.goal.of(task).max_width for task in range(tasks)]
+    return [width or contents.max_width or 0.1 for width in own]
+
+
+def _ranges(folder: RunFolder, policy: Policy | None) -> list[TaskRange]:
+    """The range of each task that the explorer shows, from wherever it is declared first."""
+    explorer = folder.explorer
+    assert explorer is not None
+    declared = [[explorer.of(task).task_range for task in range(explorer.tasks)]]
+    known = [one.task_ranges for one in (policy, folder.table) if one is not None]
+    declared += [list(ranges) for ranges in known if len(ranges) == explorer.tasks]
+    return [next((r for r in of if r is not None), None) for of in zip(*declared, strict=True)]
 
 
 def policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[CaseReport]:

@@ -12,31 +12,35 @@
     0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08,
     0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5,
   ];
-  const span = outputSpan();
-  const TAUS = Array.from({ length: 100 }, (_, i) =>
-    Number((((i + 1) / 100) * (span[1] - span[0])).toPrecision(6)));
+  const tausOf = (task) => {
+    const [low, high] = outputSpan(task);
+    return Array.from({ length: 100 }, (_, i) =>
+      Number((((i + 1) / 100) * (high - low)).toPrecision(6)));
+  };
   const words = stored.words;
   const titled = (word) => word.slice(0, 1).toUpperCase() + word.slice(1);
   const NAMES = {
     estimate: titled(words.estimate), mean: "Posterior mean", sd: "Standard deviation",
     error: "Error of the mean", point: "Point estimate", truth: titled(words.truth),
   };
-  const samples = (stored.tiles ?? []).filter((t) => t.startsWith("sample-"));
-  const views = stored.tiles
-    ? [...stored.tiles.filter((t) => !t.startsWith("sample-")), ...samples, "truth"]
-    : [];
+  const { paint, blank, isHeat, samples } = pictures(stored);
+  const views = [...stored.tiles.filter((t) => !t.startsWith("sample-")), ...samples,
+    ...(samples.length > 1 ? ["samples"] : []), "truth"];
+  const others = stored.slices.map((_, i) => `case-${i}`);
+  const besides = [...views.filter((view) => !view.startsWith("sample")), ...others];
 
   const initial = {
     slice: 0, round: 0, alpha: stored.alpha, tau: stored.tau,
     score: Object.keys(stored.score_names).includes("mlwr") ? "mlwr" : "lwr",
     policy: Object.keys(stored.policies)[0], unit: stored.unit,
-    view: views.includes("mean") ? "mean" : (views[0] ?? ""),
+    task: 0, view: "mean", beside: "truth",
   };
   let state = { ...initial, ...fromHash() };
 
-  function outputSpan() {
-    if (stored.range && stored.range.every((v) => Number.isFinite(v))) return stored.range;
-    const all = stored.slices.flatMap((s) => [s.target, ...s.outputs.flat()]);
+  function outputSpan(task) {
+    const { range } = stored.tasks[task];
+    if (range && range.every((v) => Number.isFinite(v))) return range;
+    const all = stored.slices.flatMap((s) => [s.targets[task], ...s.outputs[task].flat()]);
     const low = Math.min(...all);
     const high = Math.max(...all);
     return high > low ? [low, high] : [low - 0.5, high + 0.5];
@@ -54,8 +58,12 @@
     };
     whole("slice", stored.slices.length);
     whole("round", T);
+    whole("task", stored.tasks.length);
     if (validAlpha(asked.get("alpha"))) wanted.alpha = String(Number(asked.get("alpha")));
-    if (validTau(asked.get("tau"))) wanted.tau = String(Number(asked.get("tau")));
+    const widths = (asked.get("tau") ?? "").split(",");
+    if (widths.every(validTau) && widths.length <= stored.tasks.length) {
+      wanted.tau = widths.map(Number).join(",");
+    }
     const among = (name, names) => {
       if (names.includes(asked.get(name))) wanted[name] = asked.get(name);
     };
@@ -63,6 +71,7 @@
     among("policy", Object.keys(stored.policies));
     among("unit", stored.units);
     among("view", views);
+    among("beside", besides);
     return wanted;
   }
   function validAlpha(text) {
@@ -130,18 +139,25 @@
     options(part("unit"), stored.units.map((u) =>
       [u, u === "group" ? `a random ${words.case} of a new ${words.group}` : `a new ${words.case}`]), state.unit);
     part("unit").closest("label").hidden = stored.units.length < 2;
-    slider("alpha", ALPHAS, validAlpha);
-    slider("tau", TAUS, validTau);
+    options(part("task"), stored.tasks.map((task, k) => [k, isolated(task.name)]), state.task);
+    part("task").closest("label").hidden = stored.tasks.length < 2;
+    part("task").addEventListener("change", (event) => change({ task: Number(event.target.value) }));
+    options(part("beside"), besides.map((name) => [name, besideName(name)]), state.beside);
+    part("beside").addEventListener("change", (event) => change({ beside: event.target.value }));
+    slider("alpha", () => ALPHAS, validAlpha, (value) => value);
+    slider("tau", () => tausOf(state.task), validTau, withTau);
     for (let k = 0; k < T; k++) {
       const radio = make("input", { type: "radio", name: "explorer-round", value: k });
       radio.addEventListener("change", () => change({ round: k }));
       const label = make("label", {});
-      label.append(radio, make("span", {}, stored.round_names[k]));
+      const thumb = make("canvas", { width: 8, height: 8, "aria-hidden": "true" });
+      label.append(radio, thumb, make("span", {}, stored.round_names[k]));
       part("rounds").append(label);
     }
+    part("play").addEventListener("click", play.toggle);
     for (const view of views) {
       if (view.startsWith("sample-") && view !== "sample-1") continue;
-      const text = view === "sample-1" ? "Sample" : NAMES[view];
+      const text = view === "sample-1" ? "Sample" : view === "samples" ? "All samples" : NAMES[view];
       const button = make("button", { type: "button", "data-view": view }, text);
       button.addEventListener("click", () => (view === "sample-1" ? flip(1) : change({ view })));
       part("views").append(button);
@@ -152,7 +168,8 @@
     root.addEventListener("keydown", onLetter);
     part("restore").addEventListener("click", (event) => {
       event.preventDefault();
-      change({ ...initial, slice: state.slice, round: state.round, view: state.view });
+      const { slice, round, view, beside, task } = state;
+      change({ ...initial, slice, round, view, beside, task });
     });
     window.addEventListener("hashchange", () => {
       if (!location.hash.includes("=")) return;
@@ -162,28 +179,34 @@
     new ResizeObserver(() => drawStrip()).observe(part("strip"));
   }
 
-  function slider(name, values, valid) {
+  function slider(name, values, valid, whole) {
     const range = part(name);
     const exact = part(`${name}-exact`);
-    range.max = values.length - 1;
-    range.addEventListener("input", () => change({ [name]: String(values[Number(range.value)]) }));
+    range.max = values().length - 1;
+    range.addEventListener("input", () =>
+      change({ [name]: whole(String(values()[Number(range.value)])) }));
     exact.addEventListener("input", () => {
       const good = valid(exact.value);
       exact.setAttribute("aria-invalid", String(!good));
-      if (good) change({ [name]: String(Number(exact.value)) });
+      if (good) change({ [name]: whole(String(Number(exact.value))) });
     });
   }
-  function place(name, values) {
-    const value = Number(state[name]);
+  // Each task has a width of its own; the slider moves that of the task that is shown.
+  const shownTau = () => String(found.widths(state.tau)[state.task]);
+  function withTau(value) {
+    return found.widths(state.tau).map((w, t) => (t === state.task ? value : w)).join(",");
+  }
+  function place(name, values, text) {
+    const value = Number(text);
     const range = part(name);
     let nearest = 0;
     values.forEach((v, i) => {
       if (Math.abs(Math.log(v / value)) < Math.abs(Math.log(values[nearest] / value))) nearest = i;
     });
     range.value = nearest;
-    range.setAttribute("aria-valuetext", state[name]);
+    range.setAttribute("aria-valuetext", text);
     const exact = part(`${name}-exact`);
-    if (document.activeElement !== exact) exact.value = state[name];
+    if (document.activeElement !== exact) exact.value = text;
   }
 
   function step(by) {
@@ -217,82 +240,82 @@
   function onLetter(event) {
     if (event.ctrlKey || event.altKey || event.metaKey) return;
     if (event.target.closest("input[type=number], select")) return;
-    const letters = { z: "estimate", m: "mean", d: "sd", e: "error", p: "point", t: "truth" };
+    const letters = {
+      z: "estimate", m: "mean", d: "sd", e: "error", p: "point", t: "truth", a: "samples",
+    };
     const view = letters[event.key.toLowerCase()];
     if (view && views.includes(view)) change({ view });
     else if (event.key.toLowerCase() === "s") flip(1);
   }
 
   // --- pictures -------------------------------------------------------------------------------
-  const decoded = new Map();
-  function sheet(source) {
-    if (!decoded.has(source)) {
-      const image = new Image();
-      image.src = source;
-      // A few sheets are kept ready; older ones are decoded again when they are asked for.
-      if (decoded.size > 64) decoded.delete(decoded.keys().next().value);
-      decoded.set(source, image.decode().then(() => image));
-    }
-    return decoded.get(source);
-  }
-  const STOPS = [
-    [0, 0, 4], [51, 10, 94], [120, 28, 109], [187, 55, 84], [237, 105, 37], [251, 180, 26],
-    [252, 255, 164],
-  ];
-  function heat(grey) {
-    const at = (grey / 255) * (STOPS.length - 1);
-    const low = Math.min(Math.floor(at), STOPS.length - 2);
-    return STOPS[low].map((v, c) => v + (STOPS[low + 1][c] - v) * (at - low));
-  }
-  const HEAT = Array.from({ length: 256 }, (_, grey) => heat(grey));
-
-  let painting = 0;
-  async function paint(canvas, view, turn) {
-    const slice = stored.slices[state.slice];
-    const source = view === "truth" ? slice.truth : slice.rounds[state.round];
-    const image = await sheet(source);
-    if (turn !== painting) return;
-    const [height, wide] = stored.size;
-    const stride = Math.ceil(wide / 8) * 8;
-    const offset = view === "truth" ? 0 : stored.tiles.indexOf(view) * stride;
-    canvas.width = wide;
-    canvas.height = height;
-    const context = canvas.getContext("2d", { willReadFrequently: true });
-    context.drawImage(image, offset, 0, wide, height, 0, 0, wide, height);
-    if (view === "sd" || view === "error") {
-      const pixels = context.getImageData(0, 0, wide, height);
-      for (let i = 0; i < pixels.data.length; i += 4) {
-        const [r, g, b] = HEAT[pixels.data[i]];
-        pixels.data[i] = r;
-        pixels.data[i + 1] = g;
-        pixels.data[i + 2] = b;
-      }
-      context.putImageData(pixels, 0, 0);
-    }
-    canvas.dataset.shown = `${state.slice}/${state.round}/${view}`;
-  }
   function viewName(view) {
+    if (view === "samples") return `All ${samples.length} stored samples`;
     return view.startsWith("sample-") ? `Sample ${view.slice(7)} of ${samples.length}` : NAMES[view];
   }
+  function besideName(name) {
+    if (!name.startsWith("case-")) return viewName(name);
+    return `${titled(words.case)} ${isolated(stored.slices[Number(name.slice(5))].case)}`;
+  }
+  const at = (view) => (view === "truth" ? "" : ` at ${stored.round_names[state.round]}`);
+  function drawOne(name, slice, view, text) {
+    const { case: called, doubt } = stored.slices[slice];
+    part(name).setAttribute("aria-label", `${viewName(view)}${at(view)}, ${called}`);
+    part(`${name}-name`).textContent = text;
+    const legend = part(`${name}-heat`);
+    legend.hidden = !isHeat(view);
+    legend.lastElementChild.textContent = number(doubt);
+    paint(part(name), slice, state.round, view);
+  }
   function drawPictures() {
-    if (!stored.tiles) return;
-    const slice = stored.slices[state.slice];
-    const at = state.view === "truth" ? "" : ` at ${stored.round_names[state.round]}`;
-    const name = viewName(state.view) + at;
-    painting += 1;
-    const main = part("picture");
-    main.setAttribute("aria-label", `${name}, ${slice.case}`);
-    part("picture-name").textContent = name;
-    part("heat").hidden = state.view !== "sd" && state.view !== "error";
-    part("truth").setAttribute("aria-label", `${NAMES.truth}, ${slice.case}`);
-    paint(main, state.view, painting);
-    paint(part("truth"), "truth", painting);
+    drawOne("picture", state.slice, state.view, viewName(state.view) + at(state.view));
+    if (state.beside.startsWith("case-")) {
+      const other = Number(state.beside.slice(5));
+      drawOne("second", other, state.view, `${isolated(stored.slices[other].case)}: ${outcome(other)}`);
+    } else {
+      drawOne("second", state.slice, state.beside, viewName(state.beside) + at(state.beside));
+    }
+    const film = state.view === "truth" || state.view === "samples" ? "mean" : state.view;
+    part("rounds").querySelectorAll("canvas").forEach((thumb, k) =>
+      paint(thumb, state.slice, k, film));
     for (const button of part("views").children) {
       const mine = button.dataset.view;
-      const on = mine === state.view || (mine === "sample-1" && state.view.startsWith("sample-"));
-      button.setAttribute("aria-pressed", String(on));
+      const one = mine === "sample-1" && state.view.startsWith("sample-");
+      button.setAttribute("aria-pressed", String(mine === state.view || one));
     }
   }
+  // In a few words, where another case's scan stops.
+  function outcome(slice) {
+    const told = found.at({ ...state, slice });
+    const truth = stored.slices[slice].targets[state.task];
+    const stopped = told.rounds[told.stop];
+    if (!stopped) return `measured in full, ${number(truth)}`;
+    return `stops at ${stored.round_names[told.stop]} with ${pair(stopped.report)}; truth `
+      + `${number(truth)} ${inside(stopped.report, truth) ? "inside" : "outside"}`;
+  }
+
+  // --- a scan that is played -------------------------------------------------------------------
+  const play = player(stored, {
+    part,
+    say: (text) => { part("played").textContent = text; },
+    playing: (on) => {
+      root.dataset.playing = String(on);
+      part("play").textContent = on ? "Stop playing" : "Play the scan";
+      part("play").setAttribute("aria-pressed", String(on));
+      if (on) blank(part("picture"));
+    },
+    show: (k) => {
+      change(k < T ? { round: k, view: "mean" } : { view: "truth" });
+      if (k === T) return { ends: true, sentence: "Everything is measured: the truth is known." };
+      const { report } = answer.rounds[k];
+      const ends = k === answer.stop;
+      return {
+        ends,
+        sentence: `${stored.round_names[k]}: ${pair(report)}. `
+          + (ends ? "Certain enough: the scan stops." : "Not certain enough: measure more."),
+      };
+    },
+  });
 
   // --- the strip of outputs -------------------------------------------------------------------
   let answer = null;
@@ -306,13 +329,16 @@
     const right = 14;
     const row = 56;
     const high = T * row + 30;
-    const all = [slice.target, ...slice.outputs.flat()];
+    const outputs = slice.outputs[state.task];
+    const target = slice.targets[state.task];
+    const { range } = stored.tasks[state.task];
+    const all = [target, ...outputs.flat()];
     const ends = answer.rounds.flatMap((r) => [...r.interval, ...r.report]).filter(Number.isFinite);
-    const bounded = stored.range && stored.range.every((v) => Number.isFinite(v));
+    const bounded = range && range.every((v) => Number.isFinite(v));
     // As much of the scale as is needed, from one round number to another.
     const ticks = niceTicks(Math.min(...all, ...ends), Math.max(...all, ...ends), wide < 480 ? 4 : 6);
-    const low = bounded ? Math.max(stored.range[0], ticks[0]) : ticks[0];
-    const top = bounded ? Math.min(stored.range[1], ticks.at(-1)) : ticks.at(-1);
+    const low = bounded ? Math.max(range[0], ticks[0]) : ticks[0];
+    const top = bounded ? Math.min(range[1], ticks.at(-1)) : ticks.at(-1);
     const pad = (top - low) * 0.02;
     const x = (v) => left + ((Math.min(Math.max(v, low - pad), top + pad) - low + pad)
       / (top - low + 2 * pad)) * (wide - left - right);
@@ -341,13 +367,13 @@
         group.append(svg("rect", { class: "report", x: x(c), y: y + 36,
           width: Math.max(x(d) - x(c), 1.5), height: 8, rx: 4 }));
       }
-      for (const [j, v] of slice.outputs[k].entries()) {
+      for (const [j, v] of outputs[k].entries()) {
         // A fixed scatter keeps dots apart without hiding how many there are.
         group.append(svg("circle", { class: "dot", cx: x(v), cy: y + 28 + ((j * 7) % 5) - 2, r: 2.6 }));
       }
       if (slice.point) {
         group.append(svg("path", { class: "point",
-          d: `M${x(slice.point[k])} ${y + 22}l5 6l-5 6l-5 -6z` }));
+          d: `M${x(slice.point[state.task][k])} ${y + 22}l5 6l-5 6l-5 -6z` }));
       }
       if (k === answer.stop) {
         group.append(svg("text", { class: "stop", x: 10, y: y + row / 2 + 12 }, "stops"));
@@ -355,7 +381,7 @@
       group.addEventListener("click", () => change({ round: k }));
       chart.append(group);
     });
-    chart.append(svg("path", { class: "target", d: `M${x(slice.target)} 2V${T * row + 6}` }));
+    chart.append(svg("path", { class: "target", d: `M${x(target)} 2V${T * row + 6}` }));
     box.replaceChildren(chart);
   }
   function niceTicks(low, high, wanted) {
@@ -368,29 +394,29 @@
       Number(((first + i) * step).toPrecision(12)));
   }
   function stripText() {
-    const slice = stored.slices[state.slice];
+    const target = stored.slices[state.slice].targets[state.task];
     const rounds = answer.rounds.map((r, k) =>
       `${stored.round_names[k]}: interval ${pair(r.interval)}`).join("; ");
-    return `Task outputs and intervals of each round. Truth ${number(slice.target)}. ${rounds}.`;
+    return `Task outputs and intervals of each round. Truth ${number(target)}. ${rounds}.`;
   }
 
   // --- words and numbers ----------------------------------------------------------------------
   function drawWords() {
-    const slice = stored.slices[state.slice];
+    const target = stored.slices[state.slice].targets[state.task];
     const stopped = answer.rounds[answer.stop];
     const policy = stored.policies[state.policy];
     const verdict = part("verdict");
     let text;
     let kind = "full";
     if (stopped) {
-      const hit = inside(stopped.report, slice.target);
+      const hit = inside(stopped.report, target);
       kind = hit ? "hit" : "miss";
       text = `The scan stops at ${stored.round_names[answer.stop]} and reports `
         + `${pair(stopped.report)}, width ${number(width(stopped.report))}. The truth, `
-        + `${number(slice.target)}, is ${hit ? "inside" : "outside"}.`;
+        + `${number(target)}, is ${hit ? "inside" : "outside"}.`;
     } else {
       text = "No round is certain enough, so the scan goes on until everything is measured and the "
-        + `truth, ${number(slice.target)}, is known.`;
+        + `truth, ${number(target)}, is known.`;
     }
     verdict.className = `verdict ${kind}`;
     part("verdict-text").textContent = text;
@@ -402,14 +428,16 @@
       part("promise").textContent = `α = ${state.alpha} needs at least ${answer.needed} calibration `
         + `${unit}, there are ${answer.units}: intervals are the whole range, and no scan stops early.`;
     } else if (policy.guaranteed) {
-      part("promise").textContent = `Guaranteed: the report of ${who} contains its target with `
+      const what = stored.tasks.length > 1 ? "reports of all tasks of" : "report of";
+      const holds = stored.tasks.length > 1 ? "contain their targets" : "contains its target";
+      part("promise").textContent = `Guaranteed: the ${what} ${who} ${holds} with `
         + `probability at least ${share}, if it is exchangeable with the ${answer.units} calibration `
         + `${unit} and the settings were fixed before looking.`;
     } else {
       part("promise").textContent = "Measured, not guaranteed: each round by itself keeps its error "
         + "rate, but a report that is chosen by its width may miss more often.";
     }
-    part("tau-note").textContent = `stop below ${state.tau}`;
+    part("tau-note").textContent = `stop below ${shownTau()}`;
     part("alpha-note").textContent = answer.rank === null
       ? `q̂ from ${answer.scoreUnits} groups`
       : `q̂ is score ${answer.rank} of ${answer.scoreUnits}`
@@ -425,7 +453,7 @@
       row.append(make("th", { scope: "row" }, stored.round_names[k]));
       const cells = [
         number(round.quantile), pair(round.interval), number(width(round.interval)),
-        inside(round.interval, slice.target) ? "yes" : "no",
+        inside(round.interval, target) ? "yes" : "no",
         round.stops ? pair(round.report) : "–", k === answer.stop ? "stops" : round.stops ? "could stop" : "goes on",
       ];
       row.append(...cells.map((cell) => make("td", {}, cell)));
@@ -449,8 +477,10 @@
     for (const radio of part("rounds").querySelectorAll("input")) {
       radio.checked = Number(radio.value) === state.round;
     }
-    place("alpha", ALPHAS);
-    place("tau", TAUS);
+    part("task").value = state.task;
+    part("beside").value = state.beside;
+    place("alpha", ALPHAS, state.alpha);
+    place("tau", tausOf(state.task), shownTau());
     drawPictures();
     drawStrip();
     drawWords();

@@ -1,16 +1,15 @@
-// From the stored calibration set and a setting (alpha, tau, score, policy, unit) to intervals and
-// decisions. Nothing here touches the page.
+// From the stored calibration set and a setting (alpha, tau, score, policy, unit, task) to intervals
+// and decisions. Several tasks stop together. Nothing here touches the page.
 "use strict";
 
 const model = (stored) => {
   const T = stored.accelerations.length;
   const ends = (pair) => (pair ? pair.map(Number) : [-Infinity, Infinity]);
-  const range = ends(stored.range);
-  const calibration = {
-    targets: doubles(stored.calibration.targets),
-    group: stored.calibration.group && integers(stored.calibration.group),
-  };
-  const n = calibration.targets.length;
+  const tasks = stored.tasks.map((task) => ({
+    ...task, range: ends(task.range), targets: doubles(task.targets),
+  }));
+  const group = stored.calibration_group && integers(stored.calibration_group);
+  const n = tasks[0].targets.length;
   const S = stored.slices.length;
 
   function bytes(text) {
@@ -30,12 +29,12 @@ const model = (stored) => {
   // Which calibration cases a score is calibrated on: those it did not learn from.
   function members(record) {
     const index = record.index ? integers(record.index) : Int32Array.from({ length: n }, (_, i) => i);
-    const targets = Float64Array.from(index, (i) => calibration.targets[i]);
+    const targets = Array.from(index, (i) => tasks.map((task) => task.targets[i]));
     let groups = null;
-    if (calibration.group) {
+    if (group) {
       const number = new Map();
       const numbered = Array.from(index, (i) => {
-        const g = calibration.group[i];
+        const g = group[i];
         if (!number.has(g)) number.set(g, number.size);
         return number.get(g);
       });
@@ -81,10 +80,10 @@ const model = (stored) => {
   }
 
   const known = new Map();
-  function score(name, unit) {
-    const key = `${name} ${unit}`;
+  function score(name, unit, task) {
+    const key = `${name} ${unit} ${task}`;
     if (!known.has(key)) {
-      const record = stored.scores[name];
+      const record = tasks[task].scores[name];
       const set = members(record);
       known.set(key, {
         ...record,
@@ -96,24 +95,29 @@ const model = (stored) => {
     return known.get(key);
   }
 
-  // How one case looks to a policy in one round.
+  // How one case looks to a policy in one round, all tasks together.
   function examine(setting, which, round, i) {
     const policy = stored.policies[setting.policy];
-    const base = score(policy.statistic ?? setting.score, setting.unit);
-    const f = base[which](round, i, setting.alpha);
-    const see = (family) => {
-      if (!policy.statistic) return statistics.examineInterval(family, setting.tau, range);
-      const place = ends(base.places[round]);
-      return statistics.examineWindow(family, setting.tau, range, place, base.weights[round]);
+    const bases = tasks.map((_, t) => score(policy.statistic ?? setting.score, setting.unit, t));
+    const families = bases.map((base) => base[which](round, i, setting.alpha));
+    const see = (family, t) => {
+      const { range } = tasks[t];
+      if (!policy.statistic) return statistics.examineInterval(family, setting.taus[t], range);
+      const place = ends(bases[t].places[round]);
+      return statistics.examineWindow(
+        family, setting.taus[t], range, place, bases[t].weights[round]);
     };
-    if (f.wide == null) return see(f);
-    return statistics.worstOf(see(f), see({ ...f, scale: f.wide }));
+    const narrow = statistics.together(families.map(see));
+    if (families[0].wide == null) return narrow;
+    const wide = families.map((f) => ({ ...f, scale: f.wide }));
+    return statistics.worstOf(narrow, statistics.together(wide.map(see)));
   }
 
   // The threshold of each round that keeps the policy's promise on the calibration cases.
   function thresholds(setting) {
     const kind = stored.policies[setting.policy].kind;
-    const { set } = score(stored.policies[setting.policy].statistic ?? setting.score, setting.unit);
+    const { set } = score(
+      stored.policies[setting.policy].statistic ?? setting.score, setting.unit, 0);
     const quantile = (scores) =>
       statistics.promisedQuantile(scores, setting.level, setting.unit, set.groups);
     const rounds = [...Array(T).keys()];
@@ -136,15 +140,16 @@ const model = (stored) => {
     return new Array(T).fill(Math.max(quantile(stopping), open));
   }
 
-  // The quantile of each round taken by itself.
+  // The quantile of each round and the shown task, taken by itself.
   function quantiles(setting) {
-    const { set, calibration: families } = score(setting.score, setting.unit);
+    const { set, calibration: families } = score(setting.score, setting.unit, setting.task);
     return Array.from({ length: T }, (_, k) => {
       const scores = Float64Array.from({ length: set.count }, (_, i) => {
         const f = families(k, i, setting.alpha);
-        const narrow = statistics.scoreOf(f, set.targets[i]);
+        const target = set.targets[i][setting.task];
+        const narrow = statistics.scoreOf(f, target);
         if (f.wide == null) return narrow;
-        return Math.max(narrow, statistics.scoreOf({ ...f, scale: f.wide }, set.targets[i]));
+        return Math.max(narrow, statistics.scoreOf({ ...f, scale: f.wide }, target));
       });
       return statistics.promisedQuantile(scores, setting.level, setting.unit, set.groups);
     });
@@ -152,12 +157,18 @@ const model = (stored) => {
 
   let last = { key: null };
   function calibrated(setting) {
-    const { alpha, tau, score: name, policy, unit } = setting;
-    const key = JSON.stringify([alpha, tau, name, policy, unit]);
+    const { alpha, taus, score: name, policy, unit, task } = setting;
+    const key = JSON.stringify([alpha, taus, name, policy, unit, task]);
     if (last.key !== key) {
       last = { key, quantiles: quantiles(setting), thresholds: thresholds(setting) };
     }
     return last;
+  }
+
+  // The width to stop at of each task: "0.1,20"; the last one said is that of all others.
+  function widths(text) {
+    const said = String(text).split(",").map(Number);
+    return tasks.map((_, t) => said[Math.min(t, said.length - 1)]);
   }
 
   // Everything the explorer says about one slice at one setting.
@@ -165,11 +176,13 @@ const model = (stored) => {
     const alpha = Number(asked.alpha);
     const level = statistics.exactLevel(asked.alpha);
     if (!level) return null;
-    const unit = asked.unit === "group" && calibration.group ? "group" : "case";
-    const setting = { ...asked, alpha, level, unit, tau: Number(asked.tau) };
+    const unit = asked.unit === "group" && group ? "group" : "case";
+    const task = asked.task ?? 0;
+    const setting = { ...asked, alpha, level, unit, task, taus: widths(asked.tau) };
     const found = calibrated(setting);
+    const { range } = tasks[task];
     const rounds = stored.accelerations.map((acceleration, k) => {
-      const family = score(asked.score, unit).shown(k, asked.slice, alpha);
+      const family = score(asked.score, unit, task).shown(k, asked.slice, alpha);
       const [a, b] = statistics.intervalOf(family, found.quantiles[k]);
       const seen = examine(setting, "shown", k, asked.slice);
       const threshold = found.thresholds[k];
@@ -178,22 +191,23 @@ const model = (stored) => {
         quantile: found.quantiles[k],
         interval: [Math.max(a, range[0]), Math.min(b, range[1])],
         threshold,
-        report: seen.report(threshold),
+        report: seen.report(threshold)[task],
+        reports: seen.report(threshold),
         stops: seen.lowest <= threshold && threshold < seen.largest,
       };
     });
     const first = rounds.findIndex((r) => r.stops);
-    const base = score(stored.policies[asked.policy].statistic ?? asked.score, unit);
+    const base = score(stored.policies[asked.policy].statistic ?? asked.score, unit, 0);
+    const mine = score(asked.score, unit, task).set;
     const by = (set) => (unit === "group" ? set.groups.sizes.length : set.count);
     const needed = Number((level.bottom + level.top - 1n) / level.top) - 1;
     return {
       rounds, unit, stop: first < 0 ? T : first, needed,
       units: by(base.set), cases: base.set.count,
-      scoreUnits: by(score(asked.score, unit).set),
-      rank: unit === "case"
-        ? statistics.coverageRank(score(asked.score, unit).set.count, level) : null,
+      scoreUnits: by(mine),
+      rank: unit === "case" ? statistics.coverageRank(mine.count, level) : null,
     };
   }
 
-  return { at, rounds: T, slices: S };
+  return { at, widths, rounds: T, slices: S };
 };

@@ -228,6 +228,18 @@ const statistics = (() => {
     };
   }
 
+  // Several tasks stop together: a case stops when all of them would, and is missed when one is.
+  function together(tasks) {
+    return {
+      lowest: Math.max(...tasks.map((task) => task.lowest)),
+      get largest() {
+        return Math.min(...tasks.map((task) => task.largest));
+      },
+      score: (targets) => Math.max(...tasks.map((task, t) => task.score(targets[t]))),
+      report: (threshold) => tasks.map((task) => task.report(threshold)),
+    };
+  }
+
   // What is worst of a case whose intervals are known within a range, by the range's two ends.
   function worstOf(narrow, wide) {
     const both = [narrow.largest, wide.largest];
@@ -257,6 +269,6 @@ const statistics = (() => {
 
   return {
     IDENTITY, exactLevel, coverageRank, promisedQuantile, sampleQuantile, scoreOf, intervalOf,
-    examineInterval, examineWindow, worstOf, stoppingScore,
+    examineInterval, examineWindow, together, worstOf, stoppingScore,
   };
 })();
