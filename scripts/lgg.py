@@ -2,9 +2,10 @@
 
     python scripts/lgg.py SOURCE.npz FOLDER
 
-SOURCE holds images, label, group, and a flag of central slices, ``central``. Of 88 patients 56 go
-to FOLDER/lgg-training.npz (networks, their early stopping) and 32 to FOLDER/lgg-judged.npz
-(calibration and test): nobody is in both.
+SOURCE holds images, label, group, the area of tumour in pixels of 256×256 (``tumour_area_px256``),
+and a flag of central slices, ``central``. Of 88 patients 56 go to FOLDER/lgg-training.npz
+(networks, their early stopping) and 32 to FOLDER/lgg-judged.npz (calibration and test):
+nobody is in both. Written, too, is the ``area`` in pixels of 128×128.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from taskuq.data.splits import split_groups
 def main(source: Path, folder: Path) -> None:
     with np.load(source, allow_pickle=False) as file:
         arrays = {name: file[name][file["central"]] for name in ("images", "label", "group")}
+        arrays["area"] = file["tumour_area_px256"][file["central"]] / 4
     groups = arrays["group"].astype(str)
     split = split_groups(groups, 0.6, 0.04, seed=0)
     judged = np.isin(groups, split.judge)

@@ -98,6 +98,7 @@ def table(
     share: float | None = None,
     rest: Path | None = None,
     unit: Literal["case", "group"] | None = None,
+    sum_groups: float | None = None,
 ) -> None:
     """Make a table of task outputs that were made elsewhere, or two of one.
 
@@ -111,12 +112,18 @@ def table(
         share: Write this share of the groups (or cases) to the output, taken at even steps.
         rest: Where to write the others.
         unit: What the share counts: group where the table has groups, else case.
+        sum_groups: Make one case of each group, the sum of its cases times this weight: of areas
+            and the distance of slices a volume.
     """
     if (share is None) != (rest is None):
         raise InputError("--share and --rest go together: a part of the table, and the others")
     if rest is not None and len({path.resolve() for path in (source, output, rest)}) < 3:
         raise InputError("the table, -o and --rest must be three different files; name others")
     loaded = load_table(source, range)
+    if sum_groups is not None:
+        from taskuq.outputs import whole_groups
+
+        loaded = whole_groups.sum_groups(loaded, sum_groups)
     missing = f", {len(loaded.missing)} cases lack a round" if loaded.missing else ""
     say(f"{loaded}{missing}")
     if share is None or rest is None:
