@@ -22,6 +22,8 @@ from .evaluation import (
 from .interval import Interval
 from .outputs import TaskOutputs
 from .pipeline import Pipeline
+from .runs.tables import make_report
+from .words import Words
 
 __version__: str
 
@@ -34,6 +36,7 @@ __all__ = [
     "Pipeline",
     "Policy",
     "TaskOutputs",
+    "Words",
     "__version__",
     "acquire",
     "calibrate",
@@ -44,5 +47,6 @@ __all__ = [
     "evaluate_exact",
     "load_bound",
     "load_policy",
+    "make_report",
     "plan",
 ]

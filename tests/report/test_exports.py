@@ -113,14 +113,14 @@ def test_hostile_names_are_drawn_and_written(tmp_path):
 
     assert drawn.count(".pdf") == drawn.count(".png") == drawn.count(".svg") >= 3
     assert all(p.parent in (folder, tmp_path / "figures") for p in tmp_path.rglob("*.svg"))
-    with (folder / "patients.csv").open(encoding="utf-8-sig") as file:
+    with (folder / "groups.csv").open(encoding="utf-8-sig") as file:
         assert not any(line.startswith("=") for line in file)
 
 
 def test_results_json_and_csv_say_the_same(exported):
     results = json.loads((exported / "exports/results.json").read_text())
-    patients = next(t for t in results["tables"] if t["name"] == "patients")
-    rows = rows_of(exported / "exports/patients.csv")
+    patients = next(t for t in results["tables"] if t["name"] == "groups")
+    rows = rows_of(exported / "exports/groups.csv")
     at = patients["columns"].index("average R")
 
     assert [float(r["average R"]) for r in rows] == [row[at] for row in patients["rows"]]

@@ -103,7 +103,7 @@ def test_a_patients_row_is_what_the_policy_decides(run_dir, tables):
     stops = np.array([policy.decide(round=k, outputs=table.outputs[: k + 1]).stops
                       for k in range(4)])  # fmt: skip
     rates = np.append(table.accelerations, 1.0)[np.vstack([stops, np.ones(table.cases)]).argmax(0)]
-    head, *rows = tables["patients"]
+    head, *rows = tables["groups"]
     row = dict(zip(head, next(r for r in rows if r[0] == "patient-03"), strict=True))
 
     assert int(row["cases"]) == table.cases

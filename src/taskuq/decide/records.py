@@ -8,6 +8,7 @@ from typing import Any
 from taskuq.decide.goal import Goal, Goals
 from taskuq.decide.simulation import Simulation
 from taskuq.outputs import TaskOutputs
+from taskuq.outputs.rounds import called_rounds
 from taskuq.ranges import ranges_to_json
 
 CHOOSING = (
@@ -48,6 +49,7 @@ def simulation_record(
             **ranges_to_json(table.task_ranges),
             "provenance": dict(table.provenance),
             "missing_cases": list(table.missing),
+            "round_names": called_rounds(table.accelerations, table.round_names),
             **inputs,
         },
         "choosing": CHOOSING,

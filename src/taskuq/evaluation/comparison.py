@@ -17,6 +17,7 @@ from taskuq.evaluation.pools import check_cases
 from taskuq.evaluation.result import Evaluation, EvaluationRecord
 from taskuq.evaluation.strata import PAPER_SIZE_BINS
 from taskuq.outputs import TaskOutputs
+from taskuq.outputs.rounds import called_rounds
 from taskuq.protocols import Score
 from taskuq.ranges import ranges_to_json
 
@@ -139,6 +140,7 @@ def _inputs(table: TaskOutputs, comparison: Comparison) -> dict[str, Any]:
         **ranges_to_json(table.task_ranges),
         "provenance": dict(table.provenance),
         "missing_cases": list(table.missing),
+        "round_names": called_rounds(table.accelerations, table.round_names),
         "scores": [s if isinstance(s, str) else type(s).__name__ for s in comparison.scores],
         **{name: getattr(comparison, name) for name in ASKED},
     }

@@ -43,6 +43,16 @@ def as_rounds(
     return as_accelerations(values, len(values)), as_round_names(names, len(values))
 
 
+def called_rounds(accelerations: FloatArray, names: tuple[str, ...] | None) -> dict[str, str]:
+    """Return the names of rounds by their accelerations, as a record holds them.
+
+    Example:
+        >>> called_rounds(np.array([16.0, 4.0]), ("12 views", "48 views"))
+        {'16': '12 views', '4': '48 views'}
+    """
+    return {f"{R:g}": name for R, name in zip(accelerations, names or (), strict=False)}
+
+
 def full_cost_over(costs: np.ndarray, full_cost: float | None) -> FloatArray:
     """Return accelerations: the full cost over the cost of each round."""
     if full_cost is None:

@@ -16,6 +16,7 @@ from taskuq.report.records import (
     Record,
     number,
     policy_name,
+    round_called,
 )
 from taskuq.report.tables import shown
 
@@ -164,16 +165,16 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[Number,
 
 def _of_evaluation(contents: Contents) -> tuple[str, tuple[Number, ...], str] | None:
     rows = [
-        row
+        (row, record)
         for record in contents.evaluations.values()
         for row in record["results"]
         if not math.isnan(number(row["width"]["mean"]))
     ]
     if not rows:
         return None
-    low = min(rows, key=lambda r: number(r["width"]["mean"]))
+    low, record = min(rows, key=lambda pair: number(pair[0]["width"]["mean"]))
     coverage, width = low["coverage"], low["width"]
-    at = f" at R = {low['acceleration']:g}" if low["acceleration"] else ""
+    at = f" at {round_called(record, low['acceleration'])}" if low["acceleration"] else ""
     errors = number(coverage["sd"]), number(width["sd"])
     numbers = (
         Number(

@@ -102,7 +102,7 @@ def patient_table(table: TaskOutputs | None, reports: Sequence[CaseReport]) -> T
             "the table may hold the cases it was calibrated on, so these rows describe and do not "
             "prove."
         )
-    return Table("patients", caption, tuple(columns), tuple(rows))
+    return Table("groups", caption, tuple(columns), tuple(rows))
 
 
 def _stopping(reports: list[CaseReport]) -> list[object]:

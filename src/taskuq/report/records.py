@@ -10,6 +10,7 @@ from taskuq.errors import InputError
 from taskuq.files import number_from_json
 from taskuq.report.figure import Figure, drawable
 from taskuq.report.tables import Table
+from taskuq.words import round_label
 
 RUN = "taskuq.run/1"
 EXPERIMENT = "taskuq.experiment/1"
@@ -114,6 +115,21 @@ def number(value: Any) -> float:
     return math.nan if value is None else number_from_json(value)
 
 
+def round_called(record: Record, acceleration: float) -> str:
+    """Return what a round of an evaluation or a simulation is called.
+
+    Example:
+        >>> round_called({"inputs": {"round_names": {"16": "12 views"}}}, 16.0)
+        '12 views'
+        >>> round_called({}, 16.0)
+        'R = 16'
+    """
+    inputs = record.get("inputs")
+    names = inputs.get("round_names") if isinstance(inputs, Mapping) else None
+    known = names if isinstance(names, Mapping) else {}
+    return round_label(acceleration, known.get(f"{acceleration:g}"))
+
+
 def policy_name(row: Record) -> str:
     """Return what to call a policy: its kind, its score or statistic, its budget, its condition.
 
@@ -171,7 +187,12 @@ def policy_table(record: Record, name: str) -> Table:
     )
     if record.get("choosing") and len(record["results"]) > 1:
         caption += f" {record['choosing']}"
-    rates = tuple(f"stopped at R = {s['acceleration']:g}" for s in first["stops"])
+    rates = tuple(
+        "went to the end"
+        if s["acceleration"] == 1
+        else f"stopped at {round_called(record, s['acceleration'])}"
+        for s in first["stops"]
+    )
     head = (
         "policy", "promise", "p", "average R", "± R", "average R by case", "coverage",
         "± coverage", "coverage of cases", "coverage of early stops", "stopped early", "width",

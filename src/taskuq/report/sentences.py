@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
+import numpy as np
+
 from taskuq.report.contents import Contents
-from taskuq.report.records import DATA_CHECK, STATUS, number, policy_name
+from taskuq.report.records import DATA_CHECK, STATUS, number, policy_name, round_called
 from taskuq.report.tables import Table, shown
 
 WHAT = {"data": "Data", "measure": "Measurement h", "recover": "Recovery g", "task": "Task f"}
@@ -29,9 +32,9 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
         found.append(("Posterior samples p", f"{table.samples}"))
         groups = "" if table.group is None else f" in {len(set(table.group.tolist()))} groups"
         found.append(("Cases", f"{table.cases}{groups}"))
-        rates = ", ".join(f"{R:g}" for R in table.accelerations if not math.isnan(R))
-        if rates:
-            found.append(("Rounds", f"R = {rates}, then everything"))
+        if not np.isnan(table.accelerations).any():
+            rounds = ", ".join(table.round_labels)
+            found.append((contents.words.many("round").capitalize(), f"{rounds}, then everything"))
         if table.task_names != ("task",):
             found.append(("Task outputs", ", ".join(table.task_names)))
     elif isinstance(run.get("samples"), int):
@@ -88,7 +91,7 @@ def limits(contents: Contents) -> list[str]:
     one = "group" if contents.is_by_group else "case"
     by = words.many(one)
     found = [
-        "The target is what the task network says about the fully measured image. It is not the "
+        "The target is what the task network says about the true image. It is not the "
         "diagnosis, and a network that is wrong about the true image is wrong here too.",
         f"The promise is an average over new {by} that come from where the calibration {by} came "
         f"from. It is not about one given {getattr(words, one)}, and not about a class of {by}: "
@@ -113,34 +116,42 @@ def limits(contents: Contents) -> list[str]:
 def key_table(contents: Contents) -> tuple[Table | None, str]:
     """Return the one table to look at first, and a sentence before it."""
     unit = contents.folder.run.get("unit")
-    every = [(name, record["results"]) for name, record in contents.evaluations.items()]
+    every = list(contents.evaluations.items())
     if not every:
         return None, ""
-    name, rows = next((of for of in every if unit is None or of[1][0]["unit"] == unit), every[0])
-    alpha, task = rows[0]["alpha"], rows[0].get("task")
-    most = max(r["samples"] for r in rows)
-    rows = [r for r in rows if r["samples"] == most and r.get("task") == task]
+    mine = (of for of in every if unit is None or of[1]["results"][0]["unit"] == unit)
+    name, record = next(mine, every[0])
+    alpha, most = record["results"][0]["alpha"], max(r["samples"] for r in record["results"])
+    rows = [r for r in record["results"] if r["samples"] == most]
+    tasks = list(dict.fromkeys(r.get("task") for r in rows))
     rates = list(dict.fromkeys(r["acceleration"] for r in rows))
     scores = list(dict.fromkeys(r["score"] for r in rows))
-    at = {(r["score"], r["acceleration"]): r["width"] for r in rows}
+    at = {(r.get("task"), r["score"], r["acceleration"]): r for r in rows}
 
-    def cell(score: str, R: float | None) -> Any:
-        width = at.get((score, R))
+    def cell(*place: Any) -> Any:
+        width = at[place]["width"] if place in at else None
         if width is None:
             return None
         mean, sd = shown(number(width["mean"])), number(width["sd"])
         return mean if math.isnan(sd) else f"{mean} ± {sd:.2g}"
 
-    worst = {s: min(number(r["coverage"]["mean"]) for r in rows if r["score"] == s) for s in scores}
-    columns = ("score", *(f"width at R = {R:g}" if R else "width" for R in rates),
+    several = ("task",) if len(tasks) > 1 else ()
+    columns = (*several, "score",
+               *(f"width at {round_called(record, R)}" if R else "width" for R in rates),
                "least coverage")  # fmt: skip
-    body = tuple((s, *(cell(s, R) for R in rates), worst[s]) for s in scores)
+    body = []
+    for task, score in product(tasks, scores):
+        found = [at[task, score, R] for R in rates if (task, score, R) in at]
+        if found:
+            least = min(number(r["coverage"]["mean"]) for r in found)
+            widths = (cell(task, score, R) for R in rates)
+            body.append((*((task,) if several else ()), score, *widths, least))
     sentence = (
         f"Shorter intervals say more. Every score is calibrated to cover at least "
         f"{1 - alpha:g} on average; what differs is how wide its intervals are."
     )
     caption = f"Mean interval width ± standard deviation over splits, {most} samples ({name})."
-    return Table("key", caption, columns, body), sentence
+    return Table("key", caption, columns, tuple(body)), sentence
 
 
 def failure_tables(contents: Contents) -> tuple[list[Table], str]:

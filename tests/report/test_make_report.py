@@ -1,0 +1,160 @@
+"""One page for any table: judged, planned, replayed, in the user's words."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from taskuq.commands.app import main
+from taskuq.errors import InputError
+
+# What nobody wants to read who has no scanner.
+SCANNER = re.compile(r"zero-filled|patient|\bslices?\b|k-space|volumes?\b|fully measured", re.I)
+
+
+def made(tasks=1, rounds=2, cases=80, **described):
+    rng = np.random.default_rng(1)
+    z = rng.random((cases, tasks))
+    spread = np.array([0.15, 0.05])[:rounds, None, None, None]
+    x = np.clip(z[:, None] + spread * rng.standard_normal((rounds, cases, 5, tasks)), 0, 1)
+    x, z = (x, z) if tasks > 1 else (x[..., 0], z[..., 0])
+    rates = (6, 2)[:rounds] if rounds > 1 else None
+    return tq.TaskOutputs(x, z, rates, task_range=(0, 1), **described)
+
+
+def visible(page):
+    """What a person reads or hears: text, and the labels of what has none."""
+    body = page.read_text().partition("<body")[2].partition('<script type="application/json"')[0]
+    return " ".join([re.sub("<[^>]*>", " ", body), *re.findall(r'aria-label="([^"]*)"', body)])
+
+
+ASKED = {"alpha": 0.2, "max_width": 0.5, "trials": 30}
+
+
+def test_a_table_becomes_a_page_without_a_word_of_mri(tmp_path):
+    words = {"case": "scene", "group": "film", "measurement": "exposure"}
+    table = made(group=np.arange(80) // 4, round_names=["short", "long"])
+    page = tq.make_report(table, tmp_path / "page", **ASKED, words=words, title="Scenes")
+    said = visible(page)
+
+    assert not SCANNER.findall(said)
+    assert "Scenes" in said
+    assert "Film by film" in re.sub(r"\s+", " ", said)
+    assert "short" in said
+    assert "nan" not in said.lower().split()
+
+
+def test_a_page_holds_what_its_functions_give(tmp_path):
+    table = made()
+    tq.make_report(table, tmp_path / "page", **ASKED, seed=3)
+    policy = tq.load_policy(tmp_path / "page" / "policy.json")
+    judged = json.loads((tmp_path / "page" / "evaluate.json").read_text())["results"]
+    again = tq.evaluate(
+        table, acceleration=2, alpha=0.2, score="lwr", trials=30, rng=np.random.default_rng(3)
+    )
+    (row,) = [r for r in judged if r["score"] == "lwr" and r["acceleration"] == 2]
+
+    assert policy.thresholds == tq.plan(table, alpha=0.2, max_width=0.5).thresholds
+    assert row["width"]["mean"] == again.width.mean
+    replayed = json.loads((tmp_path / "page" / "simulate.json").read_text())
+    assert {r["policy"] for r in replayed["results"]} == {"fixed-width", "adaptive", "paper"}
+
+
+def test_arrays_paths_and_frames_become_the_same_page(tmp_path):
+    table = made(case=[f"c{k:02d}" for k in range(80)])
+    arrays = {"accelerations": (6, 2), "task_range": (0, 1), "case": table.case}
+    path = table.save(tmp_path / "table.parquet")
+    tq.make_report(table, tmp_path / "one", **ASKED)
+    tq.make_report((table.outputs, table.targets), tmp_path / "two", **ASKED, **arrays)
+    tq.make_report(path, tmp_path / "three", **ASKED, task_range=(0, 1))
+
+    thresholds = [
+        tq.load_policy(tmp_path / n / "policy.json").thresholds for n in ("one", "two", "three")
+    ]
+    assert thresholds[0] == thresholds[1] == thresholds[2]
+
+
+def test_several_tasks_share_a_page(tmp_path):
+    table = made(tasks=3, task_names=["dirt", "rust", "dent"])
+    widths = {"dirt": 0.6, "rust": 0.7, "dent": 0.8}
+    page = tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, trials=20)
+    said = visible(page)
+
+    assert all(name in said for name in widths)
+    assert "rust: the interval is at most 0.7 wide" in said
+
+
+@pytest.mark.parametrize("asked", [{"alpha": 0.2}, {"alpha": 0.2, "max_width": 0.5}])
+def test_one_round_is_judged_and_nothing_is_planned(tmp_path, asked):
+    page = tq.make_report(made(rounds=1), tmp_path / "page", **asked, trials=20)
+
+    assert sorted(p.name for p in page.parent.iterdir()) == [
+        "evaluate.json", "report.html", "run.json", "table.npz",
+    ]  # fmt: skip
+
+
+def test_another_table_does_not_take_the_place_of_a_page(tmp_path):
+    page = tq.make_report(made(), tmp_path / "page", **ASKED)
+    tq.make_report(made(), tmp_path / "page", **ASKED | {"alpha": 0.3})
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("keep me")
+
+    assert "0.7" in visible(page)
+    with pytest.raises(InputError, match="another table; choose another folder"):
+        tq.make_report(made(cases=81), tmp_path / "page", **ASKED)
+    with pytest.raises(InputError, match=r"holds letter\.txt"):
+        tq.make_report(made(), tmp_path / "full", **ASKED)
+
+
+@pytest.mark.parametrize(
+    ("table", "described", "sentence"),
+    [
+        (made(), {"accelerations": (6, 2)}, "brings its own accelerations"),
+        (made(), {"colour": "red"}, "does not know 'colour'"),
+        (made().outputs, {}, "from a path or a data frame|cannot be read"),
+        (tq.TaskOutputs(made().outputs, None, (6, 2)), {}, "no targets"),
+        ("missing.npz", {}, "there is no table"),
+        (made(), {"words": {"image": "x"}}, "no word for 'image'"),
+    ],
+)
+def test_what_is_no_table_is_refused_in_a_sentence(tmp_path, table, described, sentence):
+    with pytest.raises(InputError, match=sentence):
+        tq.make_report(table, tmp_path / "page", **ASKED, **described)
+
+
+def test_the_command_line_makes_a_page_of_a_table(tmp_path, capsys):
+    path = made().save(tmp_path / "mine.npz")
+    main(["report", str(path), "--alpha", "0.2", "--max-width", "0.5", "--trials", "20"])
+
+    assert capsys.readouterr().out.strip() == str(tmp_path / "mine-report" / "report.html")
+    with pytest.raises(SystemExit, match="2"):
+        main(["report", str(path)])
+    assert "is a table; say at which error rate" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["report", str(tmp_path / "mine-report"), "--alpha", "0.1"])
+    assert "leave --alpha out" in capsys.readouterr().err
+
+
+def test_pictures_of_a_run_become_the_explorer(tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.random((60, 6, 5)) * rng.random((60, 1, 1))
+
+    def recover(y, *, samples, seed):
+        return y + np.random.default_rng(seed).standard_normal((samples, *y.shape)) / 20
+
+    pipeline = tq.Pipeline(lambda x, R: x - 1 / R, recover, lambda x: x.mean((1, 2)))
+    table = pipeline.run(
+        images, costs={"one exposure": 1, "three exposures": 3}, full_cost=6, samples=4, seed=0,
+        store=tmp_path / "table", pictures=5, quiet=True, words={"case": "scene"},
+        group=np.arange(60) // 2,
+    )  # fmt: skip
+    page = tq.make_report(table, tmp_path / "page", **ASKED)
+    stored = page.read_text().partition('id="stored">')[2].partition("</script>")[0]
+    payload = json.loads(stored)
+
+    assert len(payload["slices"]) == 5
+    assert payload["round_names"] == ["one exposure", "three exposures"]
+    assert payload["words"]["case"] == "scene"
+    assert not SCANNER.findall(visible(page))
