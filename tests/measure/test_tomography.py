@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from taskuq.measure.radon import Radon
 from taskuq.measure.sinograms import filtered_back_projection, restored, stacked
-from taskuq.measure.tomography import Counts, ParallelBeamCT, TomographyConfig, nested_views
+from taskuq.measure.tomography import (
+    Counts,
+    ParallelBeamCT,
+    SimulatedCT,
+    TomographyConfig,
+    nested_views,
+)
 from taskuq.protocols import Measure
 
 RATES = (16, 8, 4, 2)
@@ -149,6 +155,20 @@ def test_a_view_keeps_its_counts_in_later_rounds():
     shared = [i for i, angle in enumerate(late.angles) if angle in early.angles]
     assert torch.equal(late.projections[shared], early.projections)
     assert not torch.allclose(early.projections, Radon(16, early.angles)(disc(16)))
+
+
+@pytest.mark.parametrize("photons", [0.0, 100.0])
+def test_a_scan_round_by_round_is_the_scan_at_once(photons):
+    scanner = ParallelBeamCT(16, 32, (8, 4, 2), Counts(photons), seed=0)
+    patient = SimulatedCT(disc(16), scanner)
+    pieces = [patient.measure(k) for k in range(4)]
+    taken = np.concatenate([piece["views"] for piece in pieces])
+    assert sorted(taken) == list(range(32))
+    for rounds, rate in enumerate((8, 4, 2, 1), start=1):
+        joined, whole = patient.combine(pieces[:rounds]), scanner(disc(16), rate)
+        assert torch.equal(joined.projections, whole.projections)
+        assert (joined.angles, joined.acceleration) == (whole.angles, whole.acceleration)
+        assert joined.variance == pytest.approx(whole.variance)
 
 
 def test_counts_have_the_variance_that_is_told():

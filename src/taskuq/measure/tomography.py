@@ -150,7 +150,7 @@ class ParallelBeamCT:
                 f"the image has shape {tuple(image.shape)} and type {image.dtype}; give real "
                 f"images (..., {self.size}, {self.size})"
             )
-        views = self._views(acceleration)
+        views = self.views_at(acceleration)
         angles = view_angles(views, self.views)
         projections, variance = OPERATORS[self.operator](self.size, angles)(image), 0.0
         if self.counts.photons:
@@ -159,7 +159,8 @@ class ParallelBeamCT:
             variance = float(self.counts.variance(projections, self.size).mean())
         return Sinogram(projections, angles, self.size, float(acceleration), variance)
 
-    def _views(self, acceleration: float) -> NDArray[np.int64]:
+    def views_at(self, acceleration: float) -> NDArray[np.int64]:
+        """The numbers of the views of one acceleration; all of them at R = 1."""
         rounds = [*nested_views(self.views, self.accelerations), np.arange(self.views)]
         return rounds[round_at(acceleration, [*self.accelerations, 1])]
 
@@ -175,6 +176,51 @@ class ParallelBeamCT:
                 rng = np.random.default_rng([name, int(view)])
                 drawn[row, k] = rng.poisson(rates.reshape(drawn.shape)[row, k])
         return torch.as_tensor(drawn).reshape(projections.shape).to(projections)
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedCT:
+    """Scans an image that is already known, as a real scanner would scan a patient.
+
+    Every round gives only the views it adds; no view is taken twice, and after all rounds the rest
+    of a full scan follows.
+
+    Arguments:
+        image: Attenuation, real (height, width).
+        scanner: The scanner.
+
+    Example:
+        >>> scanner = ParallelBeamCT(size=32, views=64, accelerations=(16, 8))
+        >>> patient = SimulatedCT(torch.ones(32, 32), scanner)
+        >>> pieces = [patient.measure(0), patient.measure(1)]
+        >>> [len(piece["views"]) for piece in pieces], len(patient.combine(pieces).angles)
+        ([4, 4], 8)
+    """
+
+    image: Tensor
+    scanner: ParallelBeamCT
+
+    def measure(self, round: int) -> dict[str, NDArray[np.generic]]:
+        """Take the views that a round adds: their numbers, and line integrals (view, detector)."""
+        rates = [*self.scanner.accelerations, 1.0]
+        if not 0 <= round < len(rates):
+            raise InputError(f"round {round} is asked for; there are {len(rates) - 1} and a last")
+        views = self.scanner.views_at(rates[round])
+        before = self.scanner.views_at(rates[round - 1]) if round else views[:0]
+        scan = self.scanner(self.image, rates[round])
+        new = ~np.isin(views, before)
+        return {"views": views[new], "projections": scan.projections[torch.as_tensor(new)].numpy()}
+
+    def combine(self, pieces: Sequence[dict[str, NDArray[np.generic]]]) -> Sinogram:
+        """Join the pieces of all rounds so far into one measurement."""
+        views = np.concatenate([np.asarray(piece["views"], dtype=np.int64) for piece in pieces])
+        order = np.argsort(views)
+        read = np.concatenate([piece["projections"] for piece in pieces])[order]
+        projections, size = torch.as_tensor(read), self.scanner.size
+        variance = float(self.scanner.counts.variance(projections, size).mean())
+        rate = [*self.scanner.accelerations, 1.0][len(pieces) - 1]
+        angles = view_angles(views[order], self.scanner.views)
+        return Sinogram(projections, angles, size, float(rate), variance)
 
 
 def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
