@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -11,8 +12,12 @@ import pytest
 import taskuq as tq
 from taskuq.commands import app
 from taskuq.commands.app import main
+from taskuq.commands.bounds import calibrate
+from taskuq.commands.evaluate import evaluate
+from taskuq.commands.policies import plan, simulate
 from taskuq.errors import InputError
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.outputs.table import FRAME, READERS
 
 
 @pytest.fixture(scope="module")
@@ -243,3 +248,22 @@ def test_an_error_of_a_process_that_reads_data_is_its_sentence_alone(monkeypatch
         app.main([])
     assert ended.value.code == 2
     assert capsys.readouterr().err == "taskuq: a slice is damaged; prepare it again\n"
+
+
+@pytest.mark.parametrize("command", ["calibrate", "predict", "evaluate", "plan", "simulate"])
+def test_help_names_every_format_of_a_table(command, capsys):
+    main([command, "--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+    assert all(name in said for name in READERS if name != FRAME)
+
+
+def test_what_is_compared_by_default_holds_what_is_calibrated_by_default():
+    defaults = {
+        command.__name__: signature(command).parameters["score"].default
+        for command in (calibrate, plan, evaluate, simulate)
+    }
+
+    assert defaults["calibrate"] == defaults["plan"]
+    assert defaults["evaluate"] == defaults["simulate"]
+    assert defaults["plan"] in defaults["simulate"].split(",")

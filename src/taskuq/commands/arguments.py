@@ -12,6 +12,13 @@ from taskuq.errors import InputError
 if TYPE_CHECKING:
     from taskuq.outputs import TaskOutputs
 
+# What every command that reads a table reads.
+FORMATS = "a folder that taskuq run wrote, or a file .npz, .csv or .parquet"
+TableFile = Annotated[Path, Parameter(help=f"A table of task outputs: {FORMATS}.")]
+TableOption = Annotated[Path | None, Parameter(help=f"A table of posterior samples: {FORMATS}.")]
+# The score of what is calibrated and planned, and the scores that are compared.
+SCORE = "mlwr"
+SCORES = f"ar,lwr,cqr,{SCORE}"
 # NumPy takes no seed below 0.
 Seed = Annotated[int, Parameter(validator=validators.Number(gte=0))]
 

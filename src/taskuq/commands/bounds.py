@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from taskuq.commands.arguments import load_table, share
+from taskuq.commands.arguments import SCORE, TableFile, load_table, share
 from taskuq.commands.terminal import hand_over, say, show
 from taskuq.errors import InputError
 
@@ -25,10 +25,10 @@ CASES = 65536
 
 
 def calibrate(
-    table: Path,
+    table: TableFile,
     /,
     *,
-    score: str = "mlwr",
+    score: str = SCORE,
     alpha: float = 0.05,
     acceleration: float | None = None,
     unit: Literal["case", "group"] | None = None,
@@ -45,7 +45,7 @@ def calibrate(
     """Calibrate intervals and store them as JSON.
 
     Arguments:
-        table: A table of task outputs, .npz or folder.
+        table: A table of task outputs.
         score: ar, lwr, cqr, mlwr or learned.
         alpha: The error rate.
         acceleration: The acceleration to calibrate for; needed where the table has several.
@@ -102,7 +102,7 @@ def calibrate(
 
 def predict(
     bound: Path,
-    table: Path,
+    table: TableFile,
     /,
     *,
     alpha: float | None = None,

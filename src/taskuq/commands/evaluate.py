@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from taskuq.commands.arguments import Seed, counts, load_table, numbers, share, words
+from taskuq.commands.arguments import (
+    SCORES,
+    Seed,
+    TableFile,
+    counts,
+    load_table,
+    numbers,
+    share,
+    words,
+)
 from taskuq.commands.terminal import hand_over, say, show, show_table
 
 if TYPE_CHECKING:
@@ -17,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    table: Path,
+    table: TableFile,
     /,
     *,
-    score: str = "ar,lwr,cqr",
+    score: str = SCORES,
     alpha: float = 0.05,
     acceleration: str | None = None,
     samples: str | None = None,
@@ -40,7 +49,7 @@ def evaluate(
     """Judge scores over random splits, or exactly over all splits by case.
 
     Arguments:
-        table: A table of task outputs, .npz or folder.
+        table: A table of task outputs.
         score: Scores, separated by commas: ar, lwr, cqr, mlwr, learned.
         alpha: The error rate.
         acceleration: Accelerations, separated by commas; all by default.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from taskuq.commands.arguments import Seed, load_table
+from taskuq.commands.arguments import Seed, TableOption, load_table
 from taskuq.commands.terminal import say, show, show_table
 from taskuq.errors import InputError
 from taskuq.experiments.claims import EXPERIMENTS, run_all, run_one
@@ -24,7 +24,7 @@ def experiment(
     name: Name,
     /,
     *,
-    samples: Path | None = None,
+    samples: TableOption = None,
     point: Path | None = None,
     quality: Path | None = None,
     classifier: Path | None = None,
@@ -41,7 +41,7 @@ def experiment(
 
     Arguments:
         name: The experiment, or all.
-        samples: A table of posterior samples, .npz or folder.
+        samples: A table of posterior samples.
         point: A table of point estimates of the same cases, for AR.
         quality: A record of image quality, as taskuq quality writes it.
         classifier: A record of the task network, as taskuq train classifier writes it.

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from taskuq.commands.arguments import (
+    SCORE,
+    SCORES,
     Seed,
+    TableFile,
     by_task,
     counts,
     load_table,
@@ -72,11 +75,11 @@ ASKED = Promise()
 
 
 def plan(
-    table: Path,
+    table: TableFile,
     /,
     *,
     policy: str = "fixed-width",
-    score: str = "mlwr",
+    score: str = SCORE,
     statistic: Literal["spread", "learned"] = "spread",
     budget: float = 1.0,
     choose: str | None = None,
@@ -89,7 +92,7 @@ def plan(
     """Plan when to stop scanning and store the policy as JSON.
 
     Arguments:
-        table: A table of task outputs with all rounds, .npz or folder.
+        table: A table of task outputs with all rounds.
         policy: fixed-width, adaptive, anytime, paper (no guarantee), or a kind of your own.
         score: The score of adaptive, anytime and paper policies.
         statistic: The risk statistic of fixed-width policies.
@@ -141,11 +144,11 @@ def _acceleration(certificate: Mapping[str, Any]) -> str:
 
 
 def simulate(
-    table: Path,
+    table: TableFile,
     /,
     *,
     policy: str = "paper,fixed-width,adaptive,anytime",
-    score: str = "lwr,cqr",
+    score: str = SCORES,
     statistic: str = "spread,learned",
     budget: str = "1",
     promise: Promise = ASKED,
@@ -161,7 +164,7 @@ def simulate(
     """Replay policies on a stored table over random splits.
 
     Arguments:
-        table: A table of task outputs with all rounds, .npz or folder.
+        table: A table of task outputs with all rounds.
         policy: Policies, separated by commas: paper, fixed-width, adaptive, anytime, your own.
         score: Scores of paper, adaptive and anytime policies, separated by commas.
         statistic: Statistics of fixed-width policies, separated by commas: spread, learned.
