@@ -5,7 +5,11 @@ import json
 import numpy as np
 import pytest
 
+import taskuq as tq
 from taskuq.commands.app import main
+from taskuq.experiments.inputs import Inputs
+from taskuq.outputs.table import replace_arrays
+from taskuq.words import MRI
 
 
 def run(*arguments):
@@ -26,6 +30,31 @@ def test_a_record_lands_in_the_runs_folder_twice_the_same(table, tmp_path, capsy
 
     assert texts[0] == texts[1]
     assert "coverage-law.json" in capsys.readouterr().out
+
+
+def test_widths_bins_and_scores_are_the_users(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    z = 100 * rng.random(120)
+    x = z[:, None] + np.array([30, 10])[:, None, None] * rng.standard_normal((2, 120, 6))
+    path = tq.TaskOutputs(x, z, (8, 2), round_names=["one", "two"]).save(tmp_path / "areas.npz")
+    options = ("--alpha", "0.2", "--max-width", "40,80", "--size-bins", "0,30,60,inf",
+               "--score", "lwr,mlwr", "--trials", "40", "-o", tmp_path)  # fmt: skip
+    assert run("all", "--samples", path, *options) == 0
+    found = {p.stem: json.loads(p.read_text()) for p in (tmp_path / "records").glob("*.json")}
+
+    assert "masks" not in found, "nobody measured k-space"
+    assert "masks is left out" in capsys.readouterr().err
+    assert found["multi-round"]["settings"]["goals"] == [[0.2, 40], [0.2, 80]]
+    strata = json.dumps(found["conditional-coverage"])
+    assert "[30, 60)" in strata
+    assert '"cqr"' not in json.dumps(found["interval-length"]["tables"])
+
+
+def test_masks_are_shown_for_a_table_of_mri(table, few):
+    of_mri = replace_arrays(table, provenance={"words": MRI.to_dict()})
+
+    assert Inputs(of_mri).lacks(("masks",)) is None
+    assert "not of MRI" in Inputs(table).lacks(("masks",))
 
 
 def test_masks_need_no_table(tmp_path):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from taskuq.commands.arguments import Seed, TableOption, load_table
+from taskuq.commands.arguments import Seed, TableOption, load_table, numbers, words
 from taskuq.commands.terminal import say, show, show_table
 from taskuq.errors import InputError
 from taskuq.experiments.claims import EXPERIMENTS, run_all, run_one
@@ -31,6 +31,9 @@ def experiment(
     masks: Path | None = None,
     data: Path | None = None,
     alpha: float | None = None,
+    max_width: str | None = None,
+    size_bins: str | None = None,
+    score: str | None = None,
     trials: int | None = None,
     seed: Seed = 0,
     range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
@@ -48,6 +51,10 @@ def experiment(
         masks: Masks as taskuq masks writes them; the paper's without it.
         data: A configuration whose data table names training data, to count them too.
         alpha: The error rate of lengths and coverage; the paper's 0.05 by default.
+        max_width: Widths to stop at, separated by commas, each at --alpha; the paper's pairs of
+            error rates and widths by default.
+        size_bins: Edges of width ranges for coverage by width; the paper's by default.
+        score: Scores to compare, separated by commas; the paper's and ours by default.
         trials: The number of random splits; the paper's 10 000 by default.
         seed: The seed of the splits.
         range: The task's range, low,high, where the tables do not declare it.
@@ -57,8 +64,16 @@ def experiment(
     from taskuq.experiments.inputs import ClaimSettings, make_inputs
     from taskuq.files import read_json, write_json
 
-    changed = {"alpha": alpha, "trials": trials}
-    settings = ClaimSettings(seed=seed, **{k: v for k, v in changed.items() if v is not None})  # type: ignore[arg-type]  # each has its type
+    widths, bins = numbers(max_width, "max-width"), numbers(size_bins, "size-bins")
+    scores = None if score is None else words(score)
+    changed: dict[str, Any] = {
+        "alpha": alpha, "trials": trials, "size_bins": bins,
+        "goals": widths and tuple((alpha or ClaimSettings.alpha, width) for width in widths),
+        "widths": widths,
+        "scores": scores and tuple(s for s in scores if s in ClaimSettings.scores),
+        "ours": scores and tuple(s for s in scores if s not in ClaimSettings.scores),
+    }  # fmt: skip
+    settings = ClaimSettings(seed=seed, **{k: v for k, v in changed.items() if v is not None})
     found, rates = (None, ()) if masks is None else _masks(masks)
     drawn, estimated = (None if t is None else load_table(t, range, task) for t in (samples, point))
     others: dict[str, Any] = {

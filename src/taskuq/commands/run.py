@@ -24,6 +24,7 @@ def run(
     device: str | None = None,
     batch: int | None = None,
     threads: int | None = None,
+    pictures: int = 0,
     fresh: bool = False,
     dry_run: bool = False,
 ) -> None:
@@ -41,6 +42,7 @@ def run(
         device: Where networks run: cpu, cuda, mps; the best there is by default.
         batch: How many cases run at once; chosen by memory by default.
         threads: Threads of each worker on a CPU; with equal threads and batches all bits are equal.
+        pictures: Of how many cases to keep pictures for the page of the table (taskuq report).
         fresh: Throw away what the folder holds and begin again.
         dry_run: Try a few cases, say what all of them will take, and write nothing.
     """
@@ -58,7 +60,7 @@ def run(
         round_names=opened.config.measure.round_names,
         samples=opened.config.samples, seed=opened.config.seed, store=output,
         configuration=opened.configuration, engine=chosen, batch=batch, threads=threads,
-        fresh=fresh,
+        fresh=fresh, pictures=pictures, words=opened.words,
     )  # fmt: skip
     say(f"{filled}" + (f", {len(filled.missing)} cases missing" if filled.missing else ""))
     show(str(output))

@@ -15,9 +15,11 @@ from taskuq.calibration.tuning import tuning_units
 from taskuq.calibration.units import NewCase, RandomCase, Unit
 from taskuq.errors import InputError
 from taskuq.evaluation.splits import fold_sizes
+from taskuq.evaluation.strata import PAPER_SIZE_BINS
 from taskuq.interval import BoolArray
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 from taskuq.outputs.table import TaskOutputs
+from taskuq.words import MRI
 
 # Targets are the task network's word on the same image; batches round them differently.
 SAME_TARGET = 1e-3
@@ -44,6 +46,7 @@ class ClaimSettings:
             (not below 20) where None, because rules that learn are planned anew in each, and the
             error of a mean over splits is still far below that over tables.
         widths: Widths to stop at, for the trade-off between acceleration and width.
+        size_bins: Edges of the ranges of widths within which coverage is looked at.
         test_groups: Groups to test on in the paper's own multi-round protocol.
         protocol_trials: How often such groups are drawn, a fiftieth of the trials where None;
             the paper draws them once.
@@ -70,6 +73,7 @@ class ClaimSettings:
     )  # fmt: skip
     round_trials: int | None = None
     widths: tuple[float, ...] = (0.05, 0.1, 0.15, 0.2, 0.3)
+    size_bins: tuple[float, ...] = PAPER_SIZE_BINS
     test_groups: int = 8
     protocol_trials: int | None = None
     seed: int = 0
@@ -123,6 +127,7 @@ class Inputs:
         point: Task outputs of a point estimate of the same cases, for AR.
         masks: Which columns of k-space each round measures (round, width).
         mask_accelerations: R of the masks.
+        published: Whether to look at the paper's masks, whatever the table is of.
         quality: A record ``taskuq.quality/1``.
         task: A record ``taskuq.task/1``.
         parts: Parts of the data beside the judged one, e.g. for training and tuning.
@@ -132,6 +137,7 @@ class Inputs:
     point: TaskOutputs | None = None
     masks: BoolArray | None = None
     mask_accelerations: tuple[float, ...] = ()
+    published: bool = False
     quality: Mapping[str, Any] | None = None
     task: Mapping[str, Any] | None = None
     parts: Sequence[Members] = field(default=())
@@ -150,7 +156,18 @@ class Inputs:
                 return reason
         return None
 
+    @property
+    def is_mri(self) -> bool:
+        """Whether lines of k-space were measured, as the table says; without a table the paper's.
+
+        A table that travels with the package or was made by an older version does not say so.
+        """
+        return self.samples is None or self.samples.provenance.get("words") == MRI.to_dict()
+
     def _lacks(self, need: str) -> str | None:
+        if need == "masks":
+            known = self.masks is not None or self.published or self.is_mri
+            return None if known else "it needs masks of k-space, and the table is not of MRI"
         if need == "quality":
             return None if self.quality is not None else "it needs a quality record"
         if need == "classifier":

@@ -65,6 +65,7 @@ def judge_scores(
         seed=settings.seed,
         unit=unit.name,
         samples=None if samples is None else tuple(samples),
+        size_bins=settings.size_bins,
     )
     rates = tuple(inputs.table.accelerations if accelerations is None else accelerations)
     estimated = [s for s in names if samples is None and source_of(inputs, s) is not inputs.table]

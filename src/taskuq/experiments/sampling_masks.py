@@ -99,4 +99,4 @@ def _table(name: str, masks: BoolArray, rates: Any) -> dict[str, Any]:
     }
 
 
-EXPERIMENT = Experiment(sampling_masks, (), "sampling masks")
+EXPERIMENT = Experiment(sampling_masks, ("masks",), "sampling masks")

@@ -15,6 +15,7 @@ from taskuq.errors import InputError
 from taskuq.files import picture_format, whole_file
 from taskuq.interval import BoolArray
 from taskuq.protocols import Measure
+from taskuq.words import MRI, Words
 
 Rule = Literal["inverse-distance", "uniform"]
 
@@ -241,6 +242,11 @@ class MaskConfig:
     def round_names(self) -> None:
         """R says all."""
         return None
+
+    @property
+    def words(self) -> Words:
+        """What cases, groups, pictures and measurements are called."""
+        return MRI
 
     def masks(self, width: int) -> BoolArray:
         """The masks, booleans (round, width)."""

@@ -37,6 +37,11 @@ class Sinogram:
     acceleration: float
     variance: float = 0.0
 
+    @property
+    def picture(self) -> Tensor:
+        """The filtered back-projection."""
+        return filtered_back_projection(self)
+
 
 @dataclass(frozen=True, eq=False)
 class Sinograms:

@@ -7,6 +7,7 @@ from typing import Annotated, Protocol
 from taskuq.interval import BoolArray
 from taskuq.kinds import Kinds
 from taskuq.protocols import Measure
+from taskuq.words import Words
 
 
 class System(Protocol):
@@ -19,6 +20,10 @@ class System(Protocol):
     @property
     def round_names(self) -> tuple[str, ...] | None:
         """What rounds are called wherever a person reads; None where R says all."""
+
+    @property
+    def words(self) -> Words:
+        """What cases, groups, pictures and measurements are called."""
 
     def masks(self, width: int) -> BoolArray:
         """What each round measures of images of a width, booleans (round, line or view)."""

@@ -17,6 +17,7 @@ from taskuq.kinds import Kinds
 from taskuq.measure.noise import image_seed, require_seed
 from taskuq.measure.rounds import round_at
 from taskuq.measure.sinograms import Sinogram
+from taskuq.words import Words
 
 # What takes a size and angles and gives what takes images (..., size, size) to line integrals (...,
 # view, detector), a pixel apart and about the centre.
@@ -262,6 +263,14 @@ class TomographyConfig:
 
     def __post_init__(self) -> None:
         nested_views(self.views, self.accelerations)
+
+    @property
+    def words(self) -> Words:
+        """What cases, groups, pictures and measurements are called."""
+        return Words(
+            case="slice", group="scan", estimate="back-projected", measurement="view",
+            truth="all views",
+        )  # fmt: skip
 
     @property
     def round_names(self) -> tuple[str, ...]:

@@ -89,7 +89,9 @@ def run_demo(
     stage(f"3/4  Judging the policy and the paper's claims over {settings.trials} random splits.")
     write_json(folder / "simulate.json", _judged(settings, samples))
     claims = ClaimSettings(trials=settings.trials, seed=settings.seed)
-    for record in run_all(samples, point, claims, tell=tell, quality=stored_quality()):
+    for record in run_all(
+        samples, point, claims, tell=tell, published=True, quality=stored_quality()
+    ):
         write_json(folder / "records" / f"{record['name']}.json", record)
         tell(f"{record['title']}: {record['finding']}")
     stage("4/4  Writing the page.")

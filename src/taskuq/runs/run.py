@@ -28,6 +28,7 @@ from taskuq.task.methods import TASKS, MeanIntensityMethod
 from taskuq.training.networks import Method
 from taskuq.usage import peak_host_bytes
 from taskuq.weights import locate
+from taskuq.words import Words
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class RunConfig:
         task: What is read off them.
         samples: Posterior samples per case and round.
         seed: The seed of noise and samples.
+        words: What things are called on a page; as the imaging system has it by default.
     """
 
     data: Data = field(default_factory=paper_data)
@@ -53,6 +55,7 @@ class RunConfig:
     task: Annotated[Method, TASKS] = field(default_factory=MeanIntensityMethod)
     samples: int = 32
     seed: int = 0
+    words: Words = field(default_factory=Words)
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,17 @@ class Run:
     def configuration(self) -> dict[str, Any]:
         """The configuration as values that JSON can hold."""
         values = to_table(self.config, complete=True)
+        # They decide no number, so that another word may be found for a table that goes on.
+        del values["words"]
         if isinstance(self.pipeline.recover, PosteriorRecover):
             # Where none is given, the weights say at what temperature they are drawn from.
             values["recover"]["temperature"] = self.pipeline.recover.temperature
         return values | {"fingerprints": self.fingerprints}
+
+    @property
+    def words(self) -> Words:
+        """What things are called: as the file says, or else as the imaging system does."""
+        return self.config.measure.words if self.config.words == Words() else self.config.words
 
     @property
     def fingerprints(self) -> dict[str, str]:
