@@ -136,3 +136,32 @@ def test_a_scan_without_pictures_comes_from_the_table(run_dir, tmp_path):
 
     assert '<figure class="scan card">' in text
     assert "<img" not in text
+
+
+def test_a_policy_for_other_outputs_is_a_note(run_dir, tmp_path):
+    table = TaskOutputs.load(run_dir / "table.npz")
+    tq.plan(table.select(samples=4), alpha=0.1, max_width=0.1).save(tmp_path / "policy.json")
+    table.save(tmp_path / "table.npz")
+    text = write_report(tmp_path).read_text()
+
+    assert "No scan of the policy is shown" in text
+    assert '<figure class="scan' not in text
+
+
+def test_of_several_tasks_the_first_is_shown(tmp_path):
+    made = run_folder.table_of(volumes=12, samples=4)
+    twice = TaskOutputs(
+        np.stack([made.outputs, 1 - made.outputs], axis=-1),
+        np.stack([made.targets, 1 - made.targets], axis=-1),
+        made.accelerations, group=made.group, task_names=("lesion", "health"), task_range=(0, 1),
+    )  # fmt: skip
+    policy = tq.plan(twice, alpha=0.2, max_width=0.5)
+    policy.save(tmp_path / "policy.json")
+    twice.save(tmp_path / "table.npz")
+    scan = one_scan(policy, read_folder(tmp_path))
+    last = policy.decide(len(scan.rounds) - 1, twice.outputs[: len(scan.rounds), int(scan.case)])
+
+    assert scan.task == "lesion"
+    assert (scan.rounds[-1].lower, scan.rounds[-1].upper) == (
+        last.interval.lower[0], last.interval.upper[0])  # fmt: skip
+    assert "(lesion): measuring stops at" in write_report(tmp_path).read_text()

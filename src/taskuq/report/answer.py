@@ -134,9 +134,11 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[Number,
     R_error = number(best["standard_errors"]["mean_acceleration"])
     error = number(best["standard_errors"]["coverage"])
     asked = f"{100 * (1 - best['alpha']):.6g}\u00a0%"
-    width, deviation = number(best["width"]), number(best["sd"].get("width"))
+    width, deviation = number(best["width"]), number(best.get("sd", {}).get("width"))
     measurements = contents.words.many("measurement")
     most = "" if contents.max_width is None else f"; asked for: at most {contents.max_width:g}"
+    tasks = (contents.policy or {}).get("task_names", ())
+    widest = ", the widest of their tasks" if len(tasks) > 1 else ""
     numbers = (
         Number(
             percent(1 / R), _error(R_error, percent(R_error / R**2)),
@@ -148,12 +150,13 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[Number,
         ),
         Number(
             shown(width), _deviation(deviation, width),
-            f"is the mean width of early reports{most}",
+            f"is the mean width of early reports{widest}{most}",
         ),
     )  # fmt: skip
     sentence = (
-        f"Scans that stop as soon as the answer is certain enough took {percent(1 / R, 0)} of the "
-        f"{measurements}, and their reports held the truth {percent(coverage)} of the time."
+        f"Measuring each {contents.words.case} only until the answer is certain enough took "
+        f"{percent(1 / R, 0)} of the {measurements}, and the reports held the truth "
+        f"{percent(coverage)} of the time."
     )
     measured = (
         f"Measured for {best['mean_over']}, over {best['trials']} random splits ("

@@ -32,6 +32,8 @@ Record = Mapping[str, Any]
 HELD, IN_PART, NOT_HELD, NOT_MEASURED = "held", "held in part", "not held", "not measured"
 VERDICTS = (HELD, IN_PART, NOT_HELD, NOT_MEASURED)
 SUMMARY = "summary"
+# A standard error below this is that of rounding.
+ROUNDING = 1e-12
 
 
 def experiment_record(
@@ -202,14 +204,19 @@ def policy_table(record: Record, name: str) -> Table:
     rows = tuple(
         (
             policy_name(r), "guaranteed" if r["guaranteed"] else "measured", int(r["samples"]),
-            number(r["mean_acceleration"]), number(r["standard_errors"]["mean_acceleration"]),
-            number(r["mean_acceleration_of_cases"]), number(r["coverage"]),
-            number(r["standard_errors"]["coverage"]),
+            number(r["mean_acceleration"]), _error(r, "mean_acceleration"),
+            number(r["mean_acceleration_of_cases"]), number(r["coverage"]), _error(r, "coverage"),
             *(number(r[what]) for what in measured), *(number(s["fraction"]) for s in r["stops"]),
         )
         for r in record["results"]
     )  # fmt: skip
     return Table(name, caption, head, rows)
+
+
+def _error(row: Record, name: str) -> float:
+    """A standard error; what rounding leaves of none is none."""
+    found = number(row["standard_errors"][name])
+    return 0.0 if abs(found) < ROUNDING else found
 
 
 def quality_table(record: Record, name: str) -> Table:

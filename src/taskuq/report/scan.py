@@ -43,14 +43,14 @@ class OneScan:
         target: What the task says about the truth.
         rounds: The rounds that were measured.
         shown: Which of the explorer's slices it is, if it has pictures.
-        source: The policy that decided.
+        task: Which of several tasks the rounds are about.
     """
 
     case: str
     target: float
     rounds: tuple[ScanRound, ...]
     shown: int | None
-    source: str
+    task: str | None = None
 
     @property
     def is_early(self) -> bool:
@@ -92,10 +92,12 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Words) -> dict
     last = scan.rounds[-1]
     holds = last.lower <= scan.target <= last.upper
     told = "holds" if holds else "misses"
-    end = f"stops at {last.label}; its report {told} the truth, {shown(scan.target)}"
-    goes_on = f"goes on until everything is measured and the truth, {shown(scan.target)}, is known"
+    told = f"stops at {last.label}; the report {told} the truth, {shown(scan.target)}"
+    goes_on = f"goes on until the truth, {shown(scan.target)}, is known"
+    of = "" if scan.task is None else f" ({scan.task})"
     return {
-        "caption": f"One scan, of {words.case} {scan.case}: it {end if last.stops else goes_on}.",
+        "caption": f"{words.title('case')} {scan.case}{of}: measuring "
+        f"{told if last.stops else goes_on}.",
         "rows": rows,
         "target": x(scan.target),
         "truth": {

@@ -68,8 +68,7 @@ def card(contents: Contents) -> list[tuple[str, str]]:
         (
             "Intended use",
             f"To stop measuring a {words.case} once the answer of a fixed task network is certain "
-            "enough, and to bound what that network would have said about the "
-            f"{words.truth} image.",
+            "enough, and to bound what that network would have said with everything measured.",
         ),
         (
             "Not for",

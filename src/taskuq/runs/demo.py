@@ -83,7 +83,7 @@ def run_demo(
     policy.save(folder / "policy.json")
     tell(f"The policy: {policy}")
     number = settings.patients * settings.slices
-    stage(f"2/4  Scanning {number} slices of {settings.patients} new patients, round by round.")
+    stage(f"2/4  Scanning {number} slices of new patients, round by round.")
     live = _scan(settings, policy, samples, folder, tell)
     write_json(folder / "records" / "live.json", live)
     stage(f"3/4  Judging the policy and the paper's claims over {settings.trials} random splits.")

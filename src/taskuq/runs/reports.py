@@ -130,7 +130,10 @@ def study(folder: RunFolder) -> Contents:
     unit = unit_said(folder.run.get("unit") or (policy and policy.guarantee.unit))
     contents.is_by_group = unit is not None and unit.is_group
     contents.logged = _logged(folder)
-    contents.scan = one_scan(policy, folder)
+    try:
+        contents.scan = one_scan(policy, folder)
+    except InputError as error:
+        contents.notes.append(f"No scan of the policy is shown: {error}")
     _add_planner(contents, policy)
     _add_cases(contents, policy, bounds)
     _add_numbers(contents, policy)

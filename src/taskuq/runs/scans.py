@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from taskuq.decide.policy import Policy
 from taskuq.interval import FloatArray
 from taskuq.report.folder import RunFolder
 from taskuq.report.scan import OneScan, ScanRound
-from taskuq.words import round_label
 
 # Nobody waits for a picture: this many cases are looked at.
 MOST_CASES = 50
@@ -18,50 +20,67 @@ def one_scan(policy: Policy | None, folder: RunFolder) -> OneScan | None:
     """Return the first scan that stops after several rounds, or else the first that stops early.
 
     Whether its report holds the truth is not looked at: the picture shows how a scan stops, not
-    how often it is right. None where nobody can be shown: policies for whole groups or several
-    tasks, and runs without targets.
+    how often it is right. Of several tasks the first is shown. None where nobody can be shown:
+    policies for whole groups, and runs without targets.
 
     Arguments:
         policy: The run's policy.
         folder: The run's folder; its shown slices come first, then the table's cases.
     """
-    if policy is None or policy.whole_group or len(policy.task_names) > 1:
+    if policy is None or policy.whole_group:
         return None
-    labels = [round_label(float(R)) for R in policy.accelerations]
-    labels = labels if folder.explorer is None else folder.explorer.labels
     found = []
-    for case, target, outputs, shown in _cases(policy, folder):
-        scan = OneScan(case, target, _rounds(policy, outputs, labels), shown, policy.kind)
+    for one in _cases(policy, folder):
+        scan = _scanned(policy, one)
         if scan.is_early and len(scan.rounds) > 1:
             return scan
         found.append(scan)
     return next((scan for scan in found if scan.is_early), next(iter(found), None))
 
 
-def _cases(policy: Policy, folder: RunFolder) -> list[tuple[str, float, FloatArray, int | None]]:
-    """Cases with their targets, outputs (round, sample), and which slice of the explorer it is."""
+class _Stored(NamedTuple):
+    """A case: its name, target, outputs (round, sample) or with a last axis for tasks, labels."""
+
+    case: str
+    target: float
+    outputs: FloatArray
+    labels: Sequence[str]
+    shown: int | None
+
+
+def _cases(policy: Policy, folder: RunFolder) -> Iterator[_Stored]:
     explorer, table = folder.explorer, folder.table
     rates = [float(R) for R in policy.accelerations]
     if explorer is not None and [float(R) for R in explorer.accelerations] == rates:
-        return [
-            (str(explorer.case[s]), float(explorer.targets[s]), explorer.outputs[s], s)
-            for s in range(explorer.slices)
-        ]
-    if table is None or not table.has_targets or [float(R) for R in table.accelerations] != rates:
-        return []
-    names = np.arange(table.cases) if table.case is None else table.case
-    return [
-        (str(names[i]), float(table.targets_at(0)[i]), table.outputs[:, i], None)
-        for i in range(min(table.cases, MOST_CASES))
-    ]
+        targets = explorer.of(0).targets
+        for s in range(explorer.slices):
+            yield _Stored(
+                str(explorer.case[s]), float(targets[s]), explorer.outputs[s], explorer.labels, s
+            )
+    elif table is not None and table.has_targets:
+        if [float(R) for R in table.accelerations] != rates:
+            return
+        names = np.arange(table.cases) if table.case is None else table.case
+        targets = np.reshape(table.targets_at(0), (table.cases, -1))[:, 0]
+        for i in range(min(table.cases, MOST_CASES)):
+            yield _Stored(
+                str(names[i]), float(targets[i]), table.outputs[:, i], table.round_labels, None
+            )
 
 
-def _rounds(policy: Policy, outputs: FloatArray, labels: list[str]) -> tuple[ScanRound, ...]:
+def _scanned(policy: Policy, one: _Stored) -> OneScan:
     rounds = []
-    for k, label in enumerate(labels):
-        decision = policy.decide(k, outputs[: k + 1])
-        ends = float(decision.interval.lower), float(decision.interval.upper)
-        rounds.append(ScanRound(label, tuple(map(float, outputs[k])), *ends, bool(decision.stop)))
+    for k, label in enumerate(one.labels):
+        decision = policy.decide(k, one.outputs[: k + 1])
+        low, high = (_first(end) for end in (decision.interval.lower, decision.interval.upper))
+        seen = np.reshape(one.outputs[k], (len(one.outputs[k]), -1))[:, 0]
+        rounds.append(ScanRound(label, tuple(map(float, seen)), low, high, bool(decision.stop)))
         if decision.stop:
             break
-    return tuple(rounds)
+    task = policy.task_names[0] if len(policy.task_names) > 1 else None
+    return OneScan(one.case, one.target, tuple(rounds), one.shown, task)
+
+
+def _first(values: FloatArray) -> float:
+    """That of the first task."""
+    return float(np.ravel(values)[0])
