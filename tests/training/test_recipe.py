@@ -162,4 +162,5 @@ def test_too_little_memory_is_the_machines_and_says_what_to_do(tmp_path):
 def test_a_device_that_is_not_there_is_refused_in_a_sentence(tmp_path, devices):
     machine = Machine("gpu", devices, progress=False)
     with pytest.raises(InputError, match=f"{devices} × gpu cannot be used here .*--accelerator"):
-        fit(growing(), Points(10), Points(5), CONFIG, tmp_path, machine=machine)
+        fit(growing(), Points(10), Points(5), CONFIG, tmp_path / "run", machine=machine)
+    assert not (tmp_path / "run").exists()

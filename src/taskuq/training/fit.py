@@ -341,6 +341,9 @@ def _refuse_impossible(
     if steps is not None and steps < 1:
         raise InputError(f"{steps} steps were asked for; take at least 1")
     own_batch(config, machine, len(cases))  # type: ignore[arg-type]
+    if machine.accelerator != "cpu":  # which is always there
+        with quiet():
+            trainer_of(config, machine, [])
 
 
 def own_batch(config: TrainingConfig, machine: Machine, cases: int) -> int:
