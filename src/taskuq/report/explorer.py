@@ -16,8 +16,7 @@ from taskuq.files import open_npz, whole_file
 from taskuq.interval import FloatArray, TaskRange
 from taskuq.words import round_label
 
-PICTURES = ("estimate", "mean", "sd")
-SEEN = ("truth", *PICTURES, "samples", "point")
+SEEN = ("truth", "estimate", "mean", "sd", "samples", "point")
 
 
 class OneTask(NamedTuple):
@@ -37,20 +36,21 @@ class Explorer:
     """Shown slices and the stored calibration set.
 
     S slices are shown in T rounds, with J of the p posterior samples as pictures of H x W. Where
-    there are several tasks, outputs and targets have a last axis for them.
+    there are several tasks, outputs and targets have a last axis for them. Where images have
+    colours, all pictures but the standard deviations have a last axis for red, green and blue.
 
     Arguments:
         case: An identity for each slice (S,).
         group: Its patient or volume (S,).
         accelerations: Of the rounds (T,), decreasing.
-        truth: Fully measured images (S, H, W).
-        estimate: Images of the measurements alone (S, T, H, W): zero-filled, back-projected.
+        truth: The true images (S, H, W).
         mean: Posterior means (S, T, H, W).
         sd: Posterior standard deviations (S, T, H, W).
         outputs: Task outputs of the recoveries (S, T, p).
         targets: Task outputs of the truth (S,).
         calibration_outputs: The same of the calibration cases (n, T, p).
         calibration_targets: Their targets (n,).
+        estimate: Images of the measurements alone (S, T, H, W): zero-filled, back-projected.
         label: The class of each slice (S,).
         masks: Which k-space columns a round measures (T, width); where k-space is measured.
         samples: Single posterior samples (S, T, J, H, W).
@@ -67,13 +67,13 @@ class Explorer:
     group: np.ndarray
     accelerations: FloatArray
     truth: FloatArray
-    estimate: FloatArray
     mean: FloatArray
     sd: FloatArray
     outputs: FloatArray
     targets: FloatArray
     calibration_outputs: FloatArray
     calibration_targets: FloatArray
+    estimate: FloatArray | None = None
     label: np.ndarray | None = None
     masks: np.ndarray | None = None
     samples: FloatArray | None = None
@@ -168,17 +168,17 @@ def check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     given = {name: value for name, value in arrays.items() if value is not None}
     x = {n: as_array(given[n], n) for n in given if n not in IDS}
     outputs, calibration = x["outputs"], x["calibration_outputs"]
-    if outputs.ndim not in (3, 4) or x["truth"].ndim != 3:
+    if outputs.ndim not in (3, 4) or not _is_pictures(x["truth"]):
         raise InputError(
             "outputs must be (slice, round, sample), with a last axis for several tasks, and truth "
-            f"(slice, height, width), got {outputs.shape} and {x['truth'].shape}; bring them to "
-            "these axes"
+            f"(slice, height, width), with a last axis of 3 for colours, got {outputs.shape} and "
+            f"{x['truth'].shape}; bring them to these axes"
         )
     S, T, p, *tasks = outputs.shape
-    H, W = x["truth"].shape[1:]
+    H, W, *colour = x["truth"].shape[1:]
     n = len(calibration)
-    J = x["samples"].shape[2] if "samples" in x and x["samples"].ndim == 5 else 0
-    _require_shapes(x, tuple(tasks), S=S, T=T, p=p, H=H, W=W, n=n, J=J)
+    J = x["samples"].shape[2] if "samples" in x and x["samples"].ndim > 2 else 0
+    _require_shapes(x, tuple(tasks), tuple(colour), S=S, T=T, p=p, H=H, W=W, n=n, J=J)
     if min(S, T, p, H, W, *tasks) < 1 or n < 2:
         raise InputError(f"the explorer needs slices and calibration cases, got {S} and {n}")
     for name, value in x.items():
@@ -198,14 +198,21 @@ def check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     return Explorer(**parts)
 
 
-def _require_shapes(x: Mapping[str, np.ndarray], tasks: tuple[int, ...], **n: int) -> None:
+def _is_pictures(truth: np.ndarray) -> bool:
+    return truth.ndim == 3 or (truth.ndim == 4 and truth.shape[-1] == 3)
+
+
+def _require_shapes(
+    x: Mapping[str, np.ndarray], tasks: tuple[int, ...], colour: tuple[int, ...], **n: int
+) -> None:
     S, T, H, W = n["S"], n["T"], n["H"], n["W"]
     expected: dict[str, tuple[int, ...]] = {
-        "accelerations": (T,), "truth": (S, H, W), "outputs": (S, T, n["p"], *tasks),
+        "accelerations": (T,), "truth": (S, H, W, *colour), "outputs": (S, T, n["p"], *tasks),
         "targets": (S, *tasks), "calibration_outputs": (n["n"], T, n["p"], *tasks),
         "calibration_targets": (n["n"], *tasks), "point_outputs": (S, T, *tasks),
-        "samples": (S, T, n["J"], H, W), "task_range": (2,), "task_ranges": (*(tasks or (1,)), 2),
-        **dict.fromkeys((*PICTURES, "point"), (S, T, H, W)),
+        "samples": (S, T, n["J"], H, W, *colour), "task_range": (2,),
+        "task_ranges": (*(tasks or (1,)), 2),
+        **dict.fromkeys(("estimate", "mean", "point"), (S, T, H, W, *colour)), "sd": (S, T, H, W),
     }  # fmt: skip
     if "masks" in x and (x["masks"].ndim != 2 or len(x["masks"]) != T):
         raise InputError(f"masks must be (round, width) with {T} rounds, got {x['masks'].shape}")

@@ -233,7 +233,8 @@ def _explorer(contents: Contents) -> tuple[dict[str, Any] | None, list[str]]:
         )
     # Inside a script element only "<" could end it.
     text = json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return {"json": Markup(text), "has_point": found.point_outputs is not None}, notes
+    has = {"has_point": found.point_outputs, "has_estimate": found.estimate}
+    return {"json": Markup(text), **{k: v is not None for k, v in has.items()}}, notes
 
 
 def _hash(script: str) -> str:

@@ -19,6 +19,8 @@ STEPS = ((84, 1), (72, 1), (60, 1), (48, 1), (80, 2), (64, 2), (48, 2), (64, 4))
 BUDGET = 12_000_000
 # JPEG works on blocks of 8 x 8; tiles that start on a block do not bleed into each other.
 BLOCK = 8
+# Pictures of at most so many pixels a side are kept exactly, and shown pixel by pixel.
+SMALL = 64
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def explorer_payload(
         "tiles": made.tiles,
         "size": [made.height, made.width],
         "shrink": made.shrink,
+        "is_small": max(made.height, made.width) <= SMALL,
         "slices": [
             {
                 "case": str(explorer.case[s]),
@@ -86,16 +89,18 @@ def explorer_payload(
 def slice_pictures(explorer: Explorer, budget: int = BUDGET) -> Pictures:
     """Compress the pictures of an explorer.
 
-    Images are shown between 0 and the truth's maximum. Standard deviation and error have a scale
+    Images are shown between 0 (or the truth's minimum, if that is below) and the truth's maximum;
+    small ones without loss. Standard deviation and error have a scale
     of their own, the same for both and for all rounds of a slice, so that they can be compared.
 
     Arguments:
         explorer: The stored slices.
         budget: How many characters all pictures may take; quality gives way first, then size.
     """
-    S, H, W = explorer.truth.shape
+    S, H, W = explorer.truth.shape[:3]
     J = 0 if explorer.samples is None else explorer.samples.shape[2]
-    tiles = ["estimate", "mean", "sd", "error"]
+    tiles = ["estimate"] if explorer.estimate is not None else []
+    tiles += ["mean", "sd", "error"]
     tiles += ["point"] if explorer.point is not None else []
     tiles += [f"sample-{j + 1}" for j in range(J)]
     for quality, shrink in STEPS:
@@ -124,9 +129,15 @@ def _lines(masks: np.ndarray) -> dict[str, Any]:
 
 def _doubt(explorer: Explorer, s: int) -> float:
     """The scale that spread and error of a slice share, over all rounds."""
-    mean, true = explorer.mean[s].astype(np.float32), explorer.truth[s].astype(np.float32)
-    both = np.concatenate([explorer.sd[s].astype(np.float32), np.abs(mean - true)])
+    both = np.concatenate([explorer.sd[s].astype(np.float32), _error(explorer, s)])
     return float(np.quantile(both, 0.999)) or 1.0
+
+
+def _error(explorer: Explorer, s: int) -> FloatArray:
+    """The errors of the means of a slice (round, height, width), over colours their mean."""
+    true = explorer.truth[s].astype(np.float32)
+    error = np.abs(explorer.mean[s].astype(np.float32) - true)
+    return np.asarray(error.mean(-1) if true.ndim == 3 else error)
 
 
 def thumbnail(image: FloatArray, top: float, side: int = 96, quality: int = 70) -> str:
@@ -138,7 +149,7 @@ def thumbnail(image: FloatArray, top: float, side: int = 96, quality: int = 70) 
         side: About how large it should be.
         quality: Of the JPEG.
     """
-    return _encoded([_grey(image, top, max(1, min(image.shape) // side))], quality)
+    return _encoded([_grey(image, top, max(1, min(image.shape[:2]) // side))], quality)
 
 
 def _length(encoded: list[tuple[str, list[str]]]) -> int:
@@ -149,26 +160,28 @@ def _encoded_slice(
     explorer: Explorer, s: int, quality: int, shrink: int, rounds: Sequence[int] | None = None
 ) -> tuple[str, list[str]]:
     true = explorer.truth[s].astype(np.float32)
-    top = float(true.max()) or 1.0
-    mean = explorer.mean[s].astype(np.float32)
-    error, sd, doubt = np.abs(mean - true), explorer.sd[s].astype(np.float32), _doubt(explorer, s)
+    low, top = min(0.0, float(true.min())), float(true.max())
+    top = top if top > low else low + 1.0
+    error, doubt = _error(explorer, s), _doubt(explorer, s)
     sheets = []
     for k in range(explorer.rounds) if rounds is None else rounds:
-        row = [_grey(explorer.estimate[s, k], top, shrink), _grey(mean[k], top, shrink)]
-        row += [_grey(sd[k], doubt, shrink), _grey(error[k], doubt, shrink)]
-        if explorer.point is not None:
-            row.append(_grey(explorer.point[s, k], top, shrink))
-        if explorer.samples is not None:
-            row += [_grey(image, top, shrink) for image in explorer.samples[s, k]]
+        images = [] if explorer.estimate is None else [explorer.estimate[s, k]]
+        row = [_grey(image, top, shrink, low) for image in (*images, explorer.mean[s, k])]
+        row += [_grey(explorer.sd[s, k], doubt, shrink), _grey(error[k], doubt, shrink)]
+        images = [] if explorer.point is None else [explorer.point[s, k]]
+        images += [] if explorer.samples is None else list(explorer.samples[s, k])
+        row += [_grey(image, top, shrink, low) for image in images]
         sheets.append(_encoded(row, quality))
-    return _encoded([_grey(true, top, shrink)], quality), sheets
+    return _encoded([_grey(true, top, shrink, low)], quality), sheets
 
 
-def _grey(image: FloatArray, top: float, shrink: int) -> np.ndarray:
-    scaled = np.asarray(image, dtype=np.float32) * (255 / top)
+def _grey(image: FloatArray, top: float, shrink: int, low: float = 0.0) -> np.ndarray:
+    """An image in 256 steps, each colour by itself, and smaller."""
+    scaled = (np.asarray(image, dtype=np.float32) - low) * (255 / (top - low))
     if shrink > 1:
-        H, W = scaled.shape
-        scaled = np.pad(scaled, ((0, -H % shrink), (0, -W % shrink)), mode="edge")
+        H, W = scaled.shape[:2]
+        rest = ((0, -H % shrink), (0, -W % shrink), *((0, 0),) * (scaled.ndim - 2))
+        scaled = np.pad(scaled, rest, mode="edge")
         parts = [scaled[i::shrink, j::shrink] for i in range(shrink) for j in range(shrink)]
         scaled = sum(parts[1:], parts[0]) / shrink**2
     return np.asarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))
@@ -177,9 +190,14 @@ def _grey(image: FloatArray, top: float, shrink: int) -> np.ndarray:
 def _encoded(tiles: list[np.ndarray], quality: int) -> str:
     from PIL import Image
 
-    H, W = tiles[0].shape
-    pad = ((0, -H % BLOCK), (0, -W % BLOCK))
-    sheet = np.concatenate([np.pad(tile, pad, mode="edge") for tile in tiles], axis=1)
-    file = io.BytesIO()
-    Image.fromarray(sheet).save(file, "JPEG", quality=quality, optimize=True)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+    H, W = tiles[0].shape[:2]
+    if any(tile.ndim == 3 for tile in tiles):
+        # What has no colour is grey among what has.
+        tiles = [tile if tile.ndim == 3 else np.stack([tile] * 3, axis=-1) for tile in tiles]
+    pad = ((0, -H % BLOCK), (0, -W % BLOCK), *((0, 0),) * (tiles[0].ndim - 2))
+    sheet = Image.fromarray(np.concatenate([np.pad(t, pad, mode="edge") for t in tiles], axis=1))
+    file, kind = io.BytesIO(), "png" if max(H, W) <= SMALL else "jpeg"
+    # Colours at full resolution: at half of it tiles would bleed into each other.
+    how = {} if kind == "png" else {"quality": quality, "subsampling": 0}
+    sheet.save(file, kind, optimize=True, **how)
+    return f"data:image/{kind};base64," + base64.b64encode(file.getvalue()).decode("ascii")

@@ -117,7 +117,7 @@ def make_report(
             loaded, goal, [(loaded.samples, one) for one in found], {"seed": seed}
         )
         write_json(run / "simulate.json", record)
-    if loaded.pictures is not None and loaded.tasks == 1:
+    if loaded.pictures is not None:
         _explorer(loaded, run, whom)
     write_json(run / RECORD, _run(loaded, alpha, max_width, whom, seed, title, called.to_dict()))
     return write_report(run)
@@ -195,7 +195,8 @@ def _explorer(table: TaskOutputs, run: Path, whom: Unit) -> None:
         calibration_outputs=by_case[rest],
         calibration_targets=targets[rest],
         round_names=table.round_names,
-        task_range=table.task_range,
+        task_names=table.task_names,
+        task_ranges=[range_ or (-np.inf, np.inf) for range_ in table.task_ranges],
         **calibration,
     )
 

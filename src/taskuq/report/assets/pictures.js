@@ -49,6 +49,8 @@ const pictures = (stored) => {
         (i % columns) * wide, Math.floor(i / columns) * height, wide, height);
     });
     if (isHeat(view)) colour(context, canvas);
+    // A picture of few pixels is shown as it is, not as a blur.
+    canvas.classList.toggle("pixels", stored.is_small);
     canvas.dataset.shown = `${slice}/${round}/${view}`;
   }
   function colour(context, canvas) {

@@ -1,0 +1,127 @@
+"""Pictures as they are: small ones pixel by pixel, colours in colour, no estimate where none is."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import taskuq as tq
+from taskuq.errors import InputError
+from taskuq.report.explorer import check_explorer, save_explorer
+from taskuq.report.payload import slice_pictures
+from taskuq.runs.reports import write_report
+
+
+def stored(size=(8, 8), colours=(), tasks=(), **changes):
+    rng = np.random.default_rng(0)
+    # Whole greys, with white among them, so that nothing is rounded.
+    truth = rng.integers(0, 256, (2, *size, *colours)).astype(float)
+    truth[:, 0, 0] = 255
+    mean = rng.integers(0, 256, (2, 2, *size, *colours)).astype(float)
+    arrays = {
+        "case": ["one", "two"], "group": ["a", "b"], "accelerations": [8, 4], "truth": truth,
+        "mean": mean, "sd": rng.random((2, 2, *size)), "estimate": mean[::-1],
+        "outputs": rng.random((2, 2, 4, *tasks)), "targets": rng.random((2, *tasks)),
+        "calibration_outputs": rng.random((40, 2, 4, *tasks)),
+        "calibration_targets": rng.random((40, *tasks)),
+    }  # fmt: skip
+    return arrays | changes
+
+
+def decoded(uri):
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))))
+
+
+@pytest.mark.parametrize("colours", [(), (3,)])
+def test_small_pictures_lose_nothing(colours):
+    explorer = check_explorer(stored(colours=colours))
+    made = slice_pictures(explorer)
+    sheet = decoded(made.rounds[1][0])
+
+    np.testing.assert_array_equal(decoded(made.truth[1])[:8, :8], explorer.truth[1])
+    at = 8 * made.tiles.index("mean")
+    np.testing.assert_array_equal(sheet[:8, at : at + 8], explorer.mean[1, 0])
+    grey = sheet[:8, 8 * made.tiles.index("sd") :][:, :8]
+    assert grey.ndim == 2 or (grey == grey[..., :1]).all(), "a spread has no colour"
+
+
+def test_large_colours_stay_colours_and_tiles_keep_to_themselves():
+    size = (72, 72)
+    red, blue = (np.broadcast_to(c, (2, 2, *size, 3)) for c in ([255.0, 0, 0], [0, 0, 255.0]))
+    made = slice_pictures(check_explorer(stored(size, (3,), estimate=red, mean=blue)))
+    sheet = decoded(made.rounds[0][0]).astype(int)
+
+    # The two tiles beside each other, to their very edges.
+    assert np.abs(sheet[:, :72] - [255, 0, 0]).max() < 24
+    assert np.abs(sheet[:, 72:144] - [0, 0, 255]).max() < 24
+
+
+def test_signals_below_zero_are_not_cut_off():
+    truth = np.linspace(-1, 1, 64).reshape(1, 8, 8).repeat(2, axis=0)
+    made = slice_pictures(check_explorer(stored(truth=truth)))
+
+    shown = decoded(made.truth[0])[:8, :8].ravel()
+    assert shown[0] == 0
+    assert shown[-1] == 255
+    assert (np.diff(shown.astype(int)) > 0).all()
+
+
+def test_an_estimate_is_shown_where_there_is_one(tmp_path):
+    arrays = stored()
+    del arrays["estimate"]
+    save_explorer(tmp_path / "explorer.npz", **arrays)
+    text = write_report(tmp_path).read_text()
+    payload = json.loads(text.partition('id="stored">')[2].partition("</script>")[0])
+
+    assert payload["tiles"] == ["mean", "sd", "error"]
+    assert "<kbd>z</kbd>" not in text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"truth": np.zeros((2, 8, 8, 4))},
+        {"sd": np.zeros((2, 2, 8, 8, 3))},
+        {"mean": np.zeros((2, 2))},
+    ],
+)
+def test_pictures_that_do_not_fit_are_refused(changes):
+    with pytest.raises(InputError, match=r"axes|shape"):
+        check_explorer(stored(colours=(3,)) | changes)
+
+
+def test_a_browser_shows_small_pictures_pixel_by_pixel(open_page, tmp_path, keep):
+    for name, size in (("small", (8, 8)), ("large", (80, 80))):
+        save_explorer(tmp_path / name / "explorer.npz", **stored(size, (3,), (2,)))
+        page = open_page(write_report(tmp_path / name))
+        canvas = page.locator("[data-part=picture]")
+        page.wait_for_function("document.querySelector('[data-part=picture]').dataset.shown")
+        keep(page, f"pictures-{name}")
+        rendering = canvas.evaluate("c => getComputedStyle(c).imageRendering")
+
+        assert page.heard.messages == []
+        assert rendering == ("pixelated" if name == "small" else "auto")
+
+
+def test_colours_and_three_tasks_go_from_a_pipeline_to_the_page(tmp_path):
+    images = np.random.default_rng(0).random((40, 6, 5, 3))
+
+    def recover(y, *, samples, seed):
+        return y + np.random.default_rng(seed).standard_normal((samples, *y.shape)) / 10
+
+    pipeline = tq.Pipeline(lambda x, R: x, recover, lambda x: x.mean((1, 2)))
+    table = pipeline.run(
+        images, accelerations=(4, 2), samples=3, seed=0, store=tmp_path / "table", pictures=3,
+        task_names=["red", "green", "blue"], quiet=True,
+    )  # fmt: skip
+    widths = {"red": 0.5, "green": 0.6, "blue": 0.7}
+    page = tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, trials=20)
+    text = page.read_text()
+    payload = json.loads(text.partition('id="stored">')[2].partition("</script>")[0])
+
+    assert [task["name"] for task in payload["tasks"]] == ["red", "green", "blue"]
+    assert payload["tau"] == "0.5,0.6,0.7"
+    assert decoded(payload["slices"][0]["truth"]).shape == (8, 8, 3)
