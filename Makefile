@@ -24,7 +24,7 @@ $(VENV)/.demo: $(VENV)/.uv pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.uv pyproject.toml constraints.txt
-	$(UV) -e '.[demo,ray,slurm,tensorboard,nifti,dicom,test,oracle,lint,docs]'
+	$(UV) -e '.[demo,ray,slurm,tensorboard,nifti,dicom,mrd,test,oracle,lint,docs]'
 	@touch $@
 
 demo: $(VENV)/.demo

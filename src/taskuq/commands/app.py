@@ -35,6 +35,8 @@ masks            | masks       | Make nested sampling masks, with a picture.
 quality          | quality     | Measure the image quality of recoveries.
 monitor          | monitor     | Look for evidence that new cases are not like a policy's old ones.
 audit            | audit       | Check an audit trail and tell the story of each scan.
+serve            | mrd         | Decide about scans that arrive as MRD streams.
+replay           | mrd         | Play scans against a service as a scanner would.
 report           | report      | Rebuild a run's page from its stored results; export them.
 plan-size        | bounds      | Say how many calibration cases are needed.
 data check       | data        | Tell what a folder holds, what would be skipped, and why.
@@ -62,7 +64,7 @@ app = cyclopts.App(
 )
 # What to install for a package that a light installation does not have.
 EXTRAS = dict.fromkeys(("torch", "pytorch_lightning", "monai", "h5py", "safetensors"), "mri")
-EXTRAS |= {"nilearn": "demo", "nibabel": "nifti", "pydicom": "dicom"}
+EXTRAS |= {"nilearn": "demo", "nibabel": "nifti", "pydicom": "dicom", "ismrmrd": "mrd"}
 
 TRACEBACK = "--traceback"
 OURS = "taskuq made a mistake"

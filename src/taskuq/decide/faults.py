@@ -19,7 +19,8 @@ def piece_fault(
     """Say what is wrong with what a round measured, or nothing.
 
     A piece that is no array and no dictionary of arrays cannot be looked into. A dictionary may
-    name the ``round`` and the ``scan_id`` it belongs to; its largest arrays are what was measured.
+    name the ``round`` and the ``scan_id`` it belongs to, and a ``fault`` that whoever measured has
+    seen; its largest arrays are what was measured.
 
     Arguments:
         piece: What was measured.
@@ -41,6 +42,8 @@ def piece_fault(
         named = "scan_id" in piece and scan_id is not None
         if named and not _is(piece["scan_id"], scan_id):
             return f"the piece of round {round} says that it is of scan {_said(piece['scan_id'])}"
+        if said := str(np.asarray(piece.get("fault", ""))):
+            return f"round {round}: {said:.200}"
     arrays = arrays_of(piece)
     if arrays is None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -141,23 +142,51 @@ class SimulatedScanner:
         """Measure what a round adds: its columns, and their k-space (coil, height, column)."""
         if not 0 <= round <= len(self.masks):
             raise InputError(f"round {round} is asked for; there are {len(self.masks)} and a last")
-        everything = np.ones((1, self.masks.shape[1]), dtype=bool)
-        nothing = np.zeros_like(everything)
-        until = np.concatenate([nothing, self.masks, everything])
-        columns = np.flatnonzero(until[round + 1] & ~until[round])
+        columns = added_columns(self.masks)[round]
         return {"columns": columns, "kspace": fft2c(self.image)[..., columns].numpy()}
 
     def combine(self, pieces: Sequence[dict[str, NDArray[np.generic]]]) -> Measurement:
         """Join the pieces of all rounds so far into one measurement."""
-        mask = torch.zeros(self.masks.shape[1], dtype=torch.bool)
-        kspace = torch.zeros(self.image.shape, dtype=torch.complex64)
-        for piece in pieces:
-            columns = torch.as_tensor(piece["columns"])
-            mask[columns] = True
-            kspace[..., columns] = torch.as_tensor(piece["kspace"]).to(torch.complex64)
-        rounds = len(pieces)
-        R = float(self.accelerations[rounds - 1]) if rounds <= len(self.accelerations) else 1.0
-        return Measurement(ifft2c(kspace), mask, R)
+        return joined(pieces, tuple(self.image.shape), self.accelerations)
+
+
+def joined(
+    pieces: Sequence[dict[str, NDArray[np.generic]]],
+    shape: tuple[int, ...],
+    accelerations: Sequence[float],
+) -> Measurement:
+    """Join the columns that all rounds so far have measured into one measurement.
+
+    Arguments:
+        pieces: Of each round, its ``columns`` and their ``kspace`` (coil, height, column).
+        shape: Of the coil images: coil, height, width.
+        accelerations: R of each round; everything is measured after the last.
+    """
+    mask = torch.zeros(shape[-1], dtype=torch.bool)
+    kspace = torch.zeros(shape, dtype=torch.complex64)
+    for piece in pieces:
+        columns = torch.as_tensor(piece["columns"])
+        mask[columns] = True
+        kspace[..., columns] = torch.as_tensor(piece["kspace"]).to(torch.complex64)
+    rounds = len(pieces)
+    R = float(accelerations[rounds - 1]) if rounds <= len(accelerations) else 1.0
+    return Measurement(ifft2c(kspace), mask, R)
+
+
+def added_columns(masks: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
+    """Return the columns that each round adds, and after the last those that are left.
+
+    Arguments:
+        masks: Nested masks, boolean (round, width).
+
+    Example:
+        >>> masks = np.array([[0, 1, 0, 0], [0, 1, 1, 0]], dtype=bool)
+        >>> [columns.tolist() for columns in added_columns(masks)]
+        [[1], [2], [0, 3]]
+    """
+    everything = np.ones((1, masks.shape[1]), dtype=bool)
+    until = np.concatenate([~everything, masks, everything])
+    return [np.flatnonzero(now & ~before) for before, now in pairwise(until)]
 
 
 def _line_noise(images: Tensor, seed: int | None) -> Tensor:

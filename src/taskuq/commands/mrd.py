@@ -1,0 +1,136 @@
+"""taskuq serve and taskuq replay: decide about scans that come as MRD streams, and rehearse it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from taskuq.commands.arguments import Seed
+from taskuq.commands.terminal import hand_over, say
+from taskuq.errors import InputError
+
+
+def serve(
+    policy: Path,
+    /,
+    *,
+    recover: str,
+    task: str,
+    masks: Path | None = None,
+    folder: Path = Path("scans"),
+    host: str = "127.0.0.1",
+    port: int = 9002,
+    health_port: int | None = None,
+    shadow: bool = False,
+    watch: float | None = None,
+    deadline: float | None = None,
+    device: str | None = None,
+    connections: int = 16,
+    message_size: int = 32,
+    idle: float = 600.0,
+    seed: Seed = 0,
+) -> None:
+    """Decide about scans that arrive as MRD streams, until it is stopped.
+
+    Arguments:
+        policy: The policy's file.
+        recover: The recovery network: a name in the package, e.g. flow-atlas, or weights.
+        task: The task network: a name in the package, e.g. classifier-atlas, or weights.
+        masks: The lines of each round, as taskuq masks writes them; the published ones where None.
+        folder: Where states of scans, the audit trail and the monitor are kept.
+        host: Where to listen. MRD has no authentication: anything but loopback lets everybody in
+            who can reach it.
+        port: Where to listen.
+        health_port: Tell over HTTP at this port how the service is.
+        shadow: Say what would be decided, and stop nothing.
+        watch: Watch whether scans are still like those of the calibration, with this probability of
+            a false alarm over all time, e.g. 0.01.
+        deadline: Seconds that recovery and task of a round may take; a late round stops nothing.
+        device: Where networks run; the best there is by default.
+        connections: Connections at once.
+        message_size: The largest message, in MiB.
+        idle: Seconds without a message after which a connection is closed.
+        seed: The seed of the recoveries.
+    """
+    import ismrmrd  # noqa: F401 - said at once where it is not installed
+
+    from taskuq.runs.mrd.messages import Limits
+    from taskuq.runs.mrd.service import LOOPBACK, Service
+    from taskuq.runs.serving import open_chain
+
+    chain = open_chain(
+        policy, recover, task, masks, folder,
+        seed=seed, deadline=deadline, watch=watch, shadow=shadow, device=device,
+    )  # fmt: skip
+    limits = Limits(message=message_size * 2**20, connections=connections, idle=idle)
+    service = Service(chain, host, port, health_port, limits)
+    service.start()
+    say(str(chain.policy))
+    if host != LOOPBACK:
+        say(f"Whoever can reach {host} can scan here: put an authenticating proxy before it.")
+    health = "" if health_port is None else f", health at http://{host}:{service.health_port}/"
+    say(f"Listening on {host}, port {service.port}{health}; Ctrl-C or SIGTERM ends it.")
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *signal: ended.set())
+    try:
+        ended.wait()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        say("Stopping: what is being decided is decided first.")
+        service.stop()
+
+
+def replay(
+    source: str,
+    /,
+    *,
+    to: str = "127.0.0.1:9002",
+    patients: int = 1,
+    first: int = 3000,
+    coils: int = 8,
+    seed: Seed = 1,
+    json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
+) -> None:
+    """Play scans against a service as a scanner would, and say what was saved and how long it took.
+
+    Arguments:
+        source: An MRD file (HDF5) of a Cartesian scan, or 'atlas' for synthetic patients.
+        to: Where the service is, HOST:PORT.
+        patients: How many patients of the atlas.
+        first: The number of the first of them.
+        coils: Receiver coils of the atlas.
+        seed: The seed of the atlas's patients.
+        json: Write the record to this file, or to stdout for '-'.
+    """
+    from taskuq.runs.mrd.replay import atlas_scans, play, read_scan, summary
+    from taskuq.runs.mrd.service import as_address
+
+    host, port = as_address(to)
+    if source != "atlas" and not Path(source).is_file():
+        raise InputError(f"there is no file {source}; give an MRD file, or 'atlas'")
+    scans = (
+        atlas_scans(patients, seed, first, coils)
+        if source == "atlas"
+        else iter([read_scan(Path(source))])
+    )
+    played, width = [], 0
+    for scan in scans:
+        width = scan.header.shape[2]
+        played.append(play(scan, host, port))
+        for slice_, one in played[-1].decisions.items():
+            say(f"{scan.header.case(slice_)}: {one['reason']}; [{one['lower']}, {one['upper']}]")
+    found = summary(played, width)
+    latency = found["latency"]
+    say(
+        f"{found['slices']} slices, {found['stopped_early']} stopped early: {found['lines_sent']} "
+        f"lines instead of {found['lines_of_full_scans']} (average acceleration "
+        f"{found['acceleration']:.2f}). From the last line of a round to its decision: median "
+        f"{1000 * latency['median']:.0f} ms, worst {1000 * latency['worst']:.0f} ms of "
+        f"{latency['rounds']}."
+    )
+    hand_over(found, json)

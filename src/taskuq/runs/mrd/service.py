@@ -1,0 +1,192 @@
+"""A service that decides about scans: it listens, looks after connections, says how it is."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from taskuq.disk import make_folder
+from taskuq.errors import InputError, MachineError
+from taskuq.runs.mrd.messages import CLOSE, TEXT, Limits, Wire
+from taskuq.runs.mrd.session import SCHEMA, Chain, Session
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass
+class Service:
+    """Listens for scanners, with a thread for each connection and one model for all.
+
+    MRD has no authentication: whoever can reach the port can scan. It listens on loopback unless
+    told otherwise.
+
+    Arguments:
+        chain: What is decided with.
+        host: Where to listen.
+        port: Where to listen; 0 for any that is free.
+        health_port: Where to tell over HTTP how the service is, at the same host; none where None.
+        limits: What is taken from strangers.
+    """
+
+    chain: Chain
+    host: str = LOOPBACK
+    port: int = 9002
+    health_port: int | None = None
+    limits: Limits = field(default_factory=Limits)
+    sessions: dict[Session, threading.Thread] = field(default_factory=dict, init=False, repr=False)
+    counts: Counter[str] = field(default_factory=Counter, init=False)
+    started: float = field(default_factory=time.time, init=False)
+    _listener: socket.socket | None = field(default=None, init=False, repr=False)
+    _http: ThreadingHTTPServer | None = field(default=None, init=False, repr=False)
+    _lock: Any = field(default_factory=threading.RLock, init=False, repr=False)
+
+    def start(self) -> None:
+        """Listen, in threads of its own; the ports are known afterwards."""
+        make_folder(self.chain.folder)
+        try:
+            self._listener = socket.create_server((self.host, self.port))
+            self.port = int(self._listener.getsockname()[1])
+            if self.health_port is not None:
+                self._http = ThreadingHTTPServer((self.host, self.health_port), _health(self))
+                self.health_port = int(self._http.server_address[1])
+                threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        except OSError as error:
+            self.stop()
+            raise MachineError(
+                f"cannot listen on {self.host}, port {self.port} or {self.health_port} "
+                f"({error.strerror or error}); is another service there?"
+            ) from None
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def stop(self) -> None:
+        """Take nobody new, let what is being decided end, and close."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            # Without it whoever waits for connections would keep the port.
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        if self._http is not None:
+            self._http.shutdown()
+            self._http.server_close()
+        with self._lock:
+            left = dict(self.sessions)
+        for session, thread in left.items():
+            session.leave()
+            session.wire.close()
+            thread.join()
+
+    def health(self) -> dict[str, Any]:
+        """Return how the service is, as values that JSON can hold."""
+        with self._lock:
+            scans = [s.header.scan_id for s in self.sessions if s.header is not None]
+            slices = sum(len(session.slices) for session in self.sessions)
+            counts = dict(self.counts)
+        monitor = self.chain.monitor
+        return {
+            "schema": "taskuq.health/1",
+            "status": "stopping" if self._listener is None else "ready",
+            "seconds": round(time.time() - self.started, 1),
+            "connections": len(self.sessions),
+            "scans": len(scans),
+            "slices": slices,
+            "shadow": self.chain.shadow,
+            "withdrawn": None if monitor is None else monitor.is_withdrawn,
+            "evidence": None if monitor is None else monitor.evidence,
+            "counts": counts,
+        }
+
+    def _accept(self) -> None:
+        while (listener := self._listener) is not None:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            wire = Wire(connection, self.limits)
+            with self._lock:
+                is_full = len(self.sessions) >= self.limits.connections
+            if is_full:
+                self._count("refused connections")
+                self._refuse(wire)
+                continue
+            session = Session(wire, self.chain, self._count, self._take_over)
+            thread = threading.Thread(target=self._run, args=(session,), daemon=True)
+            with self._lock:
+                self.sessions[session] = thread
+            thread.start()
+
+    def _refuse(self, wire: Wire) -> None:
+        said = f"{self.limits.connections} connections are open, and no more are taken; come later"
+        with suppress(OSError):
+            wire.send(TEXT, json.dumps({"schema": SCHEMA, "said": said}))
+            wire.send(CLOSE)
+        wire.close()
+
+    def _run(self, session: Session) -> None:
+        self._count("connections")
+        try:
+            session.run()
+        except Exception as error:  # one connection must not end the others
+            self._count("failed connections")
+            session.tell(f"the service failed ({type(error).__name__})")
+        finally:
+            with self._lock:
+                self.sessions.pop(session, None)
+
+    def _take_over(self, scan_id: str, newcomer: Session) -> None:
+        """Let an earlier connection of the same scan go: its scanner has come back."""
+        with self._lock:
+            earlier = [
+                s
+                for s in self.sessions
+                if s is not newcomer and s.header is not None and s.header.scan_id == scan_id
+            ]
+        for session in earlier:
+            session.leave()
+            session.wire.close()
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            self.counts[what] += 1
+
+
+def _health(service: Service) -> type[BaseHTTPRequestHandler]:
+    class Health(BaseHTTPRequestHandler):
+        """Tells how the service is, whatever is asked for."""
+
+        timeout = 10
+
+        def do_GET(self) -> None:
+            """Answer."""
+            text = json.dumps(service.health()).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, format: str, *given: Any) -> None:
+            """Say nothing."""
+
+    return Health
+
+
+def as_address(text: str) -> tuple[str, int]:
+    """Read HOST:PORT.
+
+    Example:
+        >>> as_address("scanner:9002"), as_address("9002")
+        (('scanner', 9002), ('127.0.0.1', 9002))
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise InputError(f"an address is HOST:PORT, got {text!r}")
+    return host.strip("[]") or LOOPBACK, int(port)

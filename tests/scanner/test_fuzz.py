@@ -1,0 +1,75 @@
+"""Malformed, truncated and repeated messages never stop a scan and never end the service."""
+
+import socket
+import struct
+
+import numpy as np
+import pytest
+
+from taskuq.runs.mrd import replay
+from taskuq.runs.mrd.messages import ACQUISITION, HEADER, IMAGE, Limits, Wire
+from taskuq.runs.mrd.replay import header_xml, play
+
+pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
+MESSAGES = 2400
+
+
+def raw(kind, content):
+    parts = [struct.pack("<H", kind)]
+    content.serialize_into(lambda part: parts.append(bytes(part)))
+    return b"".join(parts)
+
+
+def changed(rng, scan, small):
+    """A line with something wrong about it, as it goes over the network."""
+    line = scan.line(int(rng.integers(3)), int(rng.integers(small.SIZE)))
+    match int(rng.integers(7)):
+        case 0:
+            line.data[:] = np.nan
+        case 1:
+            line.idx.kspace_encode_step_1 = int(rng.integers(small.SIZE, 2**16))
+        case 2:
+            line.idx.slice = int(rng.integers(3, 2**16))
+        case 3:
+            line.resize(int(rng.integers(0, 40)), int(rng.integers(1, 5)))
+        case 4:
+            whole = bytearray(raw(ACQUISITION, line))
+            whole[int(rng.integers(2, 340))] ^= int(rng.integers(1, 256))
+            return bytes(whole)
+        case 5:
+            whole = raw(ACQUISITION, line)
+            return whole[: int(rng.integers(1, len(whole)))]
+        case _:
+            return rng.bytes(int(rng.integers(1, 60)))
+    return raw(ACQUISITION, line)
+
+
+def test_2400_spoilt_messages_stop_no_scan_and_end_no_service(small, small_policy, serving):
+    service = serving(limits=Limits(message=2**20, idle=2.0))
+    rng, sent, early = np.random.default_rng(8), 0, []
+    while sent < MESSAGES:
+        # Of these scans nothing whole is sent beside the first round, so that none may stop.
+        scan = small.scan_of(500 + sent)
+        wire = Wire(socket.create_connection(("127.0.0.1", service.port)), Limits(idle=20))
+        try:
+            wire.send(HEADER, header_xml(scan.header))
+            for _ in range(40):
+                wire.connection.sendall(changed(rng, scan, small))
+                sent += 1
+            wire.connection.shutdown(socket.SHUT_WR)
+            while (message := wire.read()) is not None:
+                if message.kind == IMAGE:
+                    early.append(replay._decision(message))
+        except OSError:
+            pass
+        finally:
+            wire.close()
+
+    assert not any(one["would_stop"] == "true" for one in early)
+    assert service.health()["status"] == "ready"
+    assert "failed connections" not in service.health()["counts"]
+    played = play(small.scan_of(2), "127.0.0.1", service.port)
+    for slice_, decision in played.decisions.items():
+        assert decision["lower"] == [
+            *small.acquired(small_policy, 2, slice_).rounds[-1].to_dict()["lower"]
+        ]
