@@ -37,6 +37,7 @@ monitor          | monitor     | Look for evidence that new cases are not like a
 audit            | audit       | Check an audit trail and tell the story of each scan.
 serve            | mrd         | Decide about scans that arrive as MRD streams.
 replay           | mrd         | Play scans against a service as a scanner would.
+interval         | interval    | Write the interval of a stored scan as JSON or as a DICOM report.
 report           | report      | Rebuild a run's page from its stored results; export them.
 plan-size        | bounds      | Say how many calibration cases are needed.
 data check       | data        | Tell what a folder holds, what would be skipped, and why.
@@ -64,7 +65,13 @@ app = cyclopts.App(
 )
 # What to install for a package that a light installation does not have.
 EXTRAS = dict.fromkeys(("torch", "pytorch_lightning", "monai", "h5py", "safetensors"), "mri")
-EXTRAS |= {"nilearn": "demo", "nibabel": "nifti", "pydicom": "dicom", "ismrmrd": "mrd"}
+EXTRAS |= {
+    "nilearn": "demo",
+    "nibabel": "nifti",
+    "pydicom": "dicom",
+    "highdicom": "dicom",
+    "ismrmrd": "mrd",
+}
 
 TRACEBACK = "--traceback"
 OURS = "taskuq made a mistake"

@@ -1,0 +1,212 @@
+"""The interval of a scan for other systems: JSON with a published schema, a DICOM report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import taskuq
+from taskuq.decide.policy import Policy
+from taskuq.decide.scan import Acquisition, GroupAcquisition
+from taskuq.decide.scan_state import load_acquisition
+from taskuq.errors import InputError, first_line
+from taskuq.files import number_from_json, plain, read_json, whole_file, write_json
+from taskuq.fingerprints import fingerprint
+
+SCHEMA = "taskuq.interval/1"
+# The coding scheme of what DICOM has no code for.
+SCHEME = "99TASKUQ"
+
+
+def interval_record(
+    scan: Acquisition, policy: Policy, *, scan_id: str | None = None
+) -> dict[str, Any]:
+    """Return the interval of a finished scan as values that JSON can hold.
+
+    docs/schemas/interval.json says what they mean. The value of a task is the mean of its outputs,
+    or the nearest end of the interval where that lies outside; the target itself where everything
+    was measured.
+
+    Arguments:
+        scan: The scan of a case, finished.
+        policy: The policy it was made under.
+        scan_id: What the scan is called.
+    """
+    if not scan.is_finished:
+        raise InputError("the scan is not finished, so nothing is reported of it yet")
+    last = scan.rounds[-1]
+    x = np.asarray(last.outputs, dtype=float).reshape(len(last.outputs), -1)
+    ends = np.atleast_1d(last.lower), np.atleast_1d(last.upper)
+    values = np.clip(x.mean(axis=0), *ends)
+    return {
+        "schema": SCHEMA,
+        "scan_id": scan_id,
+        "case": last.case,
+        "tasks": [
+            plain({"name": name, "value": float(v), "lower": float(low), "upper": float(high)})
+            for name, v, low, high in zip(policy.task_names, values, *ends, strict=True)
+        ],
+        "known": last.acceleration == 1,
+        "alpha": policy.alpha,
+        "guaranteed": policy.is_guaranteed,
+        "promise": policy.sentence,
+        "round": last.round,
+        "acceleration": plain(float(last.acceleration)),
+        "reason": last.reason,
+        "policy": fingerprint(policy.to_dict()),
+        "version": taskuq.__version__,
+    }
+
+
+def stored_interval(state: Path, policy: Policy, case: str | None = None) -> dict[str, Any]:
+    """Return the interval of a scan that is stored.
+
+    Arguments:
+        state: What :func:`taskuq.acquire` wrote.
+        policy: The policy it was made under.
+        case: Which case of a group.
+    """
+    found = load_acquisition(state, policy)
+    scan_id = read_json(state, "taskuq.acquisition/1").get("scan_id")
+    if isinstance(found, GroupAcquisition):
+        if case is None or case not in found.cases:
+            raise InputError(
+                f"{state} is a scan of {', '.join(found.cases):.200}; say which case, got {case}"
+            )
+        return interval_record(found.cases[case], policy, scan_id=scan_id)
+    return interval_record(found, policy, scan_id=scan_id)
+
+
+def write_interval(record: dict[str, Any], path: Path, image: Path | None = None) -> Path:
+    """Write an interval: a DICOM structured report for a name that ends in .dcm, JSON otherwise.
+
+    Arguments:
+        record: What :func:`interval_record` returned.
+        path: The file.
+        image: The DICOM image that a report is about.
+    """
+    if path.suffix != ".dcm":
+        return write_json(path, record)
+    if image is None:
+        raise InputError(
+            f"{path} is to be a DICOM report, which refers to the image it is about; give the image"
+        )
+    report = structured_report(record, _opened(image))
+    with whole_file(path) as partial:
+        report.save_as(partial, enforce_file_format=True)
+    return path
+
+
+def structured_report(record: dict[str, Any], image: Any) -> Any:
+    """Return an interval as a DICOM Enhanced SR, a measurement report (TID 1500).
+
+    Each task is a measurement; what its interval reaches above and below the value is its upper and
+    lower measurement uncertainty (TID 310). An infinite end has none.
+
+    Arguments:
+        record: What :func:`interval_record` returned.
+        image: The image, a pydicom dataset with patient and study.
+    """
+    import highdicom as hd
+    from highdicom import sr
+    from pydicom.sr.codedict import codes
+
+    measurements = []
+    for task in record["tasks"]:
+        value = float(task["value"])
+        above, below = (abs(number_from_json(task[end]) - value) for end in ("upper", "lower"))
+        reach = {"upper_measurement_uncertainty": above, "lower_measurement_uncertainty": below}
+        properties = sr.MeasurementProperties(
+            **{name: far for name, far in reach.items() if np.isfinite(far)}
+        )
+        measurements.append(
+            sr.Measurement(
+                name=sr.CodedConcept(_code(task["name"]), SCHEME, str(task["name"])[:64]),
+                value=value,
+                unit=codes.UCUM.NoUnits,
+                properties=properties,
+            )
+        )
+    group = sr.MeasurementsAndQualitativeEvaluations(
+        tracking_identifier=sr.TrackingIdentifier(
+            uid=hd.UID(), identifier=str(record["case"])[:64]
+        ),
+        algorithm_id=sr.AlgorithmIdentification(
+            name="taskuq",
+            version=record["version"],
+            parameters=[
+                f"promise: {record['promise']}",
+                f"reason: {record['reason']}",
+                f"policy: {record['policy']}",
+            ],
+        ),
+        measurements=measurements,
+        source_images=[sr.SourceImageForMeasurementGroup(image.SOPClassUID, image.SOPInstanceUID)],
+    )
+    device = sr.DeviceObserverIdentifyingAttributes(uid=hd.UID(), name="taskuq")
+    content = sr.MeasurementReport(
+        observation_context=sr.ObservationContext(
+            observer_device_context=sr.ObserverContext(codes.DCM.Device, device)
+        ),
+        procedure_reported=sr.CodedConcept("18748-4", "LN", "Diagnostic imaging study"),
+        imaging_measurements=[group],
+        title=codes.DCM.ImagingMeasurementReport,
+    )
+    return sr.EnhancedSR(
+        evidence=[image],
+        content=content[0],
+        series_number=9000,
+        series_instance_uid=hd.UID(),
+        sop_instance_uid=hd.UID(),
+        instance_number=1,
+        manufacturer="taskuq",
+        is_complete=True,
+    )
+
+
+def read_report(path: Path) -> dict[str, tuple[float, float, float]]:
+    """Return value, lower and upper end of each task of a DICOM report.
+
+    Arguments:
+        path: What :func:`write_interval` wrote.
+    """
+    from highdicom import sr
+
+    try:
+        report = sr.srread(path)
+        groups = report.content.get_image_measurement_groups()
+    except Exception as error:
+        raise InputError(f"{path} cannot be read as a report ({first_line(error):.120})") from None
+    found = {}
+    for group in groups:
+        for one in group.get_measurements():
+            reach = {"371886008": np.inf, "371885007": np.inf}
+            for item in one[0].ContentSequence if "ContentSequence" in one[0] else ():
+                code = item.ConceptNameCodeSequence[0].CodeValue
+                if code in reach:
+                    reach[code] = _number(item)
+            value = _number(one[0])
+            above, below = reach["371886008"], reach["371885007"]
+            found[one.name.meaning] = (value, value - below, value + above)
+    return found
+
+
+def _number(item: Any) -> float:
+    """A number with all its digits; its decimal string has room for sixteen characters alone."""
+    measured = item.MeasuredValueSequence[0]
+    return float(measured.get("FloatingPointValue", measured.NumericValue))
+
+
+def _code(name: str) -> str:
+    return fingerprint(str(name))[:16]
+
+
+def _opened(image: Path) -> Any:
+    import pydicom
+
+    try:
+        return pydicom.dcmread(image)
+    except Exception as error:
+        raise InputError(f"{image} cannot be read as DICOM ({first_line(error):.120})") from None
