@@ -15,6 +15,7 @@ from taskuq.recover.sampler.config import SamplerConfig
 from taskuq.recover.sampler.network import SamplerNet
 from taskuq.recover.sampler.recovery import SamplerRecovery, drawn
 from taskuq.recover.tomography.cases import Scanning, ViewCases
+from taskuq.recover.tomography.classical import BackProjection
 from taskuq.recover.tomography.estimate import estimated
 from taskuq.recover.tomography.network import UnrolledConfig, UnrolledNet
 from taskuq.recover.tomography.sampling import (
@@ -24,8 +25,10 @@ from taskuq.recover.tomography.sampling import (
     ViewsSamplerTraining,
 )
 from taskuq.recover.tomography.training import UnrolledTraining
+from taskuq.task import load as task_load
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, train
+from taskuq.weights import locate
 
 CPU = Machine(accelerator="cpu", progress=False)
 MEASURE = TomographyConfig((8.0, 4.0), views=32)
@@ -155,3 +158,23 @@ def test_a_sampler_is_trained_with_its_folds_and_opened_with_its_estimate(tmp_pa
 def test_a_sampler_of_other_channels_is_refused():
     with pytest.raises(InputError, match="3 and 1"):
         ViewsSamplerTraining(network=build("sampler", preset="tiny").config)
+
+
+def test_the_shipped_sampler_does_better_than_back_projection_and_knows_how_far_off_it_is():
+    images = torch.stack([Chest(6, seed=11, size=64, slices=1)[k].image for k in range(6)])
+    scanner = TomographyConfig((8.0,), views=96, photons=1e5).scanner(64, noise=0.0, seed=0)
+    scans = [scanner(image, 8.0) for image in images]
+    samples = open_recovery("views-sampler-chest").batch(scans, samples=16, seeds=range(6))
+    error = (samples.mean(1) - images).square().mean()
+    simple = BackProjection().batch(scans, samples=1, seeds=range(6))[:, 0]
+    # 5 dB, and a spread of samples that is right to a third.
+    assert error < 0.3 * (simple - images).square().mean()
+    assert 2 / 3 < (samples.var(1).mean() * (1 + 1 / 16) / error).sqrt() < 3 / 2
+
+
+def test_the_shipped_network_reads_the_share_of_air():
+    chest = Chest(10, seed=12, size=64, slices=2)
+    images = torch.stack([chest[k].image for k in range(20)])
+    read = task_load(locate("air-chest"))(images).detach().numpy()
+    # Its error on judged patients is 0.009.
+    assert np.abs(read - chest.air).mean() < 0.02
