@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from taskuq.data.arrays import ArrayDataset
+from taskuq.data.memory import InMemory
 from taskuq.measure.mri import Measurement
 from taskuq.measure.projections import keep_measured
 from taskuq.recover import build, compiled
@@ -18,7 +19,7 @@ from taskuq.recover.flow import FlowConfig, rows
 from taskuq.recover.flow.rows import Attend, Fold, Subnet
 from taskuq.recover.flow_training import around_recipe, flow_recipe
 from taskuq.recover.folded_unet import normalise_leaky, pool
-from taskuq.recover.folds import HonestEstimates
+from taskuq.recover.folds import FoldedCases, HonestEstimates
 from taskuq.recover.matching import MatchingConfig
 from taskuq.recover.matching_training import matching_recipe
 from taskuq.recover.quick_steps import quick_steps
@@ -36,8 +37,10 @@ from taskuq.recover.views import CoilViews
 from taskuq.task.backbone import BackboneConfig
 from taskuq.task.classifier import Classifier, ClassifierConfig
 from taskuq.training.config import TrainingConfig
+from taskuq.training.feed import Feed, stock_of
 from taskuq.training.fit import Machine, fit
 from taskuq.training.log import read_log
+from taskuq.training.order import EpochOrder
 from taskuq.training.seeds import own_randomness
 
 pytestmark = pytest.mark.skipif(
@@ -204,6 +207,28 @@ def test_replayed_steps_are_steps(kind, shapes, monkeypatch):
     assert len(recorded) == shapes
 
 
+# Torch says with every use that it may overlook some waits.
+can_be_told = pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+
+
+@can_be_told
+def test_a_batch_of_cases_on_the_gpu_never_waits_for_it():
+    images = np.random.default_rng(0).random((8, 32, 32), dtype=np.float32)
+    source = InMemory.of(ArrayDataset(images, label=8 * [0], group="each"))
+    cases = MeasuredCases(source, abs(np.arange(32) - 16) < [[4], [8]], seed=0)
+    folded = FoldedCases(cases, np.arange(8) % 2)
+    stock = stock_of(folded, "auto", on_gpu=True, is_alone=True)
+    batches = iter(Feed(stock, EpochOrder(8, 0, batch=2), 2))
+    next(batches)  # the rows of the whole epoch go there
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rest = list(batches)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [batch["image"].device.type for batch in rest] == 3 * ["cuda"]
+
+
+@can_be_told
 @pytest.mark.parametrize("kind", ["sampler", "task", "matching"])
 @pytest.mark.parametrize("replayed", [False, True])
 def test_a_step_never_waits_for_the_gpu(kind, replayed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from taskuq.errors import InputError
 from taskuq.recover import RECOVERIES
 from taskuq.runs.training import foresee_training, train_from
 from taskuq.settings import read_toml
+from taskuq.training import timing as timing_module
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, fit, foresee
 from taskuq.training.log import read_log
@@ -22,7 +24,7 @@ from taskuq.training.module import Training
 from taskuq.training.order import EpochOrder
 from taskuq.training.recipe import Recipe
 from taskuq.training.state import load_state
-from taskuq.training.timing import read_timing
+from taskuq.training.timing import Timing, read_timing
 from taskuq.weights.files import read_tensors
 
 CPU = Machine(accelerator="cpu", progress=False)
@@ -136,6 +138,27 @@ def test_the_clock_shows_steps_waits_and_hours():
     least = 10 * (10 * record["step_s"] + 5 * record["validation_step_s"])
     assert least - 1e-9 <= 3600 * record["projected_hours"] < least + record["first_step_s"] + 1e-9
     assert record["peak_host_bytes"] > 1e7
+
+
+def test_a_batch_that_comes_while_the_gpu_computes_is_not_waited_for(monkeypatch):
+    """A step takes a host 1 s and the GPU 10; the loader takes 3 s, then holds until the GPU is."""
+    clock, gpu = [0.0], [0.0]
+    monkeypatch.setattr(timing_module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(
+        timing_module.torch.cuda, "synchronize", lambda device: clock.append(clock.pop() + gpu[0])
+        or gpu.__setitem__(0, 0.0),
+    )  # fmt: skip
+    timing = Timing("line", TrainingConfig(batch=1), validation_steps=1)
+    module = SimpleNamespace(device=torch.device("cuda"))
+    timing.on_train_epoch_start(SimpleNamespace(global_step=0), module)
+    for step in range(60):
+        clock[0] += 3.0 + gpu[0]
+        gpu[0] = 0.0
+        timing.on_train_batch_start(None, module, None, step)
+        clock[0] += 1.0
+        gpu[0] = 10.0
+        timing.on_train_batch_end(SimpleNamespace(global_step=step + 1), module, None, None, step)
+    assert timing._waited / timing._trained == pytest.approx(3 / 14)
 
 
 def test_a_training_knows_its_epochs(tmp_path):

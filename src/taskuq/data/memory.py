@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.data.dataset import Dataset, Item, precision_of
+from taskuq.data.dataset import Dataset, Item, Subset, precision_of
 from taskuq.disk import writing
 from taskuq.errors import MachineError
 from taskuq.fingerprints import fingerprint
@@ -93,20 +93,41 @@ class InMemory:
         """The name of each case, (case,)."""
         return np.array([item.case for item in self.items])
 
-    def to(self, device: torch.device | str) -> InMemory:
-        """The same with every image on a device: batches then need no loading at all.
-
-        Arguments:
-            device: The device; images must fit into its memory.
-        """
-        items = tuple(item._replace(image=item.image.to(device)) for item in self.items)
-        return replace(self, items=items)
-
     def __len__(self) -> int:
         return len(self.items)
 
     def __getitem__(self, index: int) -> Item:
         return self.items[index]
+
+
+def whole_images(
+    cases: Dataset,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    device: torch.device,
+    most: float,
+) -> torch.Tensor | None:
+    """All images of cases in memory as one tensor (case, ...); None where they are not for that.
+
+    Arguments:
+        cases: The cases; all of them, or some, of those in memory.
+        change: What is made of each image.
+        device: Where the tensor lies.
+        most: How many bytes it may take.
+    """
+    import torch
+
+    source = cases.source if isinstance(cases, Subset) else cases
+    if not isinstance(source, InMemory):
+        return None
+    images = [cases[k].image for k in range(len(cases))]
+    first = change(images[0])
+    is_fit = len(images) * first.nbytes <= most
+    if not is_fit or len({(image.shape, image.dtype) for image in images}) > 1:
+        return None
+    whole = torch.empty((len(images), *first.shape), dtype=first.dtype, device=device)
+    for place, image in zip(whole, images, strict=True):
+        place.copy_(change(image))
+    return whole
 
 
 def shared_out(function: Callable[..., T], *arguments: Iterable[Any], workers: int) -> Iterator[T]:

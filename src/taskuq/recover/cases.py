@@ -12,14 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from taskuq.data.dataset import Dataset, precision_of
-from taskuq.data.memory import InMemory
+from taskuq.data.dataset import Dataset, Item, precision_of
+from taskuq.data.memory import whole_images
 from taskuq.data.readers import Data, open_data, paper_data
 from taskuq.errors import InputError
 from taskuq.measure.coils import rss
 from taskuq.measure.masks import MaskConfig
 from taskuq.recover.columns import central_lines
 from taskuq.training.config import TrainingConfig
+from taskuq.training.feed import Stock
 from taskuq.training.fit import Machine
 
 
@@ -64,17 +65,31 @@ class MeasuredCases:
     def __getitem__(self, place: tuple[int, int]) -> dict[str, Tensor]:
         epoch, index = place
         item = self.source[index]
-        image = as_coils(item.image)
-        if index not in self._looked_at:
-            self._looked_at[index] = self._largest(image, item.case)
-        mask, lines = self._rounds[self.round(epoch, index)]
-        limit = self.ranges.get(item.group) or self._looked_at[index]
+        which = self.round(epoch, index)
         return {
-            "image": image,
-            "mask": mask,
-            "low_frequencies": lines,
-            "data_range": torch.tensor(limit, dtype=torch.float32),
+            "image": as_coils(item.image),
+            "mask": self._rounds[0][which],
+            "low_frequencies": self._rounds[1][which],
+            "data_range": torch.tensor(self._range(index, item), dtype=torch.float32),
         }
+
+    def stock(self, device: torch.device, most: float) -> Stock | None:
+        """All cases and masks on a device."""
+        images = whole_images(self.source, as_coils, device, most)
+        if images is None:
+            return None
+        ranges = [self._range(index, self.source[index]) for index in range(len(self))]
+        masks, lines = (values.to(device) for values in self._rounds)
+        return Stock(
+            by_case={"image": images, "data_range": torch.tensor(ranges, device=device)},
+            by_draw={"mask": masks, "low_frequencies": lines},
+            drawn=self.round,
+        )
+
+    def _range(self, index: int, item: Item) -> float:
+        if index not in self._looked_at:
+            self._looked_at[index] = self._largest(as_coils(item.image), item.case)
+        return self.ranges.get(item.group) or self._looked_at[index]
 
     def _largest(self, image: Tensor, case: str) -> float:
         """The largest magnitude of an image that is fit for training."""
@@ -88,10 +103,10 @@ class MeasuredCases:
         return float(rss(image).max())
 
     @cached_property
-    def _rounds(self) -> list[tuple[Tensor, Tensor]]:
+    def _rounds(self) -> tuple[Tensor, Tensor]:
         """Mask and low-frequency lines of each round."""
         masks = torch.as_tensor(self.masks)
-        return list(zip(masks, central_lines(masks), strict=True))
+        return masks, central_lines(masks)
 
     def round(self, epoch: int, index: int) -> int:
         """Which mask a case has in an epoch."""
@@ -162,22 +177,10 @@ class RecoveryTraining:
             data: Training and validation data; by default those that the settings name.
             by_volume: Whether the data range is that of a volume, for which each case is read once.
         """
-        training, validation = (
-            _resident(part, machine, self.training.workers) for part in data or open_data(self.data)
-        )
+        training, validation = data or open_data(self.data)
         masks = self.measure.masks(as_coils(training[0].image).shape[-1])
         ranges = [group_ranges(part) if by_volume else {} for part in (training, validation)]
         return (
             MeasuredCases(training, masks, self.training.seed, ranges[0]),
             MeasuredCases(validation, masks, None, ranges[1]),
         )
-
-
-def _resident(cases: Dataset, machine: Machine, workers: int) -> Dataset:
-    """Cases in memory go to the one GPU that trains, where they fit and nobody loads for it."""
-    if not (isinstance(cases, InMemory) and machine.may_be_one_gpu and workers == 0):
-        return cases
-    if not torch.cuda.is_available():
-        return cases
-    size = sum(item.image.nbytes for item in cases.items)
-    return cases.to("cuda") if size < torch.cuda.mem_get_info()[0] / 4 else cases

@@ -18,6 +18,7 @@ from taskuq.recover.columns import central_lines, consistent_columns
 from taskuq.recover.flow.sampler import case_scale
 from taskuq.recover.folded_varnet import FoldedVarNet
 from taskuq.recover.varnet import VarNet
+from taskuq.training.feed import Stock
 
 # The phase of an image is smooth: lines up to about this share of the width show it.
 PHASE_LINES = 1 / 16
@@ -249,3 +250,15 @@ class EstimatedCases:
         epoch, index = place
         which = self.cases.round(epoch, index)
         return {"inputs": self.inputs[index, which], "error": self.errors[index, which]}
+
+    def stock(self, device: torch.device, most: float) -> Stock:
+        """Inputs and errors of all cases and rounds, which are tensors already."""
+        rounds = self.inputs.shape[1]
+        return Stock(
+            by_case={},
+            by_draw={
+                "inputs": self.inputs.to(device).flatten(0, 1),
+                "error": self.errors.to(device).flatten(0, 1),
+            },
+            drawn=lambda epoch, index: index * rounds + self.cases.round(epoch, index),
+        )

@@ -32,6 +32,7 @@ from taskuq.recover.varnet_training import PAPER, VarNetTraining
 from taskuq.recover.views import CoilViews
 from taskuq.settings import read_toml, to_table
 from taskuq.training.config import TrainingConfig
+from taskuq.training.feed import Stock
 from taskuq.training.fit import Machine, train
 from taskuq.training.recipe import Batch
 from taskuq.weights import locate
@@ -209,6 +210,11 @@ class FoldedCases:
 
     def __getitem__(self, place: tuple[int, int]) -> dict[str, Any]:
         return {**self.cases[place], "network": int(self.networks[place[1]])}
+
+    def stock(self, device: torch.device, most: float) -> Stock | None:
+        """All cases on a device; the numbers of their networks stay here."""
+        cases = self.cases.stock(device, most)
+        return cases and replace(cases, known={"network": self.networks})
 
 
 def collate(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from taskuq.data.dataset import Dataset, precision_of
+from taskuq.data.memory import whole_images
 from taskuq.data.readers import Data, open_task_data, paper_data
 from taskuq.data.splits import Part, SplitConfig
 from taskuq.errors import InputError
@@ -19,6 +20,7 @@ from taskuq.measure.coils import magnitude
 from taskuq.task.augment import AugmentConfig
 from taskuq.task.backbone import StartConfig
 from taskuq.training.config import TrainingConfig
+from taskuq.training.feed import Stock
 from taskuq.training.fit import Machine
 
 
@@ -102,6 +104,17 @@ class TaskCases:
             raise InputError(f"case {item.case} holds NaN or infinite values; leave it out")
         target = torch.as_tensor(self.targets[place[1]], dtype=torch.float32)
         return {"image": image, "target": target}
+
+    def stock(self, device: torch.device, most: float) -> Stock | None:
+        """All magnitude images and targets on a device."""
+        images = whole_images(self.source, magnitude, device, most)
+        if images is None:
+            return None
+        bad = (~torch.isfinite(images).all(-1).all(-1)).nonzero()
+        if len(bad):
+            self[0, int(bad[0])]  # says which
+        targets = torch.as_tensor(self.targets, dtype=torch.float32)
+        return Stock({"image": images, "target": targets.to(device)})
 
 
 def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

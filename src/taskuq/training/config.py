@@ -30,6 +30,9 @@ class TrainingConfig:
         precision: ``"32-true"``, or ``"bf16-mixed"`` on a GPU.
         accumulate: Batches whose gradients are added to one step.
         workers: Processes that read data, for each training process.
+        feed: Where batches come from, which are the same: ``"device"`` puts all cases on the one
+            device that trains, in the beginning; ``"loader"`` reads them one by one; ``"auto"`` is
+            the first on a GPU, for cases in memory that take little of the GPU's, else the second.
         seed: Where all randomness of training comes from.
         compile: Whether to compile the costly part of the network (minutes at first, faster
             steps): flows of whole images, samplers and their rivals.
@@ -61,6 +64,7 @@ class TrainingConfig:
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     accumulate: int = 1
     workers: int = 0
+    feed: Literal["auto", "device", "loader"] = "auto"
     seed: int = 0
     compile: bool = False
     replay: bool = False

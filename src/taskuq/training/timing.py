@@ -54,7 +54,7 @@ class Timing(Callback):
         self._validation: deque[float] = deque(maxlen=1000)
         self._epochs: list[float] = []
         self._first: float | None = None
-        self._waited = self._trained = 0.0
+        self._waited = self._trained = self._wait = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget what memory was needed before."""
@@ -63,15 +63,14 @@ class Timing(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look at the clock."""
-        self._epoch_began = self._step_began = self._batch_ended = time.perf_counter()
-        self._step = trainer.global_step
+        self._epoch_began = self._step_began = self._batch_ended = _now(pl_module)
+        self._step, self._is_idle = trainer.global_step, True
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """The batch is there: how long did it take to come?"""
-        if self._first is not None:
-            self._waited += time.perf_counter() - self._batch_ended
+        self._wait = time.perf_counter() - self._batch_ended
 
     def on_train_batch_end(
         self,
@@ -84,8 +83,11 @@ class Timing(Callback):
         """Count a step, and stop where enough were taken."""
         is_timed = batch_idx < SYNCHRONISED * self.config.accumulate and self._is_clocked()
         now = _now(pl_module if is_timed else None)
-        if self._first is not None:
+        was_idle, self._is_idle = self._is_idle, is_timed or pl_module.device.type != "cuda"
+        # A batch that comes while the GPU still computes is not waited for.
+        if self._first is not None and was_idle and self._is_idle:
             self._trained += now - self._batch_ended
+            self._waited += self._wait
         self._batch_ended = now
         if trainer.global_step == self._step:
             return  # gradients are still being added up

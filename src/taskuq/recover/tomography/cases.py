@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from taskuq.data.dataset import Dataset
+from taskuq.data.memory import whole_images
 from taskuq.data.readers import READERS, Data, open_data
 from taskuq.errors import InputError
 from taskuq.measure.radon import Radon
@@ -18,6 +19,7 @@ from taskuq.measure.tomography import TomographyConfig, view_angles
 from taskuq.recover.views import CoilViews
 from taskuq.seeds import numbers_of_cases
 from taskuq.training.config import TrainingConfig
+from taskuq.training.feed import Stock
 from taskuq.training.fit import Machine
 from taskuq.training.recipe import Batch
 
@@ -55,10 +57,21 @@ class ViewCases:
                 f"case {item.case} has shape {tuple(item.image.shape)} and type "
                 f"{item.image.dtype}; tomography takes real square images (coils = 0 in data)"
             )
-        which = index % self.rounds
-        if self.seed is not None:
-            which = int(np.random.default_rng([self.seed, epoch, index]).integers(self.rounds))
-        return {"image": item.image.float(), "round": torch.tensor(which)}
+        return {"image": item.image.float(), "round": torch.tensor(self._round(epoch, index))}
+
+    def stock(self, device: torch.device, most: float) -> Stock | None:
+        """All images on a device."""
+        self[0, 0]  # images in memory are of one shape, or no stock
+        images = whole_images(self.source, torch.Tensor.float, device, most)
+        if images is None:
+            return None
+        rounds = torch.arange(self.rounds, device=device)
+        return Stock({"image": images}, {"round": rounds}, self._round)
+
+    def _round(self, epoch: int, index: int) -> int:
+        if self.seed is None:
+            return index % self.rounds
+        return int(np.random.default_rng([self.seed, epoch, index]).integers(self.rounds))
 
 
 @dataclass(frozen=True)
