@@ -117,9 +117,9 @@ def structured_report(record: dict[str, Any], image: Any) -> Any:
     for task in record["tasks"]:
         value = float(task["value"])
         above, below = (abs(number_from_json(task[end]) - value) for end in ("upper", "lower"))
-        reach = {"upper_measurement_uncertainty": above, "lower_measurement_uncertainty": below}
         properties = sr.MeasurementProperties(
-            **{name: far for name, far in reach.items() if np.isfinite(far)}
+            upper_measurement_uncertainty=above if np.isfinite(above) else None,
+            lower_measurement_uncertainty=below if np.isfinite(below) else None,
         )
         measurements.append(
             sr.Measurement(
@@ -175,7 +175,7 @@ def read_report(path: Path) -> dict[str, tuple[float, float, float]]:
     from highdicom import sr
 
     try:
-        report = sr.srread(path)
+        report: Any = sr.srread(path)
         groups = report.content.get_image_measurement_groups()
     except Exception as error:
         raise InputError(f"{path} cannot be read as a report ({first_line(error):.120})") from None
