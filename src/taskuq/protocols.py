@@ -38,6 +38,27 @@ class PicturedMeasurement(Protocol):
 
 
 @runtime_checkable
+class LineMeasure(Measure, Protocol):
+    """An imaging system that measures any lines or views, and tells what they hold of an image."""
+
+    @property
+    def lines(self) -> int:
+        """How many lines or views a full measurement has."""
+
+    def begin(self, count: int) -> BoolArray:
+        """The lines to begin with, booleans (line,): those that every measurement should have."""
+
+    def take(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
+        """Measure the given lines of an image, booleans (line,), at an acceleration."""
+
+    def contents(self, images: Any, measurement: Any) -> Any:
+        """What each line would hold of recoveries (sample, ...): a tensor (line, sample, number).
+
+        The measurement is the one that they were recovered from.
+        """
+
+
+@runtime_checkable
 class Scanner(Protocol):
     """Anything that can measure the next round of a scan.
 

@@ -5,14 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskuq.measure.masks import (
-    acs_width,
-    center_lines,
-    gro_lines,
-    gro_mask,
-    nested_masks,
-    published_masks,
-)
+from taskuq.measure.centre import acs_width, center_lines
+from taskuq.measure.masks import gro_lines, gro_mask, nested_masks, published_masks
 
 # Lines of the published files, 0-based, the zero frequency at 160.
 FIRST_ROUND = [0, 86, 126, 144, 151, 154, *range(156, 165), 166, 169, 176, 194, 234]

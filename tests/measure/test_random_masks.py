@@ -8,7 +8,7 @@ import torch
 from scipy.stats import binom
 
 from taskuq.errors import InputError
-from taskuq.measure.masks import acs_width, center_lines
+from taskuq.measure.centre import acs_width, center_lines
 from taskuq.measure.random_masks import RandomMasks
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs
 from taskuq.experiments.wording import finding, verdict
 from taskuq.interval import BoolArray
-from taskuq.measure.masks import acs_width, center_lines, nested_masks, published_masks
+from taskuq.measure.centre import acs_width, center_lines
+from taskuq.measure.masks import nested_masks, published_masks
 from taskuq.report.networks import masks_figure
 from taskuq.report.records import experiment_record
 

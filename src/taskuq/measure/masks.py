@@ -12,8 +12,9 @@ from typing import Literal
 import numpy as np
 
 from taskuq.errors import InputError
-from taskuq.files import picture_format, whole_file
 from taskuq.interval import BoolArray
+from taskuq.measure.centre import center_lines
+from taskuq.measure.mask_files import read_masks
 from taskuq.protocols import Measure
 from taskuq.words import MRI, Words
 
@@ -168,7 +169,7 @@ def nested_masks(
         >>> bool((masks[1:] >= masks[:-1]).all())
         True
     """
-    lines = _line_counts(width, accelerations)
+    lines = line_counts(width, accelerations)
     if rule not in ("inverse-distance", "uniform"):
         raise InputError(f"the rule is {rule!r}; choose 'inverse-distance' or 'uniform'")
     widths = _acs_widths(width, lines, acs)
@@ -227,6 +228,7 @@ class MaskConfig:
         published: Whether to take the paper's masks (320 columns; 16, 8, 4, 2).
         rule: How random lines are drawn where masks are made.
         seed: Where they come from.
+        file: What ``taskuq masks`` wrote, e.g. an order that was learned; its masks are taken.
 
     Example:
         >>> MaskConfig().masks(320).sum(axis=1)
@@ -237,6 +239,11 @@ class MaskConfig:
     published: bool = False
     rule: Rule = "inverse-distance"
     seed: int = 0
+    file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.published and self.file is not None:
+            raise InputError("published masks and masks of a file are asked for; choose one")
 
     @property
     def round_names(self) -> None:
@@ -250,6 +257,8 @@ class MaskConfig:
 
     def masks(self, width: int) -> BoolArray:
         """The masks, booleans (round, width)."""
+        if self.file is not None:
+            return read_masks(self.file, self.accelerations, width)
         if self.published:
             if width != 320:
                 raise InputError(f"images have {width} columns; the published masks have 320")
@@ -264,80 +273,13 @@ class MaskConfig:
         return MultiCoilMRI(self.masks(width), self.accelerations, noise=noise, seed=seed)
 
 
-def center_lines(width: int, lines: int) -> BoolArray:
-    """The central columns of k-space, as a mask (width,).
-
-    Arguments:
-        width: The number of k-space columns.
-        lines: How many of them, around column ``width // 2``.
+def line_counts(width: int, accelerations: Sequence[float]) -> list[int]:
+    """How many lines each round measures; refuse accelerations that do not each add one.
 
     Example:
-        >>> np.flatnonzero(center_lines(320, 9))
-        array([156, 157, 158, 159, 160, 161, 162, 163, 164])
-        >>> np.flatnonzero(center_lines(320, 4))
-        array([158, 159, 160, 161])
+        >>> line_counts(128, (16, 8))
+        [8, 16]
     """
-    mask = np.zeros(width, dtype=bool)
-    start = width // 2 - lines // 2
-    mask[start : start + lines] = True
-    return mask
-
-
-def acs_width(mask: BoolArray) -> int:
-    """The length of the unbroken run of lines through the middle of a mask, 0 where it is missing.
-
-    Arguments:
-        mask: Booleans (width,); True is measured.
-
-    Example:
-        >>> acs_width(center_lines(320, 9))
-        9
-    """
-    center = len(mask) // 2
-    if not mask[center]:
-        return 0
-    missing = np.flatnonzero(~np.asarray(mask))
-    left = missing[missing < center].max(initial=-1)
-    right = missing[missing > center].min(initial=len(mask))
-    return int(right - left - 1)
-
-
-def draw_masks(masks: BoolArray, accelerations: Sequence[float], path: Path | str) -> Path:
-    """Draw nested masks, one strip for each round; lines new in a round stand out.
-
-    Arguments:
-        masks: Booleans (round, width); True is measured.
-        accelerations: R of each round.
-        path: The picture to write, .png or .svg.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "masks.png"
-        >>> draw_masks(published_masks(), (16, 8, 4, 2), path).exists()
-        True
-    """
-    from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 0.55 * len(masks) + 0.7), layout="constrained")
-    axes = figure.subplots(len(masks), 1, sharex=True, squeeze=False)[:, 0]
-    colours = ListedColormap(["#1b1b1b", "#9aa5b1", "#ffd166"])
-    before = np.zeros_like(masks[0])
-    for ax, mask, R in zip(axes, masks, accelerations, strict=True):
-        # 0 not measured, 1 measured in an earlier round, 2 new in this one.
-        state = mask.astype(int) + (mask & ~before)
-        ax.imshow(state[None], cmap=colours, vmin=0, vmax=2, aspect="auto", interpolation="none")
-        ax.set_yticks([])
-        ax.set_ylabel(f"R = {R:g}", rotation=0, ha="right", va="center")
-        ax.set_title(f"{mask.sum()} lines", loc="right", fontsize=8, pad=1)
-        before = mask
-    axes[-1].set_xlabel("column of k-space (grey: measured before, yellow: new in this round)")
-    with whole_file(path) as partial:
-        figure.savefig(partial, dpi=150, format=picture_format(path))
-    return Path(path)
-
-
-def _line_counts(width: int, accelerations: Sequence[float]) -> list[int]:
     if len(accelerations) == 0 or min(accelerations) < 1:
         raise InputError(f"accelerations are {list(accelerations)}; give numbers of at least 1")
     lines = [round(width / R) for R in accelerations]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from taskuq.errors import InputError
+from taskuq.measure.centre import acs_width, center_lines
 from taskuq.measure.coils import rss
 from taskuq.measure.fourier import fft2c, ifft2c
 from taskuq.measure.noise import noise_for, require_seed
@@ -100,17 +101,46 @@ class MultiCoilMRI:
 
     def __call__(self, image: Tensor, acceleration: float) -> Measurement:
         """Measure coil images (..., coil, height, width), complex or real, on any device."""
+        return self.take(image, acceleration, self.mask(acceleration))
+
+    @property
+    def lines(self) -> int:
+        """The number of columns of k-space."""
+        return int(self.masks.shape[1])
+
+    def begin(self, count: int) -> NDArray[np.bool_]:
+        """So many columns at the centre of k-space."""
+        return center_lines(self.lines, count)
+
+    def take(self, image: Tensor, acceleration: float, lines: NDArray[np.bool_]) -> Measurement:
+        """Measure the given columns, booleans (width,), of coil images."""
         if image.ndim < 3 or image.shape[-1] != self.masks.shape[1]:
             raise InputError(
                 f"the image has shape {tuple(image.shape)}; give coil images (coil, height, "
                 f"{self.masks.shape[1]}), for instance one coil as image[None]"
             )
-        mask = torch.as_tensor(self.mask(acceleration), device=image.device)
+        mask = torch.as_tensor(np.asarray(lines, dtype=bool), device=image.device)
         kspace = fft2c(image)
         if self.noise > 0:
             kspace = kspace + self.noise * _line_noise(image, self.seed)
         zero_filled = ifft2c(torch.where(mask, kspace, 0))
         return Measurement(zero_filled, mask, float(acceleration))
+
+    def contents(self, images: Tensor, measurement: Measurement) -> Tensor:
+        """What columns hold of combined images (sample, height, width): (column, sample, number).
+
+        Coils see an image through what the measured centre shows of each, its phase included.
+        Columns are transformed along the width alone, about its first pixel: that changes no
+        inner product between two images' columns.
+        """
+        measured = measurement.mask.cpu().numpy()
+        centre = center_lines(len(measured), max(1, acs_width(measured)))
+        kept = torch.as_tensor(centre & measured, device=images.device)
+        seen = ifft2c(torch.where(kept, fft2c(measurement.zero_filled.to(images.device)), 0))
+        maps = seen / rss(seen)[None].clamp_min(torch.finfo(torch.float32).tiny)
+        seen_by_coils = torch.fft.fft(images[:, None] * maps, norm="ortho")
+        columns: Tensor = torch.fft.fftshift(seen_by_coils, dim=-1)
+        return columns.permute(3, 0, 1, 2).flatten(2)
 
 
 @dataclass(frozen=True, eq=False)

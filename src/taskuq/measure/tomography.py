@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
 from taskuq.kinds import Kinds
+from taskuq.measure.mask_files import read_masks
 from taskuq.measure.noise import image_seed, require_seed
 from taskuq.measure.rounds import round_at
 from taskuq.measure.sinograms import Sinogram
@@ -125,6 +127,7 @@ class ParallelBeamCT:
         seed: Together with the image it decides the counts; required where there is noise.
         operator: Who projects: ``"taskuq"`` (:class:`taskuq.measure.radon.Radon`), ``"hat"`` (the
             same with the coarser footprint), ``"deepinv"``, or one of your own.
+        chosen: The numbers of the views of each round, nested; evenly spread where None.
 
     Example:
         >>> scanner = ParallelBeamCT(size=32, views=64, accelerations=(16, 8))
@@ -138,6 +141,7 @@ class ParallelBeamCT:
     counts: Counts = Counts()
     seed: int | None = None
     operator: str = "taskuq"
+    chosen: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         nested_views(self.views, self.accelerations)
@@ -146,12 +150,27 @@ class ParallelBeamCT:
 
     def __call__(self, image: Tensor, acceleration: float) -> Sinogram:
         """Measure images (..., size, size)."""
+        return self.take(
+            image, acceleration, np.isin(np.arange(self.views), self.views_at(acceleration))
+        )
+
+    @property
+    def lines(self) -> int:
+        """The number of views of a full scan."""
+        return self.views
+
+    def begin(self, count: int) -> BoolArray:
+        """So many views, evenly over the half turn."""
+        return np.isin(np.arange(self.views), np.arange(count) * self.views // count)
+
+    def take(self, image: Tensor, acceleration: float, lines: BoolArray) -> Sinogram:
+        """Measure the given views, booleans (view,), of images (..., size, size)."""
         if image.ndim < 2 or image.shape[-2:] != (self.size, self.size) or image.is_complex():
             raise InputError(
                 f"the image has shape {tuple(image.shape)} and type {image.dtype}; give real "
                 f"images (..., {self.size}, {self.size})"
             )
-        views = self.views_at(acceleration)
+        views = np.flatnonzero(lines)
         angles = view_angles(views, self.views)
         projections, variance = OPERATORS[self.operator](self.size, angles)(image), 0.0
         if self.counts.photons:
@@ -162,8 +181,15 @@ class ParallelBeamCT:
 
     def views_at(self, acceleration: float) -> NDArray[np.int64]:
         """The numbers of the views of one acceleration; all of them at R = 1."""
-        rounds = [*nested_views(self.views, self.accelerations), np.arange(self.views)]
+        each = self.chosen or nested_views(self.views, self.accelerations)
+        rounds = [*map(np.array, each), np.arange(self.views)]
         return rounds[round_at(acceleration, [*self.accelerations, 1])]
+
+    def contents(self, images: Tensor, measurement: Sinogram) -> Tensor:
+        """What views hold of images (sample, size, size): line integrals (view, sample, bin)."""
+        angles = view_angles(np.arange(self.views), self.views)
+        projections: Tensor = OPERATORS[self.operator](self.size, angles)(images)
+        return projections.transpose(0, 1)
 
     def _counted(self, images: Tensor, projections: Tensor, views: NDArray[np.int64]) -> Tensor:
         """Counts of the chosen views, each drawn from a seed of its image and view."""
@@ -249,6 +275,8 @@ class TomographyConfig:
         attenuation: The exponent of a ray along a whole side of an image of ones.
         operator: Who projects in a run: ``"taskuq"``, ``"hat"`` or ``"deepinv"``. Recoveries take
             each for ours; ours and deepinv's differ by a hundredth.
+        file: What ``taskuq masks`` wrote, e.g. an order of views that was learned; its views are
+            taken instead of evenly spread ones.
 
     Example:
         >>> TomographyConfig().round_names
@@ -260,6 +288,7 @@ class TomographyConfig:
     photons: float = 0.0
     attenuation: float = 6.0
     operator: str = "taskuq"
+    file: Path | None = None
 
     def __post_init__(self) -> None:
         nested_views(self.views, self.accelerations)
@@ -285,6 +314,8 @@ class TomographyConfig:
 
     def masks(self, width: int) -> BoolArray:
         """The views of each round, booleans (round, view), whatever the width of images."""
+        if self.file is not None:
+            return read_masks(self.file, self.accelerations, self.views)
         chosen = nested_views(self.views, self.accelerations)
         return np.stack([np.isin(np.arange(self.views), views) for views in chosen])
 
@@ -295,6 +326,9 @@ class TomographyConfig:
                 f"noise is {noise}; the noise of tomography is that of counts: give "
                 "measure.photons instead"
             )
+        chosen = None
+        if self.file is not None:
+            chosen = tuple(tuple(np.flatnonzero(mask).tolist()) for mask in self.masks(width))
         return ParallelBeamCT(
-            width, self.views, self.accelerations, self.counts, seed, self.operator
+            width, self.views, self.accelerations, self.counts, seed, self.operator, chosen
         )

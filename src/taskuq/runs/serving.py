@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import load_policy
-from taskuq.errors import InputError
-from taskuq.files import open_npz
+from taskuq.measure.mask_files import read_masks
 from taskuq.measure.masks import MaskConfig
 from taskuq.measure.mri import added_columns
 from taskuq.pipeline.device import pick_device
@@ -59,11 +56,7 @@ def open_chain(
     if masks is None:
         lines = MaskConfig(accelerations=rates).masks(SIZE)
     else:
-        with open_npz(masks, "masks") as arrays:
-            lines = np.asarray(arrays["masks"], dtype=bool)
-            given = tuple(map(float, arrays["accelerations"]))
-        if given != rates:
-            raise InputError(f"{masks} is for R = {given}, and the policy for R = {rates}")
+        lines = read_masks(masks, rates)
     monitor = None
     if watch is not None:
         monitor = Monitor(loaded, delta=watch, state=folder / "monitor.json")

@@ -1,0 +1,161 @@
+"""Which line to measure next: the one that is expected to leave the least variance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from taskuq.errors import InputError
+from taskuq.interval import BoolArray, FloatArray
+
+# Lines whose bounds are looked at together.
+TOGETHER = 8
+# Reductions that differ by less, relative to the largest, are the same up to rounding.
+TIES = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    r"""What posterior samples say about lines, and about what they are measured for.
+
+    The samples of a case stand for a normal posterior. With deviations :math:`\delta_j` of
+    :math:`p` samples from their mean an image is :math:`\bar x + \sum_j w_j \delta_j /
+    \sqrt{p - 1}` with standard normal :math:`w`. Line :math:`\ell`, measured with the noise
+    :math:`\sigma^2` in each of its numbers, tells about :math:`w` by its Gram matrix, so that
+    after lines :math:`S` the aim has the variance
+
+    .. math:: V(S) = \operatorname{tr}\Big(
+        \big(I + \textstyle\sum_{\ell \in S} K_\ell / \sigma^2\big)^{-1} T \Big), \qquad
+        K_\ell = \frac{\langle A_\ell \delta_j, A_\ell \delta_k \rangle_{jk}}{p - 1}, \qquad
+        T = \frac{(z_j z_k)_{jk}}{p - 1}
+
+    where :math:`A_\ell` is what the scanner measures of the line and :math:`z_j` is the deviation
+    of the task's (linear) output. This is the exact posterior variance where the image is normal
+    with the covariance of the samples.
+
+    Arguments:
+        grams: :math:`K_\ell`, (case, line, sample, sample).
+        aims: :math:`T`, (case, sample, sample).
+        noise: :math:`\sigma^2`, (case,), above 0.
+
+    Example:
+        >>> spread = Spread(grams=np.eye(2)[None, None], aims=np.eye(2)[None], noise=np.ones(1))
+        >>> spread.left([]), spread.left([0])
+        (2.0, 1.0)
+    """
+
+    grams: FloatArray
+    aims: FloatArray
+    noise: FloatArray
+
+    def __post_init__(self) -> None:
+        cases, _, samples = self.grams.shape[:3]
+        fits = self.grams.shape[2:] == (samples, samples)
+        fits &= self.aims.shape == (cases, samples, samples) and self.noise.shape == (cases,)
+        if not fits or not (self.noise > 0).all():
+            raise InputError(
+                f"Gram matrices have shape {self.grams.shape}, aims {self.aims.shape} and noise "
+                f"{self.noise.shape}; give (case, line, sample, sample), (case, sample, sample) "
+                "and (case,), and noise above 0"
+            )
+
+    def left(self, lines: list[int]) -> float:
+        """The mean over cases of the variance that these lines leave, :math:`V(S)`."""
+        return float(_variance(self._known(lines), self.aims).mean())
+
+    def greedy(self, count: int, measured: BoolArray) -> tuple[list[int], list[float]]:
+        """Choose lines one after the other, each by the largest expected reduction.
+
+        Equal reductions go to the lowest number. Where no line takes anything away, the line that
+        varies most is next.
+
+        Arguments:
+            count: How many lines to choose.
+            measured: Which lines are measured already, booleans (line,); they are not chosen.
+
+        Returns:
+            The lines, and by how much each reduces the mean variance.
+        """
+        free = [int(line) for line in np.flatnonzero(~np.asarray(measured, dtype=bool))]
+        if not 0 <= count <= len(free):
+            raise InputError(f"{count} lines are to be chosen, and {len(free)} are left")
+        known = self._known([])
+        lines: list[int] = []
+        gains: list[float] = []
+        least = TIES * float(_variance(known, self.aims).mean())
+        while len(lines) < count:
+            line, gain = self._best(known, free)
+            if gain <= least:
+                line = max(free, key=lambda one: (self._own(one), -one))
+            lines.append(line)
+            gains.append(max(gain, 0.0))
+            free.remove(line)
+            known = known + self._information([line])[:, 0]
+        return lines, gains
+
+    def _best(self, known: FloatArray, free: list[int]) -> tuple[int, float]:
+        """The line of the largest reduction.
+
+        V is convex in what is known, so that its slope bounds every reduction from above: lines
+        are looked at in the order of their bounds, until no bound is larger than what was found.
+        """
+        inverse = np.linalg.inv(known)
+        slope = inverse @ self.aims @ inverse
+        # Each case's share of the slope along each line.
+        bounds = np.einsum("clij,cji,c->l", self.grams, slope, 1 / self.noise) / len(self.noise)
+        order = sorted(free, key=lambda line: (-bounds[line], line))
+        before = _variance(known, self.aims)
+        found: dict[int, float] = {}
+        for start in range(0, len(order), TOGETHER):
+            some = order[start : start + TOGETHER]
+            if found and bounds[some[0]] < (1 - TIES) * max(found.values()):
+                break
+            after = _variance(known[:, None] + self._information(some), self.aims[:, None])
+            found |= dict(zip(some, (before[:, None] - after).mean(axis=0).tolist(), strict=True))
+        largest = max(found.values())
+        line = min(line for line, gain in found.items() if gain >= largest - TIES * abs(largest))
+        return line, found[line]
+
+    def _information(self, lines: list[int]) -> FloatArray:
+        return np.asarray(self.grams[:, lines] / self.noise[:, None, None, None])
+
+    def _known(self, lines: list[int]) -> FloatArray:
+        samples = self.grams.shape[-1]
+        return np.asarray(np.eye(samples) + self._information(lines).sum(axis=1))
+
+    def _own(self, line: int) -> float:
+        """The variance of a line itself."""
+        return float(np.trace(self.grams[:, line], axis1=1, axis2=2).sum())
+
+
+def _variance(known: FloatArray, aims: FloatArray) -> FloatArray:
+    """The trace of the inverse of what is known, times the aim; leading axes stay."""
+    solved = np.linalg.solve(known, np.broadcast_to(aims, known.shape))
+    return np.asarray(np.trace(solved, axis1=-2, axis2=-1))
+
+
+def ridge_noise(grams: FloatArray, measured: BoolArray, ridge: float) -> FloatArray:
+    r"""Noise :math:`\sigma^2` of each case, by which few samples do not claim to know too much.
+
+    .. math:: \sigma^2 = \rho\, \frac1p \sum_{\ell \notin S} \operatorname{tr} K_\ell
+
+    A line has more numbers than there are samples, and without noise any single one would tell
+    which mixture of the samples the image is. With :math:`\rho` it takes all lines together to
+    bring the variance of a mixture down to the share :math:`\rho / (1 + \rho)`.
+
+    Arguments:
+        grams: Gram matrices (case, line, sample, sample).
+        measured: Which lines are measured already, booleans (line,).
+        ridge: :math:`\rho`, above 0.
+
+    Example:
+        >>> ridge_noise(np.ones((1, 4, 2, 2)), np.array([True, False, False, False]), 0.5)
+        array([1.5])
+    """
+    if not ridge > 0:
+        raise InputError(f"the ridge is {ridge}; give a number above 0, e.g. 0.1")
+    free = grams[:, ~np.asarray(measured, dtype=bool)]
+    total = np.trace(free, axis1=2, axis2=3).sum(axis=1) / grams.shape[-1]
+    # Samples that agree everywhere tell nothing, whatever the noise.
+    return np.asarray(ridge * np.where(total > 0, total, 1.0))

@@ -1,0 +1,1 @@
+"""Which lines to measure: orders that are learned, rules that choose, and their comparison."""

@@ -1,0 +1,254 @@
+"""A nested order of lines or views, learned on training patients from posterior samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from taskuq.data.readers import Data, open_data, paper_data
+from taskuq.errors import InputError
+from taskuq.files import read_json, write_json
+from taskuq.fingerprints import content_fingerprint, fingerprint
+from taskuq.interval import BoolArray
+from taskuq.measure.greedy import Spread
+from taskuq.measure.mask_files import save_masks
+from taskuq.measure.masks import MaskConfig, line_counts
+from taskuq.measure.samples import RIDGE, Aim, spread_of
+from taskuq.measure.systems import AnySystem
+from taskuq.pipeline.cases import Cases, as_cases
+from taskuq.pipeline.device import pick_device
+from taskuq.pipeline.progress import Progress
+from taskuq.pipeline.provenance import provenance
+from taskuq.protocols import LineMeasure, Recover, Task
+from taskuq.recover.methods import RECOVERIES, ZeroFilled
+from taskuq.runs.run import files_of
+from taskuq.seeds import case_seed
+from taskuq.settings import to_table
+from taskuq.task.methods import TASKS, MeanIntensityMethod
+from taskuq.training.networks import Method
+
+SCHEMA = "taskuq.order/1"
+
+
+@dataclass(frozen=True)
+class OrderConfig:
+    """How an order is learned.
+
+    Arguments:
+        data: Where images come from; only training groups are looked at.
+        measure: What rounds measure: their numbers of lines or views are those of the order.
+        noise: Standard deviation of the measurement noise.
+        recover: What draws posterior samples; it has to do well on any mask.
+        task: What lines are measured for.
+        samples: Posterior samples of a case, at least 2.
+        seed: The seed of noise and samples.
+        cases: How many training cases to learn from, at even steps; all where there are fewer.
+        begin: How many lines are measured before anything is chosen: the centre of k-space, or
+            evenly spread views. By default half of those of the first round.
+        block: After how many lines samples are drawn anew.
+        aim: By what lines are chosen: the variance of the task by its ``"gradient"`` or by its
+            ``"outputs"``, or the plain ``"variance"`` of the image.
+        ridge: How much noise stands for what few samples do not know.
+    """
+
+    data: Data = field(default_factory=paper_data)
+    measure: AnySystem = field(default_factory=MaskConfig)
+    noise: float = 0.0
+    recover: Annotated[Method, RECOVERIES] = field(default_factory=ZeroFilled)
+    task: Annotated[Method, TASKS] = field(default_factory=MeanIntensityMethod)
+    samples: int = 32
+    seed: int = 0
+    cases: int = 200
+    begin: int | None = None
+    block: int = 4
+    aim: Aim = "gradient"
+    ridge: float = RIDGE
+
+    def __post_init__(self) -> None:
+        if self.samples < 2 or self.cases < 1 or self.block < 1:
+            raise InputError(
+                f"samples are {self.samples}, cases {self.cases} and block {self.block}; give at "
+                "least 2 samples, 1 case and 1 line"
+            )
+        if self.begin is not None and self.begin < 1:
+            raise InputError(f"begin is {self.begin}; begin with at least 1 line")
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order of lines.
+
+    Arguments:
+        begin: The lines that are measured before anything is chosen, booleans (line,).
+        lines: The chosen ones, one after the other.
+        gains: By how much each was expected to reduce the mean variance of what was aimed at,
+            among samples drawn before its block.
+    """
+
+    begin: BoolArray
+    lines: tuple[int, ...] = ()
+    gains: tuple[float, ...] = ()
+
+    def until(self, count: int) -> BoolArray:
+        """The first so many lines of all, those of the beginning included, booleans (line,).
+
+        Example:
+            >>> np.flatnonzero(Order(np.arange(8) == 4, (2, 7)).until(2))
+            array([2, 4])
+        """
+        mask = self.begin.copy()
+        mask[list(self.lines[: count - int(mask.sum())])] = True
+        return mask
+
+    @property
+    def all(self) -> list[int]:
+        """Every line in order, those of the beginning first."""
+        return [*np.flatnonzero(self.begin).tolist(), *self.lines]
+
+
+@dataclass(frozen=True)
+class Learner:
+    """Everything that an order is learned with.
+
+    Arguments:
+        config: How.
+        system: Who measures.
+        recover: What draws.
+        task: The task.
+        cases: Those to learn from.
+        device: Where networks run.
+    """
+
+    config: OrderConfig
+    system: LineMeasure
+    recover: Recover
+    task: Task
+    cases: Cases
+    device: str
+
+    def next(self, order: Order, count: int, progress: Progress) -> Order:
+        """Draw samples of all cases through the order so far, and choose so many lines more.
+
+        Arguments:
+            order: The order so far.
+            count: How many lines to choose.
+            progress: Told of every case.
+        """
+        measured = order.until(int(order.begin.sum()) + len(order.lines))
+        spreads = []
+        for index in range(len(self.cases)):
+            spreads.append(self._spread(index, measured))
+            progress.step()
+        together = Spread(
+            *(np.concatenate([getattr(one, k) for one in spreads])
+              for k in ("grams", "aims", "noise"))
+        )  # fmt: skip
+        lines, gains = together.greedy(count, measured)
+        return Order(order.begin, (*order.lines, *lines), (*order.gains, *gains))
+
+    def _spread(self, index: int, measured: BoolArray) -> Spread:
+        name, image = self.cases.case[index], self.cases.image(index).to(self.device)
+        rate = self.system.lines / int(measured.sum())
+        scan = self.system.take(image, rate, measured)
+        seed = case_seed(self.config.seed, name, rate)
+        drawn = self.recover(scan, samples=self.config.samples, seed=seed)
+        return spread_of(
+            self.system, scan, drawn, self.task, measured,
+            aim=self.config.aim, ridge=self.config.ridge,
+        )  # fmt: skip
+
+
+def open_learner(config: OrderConfig, device: str | None = None) -> Learner:
+    """Open data and networks; only training groups are looked at.
+
+    Arguments:
+        config: How an order is learned.
+        device: Where networks run; the best there is where None.
+    """
+    chosen = pick_device(device)
+    images, _ = open_data(config.data)
+    some = np.unique(np.linspace(0, len(images) - 1, min(config.cases, len(images))).astype(int))
+    width = int(images[0].image.shape[-1])
+    system = config.measure.scanner(width, noise=config.noise, seed=config.seed)
+    if not isinstance(system, LineMeasure):
+        raise InputError("this imaging system does not measure lines of one's choice")
+    kept = [images[int(k)] for k in some]
+    cases = as_cases(kept, case=[str(item.case) for item in kept])
+    return Learner(
+        config, system, config.recover.open(chosen), config.task.open(chosen), cases, chosen
+    )
+
+
+def learn_masks(
+    learner: Learner, output: Path, *, fresh: bool = False, quiet: bool = False
+) -> tuple[BoolArray, Order]:
+    """Learn an order block by block, and write the masks of all rounds.
+
+    After every block the order so far is kept beside the output; started again, learning goes on
+    from there and ends with the same order as without an interruption.
+
+    Arguments:
+        learner: Data, networks and settings.
+        output: The .npz file to write.
+        fresh: Begin again and forget what was kept.
+        quiet: Show no progress.
+
+    Returns:
+        Masks (round, line), and the order.
+    """
+    config = learner.config
+    rates = config.measure.accelerations
+    counts = line_counts(learner.system.lines, rates)
+    first = max(1, counts[0] // 2) if config.begin is None else config.begin
+    if first > counts[0]:
+        raise InputError(
+            f"begin is {first}, and the first round has {counts[0]} lines; begin with fewer"
+        )
+    made = provenance(_identity(config), config.seed)
+    about = {"configuration": made["configuration"], "code": made["code"]}
+    kept = output.with_name(f"{output.stem}.partial.json")
+    order = Order(learner.system.begin(first))
+    if kept.exists() and not fresh:
+        order = _kept(kept, about, order)
+    blocks = _blocks(counts[-1] - first - len(order.lines), config.block)
+    total = len(learner.cases) * len(blocks)
+    with Progress(total, quiet=quiet, what="draws") as progress:
+        for count in blocks:
+            order = learner.next(order, count, progress)
+            record = {"lines": list(order.lines), "gains": list(order.gains), **about}
+            write_json(kept, {"schema": SCHEMA, **record})
+    masks = np.stack([order.until(count) for count in counts])
+    made["cases"] = list(learner.cases.case)
+    save_masks(output, masks, rates, order=order.all, gains=order.gains, provenance=made)
+    kept.unlink(missing_ok=True)
+    return masks, order
+
+
+def _blocks(count: int, size: int) -> Sequence[int]:
+    """So many lines in blocks of a size, the last one perhaps smaller."""
+    return [min(size, count - start) for start in range(0, count, size)]
+
+
+def _identity(config: OrderConfig) -> dict[str, Any]:
+    """The settings, and what lies behind the names in them."""
+    files = {
+        name: [content_fingerprint(path) for path in files_of(getattr(config, name))]
+        for name in ("data", "recover", "task")
+    }
+    marks = {name: fingerprint(found)[:16] for name, found in files.items() if found}
+    return {**to_table(config, complete=True), "fingerprints": marks}
+
+
+def _kept(path: Path, about: dict[str, Any], order: Order) -> Order:
+    """The order so far, if it was learned in the same way."""
+    record = read_json(path, SCHEMA, remedy="begin again with --fresh")
+    if fingerprint({name: record.get(name) for name in about}) != fingerprint(about):
+        raise InputError(
+            f"{path} was begun with other settings, data, networks or code; begin again with "
+            "--fresh, or choose another output"
+        )
+    return Order(order.begin, tuple(map(int, record["lines"])), tuple(map(float, record["gains"])))

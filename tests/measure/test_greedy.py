@@ -1,0 +1,125 @@
+"""The greedy score is the exact reduction of posterior variance where everything is normal.
+
+Samples are ±√(p-1)/√2 times the columns of a root of the covariance: their sample covariance is the
+covariance, exactly, so that nothing here is left to chance.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskuq.errors import InputError
+from taskuq.measure.greedy import TOGETHER, Spread, ridge_noise
+
+LINES, NUMBERS = 24, 3
+
+
+def normal_model(seed, size=6):
+    """A covariance, what each line measures of an image, and a linear task."""
+    rng = np.random.default_rng([23, seed])
+    root = rng.normal(size=(size, size))
+    return root, rng.normal(size=(LINES, NUMBERS, size)), rng.normal(size=size)
+
+
+def spread_of(root, operators, task, noise):
+    """What a symmetric set of samples with exactly this covariance says."""
+    deviations = np.concatenate([root, -root], axis=1).T
+    deviations *= np.sqrt((len(deviations) - 1) / 2)
+    contents = np.einsum("lni,ji->ljn", operators, deviations)
+    p = len(deviations)
+    grams = np.einsum("ljn,lkn->ljk", contents, contents)[None] / (p - 1)
+    z = deviations @ task
+    return Spread(grams, np.outer(z, z)[None] / (p - 1), np.array([noise]))
+
+
+def posterior_variance(root, operators, task, noise, lines):
+    """The closed form: the variance of aᵀx given the lines, by precisions."""
+    covariance = root @ root.T
+    told = operators[lines].reshape(-1, len(root))
+    total = told @ covariance @ told.T + noise * np.eye(len(told))
+    gained = covariance @ told.T @ np.linalg.solve(total, told @ covariance)
+    return task @ (covariance - gained) @ task
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("noise", [0.05, 2.0])
+def test_what_lines_leave_is_the_exact_posterior_variance(seed, noise):
+    model = normal_model(seed)
+    lines = [3, 0, 17, 8][: seed % 5]
+
+    exact = posterior_variance(*model, noise, lines)
+    assert np.isclose(spread_of(*model, noise).left(lines), exact, rtol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_choice_is_the_line_of_the_largest_exact_reduction(seed):
+    model, noise = normal_model(seed), 3.0
+    lines, gains = spread_of(*model, noise).greedy(5, np.zeros(LINES, dtype=bool))
+    for k, (line, gain) in enumerate(zip(lines, gains, strict=True)):
+        before = posterior_variance(*model, noise, lines[:k])
+        after = [posterior_variance(*model, noise, [*lines[:k], one]) for one in range(LINES)]
+        after = [np.inf if one in lines[:k] else left for one, left in enumerate(after)]
+        assert line == int(np.argmin(after))
+        assert np.isclose(gain, before - min(after), rtol=1e-7)
+
+
+def test_bounds_are_cut_off_without_missing_the_best():
+    # One line tells much of one direction and little of the task: its bound is large and its
+    # reduction small, so that the first lines by bounds are not the best.
+    loud, plain = np.diag([400.0, 0.0]), np.diag([0.0, 30.0])
+    grams = np.stack([loud] * (TOGETHER + 1) + [plain])[None]
+    aims = np.array([[[1.0, 0.0], [0.0, 12.0]]])
+    spread = Spread(grams, aims, np.ones(1))
+
+    assert spread.greedy(1, np.zeros(TOGETHER + 2, dtype=bool))[0] == [TOGETHER + 1]
+    assert np.isclose(spread.left([TOGETHER + 1]), 1 + 12 / 31)
+
+
+@given(st.integers(0, 40), st.integers(1, 4))
+def test_cases_count_alike_and_their_order_does_not_matter(seed, cases):
+    each = [spread_of(*normal_model(seed + k), 1.0 + k) for k in range(cases)]
+    both = [
+        Spread(*(np.concatenate([getattr(one, name) for one in order]) for name in FIELDS))
+        for order in (each, each[::-1])
+    ]
+    assert np.isclose(both[0].left([1, 2]), np.mean([one.left([1, 2]) for one in each]))
+    assert (
+        both[0].greedy(3, np.zeros(LINES, bool))[0] == both[1].greedy(3, np.zeros(LINES, bool))[0]
+    )
+
+
+FIELDS = ("grams", "aims", "noise")
+
+
+def test_a_measured_line_is_not_chosen_again():
+    measured = np.arange(LINES) < LINES - 2
+    lines, _ = spread_of(*normal_model(0), 1.0).greedy(2, measured)
+    assert sorted(lines) == [LINES - 2, LINES - 1]
+
+
+def test_where_nothing_is_left_to_gain_the_line_that_varies_most_is_next():
+    spread = spread_of(*normal_model(1), 1.0)
+    settled = Spread(spread.grams, np.zeros_like(spread.aims), spread.noise)
+    own = np.trace(spread.grams[0], axis1=1, axis2=2)
+    assert settled.greedy(3, np.zeros(LINES, bool)) == (np.argsort(-own)[:3].tolist(), [0.0] * 3)
+
+
+@pytest.mark.parametrize("count", [-1, LINES + 1])
+def test_more_lines_than_there_are_is_refused(count):
+    with pytest.raises(InputError, match="are to be chosen"):
+        spread_of(*normal_model(0), 1.0).greedy(count, np.zeros(LINES, bool))
+
+
+def test_noise_must_be_above_nothing():
+    spread = spread_of(*normal_model(0), 1.0)
+    with pytest.raises(InputError, match="noise above 0"):
+        Spread(spread.grams, spread.aims, np.zeros(1))
+    with pytest.raises(InputError, match="ridge"):
+        ridge_noise(spread.grams, np.zeros(LINES, bool), 0.0)
+
+
+def test_samples_that_agree_have_no_noise_of_their_own():
+    assert ridge_noise(np.zeros((1, 4, 2, 2)), np.zeros(4, bool), 0.1) == np.array([0.1])
