@@ -86,6 +86,37 @@ def test_signals_and_colours_are_shown_and_volumes_refused(tmp_path):
     assert not (tmp_path / "volumes").exists()
 
 
+@pytest.mark.parametrize("wrapped", [lambda y: (y, 3), lambda y: {"y": y}, lambda y: [y, "seen"]])
+def test_a_measurement_that_is_no_picture_leaves_the_others(wrapped, tmp_path):
+    def inside(y):
+        return y["y"] if isinstance(y, dict) else y[0]
+
+    table = tq.Pipeline(
+        lambda image, R: wrapped(measure(image, R)),
+        lambda y, *, samples, seed: recover(inside(y), samples=samples, seed=seed),
+        task,
+    ).run(IMAGES, **ASKED, store=tmp_path, pictures=3)
+
+    assert sorted(pictures(table.pictures)) == ["case", "mean", "samples", "sd", "truth"]
+
+
+def test_pictures_that_cannot_be_kept_are_spoken_of(tmp_path):
+    calls = []
+
+    def forgetful(measurement, *, samples, seed):
+        calls.append(seed)
+        if len(calls) > len(IMAGES) * len(RATES):
+            raise RuntimeError("no film is left")
+        return recover(measurement, samples=samples, seed=seed)
+
+    with pytest.raises(InputError, match=r"of any of the 3 chosen cases.*no film is left"):
+        tq.Pipeline(measure, forgetful, task).run(IMAGES, **ASKED, store=tmp_path, pictures=3)
+
+    events = [event["event"] for event in RunLog(tmp_path).events()]
+    assert events.count("no picture") == 3
+    assert tq.TaskOutputs.load(tmp_path).cases == 40, "the numbers are kept"
+
+
 def test_pictures_need_a_place():
     with pytest.raises(InputError, match="give store"):
         PIPELINE.run(IMAGES, **ASKED, pictures=2)

@@ -32,6 +32,16 @@ class Given(NamedTuple):
     acceleration: float | None
     task_names: tuple[str, ...] | None = None
     label: Any = None
+    round_name: str | None = None
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Round and task by name, as a result remembers them."""
+        return {
+            "acceleration": self.acceleration,
+            "round_name": self.round_name,
+            "task": self.task_name,
+        }
 
     @property
     def task_name(self) -> str | None:
@@ -156,5 +166,5 @@ def _of_table(
     return Given(
         outputs, table.targets_at(k), own if group is None else group,
         ranges if task_range is None else task_range, None if np.isnan(R) else R,
-        table.task_names, table.label,
+        table.task_names, table.label, None if table.round_names is None else table.round_names[k],
     )  # fmt: skip

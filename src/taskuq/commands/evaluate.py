@@ -99,14 +99,15 @@ def _print(record: EvaluationRecord, *, to_stderr: bool) -> None:
     several = len({r.task for r in record.results}) > 1
     by_one = first.width_by_one is not None
     promised = any(not math.isclose(r.coverage.mean, r.case_coverage.mean) for r in record.results)
+    named = any(r.round_name for r in record.results)
     columns = (["task"] if several else []) + [
-        "R", "score", "samples", "coverage", "sd", *(["case coverage"] if promised else []),
-        "width", "sd", "centre error", "infinite",
+        "round" if named else "R", "score", "samples", "coverage", "sd",
+        *(["case coverage"] if promised else []), "width", "sd", "centre error", "infinite",
     ] + (["by one"] if by_one else [])  # fmt: skip
     rows: list[Sequence[str]] = [
         ([str(r.task)] if several else [])
         + [
-            "-" if r.acceleration is None else f"{r.acceleration:g}",
+            r.round_name or ("-" if r.acceleration is None else f"{r.acceleration:g}"),
             r.score,
             str(r.samples),
             f"{r.coverage.mean:.5f}",

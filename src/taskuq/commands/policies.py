@@ -197,7 +197,7 @@ def simulate(
             unit=promise.unit, cases=share(promise.cases), delta=promise.delta, tunings=tunings,
         )
     ]  # fmt: skip
-    _print(found, goal.sentence, to_stderr=json == "-")
+    _print(found, goal.sentence, loaded.round_names, to_stderr=json == "-")
     if len(plans) > 1:
         say(CHOOSING)
     inputs = {
@@ -241,13 +241,20 @@ def _plans(
     return plans
 
 
-def _print(found: list[tuple[int, Simulation]], goal: str, *, to_stderr: bool) -> None:
+def _print(
+    found: list[tuple[int, Simulation]],
+    goal: str,
+    round_names: tuple[str, ...] | None,
+    *,
+    to_stderr: bool,
+) -> None:
     first = found[0][1]
     title = (
         f"{first.trials} random splits by {first.unit}: {first.n_calibration} to calibrate, "
         f"{first.n_test} to test, alpha {first.alpha:g}; stop when {goal}"
     )
-    rates = [f"R={s.acceleration:g}" for s in first.stops]
+    early = round_names or [f"R={s.acceleration:g}" for s in first.stops[:-1]]
+    rates = [*early, f"R={first.stops[-1].acceleration:g}"]
     promised, unequal = _differing(found)
     columns = [
         "policy", "score", "p", "guaranteed", "mean R", "±", *(["R by case"] if unequal else []),

@@ -67,7 +67,7 @@ def evaluate_exact(
     given = given_cases(outputs, targets, acceleration, task, None, task_range)
     checked = check_cases(given.outputs, given.targets, task_range=given.task_range, share=share)
     result = evaluate_exact_score(checked, score, alpha=alpha, side=side, tunings=tunings, rng=rng)
-    return replace(result, acceleration=given.acceleration, task=given.task_name)
+    return replace(result, **given.where)
 
 
 def evaluate_exact_score(

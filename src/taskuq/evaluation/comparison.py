@@ -90,6 +90,7 @@ def _task(table: TaskOutputs, comparison: Comparison) -> Iterator[Evaluation]:
                 yield replace(
                     result,
                     acceleration=None if np.isnan(R) else float(R),
+                    round_name=None if table.round_names is None else table.round_names[k],
                     task=table.task_names[0] if table.task_names != ("task",) else None,
                 )
 

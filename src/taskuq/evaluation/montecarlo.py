@@ -113,7 +113,7 @@ def evaluate(
         checked, [score], alpha=alpha, trials=trials, rng=rng, delta=delta, side=side,
         size_bins=size_bins, tunings=tunings,
     )  # fmt: skip
-    return replace(result, acceleration=given.acceleration, task=given.task_name)
+    return replace(result, **given.where)
 
 
 @dataclass(frozen=True)

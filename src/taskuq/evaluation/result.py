@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -58,6 +59,7 @@ class Evaluation:
         size_coverage: Coverage within each range of widths.
         histogram: The distribution of coverage, by cases.
         acceleration: The acceleration, if known.
+        round_name: What the round is called, where it has a name.
         task: The task, where there are several.
         width_by_one: Where each end has a quantile of its own: what the width would be on the same
             splits with one quantile for both.
@@ -84,8 +86,15 @@ class Evaluation:
     size_coverage: tuple[Stratum, ...] = ()
     histogram: Histogram | None = None
     acceleration: float | None = None
+    round_name: str | None = None
     task: str | None = None
     width_by_one: Moments | None = None
+
+    @property
+    def round_label(self) -> str | None:
+        """What a person calls the round: its name, or its acceleration where that is known."""
+        known = self.acceleration is not None or self.round_name is not None
+        return round_label(self.acceleration or math.nan, self.round_name) if known else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""
@@ -93,8 +102,7 @@ class Evaluation:
 
     def __repr__(self) -> str:
         how = "all splits, exactly" if self.trials is None else f"{self.trials} random splits"
-        at = [self.task, None if self.acceleration is None else round_label(self.acceleration)]
-        named = ", ".join(text for text in (self.score, *at) if text)
+        named = ", ".join(text for text in (self.score, self.task, self.round_label) if text)
         rows = {"coverage": self.coverage, "width": self.width, "centre error": self.center_error}
         return "\n".join([
             f"{named}: {how} by {self.unit}, {self.n_calibration} to calibrate, {self.n_test} to "

@@ -35,15 +35,15 @@ def data_splits(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         ['calibrate and test', 701]
     """
     table = inputs.table
-    whole = Members("calibrate and test", np.asarray(table.group), table.label)
+    group = np.arange(table.cases) if table.group is None else np.asarray(table.group)
+    whole = Members("calibrate and test", group, table.label)
     rows = [_row(part) for part in inputs.parts]
     rows.append(_row(whole, has_groups=table.group is not None))
     n, m = fold_sizes(table.cases)
     folds: list[list[Any]] = [["case", "calibrate", n, None], ["case", "test", m, None]]
     sentence = f"{table.cases} judged cases give {n} to calibrate and {m} to test"
     if any(unit.is_group for unit in units(inputs)):
-        group = np.unique(np.asarray(table.group), return_inverse=True)[1]
-        sizes = np.bincount(group)
+        sizes = np.unique(group, return_counts=True)[1]
         shared = sum(_shared(int(size), n, table.cases) for size in sizes)
         k, rest = fold_sizes(len(sizes))
         folds += [
@@ -82,7 +82,7 @@ def data_splits(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
 
 
 def _row(part: Members, *, has_groups: bool = True) -> list[Any]:
-    cases = len(part.label) if part.label is not None else len(np.atleast_1d(part.group))
+    cases = len(part.group)
     groups = len(np.unique(part.group)) if has_groups else None
     classes = None if part.label is None else np.unique(part.label)
     if part.label is None or classes is None or len(classes) > 2:

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from taskuq.checks import as_array, no_gradients
-from taskuq.errors import InputError
+from taskuq.errors import InputError, whole_sentence
 from taskuq.files import open_npz, whole_file
 from taskuq.interval import FloatArray
 from taskuq.outputs.shards import PICTURES
 from taskuq.pipeline.cases import Cases
 from taskuq.pipeline.chain import Chain, true_image
+from taskuq.pipeline.log import RunLog
 from taskuq.protocols import PicturedMeasurement, StoredRecoveries
 
 # So many cases are looked at for each that is shown.
@@ -65,10 +66,21 @@ def keep_pictures(folder: Path, chain: Chain, cases: Cases, chosen: Sequence[int
     path, names = folder / PICTURES, [cases.case[index] for index in chosen]
     if path.exists() and names == _kept(path):
         return path
-    one = replace(chain, size=1)
+    one, log = replace(chain, size=1), RunLog(folder)
+    kept: list[dict[str, Any]] = []
+    reason: Exception | None = None
     with no_gradients():
-        seen = [_of_case(one, cases, index) for index in chosen]
-    kept = [found for found in seen if found is not None]
+        for index, name in zip(chosen, names, strict=True):
+            try:
+                kept.append(_of_case(one, cases, index))
+            except Exception as error:
+                reason = error
+                log.write("no picture", case=name, error=whole_sentence(error, 500))
+    if reason is not None and not kept:
+        raise InputError(
+            f"no pictures of any of the {len(chosen)} chosen cases, though the table is finished: "
+            f"{whole_sentence(reason)}"
+        ) from reason
     parts = [name for name in (kept[0] if kept else {}) if all(name in one for one in kept)]
     arrays = {name: np.stack([found[name] for found in kept]) for name in parts}
     with whole_file(path) as partial, partial.open("wb") as file:
@@ -103,26 +115,23 @@ def as_picture(image: Any) -> FloatArray:
     return np.asarray(array, dtype=np.float32)
 
 
-def _of_case(chain: Chain, cases: Cases, index: int) -> dict[str, Any] | None:
-    """What is seen of a case in all rounds; nothing of one that fails, which the log tells."""
+def _of_case(chain: Chain, cases: Cases, index: int) -> dict[str, Any]:
+    """What is seen of a case in all rounds."""
     name, found = cases.case[index], dict[str, list[Any]]()
-    try:
-        image = chain.place(cases.image(index))
-        for R in chain.accelerations:
-            drawn = as_array(chain.drawn(image, name, R), "recoveries")
-            shown = np.stack([as_picture(one) for one in drawn[:SAMPLES]])
-            spread = as_picture(drawn.std(axis=0))
-            found.setdefault("mean", []).append(as_picture(drawn.mean(axis=0)))
-            found.setdefault("sd", []).append(spread.mean(-1) if spread.ndim == 3 else spread)
-            if len(drawn) > 1:
-                found.setdefault("samples", []).append(shown)
-            estimate = _estimate(chain, image, R)
-            if estimate is not None and estimate.shape == found["mean"][0].shape:
-                found.setdefault("estimate", []).append(estimate)
-        rounds = {k: np.stack(v) for k, v in found.items() if len(v) == len(chain.accelerations)}
-        return {"case": name, "truth": as_picture(true_image(image)), **rounds}
-    except Exception:  # its failure is in the log already
-        return None
+    image = chain.place(cases.image(index))
+    for R in chain.accelerations:
+        drawn = as_array(chain.drawn(image, name, R), "recoveries")
+        shown = np.stack([as_picture(one) for one in drawn[:SAMPLES]])
+        spread = as_picture(drawn.std(axis=0))
+        found.setdefault("mean", []).append(as_picture(drawn.mean(axis=0)))
+        found.setdefault("sd", []).append(spread.mean(-1) if spread.ndim == 3 else spread)
+        if len(drawn) > 1:
+            found.setdefault("samples", []).append(shown)
+        estimate = _estimate(chain, image, R)
+        if estimate is not None and estimate.shape == found["mean"][0].shape:
+            found.setdefault("estimate", []).append(estimate)
+    rounds = {k: np.stack(v) for k, v in found.items() if len(v) == len(chain.accelerations)}
+    return {"case": name, "truth": as_picture(true_image(image)), **rounds}
 
 
 def _estimate(chain: Chain, image: Any, R: float) -> FloatArray | None:
@@ -134,7 +143,7 @@ def _estimate(chain: Chain, image: Any, R: float) -> FloatArray | None:
         return as_picture(measurement.picture)
     try:
         return as_picture(true_image(measurement))
-    except (InputError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError):  # a measurement may be anything
         return None
 
 
