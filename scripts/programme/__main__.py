@@ -1,0 +1,128 @@
+r"""A programme of trainings and tables on one GPU, in calls of some minutes each.
+
+    python -m scripts.programme prepare carry --lgg LGG.npz --luna LUNA.npz     # at home
+    python3 -m scripts.programme run configs/programme/samplers.toml -o OUT \
+        --work WORK --carried carry --seconds 570                               # where the GPU is
+    python -m scripts.programme unpack WORK OUT/part-*.tar                       # at home again
+
+The first command makes what a machine without network, nilearn and cyclopts lacks. The second one
+runs the jobs of the plan, ``places`` of them side by side, each with its log, and ends after
+``--seconds`` whatever still runs; then OUT holds at most eight archives of at most 16 MiB, what
+matters most first, weights in float16. Called again with the same WORK it goes on: jobs that are
+done are not done again, trainings that were stopped go on behind their last whole epoch. Where the
+machine is another one, ``--packed`` names archives that came home. CUDA's MPS is used where it
+starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BEGIN = time.monotonic()
+# Packing takes some seconds; not after each of many short jobs.
+BETWEEN = 60.0
+
+
+def say(line: str) -> None:
+    print(f"[{time.monotonic() - BEGIN:4.0f} s] {line}", flush=True)
+
+
+def prepare(given: argparse.Namespace) -> None:
+    from scripts.programme.preparing import MIB, MOST
+    from scripts.programme.preparing import prepare as prepare_parts
+
+    sources = {"lgg": given.lgg, "luna": given.luna, "luna-256": given.luna}
+    files = prepare_parts(given.folder, given.parts.split(","), sources)
+    for path in files:
+        say(f"{path.relative_to(given.folder)}: {path.stat().st_size / MIB:.1f} MiB")
+    ours = _tracked()
+    size = ours + sum(path.stat().st_size for path in files)
+    say(f"{size / MIB:.1f} MiB with the {ours / MIB:.1f} MiB of this repository")
+    if size > MOST:
+        sys.exit(f"that is more than {MOST // MIB} MiB; leave a part out")
+
+
+def _tracked() -> int:
+    import subprocess
+
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    names = listed.stdout.decode().split("\0")
+    return sum((ROOT / name).stat().st_size for name in names if name and (ROOT / name).exists())
+
+
+def run(given: argparse.Namespace) -> None:
+    from scripts.programme.carrying import put
+
+    work: Path = given.work.resolve()
+    put(given.carried, work)
+
+    from scripts.programme.packing import pack, unpack
+    from scripts.programme.plan import read_plan
+    from scripts.programme.running import run as run_jobs
+    from scripts.programme.sharing import shared_gpu
+
+    plan = read_plan(given.plan)
+    if given.packed:
+        say(f"{len(unpack(given.packed, work))} files are taken from earlier archives")
+    kept = ("status.json", "logs/*.txt", *plan.keep)
+    packed = time.monotonic()
+
+    def pack_now_and_then() -> None:
+        nonlocal packed
+        if time.monotonic() - packed > BETWEEN:
+            pack(kept, work, given.output)
+            packed = time.monotonic()
+
+    seconds = given.seconds - (time.monotonic() - BEGIN)
+    with shared_gpu(work, say):
+        entries = run_jobs(plan, work, seconds, tell=say, after=pack_now_and_then)
+    archives, left_out = pack(kept, work, given.output)
+    for path in archives:
+        say(f"{path.name}: {path.stat().st_size / 2**20:.1f} MiB")
+    if left_out:
+        say(f"left out for lack of room: {', '.join(left_out)}")
+    for name, entry in entries.items():
+        print(f"{name:32s} {entry.state:10s} {entry.seconds:6.0f} s  {entry.why}")
+    sys.exit(any(entry.state == "failed" for entry in entries.values()))
+
+
+def unpack(given: argparse.Namespace) -> None:
+    from scripts.programme.packing import unpack as unpack_all
+
+    for name in unpack_all(given.archives, given.folder):
+        say(f"{given.folder / name}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    preparing = commands.add_parser("prepare")
+    preparing.set_defaults(run=prepare)
+    preparing.add_argument("folder", type=Path)
+    preparing.add_argument("--parts", default="base,site,lgg,luna", help="with commas")
+    preparing.add_argument("--lgg", type=Path, help="slices of 88 patients, for scripts/lgg.py")
+    preparing.add_argument("--luna", type=Path, help="slices of chests, for scripts/luna.py")
+    running = commands.add_parser("run")
+    running.set_defaults(run=run)
+    running.add_argument("plan", type=Path)
+    running.add_argument("-o", "--output", type=Path, required=True)
+    running.add_argument("--work", type=Path, required=True, help="what stays from call to call")
+    running.add_argument("--carried", type=Path, help="what prepare made")
+    running.add_argument("--packed", type=Path, nargs="*", default=[], help="earlier archives")
+    running.add_argument("--seconds", type=float, default=570.0)
+    unpacking = commands.add_parser("unpack")
+    unpacking.set_defaults(run=unpack)
+    unpacking.add_argument("folder", type=Path)
+    unpacking.add_argument("archives", type=Path, nargs="+")
+    given = parser.parse_args()
+    given.run(given)
+
+
+if __name__ == "__main__":
+    main()

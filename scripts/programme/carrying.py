@@ -1,0 +1,34 @@
+"""Put what was carried where jobs look for it. Nothing but Python is needed: packages come so."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tarfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ARCHIVE = "site.tar.xz"
+
+
+def put(carried: Path | None, work: Path) -> None:
+    """Fill the folder of work, and let this process import what is there.
+
+    Arguments:
+        carried: What ``prepare`` made; None where nothing is lacking.
+        work: The folder of work; what it holds besides is left alone.
+    """
+    site = work / "site"
+    for path in sorted(carried.rglob("*")) if carried else ():
+        target = work / path.relative_to(carried or path)
+        if path.name == ARCHIVE:
+            with tarfile.open(path) as tar:
+                tar.extractall(site, filter="data")
+        elif path.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+    if not (work / "configs").exists():
+        work.mkdir(parents=True, exist_ok=True)
+        (work / "configs").symlink_to(ROOT / "configs")
+    sys.path.insert(0, str(ROOT / "src"))
+    sys.path.append(str(site))

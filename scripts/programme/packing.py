@@ -1,0 +1,123 @@
+"""What is brought home: few archives of bounded size, what matters most first, weights in half."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# A tar's own bytes: a header for each file, blocks of 512, and the end.
+HEADER, BLOCK, END = 1536, 512, 10240
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may come back.
+
+    Arguments:
+        files: How many archives.
+        each: Bytes of one.
+        together: Bytes of all.
+    """
+
+    files: int = 8
+    each: int = 16 * MIB
+    together: int = 64 * MIB
+
+
+@dataclass
+class Archive:
+    """Files of one archive, and how large it will be."""
+
+    files: list[tuple[Path, str]] = field(default_factory=list)
+    size: int = END
+
+
+def pack(
+    patterns: Sequence[str], work: Path, out: Path, limits: Limits | None = None
+) -> tuple[list[Path], list[str]]:
+    """Write archives of what matches, and return them with the names of what did not fit.
+
+    Each file goes into the first archive that has room for it, what matters most first: what does
+    not fit never keeps out what stands before it.
+
+    Arguments:
+        patterns: Of files in the folder of work, what matters most first.
+        work: That folder.
+        out: Receives part-1.tar, part-2.tar, ...; what it holds of these names is replaced.
+        limits: What may come back.
+    """
+    limits = limits or Limits()
+    archives: list[Archive] = []
+    left_out = []
+    for name in matching(patterns, work):
+        path = halved(work / name, work)
+        size = HEADER + -(-path.stat().st_size // BLOCK) * BLOCK
+        spare = limits.together - sum(archive.size for archive in archives)
+        fitting = [a for a in archives if a.size + size <= limits.each and size <= spare]
+        fits_new = len(archives) < limits.files and END + size <= min(limits.each, spare)
+        if not fitting and not fits_new:
+            left_out.append(name)
+            continue
+        if not fitting:
+            archives.append(Archive())
+            fitting = archives[-1:]
+        fitting[0].files.append((path, name))
+        fitting[0].size += size
+    out.mkdir(parents=True, exist_ok=True)
+    return [_write(out / f"part-{k}.tar", a) for k, a in enumerate(archives, 1)], left_out
+
+
+def matching(patterns: Sequence[str], work: Path) -> list[str]:
+    """Names of files, each once, in the order of the patterns."""
+    found = (path for pattern in patterns for path in sorted(work.glob(pattern)))
+    files = (path.relative_to(work).as_posix() for path in found if path.is_file())
+    return list(dict.fromkeys(files))
+
+
+def unpack(archives: Sequence[Path], work: Path) -> list[str]:
+    """Put what came home back where it was; files that are there are left alone.
+
+    Arguments:
+        archives: What :func:`pack` wrote.
+        work: The folder of work.
+    """
+    put = []
+    for archive in archives:
+        with tarfile.open(archive) as tar:
+            for member in tar.getmembers():
+                if not (work / member.name).exists():
+                    tar.extract(member, work, filter="data")
+                    put.append(member.name)
+    return put
+
+
+def halved(path: Path, work: Path) -> Path:
+    """The weights of a network in float16, as the package keeps them; any other file as it is."""
+    from taskuq.settings import read_toml
+    from taskuq.training.networks import NETWORKS
+    from taskuq.weights.files import save_weights
+
+    beside = path.with_suffix(".toml")
+    if path.suffix != ".safetensors" or not beside.exists():
+        return path
+    half = work / "half" / path.relative_to(work)
+    if half.exists() and half.stat().st_mtime >= path.stat().st_mtime:
+        return half
+    card: dict[str, Any] = read_toml(beside)
+    if card.get("kind") not in NETWORKS:
+        return path
+    net: Any = NETWORKS[card["kind"]].load(path, card["network"])
+    notes = {key: card[key] for key in card if key not in ("kind", "network")}
+    half.parent.mkdir(parents=True, exist_ok=True)
+    return save_weights(net, half, kind=card["kind"], config=net.config, notes=notes, half=True)
+
+
+def _write(target: Path, archive: Archive) -> Path:
+    with tarfile.open(target, "w") as tar:
+        for path, name in archive.files:
+            tar.add(path, name)
+    return target
