@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from taskuq.decide import plan
+from taskuq.experiments.claims import EXPERIMENTS
 from taskuq.outputs import TaskOutputs
 from taskuq.report.explorer import load_explorer
 from taskuq.runs.demo import ALPHA, FIRST, MAX_WIDTH, SEED, DemoSettings, run_demo
@@ -22,10 +25,26 @@ SMALL = DemoSettings(patients=1, slices=2, shown=2, trials=40)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("demo")
-    run_demo(SMALL, folder)
-    return folder
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], str]:
+    """The folder of a small demo, the sentences before its stages, and what else was on stderr."""
+    folder, stages = tmp_path_factory.mktemp("demo"), []
+    with redirect_stderr(io.StringIO()) as counted:
+        run_demo(SMALL, folder, stage=stages.append, quiet=False)
+    return folder, stages, counted.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(ran: tuple[Path, list[str], str]) -> Path:
+    return ran[0]
+
+
+def test_every_stage_says_how_far_it_is(ran):
+    _, stages, counted = ran
+    assert [stage[:3] for stage in stages] == ["1/4", "2/4", "3/4", "4/4"]
+    assert "2/2 slices" in counted
+    claims = 1 + len(list(EXPERIMENTS))
+    assert f"{claims}/{claims} claims" in counted
+    assert len(counted.splitlines()) < 12
 
 
 def records(folder: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from taskuq.commands.arguments import Seed
-from taskuq.commands.terminal import say, show
+from taskuq.commands.terminal import say, say_paragraphs, show
 
 
 def demo(
@@ -34,9 +34,11 @@ def demo(
     from taskuq.runs.reports import answer_lines
 
     settings = DemoSettings.fast(seed) if fast else DemoSettings(seed=seed)
-    page = run_demo(settings, output, stage=say, tell=say if verbose else lambda line: None)
+    # What is told round by round says how far it is, too.
+    page = run_demo(
+        settings, output, stage=say, tell=say if verbose else lambda line: None, quiet=verbose
+    )
     say("")
-    for line in answer_lines(output):
-        say(line)
+    say_paragraphs(answer_lines(output))
     say("\nOpen the page in a browser; its explorer shows every image and recomputes intervals.")
     show(str(page))

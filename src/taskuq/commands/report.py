@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from taskuq.commands.arguments import Seed, by_task, ranges
-from taskuq.commands.terminal import say, show
+from taskuq.commands.terminal import say, say_paragraphs, show
 from taskuq.errors import InputError
 
 
@@ -63,8 +63,7 @@ def report(
         )  # fmt: skip
     else:
         page = write_report(run_dir)
-    for line in answer_lines(run_dir):
-        say(line)
+    say_paragraphs(answer_lines(run_dir))
     if export:
         from taskuq.runs.reports import export as write_exports
 

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from taskuq.files import json_text, write_json
 
+# Columns beyond which a sentence is hard to read, however wide the terminal is.
+WIDEST = 100
+
 
 def say(sentence: str) -> None:
     """Tell the person something that is not a result, on stderr."""
     sys.stderr.write(f"{sentence}\n")
+
+
+def say_paragraphs(lines: Sequence[str]) -> None:
+    """Tell several sentences; on a terminal they are broken between words.
+
+    What continues an indented line is indented further. A file gets one line for each.
+    """
+    if not sys.stderr.isatty():
+        columns = sys.maxsize
+    else:
+        columns = min(shutil.get_terminal_size().columns, WIDEST)
+    for line in lines:
+        indent = "    " if line.startswith(" ") else ""
+        say(textwrap.fill(line, columns, subsequent_indent=indent))
 
 
 def show(text: str) -> None:

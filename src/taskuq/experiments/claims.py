@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from taskuq.errors import InputError
@@ -72,8 +72,19 @@ def run_all(
         ['masks']
     """
     inputs = make_inputs(samples_table, point_table, **others)
-    chosen = ClaimSettings() if settings is None else settings
-    records = []
+    return list(run_each(inputs, ClaimSettings() if settings is None else settings, tell=tell))
+
+
+def run_each(
+    inputs: Inputs, settings: ClaimSettings, *, tell: Tell = lambda line: None
+) -> Iterator[dict[str, Any]]:
+    """Run the experiments that the inputs permit one after the other; each record as it is found.
+
+    Arguments:
+        inputs: What is looked at.
+        settings: What decides the numbers.
+        tell: Called with a line of progress before each experiment.
+    """
     for name in EXPERIMENTS:
         experiment = EXPERIMENTS[name]
         lacking = inputs.lacks(experiment.needs)
@@ -81,5 +92,4 @@ def run_all(
             tell(f"{name} is left out: {lacking}")
             continue
         tell(f"{name}: {experiment.shows}")
-        records.append(experiment.run(inputs, chosen))
-    return records
+        yield experiment.run(inputs, settings)

@@ -18,6 +18,7 @@ from taskuq.decide.simulation import simulate
 from taskuq.disk import make_folder
 from taskuq.files import write_json
 from taskuq.outputs import TaskOutputs
+from taskuq.pipeline.progress import Progress
 from taskuq.pipeline.provenance import provenance
 from taskuq.runs.stored import stored_quality, stored_table
 from taskuq.words import MRI
@@ -61,6 +62,7 @@ def run_demo(
     *,
     stage: Callable[[str], None] = lambda line: None,
     tell: Callable[[str], None] = lambda line: None,
+    quiet: bool = True,
 ) -> Path:
     """Run the embedded experiment, write everything the report shows, and return its page.
 
@@ -69,9 +71,8 @@ def run_demo(
         folder: The run's folder.
         stage: Called with a sentence before each stage.
         tell: Called with a sentence on whatever happens in between.
+        quiet: Do not count slices and claims on stderr.
     """
-    from taskuq.experiments.claims import run_all
-    from taskuq.experiments.inputs import ClaimSettings
     from taskuq.runs.reports import write_report
 
     make_folder(folder)
@@ -84,16 +85,11 @@ def run_demo(
     tell(f"The policy: {policy}")
     number = settings.patients * settings.slices
     stage(f"2/4  Scanning {number} slices of new patients, round by round.")
-    live = _scan(settings, policy, samples, folder, tell)
+    with Progress(number, what="slices", quiet=quiet) as scanned:
+        live = _scan(settings, policy, samples, folder, tell, scanned)
     write_json(folder / "records" / "live.json", live)
     stage(f"3/4  Judging the policy and the paper's claims over {settings.trials} random splits.")
-    write_json(folder / "simulate.json", _judged(settings, samples))
-    claims = ClaimSettings(trials=settings.trials, seed=settings.seed)
-    for record in run_all(
-        samples, point, claims, tell=tell, published=True, quality=stored_quality()
-    ):
-        write_json(folder / "records" / f"{record['name']}.json", record)
-        tell(f"{record['title']}: {record['finding']}")
+    _judge(settings, samples, point, folder, tell, quiet)
     stage("4/4  Writing the page.")
     write_json(folder / "run.json", _run(settings, policy))
     return write_report(folder)
@@ -105,6 +101,7 @@ def _scan(
     table: TaskOutputs,
     folder: Path,
     tell: Callable[[str], None],
+    progress: Progress,
 ) -> dict[str, Any]:
     """Scan new patients, write what the explorer shows of them, and return what was reported."""
     import numpy as np
@@ -119,14 +116,16 @@ def _scan(
     masks = MaskConfig().masks(data.plan.size)
     per = data.plan.slices
     chosen = np.linspace(0, per - 1, settings.slices).astype(int)
-    scanned = [
-        scan_slice(
-            data, k * per + int(s), policy, networks, masks,
-            seed=settings.seed, shown=settings.shown, tell=tell,
-        )
-        for k in range(settings.patients)
-        for s in chosen
-    ]  # fmt: skip
+    scanned = []
+    for k in range(settings.patients):
+        for s in chosen:
+            scanned.append(
+                scan_slice(
+                    data, k * per + int(s), policy, networks, masks,
+                    seed=settings.seed, shown=settings.shown, tell=tell,
+                )
+            )  # fmt: skip
+            progress.step()
     save_explorer(
         folder / "explorer.npz",
         **{name: np.stack([s.shown[name] for s in scanned]) for name in scanned[0].shown},
@@ -138,6 +137,29 @@ def _scan(
         task_range=table.task_range,
     )
     return _record(scanned, settings)
+
+
+def _judge(
+    settings: DemoSettings,
+    samples: TaskOutputs,
+    point: TaskOutputs,
+    folder: Path,
+    tell: Callable[[str], None],
+    quiet: bool,
+) -> None:
+    """Judge the policy, then look at the paper's claims; write each record as it is found."""
+    from taskuq.experiments.claims import EXPERIMENTS, run_each
+    from taskuq.experiments.inputs import ClaimSettings, make_inputs
+
+    inputs = make_inputs(samples, point, published=True, quality=stored_quality())
+    claims = ClaimSettings(trials=settings.trials, seed=settings.seed)
+    with Progress(1 + len(list(EXPERIMENTS)), what="claims", quiet=quiet) as progress:
+        write_json(folder / "simulate.json", _judged(settings, samples))
+        progress.step()
+        for record in run_each(inputs, claims, tell=tell):
+            write_json(folder / "records" / f"{record['name']}.json", record)
+            tell(f"{record['title']}: {record['finding']}")
+            progress.step()
 
 
 def _judged(settings: DemoSettings, table: TaskOutputs) -> dict[str, Any]:
