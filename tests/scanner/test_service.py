@@ -12,7 +12,7 @@ import pytest
 
 import taskuq as tq
 from taskuq.runs.mrd import replay
-from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE, Limits
+from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE, WAVEFORM, Limits
 from taskuq.runs.mrd.replay import header_xml, play, read_scan, summary
 
 ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
@@ -30,14 +30,14 @@ def require_same(small, policy, number, played):
         assert said(decision) == said(scan.rounds[-1].to_dict())
 
 
-def test_decisions_are_acquires_to_the_bit_and_images_are_means_of_recoveries(
-    small, small_policy, serving
-):
-    service = serving()
-    for number in range(6):
+def test_decisions_are_acquires_to_the_bit_and_images_are_means_of_recoveries(small, serving):
+    policy = small.policy(width=0.15)
+    service, ends = serving(policy=policy), set()
+    for number in [*range(40, 50), 5]:
         played = play(small.scan_of(number), HOST, service.port)
-        require_same(small, small_policy, number, played)
-    assert {d["acceleration"] for d in played.decisions.values()} <= {8, 4, 2, 1}
+        require_same(small, policy, number, played)
+        ends |= {d["acceleration"] for d in played.decisions.values()}
+    assert ends == {8, 4, 2}
 
     scanner = small.SimulatedScanner(small.image(1050), small.MASKS, small.RATES)
     rounds = [scanner.measure(k) for k in range(played.decisions[0]["round"] + 1)]
@@ -143,22 +143,13 @@ def test_a_line_that_comes_again_with_other_numbers_stops_nothing(
     assert any("came twice" in one for one in found if isinstance(one, str))
 
 
-def test_all_slices_are_decided_together_where_the_policy_is_for_whole_groups(
-    small, serving, connect
-):
-    policy = small.policy("whole-group")
-    service, scan = serving(policy=policy), small.scan_of(2)
-    wire = connect(service)
-    wire.send(HEADER, header_xml(scan.header))
-    for column in range(small.SIZE):
-        for slice_ in range(3):
-            wire.send(ACQUISITION, scan.line(slice_, column))
-    wire.send(CLOSE)
-    found = {}
-    while (message := wire.read()) is not None:
-        if message.kind == IMAGE:
-            decision = replay._decision(message)
-            found[decision["case"]] = decision
+@pytest.mark.parametrize(("unit", "watched"), [("whole-group", False), ("group", True)])
+def test_slices_that_are_decided_together_are_scanned_together(small, serving, unit, watched):
+    policy = small.policy(unit, width=0.1 if watched else 0.2)
+    monitor = tq.Monitor(policy) if watched else None
+    service = serving(policy=policy, monitor=monitor)
+    # A scanner that waited for one slice at a time would wait for ever.
+    played = play(small.scan_of(2), HOST, service.port, limits=Limits(idle=20))
     scanners = {
         f"patient-2-slice-{k}": small.SimulatedScanner(
             small.image(1020 + k), small.MASKS, small.RATES
@@ -168,8 +159,33 @@ def test_all_slices_are_decided_together_where_the_policy_is_for_whole_groups(
     steps = {"recover": small.recover, "task": small.task, "samples": small.SAMPLES}
     whole = tq.acquire(policy, scanners, **steps)
 
-    for name, scan in whole.cases.items():
-        assert said(found[name]) == said(scan.rounds[-1].to_dict())
+    assert sorted(played.decisions) == [0, 1, 2]
+    assert played.reconnections == 0
+    for decision in played.decisions.values():
+        assert said(decision) == said(whole.cases[decision["case"]].rounds[-1].to_dict())
+    lines = [small.SIZE / scan.acceleration for scan in whole.cases.values()]
+    assert played.lines == sum(lines) < 3 * small.SIZE
+
+
+def test_any_number_of_waveforms_between_lines_is_passed_over(
+    small, small_policy, serving, connect
+):
+    scan, wire = small.scan_of(1, slices=1), connect(serving())
+    wire.send(HEADER, header_xml(scan.header))
+    beat = ismrmrd.Waveform.from_array(np.zeros((2, 4), dtype=np.uint32))
+    for column in range(small.SIZE):
+        for _ in range(150):
+            wire.send(WAVEFORM, beat)
+        wire.send(ACQUISITION, scan.line(0, column))
+    for _ in range(3000):
+        wire.send(WAVEFORM, beat)
+    wire.send(CLOSE)
+    found = []
+    while (message := wire.read()) is not None:
+        if message.kind == IMAGE:
+            found.append(replay._decision(message))
+
+    require_same(small, small_policy, 1, replay.Played(decisions={0: found[-1]}))
 
 
 def test_in_shadow_nothing_stops_and_all_lines_are_asked_for(small, small_policy, serving):

@@ -107,6 +107,7 @@ def replay(
         seed: The seed of the atlas's patients.
         json: Write the record to this file, or to stdout for '-'.
     """
+    from taskuq.interval import Interval
     from taskuq.runs.mrd.replay import atlas_scans, play, read_scan, summary
     from taskuq.runs.mrd.service import as_address
 
@@ -123,7 +124,9 @@ def replay(
         width = scan.header.shape[2]
         played.append(play(scan, host, port))
         for slice_, one in played[-1].decisions.items():
-            say(f"{scan.header.case(slice_)}: {one['reason']}; [{one['lower']}, {one['upper']}]")
+            ends = Interval(one["lower"], one["upper"])
+            said = ", ".join(str(ends[task]) for task in range(len(ends)))
+            say(f"{scan.header.case(slice_)}: {one['reason']}; {said}")
     found = summary(played, width)
     latency = found["latency"]
     say(

@@ -59,7 +59,15 @@ class Wire:
         connection.settimeout(limits.idle)
 
     def read(self) -> Message | None:
-        """Return the next message, or None where the other end is done or has gone."""
+        """Return the next message, or None where the other end is done or has gone.
+
+        Waveforms are passed over: an ECG decides nothing here.
+        """
+        while (message := self._next()) is not None and message.kind == WAVEFORM:
+            pass
+        return message
+
+    def _next(self) -> Message | None:
         start = self._some(2)
         if not start:
             return None
@@ -70,8 +78,7 @@ class Wire:
             case 1022:
                 return Message(kind, self._image())
             case 1026:
-                self._waveform()
-                return self.read()
+                return Message(kind, self._waveform())
             case 1:
                 raw = self._exactly(CONFIG_FILE_BYTES)
                 return Message(kind, raw.rstrip(b"\0").decode("utf-8", "replace"))
@@ -124,13 +131,12 @@ class Wire:
             size *= int(extent)
         return ismrmrd.Image.from_bytes(raw + length + text + self._exactly(size))
 
-    def _waveform(self) -> None:
-        """Pass over a waveform: an ECG decides nothing here."""
+    def _waveform(self) -> bytes:
         import ismrmrd
 
         raw = self._exactly(ctypes.sizeof(ismrmrd.WaveformHeader))
         head = ismrmrd.WaveformHeader.from_buffer_copy(raw)
-        self._exactly(4 * int(head.channels) * int(head.number_of_samples))
+        return self._exactly(4 * int(head.channels) * int(head.number_of_samples))
 
     def _exactly(self, size: int) -> bytes:
         if size > self.limits.message:

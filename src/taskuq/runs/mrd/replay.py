@@ -166,24 +166,40 @@ def _play(wire: Wire, scan: StoredScan, left: list[int], played: Played) -> None
     first = _wait(wire, TEXT, played)
     if "lines" not in first:
         raise InputError(f"the service refuses the scan: {first.get('said')}")
-    while left:
-        slice_, wanted, is_decided = left[0], first["lines"], False
-        while wanted:
-            for column in wanted:
-                wire.send(ACQUISITION, scan.line(slice_, column))
-            played.lines += len(wanted)
-            if is_decided:
-                break
-            begun = time.perf_counter()
-            decision = _wait(wire, IMAGE, played)
-            played.latencies.append(time.perf_counter() - begun)
-            played.decisions[slice_] = decision
-            # In shadow mode the rest is asked for, and looked at no more.
-            wanted, is_decided = decision["lines"], decision["would_stop"] == "true"
-        left.pop(0)
+    # What is decided together is scanned together: nothing is decided before all have come.
+    turns = [list(left)] if first.get("together") else [[slice_] for slice_ in left]
+    for slices in turns:
+        _rounds(wire, scan, dict.fromkeys(slices, first["lines"]), played)
+        left[:] = [slice_ for slice_ in left if slice_ not in slices]
     wire.send(CLOSE)
     while wire.read() is not None:
         pass
+
+
+def _rounds(wire: Wire, scan: StoredScan, wanted: dict[int, list[int]], played: Played) -> None:
+    """Send the lines that are wanted of slices and obey what is decided, round by round."""
+    while wanted:
+        for slice_, columns in wanted.items():
+            _send(wire, scan, slice_, columns, played)
+        begun, answers = time.perf_counter(), dict[int, dict[str, Any]]()
+        while not wanted.keys() <= answers.keys():
+            decision = _wait(wire, IMAGE, played)
+            played.latencies.append(time.perf_counter() - begun)
+            answers[decision["slice"]] = decision
+        played.decisions |= answers
+        wanted = {}
+        for slice_, decision in answers.items():
+            if decision["would_stop"] == "true":
+                # In shadow mode the rest is asked for, and looked at no more.
+                _send(wire, scan, slice_, decision["lines"], played)
+            else:
+                wanted[slice_] = decision["lines"]
+
+
+def _send(wire: Wire, scan: StoredScan, slice_: int, columns: list[int], played: Played) -> None:
+    for column in columns:
+        wire.send(ACQUISITION, scan.line(slice_, column))
+    played.lines += len(columns)
 
 
 def _wait(wire: Wire, kind: int, played: Played) -> dict[str, Any]:

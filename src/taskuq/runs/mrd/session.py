@@ -139,8 +139,10 @@ class Session:
         self.take_over(header.scan_id, self)
         self.header = header
         rates = [R for R in self.chain.policy.accelerations if np.isfinite(R)]
-        self.tell("send these lines of each slice first", lines=columns[0].tolist(),
-                  accelerations=rates, slices=header.slices)  # fmt: skip
+        together = self.chain.is_together
+        whose = "all slices, which are decided together," if together else "each slice"
+        self.tell(f"send these lines of {whose} first", lines=columns[0].tolist(),
+                  accelerations=rates, slices=header.slices, together=together)  # fmt: skip
         if self.chain.is_together:
             self.slices = {k: self._arriving() for k in range(header.slices)}
             self._start(dict(self.slices))
