@@ -37,6 +37,7 @@ monitor          | monitor     | Look for evidence that new cases are not like a
 audit            | audit       | Check an audit trail and tell the story of each scan.
 serve            | mrd         | Decide about scans that arrive as MRD streams.
 replay           | mrd         | Play scans against a service as a scanner would.
+specify          | specify     | Write a policy's decisions as numbers, for other languages.
 interval         | interval    | Write the interval of a stored scan as JSON or as a DICOM report.
 report           | report      | Rebuild a run's page from its stored results; export them.
 plan-size        | bounds      | Say how many calibration cases are needed.

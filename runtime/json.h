@@ -1,0 +1,25 @@
+/* JSON as it is read: whole documents, within limits, nothing guessed. */
+#ifndef TASKUQ_JSON_H
+#define TASKUQ_JSON_H
+
+#include <stddef.h>
+
+typedef enum { JSON_NULL, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_TEXT, JSON_LIST, JSON_OBJECT } json_kind;
+
+typedef struct json {
+    json_kind kind;
+    double number;
+    char *text;          /* of a JSON_TEXT */
+    size_t count;        /* entries of a list or an object */
+    struct json *items;
+    char **names;        /* of an object's entries */
+} json;
+
+/* Read a document that ends with a zero byte; NULL where it is no JSON or memory ran out. */
+json *json_read(const char *document);
+void json_free(json *value);
+
+/* The entry of an object by its name; NULL where there is none. */
+const json *json_get(const json *object, const char *name);
+
+#endif

@@ -1,0 +1,176 @@
+"""Decisions written in C from the specification are those of Python."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scripts.vectors import PATH, vectors
+
+import taskuq as tq
+from taskuq.commands.app import main
+from taskuq.decide.specification import decision_vectors, specification
+from taskuq.files import read_json
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNTIME = ROOT / "runtime"
+STRICT = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]
+SANITIZED = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
+@pytest.fixture(scope="module")
+def stored():
+    return read_json(PATH, "taskuq.decide-vectors/1")["policies"]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """The decisions in C, compiled with warnings as errors, and sanitizers where they are."""
+    if COMPILER is None:
+        pytest.skip("there is no C compiler here")
+    built = tmp_path_factory.mktemp("runtime") / "decide"
+    sources = [str(RUNTIME / f"{name}.c") for name in ("decide", "specification", "json", "main")]
+    for flags in (SANITIZED, ["-O2"]):
+        call = [COMPILER, *STRICT, *flags, "-o", str(built), *sources, "-lm"]
+        done = subprocess.run(call, capture_output=True, text=True)
+        if done.returncode == 0:
+            return built
+    raise AssertionError(done.stderr)
+
+
+def asked(program, specification, lines, folder):
+    """What the program answers to lines."""
+    path = folder / "decide.json"
+    path.write_text(json.dumps(specification))
+    done = subprocess.run(
+        [program, path], input="\n".join(lines), capture_output=True, text=True,
+        env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0"},
+    )  # fmt: skip
+    return done, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_stored_cases_are_those_that_python_decides(stored):
+    for then, now in zip(stored, vectors()["policies"], strict=True):
+        assert then["name"] == now["name"]
+        for a, b in zip(then["vectors"], now["vectors"], strict=True):
+            assert (a["outputs"], a.get("stop")) == (b["outputs"], b.get("stop"))
+            assert np.allclose(ends(a), ends(b), rtol=0, atol=1e-12)
+
+
+def ends(vector):
+    return [float(end) for name in ("lower", "upper") for end in vector.get(name, ())]
+
+
+def test_the_stored_cases_stop_and_go_on_and_tie_under_every_policy(stored):
+    for policy in stored:
+        said = [one["stop"] for one in policy["vectors"] if "stop" in one]
+        assert {True, False} == set(said), policy["name"]
+    tie = stored[0]
+    assert tie["name"] == "adaptive ar"
+    assert tie["specification"]["thresholds"] == [0.1, 0.1]  # half the width: strictly below
+
+
+def test_c_decides_as_python_does(program, stored, tmp_path):
+    for policy in stored:
+        lines = [json.dumps(vector) for vector in policy["vectors"]]
+        done, found = asked(program, policy["specification"], lines, tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        for vector, answer in zip(policy["vectors"], found, strict=True):
+            assert ("refused" in answer) == ("refused" in vector), (policy["name"], vector)
+            assert answer.get("stop") == vector.get("stop"), (policy["name"], vector)
+            assert np.allclose(ends(answer), ends(vector), rtol=1e-12, atol=1e-12)
+
+
+def test_a_changed_specification_decides_otherwise(program, stored, tmp_path):
+    fixed = next(one for one in stored if one["name"] == "fixed-width")
+    lines = [json.dumps(one) for one in fixed["vectors"] if one.get("stop")]
+    never = fixed["specification"] | {"thresholds": ["inf", "inf"]}
+    _, found = asked(program, never, lines, tmp_path)
+    assert found
+    assert not any(one["stop"] for one in found)
+
+
+@pytest.mark.parametrize("spoil", [
+    {"schema": "taskuq.decide/2"}, {"samples": 0}, {"samples": "4"}, {"thresholds": [0.1]},
+    {"rules": []}, {"tasks": []}, {"ranges": [[1, 0]]}, {"more": 1}, {"refuse_identical": 0},
+])  # fmt: skip
+def test_c_refuses_what_it_does_not_know(program, stored, tmp_path, spoil):
+    done, found = asked(program, stored[0]["specification"] | spoil, ["{}"], tmp_path)
+    assert (done.returncode, found) == (2, [])
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("where", "what"), [
+    ("report", "guess"), ("side", "both"), ("max_width", -1), ("center", {"kind": "median"}),
+    ("scale", {"kind": "learned"}), ("scale", {"kind": "moderated"}), ("also", 1),
+])  # fmt: skip
+def test_c_refuses_a_rule_it_does_not_know(program, stored, tmp_path, where, what):
+    changed = json.loads(json.dumps(stored[0]["specification"]))
+    changed["rules"][1][0][where] = what
+    done, _ = asked(program, changed, ["{}"], tmp_path)
+    assert done.returncode == 2
+
+
+def test_c_answers_or_refuses_1000_spoilt_lines_and_150_spoilt_files(program, stored, tmp_path):
+    rng = np.random.default_rng(0)
+    policy = next(one for one in stored if one["name"] == "adaptive cqr")
+
+    def spoilt(text):
+        whole = bytearray(text.encode())
+        for _ in range(int(rng.integers(1, 4))):
+            place = int(rng.integers(len(whole)))
+            match int(rng.integers(3)):
+                case 0:
+                    whole[place] = int(rng.integers(32, 127))
+                case 1:
+                    del whole[place : place + int(rng.integers(1, 20))]
+                case _:
+                    whole[place:place] = rng.choice([b"[", b"1e999", b'"', b"-", b"{", b"nul"])
+        return whole.decode()
+
+    lines = [spoilt(json.dumps(policy["vectors"][0])) for _ in range(1000)]
+    done, found = asked(program, policy["specification"], lines, tmp_path)
+    assert (done.returncode, done.stderr, len(found)) == (0, "", 1000)
+    text = json.dumps(policy["specification"])
+    for _ in range(150):
+        (tmp_path / "spoilt.json").write_text(spoilt(text))
+        done = subprocess.run(
+            [program, tmp_path / "spoilt.json"], input=lines[0], capture_output=True, text=True
+        )
+        assert done.returncode in (0, 2), done.stderr
+
+
+def test_what_the_specification_has_no_words_for_is_refused():
+    table = synthetic_outputs(SyntheticScanner(volumes=30, samples=4), seed=0)
+    for options in ({"unit": "whole-group"}, {"statistic": "learned"}, {"budget": 0.5},
+                    {"policy": "adaptive", "score": "learned"}):  # fmt: skip
+        policy = tq.plan(table, alpha=0.2, max_width=0.2, **options)
+        with pytest.raises(tq.InputError):
+            specification(policy)
+
+
+def test_the_specification_keeps_its_schema(stored):
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((ROOT / "docs/schemas/decide.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for policy in stored:
+        jsonschema.validate(policy["specification"], schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(stored[0]["specification"] | {"samples": 0}, schema)
+
+
+def test_the_command_writes_specification_and_cases(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = synthetic_outputs(SyntheticScanner(volumes=6, samples=4), seed=0)
+    policy = tq.plan(table, alpha=0.2, max_width=0.2, unit="case")
+    policy.save("policy.json")
+    main(["specify", "policy.json", "--vectors", "cases.json", "--cases", "2"])
+
+    assert read_json("decide.json", "taskuq.decide/1")["samples"] == 4
+    written = read_json("cases.json", "taskuq.decide-vectors/1")
+    assert written["vectors"] == decision_vectors(policy, cases=2, seed=0)["vectors"]
