@@ -14,9 +14,9 @@ import pytest
 TOGETHER = ("tests/rehearsal/", "tests/report/")
 # What takes longest begins first, so that nobody waits for it at the end.
 LONGEST = (
-    "tests/rehearsal/", "tests/test_documents", "tests/report/", "tests/promises/", "tests/demo/",
-    "tests/training/", "tests/pipeline/", "tests/trust/", "tests/decide/", "tests/experiments/",
-    "tests/recover/", "tests/calibration/",
+    "tests/rehearsal/", "tests/test_documents", "tests/site/", "tests/report/", "tests/promises/",
+    "tests/demo/", "tests/training/", "tests/pipeline/", "tests/trust/", "tests/decide/",
+    "tests/experiments/", "tests/recover/", "tests/calibration/",
 )  # fmt: skip
 
 

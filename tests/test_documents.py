@@ -81,8 +81,8 @@ def run_document(text, name, folder):
 
 
 def documents():
-    built = ROOT / "docs/_build"
-    pages = sorted(p for p in (ROOT / "docs").rglob("*.md") if built not in p.parents)
+    made = {ROOT / "docs/_build", ROOT / "docs/_made"}
+    pages = sorted(p for p in (ROOT / "docs").rglob("*.md") if made.isdisjoint(p.parents))
     return [p for p in (ROOT / "README.md", *pages) if p.exists()]
 
 

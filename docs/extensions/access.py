@@ -1,0 +1,25 @@
+"""What the theme leaves out for readers with a keyboard or a screen reader."""
+
+# Captions of the menu have a level; what scrolls sideways can be reached by the Tab key; an argument
+# is followed by a dash.
+COMPLETED = {
+    "furo_navigation_tree": {'role="heading"': 'role="heading" aria-level="2"'},
+    "body": {
+        "</strong> -- ": "</strong> – ",
+        "<pre>": '<pre tabindex="0">',
+        '<div class="table-wrapper': '<div tabindex="0" class="table-wrapper',
+    },
+}
+
+
+def complete(app, page, template, context, doctree):
+    for part, changes in COMPLETED.items():
+        for found, whole in changes.items():
+            if part in context:
+                context[part] = context[part].replace(found, whole)
+
+
+def setup(app):
+    # After the theme has written its menu.
+    app.connect("html-page-context", complete, priority=900)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,21 @@
+"""Evidence that something has changed
+
+A monitor bets against exchangeability of new units with the calibration units. Here the scanner
+drifts after 60 cases: the evidence grows, and where it reaches the line the promise is withdrawn.
+"""
+
+import taskuq as tq
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.report.figure import figures_of
+from taskuq.report.ink import draw
+
+table = synthetic_outputs(SyntheticScanner(), seed=0)
+policy = tq.plan(table, alpha=0.1, max_width=0.2, unit="case")
+monitor = tq.Monitor(policy, delta=0.05)
+new = synthetic_outputs(SyntheticScanner(), seed=1)
+for k in range(150):
+    outputs = new.outputs[:, k]
+    drifted = 0.3 + 0.5 * outputs  # everybody looks moderately ill
+    monitor.update(outputs if k < 60 else drifted, name=f"scan {k}")
+[(_, figure)] = figures_of(monitor.to_dict())
+draw(figure, "evidence.svg")

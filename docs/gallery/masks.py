@@ -1,0 +1,12 @@
+"""Nested masks
+
+The lines of k-space that each round of a scan measures. A round keeps what the rounds before it
+measured, so that going on costs only the difference.
+"""
+
+from taskuq.measure.masks import MaskConfig
+from taskuq.report.ink import draw
+from taskuq.report.networks import masks_figure
+
+config = MaskConfig()
+draw(masks_figure(config.masks(64), config.accelerations), "masks.svg")

@@ -1,0 +1,18 @@
+"""Widths against the number of samples
+
+How many posterior samples are worth drawing: `lwr` needs many, since it trusts the spread of the few
+it has; `mlwr` moderates that spread by what is typical and does well with four.
+"""
+
+from taskuq.evaluation.comparison import Comparison, compare
+from taskuq.report.figure import figures_of
+from taskuq.report.ink import draw
+from taskuq.runs.stored import stored_table
+
+question = Comparison(
+    scores=("lwr", "cqr", "mlwr"), alpha=0.1, accelerations=(8,), samples=(4, 8, 16, 32), trials=None,
+    unit="case",
+)  # fmt: skip
+record = compare(stored_table("atlas-flow"), question)
+figures = {figure.name: figure for _, figure in figures_of(record.to_dict())}
+draw(figures["width-against-samples"], "samples.svg")

@@ -1,0 +1,27 @@
+"""When scans stop
+
+What share of cases each rule lets go after each round; R = 1 is a full scan. The paper's rule
+promises nothing for the interval at the stop, a fixed-width policy does, and an anytime policy promises the
+intervals of all rounds at once, which takes longer scans.
+"""
+
+import numpy as np
+
+from taskuq.decide.goal import Goal
+from taskuq.decide.kinds import PolicyPlan
+from taskuq.decide.simulation import simulate
+from taskuq.report.ink import draw
+from taskuq.report.simulations import accepted
+from taskuq.runs.stored import stored_table
+
+goal = Goal(max_width=0.2)
+plans = [
+    PolicyPlan("paper", 0.1, goal, score="lwr"),
+    PolicyPlan("fixed-width", 0.1, goal),
+    PolicyPlan("anytime", 0.1, goal),
+]
+found = simulate(
+    stored_table("atlas-flow"), plans, trials=100, rng=np.random.default_rng(0), unit="case"
+)
+stops = {plan.kind: result.to_dict()["stops"] for plan, result in zip(plans, found, strict=True)}
+draw(accepted(stops), "stops.svg")

@@ -1,0 +1,208 @@
+"""The documentation site: complete, without broken links, readable offline and by everyone."""
+
+import html.parser
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import pytest
+from docutils import nodes
+from sphinx.util.inventory import InventoryFile
+
+import taskuq
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS))
+reference = importlib.import_module("extensions.reference")
+formulas = importlib.import_module("extensions.formulas")
+gallery = importlib.import_module("extensions.gallery")
+PAGES = ["index.html", "choosing.html", "guarantees.html", "commands.html", "_made/gallery.html",
+         "reference/menu.html"]  # fmt: skip
+
+
+def build(source, out):
+    """Build a site as ``make docs`` does: a warning is an error."""
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(source), str(out)]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"MPLBACKEND": "Agg"}
+    )
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """The site, built once for all tests of a process."""
+    out = tmp_path_factory.mktemp("site")
+    done = build(DOCS, out)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out
+
+
+class Anchors(html.parser.HTMLParser):
+    """What a page can be linked by, what it links to, and what it loads."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.links, self.loads = set(), [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.ids.update(filter(None, (given.get("id"), given.get("name"))))
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        if tag in ("img", "script", "iframe") and given.get("src"):
+            self.loads.append(given["src"])
+        if tag == "link" and given.get("href") and given.get("rel") in ("stylesheet", "icon"):
+            self.loads.append(given["href"])
+
+
+def broken_links(folder):
+    """Every link inside a site that leads nowhere: page and link."""
+    pages = {path: Anchors(path.read_text()) for path in sorted(folder.rglob("*.html"))}
+    broken = []
+    for path, page in pages.items():
+        for link in (*page.links, *page.loads):
+            parts = urlparse(link)
+            if parts.scheme or parts.netloc:
+                continue
+            there = (path.parent / unquote(parts.path)).resolve() if parts.path else path.resolve()
+            fragment = unquote(parts.fragment)
+            if not there.is_file() or (
+                fragment and there in pages and fragment not in pages[there].ids
+            ):
+                broken.append((path.relative_to(folder).as_posix(), link))
+    return broken
+
+
+def test_no_link_inside_the_site_is_broken(site):
+    assert len(list(site.rglob("*.html"))) > 30
+    assert broken_links(site) == []
+
+
+def test_a_broken_link_is_found(tmp_path):
+    (tmp_path / "a.html").write_text('<a href="b.html#x">b</a><a href="#y">y</a><img src="c.svg">')
+    (tmp_path / "b.html").write_text('<p id="x"></p><a href="a.html">a</a><a href="//h/z">z</a>')
+
+    assert broken_links(tmp_path) == [("a.html", "#y"), ("a.html", "c.svg")]
+
+
+def test_every_public_name_is_in_the_reference(site):
+    with (site / "objects.inv").open("rb") as file:
+        known = {
+            name
+            for kind, names in InventoryFile.load(file, "", lambda base, uri: uri).items()
+            if kind.startswith("py:")
+            for name in names
+        }
+    menu = {f"taskuq.{name}" for name in set(taskuq.__all__) - {"__version__"}}
+    assert menu <= known
+    assert {f"{module}.{name}" for module, name in reference.public()} <= known
+    # What DESIGN promises by name, beside the menu.
+    assert {
+        "taskuq.recover.build", "taskuq.recover.load", "taskuq.task.build", "taskuq.task.load",
+        "taskuq.protocols.Measure", "taskuq.protocols.Recover", "taskuq.protocols.Task",
+        "taskuq.protocols.Score",
+    } <= known  # fmt: skip
+
+
+def test_what_a_page_imports_is_public():
+    text = "```python\nfrom taskuq.data.atlas import Atlas\nimport numpy\n```\n```text\nx\n```\n"
+
+    assert reference.imported(text) == [("taskuq.data.atlas", "Atlas")]
+
+
+def test_every_command_and_option_is_in_the_reference_of_commands(site):
+    from taskuq.commands.app import COMMANDS
+
+    page = (site / "commands.html").read_text()
+    names = [line.split("|")[0].strip() for line in COMMANDS.strip().splitlines()]
+
+    assert len(names) > 20
+    assert [name for name in names if f"taskuq {name}" not in page] == []
+    assert "--max-width" in page
+
+
+def test_every_picture_of_the_gallery_is_drawn_by_the_code_beside_it(site):
+    page = (site / "_made/gallery.html").read_text()
+
+    assert len(gallery.scripts()) >= 8
+    for script in gallery.scripts():
+        assert f"{script.stem}.svg" in page
+        assert list((site / "_images").glob(f"{script.stem}*.svg"))
+
+
+def test_nothing_is_loaded_from_elsewhere_and_formulas_are_mathml(site):
+    for path in site.rglob("*.html"):
+        loads = [load for load in Anchors(path.read_text()).loads if urlparse(load).netloc]
+        assert loads == [], path
+    assert (site / "guarantees.html").read_text().count("<math") > 300
+
+
+def test_a_formula_that_cannot_be_drawn_ends_the_build(tmp_path):
+    (tmp_path / "conf.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(DOCS)!r})\n"
+        "extensions = ['myst_parser', 'extensions.formulas']\n"
+        "myst_enable_extensions = ['dollarmath']\nhtml_math_renderer = 'mathml'\n"
+    )
+    (tmp_path / "index.md").write_text("# Page\n\n$\\nosuchthing{x}$\n")
+
+    done = build(tmp_path, tmp_path / "out")
+
+    assert done.returncode != 0
+    assert "nosuchthing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("tex", "part"),
+    [
+        (r"\hat z_i", "<msub>"),
+        (r"S_1, \dots, S_n", "…"),
+        (r"\big(x\big)", "minsize"),
+        (r"a + \textstyle\sum_i s_i", "∑"),
+    ],
+)
+def test_what_docutils_calls_otherwise_is_understood(tex, part):
+    found = formulas.mathml(nodes.math(tex, tex), as_block=False)
+
+    assert part in found
+    assert "<munder" not in found
+    assert "<code>" not in found
+
+
+def test_search_finds_a_page(site, open_page):
+    page = open_page(site / "search.html", fragment="?q=exchangeability")
+    page.wait_for_selector("#search-results li")
+
+    assert "uarantees" in page.inner_text("#search-results")
+    assert page.heard.outside == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_nothing_serious(site, open_page, axe, name):
+    page = open_page(site / name)
+    page.evaluate(axe)
+    found = page.evaluate("axe.run({resultTypes: ['violations']})")
+    serious = [
+        (one["id"], one["nodes"][0]["html"][:200])
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
+
+    assert serious == []
+    assert page.heard.outside == []
+
+
+def test_the_front_page_has_three_ways_in_and_pictures(site, open_page, keep):
+    for name, width, height in (("site", 1280, 800), ("site-phone", 390, 844)):
+        page = open_page(site / "index.html", width=width, height=height)
+        keep(page, name)
+        cards = page.query_selector_all("ul.cards > li")
+        assert len(cards) == 3
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        pictures = page.query_selector_all("ul.pictures img")
+        assert all(picture.evaluate("image => image.naturalWidth") > 0 for picture in pictures)
+        assert len(pictures) == 3
