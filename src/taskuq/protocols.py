@@ -59,6 +59,34 @@ class LineMeasure(Measure, Protocol):
 
 
 @runtime_checkable
+class ChoosingMeasure(Measure, Protocol):
+    """A rule, frozen before calibration, that chooses what a case is measured by, round by round.
+
+    It may look at everything that was measured and drawn of this case, and at nothing of others.
+    Called with an image and an acceleration it refuses all but the first round and R = 1, because
+    the lines of the others depend on samples.
+    """
+
+    def first(self) -> BoolArray:
+        """The lines of the first round, booleans (line,), the same for every case."""
+
+    def take(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
+        """Measure the given lines of an image, booleans (line,), at an acceleration."""
+
+    def choose(
+        self, round: int, measurement: Any, recoveries: Any, task: Any, lines: BoolArray
+    ) -> BoolArray:
+        """The lines of the round after this one, those measured so far among them.
+
+        Arguments are the round, counted from 0, what was measured in it, the samples (sample,
+        ...) that were drawn, the task, and the lines measured so far.
+        """
+
+    def otherwise(self, round: int, lines: BoolArray) -> BoolArray:
+        """Lines of the round after this one where a scan cannot choose, and goes on to its end."""
+
+
+@runtime_checkable
 class Scanner(Protocol):
     """Anything that can measure the next round of a scan.
 

@@ -16,6 +16,7 @@ from taskuq.outputs.columns import (
     read_roster,
     to_numpy,
 )
+from taskuq.outputs.lines import lines_from_texts
 from taskuq.outputs.parquet import read_columns, read_parts, read_schema, require_column
 from taskuq.outputs.shards import (
     PICTURES,
@@ -66,6 +67,7 @@ def read_shards(folder: Path) -> TaskOutputs:
         round_names=header.round_names,
         provenance=header.provenance,
         missing=as_texts(_chosen(ids, ~complete)).to_pylist(),
+        lines=_lines(header, shards, places, n),
         pictures=folder / PICTURES if (folder / PICTURES).exists() else None,
     )  # fmt: skip
 
@@ -113,7 +115,7 @@ def _fill(
         case, round = place[0][part], place[1][part]
         keep = case >= 0
         for k, (target, output) in enumerate(header.columns):
-            outputs[round[keep], case[keep], :, k] = _lists(rows, output, header, shard)[keep]
+            outputs[round[keep], case[keep], :, k] = _samples(rows, output, header, shard)[keep]
             targets[round[keep], case[keep], k] = numbers_of(rows, target, shard)[keep]
 
 
@@ -134,6 +136,20 @@ def _extra(name: str, shards: list[Path], places: list[Places], n: int) -> np.nd
     if not found or (row < 0).any():
         return None
     return to_numpy(concatenate(found).take(pa.array(row)), name)
+
+
+def _lines(header: Header, shards: list[Path], places: list[Places], n: int) -> np.ndarray | None:
+    """Return what was measured of each case, (round, case, line), where a rule chose it."""
+    if header.lines is None:
+        return None
+    found = np.zeros((len(header.accelerations), n, header.lines), dtype=bool)
+    for shard, (case, round) in zip(shards, places, strict=True):
+        column = identities(read_columns(shard, ["lines"])["lines"], "lines", shard.name)
+        keep = case >= 0
+        texts = as_texts(column).to_pylist()
+        read = lines_from_texts(texts, header.lines, f"shard {shard.name}")
+        found[round[keep], case[keep]] = read[keep]
+    return found
 
 
 def _chosen(ids: Any, mask: np.ndarray) -> Any:
@@ -157,7 +173,7 @@ def _require_lists(schema: Any, header: Header, shard: Path) -> None:
             )
 
 
-def _lists(rows: Any, name: str, header: Header, shard: Path) -> np.ndarray:
+def _samples(rows: Any, name: str, header: Header, shard: Path) -> np.ndarray:
     column = rows[name]
     if column.null_count:
         raise InputError(f"shard {shard.name} has rows without {name}; delete it and run again")

@@ -50,7 +50,7 @@ def join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
         parts[0].accelerations,
         case=parts[0].case, group=parts[0].group, label=parts[0].label, task_names=names,
         task_range=tuple(part.task_range for part in parts), round_names=parts[0].round_names,
-        provenance=parts[0].provenance,
+        provenance=parts[0].provenance, lines=parts[0].lines,
         missing=sorted({*missing, *(m for part in parts for m in part.missing)}),
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from taskuq.files import open_npz, whole_file
 from taskuq.outputs.table import TaskOutputs
 from taskuq.ranges import ranges_to_json
 
-ARRAYS = ("outputs", "targets", "accelerations", "group", "label", "case", "round_names")
+ARRAYS = ("outputs", "targets", "accelerations", "group", "label", "case", "round_names", "lines")
 ATTRIBUTES = "attributes"
 
 

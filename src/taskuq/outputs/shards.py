@@ -22,6 +22,7 @@ from taskuq.files import complete, plain, read_json, write_json
 from taskuq.fingerprints import fingerprint
 from taskuq.interval import TaskRange
 from taskuq.outputs.columns import as_texts, concatenate, identities, positions, write_roster
+from taskuq.outputs.lines import lines_as_texts
 from taskuq.outputs.parquet import read_columns, read_note, read_schema, write_parquet
 from taskuq.outputs.table import TaskOutputs
 from taskuq.ranges import ranges_from_json, ranges_to_json
@@ -44,6 +45,7 @@ class Header:
         task_ranges: The range of each task's outputs and targets, if declared.
         round_names: What rounds are called, where they have names.
         round_targets: Whether targets depend on the round.
+        lines: How many lines or views there are to measure, where a rule chose some for each case.
         order: 'sorted' puts cases in the order of their identities, 'written' as they were saved,
             'roster' as the run's roster lists them.
         provenance: How the table was made.
@@ -55,6 +57,7 @@ class Header:
     task_ranges: tuple[TaskRange, ...] = (None,)
     round_names: tuple[str, ...] | None = None
     round_targets: bool = False
+    lines: int | None = None
     order: str = "sorted"
     provenance: Mapping[str, Any] | None = None
 
@@ -68,6 +71,7 @@ class Header:
             **ranges_to_json(self.task_ranges),
             **({} if self.round_names is None else {"round_names": list(self.round_names)}),
             "round_targets": self.round_targets,
+            **({} if self.lines is None else {"lines": self.lines}),
             "order": self.order,
             "provenance": dict(self.provenance or {}),
         }
@@ -147,6 +151,7 @@ class TableWriter:
         group: Any = None,
         label: Any = None,
         image: Any = None,
+        lines: Any = None,
     ) -> Path:
         """Write one shard of rows and return its path.
 
@@ -158,6 +163,7 @@ class TableWriter:
             group: The group of each row's case.
             label: The class of each row's case.
             image: A fingerprint of the image of each row's case.
+            lines: What was measured of each row's case, booleans (row, line), where a rule chose.
         """
         import pyarrow as pa
 
@@ -176,6 +182,10 @@ class TableWriter:
         for name, values in (("group", group), ("label", label), ("image", image)):
             if values is not None:
                 columns[name] = pa.array(np.asarray(values))
+        if (lines is None) != (self.header.lines is None):
+            raise InputError("measured lines belong to every row of a table, or to none")
+        if lines is not None:
+            columns["lines"] = pa.array(lines_as_texts(lines, rows, self.header.lines))
         columns["acceleration"] = pa.array(np.broadcast_to(np.asarray(acceleration, float), rows))
         for k, (target, output) in enumerate(self.header.columns):
             flat = pa.array(np.ascontiguousarray(x[:, :, k]).ravel())
@@ -289,6 +299,7 @@ def read_header(folder: Path) -> Header:
             task_ranges=ranges_from_json(record, names),
             round_names=None if called is None else tuple(map(str, called)),
             round_targets=bool(record["round_targets"]),
+            lines=None if record.get("lines") is None else int(record["lines"]),
             order=str(record["order"]),
             provenance=dict(record["provenance"]),
         )
@@ -306,6 +317,7 @@ def write_shards(table: TaskOutputs, folder: Path) -> Path:
         task_ranges=table.task_ranges,
         round_names=table.round_names,
         round_targets=table.has_round_targets,
+        lines=None if table.lines is None else table.lines.shape[2],
         order="roster" if table.missing else "written",
         provenance=table.provenance,
     )
@@ -317,7 +329,8 @@ def write_shards(table: TaskOutputs, folder: Path) -> Path:
         write_roster(folder, [*case, *table.missing])
     known = {"group": table.group, "label": table.label}
     for k, R in enumerate(table.accelerations):
-        writer.write(case, float(R), table.outputs[k], table.targets_at(k), **known)
+        lines = None if table.lines is None else table.lines[k]
+        writer.write(case, float(R), table.outputs[k], table.targets_at(k), lines=lines, **known)
     return folder
 
 

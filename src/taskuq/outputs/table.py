@@ -13,7 +13,7 @@ import numpy as np
 from taskuq.checks import as_array, as_ids, as_numbers
 from taskuq.disk import reading
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray, TaskRange
+from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.kinds import Kinds
 from taskuq.outputs.rounds import as_accelerations, as_round_names, as_texts
 from taskuq.ranges import as_ranges, common_range, require_in_ranges
@@ -42,6 +42,8 @@ class TaskOutputs:
         provenance: How the table was made.
         missing: Cases a run did not finish; they are not in the arrays.
         pictures: Where a run has kept pictures of some cases.
+        lines: What each round measured of each case, booleans (round, case, line), where a rule
+            chose it for each case.
 
     Example:
         >>> table = TaskOutputs(rng.random((2, 5, 3)), rng.random(5), accelerations=(8, 4))
@@ -63,6 +65,7 @@ class TaskOutputs:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     pictures: Path | None = None
+    lines: BoolArray | None = None
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class TaskOutputs:
         provenance: Mapping[str, Any] | None = None,
         missing: Iterable[str] = (),
         pictures: Path | None = None,
+        lines: Any = None,
     ) -> None:
         x = as_numbers(outputs, "outputs", ndim=(1, 2, 3, 4))
         x = x[:, None] if x.ndim == 1 else x
@@ -117,6 +121,7 @@ class TaskOutputs:
             "provenance": _provenance(provenance),
             "missing": as_texts(missing, "missing"),
             "pictures": pictures,
+            "lines": None if lines is None else _lines(lines, rounds, n),
         }
         if values["case"] is not None and len(np.unique(values["case"])) != n:  # type: ignore[arg-type]  # an array
             raise InputError("case holds an identity twice; each case needs its own")
@@ -224,6 +229,7 @@ class TaskOutputs:
         if accelerations is not None:
             rounds = sorted(self.round_at(R) for R in accelerations)
             outputs, changes["accelerations"] = outputs[rounds], self.accelerations[rounds]
+            changes["lines"] = None if self.lines is None else self.lines[rounds]
             targets = targets[rounds] if self.has_round_targets else targets
             if self.round_names is not None:
                 changes["round_names"] = [self.round_names[k] for k in rounds]
@@ -236,6 +242,8 @@ class TaskOutputs:
         if cases is not None or group is not None:
             kept = self._kept(cases, group)
             outputs = outputs[:, kept]
+            lines = changes.get("lines", self.lines)
+            changes["lines"] = None if lines is None else lines[:, kept]
             targets = np.take(targets, kept, axis=1 if self.has_round_targets else 0)
             ids = {"group": self.group, "label": self.label, "case": self.case}
             changes |= {name: v if v is None else v[kept] for name, v in ids.items()}
@@ -336,6 +344,18 @@ def _with_range(table: TaskOutputs, task_range: Any) -> TaskOutputs:
         named = zip(table.task_names, ranges, table.task_ranges, strict=True)
         ranges = tuple(new if name in task_range else old for name, new, old in named)
     return replace_arrays(table, task_ranges=ranges)
+
+
+def _lines(values: Any, rounds: int, n: int) -> BoolArray:
+    lines = as_array(values, "lines")
+    if lines.dtype != bool or lines.ndim != 3 or lines.shape[:2] != (rounds, n):
+        raise InputError(
+            f"lines are {lines.dtype} of shape {lines.shape}; booleans ({rounds}, {n}, line) say "
+            "what was measured of each case"
+        )
+    if (lines[1:] < lines[:-1]).any():
+        raise InputError("lines of a later round leave out some of an earlier one; rounds nest")
+    return lines
 
 
 def _provenance(values: Any) -> dict[str, Any]:

@@ -13,8 +13,15 @@ import numpy as np
 
 from taskuq.checks import as_array, is_tensor, no_gradients
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray
-from taskuq.protocols import BatchRecover, Measure, Recover, StoredRecoveries, Task
+from taskuq.interval import BoolArray, FloatArray
+from taskuq.protocols import (
+    BatchRecover,
+    ChoosingMeasure,
+    Measure,
+    Recover,
+    StoredRecoveries,
+    Task,
+)
 from taskuq.seeds import case_seed
 from taskuq.words import round_label
 
@@ -27,11 +34,30 @@ class CaseOutputs:
         targets: :math:`z = f(x)`, (task,).
         outputs: :math:`\hat z`, (round, sample, task), in single precision as a table keeps them.
         image: A fingerprint of the image they are of; empty where it is no array.
+        lines: What each round measured, booleans (round, line), where a rule chose it.
     """
 
     targets: FloatArray
     outputs: FloatArray
     image: str = ""
+    lines: BoolArray | None = None
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What a round gave of some cases.
+
+    Arguments:
+        acceleration: The round's.
+        measurements: What was measured of each; nothing where recoveries were made elsewhere.
+        images: The recoveries, the samples of all cases one after the other.
+        lines: What was measured of each, booleans (line,), where a rule chose it.
+    """
+
+    acceleration: float
+    measurements: list[Any]
+    images: Any
+    lines: list[BoolArray] | None = None
 
 
 def true_image(image: Any) -> Any:
@@ -116,30 +142,61 @@ class Chain:
             known = [true_image(image) for image in images]
             with naming("task", f"{_said(names)}, the true image"):
                 targets = self._read(_stack(self._full(known)), "on the true image")
-            rounds = [self._round(images, names, R, targets.shape[-1]) for R in self.accelerations]
+            rounds, chosen = [], []
+            for found in self.rounds(images, names):
+                rounds.append(self._outputs(found, images[0], names, targets.shape[-1]))
+                chosen.append(found.lines)
         counts = {read.shape[1] for read in rounds}
         if len(counts) > 1:
             raise InputError(f"the recovery gave {sorted(counts)} samples in different rounds")
         outputs = np.stack(rounds, axis=1)
-        return [self._case(targets[k], outputs[k]) for k in range(len(images))]
+        lines = [_of_case(chosen, k) for k in range(len(images))]
+        return [self._case(targets[k], outputs[k], lines[k]) for k in range(len(images))]
+
+    def rounds(self, images: Sequence[Any], names: Sequence[str]) -> Iterator[Recovered]:
+        """Measure and recover images of one shape, round by round.
+
+        Where a rule chooses, it is replayed: each case's next lines follow from its own samples.
+
+        Arguments:
+            images: The true images, at most ``size`` of them.
+            names: The identity of each.
+        """
+        rule = self.measure if isinstance(self.measure, ChoosingMeasure) else None
+        lines = None if rule is None else [rule.first() for _ in images]
+        for k, R in enumerate(self.accelerations):
+            found = self._recovered(images, names, R, lines)
+            yield found
+            if rule is not None and lines is not None and k + 1 < len(self.accelerations):
+                each = len(found.images) // self.size
+                lines = [
+                    self._chosen(rule, k, found, slice(i * each, (i + 1) * each), i, name)
+                    for i, name in enumerate(names)
+                ]
+
+    def _chosen(
+        self, rule: ChoosingMeasure, k: int, found: Recovered, own: slice, i: int, name: str
+    ) -> BoolArray:
+        """The lines of one case in the round after round k."""
+        assert found.lines is not None, "a rule chose them"
+        with naming("choose", f"case {name} {self.at(found.acceleration)}"):
+            return next_lines(
+                rule, k, found.measurements[i], found.images[own], self.task, found.lines[i]
+            )
 
     def target(self, image: Any) -> FloatArray:
         """Return what the task reads off one true image, (task,)."""
         with no_gradients():
             return np.asarray(self._read(_stack([image]), "on the true image")[0])
 
-    def drawn(self, image: Any, name: str, R: float) -> Any:
-        """Return the recoveries of one case in a round, where cases run one by one."""
-        return self._recoveries([image], [name], R)
-
-    def _round(
-        self, images: Sequence[Any], names: Sequence[str], R: float, tasks: int
+    def _outputs(
+        self, found: Recovered, image: Any, names: Sequence[str], tasks: int
     ) -> FloatArray:
         """Return the numbers of one round, (case, sample, task)."""
-        recoveries = self._recoveries(images, names, R)
-        self._require_shape(images[0], recoveries, R)
+        R = found.acceleration
+        self._require_shape(image, found.images, R)
         with naming("task", f"{_said(names)} {self.at(R)}"):
-            read = self._read(recoveries, self.at(R))
+            read = self._read(found.images, self.at(R))
         if len(read) not in (self.size, self.size * self.samples) or read.shape[1] != tasks:
             raise InputError(
                 f"the task gave {read.shape} numbers {self.at(R)}; {self.samples} samples of "
@@ -157,15 +214,30 @@ class Chain:
                 "or give images of one channel"
             )
 
-    def _recoveries(self, images: Sequence[Any], names: Sequence[str], R: float) -> Any:
-        """Return the recoveries of one round, the samples of all cases one after the other."""
+    def _recovered(
+        self,
+        images: Sequence[Any],
+        names: Sequence[str],
+        R: float,
+        lines: list[BoolArray] | None,
+    ) -> Recovered:
+        """Measure and recover one round."""
         if isinstance(self.recover, StoredRecoveries):
             # Found by the name of the case, whatever would be measured.
-            return _like(images[0], self.recover.stored(names[0], R, samples=self.samples))
+            found = self.recover.stored(names[0], R, samples=self.samples)
+            return Recovered(R, [], _like(images[0], found))
         measurements = []
-        for image, name in zip(images, names, strict=True):
+        for i, (image, name) in enumerate(zip(images, names, strict=True)):
             with naming("measure", f"case {name} {self.at(R)}"):
-                measurements.append(self.measure(image, R))
+                if lines is not None and isinstance(self.measure, ChoosingMeasure):
+                    measurements.append(self.measure.take(image, R, lines[i]))
+                else:
+                    measurements.append(self.measure(image, R))
+        return Recovered(R, measurements, self._recoveries(measurements, names, R), lines)
+
+    def _recoveries(self, measurements: list[Any], names: Sequence[str], R: float) -> Any:
+        """Return the recoveries of one round, the samples of all cases one after the other."""
+        assert not isinstance(self.recover, StoredRecoveries), "they need no measurement"
         measurements = self._full(measurements)
         seeds = self._full([case_seed(self.seed, name, R) for name in names])
         with naming("recover", f"{_said(names)} {self.at(R)}"):
@@ -190,17 +262,52 @@ class Chain:
             )
         return (found[:, None] if found.ndim == 1 else found).astype(float)
 
-    def _case(self, targets: FloatArray, outputs: FloatArray) -> CaseOutputs | InputError:
+    def _case(
+        self, targets: FloatArray, outputs: FloatArray, lines: BoolArray | None
+    ) -> CaseOutputs | InputError:
         with np.errstate(over="ignore"):
             kept = outputs.astype(np.float32)
         places = ["on the true image", *map(self.at, self.accelerations)]
         for where, numbers in zip(places, [targets, *kept], strict=True):
             if not np.isfinite(numbers).all():
                 return InputError(f"the task {where} gave NaN or infinite numbers")
-        return CaseOutputs(targets, kept)
+        return CaseOutputs(targets, kept, lines=lines)
 
     def _full(self, items: list[Any]) -> list[Any]:
         return items + items[-1:] * (self.size - len(items))
+
+
+def next_lines(
+    rule: ChoosingMeasure,
+    round: int,
+    measurement: Any,
+    recoveries: Any,
+    task: Task,
+    lines: BoolArray,
+) -> BoolArray:
+    """Ask a rule for the next lines, and see that it keeps those it has and adds some.
+
+    Arguments:
+        rule: The rule.
+        round: The round that is over, counted from 0.
+        measurement: What was measured in it.
+        recoveries: What was drawn.
+        task: The task.
+        lines: The lines measured so far, booleans (line,).
+    """
+    found = np.asarray(rule.choose(round, measurement, recoveries, task, lines.copy()))
+    if found.dtype != bool or found.shape != lines.shape or (found < lines).any():
+        raise InputError(
+            f"the rule chose {found.dtype} of shape {found.shape} after round {round}; booleans "
+            f"{lines.shape} that keep all lines measured so far are needed"
+        )
+    return found
+
+
+def _of_case(chosen: Sequence[list[BoolArray] | None], k: int) -> BoolArray | None:
+    """What each round measured of a case, (round, line), where a rule chose it."""
+    each = [lines[k] for lines in chosen if lines is not None]
+    return np.stack(each) if each else None
 
 
 @contextmanager

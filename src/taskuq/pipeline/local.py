@@ -11,6 +11,7 @@ import numpy as np
 
 from taskuq.disk import ended_by_sigterm
 from taskuq.errors import InputError, MachineError, whole_sentence
+from taskuq.interval import BoolArray
 from taskuq.outputs.shards import Header, TableWriter, finished_cases
 from taskuq.pipeline.batches import Batches, Ran
 from taskuq.pipeline.cases import Cases
@@ -44,6 +45,11 @@ class Rows:
         if rows >= ROWS or time.monotonic() - self.since > SECONDS:
             self.flush()
 
+    def _lines(self) -> BoolArray | None:
+        """What was measured in each row, (row, line), where a rule chose it."""
+        each = [f.lines for f in self.found if f.lines is not None]
+        return np.concatenate(np.stack(each, axis=1)) if each else None
+
     def flush(self) -> None:
         """Write what has gathered as one shard."""
         if self.index:
@@ -59,6 +65,7 @@ class Rows:
                     group=_rows(self.cases.group, self.index, rounds),
                     label=_rows(self.cases.label, self.index, rounds),
                     image=np.tile([f.image for f in self.found], rounds),
+                    lines=self._lines(),
                 )
             except MachineError as error:
                 raise MachineError(f"{error}; finished cases are kept") from None

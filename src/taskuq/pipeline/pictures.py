@@ -15,9 +15,9 @@ from taskuq.files import open_npz, whole_file
 from taskuq.interval import FloatArray
 from taskuq.outputs.shards import PICTURES
 from taskuq.pipeline.cases import Cases
-from taskuq.pipeline.chain import Chain, true_image
+from taskuq.pipeline.chain import Chain, Recovered, true_image
 from taskuq.pipeline.log import RunLog
-from taskuq.protocols import PicturedMeasurement, StoredRecoveries
+from taskuq.protocols import PicturedMeasurement
 
 # So many cases are looked at for each that is shown.
 CANDIDATES = 4
@@ -119,26 +119,28 @@ def _of_case(chain: Chain, cases: Cases, index: int) -> dict[str, Any]:
     """What is seen of a case in all rounds."""
     name, found = cases.case[index], dict[str, list[Any]]()
     image = chain.place(cases.image(index))
-    for R in chain.accelerations:
-        drawn = as_array(chain.drawn(image, name, R), "recoveries")
+    for recovered in chain.rounds([image], [name]):
+        drawn = as_array(recovered.images, "recoveries")
         shown = np.stack([as_picture(one) for one in drawn[:SAMPLES]])
         spread = as_picture(drawn.std(axis=0))
         found.setdefault("mean", []).append(as_picture(drawn.mean(axis=0)))
         found.setdefault("sd", []).append(spread.mean(-1) if spread.ndim == 3 else spread)
         if len(drawn) > 1:
             found.setdefault("samples", []).append(shown)
-        estimate = _estimate(chain, image, R)
+        if recovered.lines is not None:
+            found.setdefault("lines", []).append(recovered.lines[0])
+        estimate = _estimate(recovered)
         if estimate is not None and estimate.shape == found["mean"][0].shape:
             found.setdefault("estimate", []).append(estimate)
     rounds = {k: np.stack(v) for k, v in found.items() if len(v) == len(chain.accelerations)}
     return {"case": name, "truth": as_picture(true_image(image)), **rounds}
 
 
-def _estimate(chain: Chain, image: Any, R: float) -> FloatArray | None:
+def _estimate(recovered: Recovered) -> FloatArray | None:
     """The picture of the measurement alone, where it has one."""
-    if isinstance(chain.recover, StoredRecoveries):
+    if not recovered.measurements:
         return None
-    measurement = chain.measure(image, R)
+    measurement = recovered.measurements[0]
     if isinstance(measurement, PicturedMeasurement):
         return as_picture(measurement.picture)
     try:

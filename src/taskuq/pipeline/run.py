@@ -205,10 +205,11 @@ class Pipeline:
         """Describe the table; how many samples and tasks there are is seen on the first cases."""
         if (folder / HEADER).exists():
             found = read_header(folder)
-            drawn, tasks = found.samples, len(found.task_names)
+            drawn, tasks, lines = found.samples, len(found.task_names), found.lines
         else:
             first = next(f for f in begun.values() if isinstance(f, CaseOutputs))
             drawn, tasks = int(first.outputs.shape[1]), len(first.targets)
+            lines = None if first.lines is None else int(first.lines.shape[1])
         names = task_names or (self.task.names if isinstance(self.task, NamedTask) else None)
         if names is None:
             names = ["task"] if tasks == 1 else [f"task{i}" for i in range(tasks)]
@@ -227,6 +228,7 @@ class Pipeline:
             task_names=tuple(map(str, names)),
             task_ranges=as_ranges(task_range, tuple(map(str, names))),
             round_names=called,
+            lines=lines,
             order="roster",
             provenance=made,
         )

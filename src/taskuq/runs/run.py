@@ -14,6 +14,7 @@ import numpy as np
 from taskuq.data.dataset import precision_of
 from taskuq.data.readers import Data, open_all, open_data, paper_data
 from taskuq.fingerprints import content_fingerprint, fingerprint
+from taskuq.measure.adaptive import Choosing
 from taskuq.measure.masks import MaskConfig
 from taskuq.measure.systems import AnySystem
 from taskuq.pipeline import Pipeline
@@ -45,6 +46,8 @@ class RunConfig:
         samples: Posterior samples per case and round.
         seed: The seed of noise and samples.
         words: What things are called on a page; as the imaging system has it by default.
+        choose: How the lines of later rounds are chosen for each case; by the masks of all where
+            it says nothing.
     """
 
     data: Data = field(default_factory=paper_data)
@@ -56,6 +59,7 @@ class RunConfig:
     samples: int = 32
     seed: int = 0
     words: Words = field(default_factory=Words)
+    choose: Choosing | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ class Run:
         values = to_table(self.config, complete=True)
         # They decide no number, so that another word may be found for a table that goes on.
         del values["words"]
+        if self.config.choose is None:
+            del values["choose"]
         if isinstance(self.pipeline.recover, PosteriorRecover):
             # Where none is given, the weights say at what temperature they are drawn from.
             values["recover"]["temperature"] = self.pipeline.recover.temperature
@@ -130,6 +136,8 @@ def open_run(config: RunConfig, device: str | None = None) -> Run:
     width = int(images[0].image.shape[-1])
     masks = config.measure.masks(width)
     measure = config.measure.scanner(width, noise=config.noise, seed=config.seed)
+    if config.choose is not None:
+        measure = config.choose.rule(measure, masks, config.measure.accelerations)
     recover, task = config.recover.open(chosen), config.task.open(chosen)
     run = Run(Pipeline(measure, recover, task, device=chosen), images, config, masks)
     for name, part in (("recover", recover), ("task", task)):

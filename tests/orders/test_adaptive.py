@@ -1,0 +1,156 @@
+"""Rounds chosen for each case: replayed the same, stored with the table, and what was measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import taskuq as tq
+from orders.toy import RATES, SIZE, Draws, corner, patients, scanner
+from taskuq.errors import InputError
+from taskuq.measure.adaptive import AdaptiveLines
+from taskuq.outputs import TaskOutputs
+from taskuq.outputs.joining import join_tasks
+from taskuq.seeds import case_seed
+
+CASES = patients(5, seed=3)
+NAMES = list("abcde")
+
+
+def rule(**settings) -> AdaptiveLines:
+    return AdaptiveLines(scanner(), scanner().masks, RATES, **settings)
+
+
+class Together(Draws):
+    """Draws of several cases at once."""
+
+    def batch(self, measurements, *, samples, seeds):
+        each = zip(measurements, seeds, strict=True)
+        return torch.stack([self(one, samples=samples, seed=seed) for one, seed in each])
+
+
+def run(recover, store=None, measure=None, **options):
+    pipeline = tq.Pipeline(measure or rule(), recover, corner)
+    return pipeline.run(
+        CASES, accelerations=RATES, samples=6, seed=0, store=store, case=NAMES, quiet=True,
+        **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def table():
+    return run(Draws())
+
+
+def test_rounds_nest_have_their_number_of_lines_and_begin_alike(table):
+    assert (table.lines[1:] >= table.lines[:-1]).all()
+    assert np.array_equal(table.lines.sum(axis=2), np.tile([[2], [4], [8]], 5))
+    assert (table.lines[0] == scanner().masks[0]).all()
+
+
+def test_cases_are_measured_by_lines_of_their_own(table):
+    assert len({row.tobytes() for row in table.lines[-1]}) > 1
+
+
+def test_outputs_are_those_of_the_lines_that_are_stored(table):
+    for k, R in enumerate(RATES):
+        for i, image in enumerate(CASES):
+            scan = scanner().take(image, R, table.lines[k, i])
+            drawn = Draws()(scan, samples=6, seed=case_seed(0, NAMES[i], R))
+            assert np.allclose(corner(drawn), table.outputs[k, i], atol=1e-6)
+
+
+def test_lines_are_chosen_by_what_the_case_itself_has_shown(table):
+    again = rule()
+    for i, image in enumerate(CASES):
+        scan = again.take(image, RATES[0], again.first())
+        drawn = Draws()(scan, samples=6, seed=case_seed(0, NAMES[i], RATES[0]))
+        lines = again.choose(0, scan, drawn, corner, again.first())
+        assert np.array_equal(lines, table.lines[1, i])
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": 2}, {"batch": 3}])
+def test_a_case_has_the_same_lines_whatever_runs_beside_it(table, options):
+    assert np.array_equal(run(Together(), **options).lines, table.lines)
+
+
+def test_a_killed_run_goes_on_with_the_same_lines(table, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(Draws(fails_at=8), tmp_path / "t")
+    assert np.array_equal(run(Draws(), tmp_path / "t").lines, table.lines)
+
+
+@pytest.mark.parametrize("name", ["folder", "table.npz"])
+def test_a_table_keeps_its_lines(table, tmp_path, name):
+    table.save(tmp_path / name)
+    assert np.array_equal(TaskOutputs.load(tmp_path / name).lines, table.lines)
+
+
+def test_smaller_tables_keep_theirs(table):
+    small = table.select(accelerations=[4, 2], cases=[3, 1])
+    assert np.array_equal(small.lines, table.lines[1:][:, [3, 1]])
+    assert np.array_equal(join_tasks({"a": table, "b": table}).lines, table.lines)
+
+
+def test_a_table_with_lines_plans_and_decides_as_any_other(table):
+    policy = tq.plan(table, alpha=0.3, max_width=0.5)
+    assert policy.decide(0, table.outputs[:1, 0]).round == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (np.zeros((3, 5, SIZE)), "booleans"),
+        (np.zeros((2, 5, SIZE), bool), "booleans"),
+        (np.ones((3, 5, SIZE), bool) & (np.arange(3) < 2)[:, None, None], "leave out"),
+    ],
+)
+def test_lines_that_cannot_be_are_refused(table, lines, said):
+    with pytest.raises(InputError, match=said):
+        TaskOutputs(table.outputs, table.targets, RATES, lines=lines)
+
+
+class Forgetful(AdaptiveLines):
+    """A rule that gives up a line it has measured."""
+
+    def choose(self, round, measurement, recoveries, task, lines):
+        lines[np.flatnonzero(lines)[0]] = False
+        return lines
+
+
+def test_a_rule_that_forgets_a_line_is_refused():
+    pipeline = tq.Pipeline(Forgetful(scanner(), scanner().masks, RATES), Draws(), corner)
+    with pytest.raises(InputError, match="keep all lines measured so far"):
+        pipeline.chain(RATES, samples=3, seed=0).scan(CASES[:1], ["a"])
+
+
+def test_a_round_by_itself_is_refused_unless_it_is_the_first_or_all():
+    one = rule()
+    assert torch.equal(one(CASES[0], 8.0).mask, torch.as_tensor(one.first()))
+    assert one(CASES[0], 1.0).mask.all()
+    with pytest.raises(InputError, match="depends on the samples"):
+        one(CASES[0], 4.0)
+
+
+def test_where_a_scan_cannot_choose_the_masks_are_next():
+    one = rule()
+    assert np.array_equal(one.otherwise(0, one.first()), one.masks[1])
+    other = np.arange(SIZE) % 8 == 3
+    lines = one.otherwise(0, other)
+    assert lines.sum() == 4
+    assert (lines >= other).all()
+
+
+def test_looking_at_fewer_samples_chooses_by_the_first_of_them():
+    scan = scanner().take(CASES[0], 8.0, rule().first())
+    drawn = Draws()(scan, samples=6, seed=1)
+    few = rule(looks=3).choose(0, scan, drawn, corner, rule().first())
+    assert np.array_equal(few, rule().choose(0, scan, drawn[:3], corner, rule().first()))
+
+
+def test_pictures_show_the_lines_of_their_case(table, tmp_path):
+    run(Draws(), tmp_path / "t", pictures=2)
+    with np.load(tmp_path / "t" / "pictures.npz") as kept:
+        for case, lines in zip(kept["case"], kept["lines"], strict=True):
+            assert np.array_equal(lines, table.lines[:, NAMES.index(str(case))])
