@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.errors import InputError
-from taskuq.interval import FloatArray, TaskRange
+from taskuq.interval import BoolArray, FloatArray, TaskRange
 
 # Fourth powers of larger numbers, on a logit's tangent, leave the range of floats; no task has any.
 LARGEST = 1e60
@@ -251,3 +251,26 @@ def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
             f"[{range_[0]:g}, {range_[1]:g}], first {values[first]:g} at {first}; declare the "
             "true range or none"
         )
+
+
+def require_lines(found: Any, lines: BoolArray, round: int) -> BoolArray:
+    """See that what a rule chose keeps the lines measured so far.
+
+    Arguments:
+        found: The lines of the next round, booleans (line,).
+        lines: Those measured so far.
+        round: The round that is over, counted from 0.
+
+    Example:
+        >>> require_lines(np.array([False, True]), np.array([True, False]), round=0)
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: the rule chose bool of shape (2,) after round 0; booleans (2,) ...
+    """
+    chosen = np.asarray(found)
+    if chosen.dtype != bool or chosen.shape != lines.shape or (chosen < lines).any():
+        raise InputError(
+            f"the rule chose {chosen.dtype} of shape {chosen.shape} after round {round}; booleans "
+            f"{lines.shape} that keep all lines measured so far are needed"
+        )
+    return chosen

@@ -115,6 +115,14 @@ class CompleteScanner(Scanner, Protocol):
 
 
 @runtime_checkable
+class AskedScanner(Scanner, Protocol):
+    """A scanner that measures the lines it is asked for; a rule that chooses them needs one."""
+
+    def want(self, round: int, lines: NDArray[np.int64]) -> None:
+        """Be told which lines a round adds, before it is measured."""
+
+
+@runtime_checkable
 class NamedPart(Protocol):
     """A recovery or a task that says which one it is, e.g. by the SHA-256 of its weights."""
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from taskuq.measure.adaptive import AdaptiveLines
+from taskuq.measure.mri import AskedMRI, MultiCoilMRI
 from taskuq.runs.mrd import replay
 from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE, WAVEFORM, Limits
 from taskuq.runs.mrd.replay import header_xml, play, read_scan, summary
@@ -259,3 +261,26 @@ def test_a_summary_counts_what_was_saved(small, serving):
     assert found["lines_of_full_scans"] == 3 * small.SIZE
     assert found["acceleration"] == 3 * small.SIZE / played.lines
     json.dumps(found)
+
+
+def test_lines_wanted_next_are_those_that_a_rule_chooses(small, serving):
+    rule = AdaptiveLines(
+        MultiCoilMRI(small.MASKS, small.RATES), small.MASKS, small.RATES, "outputs"
+    )
+    table = tq.Pipeline(rule, small.recover, small.task).run(
+        [small.image(k) for k in range(30)], case=[f"old-{k}" for k in range(30)],
+        accelerations=small.RATES, samples=small.SAMPLES, seed=0, task_range=(0, 1), quiet=True,
+    )  # fmt: skip
+    policy = tq.plan(table, alpha=0.2, max_width=0.02)
+    scan = small.scan_of(3, slices=2)
+    played = play(scan, HOST, serving(policy=policy, rule=rule).port)
+    lines = 0
+    for k in range(2):
+        own = AskedMRI(small.image(1000 + 10 * 3 + k), small.RATES)
+        alone = tq.acquire(
+            policy, own, recover=small.recover, task=small.task, samples=small.SAMPLES,
+            case=f"patient-3-slice-{k}", rule=rule,
+        )  # fmt: skip
+        lines += sum(len(piece["columns"]) for piece in alone.pieces)
+        assert played.decisions[k]["acceleration"] == alone.acceleration
+    assert played.lines == lines

@@ -21,6 +21,7 @@ def serve(
     recover: str,
     task: str,
     masks: Path | None = None,
+    choose: Path | None = None,
     folder: Path = Path("scans"),
     host: str = "127.0.0.1",
     port: int = 9002,
@@ -41,6 +42,8 @@ def serve(
         recover: The recovery network: a name in the package, e.g. flow-atlas, or weights.
         task: The task network: a name in the package, e.g. classifier-atlas, or weights.
         masks: The lines of each round, as taskuq masks writes them; the published ones where None.
+        choose: The TOML file of the run that the policy is of, where its table [choose] has lines
+            chosen for each slice.
         folder: Where states of scans, the audit trail and the monitor are kept.
         host: Where to listen. MRD has no authentication: anything but loopback lets everybody in
             who can reach it.
@@ -65,6 +68,7 @@ def serve(
     chain = open_chain(
         policy, recover, task, masks, folder,
         seed=seed, deadline=deadline, watch=watch, shadow=shadow, device=device,
+        choose=choose,
     )  # fmt: skip
     limits = Limits(message=message_size * 2**20, connections=connections, idle=idle)
     service = Service(chain, host, port, health_port, limits)

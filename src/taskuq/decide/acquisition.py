@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any, overload
 
 from taskuq.checks import require_part
+from taskuq.decide.asking import asking
 from taskuq.decide.audit import append, log_line
 from taskuq.decide.faults import piece_fault
 from taskuq.decide.monitor import Monitor
@@ -22,7 +23,7 @@ from taskuq.decide.scanners import ScannerOfEach, Scanners, as_scanners
 from taskuq.decide.steps import Steps, Worker
 from taskuq.errors import InputError
 from taskuq.locks import locked
-from taskuq.protocols import Recover, Scanner, Task
+from taskuq.protocols import ChoosingMeasure, Recover, Scanner, Task
 
 OnRound = Callable[[RoundRecord], None]
 StatePath = str | os.PathLike[str] | None
@@ -34,6 +35,7 @@ def acquire(
     seed: int = 0, case: str | None = None, cases: None = None, scan_id: str | None = None,
     state: StatePath = None, log: StatePath = None, deadline: float | None = None,
     monitor: Monitor | None = None, on_round: OnRound | None = None,
+    rule: ChoosingMeasure | None = None,
 ) -> Acquisition: ...  # fmt: skip
 
 
@@ -43,6 +45,7 @@ def acquire(
     seed: int = 0, case: None = None, cases: Sequence[str], scan_id: str | None = None,
     state: StatePath = None, log: StatePath = None, deadline: float | None = None,
     monitor: Monitor | None = None, on_round: OnRound | None = None,
+    rule: ChoosingMeasure | None = None,
 ) -> GroupAcquisition: ...  # fmt: skip
 
 
@@ -52,7 +55,7 @@ def acquire(
     seed: int = 0, case: None = None, cases: Sequence[str] | None = None,
     scan_id: str | None = None, state: StatePath = None, log: StatePath = None,
     deadline: float | None = None, monitor: Monitor | None = None,
-    on_round: OnRound | None = None,
+    on_round: OnRound | None = None, rule: ChoosingMeasure | None = None,
 ) -> GroupAcquisition: ...  # fmt: skip
 
 
@@ -72,6 +75,7 @@ def acquire(
     deadline: float | None = None,
     monitor: Monitor | None = None,
     on_round: OnRound | None = None,
+    rule: ChoosingMeasure | None = None,
 ) -> Acquisition | GroupAcquisition:
     """Scan a case, or all cases of a group, round by round until the policy stops.
 
@@ -121,6 +125,10 @@ def acquire(
         monitor: What watches whether new units are still like the calibration units: it is shown
             the first round of every scan, and where it withdraws the promise none stops early.
         on_round: Called after each round with the record of each case, e.g. to show progress.
+        rule: What chooses the lines of later rounds for each case, the one that the policy's table
+            was made with. Every scanner is told what is ``want``-ed before it measures a round; a
+            record names the lines wanted next. Where the rule fails or is late, the round has a
+            fault: other lines are measured, and the scan goes on to the end.
 
     Returns:
         The scan of the case; for a group, those of all its cases.
@@ -135,7 +143,8 @@ def acquire(
     _require_fitting(policy, scanners, samples, scan_id, state, deadline, seed)
     if monitor is not None:
         _require_watching(monitor, policy, scanners)
-    steps = Steps(policy, scanners, recover, task, seed, Worker(deadline), monitor, scan_id)
+    asked = asking(rule, scanners, len(policy.accelerations))
+    steps = Steps(policy, scanners, recover, task, seed, Worker(deadline), monitor, scan_id, asked)
     steps.warn_of_others()
     if state is None:
         scan = _Scan(steps, scan_id, None, None if log is None else Path(log), on_round)
@@ -235,12 +244,17 @@ class _Scan:
         self, k: int, going: list[str], scans: dict[str, Acquisition], all_stored: bool
     ) -> bool:
         """Measure a round of the cases that go on; return whether all could be stored so far."""
+        asked = self.steps.asking
+        if asked is not None:
+            asked.tell(k, self.steps.scanners, {name: scans[name] for name in going})
         pieces, arrays = self.steps.scanners.measure(k, going), None
         if self.file is not None:
             pieces, arrays = self.file.storable(going, pieces)
         for name, piece in zip(going, pieces, strict=True):
             scan = scans[name]
             fault = piece_fault(piece, scan.pieces, round=k, scan_id=self.scan_id)
+            if fault is None and asked is not None:
+                fault = asked.fault(k, scan, piece)
             faults = scan.faults if fault is None else (*scan.faults, fault)
             scans[name] = replace(scan, pieces=(*scan.pieces, piece), faults=faults)
         if self.file is None or arrays is None or not all_stored:

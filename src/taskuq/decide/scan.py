@@ -27,6 +27,7 @@ class RoundRecord:
         reason: Why, in a sentence.
         case: The name of the case.
         fault: What was wrong in the round, so that it could not be decided; None for nothing.
+        wanted: The lines that the next round adds, where a rule chooses them.
     """
 
     round: int
@@ -38,6 +39,7 @@ class RoundRecord:
     reason: str
     case: str
     fault: str | None = None
+    wanted: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""

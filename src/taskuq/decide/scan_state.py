@@ -187,6 +187,7 @@ def _round(record: Mapping[str, Any], case: str) -> RoundRecord:
         reason=str(record["reason"]),
         case=case,
         fault=record["fault"],
+        wanted=tuple(map(int, record.get("wanted", ()))),
     )
 
 

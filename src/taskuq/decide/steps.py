@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from taskuq.checks import as_numbers, no_gradients
+from taskuq.decide.asking import Asking
 from taskuq.decide.faults import output_fault, require_value
 from taskuq.decide.kinds import POLICIES
 from taskuq.decide.monitor import Monitor
@@ -21,10 +22,11 @@ from taskuq.decide.scan import Acquisition, RoundRecord
 from taskuq.decide.scanners import Scanners
 from taskuq.errors import InputError, first_line
 from taskuq.fingerprints import fingerprint
-from taskuq.interval import FloatArray, Interval
+from taskuq.interval import BoolArray, FloatArray, Interval
 from taskuq.protocols import CompleteScanner, NamedPart, Recover, RoundsScore, Task
 from taskuq.seeds import case_seed
 
+T = TypeVar("T")
 # How far outputs may be off when they are computed again, relative to their size.
 AGREES = 1e-4
 
@@ -43,7 +45,7 @@ class Worker:
     deadline: float | None = None
     _late: threading.Thread | None = field(default=None, init=False, repr=False)
 
-    def run(self, compute: Callable[[], FloatArray], *, hurry: bool = True) -> FloatArray:
+    def run(self, compute: Callable[[], T], *, hurry: bool = True) -> T:
         """Return what is computed, or raise TimeoutError where it takes too long.
 
         Arguments:
@@ -57,7 +59,7 @@ class Worker:
             self._late = None
         if self.deadline is None or not hurry:
             return compute()
-        found: list[FloatArray] = []
+        found: list[T] = []
         failed: list[BaseException] = []
 
         def work() -> None:
@@ -90,6 +92,7 @@ class Steps:
         worker: What keeps the deadline.
         monitor: What watches whether the promise still stands, if anything does.
         scan_id: What the scan is called, if it has a name.
+        asking: The rule that chooses lines, if there is one.
     """
 
     policy: Policy
@@ -100,6 +103,7 @@ class Steps:
     worker: Worker
     monitor: Monitor | None = None
     scan_id: str | None = None
+    asking: Asking | None = None
 
     @cached_property
     def fingerprints(self) -> dict[str, Any]:
@@ -115,7 +119,17 @@ class Steps:
     def warn_of_others(self) -> None:
         """Say where recovery or task are known not to be those of the policy's calibration."""
         known = self.policy.provenance.get("fingerprints")
-        for name, part in (("recover", self.recover), ("task", self.task)):
+        rule = None if self.asking is None else self.asking.rule
+        if isinstance(known, Mapping) and ("rule" in known) != (rule is not None):
+            warnings.warn(
+                "the policy was calibrated with lines that "
+                + ("a rule chose" if rule is None else "no rule chose")
+                + ", and this scan is not: its promise is not about this one; plan again",
+                UserWarning,
+                stacklevel=3,
+            )
+        parts: dict[str, Any] = {"recover": self.recover, "task": self.task, "rule": rule}
+        for name, part in parts.items():
             was = known.get(name) if isinstance(known, Mapping) else None
             if was and isinstance(part, NamedPart) and part.fingerprint not in ("", was):
                 warnings.warn(
@@ -130,11 +144,13 @@ class Steps:
         if k == len(self.policy.accelerations):
             return [self._known(k, name, scan) for name, scan in scans.items()]
         outputs: dict[str, FloatArray] = {}
+        chosen: dict[str, BoolArray | None] = {}
         faults: dict[str, str] = {}
         for name, scan in scans.items():
             try:
                 self._require_sound(scan)
-                outputs[name] = self.worker.run(partial(self._read, k, name, scan.pieces))
+                read = partial(self._read_and_choose, k, name, scan)
+                outputs[name], chosen[name] = self.worker.run(read)
                 fault = output_fault(self.policy, outputs[name], round=k)
             except Exception as error:
                 fault = _failure(error, k)
@@ -148,12 +164,22 @@ class Steps:
             faults = {name: faults.get(name, first) for name in scans}
         sound = {name: scan for name, scan in scans.items() if name not in faults}
         decided = dict(zip(sound, self._decisions(k, sound, outputs), strict=True))
-        return [
+        records = [
             self._undecided(k, name, faults[name], outputs.get(name))
             if name in faults
             else _record(k, name, outputs[name], decided[name])
             for name in scans
         ]
+        return [self._asked(record, scans[record.case], chosen) for record in records]
+
+    def _asked(
+        self, record: RoundRecord, scan: Acquisition, chosen: Mapping[str, BoolArray | None]
+    ) -> RoundRecord:
+        """A record with the lines that are wanted next, where a rule chooses them."""
+        if self.asking is None or record.stop:
+            return record
+        wanted = self.asking.wanted(record.round, scan, chosen.get(record.case))
+        return replace(record, wanted=wanted)
 
     def _withdrawn(
         self,
@@ -242,17 +268,34 @@ class Steps:
         reads_all = any(isinstance(s, RoundsScore) and s.uses_earlier_rounds for s in scores)
         return POLICIES[self.policy.kind].holds_at_any_stop and not reads_all
 
+    def _read_and_choose(
+        self, k: int, case: str, scan: Acquisition
+    ) -> tuple[FloatArray, BoolArray | None]:
+        """Outputs of a round, and the lines of the next one where a rule chooses them."""
+        if self.asking is None:
+            return self._read(k, case, scan.pieces), None
+        outputs, measurement, recoveries = self._recovered(k, case, scan.pieces)
+        lines = self.asking.measured(scan)
+        with no_gradients():
+            return outputs, self.asking.chosen(k, measurement, recoveries, self.task, lines)
+
     def _read(self, k: int, case: str, pieces: Sequence[Any]) -> FloatArray:
         """Recover a case from all its pieces and run the task, (sample,) or (sample, task)."""
+        return self._recovered(k, case, pieces)[0]
+
+    def _recovered(self, k: int, case: str, pieces: Sequence[Any]) -> tuple[FloatArray, Any, Any]:
+        """The task's outputs, and the measurement and recoveries that they are of."""
         is_last = k == len(self.policy.accelerations)
         R = 1.0 if is_last else float(self.policy.accelerations[k])
         with no_gradients():
+            measurement = self.scanners.combine(case, pieces)
             recoveries = self.recover(
-                self.scanners.combine(case, pieces),
+                measurement,
                 samples=1 if is_last else self.policy.samples,
                 seed=case_seed(self.seed, case, R),
             )
-            return as_numbers(self.task(recoveries), "task outputs", ndim=(1, 2))
+            outputs = as_numbers(self.task(recoveries), "task outputs", ndim=(1, 2))
+        return outputs, measurement, recoveries
 
     def _known(self, k: int, case: str, scan: Acquisition) -> RoundRecord:
         """The record of a case that is measured in full, if it is."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.errors import InputError
+from taskuq.fingerprints import fingerprint
 from taskuq.interval import BoolArray
 from taskuq.measure.rounds import round_at
 from taskuq.measure.samples import RIDGE, Aim, spread_of
@@ -95,6 +96,14 @@ class AdaptiveLines:
                 f"masks have shape {np.shape(self.masks)}; give one of {self.system.lines} lines "
                 f"for each of the {len(self.accelerations)} rounds"
             )
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that is another one for another rule."""
+        masks = np.ascontiguousarray(np.asarray(self.masks, dtype=bool))
+        return fingerprint(
+            [self.aim, self.ridge, self.looks, list(masks.shape), masks.tobytes().hex()]
+        )[:16]
 
     def __call__(self, image: Any, acceleration: float) -> Any:
         """Measure the first round, or everything; other rounds depend on samples."""

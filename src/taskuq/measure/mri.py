@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -173,6 +173,41 @@ class SimulatedScanner:
         if not 0 <= round <= len(self.masks):
             raise InputError(f"round {round} is asked for; there are {len(self.masks)} and a last")
         columns = added_columns(self.masks)[round]
+        return {"columns": columns, "kspace": fft2c(self.image)[..., columns].numpy()}
+
+    def combine(self, pieces: Sequence[dict[str, NDArray[np.generic]]]) -> Measurement:
+        """Join the pieces of all rounds so far into one measurement."""
+        return joined(pieces, tuple(self.image.shape), self.accelerations)
+
+
+@dataclass(eq=False)
+class AskedMRI:
+    """Measures columns of an image that is already known, those that it is asked for.
+
+    Arguments:
+        image: Complex coil images (coil, height, width).
+        accelerations: R of each round, decreasing.
+
+    Example:
+        >>> scanner = AskedMRI(torch.ones(2, 8, 8) + 0j, (4.0, 2.0))
+        >>> scanner.want(0, np.array([3, 4]))
+        >>> scanner.combine([scanner.measure(0)]).mask.nonzero().flatten()
+        tensor([3, 4])
+    """
+
+    image: Tensor
+    accelerations: Sequence[float]
+    columns: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
+
+    def want(self, round: int, lines: NDArray[np.int64]) -> None:
+        """Be told which columns a round adds."""
+        self.columns[round] = np.asarray(lines)
+
+    def measure(self, round: int) -> dict[str, NDArray[np.generic]]:
+        """Measure the columns that a round adds, and their k-space (coil, height, column)."""
+        if round not in self.columns:
+            raise InputError(f"round {round} is to be measured, and nobody has said which lines")
+        columns = self.columns[round]
         return {"columns": columns, "kspace": fft2c(self.image)[..., columns].numpy()}
 
     def combine(self, pieces: Sequence[dict[str, NDArray[np.generic]]]) -> Measurement:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.checks import as_array, is_tensor, no_gradients
+from taskuq.checks import as_array, is_tensor, no_gradients, require_lines
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.protocols import (
@@ -180,9 +180,10 @@ class Chain:
         """The lines of one case in the round after round k."""
         assert found.lines is not None, "a rule chose them"
         with naming("choose", f"case {name} {self.at(found.acceleration)}"):
-            return next_lines(
-                rule, k, found.measurements[i], found.images[own], self.task, found.lines[i]
+            more = rule.choose(
+                k, found.measurements[i], found.images[own], self.task, found.lines[i].copy()
             )
+        return require_lines(more, found.lines[i], k)
 
     def target(self, image: Any) -> FloatArray:
         """Return what the task reads off one true image, (task,)."""
@@ -275,33 +276,6 @@ class Chain:
 
     def _full(self, items: list[Any]) -> list[Any]:
         return items + items[-1:] * (self.size - len(items))
-
-
-def next_lines(
-    rule: ChoosingMeasure,
-    round: int,
-    measurement: Any,
-    recoveries: Any,
-    task: Task,
-    lines: BoolArray,
-) -> BoolArray:
-    """Ask a rule for the next lines, and see that it keeps those it has and adds some.
-
-    Arguments:
-        rule: The rule.
-        round: The round that is over, counted from 0.
-        measurement: What was measured in it.
-        recoveries: What was drawn.
-        task: The task.
-        lines: The lines measured so far, booleans (line,).
-    """
-    found = np.asarray(rule.choose(round, measurement, recoveries, task, lines.copy()))
-    if found.dtype != bool or found.shape != lines.shape or (found < lines).any():
-        raise InputError(
-            f"the rule chose {found.dtype} of shape {found.shape} after round {round}; booleans "
-            f"{lines.shape} that keep all lines measured so far are needed"
-        )
-    return found
 
 
 def _of_case(chosen: Sequence[list[BoolArray] | None], k: int) -> BoolArray | None:

@@ -14,7 +14,7 @@ import numpy as np
 from taskuq.data.dataset import precision_of
 from taskuq.data.readers import Data, open_all, open_data, paper_data
 from taskuq.fingerprints import content_fingerprint, fingerprint
-from taskuq.measure.adaptive import Choosing
+from taskuq.measure.adaptive import AdaptiveLines, Choosing
 from taskuq.measure.masks import MaskConfig
 from taskuq.measure.systems import AnySystem
 from taskuq.pipeline import Pipeline
@@ -111,6 +111,8 @@ class Run:
             files = list(files_of(getattr(self.config, name)))
             if files:
                 found[name] = fingerprint([content_fingerprint(path) for path in files])
+        if isinstance(self.pipeline.measure, AdaptiveLines):
+            found["rule"] = self.pipeline.measure.fingerprint
         return {name: value[:16] for name, value in found.items()}
 
 

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import load_policy
+from taskuq.errors import InputError
+from taskuq.interval import BoolArray
+from taskuq.measure.adaptive import AdaptiveLines
 from taskuq.measure.mask_files import read_masks
 from taskuq.measure.masks import MaskConfig
 from taskuq.measure.mri import added_columns
@@ -32,6 +35,7 @@ def open_chain(
     watch: float | None = None,
     shadow: bool = False,
     device: str | None = None,
+    choose: Path | None = None,
 ) -> Chain:
     """Open policy, networks and masks, and see that they belong together.
 
@@ -46,6 +50,8 @@ def open_chain(
         watch: The probability of a false alarm of a monitor; none watches where None.
         shadow: Whether nothing is stopped.
         device: Where networks run.
+        choose: The run whose table ``[choose]`` says how lines are chosen for each slice; by the
+            masks where None.
     """
     from taskuq.recover import open_recovery
     from taskuq.runs.mrd.session import Chain
@@ -57,6 +63,7 @@ def open_chain(
         lines = MaskConfig(accelerations=rates).masks(SIZE)
     else:
         lines = read_masks(masks, rates)
+    rule = None if choose is None else _rule(choose, lines, rates)
     monitor = None
     if watch is not None:
         monitor = Monitor(loaded, delta=watch, state=folder / "monitor.json")
@@ -70,4 +77,15 @@ def open_chain(
         deadline=deadline,
         monitor=monitor,
         shadow=shadow,
+        rule=rule,
     )
+
+
+def _rule(path: Path, lines: BoolArray, rates: tuple[float, ...]) -> AdaptiveLines:
+    from taskuq.measure.mri import MultiCoilMRI
+    from taskuq.runs.run import read_run
+
+    chosen = read_run(path).choose
+    if chosen is None:
+        raise InputError(f"{path} has no table [choose]; name the run that the policy is of")
+    return chosen.rule(MultiCoilMRI(lines, rates), lines, rates)

@@ -60,6 +60,12 @@ class ArrivingSlice:
             self._changed.notify_all()
         return None
 
+    def want(self, round: int, lines: NDArray[np.int64]) -> None:
+        """Be told which columns a round adds, where a rule chooses them."""
+        columns = list(self.columns)
+        columns[round] = np.asarray(lines, dtype=np.intp)
+        self.columns = columns
+
     def leave(self) -> None:
         """No more lines will come."""
         with self._changed:

@@ -23,7 +23,7 @@ from taskuq.decide.scan_state import load_acquisition
 from taskuq.decide.steps import named
 from taskuq.errors import InputError, first_line
 from taskuq.files import plain
-from taskuq.protocols import Recover, Task
+from taskuq.protocols import ChoosingMeasure, Recover, Task
 from taskuq.runs.mrd.arriving import ArrivingSlice, GoneError
 from taskuq.runs.mrd.header import ScanHeader, read_header
 from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE, TEXT, StreamError, Wire
@@ -46,6 +46,7 @@ class Chain:
         deadline: Seconds that recovery and task may take, waiting for each other included.
         monitor: What watches whether the promise still stands.
         shadow: Whether to say what would be decided, and to ask for all lines all the same.
+        rule: What chooses the lines of later rounds for each slice; the columns where None.
     """
 
     policy: Policy
@@ -57,6 +58,7 @@ class Chain:
     deadline: float | None = None
     monitor: Monitor | None = None
     shadow: bool = False
+    rule: ChoosingMeasure | None = None
     model: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
@@ -203,7 +205,7 @@ class Session:
             "samples": chain.policy.samples,
             "seed": chain.seed, "scan_id": header.scan_id, "state": state,
             "log": chain.folder / "log.jsonl", "deadline": chain.deadline,
-            "monitor": chain.monitor, "on_round": reply,
+            "monitor": chain.monitor, "on_round": reply, "rule": chain.rule,
         }  # fmt: skip
         try:
             if state.exists():
@@ -239,10 +241,8 @@ class Session:
 
         assert self.header is not None, "slices come after the header"
         self.count("stops" if record.stop else "continues")
-        shadow, columns = self.chain.shadow, self.chain.columns
-        wanted = [] if record.stop else columns[record.round + 1].tolist()
-        if shadow and record.stop:
-            wanted = np.concatenate([[], *columns[record.round + 1 :]]).astype(int).tolist()
+        shadow = self.chain.shadow
+        wanted = self._rest(record, slice_) if shadow and record.stop else self._wanted(record)
         said = plain(record.to_dict())
         meta = {
             "decision": "stop" if record.stop and not shadow else "continue",
@@ -260,6 +260,20 @@ class Session:
         # Whoever has gone hears it when coming back: the decision is in the state.
         with suppress(OSError):
             self.wire.send(IMAGE, found)
+
+    def _wanted(self, record: RoundRecord) -> list[int]:
+        """The lines that the next round adds: as a rule has chosen them, or as they always are."""
+        if record.stop or self.chain.rule is not None:
+            return list(record.wanted)
+        return [int(column) for column in self.chain.columns[record.round + 1]]
+
+    def _rest(self, record: RoundRecord, slice_: int) -> list[int]:
+        """All lines that a slice which would stop has not sent yet."""
+        if self.chain.rule is None:
+            rest = self.chain.columns[record.round + 1 :]
+            return [int(column) for columns in rest for column in columns]
+        known = self.slices[slice_].lines if slice_ in self.slices else {}
+        return [c for c in range(sum(map(len, self.chain.columns))) if c not in known]
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -1,0 +1,131 @@
+"""Scans whose lines a rule chooses: they repeat their rows, ask, resume and fall back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from orders.toy import RATES, SIZE, Draws, corner, patients, scanner
+from taskuq.errors import InputError
+from taskuq.measure.adaptive import AdaptiveLines
+from taskuq.measure.mri import AskedMRI, SimulatedScanner
+
+CASES = patients(12, seed=5)
+NAMES = [f"patient-{k}" for k in range(12)]
+RULE = AdaptiveLines(scanner(), scanner().masks, RATES)
+
+
+@pytest.fixture(scope="module")
+def table():
+    pipeline = tq.Pipeline(RULE, Draws(), corner)
+    return pipeline.run(
+        CASES, accelerations=RATES, samples=6, seed=0, case=NAMES, task_range=(0, 1), quiet=True
+    )
+
+
+@pytest.fixture(scope="module")
+def policy(table):
+    # So narrow that no scan stops early: all rounds are seen.
+    return tq.plan(table, alpha=0.3, max_width=1e-6)
+
+
+def acquired(policy, k, rule=RULE, recover=None, scanner=None, **options):
+    return tq.acquire(
+        policy, scanner or AskedMRI(CASES[k], RATES), recover=recover or Draws(), task=corner,
+        samples=6, case=NAMES[k], rule=rule, **options,
+    )  # fmt: skip
+
+
+def lines_of(scan):
+    """What each round before the last had measured, (round, line)."""
+    added = [np.isin(np.arange(SIZE), piece["columns"]) for piece in scan.pieces]
+    return np.logical_or.accumulate(added)[: len(RATES)]
+
+
+@pytest.mark.parametrize("k", [0, 7])
+def test_a_scan_measures_the_lines_and_gives_the_outputs_of_its_row(policy, table, k):
+    scan = acquired(policy, k)
+    assert np.array_equal(lines_of(scan), table.lines[:, k])
+    for one, outputs in zip(scan.rounds, table.outputs[:, k], strict=False):
+        assert np.allclose(one.outputs, outputs, atol=1e-5)
+    # After the last round everything is measured.
+    assert sum(len(piece["columns"]) for piece in scan.pieces) == SIZE
+    assert scan.rounds[-1].acceleration == 1
+    assert scan.rounds[-1].wanted == ()
+
+
+def test_lines_wanted_next_are_those_that_come_next(policy):
+    scan = acquired(policy, 3)
+    for record, piece in zip(scan.rounds, scan.pieces[1:], strict=False):
+        assert record.wanted == tuple(piece["columns"].tolist())
+
+
+def test_a_scan_that_is_cut_off_goes_on_with_the_same_lines(policy, tmp_path):
+    options = {"scan_id": "a", "state": tmp_path / "scan.json"}
+    with pytest.raises(KeyboardInterrupt):
+        acquired(policy, 2, on_round=_interrupt_after(1), **options)
+    scan = acquired(policy, 2, **options)
+    assert np.array_equal(lines_of(scan), lines_of(acquired(policy, 2)))
+    assert [r.wanted for r in scan.rounds] == [r.wanted for r in acquired(policy, 2).rounds]
+
+
+def _interrupt_after(round_):
+    def on_round(record):
+        if record.round == round_:
+            raise KeyboardInterrupt
+
+    return on_round
+
+
+class Failing(AdaptiveLines):
+    """A rule that cannot choose after the first round."""
+
+    def choose(self, round, measurement, recoveries, task, lines):
+        raise ArithmeticError("no samples to look at")
+
+
+def test_a_rule_that_fails_stops_nothing_and_the_masks_are_measured(table):
+    eager = tq.plan(table, alpha=0.3, max_width=1.0)
+    rule = Failing(scanner(), scanner().masks, RATES)
+    scan = acquired(eager, 0, rule)
+    assert acquired(eager, 0).rounds[0].stop
+    assert [r.stop for r in scan.rounds] == [False, False, False, True]
+    assert "no samples to look at" in scan.rounds[0].fault
+    assert np.array_equal(lines_of(scan), scanner().masks)
+
+
+class Stubborn(AskedMRI):
+    """A scanner that measures other lines than it is asked for."""
+
+    def want(self, round, lines):
+        super().want(round, (np.asarray(lines) + (round == 1)) % SIZE)
+
+
+def test_a_scanner_that_measures_other_lines_is_found_out(policy):
+    with pytest.raises(InputError, match="round 1 measured other lines than were asked for"):
+        acquired(policy, 1, scanner=Stubborn(CASES[1], RATES))
+
+
+def test_a_scanner_that_cannot_be_asked_is_refused(policy):
+    with pytest.raises(InputError, match=r"want\(round, lines\)"):
+        acquired(policy, 0, scanner=SimulatedScanner(CASES[0], scanner().masks, RATES))
+    with pytest.raises(InputError, match="first, take, choose"):
+        acquired(policy, 0, rule=scanner())
+
+
+def test_a_group_is_asked_case_by_case(policy, table):
+    scanners = {NAMES[k]: AskedMRI(CASES[k], RATES) for k in (4, 5)}
+    scan = tq.acquire(
+        policy, scanners, recover=Draws(), task=corner, samples=6, rule=RULE, scan_id="g"
+    )
+    for k in (4, 5):
+        assert np.array_equal(lines_of(scan.cases[NAMES[k]]), table.lines[:, k])
+
+
+def test_a_rule_where_the_table_had_none_is_warned_of(table):
+    made = {"configuration": {"fingerprints": {"masks": "0"}}}
+    plain = tq.TaskOutputs(table.outputs, table.targets, RATES, provenance=made)
+    policy = tq.plan(plain, alpha=0.3, max_width=0.5)
+    with pytest.warns(UserWarning, match="no rule chose"):
+        acquired(policy, 0)
