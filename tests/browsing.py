@@ -82,6 +82,34 @@ def open_page(browser):
         context.close()
 
 
+def on_screen(page, selector):
+    """Whether all of an element is seen without scrolling."""
+    box = page.locator(selector).bounding_box()
+    size = page.viewport_size
+    return (
+        page.evaluate("scrollX + scrollY") == 0
+        and min(box["x"], box["y"]) >= 0
+        and box["x"] + box["width"] <= size["width"]
+        and box["y"] + box["height"] <= size["height"]
+    )
+
+
+def unfold(page):
+    """Open whatever is folded."""
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+
+
+def violations(page, axe):
+    """What the accessibility checker calls serious or critical: rule, impact, elements."""
+    page.evaluate(axe)
+    result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        (v["id"], v["impact"], [n["html"][:160] for n in v["nodes"][:4]])
+        for v in result["violations"]
+        if v["impact"] in ("serious", "critical")
+    ]
+
+
 @pytest.fixture
 def keep(request):
     """Keep a screenshot as an artefact."""

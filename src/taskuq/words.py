@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from taskuq.errors import InputError
 
+_CASES_AND_GROUPS = re.compile(r"\b(?:case|group)s?\b")
 # A word stands in menus and table heads; more than this is a sentence.
 LONGEST = 60
 
@@ -57,6 +59,17 @@ class Words:
         """Return a word with a capital, as headings and menus have it."""
         word = str(getattr(self, name))
         return word[:1].upper() + word[1:]
+
+    def said(self, sentence: str) -> str:
+        """Return a sentence about cases and groups in these words.
+
+        Example:
+            >>> MRI.said("a random case of a new group, one of 270 groups (2160 cases)")
+            'a random slice of a new patient, one of 270 patients (2160 slices)'
+        """
+        called = {name: str(getattr(self, name)) for name in ("case", "group")}
+        called |= {f"{name}s": self.many(name) for name in ("case", "group")}
+        return _CASES_AND_GROUPS.sub(lambda found: called[found[0]], sentence)
 
     def to_dict(self) -> dict[str, str]:
         """Return the words by name, as JSON and TOML hold them."""

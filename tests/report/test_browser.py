@@ -5,6 +5,8 @@ import re
 import pytest
 from run_folder import HOSTILE
 
+from browsing import unfold, violations
+
 STATE = "window.taskuqExplorer.state()"
 
 
@@ -46,7 +48,7 @@ def test_the_listener_hears_messages_and_requests(open_page, tmp_path):
 def test_nothing_scrolls_sideways(open_page, run_dir, keep, width, scheme):
     page = open_page(run_dir / "report.html", width=width, scheme=scheme)
     settled(page)
-    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    unfold(page)
     wide = page.evaluate("document.documentElement.scrollWidth")
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = false)")
     keep(page, f"page-{scheme}-{width}", full_page=True)
@@ -260,7 +262,7 @@ def test_every_state_says_what_it_means(open_page, run_dir, keep, name, fragment
 def test_hostile_names_are_shown_as_text(open_page, hostile_run, keep):
     page = open_page(hostile_run / "report.html")
     settled(page)
-    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    unfold(page)
     shown = page.locator("body").inner_text()
     options = page.locator("[data-part=group] option").all_inner_texts()
     keep(page, "hostile", full_page=True)
@@ -296,19 +298,9 @@ def test_axe_finds_no_serious_violation(open_page, run_dir, axe, scheme, width):
 def test_axe_finds_none_in_what_can_be_unfolded(open_page, hostile_run, axe):
     page = open_page(hostile_run / "report.html", bypass_csp=True)
     settled(page)
-    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    unfold(page)
 
     assert violations(page, axe) == []
-
-
-def violations(page, axe):
-    page.evaluate(axe)
-    result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    return [
-        (v["id"], v["impact"], [n["html"][:160] for n in v["nodes"][:4]])
-        for v in result["violations"]
-        if v["impact"] in ("serious", "critical")
-    ]
 
 
 def test_axe_finds_what_is_wrong(open_page, tmp_path, axe):

@@ -1,13 +1,16 @@
 """The first screen holds the answer: sentence, numbers, promise; verdicts link to what they say."""
 
+import json
 import math
 import re
+import shutil
 
 import numpy as np
 import pytest
 import run_folder
 
 import taskuq as tq
+from browsing import on_screen
 from taskuq.outputs import TaskOutputs
 from taskuq.report.answer import answer_of
 from taskuq.report.folder import read_folder
@@ -24,13 +27,32 @@ def test_sentence_numbers_and_promise_are_on_the_first_screen(open_page, run_dir
     width, height = SCREENS[screen]
     page = open_page(run_dir / "report.html", width=width, height=height)
     keep(page, f"first-{screen}")
-    boxes = [page.locator(part).bounding_box() for part in PARTS]
 
-    assert page.evaluate("scrollY") == 0
-    assert all(box["y"] >= 0 and box["y"] + box["height"] <= height for box in boxes)
-    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
+    assert all(on_screen(page, part) for part in PARTS)
+    assert on_screen(page, "[data-part=scan]") == (screen == "desktop")
     assert page.locator("[data-part=tiles] li").count() == 3
     assert tq.load_policy(run_dir / "policy.json").sentence in page.locator(PARTS[2]).inner_text()
+
+
+def test_what_lies_below_is_not_on_the_first_screen(open_page, run_dir):
+    page = open_page(run_dir / "report.html", width=1280, height=800)
+    assert not on_screen(page, "#h-results")
+    page.evaluate("scrollTo({top: 40, behavior: 'instant'})")
+    assert not on_screen(page, "[data-part=sentence]")
+
+
+def test_promise_and_explorer_speak_in_the_runs_own_words(open_page, run_dir, tmp_path):
+    words = {"case": "digit", "group": "writer", "measurement": "pixel"}
+    shutil.copytree(run_dir, tmp_path / "run")
+    run = json.loads((run_dir / "run.json").read_text())
+    run_folder.write(tmp_path / "run/run.json", {**run, "words": words})
+    page = open_page(write_report(tmp_path / "run"), width=1280)
+    said = page.locator(".first").inner_text() + page.locator("[data-part=verdict]").inner_text()
+
+    assert said.count("a random digit of a new writer") == 3
+    assert "% of the pixels" in said.replace("\u00a0", " ")
+    assert not re.search(r"\b(case|group)s?\b", said)
+    assert "a random digit of a new writer" in " ".join(answer_lines(tmp_path / "run"))
 
 
 def test_the_menu_is_folded_on_a_phone_and_open_beside_a_wide_page(open_page, run_dir):
@@ -134,7 +156,7 @@ def test_a_scan_without_pictures_comes_from_the_table(run_dir, tmp_path):
     (tmp_path / "policy.json").write_bytes((run_dir / "policy.json").read_bytes())
     text = write_report(tmp_path).read_text()
 
-    assert '<figure class="scan card">' in text
+    assert '<figure class="scan card"' in text
     assert "<img" not in text
 
 
@@ -145,7 +167,7 @@ def test_a_policy_for_other_outputs_is_a_note(run_dir, tmp_path):
     text = write_report(tmp_path).read_text()
 
     assert "No scan of the policy is shown" in text
-    assert '<figure class="scan' not in text
+    assert '<figure class="scan card"' not in text
 
 
 def test_of_several_tasks_the_first_is_shown(tmp_path):

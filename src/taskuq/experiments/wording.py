@@ -35,6 +35,7 @@ class Account:
         compared: What was measured, by what it is and how cases were split.
         parts: Whether each part of the claim held, by what it says and how cases were split.
         reasons: Why nothing could be compared.
+        rows_are: What the rows of the comparison are.
 
     Example:
         >>> from taskuq.calibration.units import NewCase
@@ -43,6 +44,13 @@ class Account:
         >>> record = account.record({}, "the mean length is 0.2", "length 0.2")
         >>> record["finding"], record["tables"][0]["rows"]
         ('Held in part: the mean length is 0.2. Not so by case: all are.', [['length', 0.2]])
+
+    Several numbers of one thing get columns of their own:
+
+        >>> account = Account("fast", "Fast scans", "They are.", rows_are="R")
+        >>> account.find(NewCase(), {"8": {"ours": 3.0, "theirs": 2.0}}, {"ours is faster": True})
+        >>> account.record({}, "they are", "3")["tables"][0]["columns"]
+        ['R', 'ours by case', 'theirs by case']
     """
 
     name: str
@@ -53,6 +61,7 @@ class Account:
     compared: dict[str, dict[str, Any]] = field(default_factory=dict)
     parts: dict[str, dict[str, bool]] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
+    rows_are: str = "what"
 
     def find(self, unit: Unit, compared: Mapping[str, Any], parts: Mapping[str, bool]) -> None:
         """Add what was measured in splits by a unit, and which parts of the claim held there."""
@@ -96,17 +105,30 @@ class Account:
     def _summary(self, note: str) -> list[dict[str, Any]]:
         if not self.compared:
             return []
-        columns = list(self.parts)
-        caption = " and ".join(f"splits {by}" for by in columns)
-        caption = f"{caption[0].upper()}{caption[1:]}, side by side." if columns[1:] else ""
+        splits = list(self.parts)
+        caption = " and ".join(f"splits {by}" for by in splits)
+        caption = f"{caption[0].upper()}{caption[1:]}, side by side." if splits[1:] else ""
+        first = next(iter(next(iter(self.compared.values())).values()))
+        names = list(first) if isinstance(first, Mapping) else [""]
         return [
             {
                 "name": SUMMARY,
                 "caption": f"{caption} {note}".strip() or "What was measured.",
-                "columns": ["what", *columns],
-                "rows": [[what, *map(of.get, columns)] for what, of in self.compared.items()],
+                "columns": [
+                    self.rows_are,
+                    *(f"{name} {by}".strip() for by in splits for name in names),
+                ],
+                "rows": [
+                    [what, *(_of(of.get(by), name) for by in splits for name in names)]
+                    for what, of in self.compared.items()
+                ],
             }
         ]
+
+
+def _of(value: Any, name: str) -> Any:
+    """One of several numbers by its name, or the only one."""
+    return value.get(name) if isinstance(value, Mapping) else value
 
 
 def finding(judged: str, said: str | None, but: str = "") -> str:

@@ -158,8 +158,9 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[Number,
         f"{percent(1 / R, 0)} of the {measurements}, and the reports held the truth "
         f"{percent(coverage)} of the time."
     )
+    whom = contents.words.said(best["mean_over"])
     measured = (
-        f"Measured for {best['mean_over']}, over {best['trials']} random splits ("
+        f"Measured for {whom}, over {best['trials']} random splits ("
         f"{policy_name(best)}); ± is one standard error, of the width one standard deviation "
         "between splits."
     )
@@ -195,8 +196,8 @@ def _of_evaluation(contents: Contents) -> tuple[str, tuple[Number, ...], str] | 
         f"The narrowest intervals, of {low['score']}{at}, are {numbers[1].value} wide on average "
         f"and held the truth {numbers[0].value} of the time.",
         numbers,
-        f"Measured {how} by {low['unit']}; ± is one standard deviation between splits. When to "
-        "stop was not simulated.",
+        f"Measured {how} by {contents.words.said(low['unit'])}; ± is one standard deviation "
+        "between splits. When to stop was not simulated.",
     )
 
 

@@ -76,6 +76,10 @@ class Promise(NamedTuple):
     sentence: str
     shortages: tuple[str, ...] = ()
 
+    def in_words(self, words: Words) -> Promise:
+        """Return it in the words of somebody's problem."""
+        return Promise(words.said(self.sentence), tuple(map(words.said, self.shortages)))
+
 
 @dataclass
 class Contents:

@@ -19,10 +19,11 @@ TERMS = {
     "coverage": "how often reports or intervals contain the truth",
     "exchangeable": "as if new and calibration units had been shuffled: none is special",
 }
-LETTERS = ("AR", "LWR", "CQR", "MLWR", "τ", "R̄")
-_FOUND = re.compile(rf"(?<![\w-])({'|'.join(sorted(LETTERS, key=len, reverse=True))})(?![\w-])")
-# Scores stand in tables under the names that commands know.
-_NAMES = {name.lower(): name for name in LETTERS if name.isalpha() and len(name) > 1}
+LETTERS = ("AR", "LWR", "CQR", "MLWR", "α", "τ", "R̄", "q̂")
+# Scores stand in tables and legends under the names that commands know; "ar" only by itself.
+_NAMES = {name.lower(): name for name in LETTERS if name.isascii()}
+_WRITTEN = sorted([*LETTERS, *(name for name in _NAMES if name != "ar")], key=len, reverse=True)
+_FOUND = re.compile(rf"(?<![\w-])({'|'.join(_WRITTEN)})(?![\w-])")
 
 
 def glossary() -> list[tuple[str, str]]:
@@ -38,13 +39,16 @@ def explained(text: str) -> Markup:
         <abbr title="locally ...">LWR</abbr> &lt; <abbr title="absolute ...">AR</abbr>
         >>> print(explained("<b>"), explained("WARY"))
         &lt;b&gt; WARY
+        >>> print(explained("paper lwr"))
+        paper <abbr title="locally ...">lwr</abbr>
     """
     whole = _NAMES.get(text)
     if whole is not None:
         return _abbr(text, whole)
     pieces = _FOUND.split(str(text))
     return Markup("").join(
-        _abbr(piece, piece) if k % 2 else escape(piece) for k, piece in enumerate(pieces)
+        _abbr(piece, _NAMES.get(piece, piece)) if k % 2 else escape(piece)
+        for k, piece in enumerate(pieces)
     )
 
 

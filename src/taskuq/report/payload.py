@@ -60,7 +60,8 @@ def explorer_payload(
     tasks = [explorer.of(task) for task in range(explorer.tasks)]
     return {
         **numbers,
-        "words": words.to_dict() | {"measurements": words.many("measurement")},
+        "words": words.to_dict()
+        | {f"{name}s": words.many(name) for name in ("case", "group", "measurement")},
         "round_names": explorer.labels,
         "lines": None if explorer.masks is None else _lines(explorer.masks),
         "tiles": made.tiles,

@@ -62,9 +62,15 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
 
 
 def card(contents: Contents) -> list[tuple[str, str]]:
-    """Return what this is for and what it is not for, as the card of a model says it."""
+    """Return what this is for, what it is not for, and from what, as the card of a model says it.
+
+    What a run does not tell about its data and networks is left out.
+    """
     words = contents.words
-    return [
+    what = contents.folder.run.get("what")
+    told = what if isinstance(what, Mapping) else {}
+    networks = " ".join(str(told[name]) for name in ("recover", "task") if told.get(name))
+    found = [
         (
             "Intended use",
             f"To stop measuring a {words.case} once the answer of a fixed task network is certain "
@@ -80,7 +86,10 @@ def card(contents: Contents) -> list[tuple[str, str]]:
             f"New {words.many('group' if contents.is_by_group else 'case')} are exchangeable with "
             "those of the calibration. taskuq cannot see from one page whether that is so.",
         ),
+        ("Data", str(told.get("data") or "")),
+        ("Networks", networks),
     ]
+    return [(term, text) for term, text in found if text]
 
 
 def limits(contents: Contents) -> list[str]:

@@ -56,20 +56,6 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def with_error(mean: float, error: float, digits: int) -> str:
-    """Return a number with its error, as a sentence says it; a dash for what is missing.
-
-    Example:
-        >>> with_error(4.5678, 0.1234, 2), with_error(4.5678, math.nan, 2), with_error(
-        ...     math.nan, math.nan, 2)
-        ('4.57 ± 0.12', '4.57', '–')
-    """
-    if math.isnan(mean):
-        return "–"
-    found = f"{mean:.{digits}f}" if math.isfinite(mean) else shown(mean)
-    return found if math.isnan(error) else f"{found} ± {error:.{digits}f}"
-
-
 def figure_table(figure: Figure) -> Table:
     """Return the numbers of a figure as a table.
 

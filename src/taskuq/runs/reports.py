@@ -126,7 +126,8 @@ def study(folder: RunFolder) -> Contents:
     contents.policy = None if policy is None else policy.to_dict()
     contents.alphas = [stored.alpha for stored in opened]
     watches = [found.record for found in folder.of(MONITOR)]
-    contents.promises = promises(contents.evaluations.values(), opened, watches)
+    said = promises(contents.evaluations.values(), opened, watches)
+    contents.promises = [promise.in_words(contents.words) for promise in said]
     unit = unit_said(folder.run.get("unit") or (policy and policy.guarantee.unit))
     contents.is_by_group = unit is not None and unit.is_group
     contents.logged = _logged(folder)

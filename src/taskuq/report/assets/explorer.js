@@ -120,6 +120,11 @@
     }));
   }
 
+  // Whom a promise is for.
+  function promisedTo(unit) {
+    return unit === "group" ? `a random ${words.case} of a new ${words.group}` : `a new ${words.case}`;
+  }
+
   const groups = [...new Set(stored.slices.map((s) => s.group))];
 
   function setUp() {
@@ -136,8 +141,7 @@
     options(part("score"), Object.entries(stored.score_names), state.score);
     options(part("policy"), Object.entries(stored.policies).map(([key, policy]) =>
       [key, `${policy.name}${policy.guaranteed ? "" : " · no guarantee"}`]), state.policy);
-    options(part("unit"), stored.units.map((u) =>
-      [u, u === "group" ? `a random ${words.case} of a new ${words.group}` : `a new ${words.case}`]), state.unit);
+    options(part("unit"), stored.units.map((u) => [u, promisedTo(u)]), state.unit);
     part("unit").closest("label").hidden = stored.units.length < 2;
     options(part("task"), stored.tasks.map((task, k) => [k, isolated(task.name)]), state.task);
     part("task").closest("label").hidden = stored.tasks.length < 2;
@@ -420,10 +424,10 @@
     }
     verdict.className = `verdict ${kind}`;
     part("verdict-text").textContent = text;
-    const unit = answer.unit === "group" ? "groups" : "cases";
+    const unit = answer.unit === "group" ? words.groups : words.cases;
     const share = number(1 - Number(state.alpha));
     const short = answer.units < answer.needed;
-    const who = answer.unit === "group" ? "a random case of a new group" : "a new case";
+    const who = promisedTo(answer.unit);
     if (short) {
       part("promise").textContent = `α = ${state.alpha} needs at least ${answer.needed} calibration `
         + `${unit}, there are ${answer.units}: intervals are the whole range, and no scan stops early.`;
@@ -439,7 +443,7 @@
     }
     part("tau-note").textContent = `stop below ${shownTau()}`;
     part("alpha-note").textContent = answer.rank === null
-      ? `q̂ from ${answer.scoreUnits} groups`
+      ? `q̂ from ${answer.scoreUnits} ${words.groups}`
       : `q̂ is score ${answer.rank} of ${answer.scoreUnits}`
         + (answer.rank > answer.scoreUnits ? ": too few" : "");
     const rows = answer.rounds.map((round, k) => {
