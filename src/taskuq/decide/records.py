@@ -12,9 +12,8 @@ from taskuq.outputs.rounds import called_rounds
 from taskuq.ranges import ranges_to_json
 
 CHOOSING = (
-    "Choosing by this table and planning on the same cases spends the promise: the best of several "
-    "looks better than it is. taskuq plan --choose compares policies on cases of their own; or "
-    "simulate one part of the table and plan on the other (taskuq table --share)."
+    "Whoever chooses by this table and plans on the same cases has no promise left: taskuq plan "
+    "--choose compares on cases of their own, taskuq table --share parts a table."
 )
 
 

@@ -181,11 +181,12 @@ def policy_table(record: Record, name: str) -> Table:
     The record also says in words ``until`` when scans go on.
     """
     first = record["results"][0]
+    of = first["mean_over"]
+    others = "" if of == first["coverage_of"] else f" for {of}"
     caption = (
-        f"Stopping rules over {first['trials']} random splits by {first['unit']}: scan until "
-        f"{record['until']}, coverage {1 - first['alpha']:g} of {first['coverage_of']}, guaranteed "
-        f"where the second column says so. Other means are for {first['mean_over']}; ± is the "
-        "standard error, calibration included."
+        f"Stopping rules over {first['trials']} random splits by {first['unit']}, until "
+        f"{record['until']}. Coverage {1 - first['alpha']:g} of {first['coverage_of']} is "
+        f"guaranteed where it says so; all else is measured{others}, ± is one standard error."
     )
     if record.get("choosing") and len(record["results"]) > 1:
         caption += f" {record['choosing']}"
