@@ -12,7 +12,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED ?= 0
 export MPLBACKEND ?= Agg
 
-.PHONY: demo test test-deepinv test-wheel lint bench docs clean
+.PHONY: demo test test-deepinv test-wheel lint bench docs release clean
 
 $(VENV)/.uv:
 	$(PY) -m venv $(VENV)
@@ -62,6 +62,12 @@ test-wheel: $(VENV)/.uv
 	mkdir -p build/wheel/elsewhere
 	cd build/wheel/elsewhere && $(abspath $(VENV))-wheel/bin/taskuq demo --fast -o demo
 	test -s build/wheel/elsewhere/demo/report.html
+
+# The checklist of a release, in an environment of its own; uploads nothing.
+release: $(VENV)/.uv
+	$(PY) -m venv $(VENV)-release
+	$(BIN)/uv pip install -q --python $(VENV)-release/bin/python -c constraints.txt 'build>=1.2' 'twine>=6'
+	$(VENV)-release/bin/python -m scripts.release
 
 clean:
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,83 @@
+"""What a release is checked for: one version, light archives, a citation, links to files."""
+
+import re
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from scripts import release
+
+ROOT = Path(__file__).resolve().parents[1]
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def test_all_files_name_one_version():
+    found = release.versions()
+
+    assert set(found) == {"pyproject.toml", "__init__.py", "CITATION.cff", "CHANGELOG.md"}
+    assert len(set(found.values())) == 1
+    assert release.version() in release.require_one_version()
+
+
+def test_versions_that_differ_end_the_list(monkeypatch):
+    monkeypatch.setattr(release, "versions", lambda: {"a": "1", "b": "2"})
+
+    with pytest.raises(SystemExit, match="versions differ"):
+        release.require_one_version()
+
+
+def test_the_citation_is_complete():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert {"cff-version", "message", "title", "authors", "version", "license"} <= set(cited)
+    assert (cited["title"], cited["license"]) == (project["name"], project["license"])
+    assert cited["references"][0]["authors"][0]["family-names"] == "Wen"
+
+
+def archives(
+    folder, *, inside=("taskuq/a.py", "taskuq-0.1.0.dist-info/METADATA"), size=1, sdist=None
+):
+    with zipfile.ZipFile(folder / "taskuq.whl", "w") as wheel:
+        for name in inside:
+            wheel.writestr(name, "x" * size)
+    needed = ("pyproject.toml", "README.md", "LICENSE", "src/taskuq/py.typed")
+    with tarfile.open(folder / "taskuq.tar.gz", "w:gz") as archive:
+        for name in needed if sdist is None else sdist:
+            archive.addfile(tarfile.TarInfo(f"taskuq-0.1.0/{name}"))
+    return folder
+
+
+def test_good_archives_pass(tmp_path):
+    assert "2 folders in the wheel" in release.check_contents(archives(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        ({"size": int(release.LARGEST)}, "more than"),
+        ({"inside": ("taskuq/a.py", "tests/b.py")}, "holds tests"),
+        ({"sdist": ("pyproject.toml", "README.md", "LICENSE")}, "lacks src/taskuq/py.typed"),
+    ],
+)
+def test_bad_archives_end_the_list(tmp_path, faults, said):
+    with pytest.raises(SystemExit, match=said):
+        release.check_contents(archives(tmp_path, **faults))
+
+
+def test_a_release_starts_from_nothing(tmp_path):
+    (tmp_path / "old.whl").touch()
+
+    with pytest.raises(SystemExit, match="starts from nothing"):
+        release.main(["-o", str(tmp_path)])
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_links_of_the_front_pages_lead_to_files(name):
+    links = [link for link in LINK.findall((ROOT / name).read_text()) if "://" not in link]
+
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
