@@ -36,6 +36,7 @@ quality          | quality     | Measure the image quality of recoveries.
 monitor          | monitor     | Look for evidence that new cases are not like a policy's old ones.
 audit            | audit       | Check an audit trail and tell the story of each scan.
 serve            | mrd         | Decide about scans that arrive as MRD streams.
+export           | mrd         | Write recovery and task as programs that a service runs from.
 replay           | mrd         | Play scans against a service as a scanner would.
 specify          | specify     | Write a policy's decisions as numbers, for other languages.
 interval         | interval    | Write the interval of a stored scan as JSON or as a DICOM report.

@@ -1,4 +1,4 @@
-"""taskuq serve and taskuq replay: decide about scans that come as MRD streams, and rehearse it."""
+"""taskuq serve, export and replay: decide about scans that come as MRD streams, rehearse it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from taskuq.commands.arguments import Seed
-from taskuq.commands.terminal import hand_over, say
+from taskuq.commands.terminal import hand_over, say, show
 from taskuq.errors import InputError
 
 
@@ -18,10 +18,11 @@ def serve(
     policy: Path,
     /,
     *,
-    recover: str,
-    task: str,
+    recover: str | None = None,
+    task: str | None = None,
     masks: Path | None = None,
     choose: Path | None = None,
+    runtime: Path | None = None,
     folder: Path = Path("scans"),
     host: str = "127.0.0.1",
     port: int = 9002,
@@ -44,6 +45,7 @@ def serve(
         masks: The lines of each round, as taskuq masks writes them; the published ones where None.
         choose: The TOML file of the run that the policy is of, where its table [choose] has lines
             chosen for each slice.
+        runtime: What taskuq export wrote, in place of recover, task and masks.
         folder: Where states of scans, the audit trail and the monitor are kept.
         host: Where to listen. MRD has no authentication: anything but loopback lets everybody in
             who can reach it.
@@ -66,7 +68,7 @@ def serve(
     from taskuq.runs.serving import open_chain
 
     chain = open_chain(
-        policy, recover, task, masks, folder,
+        policy, recover, task, masks, folder, runtime=runtime,
         seed=seed, deadline=deadline, watch=watch, shadow=shadow, device=device,
         choose=choose,
     )  # fmt: skip
@@ -87,6 +89,33 @@ def serve(
     finally:
         say("Stopping: what is being decided is decided first.")
         service.stop()
+
+
+def export(
+    policy: Path,
+    /,
+    *,
+    recover: str,
+    task: str,
+    masks: Path | None = None,
+    coils: int = 8,
+    height: int | None = None,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runtime"),
+) -> None:
+    """Write recovery and task as programs that taskuq serve runs from, without training code.
+
+    Arguments:
+        policy: The policy's file.
+        recover: The recovery network: a name in the package, e.g. flow-atlas, or weights.
+        task: The task network: a name in the package, e.g. classifier-atlas, or weights.
+        masks: The lines of each round, as taskuq masks writes them; the published ones where None.
+        coils: Receiver channels of the scans.
+        height: Samples of a readout; as many as there are lines where None.
+        output: The folder to write.
+    """
+    from taskuq.runs.serving import export as written
+
+    show(str(written(policy, recover, task, masks, output, coils=coils, height=height)))
 
 
 def replay(

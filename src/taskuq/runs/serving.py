@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from taskuq.decide.monitor import Monitor
-from taskuq.decide.policy import load_policy
+from taskuq.decide.policy import Policy, load_policy
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
 from taskuq.measure.adaptive import AdaptiveLines
@@ -25,11 +25,12 @@ SIZE = 128
 
 def open_chain(
     policy: Path,
-    recover: str,
-    task: str,
+    recover: str | None,
+    task: str | None,
     masks: Path | None,
     folder: Path,
     *,
+    runtime: Path | None = None,
     seed: int = 0,
     deadline: float | None = None,
     watch: float | None = None,
@@ -45,6 +46,7 @@ def open_chain(
         task: The task network, by name or by its weights.
         masks: What ``taskuq masks`` wrote.
         folder: Where states are kept.
+        runtime: What ``taskuq export`` wrote, in place of networks and masks.
         seed: The seed of the recoveries.
         deadline: Seconds for a round.
         watch: The probability of a false alarm of a monitor; none watches where None.
@@ -53,39 +55,100 @@ def open_chain(
         choose: The run whose table ``[choose]`` says how lines are chosen for each slice; by the
             masks where None.
     """
-    from taskuq.recover import open_recovery
     from taskuq.runs.mrd.session import Chain
-    from taskuq.task import load
 
-    loaded, chosen = load_policy(policy), pick_device(device)
-    rates = tuple(map(float, loaded.accelerations))
-    if masks is None:
-        lines = MaskConfig(accelerations=rates).masks(SIZE)
+    loaded = load_policy(policy)
+    if runtime is not None:
+        if any(given is not None for given in (recover, task, masks, device, choose)):
+            raise InputError(
+                "a runtime has recovery, task and masks of its own and runs on the CPU; leave "
+                "--recover, --task, --masks, --choose and --device out"
+            )
+        parts = _of_runtime(runtime, loaded)
+    elif recover is None or task is None:
+        raise InputError("give --recover and --task, or --runtime with what taskuq export wrote")
     else:
-        lines = read_masks(masks, rates)
-    rule = None if choose is None else _rule(choose, lines, rates)
+        parts = _of_networks(loaded, recover, task, masks, device)
+        if choose is not None:
+            parts["rule"] = _rule(choose, loaded, masks)
     monitor = None
     if watch is not None:
         monitor = Monitor(loaded, delta=watch, state=folder / "monitor.json")
     return Chain(
         policy=loaded,
-        recover=open_recovery(recover, device=chosen),
-        task=load(locate(task)).to(chosen),
-        columns=added_columns(lines),
+        **parts,
         folder=folder,
         seed=seed,
         deadline=deadline,
         monitor=monitor,
         shadow=shadow,
-        rule=rule,
     )
 
 
-def _rule(path: Path, lines: BoolArray, rates: tuple[float, ...]) -> AdaptiveLines:
+def _rule(path: Path, policy: Policy, masks: Path | None) -> AdaptiveLines:
     from taskuq.measure.mri import MultiCoilMRI
     from taskuq.runs.run import read_run
 
     chosen = read_run(path).choose
     if chosen is None:
         raise InputError(f"{path} has no table [choose]; name the run that the policy is of")
+    lines, rates = masks_of_rounds(policy, masks), tuple(map(float, policy.accelerations))
     return chosen.rule(MultiCoilMRI(lines, rates), lines, rates)
+
+
+def _of_runtime(runtime: Path, policy: Policy) -> dict[str, Any]:
+    from taskuq.runs.runtime.opened import open_runtime
+
+    return vars(open_runtime(runtime, policy))
+
+
+def _of_networks(
+    policy: Policy, recover: str, task: str, masks: Path | None, device: str | None
+) -> dict[str, Any]:
+    from taskuq.recover import open_recovery
+    from taskuq.task import load
+
+    chosen = pick_device(device)
+    return {
+        "recover": open_recovery(recover, device=chosen),
+        "task": load(locate(task)).to(chosen),
+        "columns": added_columns(masks_of_rounds(policy, masks)),
+    }
+
+
+def masks_of_rounds(policy: Policy, masks: Path | None) -> BoolArray:
+    """Return the lines that are measured in each round of a policy, booleans (round, width).
+
+    Arguments:
+        policy: The policy.
+        masks: What ``taskuq masks`` wrote; the masks of the embedded networks where None.
+    """
+    rates = tuple(map(float, policy.accelerations))
+    if masks is None:
+        return MaskConfig(accelerations=rates).masks(SIZE)
+    return read_masks(masks, rates)
+
+
+def export(
+    policy: Path, recover: str, task: str, masks: Path | None, folder: Path, *, coils: int,
+    height: int | None,
+) -> Path:  # fmt: skip
+    """Write recovery and task as programs that a service runs from.
+
+    Arguments:
+        policy: The policy's file.
+        recover: The recovery network, by name or by its weights.
+        task: The task network, by name or by its weights.
+        masks: What ``taskuq masks`` wrote.
+        folder: Where to write.
+        coils: Receiver channels of a scan.
+        height: Samples of a readout; as many as lines where None.
+    """
+    from taskuq.runs.runtime.export import write_runtime
+
+    if coils < 1 or (height is not None and height < 1):
+        raise InputError(f"got {coils} coils and height {height}; give whole numbers above 0")
+    loaded = load_policy(policy)
+    parts = _of_networks(loaded, recover, task, masks, "cpu")
+    width = sum(map(len, parts["columns"]))
+    return write_runtime(folder, loaded, **parts, shape=(coils, height or width, width))

@@ -47,6 +47,7 @@ class Chain:
         monitor: What watches whether the promise still stands.
         shadow: Whether to say what would be decided, and to ask for all lines all the same.
         rule: What chooses the lines of later rounds for each slice; the columns where None.
+        shape: Coil, height, width of the slices that can be recovered, where only some can.
     """
 
     policy: Policy
@@ -59,6 +60,7 @@ class Chain:
     monitor: Monitor | None = None
     shadow: bool = False
     rule: ChoosingMeasure | None = None
+    shape: tuple[int, int, int] | None = None
     model: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
@@ -133,6 +135,11 @@ class Session:
             raise InputError(
                 f"the scan has {header.shape[2]} lines and this service decides about {width}; use "
                 "the masks of that size"
+            )
+        if self.chain.shape not in (None, header.shape):
+            raise InputError(
+                f"the scan has slices {header.shape} (coil, height, width), and this service runs "
+                f"for {self.chain.shape}; export another runtime"
             )
         if header.slices > self.wire.limits.slices:
             raise InputError(
