@@ -152,5 +152,5 @@ def test_looking_at_fewer_samples_chooses_by_the_first_of_them():
 def test_pictures_show_the_lines_of_their_case(table, tmp_path):
     run(Draws(), tmp_path / "t", pictures=2)
     with np.load(tmp_path / "t" / "pictures.npz") as kept:
-        for case, lines in zip(kept["case"], kept["lines"], strict=True):
+        for case, lines in zip(kept["case"], kept["masks"], strict=True):
             assert np.array_equal(lines, table.lines[:, NAMES.index(str(case))])

@@ -128,7 +128,7 @@ def _of_case(chain: Chain, cases: Cases, index: int) -> dict[str, Any]:
         if len(drawn) > 1:
             found.setdefault("samples", []).append(shown)
         if recovered.lines is not None:
-            found.setdefault("lines", []).append(recovered.lines[0])
+            found.setdefault("masks", []).append(recovered.lines[0])
         estimate = _estimate(recovered)
         if estimate is not None and estimate.shape == found["mean"][0].shape:
             found.setdefault("estimate", []).append(estimate)

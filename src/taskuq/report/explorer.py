@@ -52,7 +52,8 @@ class Explorer:
         calibration_targets: Their targets (n,).
         estimate: Images of the measurements alone (S, T, H, W): zero-filled, back-projected.
         label: The class of each slice (S,).
-        masks: Which k-space columns a round measures (T, width); where k-space is measured.
+        masks: Which lines a round measures (T, line); (S, T, line) where a rule chose them for
+            each slice.
         samples: Single posterior samples (S, T, J, H, W).
         point: Another recovery to compare with, e.g. a variational network's (S, T, H, W).
         point_outputs: Its task outputs (S, T).
@@ -214,8 +215,11 @@ def _require_shapes(
         "task_ranges": (*(tasks or (1,)), 2),
         **dict.fromkeys(("estimate", "mean", "point"), (S, T, H, W, *colour)), "sd": (S, T, H, W),
     }  # fmt: skip
-    if "masks" in x and (x["masks"].ndim != 2 or len(x["masks"]) != T):
-        raise InputError(f"masks must be (round, width) with {T} rounds, got {x['masks'].shape}")
+    if "masks" in x and x["masks"].shape[:-1] not in ((T,), (S, T)):
+        raise InputError(
+            f"masks must be (round, line) with {T} rounds, or the same for each of {S} slices, got "
+            f"{x['masks'].shape}"
+        )
     for name, value in x.items():
         if name in expected and value.shape != expected[name]:
             raise InputError(

@@ -26,7 +26,8 @@ class Series:
         x: Positions, numbers or categories.
         y: Values; None where missing.
         error: The length of error bars on both sides, if any.
-        style: 'line', 'bars', 'points', 'step', or 'strip': one row of marks at the positions.
+        style: 'line', 'bars', 'points', 'step', or 'strip': one row of marks at the positions,
+            which are the fainter the further values are below 1.
     """
 
     name: str
@@ -110,10 +111,26 @@ FIGURES: Kinds[FigureKind] = Kinds(
         "task-network": "taskuq.report.networks:TASK",
         "split": "taskuq.report.networks:SPLIT",
         "masks": "taskuq.report.networks:MASKS",
+        "lines": "taskuq.report.chosen:LINES",
         "calibration-size": "taskuq.report.networks:PLANNER",
         "evidence": "taskuq.report.watching:EVIDENCE",
     },
 )
+
+
+def shades(series: Series) -> list[tuple[float, list[float]]]:
+    """Return the places of a row of marks by how dark they are, in tenths; faint ones first.
+
+    Example:
+        >>> shades(Series("R = 8", (0, 1, 2, 3), (1.0, 0.0, 0.31, 1.0), style="strip"))
+        [(0.3, [2.0]), (1.0, [0.0, 3.0])]
+    """
+    found: dict[float, list[float]] = {}
+    for x, y in zip(series.x, series.y, strict=True):
+        if is_number(x) and is_number(y) and y:
+            shade = min(1.0, max(0.1, round(float(y), 1)))
+            found.setdefault(shade, []).append(float(x))
+    return sorted(found.items())
 
 
 def figures_of(record: Mapping[str, Any]) -> list[tuple[FigureKind, Figure]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from taskuq.files import whole_file
 from taskuq.report.axes import offset
-from taskuq.report.figure import Figure, Series, figures_of
+from taskuq.report.figure import Figure, Series, figures_of, shades
 
 # Okabe and Ito's palette, told apart by most colour-blind readers, with markers for print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -125,8 +125,8 @@ def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
 def _draw_strip(axes: Any, figure: Figure, series: Series, colour: str) -> None:
     """Draw one row of marks, the first series on top."""
     row = len(figure.series) - 1 - figure.series.index(series)
-    marked = [x for x, y in zip(series.x, series.y, strict=True) if y]
-    axes.bar(marked, 0.8, width=0.82, bottom=row - 0.4, color=colour, linewidth=0)
+    for shade, places in shades(series):
+        axes.bar(places, 0.8, width=0.82, bottom=row - 0.4, color=colour, linewidth=0, alpha=shade)
     names = [s.name for s in reversed(figure.series)]
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(min(map(float, series.x)) - 1, max(map(float, series.x)) + 1)

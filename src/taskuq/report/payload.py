@@ -63,7 +63,7 @@ def explorer_payload(
         "words": words.to_dict()
         | {f"{name}s": words.many(name) for name in ("case", "group", "measurement")},
         "round_names": explorer.labels,
-        "lines": None if explorer.masks is None else _lines(explorer.masks),
+        "lines": _lines(explorer.masks),
         "tiles": made.tiles,
         "size": [made.height, made.width],
         "shrink": made.shrink,
@@ -81,6 +81,7 @@ def explorer_payload(
                 "doubt": made.doubt[s],
                 "truth": made.truth[s],
                 "rounds": made.rounds[s],
+                "lines": _lines(explorer.masks, s),
             }
             for s in range(explorer.slices)
         ],
@@ -121,8 +122,11 @@ def slice_pictures(explorer: Explorer, budget: int = BUDGET) -> Pictures:
     return Pictures(tiles, height, width, shrink, *pictures, doubt)
 
 
-def _lines(masks: np.ndarray) -> dict[str, Any]:
-    """Which lines each round adds, and how many there are in all."""
+def _lines(masks: np.ndarray | None, s: int | None = None) -> dict[str, Any] | None:
+    """Which lines each round adds, and how many there are: of all slices, or of one by itself."""
+    if masks is None or (masks.ndim == 3) != (s is not None):
+        return None
+    masks = masks if s is None else masks[s]
     before = np.vstack([np.zeros_like(masks[:1]), np.logical_or.accumulate(masks)[:-1]])
     new = [np.flatnonzero(row).tolist() for row in masks & ~before]
     return {"all": masks.shape[1], "new": new}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from markupsafe import Markup, escape
 
 from taskuq.report.axes import SMALLEST, Axis, offset, x_axis, y_axis
-from taskuq.report.figure import Figure, Series, is_number
+from taskuq.report.figure import Figure, Series, is_number, shades
 
 WIDTH, HEIGHT = 520, 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 46
@@ -189,7 +189,8 @@ def _mark(x: float, y: float, k: int, r: float) -> Markup:
 
 def _strips(figure: Figure) -> Markup:
     """Draw one row of marks for each series, as masks are shown."""
-    row, gap = 30, 12
+    # Many rows are narrow ones.
+    row, gap = (30, 12) if len(figure.series) <= 8 else (10, 2)
     numbers = [float(x) for s in figure.series for x in s.x if is_number(x)]
     low, high = min(numbers, default=0.0), max(numbers, default=1.0)
     left, right = 12, WIDTH - 12
@@ -198,17 +199,23 @@ def _strips(figure: Figure) -> Markup:
     top = 6
     for k, series in enumerate(figure.series):
         wide = 0.82 * unit
-        marks = "".join(
-            f"M{left + (float(x) - low) * unit:.2f} {top + 16}h{wide:.2f}v{row}h{-wide:.2f}z"
-            for x, y in zip(series.x, series.y, strict=True)
-            if is_number(x) and y
-        )
         parts.append(
             Markup(
                 '<text class="tick" x="{}" y="{}">{}</text><rect class="bed" x="{}" y="{}" '
-                'width="{}" height="{}"/><path class="c{} strip" d="{}"/>'
-            ).format(left, top + 11, series.name, left, top + 16, right - left, row, k % 7, marks)
+                'width="{}" height="{}"/>'
+            ).format(left, top + 11, series.name, left, top + 16, right - left, row)
         )
+        for shade, places in shades(series):
+            marks = "".join(
+                f"M{left + (x - low) * unit:.2f} {top + 16}h{wide:.2f}v{row}h{-wide:.2f}z"
+                for x in places
+            )
+            faint = Markup("") if shade == 1 else Markup(' fill-opacity="{:g}"').format(shade)
+            parts.append(
+                Markup('<path class="c{} strip"{} d="{}"/>').format(
+                    0 if len(figure.series) > 8 else k % 7, faint, marks
+                )
+            )
         top += row + gap + 16
     parts.append(
         Markup('<text class="label" x="{}" y="{}" text-anchor="middle">{}</text>').format(

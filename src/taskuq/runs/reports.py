@@ -21,6 +21,7 @@ from taskuq.interval import TaskRange
 from taskuq.outputs import TaskOutputs
 from taskuq.report.answer import answer_of
 from taskuq.report.cases import CaseReport
+from taskuq.report.chosen import lines_record
 from taskuq.report.contents import Contents, gather
 from taskuq.report.exports import ENDINGS, write_exports
 from taskuq.report.folder import RunFolder, StoredRecord, read_folder
@@ -135,6 +136,8 @@ def study(folder: RunFolder) -> Contents:
         contents.scan = one_scan(policy, folder)
     except InputError as error:
         contents.notes.append(f"No scan of the policy is shown: {error}")
+    if folder.table is not None and folder.table.lines is not None:
+        contents.add(lines_record(folder.table, contents.words))
     _add_planner(contents, policy)
     _add_cases(contents, policy, bounds)
     _add_numbers(contents, policy)

@@ -301,6 +301,7 @@
   // --- a scan that is played -------------------------------------------------------------------
   const play = player(stored, {
     part,
+    shown: () => stored.slices[state.slice],
     say: (text) => { part("played").textContent = text; },
     playing: (on) => {
       root.dataset.playing = String(on);

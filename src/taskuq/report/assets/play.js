@@ -10,17 +10,19 @@ const player = (stored, explorer) => {
   let timer = null;
   let measured = [];
 
-  // Without masks only shares are known: then a hundredth stands for a line.
-  const all = stored.lines ? stored.lines.all : 100;
-  const noun = stored.lines ? stored.words.measurements : "% of the measurement";
+  // Lines may have been chosen for each slice, or be the same for all. Without either only shares
+  // are known: then a hundredth stands for a line.
+  let known = stored.lines;
+  let all = 100;
+  const noun = () => (known ? stored.words.measurements : "% of the measurement");
   function added(round) {
-    if (stored.lines && round < T) return stored.lines.new[round];
+    if (known && round < T) return known.new[round];
     const share = round < T ? Math.round(all / stored.accelerations[round]) : all;
     const missing = Array.from({ length: all }, (_, i) => i).filter((i) => !measured.includes(i));
-    return stored.lines ? missing : missing.slice(0, Math.max(0, share - measured.length));
+    return known ? missing : missing.slice(0, Math.max(0, share - measured.length));
   }
   function amount() {
-    return stored.lines ? `${measured.length} of ${all} ${noun}` : `${measured.length} ${noun}`;
+    return known ? `${measured.length} of ${all} ${noun()}` : `${measured.length} ${noun()}`;
   }
 
   function draw(fresh) {
@@ -78,6 +80,8 @@ const player = (stored, explorer) => {
       return;
     }
     measured = [];
+    known = explorer.shown().lines || stored.lines;
+    all = known ? known.all : 100;
     explorer.playing(true);
     explorer.part("acquired").hidden = false;
     explorer.say("Nothing is measured yet.");
