@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,9 +88,23 @@ def documents():
 
 
 @pytest.mark.parametrize("document", documents(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_documents_code_runs(document, tmp_path, monkeypatch):
+def test_a_documents_code_runs(document, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
-    run_document(document.read_text(), str(document), tmp_path)
+    text = document.read_text()
+    if any("import deepinv" in block.code for block in blocks_of(text)):
+        request.getfixturevalue("deepinv")
+        warnings.simplefilter("ignore")  # deepinv's own; pytest puts the filters back
+    run_document(text, str(document), tmp_path)
+
+
+def test_every_tutorial_ends_in_a_page_that_opens_without_a_server():
+    tutorials = [p for p in documents() if p.parent.name == "tutorials" and p.stem != "index"]
+
+    assert tutorials
+    for tutorial in tutorials:
+        text = tutorial.read_text()
+        assert "make_report(" in text or "$ taskuq report " in text, tutorial.name
+        assert "/report.html" in text, tutorial.name
 
 
 def test_the_readme_shows_code_and_commands():

@@ -45,6 +45,21 @@ def test_commands_name_rounds(table, command, tmp_path, capsys, monkeypatch):
     assert "R=4" not in shown
 
 
+def test_commands_take_rounds_by_name(table, tmp_path, capsys):
+    path, bound = str(table.save(tmp_path / "table.npz")), str(tmp_path / "bound.json")
+    for given in (["evaluate", path, "--exact"], ["calibrate", path, "-o", bound]):
+        main([*given, "--alpha", "0.2", "--score", "lwr", "--acceleration", "four frames"])
+    assert tq.load_bound(bound).acceleration == 4
+    assert "one frame" not in "".join(capsys.readouterr())
+
+    with pytest.raises(SystemExit):
+        main(["evaluate", path, "--exact", "--acceleration", "two frames"])
+    assert "there is no round 'two frames'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["predict", bound, path, "--acceleration", "one frame"])
+    assert "was calibrated at acceleration 4, not one frame" in capsys.readouterr().err
+
+
 def test_cases_without_groups_are_counted_one_by_one(table):
     parts, _ = data_splits(Inputs(table), ClaimSettings())["tables"]
 

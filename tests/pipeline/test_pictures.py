@@ -100,6 +100,20 @@ def test_a_measurement_that_is_no_picture_leaves_the_others(wrapped, tmp_path):
     assert sorted(pictures(table.pictures)) == ["case", "mean", "samples", "sd", "truth"]
 
 
+def test_pixels_that_a_measurement_marks_as_missing_are_black(tmp_path):
+    table = tq.Pipeline(
+        lambda image, R: np.where(image > 0.5, np.nan, image),
+        lambda y, *, samples, seed: recover(np.nan_to_num(y), samples=samples, seed=seed),
+        task,
+    ).run(IMAGES, **ASKED, store=tmp_path, pictures=3)
+    seen = pictures(table.pictures)
+
+    unseen = seen["truth"] > 0.5
+    assert unseen.any()
+    assert (seen["estimate"][:, 0][unseen] == 0).all()
+    assert tq.make_report(table, tmp_path / "page", alpha=0.2, trials=5).exists()
+
+
 def test_pictures_that_cannot_be_kept_are_spoken_of(tmp_path):
     calls = []
 

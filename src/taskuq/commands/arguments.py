@@ -109,6 +109,34 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def round_asked(text: str) -> float | str:
+    """Read which round is meant: an acceleration, or else a round's name.
+
+    Example:
+        >>> round_asked("8"), round_asked("24 views")
+        (8.0, '24 views')
+    """
+    try:
+        return float(text)
+    except ValueError:
+        return text.strip()
+
+
+def names(text: str | None, name: str) -> dict[str, str] | None:
+    """Read words by name.
+
+    Example:
+        >>> names("case=slice, group=patient", "words")
+        {'case': 'slice', 'group': 'patient'}
+    """
+    if text is None:
+        return None
+    pairs = [part.partition("=") for part in words(text)]
+    if not all(key and is_given and word for key, is_given, word in pairs):
+        raise InputError(f"--{name} takes words by name, as in case=slice, got {text!r}")
+    return {key.strip(): word.strip() for key, _, word in pairs}
+
+
 def share(text: str) -> float | str:
     """Read whom a promise about groups is for: 'random', 'all' or a share.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from taskuq.commands.arguments import SCORE, TableFile, load_table, share
+from taskuq.commands.arguments import SCORE, TableFile, load_table, round_asked, share
 from taskuq.commands.terminal import hand_over, say, show
 from taskuq.errors import InputError
 
@@ -30,7 +30,7 @@ def calibrate(
     *,
     score: str = SCORE,
     alpha: float = 0.05,
-    acceleration: float | None = None,
+    acceleration: str | None = None,
     unit: Literal["case", "group"] | None = None,
     cases: str = "random",
     delta: float | None = None,
@@ -48,7 +48,8 @@ def calibrate(
         table: A table of task outputs.
         score: ar, lwr, cqr, mlwr or learned.
         alpha: The error rate.
-        acceleration: The acceleration to calibrate for; needed where the table has several.
+        acceleration: The round to calibrate for, by its acceleration or its name; needed where
+            the table has several.
         unit: Promise for a new case or a new group; for groups where the table has them.
         cases: With groups, cover a 'random' case, 'all' cases, or a share of them.
         delta: Promise coverage given the calibration set, but for this share of sets.
@@ -70,7 +71,7 @@ def calibrate(
         raise InputError(f"{table} has no targets, so nothing can be calibrated on it")
     if loaded.missing:
         say(f"taskuq: {len(loaded.missing)} cases of the table are unfinished and left out")
-    k, R = _round(loaded, acceleration)
+    k, R = _round(loaded, None if acceleration is None else round_asked(acceleration))
     group = as_unit(unit, has_groups=loaded.group is not None).groups(loaded.group)
     bound: Bound | JointBound
     if joint is not None:
@@ -107,7 +108,7 @@ def predict(
     *,
     alpha: float | None = None,
     score: str | None = None,
-    acceleration: float | None = None,
+    acceleration: str | None = None,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("intervals.csv"),
 ) -> None:
     """Write the interval of each case of a table as CSV.
@@ -117,7 +118,7 @@ def predict(
         table: A table of task outputs; targets are not needed.
         alpha: Refuse a bound of another error rate.
         score: Refuse a bound of another score.
-        acceleration: The acceleration, where the bound does not say.
+        acceleration: The round, by its acceleration or its name, where the bound does not say.
         output: Where to write the intervals.
     """
     from taskuq.files import whole_file
@@ -126,12 +127,12 @@ def predict(
     _require_as_asked(calibrated, bound, alpha, score)
     loaded = load_table(table, None)
     remembered = calibrated.acceleration
-    if acceleration is not None and remembered not in (None, acceleration):
+    k, R = _round(loaded, remembered if acceleration is None else round_asked(acceleration))
+    if acceleration is not None and remembered not in (None, R):
         raise InputError(
-            f"{bound} was calibrated at acceleration {remembered:g}, not {acceleration:g}; use the "
+            f"{bound} was calibrated at acceleration {remembered:g}, not {acceleration}; use the "
             "bound of that acceleration"
         )
-    k, R = _round(loaded, remembered if acceleration is None else acceleration)
     outputs = loaded.outputs[k] if loaded.outputs.ndim == 4 else loaded.until(k)
     if calibrated.rounds == 1 and outputs.ndim == 3 and loaded.outputs.ndim == 3:
         outputs = outputs[-1]
@@ -220,18 +221,20 @@ def _texts(values: FloatArray) -> list[str]:
     return list(map(repr, values.ravel().tolist()))
 
 
-def _round(table: TaskOutputs, acceleration: float | None) -> tuple[int, float | None]:
+def _round(table: TaskOutputs, asked: float | str | None) -> tuple[int, float | None]:
+    """The number and the acceleration of the round that is meant."""
     import numpy as np
 
-    if acceleration is not None:
-        if np.isnan(table.accelerations).all():
-            return 0, acceleration
-        return table.round_at(acceleration), acceleration
-    if table.rounds > 1:
+    if asked is None and table.rounds > 1:
         rates = ", ".join(f"{R:g}" for R in table.accelerations)
-        raise InputError(f"the table has accelerations {rates}; choose one with --acceleration")
-    only = float(table.accelerations[0])
-    return 0, None if np.isnan(only) else only
+        called = "" if table.round_names is None else f" ({', '.join(table.round_names)})"
+        raise InputError(
+            f"the table has accelerations {rates}{called}; choose one with --acceleration"
+        )
+    if not isinstance(asked, str) and np.isnan(table.accelerations).all():
+        return 0, asked
+    k = 0 if asked is None else table.round_at(asked)
+    return k, float(table.accelerations[k])
 
 
 def _load(path: Path) -> Bound | JointBound:

@@ -16,6 +16,7 @@ from taskuq.commands.arguments import (
     counts,
     load_table,
     numbers,
+    round_asked,
     share,
     words,
 )
@@ -52,7 +53,7 @@ def evaluate(
         table: A table of task outputs.
         score: Scores, separated by commas: ar, lwr, cqr, mlwr, learned.
         alpha: The error rate.
-        acceleration: Accelerations, separated by commas; all by default.
+        acceleration: Rounds, by acceleration or name, separated by commas; all by default.
         samples: Numbers of posterior samples, separated by commas; all by default.
         trials: The number of random splits.
         exact: Take all splits at once, in closed form.
@@ -73,8 +74,11 @@ def evaluate(
     if loaded.missing:
         say(f"taskuq: {len(loaded.missing)} cases of the table are unfinished and left out")
     bins = numbers(size_bins, "size-bins")
+    asked = () if acceleration is None else acceleration.split(",")
+    rounds = [loaded.round_at(round_asked(one)) for one in asked]
     comparison = Comparison(
-        scores=words(score), alpha=alpha, accelerations=numbers(acceleration, "acceleration"),
+        scores=words(score), alpha=alpha,
+        accelerations=tuple(loaded.accelerations[rounds].tolist()) or None,
         samples=counts(samples, "samples"), trials=None if exact else trials, seed=seed,
         unit=unit, cases=share(cases), delta=delta, side=side,
         **({} if bins is None else {"size_bins": bins}),

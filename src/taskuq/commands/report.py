@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from taskuq.commands.arguments import Seed, by_task, ranges
+from taskuq.commands.arguments import Seed, by_task, names, ranges
 from taskuq.commands.terminal import say, say_paragraphs, show
 from taskuq.errors import InputError
 
@@ -23,6 +23,7 @@ def report(
     seed: Seed = 0,
     range: Annotated[str | None, Parameter(name="--range", allow_leading_hyphen=True)] = None,
     title: str | None = None,
+    words: str | None = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     export: bool = False,
 ) -> None:
@@ -39,8 +40,11 @@ def report(
         unit: Of a table: promise for a case, a group, or whole groups; groups where it has them.
         trials: Of a table: the number of random splits.
         seed: Of a table: the seed of the splits.
-        range: Of a table: the task's range, low,high, where the table does not declare it.
+        range: Of a table: the task's range, low,high, where the table does not declare it; of
+            several tasks lesion=0:1,area=0:inf.
         title: Of a table: what the page is called.
+        words: Of a table: what things are called where it does not say, e.g.
+            case=slice,group=patient; also estimate, round, measurement and truth.
         output: Of a table: the folder of the page; the table's name and -report by default.
         export: Also write tables (CSV, JSON, LaTeX), figures (SVG, PNG, PDF) and intervals.csv.
     """
@@ -60,6 +64,7 @@ def report(
         page = make_report(
             source, run_dir, alpha=alpha, max_width=by_task(max_width, "max-width"), unit=unit,
             trials=trials, seed=seed, title=title, task_range=ranges(range), tell=say,
+            words=names(words, "words"),
         )  # fmt: skip
     else:
         page = write_report(run_dir)

@@ -137,14 +137,14 @@ def _of_case(chain: Chain, cases: Cases, index: int) -> dict[str, Any]:
 
 
 def _estimate(recovered: Recovered) -> FloatArray | None:
-    """The picture of the measurement alone, where it has one."""
+    """The picture of the measurement alone, where it has one; what it marks as missing is 0."""
     if not recovered.measurements:
         return None
     measurement = recovered.measurements[0]
     if isinstance(measurement, PicturedMeasurement):
-        return as_picture(measurement.picture)
+        return np.nan_to_num(as_picture(measurement.picture))
     try:
-        return as_picture(true_image(measurement))
+        return np.nan_to_num(as_picture(true_image(measurement)))
     except (ValueError, AttributeError, TypeError):  # a measurement may be anything
         return None
 
