@@ -195,7 +195,8 @@ def _filled(cls: type[T], table: Mapping[str, Any], where: str, over: T | None, 
     for key, value in table.items():
         name = f"{where}.{key}" if where else key
         if key not in known:
-            raise InputError(f"{name} is not {setting}; choose from {', '.join(known)}")
+            choice = f"choose from {', '.join(known)}" if known else "it has none, so leave it out"
+            raise InputError(f"{name} is not {setting}; {choice}")
         values[key] = _convert(value, hints[key], name, values.get(key))
     missing = [name for name, field in known.items() if _is_required(field) and name not in values]
     if missing:

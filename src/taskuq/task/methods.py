@@ -20,6 +20,7 @@ TASKS = Methods(
     "task",
     {
         "air-share": "taskuq.task.air:AirShare",
+        "area": "taskuq.task.area:Area",
         "mean-intensity": "taskuq.task.methods:MeanIntensityMethod",
         "several": "taskuq.task.several:SeveralMethod",
     },

@@ -1,0 +1,67 @@
+"""Areas are counted, in one's own unit; summed over a patient's slices they are volumes."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import taskuq as tq
+from taskuq.calibration.rank import coverage_rank
+from taskuq.errors import InputError
+from taskuq.task import TASKS
+from taskuq.task.area import Area
+
+LGG = Path(__file__).resolve().parents[2] / "../shared/data/lgg/lgg_flair_128_all_dev.npz"
+
+
+def test_areas_add_up_and_scale_with_the_pixel():
+    images = torch.rand(5, 12, 10, generator=torch.Generator().manual_seed(0))
+    above, below = Area(0.4, pixel=2.5), Area(0.4, pixel=2.5, below=True)
+
+    assert torch.allclose(above(images) + below(images), torch.full((5,), 2.5 * 120))
+    parts = Area(0.4)(images[:, :6]) + Area(0.4)(images[:, 6:])
+    assert torch.allclose(parts, above(images) / 2.5)
+    assert torch.allclose(Area(0.4, pixel=0)(images) * 120 * 2.5, above(images))
+
+
+def test_ranges_and_names_go_with_the_unit():
+    assert (Area(1.0).range, Area(1.0, pixel=0).range) == ((0, math.inf), (0, 1))
+    assert Area(1.0, pixel=0).names == ("share of the image",)
+    assert TASKS["area"] is Area
+    for settings in ({"threshold": math.nan}, {"threshold": 1.0, "pixel": -1.0}):
+        with pytest.raises(InputError, match="give a level"):
+            Area(**settings)
+
+
+@pytest.mark.skipif(not LGG.exists(), reason="the slices of low-grade glioma are not here")
+def test_volumes_of_real_tumours_are_covered_patient_by_patient(tmp_path):
+    from scripts.tumour_volumes import BEGIN, END, lines, volumes, write
+
+    read, of_masks = tables = volumes(LGG)
+    with np.load(LGG) as file:
+        kept = file["central"]
+        masks = np.unpackbits(file["mask_packed256"][kept], axis=1).sum(1)
+        group = file["group"][kept].astype(str)
+    sums = [masks[group == patient].sum() / 4 for patient in of_masks.case]
+    assert np.allclose(of_masks.targets, sums), "the volumes are those of the masks themselves"
+    assert (read.outputs == of_masks.outputs).all()
+    errors = np.abs(read.outputs[:, :, 0] - read.targets).mean(1)
+    assert (np.diff(errors) < 0).all(), "more lines bring what is read closer to the truth"
+
+    # Each patient in turn is new to a bound of the others: it covers as many as its rank says.
+    for table in tables:
+        x, z, n = table.outputs[-1], table.targets, table.cases
+        others = [np.delete(np.arange(n), i) for i in range(n)]
+        bounds = [tq.calibrate(x[o], z[o], alpha=0.2, score="ar") for o in others]
+        held = [b(x[i : i + 1]).contains(z[i : i + 1])[0] for i, b in enumerate(bounds)]
+        assert sum(held) == coverage_rank(n - 1, 0.2)
+
+    document = tmp_path / "page.md"
+    document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    write(document, lines(tables, 0.2))
+    assert "old" not in document.read_text()
+    assert document.read_text().count("| masks |") == 4
+    assert document.read_text().startswith("before\n")
+    assert document.read_text().endswith("\nafter\n")
