@@ -9,6 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHIVE = "site.tar.xz"
+# What commands name beside their own modules.
+LINKED = ("configs", "tests")
 
 
 def put(carried: Path | None, work: Path) -> None:
@@ -27,8 +29,9 @@ def put(carried: Path | None, work: Path) -> None:
         elif path.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
-    if not (work / "configs").exists():
-        work.mkdir(parents=True, exist_ok=True)
-        (work / "configs").symlink_to(ROOT / "configs")
+    work.mkdir(parents=True, exist_ok=True)
+    for name in LINKED:
+        if not (work / name).exists():
+            (work / name).symlink_to(ROOT / name)
     sys.path.insert(0, str(ROOT / "src"))
     sys.path.append(str(site))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -205,3 +206,42 @@ def test_packages_that_travel_are_plain_python():
     assert {"cyclopts", "rich", "attrs"} <= names
     with pytest.raises(InputError, match="not plain Python"):
         closure(("scipy",))
+
+
+PLANS = sorted((ROOT / "configs" / "programme").glob("*.toml"))
+
+
+def before(plan, name):
+    """A job and all that it needs, and what these need."""
+    return {name}.union(*(before(plan, other) for other in plan.job[name].needs))
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_whatever_a_configuration_of_a_plan_names_was_trained_before(path):
+    plan = read_plan(path)
+    for name, job in plan.job.items():
+        made = {
+            folder
+            for other in before(plan, name)
+            for line in plan.job[other].run
+            for folder in re.findall(r"-o (?:runs|tables)/([\w-]+)", line)
+        }
+        for file in re.findall(r"configs/[\w/-]+\.toml", " ".join(job.run)):
+            text = (ROOT / file).read_text()
+            used = set(re.findall(r'"runs/([\w-]+)/', text))
+            if "samplers.toml" in file:  # of which some are drawn at a time
+                used &= {folder for folder in used if folder.endswith(tuple(drawn(job)))}
+            assert used <= made, f"{name}: {file}"
+
+
+def drawn(job):
+    """Which samplers a job draws from."""
+    return re.findall(r"[\w-]+", "".join(re.findall(r"--only (\S+)", " ".join(job.run))))
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_all_that_a_job_leaves_is_made_by_it(path):
+    for name, job in read_plan(path).job.items():
+        for file in job.leaves:
+            folder = "/".join(file.split("/")[:2])
+            assert folder in " ".join(job.run) or file in " ".join(job.run), name

@@ -11,8 +11,10 @@ from torch.utils.data import DataLoader
 
 from bits import same_bits
 from taskuq.data.arrays import ArrayDataset
+from taskuq.data.atlas import AtlasData
 from taskuq.data.dataset import Subset
 from taskuq.data.memory import InMemory
+from taskuq.data.splits import Split
 from taskuq.errors import InputError
 from taskuq.recover import build, folds
 from taskuq.recover.cases import MeasuredCases, group_ranges
@@ -165,3 +167,12 @@ def test_a_case_that_is_not_finite_is_named():
     for cases in (task_of(source), measured(source=source)):
         with pytest.raises(InputError, match=f"case {source.items[4].case} holds NaN"):
             cases.stock(torch.device("cpu"), 1e9)
+
+
+def test_the_atlas_as_a_task_is_for_a_device():
+    data = AtlasData(patients=3, size=32, slices=2, in_memory=True)
+    whole = data.open_targets()
+    split = Split(*((group,) for group in np.unique(whole.cases.groups)))
+    for part in whole.split(split):
+        cases = task_cases.TaskCases(part.cases, part.targets)
+        assert cases.stock(torch.device("cpu"), np.inf) is not None

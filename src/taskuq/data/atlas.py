@@ -14,7 +14,7 @@ from taskuq.data.anatomy import load_anatomy
 from taskuq.data.arrays import ArrayDataset
 from taskuq.data.contrast import Contrasts
 from taskuq.data.dataset import Dataset, Item
-from taskuq.data.memory import shared_out
+from taskuq.data.memory import InMemory, shared_out, worth_starting
 from taskuq.data.patient import Patient, PatientPlan, draw_patient
 from taskuq.data.readers import Reader
 from taskuq.data.splits import Part
@@ -219,11 +219,12 @@ class AtlasData(Reader):
         cases: Dataset = atlas
         if self.in_memory:
             # Drawn once for images and areas; case by case every patient would be drawn many times.
-            patients = draw_patients(atlas)
+            workers = worth_starting(self.processes, len(atlas))
+            patients = draw_patients(atlas, workers=workers)
             area = np.concatenate([patient.area for patient in patients])
             images = np.concatenate([patient.images for patient in patients])
             label = (area >= atlas.plan.minimum_area).astype(int)
-            cases = ArrayDataset(images, label, atlas.groups, normalise=False)
+            cases = InMemory.of(ArrayDataset(images, label, atlas.groups, normalise=False))
         else:
             area = atlas.lesion_area
         targets = area[:, None] if self.target == "lesion_area" else Part.of(cases).targets

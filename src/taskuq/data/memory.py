@@ -151,6 +151,20 @@ def shared_out(function: Callable[..., T], *arguments: Iterable[Any], workers: i
         yield from pool.map(function, *arguments)
 
 
+def worth_starting(processes: int, cases: int) -> int:
+    """How many of some processes are worth starting for so many cases on this machine.
+
+    Arguments:
+        processes: The most that are wanted.
+        cases: How many cases they share.
+
+    Example:
+        >>> worth_starting(8, cases=20)
+        1
+    """
+    return min(processes, os.cpu_count() or 1) if cases >= FEW else 1
+
+
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Processes started here compute with one thread each."""
@@ -238,7 +252,7 @@ def _filled(source: Dataset, processes: int, name: str) -> int:
 
     It goes when the last process that has it ends, however that ends.
     """
-    workers = min(processes, os.cpu_count() or 1) if len(source) >= FEW else 1
+    workers = worth_starting(processes, len(source))
     stretches = np.array_split(np.arange(len(source)), max(1, min(4 * workers, len(source))))
     parts = shared_out(_read, [source] * len(stretches), stretches, workers=workers)
     file, items = _nameless(name), []
