@@ -16,13 +16,14 @@ from taskuq.errors import InputError
 from taskuq.measure.coils import to_complex
 from taskuq.measure.mri import MultiCoilMRI
 from taskuq.measure.projections import keep_measured
+from taskuq.recover import around
 from taskuq.recover.around import AroundEstimate, temperature_at
 from taskuq.recover.cases import MeasuredCases
 from taskuq.recover.estimate import TOGETHER, EstimatedCases, estimate
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.flow.folded import fold
 from taskuq.recover.flow.sampler import case_scale
-from taskuq.recover.flow_training import FlowTraining, around_recipe
+from taskuq.recover.flow_training import FlowMethod, FlowTraining, around_recipe
 from taskuq.recover.methods import open_recovery
 from taskuq.recover.varnet import VarNet, VarNetConfig
 from taskuq.training.seeds import own_randomness
@@ -176,9 +177,40 @@ def test_a_draw_beyond_the_limit_is_counted_and_drawn_again(net, images):
     drawn = recover(scans(images, 4)[0], samples=40, seed=0)
     assert recover.rejected > 0
     assert torch.isfinite(drawn).all()
-    hopeless = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "limit": 0.1})).eval()
-    with pytest.raises(InputError, match=r"beyond 0\.1 after 11 draws"):
+    assert recover.cooled == 0
+
+
+def test_latents_are_halved_where_no_draw_is_within_the_limit(net, images):
+    """A new flow gives its latents: of 512 numbers the largest is far above 1, and not above 9."""
+    narrow = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "limit": 1.0})).eval()
+    recover = AroundEstimate(narrow, net)
+    drawn = recover(scans(images, 4)[0], samples=5, seed=0)
+    assert torch.isfinite(drawn).all()
+    assert recover.cooled == 5
+    assert 5 * 11 <= recover.rejected <= 5 * 14
+    first = recover(scans(images, 4)[0], samples=2, seed=0)
+    assert torch.allclose(first, drawn[:2], atol=1e-5)
+    hopeless = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "limit": 1e-3})).eval()
+    with pytest.raises(InputError, match=r"beyond 0\.001 after 16 draws, .* lower temperatures"):
         AroundEstimate(hopeless, net)(scans(images, 4)[0], samples=2, seed=0)
+
+
+def test_an_estimate_that_is_not_finite_is_said_to_be_so(net, flow, images):
+    recover = AroundEstimate(flow, net)
+    with torch.no_grad():
+        next(net.parameters()).fill_(torch.nan)
+    with pytest.raises(InputError, match="estimate to draw around is not finite"):
+        recover(scans(images, 4)[0], samples=2, seed=0)
+
+
+def test_a_flow_that_is_asked_for_float32_estimates_so(net, flow, tmp_path, monkeypatch):
+    kinds = []
+    monkeypatch.setattr(around, "quick_varnet", lambda net, dtype: kinds.append(dtype) or net)
+    other = save_weights(net, tmp_path / "net.safetensors", kind="varnet", config=net.config)
+    path = save_weights(flow, tmp_path / "flow.safetensors", kind="flow", config=flow.config)
+    for precision in ("auto", "float32"):
+        FlowMethod(path, estimate=other, precision=precision).open("cpu")
+    assert kinds == [torch.float16, torch.float32]
 
 
 def test_the_last_draw_counts(net, flow, images, monkeypatch):

@@ -78,6 +78,8 @@ def temperature_at(temperature: float | Temperatures, mask: Tensor) -> float:
 
 # Images that are drawn together; more would not be quicker, and need more memory.
 TOGETHER = 64
+# How often latents are halved where no draw as it was learned is within the limit.
+COOLER = 6
 
 
 class AroundEstimate:
@@ -98,6 +100,12 @@ class AroundEstimate:
             (:meth:`taskuq.recover.estimate.Estimate.widening`); 1 draws what was learned. Pairs of
             an acceleration and a temperature where it is to depend on how much was measured
             (:func:`taskuq.recover.around.temperature_at`).
+        dtype: The precision of the network's convolutions on a GPU.
+
+    Attributes:
+        rejected: How many draws were beyond the flow's limit, and drawn again.
+        cooled: How many samples had to be drawn at a lower temperature, since eleven draws as
+            they were learned had been rejected.
 
     Example:
         >>> from taskuq.measure.mri import Measurement
@@ -119,6 +127,7 @@ class AroundEstimate:
         *,
         device: torch.device | str | None = None,
         temperature: float | Temperatures = 1.0,
+        dtype: torch.dtype = torch.float16,
     ) -> None:
         if flow.config.coils != 1 or flow.config.inputs != 6:
             raise InputError(
@@ -126,11 +135,11 @@ class AroundEstimate:
                 "around an estimate has coils = 1 and inputs = 6"
             )
         self.device = torch.device(device or next(flow.parameters()).device)
-        self.flow, self.net = flow, quick_varnet(net.to(self.device).eval())
+        self.flow, self.net = flow, quick_varnet(net.to(self.device).eval(), dtype)
         self.folded = fold(flow, device=self.device, dtype=torch.float32)
         check_temperature(temperature)
         self.temperature = temperature
-        self.rejected = 0
+        self.rejected = self.cooled = 0
 
     def __call__(self, measurement: Scan, *, samples: int, seed: int) -> Tensor:
         """Return posterior samples, (sample, height, width); rejected draws are counted."""
@@ -157,6 +166,11 @@ class AroundEstimate:
         zero_filled, mask = (part.to(self.device) for part in stacked(measurements))
         found = estimate(self.net, zero_filled.to(torch.complex64), mask)
         inputs = found.inputs()
+        if not bool(torch.isfinite(inputs).all()):
+            raise InputError(
+                "the estimate to draw around is not finite; look for NaN or overflow in the "
+                'k-space, or let the variational network compute with precision = "float32"'
+            )
         drawn = []
         for k, seed in enumerate(seeds):
             shares = self.folded.shares(inputs[k : k + 1])
@@ -176,19 +190,27 @@ class AroundEstimate:
         seed: int,
         deviation: float,
     ) -> Tensor:
-        """Combined errors, complex (sample, 1, height, width); those beyond the limit once more."""
+        """Combined errors, complex (sample, 1, height, width); those beyond the limit once more.
+
+        What a measurement says may make nearly every draw explode. Then latents are halved with
+        every further draw, and the sample counts as cooled.
+        """
         errors = self._inverse(inputs, shares, [mixed_seed(seed, j, 0) for j in numbers], deviation)
-        attempt = 0
-        while again := self._beyond(errors):
-            attempt += 1
-            if attempt == ATTEMPTS:
-                raise InputError(
-                    f"a sample is not finite or beyond {self.flow.config.limit} after {ATTEMPTS} "
-                    "draws; train the flow longer, or give a lower temperature or a higher limit"
-                )
+        for attempt in range(1, ATTEMPTS + COOLER):
+            again = self._beyond(errors)
+            if not again:
+                return errors
             self.rejected += len(again)
+            self.cooled += len(again) if attempt == ATTEMPTS else 0
             rows = [mixed_seed(seed, numbers[k], attempt) for k in again]
-            errors[again] = self._inverse(inputs, shares, rows, deviation)
+            cooled = deviation * 0.5 ** max(0, attempt - ATTEMPTS + 1)
+            errors[again] = self._inverse(inputs, shares, rows, cooled)
+        if self._beyond(errors):
+            raise InputError(
+                f"a sample is not finite or beyond {self.flow.config.limit} after "
+                f"{ATTEMPTS + COOLER - 1} draws, the last ones at ever lower temperatures; train "
+                "the flow longer, or give a higher limit"
+            )
         return errors
 
     def _beyond(self, errors: Tensor) -> list[int]:

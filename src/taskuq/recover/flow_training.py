@@ -112,7 +112,8 @@ class FlowMethod:
             flow's weights does not name it.
         temperature: Of the flow's latents; by default what the flow's TOML says, else 1, which
             draws what was learned.
-        precision: 'auto' draws in bfloat16 on a GPU, 'float32' as a CPU does.
+        precision: 'auto' draws in bfloat16 on a GPU, and estimates in float16; 'float32' does both
+            as a CPU does.
     """
 
     weights: Path | None = None
@@ -137,9 +138,9 @@ class FlowMethod:
             )
         if temperature is None:
             temperature = card.get("temperatures") or 1.0
-        return AroundEstimate(
-            flow, estimating_network(named), device=device, temperature=temperature
-        )
+        net = estimating_network(named)
+        dtype = torch.float32 if self.precision == "float32" else torch.float16
+        return AroundEstimate(flow, net, device=device, temperature=temperature, dtype=dtype)
 
 
 @dataclass(frozen=True)

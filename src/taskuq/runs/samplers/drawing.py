@@ -258,6 +258,8 @@ class _Drawing:
             }
             with whole_file(target / "pixels.npz") as partial, partial.open("wb") as file:
                 np.savez_compressed(file, peak=peak.cpu().numpy(), **pixels)
+            if cooled := getattr(self.recover, "cooled", 0):
+                tell(f"{self.name}: {cooled} samples were drawn at a lower temperature")
         # The first batch of a round pays for what is loaded, compiled and recorded once.
         steady = [[*of[1:]] or of for of in self.seconds]
         cost = {
@@ -267,6 +269,7 @@ class _Drawing:
             "accelerations": list(rates),
             "milliseconds": [1e3 * float(np.median(of)) if of else None for of in steady],
             "rejected": self.rejected,
+            "cooled": getattr(self.recover, "cooled", 0),
             "batch": self.config.batch,
             "device": self.device,
             "failed": self.failed,
