@@ -2,6 +2,7 @@ r"""Draws of recovery networks for heads, masks, coils and noise that they were 
 
     python -m scripts.any_head [varnet-atlas sampler-atlas ...] [--draws 1000] [--seed 0]
         [--device cuda] [--json any-head.json] [--into docs/recovery.md]
+    python -m scripts.any_head --from any-head.json --into docs/recovery.md
 
 Each input is a slice of the atlas in one of three contrasts, cut to a random size, seen by 1 to 20
 coils through a random mask between R = 2 and 16, with or without noise; one of ten is all zeros,
@@ -15,6 +16,7 @@ coil images cannot be asked whether it agrees.
 from __future__ import annotations
 
 import argparse
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -130,10 +132,19 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def main(
-    names: list[str], draws: int, seed: int, device: str, record: Path | None, into: Path | None
+    names: list[str],
+    draws: int,
+    seed: int,
+    device: str,
+    record: Path | None,
+    counted: Path | None,
+    into: Path | None,
 ) -> None:
-    images, inputs = heads(seed), -(-draws // SAMPLES)
-    results = {name: count(name, images, inputs, seed, device) for name in names}
+    if counted is None:
+        images, inputs = heads(seed), -(-draws // SAMPLES)
+        results = {name: count(name, images, inputs, seed, device) for name in names}
+    else:
+        results = json.loads(counted.read_text())["results"]
     print(table(results))
     if record is not None:
         write_json(record, {"seed": seed, "results": results})
@@ -150,5 +161,6 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", dest="record", type=Path)
+    parser.add_argument("--from", dest="counted", type=Path, help="show a record that is there")
     parser.add_argument("--into", type=Path)
     main(**vars(parser.parse_args()))

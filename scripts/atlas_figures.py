@@ -16,10 +16,10 @@ from pathlib import Path
 from taskuq.report.figure import Figure, Series
 from taskuq.report.ink import draw
 from taskuq.report.networks import quality_figures
-from taskuq.runs.stored import stored_table
+from taskuq.runs.stored import embedded_sampler, stored_table
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-LOSSES = {"varnet": "1 - SSIM", "flow": "bits per dimension"}
+LOSSES = {"varnet": "1 - SSIM", "flow": "bits per dimension", "sampler": "score"}
 
 
 def learning(kind: str) -> Figure:
@@ -40,7 +40,8 @@ def learning(kind: str) -> Figure:
 
 def main() -> None:
     record = json.loads((DOCS / "curves" / "quality.json").read_text())
-    figures = [learning("varnet"), learning("flow"), *quality_figures(record)]
+    there = [kind for kind in LOSSES if (DOCS / "curves" / f"{kind}-atlas.csv").exists()]
+    figures = [*map(learning, there), *quality_figures(record)]
     for figure in figures:
         name = figure.name if figure.name.startswith("atlas") else f"atlas-{figure.name}"
         print(draw(figure, DOCS / "figures" / f"{name}.svg"))
@@ -57,7 +58,7 @@ def main() -> None:
         )
     pooled = record.get("spread_error_pooled", float("nan"))
     print(f"over pixels of all slices and accelerations: {pooled:.2f}")
-    table = stored_table("atlas-flow")
+    table = stored_table(f"atlas-{embedded_sampler()}")
     for R, outputs in zip(table.accelerations, table.outputs, strict=True):
         bias = (outputs.mean(axis=-1) - table.targets).mean()
         print(f"R = {R:g}: outputs on samples are larger than their targets by {bias:.2f}")

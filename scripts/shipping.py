@@ -1,89 +1,49 @@
-"""Train a recovery network for some seconds and ship it; embedded_gpu.py runs this.
+r"""Put trained networks into the package, with cards; and everything of the embedded experiment.
 
-python -m scripts.shipping flow best.safetensors                  # into the package, in float16
-python -m scripts.shipping sampler best.safetensors FILE.safetensors        # or anywhere else
+    python -m scripts.shipping flow best.safetensors                 # into the package, in float16
+    python -m scripts.shipping sampler best.safetensors FILE.safetensors        # or anywhere else
+    python -m scripts.shipping embedded WORK                         # what a programme trained
+
+WORK is the folder into which the archives of scripts/programme/samplers.toml were unpacked. The
+last command puts the variational network, the flow and the sampler of the atlas into the package,
+each with a card, then the stored tables, learning curves and quality, draws their figures, and puts
+the tables of samplers and of any head into docs/recovery.md. From then on the demo and the live
+scans use the sampler.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import shutil
-import signal
+import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import taskuq.weights
-from taskuq.recover import load
 from taskuq.settings import read_toml
-from taskuq.training.fit import Machine, train
 from taskuq.training.networks import NETWORKS
 from taskuq.weights.files import save_weights
 
-MACHINE = Machine(progress=False)
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(taskuq.weights.__file__).parent
 # Around whose estimates a shipped network draws, where that is not the atlas's.
 ESTIMATES = {"views-sampler": "unrolled-chest"}
-
-
-def train_one(
-    kind: str, settings: Any, folder: Path, seconds: float, say: Callable[[str], None] = print
-) -> None:
-    begin = time.monotonic()
-    cases = settings.prepare(MACHINE)
-    say(f"{folder.name} {kind}: {len(cases[0])} cases in {time.monotonic() - begin:.0f} s")
-    if seconds:
-        settings = fitting(settings, cases, seconds, say)
-    begin = time.monotonic()
-    best = fit(settings, cases, deadline=1.2 * seconds)
-    took = time.monotonic() - begin
-    say(f"{folder.name} {kind}: {settings.training.epochs} epochs in {took:.0f} s")
-    ship(best, folder / f"{kind}.safetensors", kind, seconds=round(took))
-    shutil.copy(best.parent / "metrics.csv", folder / f"{kind}.csv")
-
-
-def fit(settings: Any, cases: Any, deadline: float = 0) -> Path:
-    """Train; at the deadline, in seconds, the best weights so far have to do."""
-    folder = Path(tempfile.mkdtemp()) / "training"
-    signal.signal(signal.SIGALRM, _too_late)
-    signal.setitimer(signal.ITIMER_REAL, deadline)
-    try:
-        return train(settings, folder, machine=MACHINE, cases=cases, fresh=True)
-    except TimeoutError:
-        return folder / "best.safetensors"
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _too_late(*_: object) -> None:
-    raise TimeoutError
-
-
-def fitting(settings: Any, cases: Any, seconds: float, say: Callable[[str], None]) -> Any:
-    """The settings with as many epochs as fit into some seconds."""
-    short = fit(replace(settings, training=replace(settings.training, epochs=2)), cases)
-    with (short.parent / "metrics.csv").open() as file:
-        epoch = float(list(csv.DictReader(file))[-1]["seconds"])  # the first one warms up
-    epochs = min(settings.training.epochs, max(1, int(seconds / epoch)))
-    say(f"an epoch takes {epoch:.1f} s: {epochs} epochs")
-    return replace(settings, training=replace(settings.training, epochs=epochs))
-
-
-def ship(best: Path, target: Path, kind: str, seconds: float) -> Path:
-    """The best weights in float16, for the package."""
-    net, card = load(best), read_toml(best.with_suffix(".toml"))
-    notes = {k: v for k, v in card.items() if k not in ("kind", "network")}
-    notes["data"] = {k: v for k, v in notes["data"].items() if k != "path"}
-    notes["seconds"] = seconds
-    return save_weights(net, target, kind=kind, config=net.config, notes=notes, half=True)
+# Which training of a programme becomes the network of that kind.
+TRAINED = {"varnet": "atlas-varnet", "flow": "atlas-flow", "sampler": "atlas-sampler-task"}
+WHAT = {
+    "varnet": "A variational network for 128×128 slices of heads, trained on the embedded atlas.",
+    "flow": "Posterior samples for 128×128 slices of the embedded atlas, drawn by a flow around "
+    "the\nestimates of `varnet-atlas`.",
+    "sampler": "Posterior samples for 128×128 slices of heads around the estimates of "
+    "`varnet-atlas`,\none evaluation each, trained by proper scores on the embedded atlas.",
+}
 
 
 def install(kind: str, best: Path, target: Path | None = None) -> Path:
     """Put a trained network of the atlas into the package, under its name there, or elsewhere."""
-    target = target or Path(taskuq.weights.__file__).parent / f"{kind}-atlas.safetensors"
+    target = target or PACKAGE / f"{kind}-atlas.safetensors"
     card = read_toml(best.with_suffix(".toml"))
     net: Any = NETWORKS[kind].load(best, card["network"])
     notes = {k: v for k, v in card.items() if k not in ("kind", "network")}
@@ -94,5 +54,98 @@ def install(kind: str, best: Path, target: Path | None = None) -> Path:
     return save_weights(net, target, kind=kind, config=net.config, notes=notes, half=True)
 
 
+def card_of(kind: str, weights: Path, training: Path) -> str:
+    """The card of a shipped network, from what its training left.
+
+    Arguments:
+        kind: What it is.
+        weights: The weights in the package.
+        training: The folder of its training.
+    """
+    table = read_toml(weights.with_suffix(".toml"))
+    net: Any = NETWORKS[kind].load(weights, table["network"])
+    number = sum(p.numel() for p in net.parameters()) / 1e6
+    data, reached = table["data"], table["reached"]
+    with (training / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    seconds = sum(float(row["seconds"]) for row in rows)
+    value = ", ".join(f"{key} {found:.4g}" for key, found in reached.items() if key != "epoch")
+    lines = {
+        "network": f"{number:.1f} million parameters; float16, "
+        f"{weights.stat().st_size / 1e6:.1f} MB",
+        "data": f"atlas, seed {data['seed']}, {data['patients']} patients",
+        "training": f"{len(rows)} epochs, {rows[-1]['step']} steps of "
+        f"{table['training']['batch']} slices",
+        "command": f"`taskuq train {kind} configs/atlas/{config_of(kind)}.toml`, as a job of "
+        "`scripts/programme/samplers.toml`",
+        "time": f"{seconds:.0f} s of epochs on one GPU that other trainings shared",
+        "weights kept": f"epoch {reached['epoch'] + 1}, the best on validation patients ({value})",
+    }
+    body = "\n".join(f"| {key} | {words} |" for key, words in lines.items())
+    return (
+        f"# {weights.stem}\n\n{WHAT[kind]} For demonstrations and tests; the atlas is synthetic, "
+        f"and nothing\nhere says anything about patients.\n\n| | |\n|---|---|\n{body}\n\n"
+        "Image quality on patients whom no network has seen (`taskuq quality "
+        "configs/atlas/quality.toml`) is in\ndocs/recovery.md.\n"
+    )
+
+
+def config_of(kind: str) -> str:
+    """The name of a kind's configuration in configs/atlas."""
+    return TRAINED[kind].removeprefix("atlas-")
+
+
+def embedded(work: Path, root: Path = ROOT, package: Path = PACKAGE) -> list[Path]:
+    """Put everything of the embedded experiment that a programme left where it belongs.
+
+    Arguments:
+        work: The folder that its archives were unpacked into.
+        root: The repository.
+        package: The folder of shipped weights.
+    """
+    done = []
+    for kind, name in TRAINED.items():
+        training = work / "runs" / name
+        path = install(kind, training / "best.safetensors", package / f"{kind}-atlas.safetensors")
+        path.with_suffix(".md").write_text(card_of(kind, path, training), encoding="utf-8")
+        shutil.copy(training / "metrics.csv", root / "docs" / "curves" / f"{kind}-atlas.csv")
+        done.append(path)
+    quality = work / "quality-atlas.json"
+    stored = package.parent / "runs" / "stored"
+    for target in (root / "docs/curves/quality.json", stored / "atlas-quality.json"):
+        shutil.copy(quality, target)
+        done.append(target)
+    return done
+
+
+def after(work: Path) -> list[list[str]]:
+    """What is made of it by commands of this repository."""
+    tables, page = str(work / "tables"), "docs/recovery.md"
+    judged = ["scripts.samplers", "judge", "--into", page]
+    return [
+        ["scripts.tables", "install", f"{tables}/atlas", *TRAINED],
+        ["scripts.atlas_figures"],
+        [*judged, f"{tables}/lgg", "--reference", "flow", "--aims", "configs/lgg/aims.toml",
+         "-o", "docs/curves/samplers-lgg.json"],
+        [*judged, f"{tables}/atlas", "--reference", "flow", "--aims", "configs/atlas/aims.toml",
+         "-o", "docs/curves/samplers-atlas.json", "--place", "samplers of the atlas"],
+        ["scripts.any_head", "--from", str(work / "any-head.json"), "--into", page],
+    ]  # fmt: skip
+
+
+def main(given: list[str]) -> None:
+    if given[:1] != ["embedded"]:
+        print(install(given[0], *map(Path, given[1:])))
+        return
+    work = Path(given[1]).resolve()
+    for path in embedded(work):
+        print(path)
+    for words in after(work):
+        print("$ python -m", *words, flush=True)
+        subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True)
+    status = json.loads((work / "status.json").read_text())["jobs"]
+    print("not done:", ", ".join(k for k, v in status.items() if v["state"] != "done") or "nothing")
+
+
 if __name__ == "__main__":
-    print(install(sys.argv[1], *map(Path, sys.argv[2:])))
+    main(sys.argv[1:])

@@ -1,7 +1,7 @@
 r"""A programme of trainings and tables on one GPU, in calls of some minutes each.
 
     python -m scripts.programme prepare carry --lgg LGG.npz --luna LUNA.npz     # at home
-    python3 -m scripts.programme run configs/programme/samplers.toml -o OUT \
+    python3 -m scripts.programme run scripts/programme/samplers.toml -o OUT \
         --work WORK --carried carry --seconds 570                               # where the GPU is
     python -m scripts.programme unpack WORK OUT/part-*.tar                       # at home again
 

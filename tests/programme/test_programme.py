@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from scripts.programme.plan import Job, Plan, read_plan
 from scripts.programme.preparing import closure, prepare
 from scripts.programme.running import read_status, run
 
+from taskuq.commands.app import app
 from taskuq.errors import InputError
 from taskuq.settings import read_toml
 from taskuq.task import build
@@ -208,7 +211,7 @@ def test_packages_that_travel_are_plain_python():
         closure(("scipy",))
 
 
-PLANS = sorted((ROOT / "configs" / "programme").glob("*.toml"))
+PLANS = sorted((ROOT / "scripts" / "programme").glob("*.toml"))
 
 
 def before(plan, name):
@@ -245,3 +248,15 @@ def test_all_that_a_job_leaves_is_made_by_it(path):
         for file in job.leaves:
             folder = "/".join(file.split("/")[:2])
             assert folder in " ".join(job.run) or file in " ".join(job.run), name
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_every_command_of_a_plan_is_there(path):
+    lines = [line for job in read_plan(path).job.values() for line in job.run]
+    for line in lines:
+        words = shlex.split(line)
+        if words[0] == "taskuq":
+            app.parse_args(words[1:], exit_on_error=False, print_error=False)
+        else:
+            assert words[1] == "-m"
+            assert find_spec(words[2]) is not None, line

@@ -1,0 +1,74 @@
+"""What a programme trained goes into the package by one command, with cards and curves."""
+
+from __future__ import annotations
+
+import pytest
+from scripts.shipping import TRAINED, after, embedded
+
+from taskuq.recover import build
+from taskuq.runs import stored
+from taskuq.settings import read_toml
+from taskuq.weights.files import read_tensors, save_weights
+
+METRICS = "epoch,step,training_loss,validation_loss,seconds\n0,10,1.0,0.9,2.0\n1,20,0.8,0.7,3.5\n"
+PRESETS = {"varnet": "tiny", "flow": "around", "sampler": "tiny"}
+
+
+@pytest.fixture
+def work(tmp_path):
+    """The folder of a programme, its networks untrained and small."""
+    notes = {
+        "data": {"seed": 3, "patients": 600},
+        "training": {"batch": 16},
+        "reached": {"epoch": 1, "loss": 0.7},
+    }
+    whose = {"varnet": {}, "flow": {"estimate": "here"}, "sampler": {"estimate": {"folds": 0}}}
+    for kind, name in TRAINED.items():
+        net, folder = build(kind, preset=PRESETS[kind]), tmp_path / "work" / "runs" / name
+        folder.mkdir(parents=True)
+        given = notes | whose[kind]
+        path = folder / "best.safetensors"
+        save_weights(net, path, kind=kind, config=net.config, notes=given)
+        (folder / "metrics.csv").write_text(METRICS)
+    (tmp_path / "work" / "quality-atlas.json").write_text("{}")
+    return tmp_path / "work"
+
+
+def test_everything_goes_where_it_belongs(work, tmp_path):
+    package, root = tmp_path / "taskuq" / "weights", tmp_path / "root"
+    for folder in (package, root / "docs" / "curves", tmp_path / "taskuq" / "runs" / "stored"):
+        folder.mkdir(parents=True)
+    done = embedded(work, root, package)
+    assert all(path.exists() for path in done)
+    assert read_toml(package / "flow-atlas.toml")["estimate"] == "varnet-atlas"
+    assert read_toml(package / "sampler-atlas.toml")["estimate"] == {"weights": "varnet-atlas"}
+    assert (root / "docs" / "curves" / "sampler-atlas.csv").read_text() == METRICS
+    card = (package / "sampler-atlas.md").read_text()
+    for words in ("2 epochs, 20 steps of 16 slices", "epoch 2, the best", "0.2 million", "6 s of"):
+        assert words in card
+    kept = read_tensors(package / "varnet-atlas.safetensors")
+    trained = read_tensors(work / "runs" / "atlas-varnet" / "best.safetensors")
+    assert all((kept[name] - trained[name]).abs().max() < 1e-2 for name in trained)
+
+
+def test_the_rest_is_done_by_commands_that_are_there(work):
+    import importlib.util
+
+    for words in after(work):
+        assert importlib.util.find_spec(words[0]) is not None, words[0]
+
+
+@pytest.mark.parametrize(
+    ("weights", "tables", "expected"),
+    [
+        (["sampler-atlas"], ["atlas-flow", "atlas-sampler"], "sampler"),
+        (["sampler-atlas"], ["atlas-flow"], "flow"),
+        ([], ["atlas-flow", "atlas-sampler"], "flow"),
+    ],
+)
+def test_the_demo_takes_the_sampler_where_weights_and_table_are_there(
+    weights, tables, expected, monkeypatch
+):
+    monkeypatch.setattr(stored, "shipped", lambda: weights)
+    monkeypatch.setattr(stored, "stored", lambda: tables)
+    assert stored.embedded_sampler() == expected
