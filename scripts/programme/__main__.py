@@ -60,7 +60,7 @@ def run(given: argparse.Namespace) -> None:
     work: Path = given.work.resolve()
     put(given.carried, work)
 
-    from scripts.programme.packing import pack, unpack
+    from scripts.programme.packing import Beside, pack, unpack
     from scripts.programme.plan import read_plan
     from scripts.programme.running import run as run_jobs
     from scripts.programme.sharing import shared_gpu
@@ -69,17 +69,11 @@ def run(given: argparse.Namespace) -> None:
     if given.packed:
         say(f"{len(unpack(given.packed, work))} files are taken from earlier archives")
     kept = ("status.json", "logs/*.txt", *plan.keep)
-    packed = time.monotonic()
-
-    def pack_now_and_then() -> None:
-        nonlocal packed
-        if time.monotonic() - packed > BETWEEN:
-            pack(kept, work, given.output)
-            packed = time.monotonic()
-
+    beside = Beside(lambda: pack(kept, work, given.output), BETWEEN)
     seconds = given.seconds - (time.monotonic() - BEGIN)
     with shared_gpu(work, say):
-        entries = run_jobs(plan, work, seconds, tell=say, after=pack_now_and_then)
+        entries = run_jobs(plan, work, seconds, tell=say, after=beside)
+    beside.end()
     archives, left_out = pack(kept, work, given.output)
     for path in archives:
         say(f"{path.name}: {path.stat().st_size / 2**20:.1f} MiB")

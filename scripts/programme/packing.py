@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from taskuq.files import whole_file
 
 # A tar's own bytes: a header for each file, blocks of 512, and the end.
 HEADER, BLOCK, END = 1536, 512, 10240
@@ -117,7 +121,34 @@ def halved(path: Path, work: Path) -> Path:
 
 
 def _write(target: Path, archive: Archive) -> Path:
-    with tarfile.open(target, "w") as tar:
+    with whole_file(target) as partial, tarfile.open(partial, "w") as tar:
         for path, name in archive.files:
             tar.add(path, name)
     return target
+
+
+class Beside:
+    """Something done now and then in a thread of its own, so that no job waits for it.
+
+    Arguments:
+        do: What is done.
+        seconds: It is not begun again before so many have passed.
+    """
+
+    def __init__(self, do: Callable[[], object], seconds: float) -> None:
+        self.do, self.seconds = do, seconds
+        self.begun = time.monotonic()
+        self.thread = threading.Thread()
+
+    def __call__(self) -> None:
+        """Begin, unless it was begun not long ago or goes on still."""
+        if self.thread.is_alive() or time.monotonic() - self.begun < self.seconds:
+            return
+        self.begun = time.monotonic()
+        self.thread = threading.Thread(target=self.do, daemon=True)
+        self.thread.start()
+
+    def end(self) -> None:
+        """Wait for what was begun."""
+        if self.thread.is_alive():
+            self.thread.join()

@@ -7,11 +7,12 @@ import shlex
 import subprocess
 import sys
 import tarfile
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from scripts.programme.packing import Limits, pack, unpack
+from scripts.programme.packing import Beside, Limits, pack, unpack
 from scripts.programme.plan import Job, Plan, read_plan
 from scripts.programme.preparing import closure, prepare
 from scripts.programme.running import read_status, run
@@ -164,6 +165,17 @@ def test_weights_come_home_in_half_and_everything_else_as_it_is(tmp_path):
     for name, value in read_tensors(path).items():
         assert (read_tensors(home)[name].float() - value.float()).abs().max() < 1e-2, name
     assert read_toml(home.with_suffix(".toml"))["reached"]["epoch"] == 3
+
+
+def test_what_is_done_beside_is_done_once_at_a_time_and_waited_for():
+    go, done = threading.Event(), []
+    beside = Beside(lambda: go.wait(60) and done.append(1), seconds=0)
+    for _ in range(3):
+        beside()
+    assert done == []
+    go.set()
+    beside.end()
+    assert done == [1]
 
 
 @pytest.mark.parametrize(
