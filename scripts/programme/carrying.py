@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ARCHIVE = "site.tar.xz"
 # What commands name beside their own modules.
 LINKED = ("configs", "tests")
+# The folder that lets jobs import what was carried.
+LATE = "late"
 
 
 def put(carried: Path | None, work: Path) -> None:
@@ -33,5 +35,9 @@ def put(carried: Path | None, work: Path) -> None:
     for name in LINKED:
         if not (work / name).exists():
             (work / name).symlink_to(ROOT / name)
+    # Python reads this file when it starts. Carried packages come last, behind the machine's own.
+    late = work / LATE
+    late.mkdir(exist_ok=True)
+    (late / "sitecustomize.py").write_text(f"import sys\n\nsys.path.append({str(site)!r})\n")
     sys.path.insert(0, str(ROOT / "src"))
     sys.path.append(str(site))

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from scripts.programme.carrying import LATE, ROOT
 from scripts.programme.plan import Job, Plan
 
 from taskuq.files import write_json
 
-ROOT = Path(__file__).resolve().parents[2]
 STATUS, SCHEMA = "status.json", "taskuq.programme/1"
 # How long a process may take to end when it is told to, and how often processes are looked at.
 ENDING, PAUSE = 5.0, 0.05
@@ -221,7 +221,7 @@ def _left_out(plan: Plan, entries: dict[str, Entry]) -> dict[str, Entry]:
 
 def surroundings(work: Path) -> dict[str, str]:
     """The environment of a job: this repository, what was carried, and no idle threads."""
-    paths = [ROOT / "src", ROOT, work / "site"]
+    paths = [ROOT / "src", ROOT, work / LATE]
     base = work / "base.npz"
     return {
         **os.environ,

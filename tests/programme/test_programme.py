@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from scripts.programme.carrying import put
 from scripts.programme.packing import Beside, Limits, pack, unpack
 from scripts.programme.plan import Job, Plan, read_plan
 from scripts.programme.preparing import closure, prepare
@@ -214,6 +215,17 @@ def test_the_command_runs_a_plan_from_what_was_carried(tmp_path):
     unpack([tmp_path / "out" / "part-1.tar"], tmp_path / "home")
     found = (tmp_path / "home" / "found.txt").read_text().strip()
     assert found == str((tmp_path / "work" / "base.npz").resolve())
+
+
+def test_carried_packages_are_found_behind_those_of_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "site").mkdir()
+    for name in ("only_carried", "jinja2"):
+        (tmp_path / "site" / f"{name}.py").write_text("carried = True\n")
+    put(None, tmp_path)
+    look = "import jinja2, only_carried; assert only_carried.carried; jinja2.Environment"
+    run(Plan({"look": Job((f'python -c "{look}"',))}), tmp_path, 60, **QUIET)
+    assert states(tmp_path) == {"look": "done"}
 
 
 def test_packages_that_travel_are_plain_python():
