@@ -14,7 +14,8 @@ from taskuq.errors import InputError
 from taskuq.files import open_npz
 from taskuq.measure.centre import center_lines
 from taskuq.measure.masks import MaskConfig
-from taskuq.measure.samples import spread_of
+from taskuq.measure.mri import MultiCoilMRI
+from taskuq.measure.samples import mean_gradients, spread_of
 from taskuq.measure.tomography import ParallelBeamCT, TomographyConfig
 from taskuq.runs.orders.learning import learn_masks
 
@@ -109,6 +110,50 @@ def test_a_linear_task_has_one_variance_by_gradient_and_by_outputs():
     by = {a: spread_of(system, scan, drawn, linear, first, aim=a) for a in ("gradient", "outputs")}
     assert np.allclose(by["gradient"].aims, by["outputs"].aims, rtol=1e-4)
     assert np.isclose(by["outputs"].left([]), linear(drawn).var(0).sum(), rtol=1e-4)
+
+
+def stationary(size=8):
+    """Symmetric samples with exactly a stationary covariance, it, and a linear task."""
+    f = np.fft.fftfreq(size)
+    power = 1 / (0.02 + f[:, None] ** 2 + f[None] ** 2)
+    waves = np.fft.fft2(np.eye(size**2).reshape(-1, size, size), norm="ortho").reshape(size**2, -1)
+    root = np.real(waves.conj().T @ np.diag(np.sqrt(power.ravel())) @ waves)
+    p = 2 * size**2
+    samples = np.concatenate([root, -root]) * np.sqrt((p - 1) / 2)
+    task = np.random.default_rng(4).normal(size=size**2)
+    return samples.reshape(p, size, size), root @ root, task
+
+
+@pytest.mark.parametrize("lines", [[], [2], [2, 6], [0, 3, 7], [1, 2, 3, 5]])
+def test_where_lines_are_independent_what_matters_for_the_task_tells_all(lines):
+    samples, covariance, a = stationary()
+    system = MultiCoilMRI(np.ones((1, 8), bool), (1.0,))
+    first = center_lines(8, 1)
+    scan = system.take(torch.ones(1, 8, 8) + 0j, 8.0, first)
+    weights = torch.as_tensor(a.reshape(8, 8))
+    spread = spread_of(
+        system, scan, torch.as_tensor(samples), lambda x: (x * weights).sum((1, 2)), first,
+        ridge=1e-9,
+    )  # fmt: skip
+    columns = np.fft.fftshift(np.fft.fft(np.eye(64).reshape(64, 8, 8), norm="ortho"), axes=-1)
+    told = columns[:, :, lines].reshape(64, -1).T
+    told = np.concatenate([told.real, told.imag])
+    gained = told @ covariance
+    exact = a @ covariance @ a
+    if lines:
+        exact -= a @ gained.T @ np.linalg.pinv(told @ covariance @ told.T, 1e-9) @ gained @ a
+    assert np.isclose(spread.left(lines), exact, rtol=1e-5, atol=1e-6 * (a @ covariance @ a))
+
+
+def test_what_lines_hold_of_the_task_adds_up_to_it():
+    system, first = scanner(), center_lines(SIZE, 2)
+    scan = system.take(patients(1)[0], 8.0, first)
+    drawn = Draws()(scan, samples=5, seed=0)
+    deviations = drawn - drawn.mean(0)
+    slope = mean_gradients(corner, drawn)
+    held, direction = system.contents(deviations, scan), system.contents(slope, scan)
+    told = (held @ direction.mH).real.sum(0)[:, 0]
+    assert torch.allclose(told, deviations.flatten(1) @ slope[0].flatten(), atol=1e-5)
 
 
 def test_the_plain_aim_is_the_variance_of_the_image():

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from taskuq.errors import InputError
-from taskuq.interval import BoolArray, FloatArray
+from taskuq.interval import BoolArray
 from taskuq.measure.greedy import Spread, ridge_noise
 from taskuq.protocols import LineMeasure, Task
 
 # What lines are measured for: the task by its gradient, by its outputs, or the image itself.
 Aim = Literal["gradient", "outputs", "variance"]
 AIMS: tuple[Aim, ...] = get_args(Aim)
-RIDGE = 0.1
+RIDGE = 0.01
 
 
 def spread_of(
@@ -34,8 +33,17 @@ def spread_of(
     The deviation of the task's output in sample :math:`j` is taken to first order,
     :math:`z_j = \langle \bar g, \delta_j \rangle`, by the mean :math:`\bar g` of the task's
     gradients at all samples (``"gradient"``; for a normal posterior this has the covariance with
-    every line that the task itself has), or as it is (``"outputs"``). For ``"variance"`` the aim
-    is the whole image: the summed variance of all lines. Of several tasks, all count alike.
+    every line that the task itself has), or as it is (``"outputs"``).
+
+    A line holds more numbers than there are samples, and as a whole it would seem to tell which
+    mixture of the samples the image is. So only what matters for the task is looked at: one number
+    for each task, :math:`\langle A_\ell d, A_\ell \delta_j \rangle` with :math:`d = \bar g`, or by
+    ``"outputs"`` :math:`\langle q_\ell, A_\ell \delta_j \rangle` with the covariance
+    :math:`q_\ell` of line and output among the samples. Measuring the line tells at least that. Of
+    several tasks, all count alike.
+
+    For ``"variance"`` lines are taken as a whole and the aim is the whole image: the summed
+    variance of all lines.
 
     Arguments:
         system: Who measures.
@@ -66,13 +74,29 @@ def spread_of(
             f"{len(images)} sample is drawn, and lines are chosen by how samples differ; use a "
             "recovery that draws at least 2"
         )
+    if aim not in AIMS:
+        raise InputError(f"the aim is {aim!r}; choose from {', '.join(AIMS)}")
+    slopes = mean_gradients(task, images) if aim == "gradient" else None
     with torch.no_grad():
-        contents = torch.as_tensor(system.contents(images, measurement))
-        contents = contents - contents.mean(1, keepdim=True)
-        grams = _inner(contents) / (len(images) - 1)
-    kept = grams.double().cpu().numpy()[None]
-    aims = _aim(task, images, aim, kept)
-    return Spread(kept, aims, ridge_noise(kept, measured, ridge))
+        deviations = images - images.mean(0)
+        held = torch.as_tensor(system.contents(deviations, measurement))
+        if aim == "variance":
+            grams = _inner(held) / (len(images) - 1)
+            kept = grams.double().cpu().numpy()[None]
+            return Spread(kept, kept.sum(axis=1), ridge_noise(kept, measured, ridge))
+        if slopes is not None:
+            z = deviations.flatten(1) @ slopes.flatten(1).T
+            directions = torch.as_tensor(system.contents(slopes, measurement))
+        else:
+            z = torch.as_tensor(task(images)).reshape(len(images), -1).to(deviations)
+            z = z - z.mean(0)
+            directions = torch.einsum("ljn,jt->ltn", held, z.to(held.dtype))
+        told = (held @ directions.mH).real.double().cpu().numpy()
+    outputs = z.double().cpu().numpy()
+    grams_of_tasks = told @ told.transpose(0, 2, 1) / (len(images) - 1)
+    aims = outputs @ outputs.T / (len(images) - 1)
+    noise = ridge_noise(grams_of_tasks[None], measured, ridge)
+    return Spread(grams_of_tasks[None], aims[None], noise)
 
 
 def _inner(contents: Tensor) -> Tensor:
@@ -81,23 +105,17 @@ def _inner(contents: Tensor) -> Tensor:
     return rows @ rows.mT
 
 
-def _aim(task: Task, images: Tensor, aim: Aim, grams: FloatArray) -> FloatArray:
-    """What is to become certain, (case, sample, sample)."""
-    if aim == "variance":
-        return np.asarray(grams.sum(axis=1))
-    if aim not in AIMS:
-        raise InputError(f"the aim is {aim!r}; choose from {', '.join(AIMS)}")
-    if aim == "outputs":
-        with torch.no_grad():
-            z = torch.as_tensor(task(images)).reshape(len(images), -1).double()
-    else:
-        z = _first_order(task, images)
-    z = (z - z.mean(0)).cpu()
-    return (z @ z.T / (len(images) - 1)).numpy()[None]
+def mean_gradients(task: Task, images: Tensor) -> Tensor:
+    """Return the mean over samples of the gradient of each of the task's outputs, (task, ...).
 
+    Arguments:
+        task: The task; one without a gradient is refused.
+        images: Samples (sample, ...).
 
-def _first_order(task: Task, images: Tensor) -> Tensor:
-    """Outputs to first order by the mean gradient, (sample, task)."""
+    Example:
+        >>> mean_gradients(lambda x: 3 * x.sum(1), torch.rand(4, 2))
+        tensor([[3., 3.]])
+    """
     with torch.enable_grad():
         leaf = images.clone().requires_grad_()
         outputs = task(leaf)
@@ -111,5 +129,4 @@ def _first_order(task: Task, images: Tensor) -> Tensor:
             torch.autograd.grad(outputs[:, k].sum(), leaf, retain_graph=True)[0].mean(0)
             for k in range(outputs.shape[1])
         ]
-    deviations = (images - images.mean(0)).flatten(1)
-    return (deviations @ torch.stack(slopes).flatten(1).T).double()
+    return torch.stack(slopes)
