@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskuq.errors import InputError
-from taskuq.measure.greedy import TOGETHER, Spread, ridge_noise
+from taskuq.measure.greedy import TOGETHER, FewNumbers, Spread, few_noise, ridge_noise, together
 
 LINES, NUMBERS = 24, 3
 
@@ -66,6 +66,29 @@ def test_every_choice_is_the_line_of_the_largest_exact_reduction(seed):
         assert np.isclose(gain, before - min(after), rtol=1e-7)
 
 
+@pytest.mark.parametrize("numbers", [1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_few_numbers_of_each_line_give_what_their_gram_matrices_give(seed, numbers):
+    rng = np.random.default_rng([24, seed])
+    told, z = rng.normal(size=(3, LINES, 9, numbers)), rng.normal(size=(3, 9, 2))
+    noise = rng.uniform(0.1, 2, 3)
+    few = FewNumbers(told, z, noise)
+    whole = Spread(told @ told.swapaxes(2, 3), z @ z.swapaxes(1, 2), noise)
+    measured = np.arange(LINES) == 5
+    assert np.isclose(few.left([3, 8]), whole.left([3, 8]))
+    (lines, gains), (others, expected) = (one.greedy(6, measured) for one in (few, whole))
+    assert lines == others
+    assert np.allclose(gains, expected)
+    assert np.allclose(few_noise(told, measured, 0.3), ridge_noise(whole.grams, measured, 0.3))
+
+
+def test_few_numbers_that_say_nothing_leave_the_line_that_varies_most():
+    told = np.random.default_rng(0).normal(size=(1, LINES, 5, 1))
+    own = np.square(told).sum(axis=(0, 2, 3))
+    settled = FewNumbers(told, np.zeros((1, 5, 1)), np.ones(1))
+    assert settled.greedy(3, np.zeros(LINES, bool))[0] == np.argsort(-own)[:3].tolist()
+
+
 def test_bounds_are_cut_off_without_missing_the_best():
     # One line tells much of one direction and little of the task: its bound is large and its
     # reduction small, so that the first lines by bounds are not the best.
@@ -81,17 +104,11 @@ def test_bounds_are_cut_off_without_missing_the_best():
 @given(st.integers(0, 40), st.integers(1, 4))
 def test_cases_count_alike_and_their_order_does_not_matter(seed, cases):
     each = [spread_of(*normal_model(seed + k), 1.0 + k) for k in range(cases)]
-    both = [
-        Spread(*(np.concatenate([getattr(one, name) for one in order]) for name in FIELDS))
-        for order in (each, each[::-1])
-    ]
+    both = [together(order) for order in (each, each[::-1])]
     assert np.isclose(both[0].left([1, 2]), np.mean([one.left([1, 2]) for one in each]))
     assert (
         both[0].greedy(3, np.zeros(LINES, bool))[0] == both[1].greedy(3, np.zeros(LINES, bool))[0]
     )
-
-
-FIELDS = ("grams", "aims", "noise")
 
 
 def test_a_measured_line_is_not_chosen_again():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,6 +15,16 @@ from taskuq.interval import BoolArray, FloatArray
 TOGETHER = 8
 # Reductions that differ by less, relative to the largest, are the same up to rounding.
 TIES = 1e-9
+
+
+class Expected(Protocol):
+    """What is expected of lines that are not measured yet."""
+
+    def left(self, lines: list[int]) -> float:
+        """The mean over cases of the variance that these lines leave."""
+
+    def greedy(self, count: int, measured: BoolArray) -> tuple[list[int], list[float]]:
+        """So many lines that are not measured yet, and by how much each reduces the variance."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +141,114 @@ class Spread:
         return float(np.trace(self.grams[:, line], axis1=1, axis2=2).sum())
 
 
+@dataclass(frozen=True, eq=False)
+class FewNumbers:
+    r"""The same where few numbers :math:`u_\ell` are looked at of each line: much less to compute.
+
+    With :math:`K_\ell = u_\ell u_\ell^{\mathsf T}`, :math:`T = z z^{\mathsf T}` and what is
+    known so far as :math:`P = (I + \sum_S K_\ell / \sigma^2)^{-1}`, a line reduces the variance by
+
+    .. math:: V(S) - V(S \cup \ell) =
+        z^{\mathsf T} P u_\ell \, (\sigma^2 I + u_\ell^{\mathsf T} P u_\ell)^{-1} \,
+        u_\ell^{\mathsf T} P z
+
+    Arguments:
+        told: :math:`u_\ell`, deviations over :math:`\sqrt{p - 1}`, (case, line, sample, number).
+        outputs: :math:`z`, deviations over :math:`\sqrt{p - 1}`, (case, sample, task).
+        noise: :math:`\sigma^2`, (case,), above 0.
+
+    Example:
+        >>> told = np.array([[1.0, -1.0], [0.0, 0.0]])[None, :, :, None]
+        >>> few = FewNumbers(told, outputs=np.array([[[1.0], [-1.0]]]), noise=np.full(1, 2.0))
+        >>> few.left([]), few.left([0]), few.greedy(1, np.zeros(2, dtype=bool))[0]
+        (2.0, 1.0, [0])
+    """
+
+    told: FloatArray
+    outputs: FloatArray
+    noise: FloatArray
+
+    def __post_init__(self) -> None:
+        cases, _, samples = self.told.shape[:3]
+        fits = self.told.ndim == 4 and self.outputs.shape[:2] == (cases, samples)
+        if not fits or self.noise.shape != (cases,) or not (self.noise > 0).all():
+            raise InputError(
+                f"lines have shape {self.told.shape}, outputs {self.outputs.shape} and noise "
+                f"{self.noise.shape}; give (case, line, sample, number), (case, sample, task) and "
+                "(case,), and noise above 0"
+            )
+
+    def left(self, lines: list[int]) -> float:
+        """The mean over cases of the variance that these lines leave, :math:`V(S)`."""
+        P = self._unknown()
+        for line in lines:
+            P = self._after(P, line)
+        return float(np.einsum("cjt,cjk,ckt->c", self.outputs, P, self.outputs).mean())
+
+    def greedy(self, count: int, measured: BoolArray) -> tuple[list[int], list[float]]:
+        """Choose lines one after the other, as :meth:`Spread.greedy` does."""
+        free = ~np.asarray(measured, dtype=bool)
+        if not 0 <= count <= free.sum():
+            raise InputError(f"{count} lines are to be chosen, and {free.sum()} are left")
+        free, P = free.copy(), self._unknown()
+        own = np.square(self.told).sum(axis=(0, 2, 3))
+        lines: list[int] = []
+        gains: list[float] = []
+        least = TIES * self.left([])
+        while len(lines) < count:
+            reductions = np.where(free, self._reductions(P), -np.inf)
+            gain = float(reductions.max())
+            line = int(np.flatnonzero(reductions >= gain - TIES * abs(gain))[0])
+            if gain <= least:
+                line = int(np.argmax(np.where(free, own, -np.inf)))
+            lines.append(line)
+            gains.append(max(gain, 0.0))
+            free[line] = False
+            P = self._after(P, line)
+        return lines, gains
+
+    def _unknown(self) -> FloatArray:
+        cases, _, samples, _ = self.told.shape
+        return np.tile(np.eye(samples), (cases, 1, 1))
+
+    def _reductions(self, P: FloatArray) -> FloatArray:
+        """By how much each line reduces the mean variance, (line,)."""
+        Pu = P[:, None] @ self.told
+        inner = self.told.swapaxes(2, 3) @ Pu
+        cross = Pu.swapaxes(2, 3) @ self.outputs[:, None]
+        if inner.shape[-1] == 1:
+            gained = np.square(cross).sum(axis=(2, 3)) / (inner[..., 0, 0] + self.noise[:, None])
+        else:
+            solved = np.linalg.solve(self._with_noise(inner, self.noise[:, None]), cross)
+            gained = (solved * cross).sum(axis=(2, 3))
+        return np.asarray(gained.mean(axis=0))
+
+    def _after(self, P: FloatArray, line: int) -> FloatArray:
+        """What is unknown once a line is measured."""
+        u = self.told[:, line]
+        Pu = P @ u
+        inner = self._with_noise(u.swapaxes(1, 2) @ Pu, self.noise)
+        return np.asarray(P - Pu @ np.linalg.solve(inner, Pu.swapaxes(1, 2)))
+
+    def _with_noise(self, inner: FloatArray, noise: FloatArray) -> FloatArray:
+        return np.asarray(inner + noise[..., None, None] * np.eye(inner.shape[-1]))
+
+
+def together(spreads: Sequence[Expected]) -> Expected:
+    """Put what samples of several cases say together; cases count alike.
+
+    Arguments:
+        spreads: Of some cases each, all of one kind.
+    """
+    kind: Any = type(spreads[0])
+    parts = {
+        field.name: np.concatenate([getattr(one, field.name) for one in spreads])
+        for field in fields(kind)
+    }
+    found: Expected = kind(**parts)
+    return found
+
+
 def _variance(known: FloatArray, aims: FloatArray) -> FloatArray:
     """The trace of the inverse of what is known, times the aim; leading axes stay."""
     solved = np.linalg.solve(known, np.broadcast_to(aims, known.shape))
@@ -153,9 +273,25 @@ def ridge_noise(grams: FloatArray, measured: BoolArray, ridge: float) -> FloatAr
         >>> ridge_noise(np.ones((1, 4, 2, 2)), np.array([True, False, False, False]), 0.5)
         array([1.5])
     """
-    if not ridge > 0:
-        raise InputError(f"the ridge is {ridge}; give a number above 0, e.g. 0.1")
     free = grams[:, ~np.asarray(measured, dtype=bool)]
     total = np.trace(free, axis1=2, axis2=3).sum(axis=1) / grams.shape[-1]
+    return _ridged(total, ridge)
+
+
+def few_noise(told: FloatArray, measured: BoolArray, ridge: float) -> FloatArray:
+    """The same noise where few numbers (case, line, sample, number) are looked at of each line.
+
+    Arguments:
+        told: Deviations over the root of one less than there are samples.
+        measured: Which lines are measured already, booleans (line,).
+        ridge: As above.
+    """
+    free = told[:, ~np.asarray(measured, dtype=bool)]
+    return _ridged(np.square(free).sum(axis=(1, 2, 3)) / told.shape[2], ridge)
+
+
+def _ridged(total: FloatArray, ridge: float) -> FloatArray:
+    if not ridge > 0:
+        raise InputError(f"the ridge is {ridge}; give a number above 0, e.g. 0.01")
     # Samples that agree everywhere tell nothing, whatever the noise.
     return np.asarray(ridge * np.where(total > 0, total, 1.0))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
-from taskuq.measure.greedy import Spread, ridge_noise
+from taskuq.measure.greedy import Expected, FewNumbers, Spread, few_noise, ridge_noise
 from taskuq.protocols import LineMeasure, Task
 
 # What lines are measured for: the task by its gradient, by its outputs, or the image itself.
@@ -27,7 +27,7 @@ def spread_of(
     *,
     aim: Aim = "gradient",
     ridge: float = RIDGE,
-) -> Spread:
+) -> Expected:
     r"""Read off the samples of one case what each line would tell, and what it is asked for.
 
     The deviation of the task's output in sample :math:`j` is taken to first order,
@@ -91,12 +91,10 @@ def spread_of(
             z = torch.as_tensor(task(images)).reshape(len(images), -1).to(deviations)
             z = z - z.mean(0)
             directions = torch.einsum("ljn,jt->ltn", held, z.to(held.dtype))
-        told = (held @ directions.mH).real.double().cpu().numpy()
-    outputs = z.double().cpu().numpy()
-    grams_of_tasks = told @ told.transpose(0, 2, 1) / (len(images) - 1)
-    aims = outputs @ outputs.T / (len(images) - 1)
-    noise = ridge_noise(grams_of_tasks[None], measured, ridge)
-    return Spread(grams_of_tasks[None], aims[None], noise)
+        told = (held @ directions.mH).real.double().cpu().numpy()[None]
+    root = (len(images) - 1) ** 0.5
+    told, outputs = told / root, z.double().cpu().numpy()[None] / root
+    return FewNumbers(told, outputs, few_noise(told, measured, ridge))
 
 
 def _inner(contents: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from taskuq.errors import InputError
 from taskuq.files import read_json, write_json
 from taskuq.fingerprints import content_fingerprint, fingerprint
 from taskuq.interval import BoolArray
-from taskuq.measure.greedy import Spread
+from taskuq.measure.greedy import Expected, together
 from taskuq.measure.mask_files import save_masks
 from taskuq.measure.masks import MaskConfig, line_counts
 from taskuq.measure.samples import RIDGE, Aim, spread_of
@@ -143,14 +143,10 @@ class Learner:
         for index in range(len(self.cases)):
             spreads.append(self._spread(index, measured))
             progress.step()
-        together = Spread(
-            *(np.concatenate([getattr(one, k) for one in spreads])
-              for k in ("grams", "aims", "noise"))
-        )  # fmt: skip
-        lines, gains = together.greedy(count, measured)
+        lines, gains = together(spreads).greedy(count, measured)
         return Order(order.begin, (*order.lines, *lines), (*order.gains, *gains))
 
-    def _spread(self, index: int, measured: BoolArray) -> Spread:
+    def _spread(self, index: int, measured: BoolArray) -> Expected:
         name, image = self.cases.case[index], self.cases.image(index).to(self.device)
         rate = self.system.lines / int(measured.sum())
         scan = self.system.take(image, rate, measured)

@@ -89,7 +89,7 @@ def equidistant_masks(width: int, accelerations: tuple[float, ...]) -> BoolArray
 
     Example:
         >>> np.flatnonzero(equidistant_masks(16, (4, 2))[0])
-        array([0, 7, 8, 9])
+        array([ 0,  7,  8, 10])
     """
     counts = line_counts(width, accelerations)
     centre = center_lines(width, max(1, counts[0] // 2))
