@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.ndimage import uniform_filter
+from scripts.paper import put
 
 import taskuq as tq
 from taskuq.data.arrays import ArrayDataset
@@ -31,7 +32,6 @@ from taskuq.recover.methods import ZeroFilled
 
 RATES = (16, 8, 4, 2)
 LEVELS = np.arange(0.4, 1.3, 0.1)
-BEGIN, END = "<!-- volumes -->", "<!-- end of volumes -->"
 WORDS = {"case": "patient", "estimate": "zero-filled", "measurement": "line of k-space"}
 
 
@@ -108,19 +108,12 @@ def lines(tables: tuple[tq.TaskOutputs, tq.TaskOutputs], alpha: float) -> list[s
     return found
 
 
-def write(document: Path, rows: list[str]) -> None:
-    """Put the rows between their marks."""
-    text = document.read_text()
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    document.write_text("\n\n".join([before + BEGIN, "\n".join(rows), END]) + after)
-
-
 def main(source: Path, alpha: float, page: Path | None, docs: Path | None) -> None:
     tables = volumes(source)
     rows = lines(tables, alpha)
     print(f"{tables[0].cases} patients judged\n" + "\n".join(rows))
     if docs is not None:
-        write(docs, rows)
+        put("\n".join(rows), docs, "volumes")
     if page is not None:
         print(tq.make_report(tables[1], page, alpha=alpha, words=WORDS, scores=["ar"]))
 

@@ -36,8 +36,8 @@ def test_ranges_and_names_go_with_the_unit():
 
 
 @pytest.mark.skipif(not LGG.exists(), reason="the slices of low-grade glioma are not here")
-def test_volumes_of_real_tumours_are_covered_patient_by_patient(tmp_path):
-    from scripts.tumour_volumes import BEGIN, END, lines, volumes, write
+def test_volumes_of_real_tumours_are_covered_patient_by_patient():
+    from scripts.tumour_volumes import lines, volumes
 
     read, of_masks = tables = volumes(LGG)
     with np.load(LGG) as file:
@@ -57,11 +57,4 @@ def test_volumes_of_real_tumours_are_covered_patient_by_patient(tmp_path):
         bounds = [tq.calibrate(x[o], z[o], alpha=0.2, score="ar") for o in others]
         held = [b(x[i : i + 1]).contains(z[i : i + 1])[0] for i, b in enumerate(bounds)]
         assert sum(held) == coverage_rank(n - 1, 0.2)
-
-    document = tmp_path / "page.md"
-    document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write(document, lines(tables, 0.2))
-    assert "old" not in document.read_text()
-    assert document.read_text().count("| masks |") == 4
-    assert document.read_text().startswith("before\n")
-    assert document.read_text().endswith("\nafter\n")
+    assert [row.split("|")[1] for row in lines(tables, 0.2)].count(" masks ") == 4
