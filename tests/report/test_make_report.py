@@ -113,7 +113,7 @@ def test_another_table_does_not_take_the_place_of_a_page(tmp_path):
     [
         (made(), {"accelerations": (6, 2)}, "brings its own accelerations"),
         (made(), {"colour": "red"}, "does not know 'colour'"),
-        (made().outputs, {}, "from a path or a data frame|cannot be read"),
+        (made().outputs, {}, r"arrays as a pair \(outputs, targets\); got a ndarray"),
         (tq.TaskOutputs(made().outputs, None, (6, 2)), {}, "no targets"),
         ("missing.npz", {}, "there is no table"),
         (made(), {"words": {"image": "x"}}, "no word for 'image'"),

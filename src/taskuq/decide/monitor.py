@@ -153,6 +153,9 @@ class Monitor:
         with self.kept():
             pass
 
+    def __repr__(self) -> str:
+        return self.sentence
+
     @property
     def is_by_group(self) -> bool:
         """Whether the units are groups."""

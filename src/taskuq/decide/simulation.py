@@ -29,6 +29,7 @@ from taskuq.evaluation.trials import Splitting
 from taskuq.files import plain
 from taskuq.interval import FloatArray
 from taskuq.outputs import TaskOutputs
+from taskuq.words import round_label
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,20 @@ class Simulation:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold; a missing number is null."""
         return dict(plain(asdict(self)))
+
+    def __repr__(self) -> str:
+        promise = "guaranteed" if self.guaranteed else "measured, not guaranteed"
+        error = self.standard_errors
+        at = (f"{round_label(s.acceleration)} {s.fraction:.3g}" for s in self.stops)
+        return "\n".join([
+            f"{self.policy}, {self.statistic or self.score}, {promise}: {self.trials} random splits "
+            f"by {self.unit}, {self.n_calibration} to calibrate, {self.n_test} to test, alpha "
+            f"{self.alpha:g}",
+            f"  mean R       {self.mean_acceleration:8.4g}  ± {error['mean_acceleration']:.2g}",
+            f"  coverage     {self.coverage:8.4g}  ± {error['coverage']:.2g}",
+            f"  early width  {self.width:8.4g}",
+            f"  stopped at   {', '.join(at)}",
+        ])  # fmt: skip
 
 
 def simulate(

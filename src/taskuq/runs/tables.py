@@ -125,7 +125,8 @@ def make_report(
 
 def _loaded(table: Any, described: Mapping[str, Any]) -> TaskOutputs:
     """A table, from whatever one is made of."""
-    if isinstance(table, TaskOutputs | tuple):
+    # An array alone is refused with what it lacks; a frame has columns.
+    if isinstance(table, TaskOutputs | tuple | np.ndarray):
         return as_table(table, described, "make_report")
     ranges = dict(described)
     loaded = TaskOutputs.load(table, task_range=ranges.pop("task_range", None))

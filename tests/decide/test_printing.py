@@ -1,0 +1,33 @@
+"""Results of decisions print as sentences and short tables, not as what they are made of."""
+
+import numpy as np
+
+import taskuq as tq
+from taskuq.decide.goal import Goal
+from taskuq.decide.kinds import PolicyPlan
+from taskuq.decide.simulation import simulate
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+
+TABLE = synthetic_outputs(SyntheticScanner(volumes=20), seed=0)
+
+
+def test_a_simulation_prints_its_numbers():
+    plans = [PolicyPlan(kind, 0.2, Goal(max_width=0.3)) for kind in ("fixed-width", "paper")]
+    rule, paper = simulate(TABLE, plans, trials=3, rng=np.random.default_rng(0))
+    first, *rows = repr(rule).splitlines()
+
+    assert first.startswith("fixed-width, spread, guaranteed: 3 random splits by group, 14 to ")
+    assert repr(paper).startswith("paper, mlwr, measured, not guaranteed: ")
+    printed = {row[:15].strip(): row[15:].split()[0] for row in rows[:3]}
+    assert float(printed["mean R"]) == float(f"{rule.mean_acceleration:.4g}")
+    assert float(printed["coverage"]) == float(f"{rule.coverage:.4g}")
+    assert rows[-1].count(",") == len(rule.stops) - 1
+    assert "everything measured" in rows[-1]
+
+
+def test_a_monitor_prints_what_it_says():
+    policy = tq.plan(TABLE, alpha=0.2, max_width=0.3)
+    monitor = tq.Monitor(policy)
+
+    assert repr(monitor) == monitor.sentence
+    assert "(" not in repr(monitor).split()[0]
