@@ -126,9 +126,9 @@ class Simulation:
         error = self.standard_errors
         at = (f"{round_label(s.acceleration)} {s.fraction:.3g}" for s in self.stops)
         return "\n".join([
-            f"{self.policy}, {self.statistic or self.score}, {promise}: {self.trials} random splits "
-            f"by {self.unit}, {self.n_calibration} to calibrate, {self.n_test} to test, alpha "
-            f"{self.alpha:g}",
+            f"{self.policy}, {self.statistic or self.score}, {promise}: {self.trials} random "
+            f"splits by {self.unit}, {self.n_calibration} to calibrate, {self.n_test} to test, "
+            f"alpha {self.alpha:g}",
             f"  mean R       {self.mean_acceleration:8.4g}  ± {error['mean_acceleration']:.2g}",
             f"  coverage     {self.coverage:8.4g}  ± {error['coverage']:.2g}",
             f"  early width  {self.width:8.4g}",

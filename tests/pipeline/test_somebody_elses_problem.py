@@ -1,0 +1,155 @@
+"""Somebody else's problem, from signals to the page, without a word of MRI.
+
+A signal is blurred and seen for one, two or four seconds; what is read are its mean and its height.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import taskuq as tq
+from taskuq.commands.app import main
+from taskuq.decide.goal import Goal
+from taskuq.decide.kinds import PolicyPlan
+from taskuq.decide.simulation import simulate
+
+SECONDS, FULL = {"1 s": 1, "2 s": 2, "4 s": 4}, 16
+RANGES = {"mean": (0, 1), "height": (0, np.inf)}
+WIDTHS = {"mean": 0.2, "height": 1.5}
+SCANNER = re.compile(r"\b(slices?|patients?|k-space|zero-filled|MRI|lines? of|masks?)\b", re.I)
+
+
+def blurred(signal, acceleration):
+    noise = np.random.default_rng(int(1e6 * signal.sum())).standard_normal((16, signal.size))
+    seen = round(FULL / acceleration)
+    return np.convolve(signal, np.ones(3) / 3, "same") + 0.3 * noise[:seen].mean(0)
+
+
+def sharpened(measurement, *, samples, seed):
+    noise = np.random.default_rng(seed).standard_normal((samples, measurement.size))
+    return measurement + 0.2 * noise
+
+
+def read(signals):
+    return np.stack([signals.mean(-1).clip(0, 1), signals.max(-1).clip(0)], axis=-1)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("signals")
+    rng = np.random.default_rng(0)
+    signals = rng.random((80, 1)) * (rng.random((80, 24)) < 0.7)
+    table = tq.Pipeline(blurred, sharpened, read).run(
+        signals, costs=SECONDS, full_cost=FULL, samples=4, seed=0, store=folder / "table",
+        task_names=list(RANGES), task_range=RANGES, pictures=4, quiet=True,
+        words={"case": "signal", "estimate": "blurred", "measurement": "second"},
+    )  # fmt: skip
+    return folder, table
+
+
+def test_rounds_have_its_names_and_costs(run):
+    _, table = run
+
+    assert table.round_names == tuple(SECONDS)
+    assert table.accelerations.tolist() == [16, 8, 4]
+    assert tq.calibrate(table, acceleration="2 s", task="mean", alpha=0.1).acceleration == 8
+
+
+def test_experiments_take_its_widths_and_show_no_masks(run, tmp_path):
+    folder, _ = run
+    main([
+        "experiment", "all", "--samples", str(folder / "table"), "--task", "mean", "--alpha", "0.2",
+        "--max-width", "0.15,0.3", "--trials", "10", "-o", str(tmp_path),
+    ])  # fmt: skip
+    records = {p.stem: json.loads(p.read_text()) for p in tmp_path.rglob("records/*.json")}
+
+    assert "masks" not in records
+    rows = next(t for t in records["multi-round"]["tables"] if "case" in t["name"])["rows"]
+    assert {row[1] for row in rows} == {0.15, 0.3}
+
+
+def test_tasks_have_widths_and_ranges_of_their_own_and_come_by_csv(run, tmp_path):
+    _, table = run
+    again = tq.TaskOutputs.load(table.save(tmp_path / "rows.csv"), task_range=RANGES)
+
+    assert np.allclose(again.outputs, table.outputs)
+    assert again.task_ranges == table.task_ranges == ((0, 1), (0, np.inf))
+    one, other = (tq.plan(t, alpha=0.2, max_width=WIDTHS) for t in (table, again))
+    assert one.goal == other.goal
+    assert one.goal.sentence.count("wide") == 2
+
+
+def test_tables_and_arrays_stand_for_each_other(run):
+    _, table = run
+    mean = table.select(task="mean")
+    arrays = (mean.outputs, mean.targets)
+    described = {"accelerations": mean.accelerations, "task_range": (0, 1)}
+
+    by_table = tq.plan(mean, alpha=0.2, max_width=0.2)
+    by_arrays = tq.plan(arrays, **described, alpha=0.2, max_width=0.2)
+    assert by_table.thresholds == by_arrays.thresholds
+    bounds = [
+        tq.calibrate(mean, acceleration="1 s", alpha=0.2),
+        tq.calibrate(mean.outputs[0], mean.targets, alpha=0.2, task_range=(0, 1)),
+    ]
+    assert bounds[0].quantile == bounds[1].quantile
+
+
+def test_results_print_as_sentences_or_short_tables(run):
+    _, table = run
+    mean, rng = table.select(task="mean"), np.random.default_rng(0)
+    policy = tq.plan(mean, alpha=0.2, max_width=0.2)
+    bound = tq.calibrate(mean, acceleration="1 s", alpha=0.2)
+    plans = [PolicyPlan("fixed-width", 0.2, Goal(max_width=0.2))]
+    results = [
+        bound, bound(mean.outputs[:1]), policy, policy.decide(0, mean.outputs[:1, 0]),
+        tq.evaluate_exact(mean, acceleration="1 s", alpha=0.2), tq.Monitor(policy),
+        tq.evaluate(mean, acceleration="1 s", alpha=0.2, trials=3, rng=rng),
+        tq.calibrate_joint(table, acceleration="1 s", alpha=0.2),
+        *simulate(mean, plans, trials=3, rng=rng),
+    ]  # fmt: skip
+
+    for result in results:
+        assert not re.match(r"\w+\(\w+=|\[\w+\(", repr(result)), type(result).__name__
+
+
+def test_its_page_has_its_pictures_and_no_word_of_a_scanner(run, tmp_path):
+    _, table = run
+    page = tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=WIDTHS, trials=20)
+    # Scripts and styles speak to the browser; the glossary explains the paper.
+    text = re.sub(r"<(script|style)\b.*?</\1>", " ", page.read_text(), flags=re.DOTALL)
+    shown = re.sub(r"<[^>]*>", "", text.partition('id="glossary"')[0])
+
+    assert (tmp_path / "page" / "explorer.npz").exists()
+    assert "signal" in shown
+    assert SCANNER.findall(shown) == []
+
+
+def test_records_in_a_folder_make_a_page_as_the_report_page_says(run, tmp_path):
+    folder, _ = run
+    table, asked = str(folder / "table"), ["--task", "mean", "--alpha", "0.2", "--trials", "10"]
+    (tmp_path / "mine").mkdir()
+    main(["evaluate", table, *asked, "--json", str(tmp_path / "mine" / "evaluate.json")])
+    where = str(tmp_path / "mine" / "simulate.json")
+    main(
+        [
+            "simulate",
+            table,
+            *asked,
+            "--max-width",
+            "0.2",
+            "--policy",
+            "fixed-width",
+            "--json",
+            where,
+        ]
+    )
+    main(["report", str(tmp_path / "mine")])
+
+    assert "of the time" in (tmp_path / "mine" / "report.html").read_text()
+    told = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text()
+    assert "--json runs/mine/simulate.json" in told
+    assert "--json runs/mine/evaluate.json" in told
