@@ -1,0 +1,280 @@
+"""One other library, asked for the intervals of one split after another, wherever it is installed.
+
+python benchmarks/_peer.py NAME DATA.npz       prints one line of JSON, or says why it cannot
+
+It needs NumPy and the library alone: some cannot live beside ours (puncc wants an older NumPy).
+``benchmarks/peers.py`` calls it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable
+from fractions import Fraction
+from math import ceil, inf
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+ALPHA, SPLIT, SCORES = 0.05, 0.7, ("ar", "lwr", "cqr")
+# For how long a score is timed, and the smallest number of splits.
+SECONDS, FEWEST = 1.0, 3
+Split = tuple[np.ndarray, np.ndarray]
+
+
+class Cases:
+    """What libraries are given: not samples, which none of them takes, but what they ask for.
+
+    Arguments:
+        outputs: Outputs on samples, (case, sample).
+        targets: Targets, (case,).
+        label: Classes, (case,), for whoever counts within them.
+    """
+
+    def __init__(self, outputs: np.ndarray, targets: np.ndarray, label: np.ndarray) -> None:
+        self.outputs, self.z, self.label = outputs, targets, label
+        for score in SCORES:
+            self.summarise(score)
+
+    def summarise(self, score: str) -> None:
+        """Compute of the samples what a score needs."""
+        if score == "cqr":
+            self.low, self.high = np.quantile(self.outputs, [ALPHA / 2, 1 - ALPHA / 2], axis=1)
+        else:
+            self.mean = self.outputs.mean(axis=1)
+        if score == "lwr":
+            self.spread = self.outputs.std(axis=1)
+
+
+class Columns:
+    """A trained model, for libraries that want one: its prediction is a column of its input."""
+
+    def __init__(self, column: int = 0) -> None:
+        self.column = column
+
+    def predict(self, X: np.ndarray) -> np.ndarray:
+        return X[:, self.column]
+
+
+def mapie(x: Cases, score: str, split: Split, alpha: float) -> Split:
+    from mapie.regression import ConformalizedQuantileRegressor, SplitConformalRegressor
+    from sklearn.base import BaseEstimator, RegressorMixin
+
+    class Model(RegressorMixin, BaseEstimator):
+        fitted_ = True
+
+        def __init__(self, column: int = 0) -> None:
+            self.column = column
+
+        def fit(self, X: np.ndarray, y: np.ndarray) -> Model:
+            return self
+
+        def predict(self, X: np.ndarray) -> np.ndarray:
+            return X[:, self.column]
+
+    fold, test = split
+    if score == "cqr":
+        X = np.stack([x.low, x.high, (x.low + x.high) / 2], axis=1)
+        models = [Model(0), Model(1), Model(2)]
+        cqr = ConformalizedQuantileRegressor(models, confidence_level=1 - alpha, prefit=True)
+        cqr.conformalize(X[fold], x.z[fold])
+        ends = cqr.predict_interval(X[test], symmetric_correction=True)[1]
+        return ends[:, 0, 0], ends[:, 1, 0]
+    # LWR is AR of targets in units of the spread, which spares MAPIE a model of it.
+    scale = x.spread if score == "lwr" else np.ones_like(x.mean)
+    X = (x.mean / scale)[:, None]
+    model = SplitConformalRegressor(Model(), confidence_level=1 - alpha, prefit=True)
+    model.conformalize(X[fold], x.z[fold] / scale[fold])
+    ends = model.predict_interval(X[test])[1] * scale[test, None, None]
+    return ends[:, 0, 0], ends[:, 1, 0]
+
+
+def crepes(x: Cases, score: str, split: Split, alpha: float) -> Split:
+    from crepes import ConformalRegressor
+
+    if score == "cqr":
+        raise NotImplementedError
+    fold, test = split
+    sigmas = x.spread if score == "lwr" else np.ones_like(x.mean)
+    model = ConformalRegressor().fit(x.z[fold] - x.mean[fold], sigmas=sigmas[fold])
+    ends = model.predict_int(x.mean[test], sigmas=sigmas[test], confidence=1 - alpha)
+    return ends[:, 0], ends[:, 1]
+
+
+def puncc(x: Cases, score: str, split: Split, alpha: float) -> Split:
+    from deel.puncc.api.prediction import BasePredictor, DualPredictor, MeanVarPredictor
+    from deel.puncc.regression import CQR, LocallyAdaptiveCP, SplitCP
+
+    fold, test = split
+    X = np.stack([x.mean, x.spread, x.low, x.high], axis=1)
+    trained = [True, True]
+    if score == "ar":
+        model = SplitCP(BasePredictor(Columns(0), is_trained=True), train=False)
+    elif score == "lwr":
+        predictor = MeanVarPredictor([Columns(0), Columns(1)], is_trained=trained)
+        model = LocallyAdaptiveCP(predictor, train=False)
+    else:
+        model = CQR(DualPredictor([Columns(2), Columns(3)], is_trained=trained), train=False)
+    model.fit(X_calib=X[fold], y_calib=x.z[fold])
+    _, low, high = model.predict(X[test], alpha=alpha)
+    return low, high
+
+
+def torchcp(x: Cases, score: str, split: Split, alpha: float) -> Split:
+    _regression_of_torchcp()
+    import torch
+    from torchcp.regression.score import ABS, CQR
+    from torchcp.utils.common import calculate_conformal_value
+
+    if score == "lwr":  # its score for that trains a model of the spread, and takes none
+        raise NotImplementedError
+    fold, test = split
+    given, rule = ([x.mean], ABS()) if score == "ar" else ([x.low, x.high], CQR())
+    X, z = torch.from_numpy(np.stack(given, axis=1)), torch.from_numpy(x.z)
+    q = calculate_conformal_value(rule(X[fold], z[fold]), alpha)
+    ends = rule.generate_intervals(X[test], torch.as_tensor(q).reshape(1)).numpy()
+    return ends[:, 0, 0], ends[:, 0, 1]
+
+
+def _regression_of_torchcp() -> None:
+    """Let its regression be imported alone: other parts need what is hard to install."""
+    if "torchcp" not in sys.modules:
+        spec = importlib.util.find_spec("torchcp")
+        if spec is None:
+            raise ModuleNotFoundError("No module named 'torchcp'")
+        package = types.ModuleType("torchcp")
+        package.__path__ = list(spec.submodule_search_locations or ())
+        sys.modules["torchcp"] = package
+
+
+def authors(x: Cases, score: str, split: Split, alpha: float) -> Split:
+    """The code of the paper's authors, from a copy of their repository (TASKUQ_AUTHORS)."""
+    code = _authors_code()
+    method = {"ar": "residual", "lwr": "studentized_residual", "cqr": "cqr"}[score]
+    given = x.mean if score == "ar" else x.outputs
+    fold, test = split
+    q = code.conformal_calibration(given, x.z, fold, alpha=alpha, conformal_method=method)
+    # Their evaluation counts one case after the other, here as there.
+    code.conformal_test(given, x.z, x.label, test, q, alpha=alpha, conformal_method=method)
+    low, high, _ = code.conformal_inference(given[test], q, alpha=alpha, conformal_method=method)
+    return low, high
+
+
+def _authors_code() -> Any:
+    folder = os.environ.get("TASKUQ_AUTHORS", "")
+    path = Path(folder) / "conformal/conformal_utils.py"
+    if not folder or not path.exists():
+        raise ModuleNotFoundError("set TASKUQ_AUTHORS to a copy of the authors' repository")
+    sys.path.insert(0, str(path.parent))
+    return importlib.import_module("conformal_utils")
+
+
+def deepinv(x: Cases, score: str, split: Split, alpha: float) -> Split:
+    """It makes the samples that others need, and no intervals."""
+    if importlib.util.find_spec("deepinv") is None:
+        raise ModuleNotFoundError("No module named 'deepinv'")
+    raise NotImplementedError
+
+
+PEERS: dict[str, tuple[str, Callable[..., Split]]] = {
+    "MAPIE": ("mapie", mapie),
+    "crepes": ("crepes", crepes),
+    "puncc": ("puncc", puncc),
+    "TorchCP": ("torchcp", torchcp),
+    "deepinv": ("deepinv", deepinv),
+    "authors' code": ("", authors),
+}
+
+
+def timed(peer: Callable[..., Split], x: Cases, score: str) -> dict[str, Any]:
+    """CPU seconds of a split, and of what is computed of samples before; or why there are none."""
+    rng, times, covered, widths = np.random.default_rng(1), [], [], []
+    start = time.process_time()
+    for _ in range(10):
+        x.summarise(score)
+    summary = 0.0 if peer is authors else (time.process_time() - start) / 10
+    n, begin = int(SPLIT * len(x.z)), time.perf_counter()
+    while len(times) < FEWEST + 1 or time.perf_counter() - begin < SECONDS:
+        order = rng.permutation(len(x.z))
+        start = time.process_time()
+        try:
+            low, high = peer(x, score, (order[:n], order[n:]), ALPHA)
+        except NotImplementedError:
+            return {"why": "not offered"}
+        except Exception as error:
+            return {"why": f"fails ({type(error).__name__}: {str(error)[:80]})"}
+        times.append(time.process_time() - start)
+        z = x.z[order[n:]]
+        covered.append(float(np.mean((low <= z) & (z <= high))))
+        widths.append(float(np.mean(high - low)))
+    return {
+        "seconds": median(times[1:]), "summary": summary, "splits": len(times) - 1,
+        "coverage": float(np.mean(covered)), "width": float(np.mean(widths)),
+    }  # fmt: skip
+
+
+def quantile_of(peer: Callable[..., Split], n: int, alpha: float) -> float:
+    """The half-width that a library gives where the calibration scores are 1, 2, ..., n."""
+    # Two cases to test, one of each class, since one of the libraries divides by their numbers.
+    scores = np.arange(1.0, n + 3)
+    x = Cases(np.zeros((n + 2, 2)), scores, np.arange(n + 2) % 2)
+    x.spread = np.ones(n + 2)
+    low, high = peer(x, "ar", (np.arange(n), np.array([n, n + 1])), alpha)
+    return float(np.ravel(high)[0] - np.ravel(low)[0]) / 2
+
+
+def ranks(peer: Callable[..., Split]) -> dict[str, Any]:
+    """How often the quantile is right, or too small, and what happens where there is none."""
+    right = narrow = asked = 0
+    for alpha in ("0.01", "0.02", "0.05", "0.1", "0.15", "0.2", "0.25", "0.3"):
+        for n in range(3, 204, 8):
+            k = ceil((1 - Fraction(alpha)) * (n + 1))
+            if k <= n:
+                asked += 1
+                with contextlib.suppress(Exception):  # a refusal is not the right quantile
+                    q = quantile_of(peer, n, float(alpha))
+                    right, narrow = right + (abs(q - k) < 1e-9), narrow + (q < k - 1e-9)
+    try:
+        found = quantile_of(peer, 5, 0.1)
+        short = "infinite" if found == inf else f"finite ({found:g} where scores end at 5)"
+    except Exception as error:
+        short = f"refuses ({type(error).__name__})"
+    return {"right": right, "narrow": narrow, "asked": asked, "short": short}
+
+
+def main(name: str, data: str) -> None:
+    """Print what one library did, as JSON."""
+    package, peer = PEERS[name]
+    given = np.load(data)
+    x = Cases(given["outputs"], given["targets"], given["label"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            peer(x, "ar", (np.arange(100), np.arange(100, 110)), ALPHA)
+        except ModuleNotFoundError as error:
+            print(json.dumps({"missing": str(error)}))
+            return
+        except NotImplementedError:
+            pass
+        found: dict[str, Any] = {"scores": {score: timed(peer, x, score) for score in SCORES}}
+        if "seconds" in found["scores"]["ar"]:
+            found |= ranks(peer)
+    found["version"] = importlib.metadata.version(package) if package else ""
+    found["glue"] = len(inspect.getsource(peer).splitlines())
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

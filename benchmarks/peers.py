@@ -1,0 +1,164 @@
+"""What people use instead, on the same cases: seconds, ranks, refusals, and lines of glue.
+
+python -m benchmarks peers                     # prints the table of the README
+python -m benchmarks.peers --into README.md    # puts it there
+
+A library is looked for in this environment and in those whose Pythons TASKUQ_PEERS names, separated
+by colons (some cannot live beside ours); the authors' code in TASKUQ_AUTHORS, a copy of their
+repository. What is missing is said. Times are CPU times of one thread, from samples to intervals:
+for libraries that take none, NumPy's mean, spread or quantiles of the samples are counted, but once
+where splits are many.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.core import synthetic  # first: it sets the number of threads
+
+import numpy as np  # isort: skip
+
+from benchmarks._peer import ALPHA, PEERS, SCORES, SPLIT, ranks
+
+import taskuq as tq
+from taskuq.evaluation.montecarlo import evaluate_scores
+from taskuq.evaluation.pools import check_cases
+
+SCRIPT = Path(__file__).with_name("_peer.py")
+TRIALS = 10_000
+NONE = "–"
+
+
+def environments() -> list[str]:
+    """This Python, and others that may have what this one cannot have."""
+    return [sys.executable, *filter(None, os.environ.get("TASKUQ_PEERS", "").split(":"))]
+
+
+def ask(name: str, data: Path, pythons: list[str]) -> dict[str, Any]:
+    """What a library did in the first environment that has it, or why it is missing."""
+    found: dict[str, Any] = {"missing": "no Python was given"}
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"MPLBACKEND": "Agg"}
+    for python in pythons:
+        command = [python, str(SCRIPT), name, str(data)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, cwd=data.parent, env=environment
+            )
+            found = json.loads(done.stdout.splitlines()[-1])
+        except OSError as error:
+            found = {"missing": f"{python} cannot be started ({error.strerror})"}
+        except (IndexError, ValueError):
+            found = {"missing": (done.stderr.strip().splitlines() or ["it ended badly"])[-1]}
+        if "missing" not in found:
+            break
+    return found
+
+
+def ours(outputs: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
+    """The same of taskuq, from samples; and what it does beyond one split after another."""
+
+    def split(x: Any, score: str, split: Any, alpha: float) -> Any:
+        fold, test = split
+        bound = tq.calibrate(x.outputs[fold], x.z[fold], alpha=alpha, score=score)
+        interval = bound(x.outputs[test])
+        return interval.lower, interval.upper
+
+    rng, n = np.random.default_rng(1), int(SPLIT * len(targets))
+    scores: dict[str, Any] = {}
+    for score in SCORES:
+        times = []
+        for _ in range(200):
+            order = rng.permutation(len(targets))
+            start = time.process_time()
+            tq.calibrate(outputs[order[:n]], targets[order[:n]], alpha=ALPHA, score=score)(
+                outputs[order[n:]]
+            )
+            times.append(time.process_time() - start)
+        scores[score] = {"seconds": median(times)}
+    cases = check_cases(outputs, targets, share=SPLIT)
+    evaluate_scores(cases, SCORES, alpha=ALPHA, trials=10, rng=rng)
+    start = time.process_time()
+    evaluate_scores(cases, SCORES, alpha=ALPHA, trials=TRIALS, rng=rng)
+    many = time.process_time() - start
+    start = time.process_time()
+    for score in SCORES:
+        tq.evaluate_exact(outputs, targets, alpha=ALPHA, score=score)
+    exact = time.process_time() - start
+    found = ranks(split) | {"scores": scores, "many": many, "exact": exact}
+    return found | {"version": tq.__version__, "glue": 1}
+
+
+def cell(found: dict[str, Any], row: str) -> str:
+    """One cell of the table."""
+    if "missing" in found:
+        return "not measured"
+    of = found["scores"]
+    times = [of[score].get("seconds") for score in SCORES]
+    if row in SCORES:
+        at = of[row].get("seconds")
+        return NONE if at is None else f"{1e3 * (at + of[row].get('summary', 0)):.1f}"
+    if row == "many":
+        seconds = found.get("many") or TRIALS * sum(t for t in times if t is not None)
+        shown = f"{seconds:.0f}" if seconds > 10 else f"{seconds:.2g}"
+        return f"{shown}{'' if None not in times else ' (without –)'}" if any(times) else NONE
+    if row == "exact":
+        return f"{1e3 * found['exact']:.1f}" if "exact" in found else NONE
+    if row == "right":
+        if "right" not in found:
+            return NONE
+        narrow = f", {found['narrow']} too small" if found["narrow"] else ""
+        return f"{found['right']} of {found['asked']}{narrow}"
+    if row == "short":
+        return str(found.get("short", NONE)).partition(" (")[0]
+    return str(found["glue"]) if any(times) else NONE
+
+
+ROWS = {
+    "ar": "AR: calibrate and predict, ms",
+    "lwr": "LWR, ms",
+    "cqr": "CQR, ms",
+    "many": f"{TRIALS} random splits, all scores, s",
+    "exact": "all splits there are, in closed form, ms",
+    "right": "the right quantile for (n, α)",
+    "short": "too few cases: the interval is",
+    "glue": "lines from samples to intervals",
+}
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """The table, as Markdown."""
+    heads = [f"{name} {one.get('version', '')}".strip() for name, one in found.items()]
+    lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for row, title in ROWS.items():
+        lines.append(f"| {title} | " + " | ".join(cell(one, row) for one in found.values()) + " |")
+    return "\n".join(lines)
+
+
+def main(into: str | None = None) -> None:
+    outputs, targets = synthetic(2188, 32)
+    with tempfile.TemporaryDirectory() as scratch:
+        data = Path(scratch) / "cases.npz"
+        np.savez(data, outputs=outputs, targets=targets, label=(targets > 0.5).astype(int))
+        found = {"taskuq": ours(outputs, targets)}
+        found |= {name: ask(name, data, environments()) for name in PEERS}
+    for name, one in found.items():
+        if "missing" in one:
+            print(f"{name} is missing: {one['missing']}", file=sys.stderr)
+    if into is None:
+        print(table(found))
+    else:
+        from scripts.paper import put
+
+        put(table(found), Path(into), "peers")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[2:])
