@@ -1,10 +1,10 @@
 r"""Orders of lines side by side: the same patients and networks, one table.
 
-    python -m scripts.orders learn configs/atlas/order.toml -o runs/atlas-learned.npz
+    python -m scripts.orders learn configs/atlas/order.toml -o tables/atlas-learned.npz
     python -m scripts.orders learn configs/atlas/order.toml --aim variance \
-        -o runs/atlas-variance.npz
-    python -m scripts.orders measure configs/atlas/orders.toml -o runs/orders-atlas
-    python -m scripts.orders show runs/orders-atlas runs/orders-lgg runs/orders-ct \
+        -o tables/atlas-variance.npz
+    python -m scripts.orders measure configs/atlas/orders.toml -o tables/orders-atlas
+    python -m scripts.orders show tables/orders-atlas tables/orders-lgg tables/orders-ct \
         --into docs/orders.md
 
 The first command is ``taskuq masks --learn`` for machines without the command line's packages.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import taskuq as tq
 from orders.toy import RATES, SIZE, Draws, corner, patients, scanner
 from taskuq.errors import InputError
 from taskuq.measure.adaptive import AdaptiveLines
 from taskuq.measure.mri import AskedMRI, SimulatedScanner
+from taskuq.measure.tomography import AskedCT, Counts, ParallelBeamCT
 
 CASES = patients(12, seed=5)
 NAMES = [f"patient-{k}" for k in range(12)]
@@ -112,6 +114,31 @@ def test_a_scanner_that_cannot_be_asked_is_refused(policy):
         acquired(policy, 0, scanner=SimulatedScanner(CASES[0], scanner().masks, RATES))
     with pytest.raises(InputError, match="first, take, choose"):
         acquired(policy, 0, rule=scanner())
+
+
+def test_a_tomograph_is_asked_for_views():
+    ct = ParallelBeamCT(16, 32, (8.0, 4.0), Counts(1e4), seed=0)
+    masks = np.stack([ct.begin(4), ct.begin(8)])
+    rule = AdaptiveLines(ct, masks, (8.0, 4.0), "outputs")
+    images = torch.rand(10, 16, 16, generator=torch.Generator().manual_seed(0))
+    table = tq.Pipeline(rule, back_projected, corner).run(
+        images, accelerations=(8, 4), samples=5, seed=0, task_range=(0, 1), quiet=True
+    )
+    policy = tq.plan(table, alpha=0.3, max_width=1e-9)
+    scan = tq.acquire(
+        policy, AskedCT(images[3], ct), recover=back_projected, task=corner, samples=5, case="3",
+        rule=rule,
+    )  # fmt: skip
+    assert np.array_equal(np.sort(scan.pieces[0]["views"]), np.flatnonzero(table.lines[0, 3]))
+    added = np.flatnonzero(table.lines[1, 3] & ~table.lines[0, 3])
+    assert np.array_equal(np.sort(scan.pieces[1]["views"]), added)
+    assert np.allclose(scan.rounds[1].outputs, table.outputs[1, 3], atol=1e-5)
+
+
+def back_projected(measurement, *, samples, seed):
+    generator = torch.Generator().manual_seed(seed % 2**31)
+    noise = torch.randn(samples, 16, 16, generator=generator)
+    return measurement.picture + 0.3 * noise / len(measurement.angles)
 
 
 def test_a_group_is_asked_case_by_case(policy, table):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -248,6 +248,44 @@ class SimulatedCT:
         rate = [*self.scanner.accelerations, 1.0][len(pieces) - 1]
         angles = view_angles(views[order], self.scanner.views)
         return Sinogram(projections, angles, size, float(rate), variance)
+
+
+@dataclass(eq=False)
+class AskedCT:
+    """Takes views of an image that is already known, those that it is asked for.
+
+    Arguments:
+        image: Attenuation, real (height, width).
+        scanner: The scanner.
+
+    Example:
+        >>> scanner = ParallelBeamCT(size=32, views=64, accelerations=(16, 8))
+        >>> patient = AskedCT(torch.ones(32, 32), scanner)
+        >>> patient.want(0, np.array([5, 9]))
+        >>> len(patient.combine([patient.measure(0)]).angles)
+        2
+    """
+
+    image: Tensor
+    scanner: ParallelBeamCT
+    wanted: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
+
+    def want(self, round: int, lines: NDArray[np.int64]) -> None:
+        """Be told which views a round adds."""
+        self.wanted[round] = np.asarray(lines)
+
+    def measure(self, round: int) -> dict[str, NDArray[np.generic]]:
+        """Take the views that a round adds: their numbers, and line integrals (view, detector)."""
+        if round not in self.wanted:
+            raise InputError(f"round {round} is to be measured, and nobody has said which views")
+        views = np.sort(self.wanted[round])
+        rate = [*self.scanner.accelerations, 1.0][round]
+        scan = self.scanner.take(self.image, rate, np.isin(np.arange(self.scanner.views), views))
+        return {"views": views, "projections": scan.projections.numpy()}
+
+    def combine(self, pieces: Sequence[dict[str, NDArray[np.generic]]]) -> Sinogram:
+        """Join the pieces of all rounds so far into one measurement."""
+        return SimulatedCT(self.image, self.scanner).combine(pieces)
 
 
 def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
