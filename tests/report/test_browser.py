@@ -257,6 +257,8 @@ def test_every_state_says_what_it_means(open_page, run_dir, keep, name, fragment
     assert ("not guaranteed" in words) == (name == "paper")
     assert ("needs at least 999" in words) == (name == "too-few")
     assert ("everything is measured" in words) == (name in ("too-few", "goes-on"))
+    said = page.locator("#explorer").inner_text()
+    assert not re.search(r"\b(nan|undefined|null|infinity)\b", said, re.IGNORECASE)
 
 
 def test_hostile_names_are_shown_as_text(open_page, hostile_run, keep):

@@ -55,6 +55,27 @@ def test_promise_and_explorer_speak_in_the_runs_own_words(open_page, run_dir, tm
     assert "a random digit of a new writer" in " ".join(answer_lines(tmp_path / "run"))
 
 
+@pytest.mark.parametrize("screen", SCREENS)
+def test_a_shortage_is_on_the_first_screen_beside_its_promise(open_page, short_run, keep, screen):
+    width, height = SCREENS[screen]
+    page = open_page(short_run / "report.html", width=width, height=height)
+    keep(page, f"first-short-{screen}")
+
+    assert all(on_screen(page, part) for part in PARTS)
+    assert "needs at least 99 calibration groups, got 30" in page.locator(PARTS[2]).inner_text()
+
+
+@pytest.fixture(scope="module")
+def short_run(run_dir, tmp_path_factory):
+    """A run whose 30 groups are too few for what its policy asks."""
+    folder = tmp_path_factory.mktemp("short") / "run"
+    shutil.copytree(run_dir, folder)
+    table = TaskOutputs.load(folder / "table.npz")
+    tq.plan(table, alpha=0.01, max_width=0.1).save(folder / "policy.json")
+    write_report(folder)
+    return folder
+
+
 def test_the_menu_is_folded_on_a_phone_and_open_beside_a_wide_page(open_page, run_dir):
     phone = open_page(run_dir / "report.html", width=390, height=844)
     wide = open_page(run_dir / "report.html", width=1280, height=800)
