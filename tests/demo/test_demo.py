@@ -157,7 +157,8 @@ def test_the_page_leads_with_the_answer(folder, open_page, keep, screen, size):
 def test_the_page_is_short_until_it_is_unfolded_and_has_no_nan(folder, open_page, keep):
     page = open_page(folder / "report.html", width=1280, height=800)
     keep(page, "demo", full_page=True)
-    words = len(page.locator("body").inner_text().split())
+    shown = page.locator("body").inner_text()
+    words = len(shown.split())
     screens = page.evaluate("document.documentElement.scrollHeight") / 800
     unfold(page)
     text = page.locator("body").inner_text()
@@ -166,6 +167,8 @@ def test_the_page_is_short_until_it_is_unfolded_and_has_no_nan(folder, open_page
     assert screens <= 12 - 0.25
     assert words <= 3500 - 60 < len(text.split())
     assert not re.search(r"\bnan\b", text, re.IGNORECASE)
+    # Slices and patients, as the run calls them, wherever a person reads.
+    assert not re.search(r"(?<![\w-])(case|group)s?(?![\w-])", shown)
 
 
 def test_the_page_of_a_whole_demo_is_at_most_eight_megabytes(folder, tmp_path):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ import taskuq
 from taskuq.files import whole_file
 from taskuq.report.answer import UNPROMISED, answer_of
 from taskuq.report.cases import patient_table
-from taskuq.report.contents import APPENDICES, Contents, experiment_ids, slug, title_of
+from taskuq.report.contents import (
+    APPENDICES,
+    STORY,
+    Contents,
+    experiment_ids,
+    slug,
+    title_of,
+)
 from taskuq.report.figure import Figure
 from taskuq.report.glossary import explained, glossary
 from taskuq.report.payload import explorer_payload
@@ -31,6 +39,8 @@ SCRIPTS = ("statistics.js", "model.js", "pictures.js", "play.js", "explorer.js")
 MOST_ROWS = 400
 # A table with more rows than this scrolls by itself.
 TALL = 8
+# How a text about cases and groups is said.
+Say = Callable[[str], str]
 
 
 def write_page(contents: Contents) -> Path:
@@ -58,13 +68,13 @@ def _by_group(words: Words) -> str:
     return f"{words.title('group')} by {words.group}"
 
 
-def _grid(table: Table) -> dict[str, Any]:
+def _grid(table: Table, say: Say = str) -> dict[str, Any]:
     """A table as the template wants it: cells as text, and which columns hold words."""
     return {
         "name": slug(table.name),
         "label": f"Table: {table.name}",
-        "caption": table.caption,
-        "columns": table.columns,
+        "caption": say(table.caption),
+        "columns": [say(column) for column in table.columns],
         "rows": [[shown(cell) for cell in row] for row in table.rows[:MOST_ROWS]],
         "text": [
             k
@@ -76,16 +86,22 @@ def _grid(table: Table) -> dict[str, Any]:
     }
 
 
-def _plate(figure: Figure, used: set[str], short: str) -> dict[str, Any]:
+def _plate(figure: Figure, used: set[str], short: str, say: Say = str) -> dict[str, Any]:
     identity = f"fig-{slug(figure.name)}"
     while identity in used:
         identity += "-again"
     used.add(identity)
+    figure = replace(
+        figure,
+        caption=say(figure.caption),
+        x_label=say(figure.x_label),
+        y_label=say(figure.y_label),
+    )
     several = len(figure.series) > 1 and not figure.is_strip
     return {
         "id": identity,
         "name": figure.name,
-        "title": short,
+        "title": say(short),
         "caption": figure.caption,
         "legend": [(swatch(s, k), s.name) for k, s in enumerate(figure.series)] if several else [],
         "svg": figure_svg(figure),
@@ -96,10 +112,11 @@ def _plate(figure: Figure, used: set[str], short: str) -> dict[str, Any]:
 def _context(contents: Contents) -> dict[str, Any]:
     """All that the template names."""
     used: set[str] = set()
+    say = contents.words.said
     figures = []
     for heading, under in contents.figures.items():
-        plates = [_plate(f, used, contents.titles[f.name]) for f in under]
-        figures.append((heading, contents.readings[heading], plates))
+        plates = [_plate(f, used, contents.titles[f.name], say) for f in under]
+        figures.append((heading, say(contents.readings[heading]), plates))
     experiments = _experiments(contents, used)
     explorer, notes = _explorer(contents)
     sections = [("answer", "The answer")]
@@ -161,12 +178,13 @@ def _results(contents: Contents) -> dict[str, Any]:
     others = [t for t in contents.tables if t.name not in contents.simulations]
     table = contents.folder.table
     patients = patient_table(table, contents.cases)
+    say = contents.words.said
     return {
-        "key_table": _grid(key) if key else None,
+        "key_table": _grid(key, say) if key else None,
         "key_sentence": sentence,
-        "tables": [_grid(t) for t in policies],
-        "more_tables": [_grid(t) for t in others],
-        "patients": _grid(patients) if patients else None,
+        "tables": [_grid(t, say) for t in policies],
+        "more_tables": [_grid(t, say) for t in others],
+        "patients": _grid(patients, say) if patients else None,
         "patients_note": "The table has no groups, so there is nothing to sum up by "
         f"{contents.words.group}."
         if table is not None
@@ -179,8 +197,8 @@ def _failures(contents: Contents, notes: list[str]) -> dict[str, Any]:
     tables, sentence = failure_tables(contents)
     folder = contents.folder
     return {
-        "failures": [_grid(t) for t in tables],
-        "failures_sentence": sentence,
+        "failures": [_grid(t, contents.words.said) for t in tables],
+        "failures_sentence": contents.words.said(sentence),
         "notes": [
             *contents.notes,
             *notes,
@@ -195,17 +213,19 @@ def _experiments(contents: Contents, used: set[str]) -> list[dict[str, Any]]:
     found = []
     for identity, e in zip(experiment_ids(contents), contents.experiments, strict=True):
         first = next((t for t in e.tables if t.name == SUMMARY), next(iter(e.tables), None))
+        # Somebody else's experiment has words of its own.
+        say = contents.words.said if e.name in STORY else str
         found.append(
             {
                 "id": identity,
                 "title": e.title,
-                "claim": e.claim,
-                "finding": e.finding,
+                "claim": say(e.claim),
+                "finding": say(e.finding),
                 "verdict": e.verdict or "measured",
                 "is_appendix": e.name in APPENDICES,
-                "figures": [_plate(f, used, title_of(f.name)) for f in e.figures],
-                "table": first and _grid(first),
-                "tables": [_grid(t) for t in e.tables if t is not first],
+                "figures": [_plate(f, used, title_of(f.name), say) for f in e.figures],
+                "table": first and _grid(first, say),
+                "tables": [_grid(t, say) for t in e.tables if t is not first],
                 "settings": [(str(k), _words(v)) for k, v in e.settings.items()],
             }
         )
