@@ -8,8 +8,9 @@ from taskuq.data.arrays import ArrayDataset
 from taskuq.data.chest import Chest
 from taskuq.data.dataset import Subset
 from taskuq.errors import InputError
+from taskuq.measure.radon import Radon
 from taskuq.measure.sinograms import stacked
-from taskuq.measure.tomography import ParallelBeamCT, TomographyConfig
+from taskuq.measure.tomography import ParallelBeamCT, TomographyConfig, view_angles
 from taskuq.recover import build, open_recovery
 from taskuq.recover.sampler.config import SamplerConfig
 from taskuq.recover.sampler.network import SamplerNet
@@ -94,6 +95,31 @@ def test_training_measures_what_the_scanner_measures():
     assert torch.allclose(kept, scan(0, 8.0).projections, atol=1e-4)
     assert not views.projections[~views.mask].any()
     assert views.share.item() == 1 / 8
+
+
+def test_training_cases_see_random_views_of_their_own():
+    images = CHEST[0].image.expand(60, 32, 32)
+    rounds = torch.arange(60) % 2
+    batch = {"image": images, "round": rounds, "progress": torch.zeros(())}
+    anywhere = Scanning(MEASURE, anywhere=0.5)
+    views, _ = anywhere(batch, torch.Generator().manual_seed(0))
+    fixed = torch.as_tensor(MEASURE.masks(0))[rounds]
+    own = (views.mask != fixed).any(1)
+    assert 15 < own.sum() < 45
+    counts = views.mask.sum(1)
+    assert torch.allclose(views.share, counts / MEASURE.views)
+    assert counts.min() >= fixed[0].sum()
+    assert counts.max() <= fixed[1].sum()
+    exact = Radon(32, view_angles(np.arange(MEASURE.views), MEASURE.views))(images[:1])
+    assert torch.allclose(views.projections, exact * views.mask[:, :, None], atol=1e-4)
+
+
+def test_validation_sees_the_views_of_its_rounds_alone():
+    batch = {"image": CHEST[0].image[None], "round": torch.tensor([0])}
+    views, _ = Scanning(MEASURE, anywhere=1.0)(batch, torch.Generator())
+    assert torch.equal(views.mask, torch.as_tensor(MEASURE.masks(0)[:1]))
+    with pytest.raises(InputError, match="share of cases"):
+        Scanning(MEASURE, anywhere=1.5)
 
 
 def test_counts_in_training_have_the_scanner_s_variance():

@@ -84,6 +84,8 @@ class ViewsTraining:
         data: Where cases come from.
         measure: The views of the rounds, one of which is drawn for each case and epoch.
         views: How images are moved before they are measured, in training alone.
+        anywhere: The share of training cases that are seen through random views of their own: for
+            networks that shall do well whatever views are chosen.
     """
 
     network: Any = None
@@ -91,6 +93,11 @@ class ViewsTraining:
     data: Data = field(default_factory=lambda: READERS["chest"]())
     measure: TomographyConfig = field(default_factory=TomographyConfig)
     views: CoilViews | None = None
+    anywhere: float = 0.0
+
+    def scanning(self) -> Scanning:
+        """How batches are measured."""
+        return Scanning(self.measure, self.views, self.anywhere)
 
     def prepare(self, machine: Machine, data: Any = None) -> tuple[Any, ...]:
         """The cases to train on and to validate by."""
@@ -109,6 +116,8 @@ class Scanning:
         measure: The views of the rounds, and their counts. In training counts are drawn as
             normal numbers, which differ little from Poisson's above some ten photons.
         views: How images are moved first, in training alone.
+        anywhere: The share of cases that are seen through random views, in training alone: as many
+            as between the first and the last round, log-uniform.
 
     Example:
         >>> batch = {"image": torch.ones(2, 16, 16), "round": torch.tensor([0, 1])}
@@ -117,11 +126,15 @@ class Scanning:
         tensor([4, 8])
     """
 
-    def __init__(self, measure: TomographyConfig, views: CoilViews | None = None) -> None:
-        self.measure, self.views = measure, views
+    def __init__(
+        self, measure: TomographyConfig, views: CoilViews | None = None, anywhere: float = 0.0
+    ) -> None:
+        if not 0 <= anywhere <= 1:
+            raise InputError(f"anywhere is {anywhere}; give a share of cases between 0 and 1")
+        self.measure, self.views, self.anywhere = measure, views, anywhere
         masks = measure.masks(0)
-        # Rounds are nested: no other view is ever looked at.
-        kept = np.flatnonzero(masks[-1])
+        # Rounds are nested: without random views no other one is ever looked at.
+        kept = np.arange(measure.views) if anywhere else np.flatnonzero(masks[-1])
         self.masks, self.angles = torch.as_tensor(masks[:, kept]), view_angles(kept, measure.views)
         self.shares = 1 / torch.tensor(measure.accelerations)
 
@@ -132,6 +145,9 @@ class Scanning:
             images = self.views(images[:, None] + 0j, generator)[:, 0].abs()
         which = batch["round"]
         mask = self.masks.to(images.device)[which]
+        share = self.shares.to(images.device)[which]
+        if self.anywhere and "progress" in batch:
+            mask, share = self._anywhere(mask, share, generator)
         radon = Radon(images.shape[-1], self.angles)
         exact = radon(images)
         counts, size = self.measure.counts, radon.size
@@ -144,5 +160,20 @@ class Scanning:
         read = read * mask[:, :, None]
         variance = counts.variance(read, size) * mask[:, :, None]
         mean = variance.sum((1, 2)) / (mask.sum(1) * radon.detectors)
-        share = self.shares.to(images.device)[which]
         return Sinograms(read, mask, radon, share, mean), images
+
+    def _anywhere(
+        self, mask: Tensor, share: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Masks (case, view) in which some cases have views of their own, and measured shares."""
+        cases, total = mask.shape
+
+        def uniform(*shape: int) -> Tensor:
+            return numbers_of_cases(torch.rand, shape, generator, device=mask.device)
+
+        few, many = 1 / max(self.measure.accelerations), 1 / min(self.measure.accelerations)
+        counts = torch.round(total * few * (many / few) ** uniform(cases)).clamp(1, total)
+        rank = uniform(cases, total).argsort(dim=1).argsort(dim=1)
+        own = uniform(cases) < self.anywhere
+        drawn = torch.where(own[:, None], rank < counts[:, None], mask)
+        return drawn, torch.where(own, counts / total, share)

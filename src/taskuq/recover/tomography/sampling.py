@@ -179,7 +179,12 @@ class ViewsSamplerTraining(ViewsTraining):
     ) -> tuple[Any, ...]:
         """Train the networks that estimate, and say which of them estimates which case."""
         how = UnrolledTraining(
-            self.estimate.network, self.estimate.training, self.data, self.measure, self.views
+            self.estimate.network,
+            self.estimate.training,
+            self.data,
+            self.measure,
+            self.views,
+            self.anywhere,
         )
 
         def trained(name: str, how: UnrolledTraining, part: Any) -> Path:
@@ -206,7 +211,7 @@ class ViewsSamplerTraining(ViewsTraining):
     def recipe(self, cases: tuple[Any, ...], machine: Machine) -> Recipe:
         """The sampler, to be trained by proper scores of its images."""
         networks = [_unrolled(path) for path in cases[2]]
-        honest = HonestViews(networks, Scanning(self.measure, self.views))
+        honest = HonestViews(networks, self.scanning())
         task = None if self.task is None else watched(self.task)
         scored = Scored(self.score, self.draws, self.task, task)
         replayed = machine.may_be_one_gpu and self.training.replay

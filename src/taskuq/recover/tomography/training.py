@@ -105,7 +105,7 @@ class UnrolledTraining(ViewsTraining):
 
     def recipe(self, cases: Any, machine: Machine) -> Recipe:
         """The network, to be trained by the root of the mean squared error of each image."""
-        recipe = unrolled_recipe(self.network, Scanning(self.measure, self.views))
+        recipe = unrolled_recipe(self.network, self.scanning())
         if self.start is not None:
             path = locate(self.start)
             read_card(path, ("unrolled",))
