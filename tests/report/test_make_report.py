@@ -142,7 +142,8 @@ def test_the_command_line_makes_a_page_of_a_table(tmp_path, capsys):
     assert "takes words by name, as in case=slice" in capsys.readouterr().err
 
 
-def test_pictures_of_a_run_become_the_explorer(tmp_path):
+def pictured(tmp_path, **more):
+    """A page with pictures of five scenes."""
     rng = np.random.default_rng(0)
     images = rng.random((60, 6, 5)) * rng.random((60, 1, 1))
 
@@ -153,9 +154,25 @@ def test_pictures_of_a_run_become_the_explorer(tmp_path):
     table = pipeline.run(
         images, costs={"one exposure": 1, "three exposures": 3}, full_cost=6, samples=4, seed=0,
         store=tmp_path / "table", pictures=5, quiet=True, words={"case": "scene"},
-        group=np.arange(60) // 2,
+        **more,
     )  # fmt: skip
-    page = tq.make_report(table, tmp_path / "page", **ASKED)
+    return tq.make_report(table, tmp_path / "page", **ASKED)
+
+
+def test_cases_without_groups_stand_in_one_menu(tmp_path, open_page):
+    alone, grouped = (
+        open_page(pictured(tmp_path / name, **more))
+        for name, more in (("a", {}), ("b", {"group": np.arange(60) // 2}))
+    )
+
+    assert alone.locator("[data-part=group]").is_hidden()
+    assert alone.locator("[data-part=slice] option").count() == 5
+    assert grouped.locator("[data-part=group]").is_visible()
+    assert grouped.locator("[data-part=group] option").count() == 5
+
+
+def test_pictures_of_a_run_become_the_explorer(tmp_path):
+    page = pictured(tmp_path, group=np.arange(60) // 2)
     stored = page.read_text().partition('id="stored">')[2].partition("</script>")[0]
     payload = json.loads(stored)
 

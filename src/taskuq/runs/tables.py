@@ -188,7 +188,8 @@ def _explorer(table: TaskOutputs, run: Path, whom: Unit) -> None:
         run / "explorer.npz",
         **{name: values[kept] for name, values in seen.items()},
         case=[names[k] for k in shown],
-        group=[names[k] for k in shown] if group is None else group[shown],
+        # One menu of all cases, where there is nothing to choose them by.
+        group=["all"] * len(shown) if group is None else group[shown],
         label=None if table.label is None else table.label[shown],
         accelerations=table.accelerations,
         outputs=by_case[shown],

@@ -138,6 +138,7 @@
     part("policy").addEventListener("change", (event) => change({ policy: event.target.value }));
     part("unit").addEventListener("change", (event) => change({ unit: event.target.value }));
     options(part("group"), groups.map((g) => [g, isolated(g)]), null);
+    part("group").closest("label").hidden = groups.length < 2;
     options(part("score"), Object.entries(stored.score_names), state.score);
     options(part("policy"), Object.entries(stored.policies).map(([key, policy]) =>
       [key, `${policy.name}${policy.guaranteed ? "" : " · no guarantee"}`]), state.policy);
