@@ -62,3 +62,12 @@ def test_sums_that_mean_nothing_are_refused():
         sum_groups(areas, 0)
     with pytest.raises(InputError, match="another quantity"):
         sum_groups(table(np.random.default_rng(0), missing=("patient-7",)))
+
+
+def test_sums_are_called_what_groups_were_called():
+    said = {"words": {"case": "slice", "group": "patient", "measurement": "view"}, "seed": 3}
+    sums = sum_groups(table(np.random.default_rng(0), provenance=said))
+
+    assert sums.provenance["words"] == said["words"] | {"case": "patient"}
+    assert sums.provenance["seed"] == 3
+    assert said["words"]["case"] == "slice"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -53,12 +55,19 @@ def sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
         targets=summed(table.targets, 1 if table.has_round_targets else 0),
         accelerations=table.accelerations,
         round_names=table.round_names,
-        group=names,
         case=names,
         task_names=table.task_names,
         task_ranges=tuple(_range(one) for one in table.task_ranges),
-        provenance=table.provenance,
+        provenance=_provenance(table),
     )
+
+
+def _provenance(table: TaskOutputs) -> dict[str, Any]:
+    """Where the table is from; what was called a group is a case now."""
+    said = dict(table.provenance)
+    if isinstance(said.get("words"), Mapping) and "group" in said["words"]:
+        said["words"] = {**said["words"], "case": said["words"]["group"]}
+    return said
 
 
 def _range(one: TaskRange) -> TaskRange:
