@@ -7,8 +7,8 @@ r"""Put trained networks into the package, with cards; and everything of the emb
 WORK is the folder into which the archives of scripts/programme/samplers.toml were unpacked. The
 last command puts the variational network, the flow and the sampler of the atlas into the package,
 each with a card, then the stored tables, learning curves and quality, draws their figures, and puts
-the tables of samplers and of any head into docs/recovery.md. From then on the demo and the live
-scans use the sampler.
+the tables of samplers and of any head into docs/recovery.md, and those of the demo into
+docs/paper.md. From then on the demo and the live scans use the sampler.
 """
 
 from __future__ import annotations
@@ -130,6 +130,8 @@ def after(work: Path) -> list[list[str]]:
         [*judged, f"{tables}/atlas", "--reference", "flow", "--aims", "configs/atlas/aims.toml",
          "-o", "docs/curves/samplers-atlas.json", "--place", "samplers of the atlas"],
         ["scripts.any_head", "--from", str(work / "any-head.json"), "--into", page],
+        ["taskuq.commands.app", "demo", "-o", "runs/demo"],
+        ["scripts.paper", "runs/demo", "--into", "docs/paper.md", "--as", "atlas"],
     ]  # fmt: skip
 
 
