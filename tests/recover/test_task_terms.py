@@ -92,6 +92,39 @@ def test_the_true_spread_is_the_best_one_with_and_without_task_terms(terms):
     assert balanced(terms) == pytest.approx(1.0, abs=0.02)
 
 
+class Given(SamplerNet):
+    """Samples that are weights themselves: their gradients are seen one by one."""
+
+    def __init__(self, samples: Tensor) -> None:
+        super().__init__(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4,), noise=1))
+        self.samples = nn.Parameter(samples)
+
+    def forward(self, told, share, noise):
+        return self.samples[:, :, None]
+
+
+def test_beyond_the_limit_terms_count_by_how_uncertain_the_output_is():
+    """The task's share of the gradient is limit times uncertainty times that of the images."""
+    generator, shares = torch.Generator().manual_seed(0), torch.tensor([0.5, 0.125]).repeat(50)
+    size = torch.where(shares < 0.2, 1.0, 0.01)
+    truth = size.view(-1, 1, 1) * torch.randn(100, SIDE, SIDE, generator=generator)
+    samples = size.view(-1, 1, 1, 1) * torch.randn(100, 4, SIDE, SIDE, generator=generator)
+    batch = {"image": truth, "share": shares, "progress": 1.0}
+    gradients = []
+    for terms in (None, TaskTerms(10.0, 10.0, 10.0, limit=0.5)):
+        net = Given(samples)
+        scored = Scored(ImageScore(pools=()), 4, terms, Steep() if terms else None)
+        recipe = sampler_recipe(net.config, scored, truths, lambda *_, net=net: net)
+        recipe.loss(net, batch, generator).backward()
+        gradients.append(net.samples.grad)
+    pull, both = gradients
+    uncertain = net.sizes[:, 2][net.sizes[:, 2] > 0]
+    assert uncertain.min() < 0.1 * uncertain.max()
+    for share, part in ((0.125, 1.0), (0.5, float(uncertain.min() / uncertain.max()))):
+        norms = [x[shares == share].flatten(1).norm(dim=1).mean() for x in (both - pull, pull)]
+        assert float(norms[0] / norms[1]) == pytest.approx(0.5 * part, rel=1e-3)
+
+
 def test_a_case_is_divided_by_what_was_seen_before_it():
     sizes = torch.zeros(2, 1)
     sizes_after(sizes, torch.tensor([1]), torch.tensor([[4.0]]))

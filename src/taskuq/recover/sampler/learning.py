@@ -62,8 +62,8 @@ class TaskTerms:
     """What a task network says about samples, scored too: the table ``[task]``.
 
     Each term is divided by its own running mean at the case's measured share; all of them together
-    are weighed by how uncertain the task's output is there, relative to the share where it is most
-    uncertain.
+    are limited, and then weighed by how uncertain the task's output is there, relative to the share
+    where it is most uncertain.
 
     Arguments:
         weights: The task network, which is not trained.
@@ -71,7 +71,8 @@ class TaskTerms:
         output: The weight of the fair CRPS of its outputs.
         features: The weight of the energy score of its last hidden features.
         limit: The gradient of these terms at the images is at most so many times that of the
-            images' own score, in running means at the case's measured share.
+            images' own score where the output is most uncertain, in running means at the case's
+            measured share, and less elsewhere.
         begin: The share of the training after which the terms begin to count.
         full: The share after which they count fully.
 
@@ -203,21 +204,23 @@ def _loss(
     leaf = images.detach().requires_grad_()
     score, views = scored.image(leaf, truth)[:, None], scored.task_scores(leaf, truth)
     sizes = sizes_after(net.sizes, place, torch.cat([score, views], dim=1).detach())
-    own, task = (score / sizes[:, :1]).mean(), (_weighed(scored.terms, views, sizes, net)).mean()
+    own, task = (score / sizes[:, :1]).mean(), _weighed(scored.terms, views, sizes)
     (pull,) = torch.autograd.grad(own, leaf)
-    (push,) = torch.autograd.grad(task, leaf)
+    (push,) = torch.autograd.grad(task.mean(), leaf)
     bound = scored.terms.limit * _means_of_norms(net, place, pull, push)
-    gradient = pull + fade * bound.clamp_max(1).view(-1, 1, 1, 1) * push
-    back = (images * gradient).sum()
-    return (own + fade * task).detach() + back - back.detach()
-
-
-def _weighed(terms: TaskTerms, views: Tensor, sizes: Tensor, net: SamplerNet) -> Tensor:
+    # Behind the limit: before it, what the limit makes small would count alike everywhere.
     uncertain = sizes[:, 2] / net.sizes[:, 2].max().clamp_min(1e-30)
+    gradient = pull + fade * (uncertain * bound.clamp_max(1)).view(-1, 1, 1, 1) * push
+    back = (images * gradient).sum()
+    return (own + fade * (uncertain * task).mean()).detach() + back - back.detach()
+
+
+def _weighed(terms: TaskTerms, views: Tensor, sizes: Tensor) -> Tensor:
+    """All terms of each case, (case,)."""
     weights = terms.raw, terms.output, terms.features
     # By numbers, not a tensor of them, which a GPU would be waited for to receive.
     parts = (views / sizes[:, 1:]).unbind(1)
-    return uncertain * sum(weight * part for weight, part in zip(weights, parts, strict=True))
+    return torch.stack([w * part for w, part in zip(weights, parts, strict=True)]).sum(0)
 
 
 def _means_of_norms(net: SamplerNet, place: Tensor, pull: Tensor, push: Tensor) -> Tensor:
