@@ -82,8 +82,10 @@ def test_views_of_a_file_are_what_a_scan_takes(tmp_path):
 
 def test_lines_hold_what_the_scanner_would_measure_of_the_coils():
     system, generator = scanner(), torch.Generator().manual_seed(1)
-    maps = torch.tensor([0.6, 0.8j])[:, None, None]
-    scan = system.take(maps * torch.ones(SIZE, SIZE), 8.0, center_lines(SIZE, 2))
+    # A phase that turns once along the columns: the measured centre shows it.
+    turning = torch.exp(2j * torch.pi * torch.arange(SIZE) / SIZE)
+    maps = torch.stack([0.6 * turning, torch.full((SIZE,), 0.8j)])[:, None].expand(2, SIZE, SIZE)
+    scan = system.take(maps, 8.0, center_lines(SIZE, 4))
     images = torch.rand(3, SIZE, SIZE, generator=generator)
     held = system.contents(images, scan)
     measured = torch.stack([system.take(x * maps, 1.0, np.ones(SIZE, bool)).kspace for x in images])
