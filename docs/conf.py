@@ -15,6 +15,7 @@ extensions = [
     "extensions.access",
     "extensions.formulas",
     "extensions.gallery",
+    "extensions.links",
     "extensions.reference",
 ]
 exclude_patterns = ["_build"]

@@ -1,10 +1,12 @@
 """What the theme leaves out for readers with a keyboard or a screen reader."""
 
-# Captions of the menu have a level; what scrolls sideways can be reached by the Tab key; an argument
+# Captions of lists have a level; what scrolls sideways can be reached by the Tab key; an argument
 # is followed by a dash.
+CAPTION = {'role="heading"': 'role="heading" aria-level="2"'}
 COMPLETED = {
-    "furo_navigation_tree": {'role="heading"': 'role="heading" aria-level="2"'},
-    "body": {
+    "furo_navigation_tree": CAPTION,
+    "body": CAPTION
+    | {
         "</strong> -- ": "</strong> – ",
         "<pre>": '<pre tabindex="0">',
         '<div class="table-wrapper': '<div tabindex="0" class="table-wrapper',

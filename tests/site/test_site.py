@@ -1,12 +1,11 @@
 """The documentation site: complete, without broken links, readable offline and by everyone."""
 
-import html.parser
 import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import unquote, urlparse
+from urllib.parse import urlparse
 
 import pytest
 from docutils import nodes
@@ -20,8 +19,9 @@ sys.path.insert(0, str(DOCS))
 reference = importlib.import_module("extensions.reference")
 formulas = importlib.import_module("extensions.formulas")
 gallery = importlib.import_module("extensions.gallery")
+links = importlib.import_module("extensions.links")
 PAGES = ["index.html", "choosing.html", "guarantees.html", "commands.html", "_made/gallery.html",
-         "reference/menu.html"]  # fmt: skip
+         "reference/index.html", "reference/menu.html"]  # fmt: skip
 
 
 def build(source, out):
@@ -41,53 +41,16 @@ def site(tmp_path_factory):
     return out
 
 
-class Anchors(html.parser.HTMLParser):
-    """What a page can be linked by, what it links to, and what it loads."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.ids, self.links, self.loads = set(), [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        given = dict(attributes)
-        self.ids.update(filter(None, (given.get("id"), given.get("name"))))
-        if tag == "a" and given.get("href"):
-            self.links.append(given["href"])
-        if tag in ("img", "script", "iframe") and given.get("src"):
-            self.loads.append(given["src"])
-        if tag == "link" and given.get("href") and given.get("rel") in ("stylesheet", "icon"):
-            self.loads.append(given["href"])
-
-
-def broken_links(folder):
-    """Every link inside a site that leads nowhere: page and link."""
-    pages = {path: Anchors(path.read_text()) for path in sorted(folder.rglob("*.html"))}
-    broken = []
-    for path, page in pages.items():
-        for link in (*page.links, *page.loads):
-            parts = urlparse(link)
-            if parts.scheme or parts.netloc:
-                continue
-            there = (path.parent / unquote(parts.path)).resolve() if parts.path else path.resolve()
-            fragment = unquote(parts.fragment)
-            if not there.is_file() or (
-                fragment and there in pages and fragment not in pages[there].ids
-            ):
-                broken.append((path.relative_to(folder).as_posix(), link))
-    return broken
-
-
 def test_no_link_inside_the_site_is_broken(site):
     assert len(list(site.rglob("*.html"))) > 30
-    assert broken_links(site) == []
+    assert links.broken_links(site) == []
 
 
 def test_a_broken_link_is_found(tmp_path):
     (tmp_path / "a.html").write_text('<a href="b.html#x">b</a><a href="#y">y</a><img src="c.svg">')
     (tmp_path / "b.html").write_text('<p id="x"></p><a href="a.html">a</a><a href="//h/z">z</a>')
 
-    assert broken_links(tmp_path) == [("a.html", "#y"), ("a.html", "c.svg")]
+    assert links.broken_links(tmp_path) == [("a.html", "#y"), ("a.html", "c.svg")]
 
 
 def test_every_public_name_is_in_the_reference(site):
@@ -137,23 +100,30 @@ def test_every_picture_of_the_gallery_is_drawn_by_the_code_beside_it(site):
 
 def test_nothing_is_loaded_from_elsewhere_and_formulas_are_mathml(site):
     for path in site.rglob("*.html"):
-        loads = [load for load in Anchors(path.read_text()).loads if urlparse(load).netloc]
+        loads = [load for load in links.Anchors(path.read_text()).loads if urlparse(load).netloc]
         assert loads == [], path
     assert (site / "guarantees.html").read_text().count("<math") > 300
 
 
-def test_a_formula_that_cannot_be_drawn_ends_the_build(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("$\\nosuchthing{x}$", "nosuchthing"),
+        ("<a href='nowhere.html'>there</a>", "nowhere.html"),
+        ("[there](nowhere.md)", "nowhere.md"),
+    ],
+)
+def test_what_cannot_be_drawn_or_found_ends_the_build(tmp_path, text, said):
     (tmp_path / "conf.py").write_text(
         f"import sys\nsys.path.insert(0, {str(DOCS)!r})\n"
-        "extensions = ['myst_parser', 'extensions.formulas']\n"
+        "extensions = ['myst_parser', 'extensions.formulas', 'extensions.links']\n"
         "myst_enable_extensions = ['dollarmath']\nhtml_math_renderer = 'mathml'\n"
     )
-    (tmp_path / "index.md").write_text("# Page\n\n$\\nosuchthing{x}$\n")
-
+    (tmp_path / "index.md").write_text(f"# Page\n\n{text}\n")
     done = build(tmp_path, tmp_path / "out")
 
     assert done.returncode != 0
-    assert "nosuchthing" in done.stderr
+    assert said in done.stderr
 
 
 @pytest.mark.parametrize(
