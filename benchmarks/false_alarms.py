@@ -2,7 +2,8 @@
 
 ``python -m benchmarks false_alarms`` draws 1000 streams of 10,000 cases after 200 calibration
 cases each and counts those in which the evidence ever reaches 1/delta; then the cases until it
-does, after a change. The law itself is proved and enumerated: this shows it at full length.
+does, after a change. The law itself is proved and enumerated: this shows it at full length. Last
+come patients of the stored atlas table who were chosen by an adversary that knows their targets.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+import taskuq as tq
 from taskuq.decide.evidence import BETS, after_unit, evidence
+from taskuq.decide.watching import watch_table
+from taskuq.runs.stored import stored_table
 
 RUNS, CASES, CALIBRATION = 1000, 10_000, 200
 DELTAS = (0.1, 0.05, 0.01)
@@ -45,6 +49,48 @@ def largest(values: NDArray[np.float64], calibration: int) -> NDArray[np.float64
     return np.maximum.accumulate(found, axis=1)
 
 
+def missed(policy: tq.Policy, table: tq.TaskOutputs) -> NDArray[np.bool_]:
+    """Which cases have a report at the stop that does not contain the target."""
+    x, z = np.asarray(table.outputs), np.asarray(table.targets)
+    lost, going = np.zeros(table.cases, dtype=bool), np.ones(table.cases, dtype=bool)
+    for k in range(table.rounds):
+        decision = policy.decide(k, x[: k + 1])
+        stops = going & decision.stops
+        lost |= stops & ~decision.interval.contains(z)
+        going &= ~stops
+    return lost
+
+
+def adversary() -> None:
+    """Print how soon patients are noticed whom somebody chose who knows their targets."""
+    table = stored_table("atlas-flow")
+    assert table.group is not None
+    index = np.unique(table.group, return_inverse=True)[1]
+    policy = tq.plan(table.select(cases=np.nonzero(index % 2 == 0)[0]), alpha=0.1, max_width=0.2)
+    off = np.abs(np.asarray(table.outputs)[0].mean(axis=1) - np.asarray(table.targets))
+    size = np.bincount(index)
+    errors = {"the error at R = 16": np.bincount(index, weights=off) / size}
+    lost = errors["what is missed at the stop"] = np.bincount(index, missed(policy, table)) / size
+    others, rng = np.arange(1, len(size), 2), np.random.default_rng(0)
+    for what, error in errors.items():
+        for share in (1.0, 0.5, 0.25):
+            worst = others[np.argsort(-error[others], kind="stable")]
+            order = rng.permutation(worst[: round(share * len(others))])
+            cases = np.concatenate([np.nonzero(index == patient)[0] for patient in order])
+            seen = [_withdrawn(policy, table.select(cases=cases), audited=a) for a in (False, True)]
+            print(
+                f"{len(order)} of {len(others)} patients, chosen by {what}: coverage "
+                f"{1 - lost[order].mean():.3f}; withdrawn {seen[0]} without targets, {seen[1]} with"
+            )
+
+
+def _withdrawn(policy: tq.Policy, table: tq.TaskOutputs, *, audited: bool) -> str:
+    monitor = tq.Monitor(policy, delta=0.01)
+    watch_table(monitor, table, audited=audited)
+    after = monitor.withdrawn_after
+    return f"never (evidence {monitor.evidence:.2g})" if after is None else f"after {after}"
+
+
 def main() -> None:
     """Print shares of streams with an alarm, and delays until one."""
     rng, begun = np.random.default_rng(0), time.perf_counter()
@@ -64,6 +110,7 @@ def main() -> None:
                 f"a shift of {shift:g} standard deviations after {before} cases: noticed after "
                 f"{np.median(delay):g} cases in the median, {most:g} in nine of ten streams"
             )
+    adversary()
 
 
 if __name__ == "__main__":

@@ -254,6 +254,32 @@ def test_an_mrd_file_is_read_as_it_was_written_and_by_the_official_package(small
         assert file.number_of_acquisitions() == 3 * small.SIZE
 
 
+def test_a_file_of_the_official_package_is_read_and_ours_by_it(small, tmp_path):
+    scan = small.scan_of(4, slices=1)
+    xsd = ismrmrd.xsd
+    header = xsd.CreateFromDocument(header_xml(scan.header))
+    header.measurementInformation = None
+    header.studyInformation = xsd.studyInformationType(accessionNumber=77)
+    header.subjectInformation = None
+    with ismrmrd.Dataset(str(tmp_path / "theirs.h5"), "dataset", create_if_needed=True) as file:
+        file.write_xml_header(header.toXML().encode())
+        noise = ismrmrd.Acquisition.from_array(np.ones((2, 100), dtype=np.complex64))
+        noise.setFlag(ismrmrd.ACQ_IS_NOISE_MEASUREMENT)
+        file.append_acquisition(noise)
+        for column in [*range(small.SIZE)][::-1]:
+            line = ismrmrd.Acquisition.from_array(scan.kspace[0][..., column])
+            line.idx.kspace_encode_step_1, line.idx.slice = column, 0
+            file.append_acquisition(line)
+    theirs = read_scan(tmp_path / "theirs.h5")
+    assert (theirs.header.scan_id, theirs.header.case(0)) == ("77", "77-slice-0")
+    assert np.array_equal(theirs.kspace[0], scan.kspace[0])
+
+    with ismrmrd.File(str(scan.save(tmp_path / "ours.h5")), mode="r") as file:
+        ours = list(file["dataset"].acquisitions)
+        assert file["dataset"].header.subjectInformation.patientID == "patient-4"
+    assert np.array_equal(ours[5].data, scan.kspace[0][..., ours[5].idx.kspace_encode_step_1])
+
+
 def test_a_summary_counts_what_was_saved(small, serving):
     played = play(small.scan_of(1), HOST, serving().port)
     found = summary([played], small.SIZE)

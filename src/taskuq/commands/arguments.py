@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 # What every command that reads a table reads.
 FORMATS = "a folder that taskuq run wrote, or a file .npz, .csv or .parquet"
-TableFile = Annotated[Path, Parameter(help=f"A table of task outputs: {FORMATS}.")]
+TableFile = Annotated[
+    Path,
+    Parameter(
+        help=f"A table of task outputs: {FORMATS}; or atlas-flow or atlas-varnet, which travel "
+        "with the package."
+    ),
+]
 TableOption = Annotated[Path | None, Parameter(help=f"A table of posterior samples: {FORMATS}.")]
 # The score of what is calibrated and planned, and the scores that are compared.
 SCORE = "mlwr"
@@ -153,7 +159,10 @@ def share(text: str) -> float | str:
 def load_table(path: Path, range_: str | None, task: str | None = None) -> TaskOutputs:
     """Read a table with the declared range, and one or some of its tasks if asked."""
     from taskuq.outputs import TaskOutputs
+    from taskuq.runs.stored import FOLDER, stored
 
+    if not path.exists() and str(path) in stored():
+        path = FOLDER / f"{path}.npz"
     table = TaskOutputs.load(path, task_range=ranges(range_))
     if task is None:
         return table

@@ -61,18 +61,18 @@ class ProgramRecovery:
         return images[:samples]
 
     def _drawn_again(self, zero_filled: Tensor, mask: Tensor, seed: int) -> Tensor:
-        """Draw, and those draws once more that are beyond the flow's limit."""
+        """Draw, and those draws again that are beyond the flow's limit, in the end ever cooler."""
         deviations = {int(lines): float(wide) for lines, wide in self.draws["deviations"]}
-        lines = int(mask.sum())
+        lines, most = int(mask.sum()), int(self.draws["attempts"])
         if lines not in deviations:
             raise InputError(f"the runtime knows no round of {lines} lines; export another")
         attempt = np.zeros(self.samples, dtype=int)
-        for _ in range(int(self.draws["attempts"])):
+        for _ in range(most + int(self.draws["cooler"])):
             rows = [mixed_seed(seed, j, int(attempt[j])) for j in range(self.samples)]
             draws = gaussian_rows(torch.empty(self.samples, int(self.draws["numbers"])), rows)
-            found: tuple[Tensor, Tensor] = self.program(
-                zero_filled, mask, draws * deviations[lines]
-            )
+            wide = deviations[lines] * 0.5 ** np.maximum(0, attempt - most + 1)
+            draws *= torch.as_tensor(wide, dtype=draws.dtype)[:, None]
+            found: tuple[Tensor, Tensor] = self.program(zero_filled, mask, draws)
             images, sizes = found
             # Not "above the limit": NaN must count as beyond it too.
             beyond = ~(sizes <= float(self.draws["limit"])).numpy()
@@ -81,7 +81,7 @@ class ProgramRecovery:
             attempt += beyond
         raise InputError(
             f"a sample is not finite or beyond {self.draws['limit']} after "
-            f"{self.draws['attempts']} draws"
+            f"{most + int(self.draws['cooler'])} draws, the last ones at ever lower temperatures"
         )
 
 

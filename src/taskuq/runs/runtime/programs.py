@@ -13,7 +13,7 @@ from taskuq.errors import InputError, first_line
 from taskuq.measure.coils import rss
 from taskuq.measure.fourier import fft2c
 from taskuq.measure.projections import broadcast_mask
-from taskuq.recover.around import AroundEstimate, temperature_at
+from taskuq.recover.around import COOLER, AroundEstimate, temperature_at
 from taskuq.recover.columns import central_lines
 from taskuq.recover.estimate import estimate
 from taskuq.recover.flow.sampler import ATTEMPTS
@@ -110,6 +110,7 @@ def drawing_of(recover: Any, masks: Tensor, height: int) -> Drawing:
                 "numbers": sum(math.prod(shape) for shape in shapes),
                 "limit": float(recover.flow.config.limit),
                 "attempts": ATTEMPTS,
+                "cooler": COOLER,
                 # How wide draws are depends on how much was measured.
                 "deviations": [[int(mask.sum()), _deviation(recover, mask)] for mask in masks],
             })  # fmt: skip

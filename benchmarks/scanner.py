@@ -1,0 +1,197 @@
+"""A service for a scanner on this machine: latency, decisions against acquire's, memory.
+
+    python -m benchmarks scanner                          # all three
+    python -m benchmarks.scanner latency                  # or one of them
+
+latency plays synthetic patients against a service with the embedded networks, over loopback, until
+100 rounds are decided, 32 samples each. equality plays 104 slices, with four samples, and compares
+every decision and interval with acquire's. memory plays 1000 small slices.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import taskuq as tq
+from taskuq.data.atlas import Atlas
+from taskuq.measure.fourier import fft2c
+from taskuq.measure.masks import MaskConfig, nested_masks
+from taskuq.measure.mri import SimulatedScanner, added_columns
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.runs.mrd.header import ScanHeader
+from taskuq.runs.mrd.replay import StoredScan, atlas_scans, play
+from taskuq.runs.mrd.service import LOOPBACK, Service
+from taskuq.runs.mrd.session import Chain
+from taskuq.runs.stored import stored_table
+
+RATES, SIZE, FIRST, SEED = (16.0, 8.0, 4.0, 2.0), 128, 3000, 1
+ROUNDS, PATIENTS, SLICES = 100, 13, 1000
+SAME = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")
+
+
+@dataclass
+class Timed:
+    """A recovery or a task, and how long it took each time."""
+
+    part: Callable[..., Any]
+    seconds: list[float] = field(default_factory=list)
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        """Call it."""
+        begun = time.perf_counter()
+        found = self.part(*given, **options)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds.append(time.perf_counter() - begun)
+        return found
+
+
+@contextmanager
+def serving(chain: Chain) -> Iterator[Service]:
+    """A service over loopback, on a port that is free."""
+    service = Service(chain, port=0)
+    service.start()
+    try:
+        yield service
+    finally:
+        service.stop()
+
+
+def networks() -> tuple[Any, Any]:
+    """The embedded recovery and task."""
+    from taskuq.runs.live import embedded_networks
+
+    found = embedded_networks()
+    return found.sampler, found.task
+
+
+def atlas_policy(samples: int) -> tq.Policy:
+    """A policy by slice of the stored table, with its first samples."""
+    table = stored_table("atlas-flow")
+    few = (np.asarray(table.outputs)[..., :samples], np.asarray(table.targets))
+    return tq.plan(
+        few, accelerations=RATES, alpha=0.1, max_width=0.2, task_range=(0, 1), unit="case"
+    )
+
+
+def row(name: str, seconds: list[float]) -> None:
+    """Print median and worst."""
+    print(f"{name:<44}{1e3 * np.median(seconds):>10.1f}{1e3 * max(seconds):>10.1f}", flush=True)
+
+
+def latency(rounds: int = ROUNDS) -> None:
+    """Print how long decisions take, from the last line of a round, and where the time goes."""
+    recover, task = map(Timed, networks())
+    found: list[float] = []
+    masks = MaskConfig(accelerations=RATES).masks(SIZE)
+    with tempfile.TemporaryDirectory() as folder:
+        chain = Chain(atlas_policy(32), recover, task, added_columns(masks), Path(folder))
+        with serving(chain) as service:
+            for scan in atlas_scans(rounds, SEED, FIRST, 8):
+                found += play(scan, LOOPBACK, service.port).latencies
+                if len(found) >= rounds:
+                    break
+    print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, 8 coils, {SIZE} x {SIZE}, "
+          "p = 32, over loopback")  # fmt: skip
+    print(f"{f'{rounds} rounds':<44}{'median ms':>10}{'worst ms':>10}")
+    row("recovery", recover.seconds[:rounds])
+    row("task", task.seconds[:rounds])
+    row("from the last line to the decision", found[:rounds])
+    rest = [a - b - c for a, b, c in zip(found, recover.seconds, task.seconds, strict=True)]
+    row("of that not recovery and task", rest[:rounds])
+
+
+def equality(patients: int = PATIENTS) -> None:
+    """Print how many decisions of a service are those of acquire, to the bit."""
+    policy, (recover, task) = atlas_policy(4), networks()
+    masks = MaskConfig(accelerations=RATES).masks(SIZE)
+    atlas, same, slices = Atlas(patients, SEED, first=FIRST, coils=8), 0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        chain = Chain(policy, recover, task, added_columns(masks), Path(folder))
+        with serving(chain) as service:
+            for scan in atlas_scans(patients, SEED, FIRST, 8):
+                for k, decision in play(scan, LOOPBACK, service.port).decisions.items():
+                    scanner = SimulatedScanner(atlas[slices].image, masks, RATES)
+                    whole = tq.acquire(policy, scanner, recover=recover, task=task, samples=4,
+                                       case=scan.header.case(k))  # fmt: skip
+                    last = whole.rounds[-1].to_dict()
+                    same += all(decision[name] == last[name] for name in SAME)
+                    slices += 1
+    print(f"{same} of {slices} slices: decision and interval equal acquire's to the bit")
+
+
+def noisy(measurement: Any, *, samples: int, seed: int) -> Tensor:
+    """Zero-filled images with noise: a recovery that takes no time."""
+    generator = torch.Generator().manual_seed(seed)
+    picture: Tensor = measurement.picture
+    return picture + 0.1 * torch.randn((samples, *picture.shape), generator=generator)
+
+
+def brightness(images: Tensor) -> Tensor:
+    """A task that takes no time."""
+    return torch.sigmoid(images[..., 8:24, 8:24].mean((-2, -1)) - 1)
+
+
+def small_scan(number: int, slices: int = 8, size: int = 32) -> StoredScan:
+    """A scan of noise."""
+    generator = torch.Generator().manual_seed(number)
+    noise = torch.randn(2, slices, 2, size, size, generator=generator)
+    kspace = {k: fft2c(torch.complex(*noise[:, k])).numpy() for k in range(slices)}
+    name = f"small-{number}"
+    return StoredScan(ScanHeader(name, name, (2, size, size), slices), kspace)
+
+
+def small_chain(folder: Path, size: int = 32) -> Chain:
+    """What decides about small scans."""
+    table = synthetic_outputs(SyntheticScanner(volumes=5, samples=4), seed=0)
+    policy = tq.plan(table, alpha=0.1, max_width=0.1, unit="case")
+    masks = nested_masks(size, RATES, rng=np.random.default_rng(0))
+    return Chain(policy, noisy, brightness, added_columns(masks), folder)
+
+
+def resident() -> float:
+    """MiB of memory that this process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def memory(slices: int = SLICES, shown: int = 5) -> list[float]:
+    """Print memory and threads after parts of many slices; return the memory."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder, serving(small_chain(Path(folder))) as service:
+        for number in range(slices // 8):
+            play(small_scan(number), LOOPBACK, service.port)
+            if (number + 1) % max(1, slices // 8 // shown) == 0:
+                gc.collect()
+                found.append(resident())
+                print(f"{8 * (number + 1):>6} slices: {found[-1]:7.1f} MiB, "
+                      f"{threading.active_count()} threads", flush=True)  # fmt: skip
+    return found
+
+
+PARTS: dict[str, Callable[[], Any]] = {
+    "latency": latency, "equality": equality, "memory": memory
+}  # fmt: skip
+
+
+def main() -> None:
+    for name in [word for word in sys.argv[1:] if word in PARTS] or PARTS:
+        PARTS[name]()
+
+
+if __name__ == "__main__":
+    main()

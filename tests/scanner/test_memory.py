@@ -1,0 +1,53 @@
+"""Nothing of a slice that was decided is kept."""
+
+import gc
+import threading
+import time
+
+import pytest
+from benchmarks.scanner import resident, small_chain, small_scan
+
+from taskuq.runs.mrd.arriving import ArrivingSlice
+from taskuq.runs.mrd.replay import play
+from taskuq.runs.mrd.service import LOOPBACK, Service
+from taskuq.runs.mrd.session import Session
+
+pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
+
+
+def kept():
+    """How many slices and connections are in memory, and how many threads there are."""
+    gc.collect()
+    slices = sum(type(one) in (ArrivingSlice, Session) for one in gc.get_objects())
+    return slices, threading.active_count()
+
+
+def let_go():
+    """The same once a connection has ended, a moment after its scanner has heard everything."""
+    until = time.monotonic() + 20
+    while kept()[0] > 1 and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    return kept()
+
+
+def test_slices_connections_and_threads_are_let_go(tmp_path):
+    service = Service(small_chain(tmp_path), port=0)
+    service.start()
+    try:
+        play(small_scan(0, slices=4), LOOPBACK, service.port)
+        before = let_go()
+        # Who waits for connections still holds the last one.
+        assert before == (1, before[1])
+        for number in range(1, 4):
+            play(small_scan(number, slices=4), LOOPBACK, service.port)
+        assert let_go() == before
+        assert service.counts["stops"] == 16
+    finally:
+        service.stop()
+
+
+def test_memory_is_read():
+    first, held = resident(), bytearray(64 * 2**20)
+    assert resident() - first > 32
+    assert len(held) == 64 * 2**20
