@@ -200,3 +200,16 @@ def test_the_manifest_says_what_it_was_made_of(written):
     record = json.loads((written[0] / "manifest.json").read_text())
     assert record["recover"]["made_of"].endswith("AroundEstimate")
     assert record["versions"]["torch"] == torch.__version__
+
+
+def test_the_example_is_one_on_which_trained_networks_are_steady():
+    from taskuq.measure.masks import MaskConfig
+    from taskuq.recover import open_recovery
+    from taskuq.runs.runtime.export import example_slice
+
+    recover, masks = open_recovery("varnet-atlas"), MaskConfig(accelerations=(2.0,)).masks(128)
+    scan = MultiCoilMRI(masks, (2.0,))(example_slice(8, 128, 128), 2.0)
+    near = MultiCoilMRI(masks, (2.0,))((1 + 1e-6) * example_slice(8, 128, 128), 2.0)
+    first, second = (recover(one, samples=1, seed=0) for one in (scan, near))
+
+    assert (first - second).abs().max() <= 1e-5 * first.abs().max()
