@@ -108,7 +108,8 @@ def cell(found: dict[str, Any], row: str) -> str:
     if row == "many":
         seconds = found.get("many") or TRIALS * sum(t for t in times if t is not None)
         shown = f"{seconds:.0f}" if seconds > 10 else f"{seconds:.2g}"
-        return f"{shown}{'' if None not in times else ' (without –)'}" if any(times) else NONE
+        lacks = [s.upper() for s, at in zip(SCORES, times, strict=True) if at is None]
+        return shown + (f" (no {', '.join(lacks)})" if lacks else "") if any(times) else NONE
     if row == "exact":
         return f"{1e3 * found['exact']:.1f}" if "exact" in found else NONE
     if row == "right":
