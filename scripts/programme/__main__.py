@@ -11,12 +11,13 @@ runs the jobs of the plan, ``places`` of them side by side, each with its log, a
 matters most first, weights in float16. Called again with the same WORK it goes on: jobs that are
 done are not done again, trainings that were stopped go on behind their last whole epoch. Where the
 machine is another one, ``--packed`` names archives that came home. CUDA's MPS is used where it
-starts.
+starts. The third command replaces what an earlier call left at home by what is newer.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
@@ -57,6 +58,7 @@ def _tracked() -> int:
 def run(given: argparse.Namespace) -> None:
     from scripts.programme.carrying import put
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))  # after all that it started
     work: Path = given.work.resolve()
     put(given.carried, work)
 
@@ -87,7 +89,7 @@ def run(given: argparse.Namespace) -> None:
 def unpack(given: argparse.Namespace) -> None:
     from scripts.programme.packing import unpack as unpack_all
 
-    for name in unpack_all(given.archives, given.folder):
+    for name in unpack_all(given.archives, given.folder, newer=True):
         say(f"{given.folder / name}")
 
 

@@ -82,18 +82,21 @@ def matching(patterns: Sequence[str], work: Path) -> list[str]:
     return list(dict.fromkeys(files))
 
 
-def unpack(archives: Sequence[Path], work: Path) -> list[str]:
-    """Put what came home back where it was; files that are there are left alone.
+def unpack(archives: Sequence[Path], work: Path, *, newer: bool = False) -> list[str]:
+    """Put what came home back where it was, and return the names of what was put.
 
     Arguments:
         archives: What :func:`pack` wrote.
         work: The folder of work.
+        newer: Replace files that are there by newer ones, as at home after a later call; otherwise
+            they are left alone.
     """
     put = []
     for archive in archives:
         with tarfile.open(archive) as tar:
             for member in tar.getmembers():
-                if not (work / member.name).exists():
+                path = work / member.name
+                if not path.exists() or (newer and member.mtime > path.stat().st_mtime):
                     tar.extract(member, work, filter="data")
                     put.append(member.name)
     return put

@@ -141,27 +141,23 @@ def run(
     begin = clock()
     entries = _before(plan, work)
     running: dict[str, Running] = {}
-    while True:
-        for name, entry in _ended(running).items():
-            entries[name] = entry
-            tell(f"{name}: {entry.state}, {entry.seconds:.0f} s {entry.why}".rstrip())
-            write_status(work, entries)
-            after()
-        left = seconds - (clock() - begin)
-        if left <= 0:
-            for one in running.values():
-                one.signal(signal.SIGTERM)  # all of them, before any is waited for
-            for name, one in running.items():
-                entries[name] = one.stop("unfinished", "the call was over")
-            break
-        for name in _ready(plan, entries, running, left / 60):
-            running[name] = Running(name, plan.job[name], entries[name], work, clock)
-            tell(f"{name} begins")
-        if not running:
-            break
-        time.sleep(PAUSE)
-    entries = _left_out(plan, entries)
-    write_status(work, entries)
+    try:
+        while (left := seconds - (clock() - begin)) > 0:
+            for name in _ready(plan, entries, running, left / 60):
+                running[name] = Running(name, plan.job[name], entries[name], work, clock)
+                tell(f"{name} begins")
+            if not running:
+                break
+            time.sleep(PAUSE)
+            for name, entry in _ended(running).items():
+                entries[name] = entry
+                tell(f"{name}: {entry.state}, {entry.seconds:.0f} s {entry.why}".rstrip())
+                write_status(work, entries)
+                after()
+    finally:  # jobs have sessions of their own, and would go on after whatever ends this one
+        entries |= _stopped(running)
+        entries = _left_out(plan, entries)
+        write_status(work, entries)
     return entries
 
 
@@ -170,6 +166,13 @@ def _ended(running: dict[str, Running]) -> dict[str, Entry]:
     for name in found:
         del running[name]
     return found
+
+
+def _stopped(running: dict[str, Running]) -> dict[str, Entry]:
+    """End what still runs."""
+    for one in running.values():
+        one.signal(signal.SIGTERM)  # all of them, before any is waited for
+    return {name: one.stop("unfinished", "the call was over") for name, one in running.items()}
 
 
 def _before(plan: Plan, work: Path) -> dict[str, Entry]:
@@ -184,6 +187,8 @@ def _before(plan: Plan, work: Path) -> dict[str, Entry]:
             entry = replace(entry, state="waiting", seconds=0.0, why="")
         elif entry.state != "done":
             entry = replace(entry, state="waiting", why="")
+        if entry.state == "waiting" and entry.commands >= len(job.run):
+            entry = replace(entry, commands=0)  # all ended well, and yet something was missing
         entries[name] = entry
     return entries
 

@@ -1,5 +1,6 @@
 """A monitor watches whether new units are like the calibration units, and withdraws the promise."""
 
+import re
 from dataclasses import replace
 from itertools import combinations, permutations
 
@@ -166,7 +167,12 @@ def test_the_command_goes_on_and_the_page_withdraws_the_promise(
     for counted in (40, 0):
         main(["monitor", *(str(tmp_path / n) for n in ("policy.json", "new.npz")),
               "-o", str(tmp_path / "monitor.json")])  # fmt: skip
-        assert f"{counted} new cases, 40 in all" in capsys.readouterr().out
+        table, sentence = (" ".join(text.split()) for text in capsys.readouterr())
+        assert f"{counted} new cases, 40 in all" in table
+        # The table and the sentence speak of the same evidence, and of the same limit.
+        found, enough = re.search(r"evidence (\S+) where (\S+) is enough", sentence).groups()
+        assert found in re.split(r"[ │|]+", table)
+        assert f"{enough} in one of them withdraws" in table
 
     page = write_report(tmp_path).read_text()
     assert "The promise is withdrawn" in page

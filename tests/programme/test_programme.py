@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -84,6 +85,40 @@ def test_what_fails_takes_along_what_needs_it_and_nothing_else(tmp_path):
     assert entries["empty"].why == "left no nothing.npz"
 
 
+def test_a_job_that_left_too_little_is_done_again_from_its_beginning(tmp_path):
+    finds = "import os, pathlib; os.path.exists('go') and pathlib.Path('found.npz').touch()"
+    plan = Plan({"finds": Job((says("looks"), says("finds", then=finds)), leaves=("found.npz",))})
+    run(plan, tmp_path, 60, **QUIET)
+    assert states(tmp_path) == {"finds": "failed"}
+    (tmp_path / "go").touch()
+    run(plan, tmp_path, 60, **QUIET)
+    assert said(tmp_path) == ["looks", "finds"] * 2
+    assert states(tmp_path) == {"finds": "done"}
+
+
+def test_whatever_ends_a_call_ends_its_jobs(tmp_path):
+    forever = "print(os.getpid(), file=open('{}.pid', 'w')); time.sleep(600)"
+    plan = Plan({
+        name: Job((f'python -c "import os, time; {forever.format(name)}"',)) for name in "ab"
+    })  # fmt: skip
+
+    pids, raised = [tmp_path / f"{name}.pid" for name in "ab"], []
+
+    def interrupted():
+        have_begun = all(path.exists() and path.read_text().endswith("\n") for path in pids)
+        if have_begun and not raised:
+            raised.append(KeyboardInterrupt())
+            raise raised[0]
+        return 0.0
+
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, tmp_path, 60, clock=interrupted, **QUIET)
+    for path in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.read_text()), 0)
+    assert states(tmp_path) == {"a": "unfinished", "b": "unfinished"}
+
+
 def test_a_call_ends_at_its_limit_and_the_next_one_goes_on(tmp_path):
     # The second command ends only where a file is there that the first call does not have.
     wait = "import os, time; [time.sleep(0.02) for _ in iter(lambda: os.path.exists('go'), True)]"
@@ -152,6 +187,22 @@ def test_what_matters_most_comes_home_first(tmp_path):
     (work / "c.bin").unlink()
     assert unpack(archives, work) == ["c.bin"]
     assert (work / "a.bin").read_bytes() == b"mine"
+
+
+def test_what_a_later_call_made_replaces_what_an_earlier_one_left_at_home(tmp_path):
+    work, home = tmp_path / "work", tmp_path / "home"
+    work.mkdir()
+    for call in (1, 2):
+        for name in ("status.json", "same.bin") if call == 1 else ("status.json",):
+            (work / name).write_text(str(call))
+            os.utime(work / name, (1e9 + call, 1e9 + call))
+        pack(["*"], work, tmp_path / f"out-{call}")
+    first, second = ([tmp_path / f"out-{call}" / "part-1.tar"] for call in (1, 2))
+    unpack(first, home, newer=True)
+    assert unpack(second, home) == []
+    assert unpack(second, home, newer=True) == ["status.json"]
+    assert unpack(first, home, newer=True) == []
+    assert [(home / name).read_text() for name in ("status.json", "same.bin")] == ["2", "1"]
 
 
 def test_weights_come_home_in_half_and_everything_else_as_it_is(tmp_path):

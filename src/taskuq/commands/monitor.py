@@ -39,20 +39,22 @@ def monitor(
     watch = Monitor(load_policy(policy), delta=delta, state=output)
     before = watch.units
     watch_table(watch, TaskOutputs.load(table), audited=audited)
+    share = len(watch.streams)
     rows = [
         [
             name,
             str(len(stream.values)),
             f"{100 * stream.median_rank:.3g} %" if stream.values else "-",
-            f"{stream.evidence[-1]:.3g}" if stream.values else "-",
-            f"{stream.largest:.3g}",
+            f"{stream.evidence[-1] / share:.3g}" if stream.values else "-",
+            f"{stream.largest / share:.3g}",
             "yes" if name in watch.changed else "no",
         ]
         for name, stream in watch.streams.items()
     ]
     title = (
         f"{watch.units - before} new {watch.policy.guarantee.unit}s, {watch.units} in all; evidence"
-        f" {len(rows) / watch.delta:g} in one statistic withdraws the promise"
+        f" is shared among {share} statistics, and {1 / watch.delta:g} in one of them withdraws the"
+        " promise"
     )
     columns = ["statistic", "seen", "median lies above", "evidence", "largest", "changed"]
     show_table(title, columns, rows)
