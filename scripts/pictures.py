@@ -1,8 +1,9 @@
 """The pictures and numbers of the README, from a run of the demo.
 
 taskuq demo -o runs/demo
-python -m scripts.pictures runs/demo           # docs/figures/first-screen.png and scan.png, and
-                                               # the numbers between the marks of README.md
+python -m scripts.pictures runs/demo           # prints the numbers, makes first-screen.png and
+                                               # scan.png of docs/figures, and puts the numbers
+                                               # between the marks of README.md
 
 The first is what the page shows when it is opened (it takes a Chromium and playwright), the second
 a scan that stops, round by round. All images are of the embedded atlas, which is synthetic.
@@ -15,20 +16,24 @@ import shutil
 import sys
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 from scripts.paper import put
 
 import taskuq as tq
+from taskuq.report.folder import read_folder
 from taskuq.report.records import policy_name
+from taskuq.runs.scans import one_scan
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs/figures"
 # What a picture may weigh.
 LARGEST = 300_000
+# Fewer splits than the demo's own say too little for the README: a run made with --fast.
+FEWEST_TRIALS = 10_000
+# The colours of the page's own picture of a scan.
+SAMPLES, REPORT, TRUTH = "#1c232d", "#00855f", "#c4550a"
 
 
 def save_small(picture: Image.Image, path: Path) -> Path:
@@ -60,44 +65,27 @@ def first_screen(page: Path, path: Path) -> Path:
     return save_small(shot, path)
 
 
-def stopping_case(policy: tq.Policy, outputs: np.ndarray) -> tuple[int, list[Any]]:
-    """The first case that stops neither at once nor never, or else the first; and its decisions."""
-    said = []
-    for of in outputs:
-        decisions: list[Any] = []
-        for k in range(len(of)):
-            decisions.append(policy.decide(round=k, outputs=of[: k + 1]))
-            if decisions[-1].stop:
-                break
-        said.append(decisions)
-    short = (i for i, one in enumerate(said) if one[-1].stop and len(one) > 1)
-    case = next(short, 0)
-    return case, said[case]
-
-
 def scan(run: Path, path: Path) -> Path:
-    """One scan, round by round: what is recovered, what samples say, what is reported."""
-    shown = np.load(run / "explorer.npz", allow_pickle=False)
-    policy = tq.load_policy(run / "policy.json")
-    case, decisions = stopping_case(policy, shown["outputs"])
-    rounds = len(decisions)
-    canvas = Figure(figsize=(2.4 * rounds + 0.6, 4.6), layout="constrained", dpi=110)
-    axes = canvas.subplots(2, rounds, height_ratios=(1.3, 1), squeeze=False)
-    for k, decision in enumerate(decisions):
+    """One scan, round by round: what is recovered, what samples say, and the report at the stop."""
+    folder, policy = read_folder(run), tq.load_policy(run / "policy.json")
+    found, pictures = one_scan(policy, folder), folder.explorer
+    if found is None or found.shown is None or pictures is None:
+        raise SystemExit(f"{run} holds no scan with pictures")
+    canvas = Figure(figsize=(2.4 * len(found.rounds) + 0.6, 4.6), layout="constrained", dpi=110)
+    axes = canvas.subplots(2, len(found.rounds), height_ratios=(1.3, 1), squeeze=False)
+    for k, one in enumerate(found.rounds):
         above, below = axes[:, k]
-        above.imshow(shown["mean"][case, k], cmap="gray")
-        above.set_title(f"R = {shown['accelerations'][k]:g}", fontsize=11)
+        above.imshow(pictures.mean[found.shown, k], cmap="gray")
+        above.set_title(one.label, fontsize=11)
         above.axis("off")
-        below.plot(np.full_like(shown["outputs"][case, k], -0.2), shown["outputs"][case, k], "o",
-                   color="#0072B2", alpha=0.3, ms=4)  # fmt: skip
-        low, high = np.ravel(decision.interval.lower)[0], np.ravel(decision.interval.upper)[0]
-        colour = "#D55E00" if decision.stop else "#999999"
-        below.plot([0.2, 0.2], [low, high], lw=8, color=colour, solid_capstyle="butt")
-        below.axhline(shown["targets"][case], color="black", lw=1, ls="--")
+        below.plot([-0.2] * len(one.outputs), one.outputs, "o", color=SAMPLES, alpha=0.42, ms=4)
+        if one.report is not None:
+            below.plot([0.2, 0.2], one.report, lw=8, color=REPORT, solid_capstyle="butt")
+        below.axhline(found.target, color=TRUTH, lw=1.5, ls="--")
         below.set(
             xlim=(-0.6, 0.6), ylim=(-0.02, 1.02), xticks=[], yticks=[0, 0.5, 1] if k == 0 else []
         )
-        below.set_xlabel("stop" if decision.stop else "not sure enough: go on", fontsize=10)
+        below.set_xlabel("stop" if one.stops else "not certain enough: go on", fontsize=10)
     axes[1, 0].set_ylabel("task output")
     drawn = BytesIO()
     canvas.savefig(drawn, format="png")
@@ -107,6 +95,11 @@ def scan(run: Path, path: Path) -> Path:
 def headline(run: Path) -> str:
     """The numbers of the run's simulation with their standard errors, as a table in Markdown."""
     record = json.loads((run / "simulate.json").read_text())
+    if record["trials"] < FEWEST_TRIALS:
+        raise SystemExit(
+            f"{run} was simulated with {record['trials']} random splits, the README needs "
+            f"{FEWEST_TRIALS}: taskuq demo, without --fast"
+        )
     heads = ("policy", "guaranteed", "average acceleration R̄", "coverage", "width of early reports")
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in record["results"]:
@@ -125,13 +118,16 @@ def headline(run: Path) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Make both pictures and put the numbers into the README."""
+    """Print the numbers, make both pictures and put the numbers into the README."""
     if len(arguments) != 1:
         raise SystemExit("python -m scripts.pictures RUN_DIR")
     run = Path(arguments[0])
+    # First: it takes neither browser nor pictures, and refuses a run that is too short for both.
+    numbers = headline(run)
+    print(numbers)
     print(first_screen(run / "report.html", FIGURES / "first-screen.png"))
     print(scan(run, FIGURES / "scan.png"))
-    put(headline(run), ROOT / "README.md", "headline")
+    put(numbers, ROOT / "README.md", "headline")
     print(ROOT / "README.md")
 
 

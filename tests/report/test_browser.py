@@ -160,6 +160,11 @@ def test_another_case_stands_beside_with_its_own_outcome(page):
 def test_a_scan_is_played_until_it_stops(open_page, run_dir, keep, motion, tau):
     page = open_page(run_dir / "report.html", reduced_motion=motion, fragment=f"#tau={tau}")
     settled(page)
+    page.evaluate(
+        """() => { const told = document.querySelector('[data-part=played]'); window.told = [];
+        new MutationObserver(() => window.told.push(told.textContent))
+            .observe(told, {childList: true}); }"""
+    )
     page.locator("[data-part=play]").press("Enter")
     page.wait_for_function(
         "() => document.querySelector('#explorer').dataset.playing === 'false'", timeout=30_000
@@ -173,6 +178,9 @@ def test_a_scan_is_played_until_it_stops(open_page, run_dir, keep, motion, tau):
     assert measured == [4, 8, 16, 32, 64][stop]  # of 64 lines
     assert f"{measured} of 64" in said
     assert ("the scan stops" in said) == (stop < 4)
+    told = page.evaluate("window.told")
+    assert sum("no report yet" in one for one in told) == stop
+    assert [" to " in one for one in told] == ["the scan stops" in one for one in told]
     assert page.evaluate(STATE)["round"] == min(stop, 3)
     assert page.heard.messages == []
 

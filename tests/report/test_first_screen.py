@@ -169,7 +169,32 @@ def test_the_shown_scan_is_what_the_policy_decides(run_dir):
     for k, one in enumerate(scan.rounds):
         decision = policy.decide(k, folder.explorer.outputs[scan.shown, : k + 1])
         assert one.stops == decision.stop == (k == len(scan.rounds) - 1)
-        assert (one.lower, one.upper) == (decision.interval.lower, decision.interval.upper)
+        ends = decision.interval.lower, decision.interval.upper
+        assert one.report == (ends if decision.stop else None)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.01])
+def test_the_shown_scan_is_the_explorers(open_page, run_dir, tmp_path, alpha):
+    """Round by round, from one calibration set; at 0.01 there are too few groups to stop at all."""
+    shutil.copytree(run_dir, tmp_path / "run")
+    explorer, table = read_folder(run_dir).explorer, TaskOutputs.load(run_dir / "table.npz")
+    calibration = table.select(cases=np.isin(table.group, np.unique(explorer.calibration_group)))
+    policy = tq.plan(calibration, alpha=alpha, max_width=0.1, unit="group")
+    policy.save(tmp_path / "run/policy.json")
+    run = json.loads((run_dir / "run.json").read_text())
+    run_folder.write(tmp_path / "run/run.json", {**run, "alpha": alpha})
+    scan = one_scan(policy, read_folder(tmp_path / "run"))
+    page = open_page(write_report(tmp_path / "run"), fragment=f"#slice={scan.shown}")
+    cells = page.locator("[data-part=numbers] td:nth-child(6)").all_inner_texts()
+    reported = [cell if cell != "–" else "no report yet" for cell in cells]
+    rows = page.locator("[data-part=scan] ol > li").all()[:-1]
+
+    assert len(rows) == min(int(page.get_attribute("#explorer", "data-stop")) + 1, len(cells))
+    assert [row.locator("span").inner_text() for row in rows] == reported[: len(rows)]
+    assert [row.locator("rect").count() for row in rows] == [
+        int(told != "no report yet") for told in reported[: len(rows)]
+    ]
+    assert any(told != "no report yet" for told in reported) == (alpha == 0.1)
 
 
 def test_a_scan_without_pictures_comes_from_the_table(run_dir, tmp_path):
@@ -205,6 +230,5 @@ def test_of_several_tasks_the_first_is_shown(tmp_path):
     last = policy.decide(len(scan.rounds) - 1, twice.outputs[: len(scan.rounds), int(scan.case)])
 
     assert scan.task == "lesion"
-    assert (scan.rounds[-1].lower, scan.rounds[-1].upper) == (
-        last.interval.lower[0], last.interval.upper[0])  # fmt: skip
+    assert scan.rounds[-1].report == (last.interval.lower[0], last.interval.upper[0])
     assert "(lesion): measuring stops at" in write_report(tmp_path).read_text()

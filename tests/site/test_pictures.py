@@ -9,9 +9,6 @@ import pytest
 from PIL import Image
 from scripts import pictures
 
-import taskuq as tq
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -30,16 +27,22 @@ def test_a_picture_that_stays_large_is_refused(tmp_path):
         pictures.save_small(Image.fromarray(noise), tmp_path / "noise.png")
 
 
-def test_the_case_that_is_shown_stops_neither_at_once_nor_never():
-    table = synthetic_outputs(SyntheticScanner(), seed=0)
-    policy = tq.plan(table, alpha=0.1, max_width=0.2, unit="case")
-    case, decisions = pictures.stopping_case(policy, table.outputs[:, :200].transpose(1, 0, 2))
+def test_the_scan_is_drawn_in_the_colours_of_the_page():
+    style = (ROOT / "src/taskuq/report/assets/report.css").read_text()
+    colours = {"ink": pictures.SAMPLES, "c2": pictures.REPORT, "c1": pictures.TRUTH}
 
-    assert decisions[-1].stop
-    assert len(decisions) > 1
-    assert not any(decision.stop for decision in decisions[:-1])
-    again = policy.decide(round=len(decisions) - 1, outputs=table.outputs[: len(decisions), case])
-    assert again.stop
+    for name, colour in colours.items():
+        assert re.search(rf"--{name}: (#\w+)", style)[1] == colour
+    for part, name in (("dot", "ink"), ("report", "c2"), ("target", "c1")):
+        assert re.search(rf"\.scan \.{part} {{ (fill|stroke): var\(--{name}\)", style)
+
+
+def test_a_short_run_is_refused_before_anything_is_made(tmp_path, monkeypatch):
+    (tmp_path / "simulate.json").write_text(json.dumps({"trials": 9_999}))
+    monkeypatch.setattr(pictures, "first_screen", pytest.fail)
+
+    with pytest.raises(SystemExit, match="9999 random splits"):
+        pictures.main([str(tmp_path)])
 
 
 def test_the_headline_shows_every_policy_with_its_errors(tmp_path):
@@ -47,13 +50,13 @@ def test_the_headline_shows_every_policy_with_its_errors(tmp_path):
     row = {"policy": "paper", "score": "lwr", "statistic": None, "budget": 1.0, "guaranteed": False,
            "mean_acceleration": 2.5, "coverage": 0.88, "width": 0.1,
            "standard_errors": errors}  # fmt: skip
-    record = {"alpha": 0.1, "goal": {"max_width": 0.2}, "trials": 9, "n": 30, "unit": "group",
+    record = {"alpha": 0.1, "goal": {"max_width": 0.2}, "trials": 10_000, "n": 30, "unit": "group",
               "coverage_of": "a random case of a new group", "results": [row]}  # fmt: skip
     (tmp_path / "simulate.json").write_text(json.dumps(record))
     text = pictures.headline(tmp_path)
 
     assert "| paper lwr | no | 2.50 ± 0.10 | 0.880 ± 0.002 | 0.100 |" in text
-    assert "α = 0.1, intervals at most 0.2 wide, 9 random splits" in text
+    assert "α = 0.1, intervals at most 0.2 wide, 10000 random splits" in text
 
 
 @pytest.mark.parametrize("name", ["headline", "peers"])

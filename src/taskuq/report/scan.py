@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,16 +23,17 @@ class ScanRound:
     Arguments:
         label: What the round is called.
         outputs: The task outputs of the samples.
-        lower: The lower end of what would be reported.
-        upper: The upper end.
-        stops: Whether the scan stops here.
+        report: Both ends of what is reported; None where the scan goes on.
     """
 
     label: str
     outputs: tuple[float, ...]
-    lower: float
-    upper: float
-    stops: bool
+    report: tuple[float, float] | None
+
+    @property
+    def stops(self) -> bool:
+        """Whether the scan stops here."""
+        return self.report is not None
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Words) -> dict
         explorer: Its pictures.
         words: What cases and pictures are called.
     """
-    every = [scan.target, *(v for r in scan.rounds for v in (*r.outputs, r.lower, r.upper))]
+    every = [scan.target, *(v for r in scan.rounds for v in r.outputs)]
+    every += [v for r in scan.rounds if r.report is not None for v in r.report]
     known = [v for v in every if math.isfinite(v)]
     low, high = min(known), max(known)
     span = (high - low) or 1.0
@@ -75,29 +78,20 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Words) -> dict
         inside = min(max(value, low), high)
         return round(4 + 192 * (inside - low) / span, 2)
 
-    rows = []
-    for k, one in enumerate(scan.rounds):
-        rows.append(
-            {
-                "label": one.label,
-                "image": _picture(explorer, scan.shown, k),
-                "text": f"{shown(one.lower)} to {shown(one.upper)}",
-                "decision": "stops here" if one.stops else "measure more",
-                "stops": one.stops,
-                "from": x(one.lower),
-                "width": max(x(one.upper) - x(one.lower), 1.0),
-                "dots": [x(v) for v in one.outputs],
-            }
-        )
-    last = scan.rounds[-1]
-    holds = last.lower <= scan.target <= last.upper
-    told = "holds" if holds else "misses"
-    told = f"stops at {last.label}; the report {told} the truth, {shown(scan.target)}"
-    goes_on = f"goes on until the truth, {shown(scan.target)}, is known"
+    rows = [
+        {
+            "label": one.label,
+            "image": _picture(explorer, scan.shown, k),
+            "dots": [x(v) for v in one.outputs],
+            "decision": "stops here" if one.stops else "measure more",
+            "stops": one.stops,
+            **_reported(one, x),
+        }
+        for k, one in enumerate(scan.rounds)
+    ]
     of = "" if scan.task is None else f" ({scan.task})"
     return {
-        "caption": f"{words.title('case')} {scan.case}{of}: measuring "
-        f"{told if last.stops else goes_on}.",
+        "caption": f"{words.title('case')} {scan.case}{of}: measuring {_ending(scan)}.",
         "rows": rows,
         "target": x(scan.target),
         "truth": {
@@ -106,6 +100,25 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Words) -> dict
             "text": shown(scan.target),
         },
     }
+
+
+def _reported(one: ScanRound, x: Callable[[float], float]) -> dict[str, Any]:
+    """The report of a round in words, and its bar where there is one."""
+    if one.report is None:
+        return {"text": "no report yet"}
+    low, high = one.report
+    text = f"{shown(low)} to {shown(high)}"
+    return {"text": text, "from": x(low), "width": max(x(high) - x(low), 1.0)}
+
+
+def _ending(scan: OneScan) -> str:
+    """How the scan ends."""
+    truth, last = shown(scan.target), scan.rounds[-1]
+    if last.report is None:
+        return f"goes on until the truth, {truth}, is known"
+    low, high = last.report
+    told = "holds" if low <= scan.target <= high else "misses"
+    return f"stops at {last.label}; the report {told} the truth, {truth}"
 
 
 def _picture(explorer: Explorer | None, s: int | None, k: int | None) -> str | None:

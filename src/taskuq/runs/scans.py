@@ -72,9 +72,11 @@ def _scanned(policy: Policy, one: _Stored) -> OneScan:
     rounds = []
     for k, label in enumerate(one.labels):
         decision = policy.decide(k, one.outputs[: k + 1])
-        low, high = (_first(end) for end in (decision.interval.lower, decision.interval.upper))
+        ends = decision.interval.lower, decision.interval.upper
+        # What a round that goes on would report keeps no promise, so it is not handed on.
+        report = (_first(ends[0]), _first(ends[1])) if decision.stop else None
         seen = np.reshape(one.outputs[k], (len(one.outputs[k]), -1))[:, 0]
-        rounds.append(ScanRound(label, tuple(map(float, seen)), low, high, bool(decision.stop)))
+        rounds.append(ScanRound(label, tuple(map(float, seen)), report))
         if decision.stop:
             break
     task = policy.task_names[0] if len(policy.task_names) > 1 else None

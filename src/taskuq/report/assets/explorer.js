@@ -317,8 +317,9 @@
       const ends = k === answer.stop;
       return {
         ends,
-        sentence: `${stored.round_names[k]}: ${pair(report)}. `
-          + (ends ? "Certain enough: the scan stops." : "Not certain enough: measure more."),
+        sentence: `${stored.round_names[k]}: ` + (ends
+          ? `${pair(report)}. Certain enough: the scan stops.`
+          : "not certain enough, so no report yet: measure more."),
       };
     },
   });
@@ -339,7 +340,8 @@
     const target = slice.targets[state.task];
     const { range } = stored.tasks[state.task];
     const all = [target, ...outputs.flat()];
-    const ends = answer.rounds.flatMap((r) => [...r.interval, ...r.report]).filter(Number.isFinite);
+    const ends = answer.rounds.flatMap((r) => [...r.interval, ...(r.stops ? r.report : [])])
+      .filter(Number.isFinite);
     const bounded = range && range.every((v) => Number.isFinite(v));
     // As much of the scale as is needed, from one round number to another.
     const ticks = niceTicks(Math.min(...all, ...ends), Math.max(...all, ...ends), wide < 480 ? 4 : 6);
