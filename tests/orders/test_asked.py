@@ -8,6 +8,7 @@ import torch
 
 import taskuq as tq
 from orders.toy import RATES, SIZE, Draws, corner, patients, scanner
+from taskuq.decide.audit import read_trail
 from taskuq.errors import InputError
 from taskuq.measure.adaptive import AdaptiveLines
 from taskuq.measure.mri import AskedMRI, SimulatedScanner
@@ -95,6 +96,63 @@ def test_a_rule_that_fails_stops_nothing_and_the_masks_are_measured(table):
     assert [r.stop for r in scan.rounds] == [False, False, False, True]
     assert "no samples to look at" in scan.rounds[0].fault
     assert np.array_equal(lines_of(scan), scanner().masks)
+
+
+class FailingOnce(AdaptiveLines):
+    """A rule that cannot choose after the first round, and can again later."""
+
+    def choose(self, round, *given):
+        if round == 0:
+            raise ArithmeticError("no samples to look at")
+        return super().choose(round, *given)
+
+
+def test_a_rule_that_failed_once_stops_nothing_later_even_where_any_stop_would_hold(table):
+    eager = tq.plan(table, alpha=0.3, max_width=1.0, policy="anytime")
+    assert acquired(eager, 0).rounds[0].stop
+    scan = acquired(eager, 0, FailingOnce(scanner(), scanner().masks, RATES))
+    # The lines of round 0 are not the replayed rule's, nor is any round after it.
+    assert [r.stop for r in scan.rounds] == [False, False, False, True]
+    assert scan.rounds[-1].acceleration == 1
+
+
+def test_a_scan_is_not_taken_up_under_another_rule_or_none(policy, tmp_path):
+    other = AdaptiveLines(scanner(), scanner().masks, RATES, "variance")
+    fixed = SimulatedScanner(CASES[2], scanner().masks, RATES)
+    ways = {"own": {}, "other": {"rule": other}, "none": {"rule": None, "scanner": fixed}}
+    for begun, first in ways.items():
+        options = {"scan_id": "a", "state": tmp_path / f"{begun}.json"}
+        with pytest.raises(KeyboardInterrupt):
+            acquired(policy, 2, on_round=_interrupt_after(0), **options, **first)
+        for resumed, second in ways.items():
+            if resumed != begun:
+                with pytest.raises(InputError, match="is of rule"):
+                    acquired(policy, 2, **options, **second)
+        assert acquired(policy, 2, **options, **first).is_finished
+
+
+class Namesake(AdaptiveLines):
+    """A rule that is called like every other one of its kind."""
+
+    fingerprint = "the same"
+
+
+def test_lines_are_chosen_again_on_resuming_and_have_to_agree(policy, tmp_path):
+    options = {"scan_id": "a", "state": tmp_path / "scan.json"}
+    own, other = (
+        Namesake(scanner(), scanner().masks, RATES, aim) for aim in ("gradient", "variance")
+    )
+    with pytest.raises(KeyboardInterrupt):
+        acquired(policy, 2, own, on_round=_interrupt_after(0), **options)
+    with pytest.raises(InputError, match="the rule wants other lines now"):
+        acquired(policy, 2, other, **options)
+    assert acquired(policy, 2, own, **options).is_finished
+
+
+def test_the_audit_trail_names_the_rule(policy, tmp_path):
+    acquired(policy, 2, log=tmp_path / "log.jsonl")
+    lines = read_trail(tmp_path / "log.jsonl")
+    assert {line["rule"] for line in lines} == {RULE.fingerprint}
 
 
 class Stubborn(AskedMRI):

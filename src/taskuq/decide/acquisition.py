@@ -102,7 +102,7 @@ def acquire(
     another round or scan; outputs that cannot be; a recovery or task that fails or takes longer
     than the deadline) is never a reason to stop: the scan goes on measuring and says why. Because
     its promise needs every round, it then goes on to the end, unless the policy's intervals hold
-    at any stop and the measurements are sound.
+    at any stop, the measurements are sound and no rule chooses lines.
 
     Arguments:
         policy: When to stop.
@@ -151,7 +151,9 @@ def acquire(
         return scan.finished()
     path = Path(state)
     with locked(path.with_name(f".{path.name}.lock"), what=str(path)):
-        file = StateFile(path, policy, scanners.cases, scanners.is_group, str(scan_id), seed)
+        file = StateFile(
+            path, policy, scanners.cases, scanners.is_group, str(scan_id), seed, steps.rule_name
+        )
         trail = path.with_name("log.jsonl") if log is None else Path(log)
         return _Scan(steps, scan_id, file, trail, on_round).finished()
 

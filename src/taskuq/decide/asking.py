@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,29 @@ class Asking:
         else:
             after = chosen
         return tuple(np.flatnonzero(after & ~lines).tolist())
+
+    def require_wanted(
+        self,
+        k: int,
+        scan: Acquisition,
+        chosen: BoolArray | None,
+        stored: tuple[int, ...],
+        path: Path,
+    ) -> None:
+        """Refuse a stored round after which other lines were wanted than the rule wants now.
+
+        Arguments:
+            k: The round.
+            scan: The case, as it was before that round was decided.
+            chosen: What :meth:`chosen` returns now.
+            stored: The lines that were wanted.
+            path: Where they are stored, for the error.
+        """
+        if self.wanted(k, scan, chosen) != stored:
+            raise InputError(
+                f"after round {k} of {path} the rule wants other lines now: it is not the one that "
+                "chose them, or the state is damaged; go on with the former or start a new scan"
+            )
 
     def tell(self, k: int, scanners: Scanners, going: Mapping[str, Acquisition]) -> None:
         """Tell the scanner of each case which lines round k adds."""

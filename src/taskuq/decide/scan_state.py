@@ -38,6 +38,7 @@ class StateFile:
         is_group: Whether they are the cases of a group.
         scan_id: What the scan is called.
         seed: The seed of its recoveries.
+        rule: What the rule that chooses its lines calls itself; None without one.
     """
 
     path: Path
@@ -46,13 +47,14 @@ class StateFile:
     is_group: bool
     scan_id: str
     seed: int
+    rule: str | None = None
 
     def load(self) -> dict[str, Acquisition]:
         """Return the scan of each case as far as it was stored."""
         if not self.path.exists():
             return dict.fromkeys(self.cases, Acquisition())
         record = _record(self.path, self.policy)
-        for name, mine in (("scan_id", self.scan_id), ("seed", self.seed)):
+        for name, mine in (("scan_id", self.scan_id), ("seed", self.seed), ("rule", self.rule)):
             if record.get(name) != mine:
                 raise InputError(
                     f"{self.path} is of {name} {record.get(name)!r}, got {mine!r}; go on with the "
@@ -106,6 +108,7 @@ class StateFile:
                 "scan_id": self.scan_id,
                 "policy": fingerprint(self.policy.to_dict()),
                 "seed": self.seed,
+                "rule": self.rule,
                 "samples": self.policy.samples,
                 "finished": all(scan.is_finished for scan in scans.values()),
                 "pieces_stored": pieces_stored,

@@ -16,6 +16,7 @@ from taskuq.checks import as_numbers, no_gradients
 from taskuq.decide.asking import Asking
 from taskuq.decide.faults import output_fault, require_value
 from taskuq.decide.kinds import POLICIES
+from taskuq.decide.likeness import differences
 from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import Decision, Policy
 from taskuq.decide.scan import Acquisition, RoundRecord
@@ -112,32 +113,21 @@ class Steps:
             "policy": fingerprint(self.policy.to_dict()),
             "recover": named(self.recover),
             "task": named(self.task),
+            "rule": self.rule_name,
             "seed": self.seed,
             "samples": self.policy.samples,
         }
 
+    @property
+    def rule_name(self) -> str | None:
+        """What the rule that chooses lines calls itself; None without one."""
+        return None if self.asking is None else named(self.asking.rule)
+
     def warn_of_others(self) -> None:
-        """Say where recovery or task are known not to be those of the policy's calibration."""
-        known = self.policy.provenance.get("fingerprints")
+        """Say where recovery, task or rule are known not to be those of the calibration."""
         rule = None if self.asking is None else self.asking.rule
-        if isinstance(known, Mapping) and ("rule" in known) != (rule is not None):
-            warnings.warn(
-                "the policy was calibrated with lines that "
-                + ("a rule chose" if rule is None else "no rule chose")
-                + ", and this scan is not: its promise is not about this one; plan again",
-                UserWarning,
-                stacklevel=3,
-            )
-        parts: dict[str, Any] = {"recover": self.recover, "task": self.task, "rule": rule}
-        for name, part in parts.items():
-            was = known.get(name) if isinstance(known, Mapping) else None
-            if was and isinstance(part, NamedPart) and part.fingerprint not in ("", was):
-                warnings.warn(
-                    f"the policy was calibrated with {name} {was}, and this is {part.fingerprint}: "
-                    "its promise is not about this one; plan again",
-                    UserWarning,
-                    stacklevel=3,
-                )
+        for sentence in differences(self.policy, self.recover, self.task, rule):
+            warnings.warn(sentence, UserWarning, stacklevel=3)
 
     def decided(self, k: int, scans: dict[str, Acquisition]) -> list[RoundRecord]:
         """Return the record of round k of each case that was measured in it."""
@@ -232,8 +222,7 @@ class Steps:
             }
             for name, scan in stored.items():
                 if len(scan.pieces) > k:
-                    again = self._read(k, name, scan.pieces[: k + 1])
-                    _require_agreeing(again, scan.rounds[k].outputs, k, path)
+                    self._require_read_again(k, name, scan, path)
             before = {n: replace(scan, rounds=scan.rounds[:k]) for n, scan in stored.items()}
             outputs = {name: scan.rounds[k].outputs for name, scan in stored.items()}
             if k == len(self.policy.accelerations):
@@ -251,6 +240,18 @@ class Steps:
                         "is damaged or edited; start a new scan"
                     )
 
+    def _require_read_again(self, k: int, name: str, scan: Acquisition, path: Path) -> None:
+        """Refuse a stored round whose measurements now give other outputs, or want other lines."""
+        record = scan.rounds[k]
+        then = Acquisition(scan.rounds[:k], scan.pieces[: k + 1])
+        if self.asking is None or k == len(self.policy.accelerations):
+            again, chosen = self._read(k, name, then.pieces), None
+        else:
+            again, chosen = self._read_and_choose(k, name, then)
+        _require_agreeing(again, record.outputs, k, path)
+        if self.asking is not None and not record.stop:
+            self.asking.require_wanted(k, then, chosen, record.wanted, path)
+
     def _require_sound(self, scan: Acquisition) -> None:
         """Refuse to decide on measurements in which something is wrong."""
         if scan.faults:
@@ -266,7 +267,9 @@ class Steps:
         """Whether a stop keeps its promise although an earlier round was not decided."""
         scores = [rule.score for of_round in self.policy.rules for rule in of_round]
         reads_all = any(isinstance(s, RoundsScore) and s.uses_earlier_rounds for s in scores)
-        return POLICIES[self.policy.kind].holds_at_any_stop and not reads_all
+        # A rule that could not choose has left lines that no calibration case was replayed with.
+        is_free = self.asking is None and not reads_all
+        return POLICIES[self.policy.kind].holds_at_any_stop and is_free
 
     def _read_and_choose(
         self, k: int, case: str, scan: Acquisition
