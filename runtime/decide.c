@@ -12,6 +12,9 @@
 /* Every finite threshold is above this. */
 #define LEAST (-DBL_MAX)
 
+/* Fourth powers of larger outputs leave the range of floats; Python refuses them too. */
+#define LARGEST 1e60
+
 /* What one task of a case looks like: intervals [low - q scale, high + q scale]. */
 typedef struct { double low, high, scale; } family;
 
@@ -175,7 +178,7 @@ static const char *wrong_outputs(const tq_policy *policy, long round, const doub
         return "the policy was calibrated with other numbers of samples or tasks";
     for (size_t i = 0; i < rounds * samples * tasks; i++) {
         pair range = policy->ranges[i % tasks];
-        if (!isfinite(x[i])) return "an output is not finite";
+        if (!(fabs(x[i]) <= LARGEST)) return "an output is not finite, or as good as infinite";
         if (x[i] < range.low || x[i] > range.high) return "an output lies outside its range";
     }
     return NULL;
@@ -193,7 +196,10 @@ const char *tq_decide(const tq_policy *policy, long round, const double *outputs
         family seen;
         pair report;
         if (!looked_at(how, now + t, samples, tasks, &seen)) return "memory ran out";
+        if (!isfinite(seen.low) || !isfinite(seen.high) || !isfinite(seen.scale))
+            return "a mean or a spread is not finite";
         all &= stops(how, &seen, policy->thresholds[round], policy->ranges[t], &report);
+        if (isnan(report.low) || isnan(report.high)) return "an end of a report is not a number";
         lower[t] = report.low;
         upper[t] = report.high;
     }

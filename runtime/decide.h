@@ -16,6 +16,7 @@ void tq_free(tq_policy *policy);
 
 size_t tq_tasks(const tq_policy *policy);
 size_t tq_samples(const tq_policy *policy);
+size_t tq_rounds(const tq_policy *policy);
 
 /* Decide after a round, counted from 0.
 

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEEPEST = 16 };
+/* Names are compared one by one, so that many of them would take long; nothing known has as many. */
+enum { DEEPEST = 16, MOST_NAMES = 32 };
 
 typedef struct {
     const char *at;
@@ -58,10 +59,17 @@ static const char *digits(const char *at) {
     return at > start ? at : NULL;
 }
 
+/* A whole number: 0, or one that does not begin with 0. */
+static const char *whole(const char *at) {
+    const char *end = digits(at);
+    return end != NULL && *at == '0' && end > at + 1 ? NULL : end;
+}
+
 /* strtod knows more numbers than JSON does, so that the grammar is looked at first. */
 static int read_number(reader *in, json *out) {
     const char *at = in->at + (*in->at == '-');
-    if ((at = digits(at)) == NULL) return 0;
+    if ((at = whole(at)) == NULL) return 0;
+    out->is_whole = *at != '.' && *at != 'e' && *at != 'E';
     if (*at == '.' && (at = digits(at + 1)) == NULL) return 0;
     if (*at == 'e' || *at == 'E') {
         at++;
@@ -103,6 +111,13 @@ static int grow(json *out) {
     return 1;
 }
 
+/* The first wins for one reader and the last for another: a name twice is refused. */
+static int is_new(const json *object, const char *name) {
+    for (size_t i = 0; i + 1 < object->count; i++)
+        if (strcmp(object->names[i], name) == 0) return 0;
+    return object->count <= MOST_NAMES;
+}
+
 static int read_entries(reader *in, json *out, char closing) {
     if (take(in, closing)) return 1;
     do {
@@ -110,7 +125,8 @@ static int read_entries(reader *in, json *out, char closing) {
         size_t last = out->count - 1;
         if (out->kind == JSON_OBJECT) {
             out->names[last] = read_text(in);
-            if (out->names[last] == NULL || !take(in, ':')) return 0;
+            if (out->names[last] == NULL || !is_new(out, out->names[last])) return 0;
+            if (!take(in, ':')) return 0;
         }
         if (!read_value(in, &out->items[last])) return 0;
     } while (take(in, ','));
@@ -137,9 +153,9 @@ static int read_value(reader *in, json *out) {
            read_word(in, "false", JSON_FALSE, out) || read_number(in, out);
 }
 
-json *json_read(const char *document) {
+json *json_read(const char *document, size_t length) {
     reader in = {document, 0};
-    json *value = calloc(1, sizeof *value);
+    json *value = memchr(document, '\0', length) == NULL ? calloc(1, sizeof *value) : NULL;
     if (value == NULL) return NULL;
     int fine = read_value(&in, value);
     skip_space(&in);
@@ -159,4 +175,14 @@ const json *json_get(const json *object, const char *name) {
     for (size_t i = 0; i < object->count; i++)
         if (strcmp(object->names[i], name) == 0) return &object->items[i];
     return NULL;
+}
+
+bool json_has_only(const json *object, const char *const *names) {
+    if (object == NULL || object->kind != JSON_OBJECT) return false;
+    for (size_t i = 0; i < object->count; i++) {
+        size_t known = 0;
+        while (names[known] != NULL && strcmp(object->names[i], names[known]) != 0) known++;
+        if (names[known] == NULL) return false;
+    }
+    return true;
 }

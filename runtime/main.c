@@ -4,54 +4,53 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-/* All of a stream up to a byte, or its end; NULL where nothing is left or memory ran out. */
-static char *read_until(FILE *from, int last) {
-    size_t length = 0, room = 1024;
-    char *text = malloc(room);
-    int next = EOF;
-    while (text != NULL && (next = getc(from)) != EOF && next != last) {
-        if (length + 2 > room) {
-            char *more = realloc(text, room *= 2);
-            if (more == NULL) free(text);
-            text = more;
-            if (text == NULL) return NULL;
-        }
-        text[length++] = (char)next;
+/* Bytes of a specification, and of a line. */
+#define LONGEST ((size_t)4 << 20)
+
+/* Read up to a byte, or to the end, into room for LONGEST bytes and a zero byte; false where nothing
+   is left. length counts what did not fit as well. */
+static bool read_until(FILE *from, int last, char *text, size_t *length) {
+    int next;
+    *length = 0;
+    while ((next = getc(from)) != EOF && next != last) {
+        if (*length < LONGEST) text[*length] = (char)next;
+        if (*length <= LONGEST) ++*length;
     }
-    if (text != NULL && length == 0 && next == EOF) {
-        free(text);
-        return NULL;
-    }
-    if (text != NULL) text[length] = '\0';
-    return text;
+    text[*length < LONGEST ? *length : LONGEST] = '\0';
+    return *length > 0 || next != EOF;
 }
 
 static size_t length_of(const json *list) {
     return list != NULL && list->kind == JSON_LIST ? list->count : 0;
 }
 
-/* The outputs of a line as numbers (round, sample, task); NULL where they are not. */
-static double *numbers(const json *outputs, size_t *rounds, size_t *samples, size_t *tasks) {
-    *rounds = length_of(outputs);
-    *samples = *rounds > 0 ? length_of(&outputs->items[0]) : 0;
-    *tasks = *samples > 0 ? length_of(&outputs->items[0].items[0]) : 0;
-    double *found = *tasks > 0 ? malloc(*rounds * *samples * *tasks * sizeof *found) : NULL;
-    size_t next = 0;
-    for (size_t k = 0; found != NULL && k < *rounds; k++)
-        for (size_t j = 0; found != NULL && j < *samples; j++) {
-            const json *of_round = &outputs->items[k];
-            const json *sample = length_of(of_round) == *samples ? &of_round->items[j] : NULL;
-            for (size_t t = 0; found != NULL && t < *tasks; t++) {
-                if (length_of(sample) == *tasks && sample->items[t].kind == JSON_NUMBER) {
-                    found[next++] = sample->items[t].number;
-                } else {
+/* Whether a list has rounds of as many samples of as many tasks as the policy knows. */
+static bool fits(const tq_policy *policy, const json *outputs) {
+    size_t rounds = length_of(outputs);
+    for (size_t k = 0; k < rounds; k++) {
+        const json *of_round = &outputs->items[k];
+        if (length_of(of_round) != tq_samples(policy)) return false;
+        for (size_t j = 0; j < of_round->count; j++)
+            if (length_of(&of_round->items[j]) != tq_tasks(policy)) return false;
+    }
+    return rounds > 0 && rounds <= tq_rounds(policy);
+}
+
+/* Outputs that fit as numbers (round, sample, task); NULL where some are not, or memory ran out. */
+static double *numbers(const tq_policy *policy, const json *outputs) {
+    size_t samples = tq_samples(policy), tasks = tq_tasks(policy), next = 0;
+    double *found = calloc(outputs->count * samples * tasks, sizeof *found);
+    for (size_t k = 0; found != NULL && k < outputs->count; k++)
+        for (size_t j = 0; j < samples; j++)
+            for (size_t t = 0; t < tasks; t++) {
+                const json *output = &outputs->items[k].items[j].items[t];
+                if (output->kind != JSON_NUMBER) {
                     free(found);
-                    found = NULL;
+                    return NULL;
                 }
+                found[next++] = output->number;
             }
-        }
     return found;
 }
 
@@ -64,17 +63,32 @@ static void print_ends(const char *name, const double *ends, size_t count) {
     printf("]");
 }
 
-static void answer(const tq_policy *policy, const json *line) {
-    const json *round = json_get(line, "round");
-    size_t rounds = 0, samples = 0, tasks = 0, known = tq_tasks(policy);
-    double *outputs = numbers(json_get(line, "outputs"), &rounds, &samples, &tasks);
+/* Decide about a line; NULL, or why nothing is decided. */
+static const char *decided(const tq_policy *policy, const json *line, bool *stop, double *ends) {
+    const json *round = json_get(line, "round"), *outputs = json_get(line, "outputs");
+    if (!json_has_only(line, (const char *const[]){"round", "outputs", NULL}))
+        return "the line is no JSON of a round and outputs alone, each once";
+    if (round == NULL || round->kind != JSON_NUMBER || !round->is_whole || fabs(round->number) >= 1e6)
+        return "the round is not a whole number";
+    if (!fits(policy, outputs))
+        return "outputs are not (round, sample, task) of as many as the policy was calibrated with";
+    double *found = numbers(policy, outputs);
+    if (found == NULL) return "an output is not a number, or memory ran out";
+    const char *wrong =
+        tq_decide(policy, (long)round->number, found, outputs->count, tq_samples(policy),
+                  tq_tasks(policy), stop, ends, ends + tq_tasks(policy));
+    free(found);
+    return wrong;
+}
+
+static void answer(const tq_policy *policy, const char *text, size_t length) {
+    size_t known = tq_tasks(policy);
+    json *line = length <= LONGEST ? json_read(text, length) : NULL;
     double *ends = calloc(2 * known, sizeof *ends);
     bool stop = false;
-    const char *wrong = "the line has no round, or its outputs are not (round, sample, task)";
-    if (outputs != NULL && ends != NULL && round != NULL && round->kind == JSON_NUMBER &&
-        fabs(round->number) < 1e6 && round->number == floor(round->number))
-        wrong = tq_decide(policy, (long)round->number, outputs, rounds, samples, tasks, &stop, ends,
-                          ends + known);
+    const char *wrong = "memory ran out";
+    if (length > LONGEST) wrong = "the line is longer than 4 MiB";
+    else if (ends != NULL) wrong = decided(policy, line, &stop, ends);
     if (wrong != NULL) {
         printf("{\"refused\": \"%s\"}\n", wrong);
     } else {
@@ -84,31 +98,30 @@ static void answer(const tq_policy *policy, const json *line) {
         printf("}\n");
     }
     fflush(stdout);
-    free(outputs);
+    json_free(line);
     free(ends);
 }
 
 int main(int count, char **words) {
     FILE *file = count == 2 ? fopen(words[1], "rb") : NULL;
-    char *text = file != NULL ? read_until(file, EOF) : NULL;
-    json *specification = text != NULL ? json_read(text) : NULL;
+    char *text = malloc(LONGEST + 1);
+    size_t length = 0;
+    json *specification = NULL;
     tq_policy *policy = NULL;
-    const char *wrong = count != 2 ? "call decide SPECIFICATION.json" : "the file is no JSON";
+    if (file != NULL && text != NULL && read_until(file, EOF, text, &length) && length <= LONGEST)
+        specification = json_read(text, length);
+    const char *wrong = count != 2 ? "call decide SPECIFICATION.json"
+                                   : "the file is no JSON of at most 4 MiB, with each name once";
     if (specification != NULL) wrong = tq_read(specification, &policy);
     if (file != NULL) fclose(file);
-    free(text);
     json_free(specification);
     if (policy == NULL) {
+        free(text);
         fprintf(stderr, "%s\n", wrong);
         return 2;
     }
-    char *line;
-    while ((line = read_until(stdin, '\n')) != NULL) {
-        json *asked = json_read(line);
-        answer(policy, asked);
-        json_free(asked);
-        free(line);
-    }
+    while (read_until(stdin, '\n', text, &length)) answer(policy, text, length);
+    free(text);
     tq_free(policy);
-    return 0;
+    return ferror(stdin) || ferror(stdout) ? 1 : 0;
 }

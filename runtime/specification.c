@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Outputs of a case, and the parts of a specification: sizes are never multiplied beyond it. */
 enum { MOST = 1000000 };
 
 static bool is_text(const json *value, const char *text) {
@@ -33,27 +34,14 @@ static bool read_pair(const json *value, pair *out) {
            read_number(&value->items[1], &out->high) && out->low <= out->high;
 }
 
-/* Whether an object has just these names, which are one text with a space after each. */
-static bool has_only(const json *object, const char *names) {
-    if (object == NULL || object->kind != JSON_OBJECT) return false;
-    for (size_t i = 0; i < object->count; i++) {
-        const char *name = object->names[i], *found = names;
-        size_t length = strlen(name);
-        for (;;) {
-            found = strstr(found, name);
-            if (found == NULL || length == 0) return false;
-            if ((found == names || found[-1] == ' ') && found[length] == ' ') break;
-            found++;
-        }
-    }
-    return true;
-}
+/* Names that end with NULL. */
+#define NAMES(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 static const char *read_center(const json *value, rule *out) {
-    if (!has_only(value, "kind levels ")) return "a center is not known";
     const json *kind = json_get(value, "kind");
-    if (is_text(kind, "mean")) return NULL;
-    if (!is_text(kind, "quantiles")) return "a center is not known";
+    if (is_text(kind, "mean") && json_has_only(value, NAMES("kind"))) return NULL;
+    if (!is_text(kind, "quantiles") || !json_has_only(value, NAMES("kind", "levels")))
+        return "a center is not known";
     out->is_quantiles = true;
     const json *levels = json_get(value, "levels");
     bool fine = levels != NULL && levels->kind == JSON_LIST && read_pair(levels, &out->levels);
@@ -61,19 +49,18 @@ static const char *read_center(const json *value, rule *out) {
 }
 
 static const char *read_scale(const json *value, rule *out) {
-    if (!has_only(value, "kind less degrees trend slope covariates soft added "))
-        return "a scale is not known";
+    const char *const *names = NAMES("kind", "degrees", "trend", "slope", "covariates", "soft", "added");
     const json *kind = json_get(value, "kind"), *soft = json_get(value, "soft");
-    if (is_text(kind, "one")) {
+    if (is_text(kind, "one") && json_has_only(value, NAMES("kind"))) {
         out->scale = ONE;
         return NULL;
     }
-    if (is_text(kind, "deviation")) {
+    if (is_text(kind, "deviation") && json_has_only(value, NAMES("kind", "less"))) {
         out->scale = DEVIATION;
         bool fine = read_finite(json_get(value, "less"), &out->less);
         return fine && (out->less == 0 || out->less == 1) ? NULL : "a deviation is less 0 or 1";
     }
-    if (!is_text(kind, "moderated")) return "a scale is not known";
+    if (!is_text(kind, "moderated") || !json_has_only(value, names)) return "a scale is not known";
     out->scale = MODERATED;
     out->is_soft = soft != NULL && soft->kind != JSON_NULL;
     bool fine = read_finite(json_get(value, "degrees"), &out->degrees) && out->degrees > 0 &&
@@ -103,7 +90,8 @@ static const char *read_goal(const json *value, rule *out) {
 }
 
 static const char *read_rule(const json *value, rule *out) {
-    if (!has_only(value, "report weight place side max_width level center scale "))
+    if (!json_has_only(value, NAMES("report", "weight", "place", "side", "max_width", "level", "center",
+                                    "scale")))
         return "a rule is not known";
     const char *wrong = read_goal(value, out);
     if (wrong == NULL) wrong = read_center(json_get(value, "center"), out);
@@ -150,15 +138,15 @@ const char *tq_read(const json *specification, tq_policy **policy) {
     *policy = NULL;
     if (!is_text(json_get(specification, "schema"), "taskuq.decide/1"))
         return "this is no specification of taskuq.decide/1";
-    if (!has_only(specification,
-                  "schema policy samples tasks ranges refuse_identical thresholds rules sha256 "))
+    if (!json_has_only(specification, NAMES("schema", "policy", "samples", "tasks", "ranges",
+                                            "refuse_identical", "thresholds", "rules", "sha256")))
         return "the specification says more than is known here";
     tq_policy *made = calloc(1, sizeof *made);
     if (made == NULL) return "memory ran out";
     const json *refuse = json_get(specification, "refuse_identical");
     const char *wrong = NULL;
-    if (!read_finite(json_get(specification, "samples"), &samples) || samples < 1 || samples > MOST ||
-        samples != floor(samples))
+    const json *count = json_get(specification, "samples");
+    if (!read_finite(count, &samples) || !count->is_whole || samples < 1 || samples > MOST)
         wrong = "the number of samples is not a whole number above 0";
     else if (refuse == NULL || (refuse->kind != JSON_TRUE && refuse->kind != JSON_FALSE))
         wrong = "refuse_identical is not true or false";
@@ -166,7 +154,7 @@ const char *tq_read(const json *specification, tq_policy **policy) {
              !is_list(json_get(specification, "ranges"), &ranges) || ranges != made->tasks ||
              !is_list(json_get(specification, "thresholds"), &made->rounds) ||
              !is_list(json_get(specification, "rules"), &rules) || rules != made->rounds ||
-             made->rounds * made->tasks > MOST)
+             made->rounds > MOST / made->tasks || samples > MOST / (double)(made->rounds * made->tasks))
         wrong = "tasks, ranges, thresholds and rules do not fit";
     else {
         made->samples = (size_t)samples;
@@ -189,3 +177,5 @@ void tq_free(tq_policy *policy) {
 size_t tq_tasks(const tq_policy *policy) { return policy->tasks; }
 
 size_t tq_samples(const tq_policy *policy) { return policy->samples; }
+
+size_t tq_rounds(const tq_policy *policy) { return policy->rounds; }

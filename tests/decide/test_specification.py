@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scripts.vectors import PATH, vectors
+from scripts.vectors import PATH, policies, vectors
 
 import taskuq as tq
 from taskuq.commands.app import main
@@ -43,10 +43,16 @@ def program(tmp_path_factory):
     raise AssertionError(done.stderr)
 
 
+def line_of(vector):
+    """What the program is asked about a case."""
+    return json.dumps({name: vector[name] for name in ("round", "outputs")})
+
+
 def asked(program, specification, lines, folder):
-    """What the program answers to lines."""
+    """What the program answers to lines; the specification may be a text of any kind."""
     path = folder / "decide.json"
-    path.write_text(json.dumps(specification))
+    text = specification if isinstance(specification, str) else json.dumps(specification)
+    path.write_text(text)
     done = subprocess.run(
         [program, path], input="\n".join(lines), capture_output=True, text=True,
         env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0"},
@@ -77,7 +83,7 @@ def test_the_stored_cases_stop_and_go_on_and_tie_under_every_policy(stored):
 
 def test_c_decides_as_python_does(program, stored, tmp_path):
     for policy in stored:
-        lines = [json.dumps(vector) for vector in policy["vectors"]]
+        lines = [line_of(vector) for vector in policy["vectors"]]
         done, found = asked(program, policy["specification"], lines, tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         for vector, answer in zip(policy["vectors"], found, strict=True):
@@ -88,7 +94,7 @@ def test_c_decides_as_python_does(program, stored, tmp_path):
 
 def test_a_changed_specification_decides_otherwise(program, stored, tmp_path):
     fixed = next(one for one in stored if one["name"] == "fixed-width")
-    lines = [json.dumps(one) for one in fixed["vectors"] if one.get("stop")]
+    lines = [line_of(one) for one in fixed["vectors"] if one.get("stop")]
     never = fixed["specification"] | {"thresholds": ["inf", "inf"]}
     _, found = asked(program, never, lines, tmp_path)
     assert found
@@ -133,7 +139,7 @@ def test_c_answers_or_refuses_1000_spoilt_lines_and_150_spoilt_files(program, st
                     whole[place:place] = rng.choice([b"[", b"1e999", b'"', b"-", b"{", b"nul"])
         return whole.decode()
 
-    lines = [spoilt(json.dumps(policy["vectors"][0])) for _ in range(1000)]
+    lines = [spoilt(line_of(policy["vectors"][0])) for _ in range(1000)]
     done, found = asked(program, policy["specification"], lines, tmp_path)
     assert (done.returncode, done.stderr, len(found)) == (0, "", 1000)
     text = json.dumps(policy["specification"])
@@ -143,6 +149,99 @@ def test_c_answers_or_refuses_1000_spoilt_lines_and_150_spoilt_files(program, st
             [program, tmp_path / "spoilt.json"], input=lines[0], capture_output=True, text=True
         )
         assert done.returncode in (0, 2), done.stderr
+
+
+def stopping(stored, name="adaptive ar"):
+    """A specification, and a case that stops in the first round."""
+    policy = next(one for one in stored if one["name"] == name)
+    case = next(one for one in policy["vectors"] if one.get("stop") and one["round"] == 0)
+    return policy["specification"], case
+
+
+def test_c_allocates_nothing_for_sizes_that_the_policy_does_not_know(program, stored, tmp_path):
+    # (round, sample, task) by their first entries: 8 bytes for each number would be 2^64 bytes,
+    # which are none where sizes wrap around.
+    rounds, samples, tasks = 2**20, 2**20, 2**21
+    line = f"[[[{'0,' * (tasks - 1)}0]{',0' * (samples - 1)}]{',0' * (rounds - 1)}]"
+    line = f'{{"round":0,"outputs":{line}}}'
+    small = '{"round": 0, "outputs": [[[0.1, 0.1]]]}'
+    specified, good = stopping(stored)
+    done, found = asked(program, specified, [line, small, line_of(good)], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [list(answer) for answer in found[:2]] == [["refused"]] * 2
+    assert found[2]["stop"]
+
+
+def test_a_line_longer_than_4_mib_is_refused_and_the_next_one_answered(program, stored, tmp_path):
+    specified, good = stopping(stored)
+    line = line_of(good)
+    fits, longer = (line + " " * (2**22 - len(line) + more) for more in (0, 1))
+    done, found = asked(program, specified, [longer, fits, longer, line], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [answer.get("stop") for answer in found] == [None, True, None, True]
+    done, _ = asked(program, json.dumps(specified) + " " * 2**22, [line], tmp_path)
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda line: line[:-1] + ', "outputs": [[[0.0], [1.0], [0.0], [1.0]]]}',
+    lambda line: line[:-1] + ', "round": 0}',
+    lambda line: line[:-1] + ', "fault": "the coil moved"}',
+    lambda line: line.replace('"round": 0', '"round": 00'),
+    lambda line: line.replace('"round": 0', '"round": 0.0'),
+    lambda line: line.replace('"round": 0', '"round": 0e0'),
+    lambda line: line.replace("[[[", "[[[0"),
+    lambda line: line + "\0",
+    lambda line: line + "\0 and more",
+])  # fmt: skip
+def test_c_refuses_a_line_that_others_read_otherwise(program, stored, tmp_path, spoil):
+    specified, good = stopping(stored)
+    line = line_of(good)
+    assert spoil(line) != line
+    _, found = asked(program, specified, [line, spoil(line)], tmp_path)
+    assert found[0]["stop"]
+    assert list(found[1]) == ["refused"]
+
+
+@pytest.mark.parametrize("more", [
+    '"thresholds": [-5, -5]', '"ranges refuse_identical": 1', '"": 1', '"rules ": 1',
+])  # fmt: skip
+def test_c_refuses_names_twice_and_names_of_several_words(program, stored, tmp_path, more):
+    specified, good = stopping(stored)
+    text = f"{json.dumps(specified)[:-1]}, {more}}}"
+    done, found = asked(program, text, [line_of(good)], tmp_path)
+    assert (done.returncode, found) == (2, [])
+    done, found = asked(program, json.dumps(specified) + "\0", [line_of(good)], tmp_path)
+    assert (done.returncode, found) == (2, [])
+
+
+@pytest.mark.parametrize("sizes", [(1000, 1001, 1), (2, 1, 500_001), (2, 1000, 501)])
+def test_c_refuses_policies_of_more_outputs_than_it_multiplies(program, stored, tmp_path, sizes):
+    rounds, tasks, samples = sizes
+    rule = stored[0]["specification"]["rules"][0][0]
+    large = stored[0]["specification"] | {
+        "samples": samples, "tasks": ["t"] * tasks, "ranges": [None] * tasks,
+        "thresholds": [0.1] * rounds, "rules": [[rule] * tasks] + [[]] * (rounds - 1),
+    }  # fmt: skip
+    done, _ = asked(program, large, [], tmp_path)
+    assert done.returncode == 2
+    assert "do not fit" in done.stderr
+
+
+def test_c_refuses_the_large_numbers_that_python_refuses(program, tmp_path):
+    large = (1e20, 1e39, 1e59, 1e60, 1.001e60, 1e96, 1e200, 1e308)
+    for name, policy in policies():
+        if policy.task_ranges != (None,):
+            continue
+        shapes = [b * np.array(s) for b in large for s in ([1, -1, 1, -1], [1, 1, 1, 1 - 1e-7])]
+        lines = [json.dumps({"round": 0, "outputs": [[[b] for b in x]]}) for x in shapes]
+        _, found = asked(program, specification(policy), lines, tmp_path)
+        for x, answer in zip(shapes, found, strict=True):
+            try:
+                said = policy.decide(0, x[None]).stop
+            except tq.InputError:
+                said = None
+            assert answer.get("stop") == said, (name, x)
 
 
 def test_what_the_specification_has_no_words_for_is_refused():
