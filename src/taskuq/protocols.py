@@ -123,6 +123,14 @@ class AskedScanner(Scanner, Protocol):
 
 
 @runtime_checkable
+class RepeatingScanner(Scanner, Protocol):
+    """A scanner that is not believed to be the one whose scan was stored until it shows it."""
+
+    def again(self, round: int, piece: Any) -> None:
+        """Measure a stored round once more; raise an error where that is not what was stored."""
+
+
+@runtime_checkable
 class NamedPart(Protocol):
     """A recovery or a task that says which one it is, e.g. by the SHA-256 of its weights."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from taskuq.runs.mrd import replay
 from taskuq.runs.mrd.messages import ACQUISITION, HEADER, IMAGE, Limits, Wire
-from taskuq.runs.mrd.replay import header_xml, play
+from taskuq.runs.mrd.replay import StoredScan, header_xml, play
 
 pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 MESSAGES = 2400
@@ -73,3 +73,34 @@ def test_2400_spoilt_messages_stop_no_scan_and_end_no_service(small, small_polic
         assert decision["lower"] == [
             *small.acquired(small_policy, 2, slice_).rounds[-1].to_dict()["lower"]
         ]
+
+
+def test_nothing_is_told_about_finished_scans_to_whoever_knows_their_names(small, serving):
+    service = serving(policy=small.policy(width=0.1), limits=Limits(message=2**20, idle=2.0))
+    known = small.scan_of(1)
+    played = play(known, "127.0.0.1", service.port)
+    assert any(one["acceleration"] > 1 for one in played.decisions.values())
+    rng, told = np.random.default_rng(9), []
+    for number in range(20):
+        # Whole lines too, of another patient: none of them was stored.
+        scan = StoredScan(known.header, small.scan_of(500 + number).kspace)
+        wire = Wire(socket.create_connection(("127.0.0.1", service.port)), Limits(idle=20))
+        try:
+            wire.send(HEADER, header_xml(scan.header))
+            for _ in range(40):
+                whole = raw(ACQUISITION, scan.line(int(rng.integers(3)), int(rng.integers(16))))
+                spoilt = changed(rng, scan, small)
+                wire.connection.sendall(spoilt if rng.random() < 0.1 else whole)
+            wire.connection.shutdown(socket.SHUT_WR)
+            while (message := wire.read()) is not None:
+                told += [message] if message.kind == IMAGE else []
+        except OSError:
+            pass
+        finally:
+            wire.close()
+
+    assert told == []
+    again = play(known, "127.0.0.1", service.port)
+    assert [d["upper"] for d in again.decisions.values()] == [
+        d["upper"] for d in played.decisions.values()
+    ]

@@ -227,11 +227,19 @@ def test_it_listens_on_loopback_alone_unless_told_otherwise(serving):
     assert serving().host == "127.0.0.1"
 
 
-@pytest.mark.parametrize("spoil", ["no name", "entity", "other size", "no xml"])
+def named_by_its_study(xml):
+    header = ismrmrd.xsd.CreateFromDocument(xml)
+    header.measurementInformation = None
+    header.studyInformation = ismrmrd.xsd.studyInformationType(accessionNumber=77)
+    return header.toXML()
+
+
+@pytest.mark.parametrize("spoil", ["no name", "a study's name", "entity", "other size", "no xml"])
 def test_a_header_that_does_not_do_is_refused_in_a_sentence(small, serving, connect, spoil):
     xml = header_xml(small.scan_of(1).header)
     xml = {
         "no name": xml.replace("MR-1", ""),
+        "a study's name": named_by_its_study(xml),
         "entity": xml.replace("?>", '?><!DOCTYPE a [<!ENTITY b "c">]>', 1),
         "other size": xml.replace("<ns0:y>16<", "<ns0:y>32<").replace("<y>16<", "<y>32<"),
         "no xml": "hello",
@@ -258,8 +266,8 @@ def test_a_file_of_the_official_package_is_read_and_ours_by_it(small, tmp_path):
     scan = small.scan_of(4, slices=1)
     xsd = ismrmrd.xsd
     header = xsd.CreateFromDocument(header_xml(scan.header))
-    header.measurementInformation = None
-    header.studyInformation = xsd.studyInformationType(accessionNumber=77)
+    header.measurementInformation.measurementID = None
+    header.measurementInformation.seriesInstanceUIDRoot = "1.2.77"
     header.subjectInformation = None
     with ismrmrd.Dataset(str(tmp_path / "theirs.h5"), "dataset", create_if_needed=True) as file:
         file.write_xml_header(header.toXML().encode())
@@ -271,7 +279,7 @@ def test_a_file_of_the_official_package_is_read_and_ours_by_it(small, tmp_path):
             line.idx.kspace_encode_step_1, line.idx.slice = column, 0
             file.append_acquisition(line)
     theirs = read_scan(tmp_path / "theirs.h5")
-    assert (theirs.header.scan_id, theirs.header.case(0)) == ("77", "77-slice-0")
+    assert (theirs.header.scan_id, theirs.header.case(0)) == ("1.2.77", "1.2.77-slice-0")
     assert np.array_equal(theirs.kspace[0], scan.kspace[0])
 
     with ismrmrd.File(str(scan.save(tmp_path / "ours.h5")), mode="r") as file:

@@ -23,7 +23,7 @@ from taskuq.decide.scanners import ScannerOfEach, Scanners, as_scanners
 from taskuq.decide.steps import Steps, Worker
 from taskuq.errors import InputError
 from taskuq.locks import locked
-from taskuq.protocols import ChoosingMeasure, Recover, Scanner, Task
+from taskuq.protocols import ChoosingMeasure, Recover, RepeatingScanner, Scanner, Task
 
 OnRound = Callable[[RoundRecord], None]
 StatePath = str | os.PathLike[str] | None
@@ -94,9 +94,11 @@ def acquire(
     With ``state`` every round is stored before the next one begins: what was measured, then the
     record as a small JSON file. Calling again with the same file and ``scan_id`` goes on after the
     last stored round, once every stored decision has been computed again and agrees; one process
-    at a time. Arrays, or a dictionary of them, can be stored; tensors become arrays, from the first
-    round on, so that the recovery is given the same before and after a power cut. Beside the state
-    an audit trail grows, ``log.jsonl``, which ``taskuq audit`` checks and tells.
+    at a time. A scanner that has a method ``again`` has to measure the stored rounds once more, as
+    they are stored, and ``on_round`` then hears them too. Arrays, or a dictionary of them, can be
+    stored; tensors become arrays, from the first round on, so that the recovery is given the same
+    before and after a power cut. Beside the state an audit trail grows, ``log.jsonl``, which
+    ``taskuq audit`` checks and tells.
 
     A round in which something is wrong (a piece that is empty, zero, not finite, repeated, or of
     another round or scan; outputs that cannot be; a recovery or task that fails or takes longer
@@ -222,6 +224,7 @@ class _Scan:
         if self.file is not None:
             scans = self.file.load()
             self.steps.require_same(scans, self.file.path)
+            self._repeat(scans)
         all_stored = True
         while going := [name for name, scan in scans.items() if not scan.is_finished]:
             k = len(scans[going[0]].rounds)
@@ -241,6 +244,27 @@ class _Scan:
                 for record in records:
                     self.on_round(record)
         return GroupAcquisition(scans) if scanners.is_group else scans[scanners.cases[0]]
+
+    def _repeat(self, scans: dict[str, Acquisition]) -> None:
+        """Let scanners show that a stored scan is theirs; what was decided is said again then."""
+        scanners, asked = self.steps.scanners, self.steps.asking
+        showing = {n: s for n, s in scanners.of_case.items() if isinstance(s, RepeatingScanner)}
+        rounds = max((len(scans[name].pieces) for name in showing), default=0)
+        if any(len(scans[name].rounds) > len(scans[name].pieces) for name in showing):
+            raise InputError(
+                "what the stored scan measured is not stored beside it, so that nobody can tell "
+                "whether it is this scan; start a new one"
+            )
+        for k in range(rounds):
+            stored = {name: scans[name] for name in showing if len(scans[name].pieces) > k}
+            if asked is not None:
+                asked.tell(k, scanners, stored)
+            for name, scan in stored.items():
+                showing[name].again(k, scan.pieces[k])
+            # After all of them: who scans them together waits for the answers of all.
+            for scan in stored.values():
+                if self.on_round is not None and len(scan.rounds) > k:
+                    self.on_round(scan.rounds[k])
 
     def _measure(
         self, k: int, going: list[str], scans: dict[str, Acquisition], all_stored: bool

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from taskuq.errors import InputError
 from taskuq.measure.mri import Measurement, joined
 
 
@@ -88,6 +89,25 @@ class ArrivingSlice:
             "scan_id": np.array(self.scan_id),
             "fault": np.array(fault),
         }
+
+    def again(self, round: int, piece: dict[str, Any]) -> None:
+        """Wait for the lines of a stored round once more, and refuse any that were not stored.
+
+        The name of a scan is no proof: names are given twice, and a decision about one patient must
+        not be told to another.
+
+        Arguments:
+            round: The round.
+            piece: What was stored of it.
+        """
+        found = self.measure(round)
+        is_same = all(np.array_equal(found[name], piece[name]) for name in ("columns", "kspace"))
+        if self.faults or not is_same:
+            raise InputError(
+                f"scan {self.scan_id} is stored with other lines of round {round} than those that "
+                "came now; nothing is decided about these, give every scan a measurementID of its "
+                "own"
+            )
 
     def combine(self, pieces: Sequence[dict[str, Any]]) -> Measurement:
         """Join what all rounds so far have measured."""

@@ -13,7 +13,7 @@ class ScanHeader:
     """What a service has to know of a scan before its lines come.
 
     Arguments:
-        scan_id: What the scan is called: the measurement's id, or else the accession number.
+        scan_id: What the scan is called: the measurement's id, or else its series' UID.
         patient: Whose it is; the scan's name where the header does not say.
         shape: Coil, height, width of a slice: receiver channels, samples of a readout, lines.
         slices: How many slices there are.
@@ -27,6 +27,10 @@ class ScanHeader:
     def case(self, slice_: int) -> str:
         """What a slice is called, as the atlas calls its own."""
         return f"{self.patient}-slice-{slice_}"
+
+    def is_scan_of(self, other: ScanHeader) -> bool:
+        """Whether both name the same scan of the same patient."""
+        return (self.scan_id, self.patient) == (other.scan_id, other.patient)
 
 
 def read_header(xml: str) -> ScanHeader:
@@ -46,10 +50,9 @@ def read_header(xml: str) -> ScanHeader:
         limits = encoding.encodingLimits.slice if encoding.encodingLimits else None
         system = found.acquisitionSystemInformation
         coils = int(system.receiverChannels) if system and system.receiverChannels else 0
-        about, study = found.measurementInformation, found.studyInformation
-        scan_id = (about.measurementID if about else None) or (
-            study.accessionNumber if study else None
-        )
+        # An accession number names a study, and a study has several scans.
+        about = found.measurementInformation
+        scan_id = (about.measurementID or about.seriesInstanceUIDRoot) if about else None
         subject = found.subjectInformation.patientID if found.subjectInformation else None
         shape = (coils, int(size.x), int(size.y))
         slices = 1 + int(limits.maximum) if limits is not None else 1
@@ -57,8 +60,8 @@ def read_header(xml: str) -> ScanHeader:
         raise InputError(f"the MRD header cannot be read ({first_line(error):.120})") from None
     if not scan_id:
         raise InputError(
-            "the MRD header names no scan; give measurementInformation/measurementID or "
-            "studyInformation/accessionNumber, by which a scan is found again"
+            "the MRD header names no scan; give measurementInformation/measurementID, or "
+            "seriesInstanceUIDRoot, by which a scan is found again"
         )
     if min(shape) < 1:
         raise InputError(

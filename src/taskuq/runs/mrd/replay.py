@@ -275,4 +275,6 @@ def atlas_scans(patients: int, seed: int, first: int, coils: int) -> Iterator[St
     for k in range(patients):
         kspace = {s: fft2c(atlas[k * per + s].image).numpy() for s in range(per)}
         name = f"patient-{first + k}"
-        yield StoredScan(ScanHeader(name, name, kspace[0].shape, per), kspace)
+        # Patients of another seed are others, and so are their scans.
+        scan_id = f"{name}-seed-{seed}-coils-{coils}"
+        yield StoredScan(ScanHeader(scan_id, name, kspace[0].shape, per), kspace)

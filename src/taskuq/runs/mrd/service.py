@@ -14,6 +14,7 @@ from typing import Any
 
 from taskuq.disk import make_folder
 from taskuq.errors import InputError, MachineError
+from taskuq.runs.mrd.header import ScanHeader
 from taskuq.runs.mrd.messages import CLOSE, TEXT, Limits, Wire
 from taskuq.runs.mrd.session import SCHEMA, Chain, Session
 
@@ -141,13 +142,13 @@ class Service:
             with self._lock:
                 self.sessions.pop(session, None)
 
-    def _take_over(self, scan_id: str, newcomer: Session) -> None:
+    def _take_over(self, header: ScanHeader, newcomer: Session) -> None:
         """Let an earlier connection of the same scan go: its scanner has come back."""
         with self._lock:
             earlier = [
                 s
                 for s in self.sessions
-                if s is not newcomer and s.header is not None and s.header.scan_id == scan_id
+                if s is not newcomer and s.header is not None and s.header.is_scan_of(header)
             ]
         for session in earlier:
             session.leave()

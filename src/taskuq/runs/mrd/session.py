@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +18,7 @@ from taskuq.checks import as_array
 from taskuq.decide.acquisition import acquire
 from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import Policy
-from taskuq.decide.scan import Acquisition, GroupAcquisition, RoundRecord
-from taskuq.decide.scan_state import load_acquisition
+from taskuq.decide.scan import RoundRecord
 from taskuq.decide.steps import named
 from taskuq.errors import InputError, first_line
 from taskuq.files import plain
@@ -78,13 +77,13 @@ class Session:
         wire: The connection.
         chain: What is decided with.
         count: Called with the name of something that happened, for the health of the service.
-        take_over: Called with the name of a scan: whoever scans it at another connection leaves.
+        take_over: Called with the header of a scan: whoever scans it at another connection leaves.
     """
 
     wire: Wire
     chain: Chain
     count: Callable[[str], None]
-    take_over: Callable[[str, Session], None]
+    take_over: Callable[[ScanHeader, Session], None]
     header: ScanHeader | None = None
     slices: dict[int, ArrivingSlice] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
@@ -145,7 +144,7 @@ class Session:
             raise InputError(
                 f"the scan has {header.slices} slices, and {self.wire.limits.slices} are taken"
             )
-        self.take_over(header.scan_id, self)
+        self.take_over(header, self)
         self.header = header
         rates = [R for R in self.chain.policy.accelerations if np.isfinite(R)]
         together = self.chain.is_together
@@ -193,18 +192,19 @@ class Session:
         header, chain = self.header, self.chain
         assert header is not None, "slices come after the header"
         names = {header.case(k): k for k in slices}
-        key = f"{header.scan_id}\0{'all' if chain.is_together else min(slices)}"
+        which = "all" if chain.is_together else min(slices)
+        key = f"{header.scan_id}\0{header.patient}\0{which}"
         state = chain.folder / f"scan-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
-        images: dict[str, Any] = {}
         # A draw is known by its seed.
-        rates = (*chain.policy.accelerations, 1.0)
-        case_of = {case_seed(chain.seed, name, R): name for name in names for R in rates}
+        images: dict[int, Any] = {}
+        rates = [*map(float, chain.policy.accelerations), 1.0]
 
         def keep(recoveries: Any, *, seed: int, **options: Any) -> None:
-            images[case_of[seed]] = as_array(recoveries, "recoveries").mean(axis=0)
+            images[seed] = as_array(recoveries, "recoveries").mean(axis=0)
 
         def reply(record: RoundRecord) -> None:
-            self._reply(record, names[record.case], images.pop(record.case, None))
+            drawn = case_seed(chain.seed, record.case, rates[record.round])
+            self._reply(record, names[record.case], images.pop(drawn, None))
 
         options: dict[str, Any] = {
             "recover": Shared(chain.recover, self, keep),
@@ -215,8 +215,6 @@ class Session:
             "monitor": chain.monitor, "on_round": reply, "rule": chain.rule,
         }  # fmt: skip
         try:
-            if state.exists():
-                self._repeat(load_acquisition(state, chain.policy), names)
             if chain.is_together:
                 scanners = {name: slices[k] for name, k in names.items()}
                 acquire(chain.policy, scanners, **options)
@@ -232,15 +230,6 @@ class Session:
             # Lines of a slice that is decided are not kept.
             self.done.add(k)
             self.slices.pop(k, None)
-
-    def _repeat(self, stored: Acquisition | GroupAcquisition, names: Mapping[str, int]) -> None:
-        """Say again what was decided last, to a scanner that comes back."""
-        each = (
-            stored.cases if isinstance(stored, GroupAcquisition) else dict.fromkeys(names, stored)
-        )
-        for name, scan in each.items():
-            if scan.rounds:
-                self._reply(scan.rounds[-1], names[name], None)
 
     def _reply(self, record: RoundRecord, slice_: int, image: Any) -> None:
         """Send the image, and with it interval and decision."""
