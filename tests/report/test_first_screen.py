@@ -15,8 +15,10 @@ from taskuq.outputs import TaskOutputs
 from taskuq.report.answer import answer_of
 from taskuq.report.folder import read_folder
 from taskuq.report.records import experiment_record
+from taskuq.report.scan import scan_picture
 from taskuq.runs.reports import answer_lines, study, write_report
 from taskuq.runs.scans import one_scan
+from taskuq.words import Words
 
 SCREENS = {"desktop": (1280, 800), "phone": (390, 844)}
 PARTS = ("[data-part=sentence]", "[data-part=tiles]", ".first .promise")
@@ -195,6 +197,24 @@ def test_the_shown_scan_is_the_explorers(open_page, run_dir, tmp_path, alpha):
         int(told != "no report yet") for told in reported[: len(rows)]
     ]
     assert any(told != "no report yet" for told in reported) == (alpha == 0.1)
+
+
+def test_a_case_that_the_policy_was_calibrated_on_is_called_so(run_dir):
+    folder = read_folder(run_dir)
+    explorer, table = folder.explorer, folder.table
+    rest = np.isin(table.group, np.unique(explorer.calibration_group))
+    asked = {"alpha": 0.1, "max_width": 0.1, "unit": "group"}
+    own = one_scan(tq.plan(table, **asked), folder)
+    others = one_scan(tq.plan(table.select(cases=rest), **asked), folder)
+    half = tq.plan(table.select(cases=~np.isin(table.group, table.group[:8])), **asked)
+    caption = scan_picture(own, explorer, Words(case="scene"))["caption"]
+
+    assert (own.calibrated, own.without) == (table.cases, int(rest.sum()))
+    assert f"own {table.cases} calibration scenes; the explorer below" in caption
+    assert f"on {rest.sum()}, without it." in caption
+    assert (others.calibrated, others.without) == (None, None)
+    assert "calibration" not in scan_picture(others, explorer, Words())["caption"]
+    assert one_scan(half, folder).calibrated is None  # another table, not known to hold it
 
 
 def test_a_scan_without_pictures_comes_from_the_table(run_dir, tmp_path):

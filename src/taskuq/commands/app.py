@@ -21,7 +21,7 @@ from taskuq.usage import leave_usage
 
 # Each command, the module of the function of its name, and what it does.
 COMMANDS = """
-demo             | demo        | Run the embedded experiment and print the paper's comparison.
+demo             | demo        | Run the embedded experiment, make its page and print its answer.
 calibrate        | bounds      | Calibrate intervals on a table of task outputs.
 predict          | bounds      | Write the intervals of a table's cases to a CSV file.
 evaluate         | evaluate    | Judge scores over random or all splits of a table.

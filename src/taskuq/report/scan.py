@@ -46,6 +46,8 @@ class OneScan:
         rounds: The rounds that were measured.
         shown: Which of the explorer's slices it is, if it has pictures.
         task: Which of several tasks the rounds are about.
+        calibrated: How many cases the policy was calibrated on, where this is one of them.
+        without: How many the explorer calibrates on then, where this is none of them.
     """
 
     case: str
@@ -53,6 +55,8 @@ class OneScan:
     rounds: tuple[ScanRound, ...]
     shown: int | None
     task: str | None = None
+    calibrated: int | None = None
+    without: int | None = None
 
     @property
     def is_early(self) -> bool:
@@ -91,7 +95,8 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Words) -> dict
     ]
     of = "" if scan.task is None else f" ({scan.task})"
     return {
-        "caption": f"{words.title('case')} {scan.case}{of}: measuring {_ending(scan)}.",
+        "caption": f"{words.title('case')} {scan.case}{of}: measuring {_ending(scan)}."
+        f"{_calibration(scan, words)}",
         "rows": rows,
         "target": x(scan.target),
         "truth": {
@@ -119,6 +124,16 @@ def _ending(scan: OneScan) -> str:
     low, high = last.report
     told = "holds" if low <= scan.target <= high else "misses"
     return f"stops at {last.label}; the report {told} the truth, {truth}"
+
+
+def _calibration(scan: OneScan, words: Words) -> str:
+    """That the policy knows the case already, where it does."""
+    if scan.calibrated is None:
+        return ""
+    said = f" It is one of the policy's own {scan.calibrated} calibration {words.many('case')}"
+    if scan.without is None:
+        return f"{said}."
+    return f"{said}; the explorer below calibrates on {scan.without}, without it."
 
 
 def _picture(explorer: Explorer | None, s: int | None, k: int | None) -> str | None:

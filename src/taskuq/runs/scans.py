@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from taskuq.decide.learning import round_arrays
 from taskuq.decide.policy import Policy
+from taskuq.decide.seen import statistics
 from taskuq.interval import FloatArray
+from taskuq.outputs import TaskOutputs
 from taskuq.report.folder import RunFolder
 from taskuq.report.scan import OneScan, ScanRound
 
@@ -33,9 +37,10 @@ def one_scan(policy: Policy | None, folder: RunFolder) -> OneScan | None:
     for one in _cases(policy, folder):
         scan = _scanned(policy, one)
         if scan.is_early and len(scan.rounds) > 1:
-            return scan
+            return _with_calibration(scan, policy, folder)
         found.append(scan)
-    return next((scan for scan in found if scan.is_early), next(iter(found), None))
+    chosen = next((scan for scan in found if scan.is_early), next(iter(found), None))
+    return None if chosen is None else _with_calibration(chosen, policy, folder)
 
 
 class _Stored(NamedTuple):
@@ -81,6 +86,35 @@ def _scanned(policy: Policy, one: _Stored) -> OneScan:
             break
     task = policy.task_names[0] if len(policy.task_names) > 1 else None
     return OneScan(one.case, one.target, tuple(rounds), one.shown, task)
+
+
+def _with_calibration(scan: OneScan, policy: Policy, folder: RunFolder) -> OneScan:
+    """Say of a scan whether the policy was calibrated on its case, which flatters the policy."""
+    table, explorer = folder.table, folder.explorer
+    if table is None or not table.has_targets or not _is_planned_on(policy, table):
+        return scan
+    outputs = np.array([one.outputs for one in scan.rounds])
+
+    def holds(first: FloatArray) -> bool:
+        """Whether it is a case of these outputs of the first task (round, case, sample)."""
+        return bool((first[: len(outputs)] == outputs[:, None]).all(axis=(0, 2)).any())
+
+    if not holds(round_arrays(table)[0][..., 0]):
+        return scan
+    if scan.shown is None or explorer is None:
+        return replace(scan, calibrated=table.cases)
+    others = np.moveaxis(explorer.of(0).calibration_outputs, 1, 0)
+    return replace(scan, calibrated=table.cases, without=None if holds(others) else others.shape[1])
+
+
+def _is_planned_on(policy: Policy, table: TaskOutputs) -> bool:
+    """Whether a table is a policy's own: the policy remembers what it saw of every unit."""
+    whom = policy.guarantee.whom
+    if not policy.watch or (whom.is_group and table.group is None):
+        return False
+    index = whom.index(table.cases, table.group)
+    x, z = round_arrays(table)
+    return statistics(x[0], index, table.task_names, z[0]) == dict(policy.watch)
 
 
 def _first(values: FloatArray) -> float:
