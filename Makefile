@@ -72,4 +72,4 @@ release: $(VENV)/.uv
 	$(VENV)-release/bin/python -m scripts.release
 
 clean:
-	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist docs/_build docs/_made .pytest_cache .mypy_cache .ruff_cache

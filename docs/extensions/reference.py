@@ -105,10 +105,17 @@ def write_pages(app):
     folder = Path(app.srcdir) / "_made/reference"
     folder.mkdir(parents=True, exist_ok=True)
     for room, names in rooms.items():
-        path, text = folder / f"{room.removeprefix('taskuq.')}.md", page(room, names)
+        path, text = folder / f"{_called(room)}.md", page(room, names)
         # A page that has not changed is left alone, so that Sphinx need not read it again.
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
+    # Nothing leads to the page of a room that is gone, and Sphinx would end on it.
+    for path in set(folder.glob("*.md")) - {folder / f"{_called(room)}.md" for room in rooms}:
+        path.unlink()
+
+
+def _called(room: str) -> str:
+    return room.removeprefix("taskuq.")
 
 
 def setup(app):

@@ -2,9 +2,11 @@
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlparse
 
 import pytest
@@ -76,6 +78,24 @@ def test_what_a_page_imports_is_public():
     text = "```python\nfrom taskuq.data.atlas import Atlas\nimport numpy\n```\n```text\nx\n```\n"
 
     assert reference.imported(text) == [("taskuq.data.atlas", "Atlas")]
+
+
+def test_the_page_of_a_room_that_is_gone_is_removed(tmp_path):
+    gone = tmp_path / "_made/reference/gone.md"
+    gone.parent.mkdir(parents=True)
+    gone.write_text("# Gone")
+    reference.write_pages(SimpleNamespace(srcdir=tmp_path))
+
+    assert not gone.exists()
+    assert (gone.parent / "report.md").exists()
+
+
+def test_tutorials_stand_in_the_menu_as_in_their_own_list():
+    listed = re.findall(r"^- \[.*?\]\((.*?)\.md\)", (DOCS / "tutorials/index.md").read_text(), re.M)
+    menu = re.findall(r"^tutorials/(.*)$", (DOCS / "index.md").read_text(), re.M)
+
+    assert menu == ["index", *listed]
+    assert {f"{name}.md" for name in menu} == {p.name for p in (DOCS / "tutorials").glob("*.md")}
 
 
 def test_every_command_and_option_is_in_the_reference_of_commands(site):
