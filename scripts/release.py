@@ -23,6 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # A light wheel: what travels in it is code, small networks and two tables.
 LARGEST = 25e6
+# What only extras may bring.
+HEAVY = {"torch", "torchvision", "pytorch-lightning", "lightning", "monai", "triton", "numba"}
 FIRST_STEPS = """
 import numpy as np, taskuq as tq
 rng = np.random.default_rng(0)
@@ -85,19 +87,32 @@ def check_metadata(out: Path) -> str:
     return "twine finds nothing"
 
 
-def check_contents(out: Path) -> str:
-    """The wheel is light and holds the package alone; the sdist holds what tests and docs need."""
+def package_files() -> set[str]:
+    """Every file of the package: code, networks, tables, and what pages are made of."""
+    return set(run("git", "ls-files", "taskuq", cwd=ROOT / "src").splitlines())
+
+
+def check_contents(out: Path, package: set[str]) -> str:
+    """The wheel is light and holds the whole package, and it alone; the sdist what makes a wheel.
+
+    Arguments:
+        out: The folder of both.
+        package: Names of the package's files, "taskuq/...".
+    """
     (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
     if wheel.stat().st_size > LARGEST:
         raise SystemExit(
             f"{wheel.name} has {wheel.stat().st_size / 1e6:.1f} MB, more than {LARGEST / 1e6:g}"
         )
-    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    if missing := package - packed:
+        raise SystemExit(f"{wheel.name} lacks {', '.join(sorted(missing))}")
+    tops = {name.split("/")[0] for name in packed}
     if extra := {top for top in tops if not top.startswith("taskuq")}:
         raise SystemExit(f"{wheel.name} holds {', '.join(sorted(extra))}")
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
-    needed = {"pyproject.toml", "README.md", "LICENSE", "src/taskuq/py.typed"}
+    needed = {"pyproject.toml", "README.md", "LICENSE", *(f"src/{name}" for name in package)}
     if missing := needed - inside:
         raise SystemExit(f"{sdist.name} lacks {', '.join(sorted(missing))}")
     return f"{len(tops)} folders in the wheel, {len(inside)} files in the sdist"
@@ -117,8 +132,21 @@ def try_in_empty(archive: Path, extras: str, light: bool) -> str:
             run(str(folder / "env/bin/taskuq"), "demo", "--fast", "-o", "demo", cwd=folder)
             if not (folder / "demo/report.html").exists():
                 raise SystemExit(f"{archive.name}: the demo wrote no page")
-        count = len(run(python, "-m", "pip", "list", "--format=freeze", cwd=folder).splitlines())
-    return f"{archive.name}{extras} works; {count} packages in its environment"
+        listed = run(python, "-m", "pip", "list", "--format=freeze", cwd=folder).splitlines()
+    if not extras:
+        require_no_torch(listed)
+    return f"{archive.name}{extras} works; {len(listed)} packages in its environment"
+
+
+def require_no_torch(listed: list[str]) -> None:
+    """Whoever installs the statistics alone is not given networks.
+
+    Arguments:
+        listed: Packages as pip lists them, "name==version".
+    """
+    names = {line.partition("==")[0].lower().replace("_", "-") for line in listed}
+    if heavy := sorted(name for name in names if name in HEAVY or name.startswith("nvidia-")):
+        raise SystemExit(f"without extras, {', '.join(heavy)} came along")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -140,7 +168,7 @@ def main(arguments: list[str] | None = None) -> None:
         ("one version everywhere", require_one_version),
         ("wheel and sdist", lambda: build(out)),
         ("metadata", lambda: check_metadata(out)),
-        ("contents", lambda: check_contents(out)),
+        ("contents", lambda: check_contents(out, package_files())),
         ("the wheel alone", lambda: try_in_empty(next(out.glob("*.whl")), "", True)),
         ("the sdist alone", lambda: try_in_empty(next(out.glob("*.tar.gz")), "", True)),
     ]

@@ -44,7 +44,7 @@ def archives(
     with zipfile.ZipFile(folder / "taskuq.whl", "w") as wheel:
         for name in inside:
             wheel.writestr(name, "x" * size)
-    needed = ("pyproject.toml", "README.md", "LICENSE", "src/taskuq/py.typed")
+    needed = ("pyproject.toml", "README.md", "LICENSE", "src/taskuq/a.py")
     with tarfile.open(folder / "taskuq.tar.gz", "w:gz") as archive:
         for name in needed if sdist is None else sdist:
             archive.addfile(tarfile.TarInfo(f"taskuq-0.1.0/{name}"))
@@ -52,7 +52,7 @@ def archives(
 
 
 def test_good_archives_pass(tmp_path):
-    assert "2 folders in the wheel" in release.check_contents(archives(tmp_path))
+    assert "2 folders in the wheel" in release.check_contents(archives(tmp_path), {"taskuq/a.py"})
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,24 @@ def test_good_archives_pass(tmp_path):
     [
         ({"size": int(release.LARGEST)}, "more than"),
         ({"inside": ("taskuq/a.py", "tests/b.py")}, "holds tests"),
-        ({"sdist": ("pyproject.toml", "README.md", "LICENSE")}, "lacks src/taskuq/py.typed"),
+        ({"inside": ("taskuq/b.py",)}, "taskuq.whl lacks taskuq/a.py"),
+        ({"sdist": ("pyproject.toml", "README.md", "LICENSE")}, "gz lacks src/taskuq/a.py"),
     ],
 )
 def test_bad_archives_end_the_list(tmp_path, faults, said):
     with pytest.raises(SystemExit, match=said):
-        release.check_contents(archives(tmp_path, **faults))
+        release.check_contents(archives(tmp_path, **faults), {"taskuq/a.py"})
+
+
+def test_the_packages_files_are_known():
+    assert {"taskuq/py.typed", "taskuq/__init__.py"} <= release.package_files()
+    assert any(name.endswith(".safetensors") for name in release.package_files())
+
+
+def test_what_only_extras_may_bring_ends_the_list():
+    release.require_no_torch(["numpy==2.0", "taskuq==0.1.0", "torchless==1"])
+    with pytest.raises(SystemExit, match="without extras, nvidia-cublas, torch came along"):
+        release.require_no_torch(["numpy==2.0", "Torch==2.4", "nvidia_cublas==12"])
 
 
 def test_a_release_starts_from_nothing(tmp_path):

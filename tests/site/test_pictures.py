@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks._peer import PEERS
+from benchmarks.peers import ROWS
 from PIL import Image
 from scripts import pictures
 
@@ -59,9 +61,32 @@ def test_the_headline_shows_every_policy_with_its_errors(tmp_path):
     assert "α = 0.1, intervals at most 0.2 wide, 10000 random splits" in text
 
 
-@pytest.mark.parametrize("name", ["headline", "peers"])
-def test_the_marked_places_of_the_readme_are_filled(name):
+def marked(name):
+    """The cells of a table of the README: its head, and its rows."""
     text = (ROOT / "README.md").read_text()
     (block,) = re.findall(f"<!-- {name} -->\n(.*?)<!-- end of {name} -->", text, re.DOTALL)
+    lines = [line for line in block.splitlines() if line.startswith("|")]
+    head, rule, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert set(rule) == {"---"}
+    assert {len(row) for row in (head, rule, *rows)} == {len(head)}
+    return head, rows
 
-    assert block.count("|---") > 3
+
+def test_the_headline_of_the_readme_is_filled():
+    _, rows = marked("headline")
+
+    assert len(rows) >= 3
+    assert {row[1] for row in rows} == {"yes", "no"}
+    assert all(re.fullmatch(r"[\d.]+( ± [\d.]+)?", cell) for row in rows for cell in row[2:])
+
+
+def test_the_readme_compares_with_every_library_in_every_respect():
+    head, rows = marked("peers")
+
+    assert [name.rpartition(" ")[0] or name for name in head[1:-1]] == ["taskuq", *PEERS][:-1]
+    assert head[-1] == "authors' code"
+    assert [row[0] for row in rows] == list(ROWS.values())
+    for row in rows:
+        assert all(row[1:]), row
+        assert "not measured" not in row
+        assert row[1] != "–", "what we compare with is what we have"

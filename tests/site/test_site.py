@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlparse
@@ -101,12 +102,33 @@ def test_tutorials_stand_in_the_menu_as_in_their_own_list():
 def test_every_command_and_option_is_in_the_reference_of_commands(site):
     from taskuq.commands.app import COMMANDS
 
-    page = (site / "commands.html").read_text()
+    # What stands between the headline of a command and the next headline, without tags.
+    found = re.findall(
+        r"<h\d>taskuq ([a-z -]+)<(.*?)(?=<h\d|\Z)", (site / "commands.html").read_text(), re.DOTALL
+    )
+    sections = {words: unescape(re.sub("<[^>]+>", " ", text)) for words, text in found}
     names = [line.split("|")[0].strip() for line in COMMANDS.strip().splitlines()]
 
     assert len(names) > 20
-    assert [name for name in names if f"taskuq {name}" not in page] == []
-    assert "--max-width" in page
+    for name in names:
+        for words, options in options_of(name.split()):
+            missing = [one for one in options if not re.search(rf"{one}(?![\w-])", sections[words])]
+            assert missing == [], words
+
+
+def options_of(words):
+    """The names of a command's options, and of those of the commands inside it."""
+    from taskuq.commands.app import app
+
+    command = app
+    for word in words:
+        command = command[word]
+    if command.default_command is None:
+        inside = [name for name in command if not name.startswith("-")]
+        return [found for name in inside for found in options_of([*words, name])]
+    arguments = command.assemble_argument_collection()
+    names = {name for one in arguments for name in set(one.names) - set(one.negatives)}
+    return [(" ".join(words), sorted(name for name in names if name.startswith("--")))]
 
 
 def test_every_picture_of_the_gallery_is_drawn_by_the_code_beside_it(site):
