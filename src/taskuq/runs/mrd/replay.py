@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from taskuq.errors import InputError, MachineError
 from taskuq.runs.mrd.header import ScanHeader, header_xml, read_header
+from taskuq.runs.mrd.lines import beside_image, unfit
 from taskuq.runs.mrd.messages import (
     ACQUISITION,
     CLOSE,
@@ -69,6 +70,9 @@ class StoredScan:
 def read_scan(path: Path) -> StoredScan:
     """Read a Cartesian scan from an MRD file; of lines measured more than once, the first.
 
+    What a service would not take is left out: lines beside the image, reversed ones, and those of
+    other contrasts, repetitions, averages and encoding spaces.
+
     Arguments:
         path: The file, HDF5 with a group ``dataset``.
     """
@@ -88,7 +92,7 @@ def read_scan(path: Path) -> StoredScan:
     kspace: dict[int, NDArray[np.complex64]] = {}
     seen: set[tuple[int, int]] = set()
     for one in acquisitions:
-        if one.is_flag_set(ismrmrd.ACQ_IS_NOISE_MEASUREMENT):
+        if beside_image(one) or unfit(one):
             continue
         place = int(one.idx.slice), int(one.idx.kspace_encode_step_1)
         if place in seen or place[1] >= width:

@@ -25,6 +25,7 @@ from taskuq.files import plain
 from taskuq.protocols import ChoosingMeasure, Recover, Task
 from taskuq.runs.mrd.arriving import ArrivingSlice, GoneError
 from taskuq.runs.mrd.header import ScanHeader, read_header
+from taskuq.runs.mrd.lines import beside_image, unfit
 from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE, TEXT, StreamError, Wire
 from taskuq.seeds import case_seed
 
@@ -87,6 +88,7 @@ class Session:
     header: ScanHeader | None = None
     slices: dict[int, ArrivingSlice] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
+    beside: set[str] = field(default_factory=set)
     threads: list[threading.Thread] = field(default_factory=list)
     waiting: int = 0
     _waited: threading.Condition = field(default_factory=threading.Condition)
@@ -168,11 +170,21 @@ class Session:
             self.count("refused lines")
             self.tell("a line came before the header, and is passed over")
             return
+        if kind := beside_image(acquisition):
+            self.count("lines beside images")
+            if kind not in self.beside:
+                self.beside.add(kind)
+                self.tell(f"what comes beside the image is passed over: {kind}")
+            return
         if number in self.done:
             return
         if number >= self.header.slices:
             self.count("refused lines")
             self.tell(f"slice {number} of {self.header.slices} slices is passed over")
+            return
+        if said := unfit(acquisition):
+            self.count("refused lines")
+            self.tell(f"{said}; it is passed over", slice=number)
             return
         if number not in self.slices:
             self.slices[number] = self._arriving()

@@ -1,0 +1,94 @@
+"""What is not a line of the image is not decided on, wherever in k-space it claims to be."""
+
+import numpy as np
+import pytest
+
+from taskuq.runs.mrd import lines, replay
+from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE
+from taskuq.runs.mrd.replay import header_xml, read_scan
+
+ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
+BESIDE = [
+    "IS_NOISE_MEASUREMENT", "IS_PARALLEL_CALIBRATION", "IS_NAVIGATION_DATA", "IS_PHASECORR_DATA",
+    "IS_HPFEEDBACK_DATA", "IS_DUMMYSCAN_DATA", "IS_RTFEEDBACK_DATA",
+    "IS_SURFACECOILCORRECTIONSCAN_DATA", "IS_PHASE_STABILIZATION",
+    "IS_PHASE_STABILIZATION_REFERENCE",
+]  # fmt: skip
+UNFIT = [
+    "IS_REVERSE", "COMPRESSION1", "COMPRESSION2", "COMPRESSION3", "COMPRESSION4",
+    "kspace_encode_step_2", "average", "contrast", "phase", "repetition", "set",
+    "encoding_space_ref",
+]  # fmt: skip
+FINE = ["IS_PARALLEL_CALIBRATION_AND_IMAGING", "FIRST_IN_SLICE", "LAST_IN_REPETITION", "segment"]
+
+
+def marked(line, mark):
+    if hasattr(line.idx, mark):
+        setattr(line.idx, mark, 3)
+    elif mark == "encoding_space_ref":
+        line.encoding_space_ref = 2
+    else:
+        line.set_flag(getattr(ismrmrd, f"ACQ_{mark}"))
+    return line
+
+
+def heard(wire):
+    found = []
+    while (message := wire.read()) is not None:
+        found.append(replay._decision(message) if message.kind == IMAGE else message.content)
+    return [f for f in found if isinstance(f, dict)], [f for f in found if isinstance(f, str)]
+
+
+@pytest.mark.parametrize("mark", BESIDE + UNFIT)
+def test_lines_that_are_not_of_the_image_are_not_decided_on(small, serving, connect, mark):
+    service, scan = serving(), small.scan_of(3, slices=1)
+    wire = connect(service)
+    wire.send(HEADER, header_xml(scan.header))
+    for column in small.COLUMNS[0]:
+        wire.send(ACQUISITION, marked(scan.line(0, int(column)), mark))
+    wire.send(CLOSE)
+    decisions, said = heard(wire)
+
+    assert decisions == []
+    refused = len(small.COLUMNS[0]) if mark in UNFIT else 0
+    assert sum("passed over" in sentence for sentence in said) == (refused or 1)
+    assert service.counts["refused lines"] == refused
+
+
+def test_a_scan_among_noise_is_decided_as_without_it(small, small_policy, serving, connect):
+    scan, wire = small.scan_of(3, slices=1), connect(serving())
+    wire.send(HEADER, header_xml(scan.header))
+    for column in range(small.SIZE):
+        for mark in BESIDE:
+            noise = marked(scan.line(0, column), mark)
+            noise.data[:] = 1
+            wire.send(ACQUISITION, noise)
+        mark = FINE[column % len(FINE)]
+        wire.send(ACQUISITION, marked(scan.line(0, column), mark))
+    wire.send(CLOSE)
+    decisions, _ = heard(wire)
+
+    alone = small.acquired(small_policy, 3, 0).rounds
+    assert [d["upper"] for d in decisions] == [r.to_dict()["upper"] for r in alone]
+    assert [d["fault"] for d in decisions] == [None] * len(alone)
+
+
+def test_a_file_is_read_without_what_is_not_of_its_image(small, tmp_path):
+    scan = small.scan_of(4, slices=1)
+    with ismrmrd.Dataset(str(tmp_path / "scan.h5"), "dataset", create_if_needed=True) as file:
+        file.write_xml_header(header_xml(scan.header).encode())
+        for column in range(small.SIZE):
+            for mark in BESIDE + UNFIT:
+                other = marked(scan.line(0, column), mark)
+                other.data[:] = 1
+                file.append_acquisition(other)
+            file.append_acquisition(scan.line(0, column))
+
+    assert np.array_equal(read_scan(tmp_path / "scan.h5").kspace[0], scan.kspace[0])
+
+
+def test_the_flags_are_those_of_the_package():
+    named = {getattr(ismrmrd, f"ACQ_{name}") for name in BESIDE}
+    assert named == set(lines.BESIDE)
+    assert lines.REVERSED == ismrmrd.ACQ_IS_REVERSE
+    assert lines.CALIBRATION_AND_IMAGING == ismrmrd.ACQ_IS_PARALLEL_CALIBRATION_AND_IMAGING
