@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from pathlib import Path
@@ -67,6 +68,8 @@ def serve(
     from taskuq.runs.mrd.service import LOOPBACK, Service
     from taskuq.runs.serving import open_chain
 
+    # What is kept is of patients: nobody else on this computer may read it.
+    os.umask(0o077)
     chain = open_chain(
         policy, recover, task, masks, folder, runtime=runtime,
         seed=seed, deadline=deadline, watch=watch, shadow=shadow, device=device,

@@ -6,6 +6,7 @@ import ctypes
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ class Limits:
         connections: Connections at once.
         slices: Slices of a scan.
         idle: Seconds without a message after which a connection is closed.
+        header: Seconds after which a connection is closed that has not said who is scanned.
         waiting: Rounds of one connection that may wait for the networks before it is read on.
     """
 
@@ -33,6 +35,7 @@ class Limits:
     connections: int = 16
     slices: int = 1024
     idle: float = 600.0
+    header: float = 30.0
     waiting: int = 4
 
 
@@ -56,7 +59,17 @@ class Wire:
     def __init__(self, connection: socket.socket, limits: Limits) -> None:
         self.connection, self.limits = connection, limits
         self._sending = threading.Lock()
+        self._until: float | None = None
         connection.settimeout(limits.idle)
+
+    def wait_until(self, until: float | None) -> None:
+        """Read nothing after a time of the monotonic clock, however often something comes.
+
+        Arguments:
+            until: The time; None for as long as something comes.
+        """
+        self._until = until
+        self.connection.settimeout(self.limits.idle)
 
     def read(self) -> Message | None:
         """Return the next message, or None where the other end is done or has gone.
@@ -90,7 +103,10 @@ class Wire:
         raise StreamError(f"message {kind} is none of MRD's; the stream is damaged or of another")
 
     def send(self, kind: int, content: Any = None) -> None:
-        """Send a message: a text, or an acquisition or image of the ismrmrd package."""
+        """Send a message: a text, or an acquisition or image of the ismrmrd package.
+
+        After half a message nobody can read the next one: where sending fails, the wire is closed.
+        """
         parts = [struct.pack("<H", kind)]
         if isinstance(content, str):
             text = content.encode()
@@ -98,13 +114,25 @@ class Wire:
         elif content is not None:
             content.serialize_into(lambda part: parts.append(bytes(part)))
         with self._sending:
-            self.connection.sendall(b"".join(parts))
+            try:
+                self.connection.sendall(b"".join(parts))
+            except OSError:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Let go of the socket; whoever reads from it is woken."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
+
+    def _too_late(self) -> str:
+        """What to say to whoever kept us waiting, with time enough to say it."""
+        is_late = self._until is not None and time.monotonic() >= self._until
+        self.wait_until(None)
+        if is_late:
+            return f"no header came in {self.limits.header:g} s"
+        return f"nothing came for {self.limits.idle:g} s"
 
     def _acquisition(self) -> Any:
         import ismrmrd
@@ -153,8 +181,13 @@ class Wire:
 
     def _some(self, size: int) -> bytes:
         try:
+            if self._until is not None:
+                left = self._until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                self.connection.settimeout(min(left, self.limits.idle))
             return self.connection.recv(min(size, 2**20))
         except TimeoutError:
-            raise StreamError(f"nothing came for {self.limits.idle:g} s") from None
+            raise StreamError(self._too_late()) from None
         except OSError:
             return b""

@@ -50,7 +50,10 @@ class Service:
 
     def start(self) -> None:
         """Listen, in threads of its own; the ports are known afterwards."""
-        make_folder(self.chain.folder)
+        if not self.chain.folder.exists():
+            # What is kept there is of patients.
+            make_folder(self.chain.folder)
+            self.chain.folder.chmod(0o700)
         try:
             self._listener = socket.create_server((self.host, self.port))
             self.port = int(self._listener.getsockname()[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -95,6 +96,7 @@ class Session:
 
     def run(self) -> None:
         """Read until the other end is done; then let what is being computed end."""
+        self.wire.wait_until(time.monotonic() + self.wire.limits.header)
         try:
             while (message := self.wire.read()) is not None:
                 if message.kind == HEADER:
@@ -146,6 +148,7 @@ class Session:
             raise InputError(
                 f"the scan has {header.slices} slices, and {self.wire.limits.slices} are taken"
             )
+        self.wire.wait_until(None)
         self.take_over(header, self)
         self.header = header
         rates = [R for R in self.chain.policy.accelerations if np.isfinite(R)]
