@@ -11,6 +11,7 @@ import run_folder
 
 import taskuq as tq
 from browsing import on_screen
+from taskuq.decide.records import simulation_record
 from taskuq.outputs import TaskOutputs
 from taskuq.report.answer import answer_of
 from taskuq.report.folder import read_folder
@@ -65,6 +66,19 @@ def test_a_shortage_is_on_the_first_screen_beside_its_promise(open_page, short_r
 
     assert all(on_screen(page, part) for part in PARTS)
     assert "needs at least 99 calibration groups, got 30" in page.locator(PARTS[2]).inner_text()
+    assert "at least 99" in page.locator(PARTS[1]).inner_text()
+
+
+GOAL = run_folder.Goal(max_width=0.1)
+PolicyPlan = run_folder.PolicyPlan
+
+
+def write_simulation(path, table, plans, **asked):
+    asked = {"unit": "group", "delta": None, **asked}
+    rng = np.random.default_rng(0)
+    found = run_folder.simulate(table, plans, trials=5, rng=rng, **asked)
+    pairs = [(table.samples, one) for one in found]
+    run_folder.write(path, simulation_record(table, plans[0].goal, pairs, asked))
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +88,7 @@ def short_run(run_dir, tmp_path_factory):
     shutil.copytree(run_dir, folder)
     table = TaskOutputs.load(folder / "table.npz")
     tq.plan(table, alpha=0.01, max_width=0.1).save(folder / "policy.json")
+    write_simulation(folder / "simulate-short.json", table, [PolicyPlan("fixed-width", 0.01, GOAL)])
     write_report(folder)
     return folder
 
@@ -109,6 +124,101 @@ def test_the_numbers_are_the_simulations(run_dir):
     assert width.value == f"{mine['width']:.4g}"
 
 
+def plans_like(alpha=0.1, width=0.1, **options):
+    """A plan that differs from the run's own policy where something is given."""
+    return [PolicyPlan("fixed-width", alpha, run_folder.Goal(max_width=width), **options)]
+
+
+@pytest.mark.parametrize(
+    ("other", "asked"),
+    [
+        ({"statistic": "learned"}, {}),
+        ({"alpha": 0.3}, {}),
+        ({"width": 0.4}, {}),
+        ({"budget": 0.5}, {}),
+        ({}, {"unit": "case"}),
+        ({}, {"delta": 0.2}),
+    ],
+    ids=str,
+)
+def test_numbers_of_another_policy_are_not_joined_to_the_promise(run_dir, tmp_path, other, asked):
+    table = TaskOutputs.load(run_dir / "table.npz")
+    shutil.copy(run_dir / "policy.json", tmp_path)
+    write_simulation(tmp_path / "simulate.json", table, plans_like(**other), **asked)
+    answer = answer_of(study(read_folder(tmp_path)))
+
+    assert answer.sentence.startswith("This policy was not simulated")
+    assert answer.numbers == ()
+    assert answer.verdicts[0].verdict == "not measured"
+
+
+def test_the_numbers_are_the_policys_own_beside_faster_ones(run_dir, tmp_path):
+    shutil.copytree(run_dir, tmp_path / "run")
+    table = TaskOutputs.load(run_dir / "table.npz")
+    write_simulation(tmp_path / "run/faster.json", table, plans_like(alpha=0.3, width=0.4))
+
+    assert answer_lines(tmp_path / "run") == answer_lines(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("spec", "asked"),
+    [
+        ({"score": "lwr", "kind": "adaptive"}, {}),
+        ({"statistic": "learned", "budget": 0.5}, {}),
+        ({}, {"unit": "whole-group"}),
+        ({"given": "early"}, {"unit": "case", "delta": 0.2}),
+    ],
+    ids=str,
+)
+def test_a_policy_is_found_again_in_its_own_simulation(tmp_path, spec, asked):
+    table = run_folder.table_of(volumes=30, samples=4)
+    options = {("policy" if key == "kind" else key): value for key, value in spec.items()}
+    planned = tq.plan(table, alpha=0.1, max_width=0.1, **options, **asked)
+    planned.save(tmp_path / "policy.json")
+    plans = [PolicyPlan(**{"kind": "fixed-width", "alpha": 0.1, "goal": GOAL, **spec})]
+    write_simulation(tmp_path / "simulate.json", table, plans, **asked)
+
+    assert study(read_folder(tmp_path)).simulated is not None
+
+
+def test_without_a_policy_none_of_several_is_taken(run_dir, tmp_path):
+    shutil.copy(run_dir / "simulate.json", tmp_path)
+    answer = answer_of(study(read_folder(tmp_path)))
+
+    assert answer.sentence.startswith("Several policies were simulated and none of them is stored")
+    assert answer.numbers == ()
+
+
+def test_early_reports_that_are_mostly_wrong_are_seen_at_once(open_page, tmp_path, keep):
+    rng = np.random.default_rng(0)
+    z = rng.random(200)
+    x = np.clip(z[:, None] + 0.05 * rng.standard_normal((2, 200, 5)), 0, 1)
+    asked = {"alpha": 0.1, "max_width": 0.0005, "trials": 50}
+    table = tq.TaskOutputs(x, z, (6, 2), task_range=(0, 1))
+    path = tq.make_report(table, tmp_path / "page", **asked)
+    answer = answer_of(study(read_folder(tmp_path / "page")))
+    mine = study(read_folder(tmp_path / "page")).simulated
+    missed = f"{100 * (1 - mine['coverage_early']):.1f}\u00a0%"
+
+    assert mine["coverage_early"] < 0.1 < 0.85 < mine["coverage"]
+    assert f"but only {100 * mine['coverage_early']:.1f}\u00a0% where scans" in answer.sentence
+    assert f"{100 * mine['early']:.1f}\u00a0% that stopped early" in answer.numbers[1].what
+    assert f"stopped early {missed} missed the truth" in answer.promise.shortages[-1]
+    for screen, (width, height) in SCREENS.items():
+        page = open_page(path, width=width, height=height)
+        keep(page, f"first-wrong-{screen}")
+        assert all(on_screen(page, part) for part in PARTS)
+
+
+def test_a_run_that_cannot_stop_does_not_read_as_success(short_run):
+    answer = answer_of(study(read_folder(short_run)))
+
+    assert answer.sentence.startswith("No scan could stop early: calibrated on 21 groups")
+    assert [n.value for n in answer.numbers] == ["100.0\u00a0%", "–", "–"]
+    assert (answer.verdicts[0].verdict, answer.verdicts[0].number) == (
+        "not measured", "no scan stopped early")  # fmt: skip
+
+
 def test_a_number_that_is_missing_is_a_dash(run_dir, tmp_path):
     table = run_folder.table_of(volumes=12, samples=4)
     run_folder.write(tmp_path / "simulate.json", never_stopping(table))
@@ -134,7 +244,7 @@ def never_stopping(table):
 
 
 @pytest.mark.parametrize(
-    ("coverage", "verdict"), [(0.91, "held"), (0.89, "held in part"), (0.8, "not held")]
+    ("coverage", "verdict"), [(0.91, "held"), (0.89, "held"), (0.8, "not held")]
 )
 def test_coverage_below_what_was_asked_for_is_seen(run_dir, coverage, verdict):
     contents = study(read_folder(run_dir))
@@ -144,6 +254,7 @@ def test_coverage_below_what_was_asked_for_is_seen(run_dir, coverage, verdict):
     first = answer_of(contents).verdicts[0]
 
     assert (first.verdict, first.link) == (verdict, "results")
+    assert first.number == f"{coverage:.4f} ± 0.01"
 
 
 def test_claims_that_nobody_looked_at_are_not_measured(tmp_path):

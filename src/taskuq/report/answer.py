@@ -9,7 +9,6 @@ from typing import NamedTuple
 from taskuq.report.contents import STORY, Contents, Promise, experiment_ids
 from taskuq.report.records import (
     HELD,
-    IN_PART,
     NOT_HELD,
     NOT_MEASURED,
     VERDICTS,
@@ -27,6 +26,14 @@ NOTHING = (
 UNPROMISED = (
     "No calibrated bound or policy is stored with this run, so this page promises nothing. What "
     "follows is measured."
+)
+OTHERS = (
+    "This policy was not simulated: no simulation that is stored with this run has its kind, "
+    "score, error rate, goal, unit, rounds and samples."
+)
+SEVERAL = (
+    "Several policies were simulated and none of them is stored with this run: none is taken here, "
+    "for whoever takes the best of them has no promise left."
 )
 # A measured mean may fall below what was asked for by this many standard errors, by chance.
 CHANCE = 2.0
@@ -91,23 +98,35 @@ class Answer:
 
 def answer_of(contents: Contents) -> Answer:
     """Return the answer of a run, from its records."""
-    best = best_simulation(contents)
+    best = the_simulation(contents)
     promise = contents.promises[0] if contents.promises else None
     verdicts = tuple(_verdicts(contents, best))
+    if best is not None and number(best["early"]) == 0:
+        return Answer(*_of_full_scans(contents, best), promise, verdicts)
     if best is not None:
+        if promise is not None and _is_worse_early(best):
+            promise = promise._replace(shortages=(*promise.shortages, _warning(best)))
         return Answer(*_of_simulation(contents, best), promise, verdicts)
-    found = _of_evaluation(contents)
-    return Answer(*(found or (NOTHING, (), "")), promise, verdicts)
+    sentence, numbers, measured = _of_evaluation(contents) or ("", (), "")
+    if contents.simulations:
+        sentence = f"{OTHERS if contents.policy else SEVERAL} {sentence}".strip()
+    return Answer(sentence or NOTHING, numbers, measured, promise, verdicts)
 
 
-def best_simulation(contents: Contents) -> Record | None:
-    """Return what the run's own policy did in a simulation, or else the fastest guaranteed one."""
+def the_simulation(contents: Contents) -> Record | None:
+    """Return what the run's own policy did in a simulation.
+
+    Where no policy is stored it is the only guaranteed one that was simulated, if there is only
+    one: to take the best of several would be a choice by the cases they are judged on.
+    """
+    if contents.policy is not None:
+        return contents.simulated
     unit = contents.folder.run.get("unit")
-    rows = [r for results in contents.simulations.values() for r in results]
+    rows = [r for results in contents.simulations.values() for r in results if r["guaranteed"]]
     rows = [r for r in rows if unit is None or r["unit"] == unit] or rows
-    mine = [r for r in rows if contents.policy and r["policy"] == contents.policy["kind"]]
-    promised = [r for r in mine or rows if r["guaranteed"]]
-    return max(promised, key=lambda r: number(r["mean_acceleration"]), default=None)
+    most = max((int(r["samples"]) for r in rows), default=0)
+    rows = [r for r in rows if int(r["samples"]) == most]
+    return rows[0] if len(rows) == 1 else None
 
 
 def percent(value: float, digits: int = 1) -> str:
@@ -129,11 +148,51 @@ def _deviation(value: float, of: float) -> str:
     return _error(value, f"{value:.2g}" if value > 1e-9 * abs(of) else "0")
 
 
+def _slack(best: Record, share: float = 1.0) -> float:
+    """How far the coverage of a share of all scans may be off by chance."""
+    error = number(best["standard_errors"]["coverage"])
+    return 0.0 if math.isnan(error) else CHANCE * error / share
+
+
+def _is_worse_early(best: Record) -> bool:
+    """Whether early reports hold the truth clearly less often than is asked for of all reports."""
+    early = number(best["early"])
+    return number(best["coverage_early"]) + _slack(best, early) < 1 - number(best["alpha"])
+
+
+def _warning(best: Record) -> str:
+    """What to know beside a promise that scans measured in full help to keep."""
+    missed = percent(1 - number(best["coverage_early"]))
+    return (
+        f"But of the reports of scans that stopped early {missed} missed the truth: scans that "
+        "measured everything count as reports that hold it."
+    )
+
+
+def _of_full_scans(contents: Contents, best: Record) -> tuple[str, tuple[Number, ...], str]:
+    """The answer where everything was measured always: nothing was saved, nothing was judged."""
+    words = contents.words
+    units = words.many("case" if best["unit"] == "case" else "group")
+    asked = f"at least {100 * (1 - best['alpha']):.6g}\u00a0%"
+    numbers = (
+        Number(percent(1.0), "", f"of the {words.many('measurement')} were needed"),
+        Number("–", "", f"of early reports held the truth: there were none; asked for: {asked}"),
+        Number("–", "", "is the mean width of early reports: there were none"),
+    )
+    return (
+        f"No scan could stop early: calibrated on {best['n_calibration']} {units}, the policy "
+        f"measured every {words.case} in full. Nothing was saved, and no early report was judged.",
+        numbers,
+        f"Over {best['trials']} random splits ({policy_name(best)}).",
+    )
+
+
 def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[Number, ...], str]:
     R, coverage = number(best["mean_acceleration"]), number(best["coverage"])
     R_error = number(best["standard_errors"]["mean_acceleration"])
     error = number(best["standard_errors"]["coverage"])
     asked = f"{100 * (1 - best['alpha']):.6g}\u00a0%"
+    early_coverage = percent(number(best["coverage_early"]))
     width, deviation = number(best["width"]), number(best.get("sd", {}).get("width"))
     measurements = contents.words.many("measurement")
     most = "" if contents.max_width is None else f"; asked for: at most {contents.max_width:g}"
@@ -146,17 +205,19 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[Number,
         ),
         Number(
             percent(coverage), _error(error, percent(error)),
-            f"of the time the report held the truth; asked for: at least {asked}",
+            f"of the time the report held the truth; asked for: at least {asked}; it did for "
+            f"{early_coverage} of the {percent(number(best['early']))} that stopped early",
         ),
         Number(
             shown(width), _deviation(deviation, width),
             f"is the mean width of early reports{widest}{most}",
         ),
     )  # fmt: skip
+    but = f", but only {early_coverage} where scans stopped early" if _is_worse_early(best) else ""
     sentence = (
         f"Measuring each {contents.words.case} only until the answer is certain enough took "
         f"{percent(1 / R, 0)} of the {measurements}, and the reports held the truth "
-        f"{percent(coverage)} of the time."
+        f"{percent(coverage)} of the time{but}."
     )
     whom = contents.words.said(best["mean_over"])
     measured = (
@@ -173,6 +234,8 @@ def _of_evaluation(contents: Contents) -> tuple[str, tuple[Number, ...], str] | 
         for record in contents.evaluations.values()
         for row in record["results"]
         if not math.isnan(number(row["width"]["mean"]))
+        # What was asked for elsewhere is not what this run's policy promises.
+        and (contents.policy is None or row["alpha"] == contents.policy["alpha"])
     ]
     if not rows:
         return None
@@ -202,19 +265,7 @@ def _of_evaluation(contents: Contents) -> tuple[str, tuple[Number, ...], str] | 
 
 
 def _verdicts(contents: Contents, best: Record | None) -> list[Verdict]:
-    found = []
-    if best is not None:
-        coverage, asked = number(best["coverage"]), 1 - best["alpha"]
-        slack = CHANCE * number(best["standard_errors"]["coverage"])
-        reached = coverage + (0.0 if math.isnan(slack) else slack) >= asked
-        verdict = HELD if coverage >= asked else IN_PART if reached else NOT_HELD
-        chance = ", within chance" if verdict == IN_PART else ""
-        found.append(
-            Verdict(
-                verdict, f"Reports hold the truth {asked:g} of the time", f"{coverage:.4f}{chance}",
-                "results",
-            )
-        )  # fmt: skip
+    found = [_of_reports(contents, best)] if contents.policy or best else []
     ids = experiment_ids(contents)
     known = {e.name for e in contents.experiments}
     for identity, e in zip(ids, contents.experiments, strict=True):
@@ -224,3 +275,21 @@ def _verdicts(contents: Contents, best: Record | None) -> list[Verdict]:
         missing = [title for name, title in claims.items() if name not in known]
         found += [Verdict(NOT_MEASURED, title, "", "") for title in missing]
     return found
+
+
+def _of_reports(contents: Contents, best: Record | None) -> Verdict:
+    """Whether reports held the truth as often as was asked for."""
+    source = best or contents.policy
+    assert source is not None
+    asked = 1 - source["alpha"]
+    title = f"Reports hold the truth {asked:g} of the time"
+    if best is None:
+        return Verdict(NOT_MEASURED, title, "this policy was not simulated", "results")
+    if number(best["early"]) == 0:
+        return Verdict(NOT_MEASURED, title, "no scan stopped early", "results")
+    is_early = best.get("given") == "early"
+    coverage = number(best["coverage_early" if is_early else "coverage"])
+    slack = _slack(best, number(best["early"]) if is_early else 1.0)
+    verdict = HELD if coverage + slack >= asked else NOT_HELD
+    error = f" ± {slack / CHANCE:.2g}" if slack else ""
+    return Verdict(verdict, title, f"{coverage:.4f}{error}", "results")

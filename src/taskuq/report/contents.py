@@ -90,6 +90,7 @@ class Contents:
     Arguments:
         folder: The run's folder.
         policy: The record of the policy that decided.
+        simulated: What that policy, as it is, did in a simulation; None where it is in none.
         alphas: The error rates of that policy and of stored bounds.
         promises: What is guaranteed, and what is short of it.
         is_by_group: Whether it is guaranteed for new groups, not for new cases.
@@ -109,6 +110,7 @@ class Contents:
 
     folder: RunFolder
     policy: Record | None = None
+    simulated: Record | None = None
     alphas: list[float] = field(default_factory=list)
     promises: list[Promise] = field(default_factory=list)
     is_by_group: bool = False

@@ -30,6 +30,7 @@ from taskuq.report.records import BOUND, MONITOR, PLAN_SIZE, POLICY, SIMULATE
 from taskuq.runs.explorer import explorer_numbers
 from taskuq.runs.promises import promises, unit_said
 from taskuq.runs.scans import one_scan
+from taskuq.runs.simulated import simulated
 
 TOLERANCES = (0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)
 # Sorts behind every path.
@@ -125,6 +126,7 @@ def study(folder: RunFolder) -> Contents:
     contents = gather(folder)
     opened = [stored for stored in (policy, *bounds.values()) if stored is not None]
     contents.policy = None if policy is None else policy.to_dict()
+    contents.simulated = None if policy is None else simulated(policy, contents)
     contents.alphas = [stored.alpha for stored in opened]
     watches = [found.record for found in folder.of(MONITOR)]
     said = promises(contents.evaluations.values(), opened, watches)
