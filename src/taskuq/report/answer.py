@@ -144,8 +144,8 @@ def _error(value: float, text: str) -> str:
 
 
 def _deviation(value: float, of: float) -> str:
-    """A standard deviation in digits; what rounding leaves of a fixed width is none."""
-    return _error(value, f"{value:.2g}" if value > 1e-9 * abs(of) else "0")
+    """A standard deviation in digits; a width that varies by rounding alone is fixed."""
+    return "fixed" if value <= 1e-9 * abs(of) else _error(value, f"{value:.2g}")
 
 
 def _slack(best: Record, share: float = 1.0) -> float:
@@ -195,7 +195,8 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[Number,
     early_coverage = percent(number(best["coverage_early"]))
     width, deviation = number(best["width"]), number(best.get("sd", {}).get("width"))
     measurements = contents.words.many("measurement")
-    most = "" if contents.max_width is None else f"; asked for: at most {contents.max_width:g}"
+    goal = contents.policy["goal"] if contents.policy else {"max_width": contents.max_width}
+    most = "" if goal["max_width"] is None else f"; asked for: at most {goal['max_width']:g}"
     tasks = (contents.policy or {}).get("task_names", ())
     widest = ", the widest of their tasks" if len(tasks) > 1 else ""
     numbers = (
@@ -205,8 +206,8 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[Number,
         ),
         Number(
             percent(coverage), _error(error, percent(error)),
-            f"of the time the report held the truth; asked for: at least {asked}; it did for "
-            f"{early_coverage} of the {percent(number(best['early']))} that stopped early",
+            f"of reports held the truth; asked for: at least {asked}; {early_coverage} of the "
+            f"{percent(number(best['early']))} that stopped early",
         ),
         Number(
             shown(width), _deviation(deviation, width),
@@ -220,10 +221,10 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[Number,
         f"{percent(coverage)} of the time{but}."
     )
     whom = contents.words.said(best["mean_over"])
+    varies = ", of the width one standard deviation between splits"
     measured = (
-        f"Measured for {whom}, over {best['trials']} random splits ("
-        f"{policy_name(best)}); ± is one standard error, of the width one standard deviation "
-        "between splits."
+        f"Measured for {whom}, over {best['trials']} random splits ({policy_name(best)}); ± is one "
+        f"standard error{varies if '±' in numbers[-1].error else ''}."
     )
     return sentence, numbers, measured
 
@@ -291,5 +292,6 @@ def _of_reports(contents: Contents, best: Record | None) -> Verdict:
     coverage = number(best["coverage_early" if is_early else "coverage"])
     slack = _slack(best, number(best["early"]) if is_early else 1.0)
     verdict = HELD if coverage + slack >= asked else NOT_HELD
-    error = f" ± {slack / CHANCE:.2g}" if slack else ""
+    # What falls short is seen with its error: chance may explain it.
+    error = f" ± {slack / CHANCE:.2g}" if slack and coverage < asked else ""
     return Verdict(verdict, title, f"{coverage:.4f}{error}", "results")
