@@ -2,7 +2,7 @@ r"""A programme of trainings and tables on one GPU, in calls of some minutes eac
 
     python -m scripts.programme prepare carry --lgg LGG.npz --luna LUNA.npz     # at home
     python3 -m scripts.programme run scripts/programme/samplers.toml -o OUT \
-        --work WORK --carried carry --seconds 570                               # where the GPU is
+        --work WORK --carried carry --seconds 560                               # where the GPU is
     python -m scripts.programme unpack WORK OUT/part-*.tar                       # at home again
 
 The first command makes what a machine without network, nilearn and cyclopts lacks. The second one
@@ -10,8 +10,9 @@ runs the jobs of the plan, ``places`` of them side by side, each with its log, a
 ``--seconds`` whatever still runs; then OUT holds at most eight archives of at most 16 MiB, what
 matters most first, weights in float16. Called again with the same WORK it goes on: jobs that are
 done are not done again, trainings that were stopped go on behind their last whole epoch. Where the
-machine is another one, ``--packed`` names archives that came home. CUDA's MPS is used where it
-starts. The third command replaces what an earlier call left at home by what is newer.
+machine is another one, ``--packed`` names archives that came home: what is done is not done again,
+and trainings that were stopped begin anew. CUDA's MPS is used where it starts. The third command
+replaces what an earlier call left at home by what is newer.
 """
 
 from __future__ import annotations
@@ -64,19 +65,25 @@ def run(given: argparse.Namespace) -> None:
 
     from scripts.programme.packing import Beside, pack, unpack
     from scripts.programme.plan import read_plan
+    from scripts.programme.running import STATUS, forget
     from scripts.programme.running import run as run_jobs
     from scripts.programme.sharing import shared_gpu
 
     plan = read_plan(given.plan)
     if given.packed:
-        say(f"{len(unpack(given.packed, work))} files are taken from earlier archives")
-    kept = ("status.json", "logs/*.txt", *plan.keep)
-    beside = Beside(lambda: pack(kept, work, given.output), BETWEEN)
+        taken = unpack(given.packed, work)
+        say(f"{len(taken)} files are taken from earlier archives")
+        if STATUS in taken:
+            forget(plan, work)
+    kept = (STATUS, "logs/*.txt", *plan.keep)
+    beside = Beside(lambda: pack(kept, work, given.output, tell=say), BETWEEN, say)
     seconds = given.seconds - (time.monotonic() - BEGIN)
     with shared_gpu(work, say):
-        entries = run_jobs(plan, work, seconds, tell=say, after=beside)
-    beside.end()
-    archives, left_out = pack(kept, work, given.output)
+        try:
+            entries = run_jobs(plan, work, seconds, tell=say, after=beside)
+        finally:  # before anything else that may take long
+            beside.end()
+            archives, left_out = pack(kept, work, given.output, tell=say)
     for path in archives:
         say(f"{path.name}: {path.stat().st_size / 2**20:.1f} MiB")
     if left_out:
@@ -111,7 +118,7 @@ def main() -> None:
     running.add_argument("--work", type=Path, required=True, help="what stays from call to call")
     running.add_argument("--carried", type=Path, help="what prepare made")
     running.add_argument("--packed", type=Path, nargs="*", default=[], help="earlier archives")
-    running.add_argument("--seconds", type=float, default=570.0)
+    running.add_argument("--seconds", type=float, default=560.0)
     unpacking = commands.add_parser("unpack")
     unpacking.set_defaults(run=unpack)
     unpacking.add_argument("folder", type=Path)

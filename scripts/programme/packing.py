@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tarfile
 import threading
 import time
@@ -34,14 +35,18 @@ class Limits:
 
 @dataclass
 class Archive:
-    """Files of one archive, and how large it will be."""
+    """Files of one archive as they were when looked at, and how large it will be."""
 
-    files: list[tuple[Path, str]] = field(default_factory=list)
+    files: list[tuple[tarfile.TarInfo, bytes]] = field(default_factory=list)
     size: int = END
 
 
 def pack(
-    patterns: Sequence[str], work: Path, out: Path, limits: Limits | None = None
+    patterns: Sequence[str],
+    work: Path,
+    out: Path,
+    limits: Limits | None = None,
+    tell: Callable[[str], None] = print,
 ) -> tuple[list[Path], list[str]]:
     """Write archives of what matches, and return them with the names of what did not fit.
 
@@ -53,26 +58,37 @@ def pack(
         work: That folder.
         out: Receives part-1.tar, part-2.tar, ...; what it holds of these names is replaced.
         limits: What may come back.
+        tell: Called with a sentence on each file that cannot be packed, or not in half; all others
+            are.
     """
     limits = limits or Limits()
     archives: list[Archive] = []
     left_out = []
     for name in matching(patterns, work):
-        path = halved(work / name, work)
-        size = HEADER + -(-path.stat().st_size // BLOCK) * BLOCK
+        try:
+            path = _smaller(work / name, work, tell)
+            size = HEADER + -(-path.stat().st_size // BLOCK) * BLOCK
+            taken = _taken(path, name) if END + size <= limits.each else None
+        except OSError as error:  # jobs still run, and what they write may be gone again
+            tell(f"{name} is not packed: {error}")
+            continue
+        size = size if taken is None else HEADER + -(-taken[0].size // BLOCK) * BLOCK
         spare = limits.together - sum(archive.size for archive in archives)
         fitting = [a for a in archives if a.size + size <= limits.each and size <= spare]
         fits_new = len(archives) < limits.files and END + size <= min(limits.each, spare)
-        if not fitting and not fits_new:
+        if taken is None or not (fitting or fits_new):
             left_out.append(name)
             continue
         if not fitting:
             archives.append(Archive())
             fitting = archives[-1:]
-        fitting[0].files.append((path, name))
+        fitting[0].files.append(taken)
         fitting[0].size += size
     out.mkdir(parents=True, exist_ok=True)
-    return [_write(out / f"part-{k}.tar", a) for k, a in enumerate(archives, 1)], left_out
+    written = [_write(out / f"part-{k}.tar", a) for k, a in enumerate(archives, 1)]
+    for path in set(out.glob("part-*.tar")).difference(written):
+        path.unlink()  # of an earlier time, when there was more
+    return written, left_out
 
 
 def matching(patterns: Sequence[str], work: Path) -> list[str]:
@@ -123,10 +139,26 @@ def halved(path: Path, work: Path) -> Path:
     return save_weights(net, half, kind=card["kind"], config=net.config, notes=notes, half=True)
 
 
+def _smaller(path: Path, work: Path, tell: Callable[[str], None]) -> Path:
+    """The weights in half where they can be read, and the file as it is otherwise."""
+    try:
+        return halved(path, work)
+    except Exception as error:  # whatever is wrong with one file, the others come home
+        tell(f"{path.relative_to(work)} is packed as it is: {type(error).__name__}: {error}")
+        return path
+
+
+def _taken(path: Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
+    """A file as it is now: it may grow or vanish before its archive is written."""
+    info, content = tarfile.TarInfo(name), path.read_bytes()
+    info.size, info.mtime = len(content), path.stat().st_mtime
+    return info, content
+
+
 def _write(target: Path, archive: Archive) -> Path:
     with whole_file(target) as partial, tarfile.open(partial, "w") as tar:
-        for path, name in archive.files:
-            tar.add(path, name)
+        for info, content in archive.files:
+            tar.addfile(info, io.BytesIO(content))
     return target
 
 
@@ -136,10 +168,13 @@ class Beside:
     Arguments:
         do: What is done.
         seconds: It is not begun again before so many have passed.
+        tell: Called with a sentence where it fails; it is tried again the next time.
     """
 
-    def __init__(self, do: Callable[[], object], seconds: float) -> None:
-        self.do, self.seconds = do, seconds
+    def __init__(
+        self, do: Callable[[], object], seconds: float, tell: Callable[[str], None] = print
+    ) -> None:
+        self.do, self.seconds, self.tell = do, seconds, tell
         self.begun = time.monotonic()
         self.thread = threading.Thread()
 
@@ -148,8 +183,14 @@ class Beside:
         if self.thread.is_alive() or time.monotonic() - self.begun < self.seconds:
             return
         self.begun = time.monotonic()
-        self.thread = threading.Thread(target=self.do, daemon=True)
+        self.thread = threading.Thread(target=self._try, daemon=True)
         self.thread.start()
+
+    def _try(self) -> None:
+        try:
+            self.do()
+        except Exception as error:
+            self.tell(f"what is done beside the jobs failed: {type(error).__name__}: {error}")
 
     def end(self) -> None:
         """Wait for what was begun."""

@@ -87,7 +87,7 @@ class Running:
         if self.entry.commands < len(self.job.run):
             self.next()
             return None
-        if missing := self._missing():
+        if missing := lacking(self.job, self.work):
             return self._ended("failed", f"left no {missing}")
         return self._ended("done", "")
 
@@ -97,23 +97,20 @@ class Running:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
-    def stop(self, state: str, why: str) -> Entry:
+    def stop(self, state: str, why: str, patience: float = ENDING) -> Entry:
         """End the job, and everything that it has started."""
         assert self.process is not None
         self.signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(ENDING)
+            self.process.wait(patience)
         self.signal(signal.SIGKILL)
         self.process.wait()
         return self._ended(state, why)
 
     def _too_long(self) -> Entry:
-        missing, why = self._missing(), f"stopped after {self.job.minutes:g} minutes"
+        missing, why = lacking(self.job, self.work), f"stopped after {self.job.minutes:g} minutes"
         is_done = self.job.leaves and not missing
         return self.stop("done" if is_done else "failed", why)
-
-    def _missing(self) -> str:
-        return next((name for name in self.job.leaves if not (self.work / name).exists()), "")
 
     def _ended(self, state: str, why: str) -> Entry:
         return replace(self.entry, state=state, why=why, seconds=round(self.seconds, 1))
@@ -172,16 +169,45 @@ def _stopped(running: dict[str, Running]) -> dict[str, Entry]:
     """End what still runs."""
     for one in running.values():
         one.signal(signal.SIGTERM)  # all of them, before any is waited for
-    return {name: one.stop("unfinished", "the call was over") for name, one in running.items()}
+    until, why = time.monotonic() + ENDING, "the call was over"
+    return {
+        name: one.stop("unfinished", why, max(0.0, until - time.monotonic()))
+        for name, one in running.items()
+    }
+
+
+def lacking(job: Job, work: Path) -> str:
+    """A file that the job has to leave and that is not there; nothing where all are."""
+    return next((name for name in job.leaves if not (work / name).exists()), "")
+
+
+def forget(plan: Plan, work: Path) -> None:
+    """Let jobs that are not done begin anew, on a machine that is not the one they began on.
+
+    What they go on from stayed there. Their minutes count from 0 again, and what they left halfway
+    is removed: it would let them be done without having been run.
+
+    Arguments:
+        plan: The programme.
+        work: A folder of work that was filled from archives.
+    """
+    known = read_status(work)
+    entries = {name: known.get(name, Entry()) for name in plan.job}
+    for name, entry in entries.items():
+        if entry.state != "done":
+            entries[name] = Entry()
+            for left in plan.job[name].leaves:
+                (work / left).unlink(missing_ok=True)
+    write_status(work, entries)
 
 
 def _before(plan: Plan, work: Path) -> dict[str, Entry]:
-    """Where the jobs stand when a call begins: what failed is tried again."""
+    """Where the jobs stand when a call begins: what failed or left what is gone is done again."""
     known = read_status(work)
     entries = {}
     for name, job in plan.job.items():
         entry = known.get(name, Entry())
-        if job.each_call:
+        if job.each_call or (entry.state == "done" and lacking(job, work)):
             entry = Entry()
         elif entry.state == "failed":
             entry = replace(entry, state="waiting", seconds=0.0, why="")

@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
+# Seconds that it may take to quit.
+QUITTING = 10.0
 # A daemon may start and not be able to serve; jobs must not be the first to notice.
 PROBE = "import torch; torch.ones(1, device='cuda').sum().item()"
 
@@ -40,7 +42,9 @@ def shared_gpu(work: Path, tell: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         if is_there:
-            subprocess.run([CONTROL], input=b"quit\n", capture_output=True, timeout=10, check=False)
+            # One that does not quit ends with the machine.
+            with suppress(subprocess.TimeoutExpired):
+                subprocess.run([CONTROL], input=b"quit\n", capture_output=True, timeout=QUITTING)
             for name in folders:
                 del os.environ[name]
 

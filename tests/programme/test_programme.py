@@ -13,11 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from scripts.programme import packing
 from scripts.programme.carrying import put
 from scripts.programme.packing import Beside, Limits, pack, unpack
 from scripts.programme.plan import Job, Plan, read_plan
 from scripts.programme.preparing import closure, prepare
-from scripts.programme.running import read_status, run
+from scripts.programme.running import Entry, forget, read_status, run, write_status
 
 from taskuq.commands.app import app
 from taskuq.errors import InputError
@@ -219,6 +220,79 @@ def test_weights_come_home_in_half_and_everything_else_as_it_is(tmp_path):
     assert read_toml(home.with_suffix(".toml"))["reached"]["epoch"] == 3
 
 
+def test_what_cannot_be_read_or_is_gone_keeps_nothing_else_from_home(tmp_path, monkeypatch):
+    work, told = tmp_path / "work", []
+    weights = work / "runs" / "mine" / "best.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(bytes(100))
+    weights.with_suffix(".toml").write_text("kind = 'classifier'\n[network]\n")
+    (work / "status.json").write_text("{}")
+    names = ["gone.csv", "runs/mine/best.safetensors", "runs/mine/best.toml", "status.json"]
+    monkeypatch.setattr(packing, "matching", lambda patterns, folder: names)
+    (archive,), left_out = pack(["*"], work, tmp_path / "out", tell=told.append)
+    assert names_in(archive) == names[1:]
+    assert left_out == []
+    assert [line.split(" is ")[0] for line in told] == names[:2]
+    unpack([archive], tmp_path / "home")
+    assert (tmp_path / "home" / names[1]).read_bytes() == bytes(100)
+
+
+def test_a_file_that_goes_while_it_is_packed_is_packed_as_it_was(tmp_path, monkeypatch):
+    (tmp_path / "log.txt").write_text("one")
+    write = packing._write
+
+    def late(target, archive):
+        (tmp_path / "log.txt").unlink()
+        return write(target, archive)
+
+    monkeypatch.setattr(packing, "_write", late)
+    (archive,), _ = pack(["*.txt"], tmp_path, tmp_path / "out")
+    unpack([archive], tmp_path / "home")
+    assert (tmp_path / "home" / "log.txt").read_text() == "one"
+
+
+def test_archives_of_an_earlier_time_do_not_stay(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.bin").write_bytes(bytes(30_000))
+    out, limits = tmp_path / "out", Limits(2, 50_000, 90_000)
+    assert len(pack(["*.bin"], tmp_path, out, limits)[0]) == 2
+    (tmp_path / "b.bin").unlink()
+    archives, _ = pack(["*.bin"], tmp_path, out, limits)
+    assert sorted(out.iterdir()) == archives == [out / "part-1.tar"]
+
+
+def test_what_fails_beside_the_jobs_is_said(tmp_path):
+    told = []
+    beside = Beside(lambda: 1 / 0, 0, told.append)
+    beside()
+    beside.end()
+    assert [line.split(": ")[1] for line in told] == ["ZeroDivisionError"]
+
+
+def test_on_another_machine_what_is_done_stays_and_what_is_not_begins_anew(tmp_path):
+    forever = "import os, time; os.path.exists('go') or time.sleep(600)"
+    plan = Plan({
+        "done": Job((says("done", then="open('kept.npz', 'w')"),), leaves=("kept.npz",)),
+        "lost": Job((says("lost", then="open('lost.npz', 'w')"),), leaves=("lost.npz",)),
+        "half": Job((says("half", then="open('half.npz', 'w')"), says("waits", then=forever)),
+                    minutes=2, leaves=("half.npz",)),
+    }, places=1)  # fmt: skip
+    first, other = tmp_path / "first", tmp_path / "other"
+    for work in (first, other):
+        work.mkdir()
+    run(plan, first, 60, clock=late_when(first, 4), **QUIET)
+    assert states(first) == {"done": "done", "lost": "done", "half": "unfinished"}
+    archives, _ = pack(["status.json", "kept.npz", "half.npz"], first, tmp_path / "out")
+    unpack(archives, other)
+    forget(plan, other)
+    assert not (other / "half.npz").exists()
+    (other / "go").touch()
+    run(plan, other, 60, **QUIET)
+    assert said(other) == ["lost", "half", "waits"]
+    assert set(states(other).values()) == {"done"}
+    assert read_status(other)["half"].seconds < 60  # 90 of the first machine do not count
+
+
 def test_what_is_done_beside_is_done_once_at_a_time_and_waited_for():
     go, done = threading.Event(), []
     beside = Beside(lambda: go.wait(60) and done.append(1), seconds=0)
@@ -266,6 +340,37 @@ def test_the_command_runs_a_plan_from_what_was_carried(tmp_path):
     unpack([tmp_path / "out" / "part-1.tar"], tmp_path / "home")
     found = (tmp_path / "home" / "found.txt").read_text().strip()
     assert found == str((tmp_path / "work" / "base.npz").resolve())
+
+
+def test_all_comes_home_where_mps_does_not_quit_and_an_unfinished_job_begins_anew(tmp_path):
+    control = tmp_path / "bin" / "nvidia-cuda-mps-control"
+    control.parent.mkdir()
+    # It takes longer to quit than is waited for; nothing is left of it when the test is over.
+    control.write_text('#!/bin/sh\n[ "$1" = "-d" ] || exec sleep 3\n')
+    control.chmod(0o755)
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        "keep = ['found.txt']\n[job.a]\nleaves = ['found.txt']\n"
+        'run = ["python -c \'open(\\"found.txt\\", \\"w\\")\'"]\n'
+    )
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    write_status(earlier, {"a": Entry("unfinished", commands=0, seconds=599.0)})
+    archives, _ = pack(["status.json"], earlier, tmp_path / "packed")
+    words = ["run", plan, "-o", tmp_path / "out", "--work", tmp_path / "work", "--seconds", 60]
+    code = (
+        "import scripts.programme.sharing as s, scripts.programme.__main__ as m; "
+        "s.PROBE, s.QUITTING = 'pass', 0.2; m.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words), "--packed", *archives],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env=os.environ | {"PATH": f"{control.parent}{os.pathsep}{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "share the GPU by MPS" in done.stdout
+    assert {"status.json", "found.txt"} <= set(names_in(tmp_path / "out" / "part-1.tar"))
+    assert read_status(tmp_path / "work")["a"].seconds < 599
 
 
 def test_carried_packages_are_found_behind_those_of_the_machine(tmp_path, monkeypatch):
