@@ -363,3 +363,16 @@ def test_of_several_tasks_the_first_is_shown(tmp_path):
     assert scan.task == "lesion"
     assert scan.rounds[-1].report == (last.interval.lower[0], last.interval.upper[0])
     assert "(lesion): measuring stops at" in write_report(tmp_path).read_text()
+
+
+def test_widths_of_unlike_tasks_are_not_averaged(tmp_path):
+    rng = np.random.default_rng(0)
+    z = rng.random((80, 2)) * [1, 100]
+    x = z[:, None] + 0.05 * rng.standard_normal((2, 80, 5, 2)) * [1, 100]
+    names, widths = ("lesion", "area"), {"lesion": 0.4, "area": 60}
+    table = TaskOutputs(x, z, (6, 2), task_names=names, task_ranges=((-1, 2), (-100, 200)))
+    tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, trials=20)
+    width = answer_of(study(read_folder(tmp_path / "page"))).numbers[2]
+
+    assert str(width) == "as asked"
+    assert width.what.endswith("lesion 0.4, area 60")

@@ -187,18 +187,29 @@ def _of_full_scans(contents: Contents, best: Record) -> tuple[str, tuple[Number,
     )
 
 
+def _width(contents: Contents, best: Record) -> Number:
+    """How wide early reports were; widths of tasks with limits of their own have no common mean."""
+    stored = contents.policy
+    goal: Record = stored["goal"] if stored else {"max_width": contents.max_width}
+    limits = [(one["task"], one["max_width"]) for one in goal.get("tasks", ())]
+    if len({limit for _, limit in limits}) > 1:
+        said = [f"{task} {limit:g}" for task, limit in limits if limit is not None]
+        return Number("as asked", "", f"early reports are at most this wide: {', '.join(said)}")
+    most = "" if goal["max_width"] is None else f"; asked for: at most {goal['max_width']:g}"
+    tasks = (contents.policy or {}).get("task_names", ())
+    widest = ", the widest of their tasks" if len(tasks) > 1 else ""
+    width, deviation = number(best["width"]), number(best.get("sd", {}).get("width"))
+    what = f"is the mean width of early reports{widest}{most}"
+    return Number(shown(width), _deviation(deviation, width), what)
+
+
 def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[Number, ...], str]:
     R, coverage = number(best["mean_acceleration"]), number(best["coverage"])
     R_error = number(best["standard_errors"]["mean_acceleration"])
     error = number(best["standard_errors"]["coverage"])
     asked = f"{100 * (1 - best['alpha']):.6g}\u00a0%"
     early_coverage = percent(number(best["coverage_early"]))
-    width, deviation = number(best["width"]), number(best.get("sd", {}).get("width"))
     measurements = contents.words.many("measurement")
-    goal = contents.policy["goal"] if contents.policy else {"max_width": contents.max_width}
-    most = "" if goal["max_width"] is None else f"; asked for: at most {goal['max_width']:g}"
-    tasks = (contents.policy or {}).get("task_names", ())
-    widest = ", the widest of their tasks" if len(tasks) > 1 else ""
     numbers = (
         Number(
             percent(1 / R), _error(R_error, percent(R_error / R**2)),
@@ -209,10 +220,7 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[Number,
             f"of reports held the truth; asked for: at least {asked}; {early_coverage} of the "
             f"{percent(number(best['early']))} that stopped early",
         ),
-        Number(
-            shown(width), _deviation(deviation, width),
-            f"is the mean width of early reports{widest}{most}",
-        ),
+        _width(contents, best),
     )  # fmt: skip
     but = f", but only {early_coverage} where scans stopped early" if _is_worse_early(best) else ""
     sentence = (

@@ -194,7 +194,7 @@ def _record(scanned: Sequence[ScannedSlice], settings: DemoSettings) -> dict[str
     return experiment_record(
         "live",
         "New patients, scanned now",
-        f"The reported interval is narrower than {MAX_WIDTH:g} and contains the truth "
+        f"The reported interval is at most {MAX_WIDTH:g} wide and contains the truth "
         f"with probability at least {1 - ALPHA:g} for a random slice of a new patient.",
         f"{held} of {len(rows)} intervals contain the truth; the mean acceleration "
         f"(harmonic) is {mean:.2f}. A few slices show how it works, not how often it holds.",

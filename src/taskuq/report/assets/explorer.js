@@ -445,7 +445,7 @@
       part("promise").textContent = "Measured, not guaranteed: each round by itself keeps its error "
         + "rate, but a report that is chosen by its width may miss more often.";
     }
-    part("tau-note").textContent = `stop below ${shownTau()}`;
+    part("tau-note").textContent = `stop at ${shownTau()} or less`;
     part("alpha-note").textContent = answer.rank === null
       ? `q̂ from ${answer.scoreUnits} ${words.groups}`
       : `q̂ is score ${answer.rank} of ${answer.scoreUnits}`
