@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -119,6 +121,9 @@ def test_a_rule_that_failed_once_stops_nothing_later_even_where_any_stop_would_h
 def test_a_scan_is_not_taken_up_under_another_rule_or_none(policy, tmp_path):
     other = AdaptiveLines(scanner(), scanner().masks, RATES, "variance")
     fixed = SimulatedScanner(CASES[2], scanner().masks, RATES)
+    # What is looked at here is the state, not whether the policy is about the rule.
+    known = {n: v for n, v in policy.provenance.items() if n != "fingerprints"}
+    policy = replace(policy, provenance=known)
     ways = {"own": {}, "other": {"rule": other}, "none": {"rule": None, "scanner": fixed}}
     for begun, first in ways.items():
         options = {"scan_id": "a", "state": tmp_path / f"{begun}.json"}
@@ -206,6 +211,13 @@ def test_a_group_is_asked_case_by_case(policy, table):
     )
     for k in (4, 5):
         assert np.array_equal(lines_of(scan.cases[NAMES[k]]), table.lines[:, k])
+
+
+def test_a_scan_without_the_rule_that_chose_the_tables_lines_is_warned_of(table, policy):
+    assert "fingerprints" not in table.provenance["configuration"]
+    fixed = SimulatedScanner(CASES[0], scanner().masks, RATES)
+    with pytest.warns(UserWarning, match="a rule chose"):
+        acquired(policy, 0, rule=None, scanner=fixed)
 
 
 def test_a_rule_where_the_table_had_none_is_warned_of(table):

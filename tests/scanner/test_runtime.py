@@ -1,8 +1,10 @@
 """A runtime says what its networks say, and what is not as it was written is refused."""
 
+import copy
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 
 import taskuq as tq
 from taskuq.files import read_json, write_json
+from taskuq.measure.mask_files import mask_mark
 from taskuq.measure.masks import nested_masks
 from taskuq.measure.mri import MultiCoilMRI, SimulatedScanner, added_columns
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
@@ -194,6 +197,31 @@ def test_serve_takes_a_runtime_or_networks(written, tmp_path):
             open_chain(
                 tmp_path / "policy.json", given[0], given[1], None, tmp_path, runtime=given[2]
             )
+
+
+@pytest.mark.parametrize("swapped", [None, "recover"])
+def test_a_runtime_is_served_where_its_parts_are_the_policys(swapped, task, tmp_path):
+    from taskuq.runs.serving import open_chain
+
+    recover, seen = recovery("varnet"), copy.deepcopy(task)
+    for part, mark in ((recover, "a" * 16), (seen, "b" * 16)):
+        object.__setattr__(part, "fingerprint", mark)
+    marks = {"masks": mask_mark(MASKS), "recover": "a" * 16, "task": "b" * 16}
+    if swapped is not None:
+        marks[swapped] = "c" * 16
+    policy = policy_of(recover, seen, samples=1)
+    policy = replace(policy, provenance={**policy.provenance, "fingerprints": marks})
+    policy.save(tmp_path / "policy.json")
+    write_runtime(tmp_path / "r", policy, recover, seen, added_columns(MASKS), SHAPE)
+    given = (tmp_path / "policy.json", None, None, None, tmp_path)
+    if swapped is None:
+        assert open_chain(*given, runtime=tmp_path / "r").void is None
+        return
+    with pytest.raises(tq.InputError, match=f"calibrated with {swapped} cccc"):
+        open_chain(*given, runtime=tmp_path / "r")
+    with pytest.warns(UserWarning, match="nothing is promised"):
+        chain = open_chain(*given, runtime=tmp_path / "r", unlike=True)
+    assert "Nothing is promised" in chain.void
 
 
 def test_the_manifest_says_what_it_was_made_of(written):

@@ -196,6 +196,12 @@ def test_in_shadow_nothing_stops_and_all_lines_are_asked_for(small, small_policy
     assert all(d["decision"] == "continue" for one in played for d in one.decisions.values())
 
 
+def test_replies_promise_nothing_where_parts_are_not_the_policys(small, serving):
+    service = serving(void="Nothing is promised: other masks.")
+    played = play(small.scan_of(41), HOST, service.port)
+    assert {one["promise"] for one in played.decisions.values()} == {service.chain.void}
+
+
 def test_a_withdrawn_promise_is_said_and_stops_nothing(small, small_policy, serving):
     monitor = tq.Monitor(small_policy)
     for _ in range(60):

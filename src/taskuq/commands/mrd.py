@@ -35,6 +35,7 @@ def serve(
     connections: int = 16,
     message_size: int = 32,
     idle: float = 600.0,
+    unlike: bool = False,
     seed: Seed = 0,
 ) -> None:
     """Decide about scans that arrive as MRD streams, until it is stopped.
@@ -60,6 +61,8 @@ def serve(
         connections: Connections at once.
         message_size: The largest message, in MiB.
         idle: Seconds without a message after which a connection is closed.
+        unlike: Serve networks, masks or a rule that are known not to be the policy's. Nothing is
+            promised then, and every reply says so; without it they are refused.
         seed: The seed of the recoveries.
     """
     import ismrmrd  # noqa: F401 - said at once where it is not installed
@@ -73,12 +76,14 @@ def serve(
     chain = open_chain(
         policy, recover, task, masks, folder, runtime=runtime,
         seed=seed, deadline=deadline, watch=watch, shadow=shadow, device=device,
-        choose=choose,
+        choose=choose, unlike=unlike,
     )  # fmt: skip
     limits = Limits(message=message_size * 2**20, connections=connections, idle=idle)
     service = Service(chain, host, port, health_port, limits)
     service.start()
-    say(str(chain.policy))
+    say(chain.void or str(chain.policy))
+    if "fingerprints" not in chain.policy.provenance:
+        say("The policy does not know its networks and masks: see that these are its own.")
     if host != LOOPBACK:
         say(f"Whoever can reach {host} can scan here: put an authenticating proxy before it.")
     health = "" if health_port is None else f", health at http://{host}:{service.health_port}/"
@@ -103,6 +108,7 @@ def export(
     masks: Path | None = None,
     coils: int = 8,
     height: int | None = None,
+    unlike: bool = False,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runtime"),
 ) -> None:
     """Write recovery and task as programs that taskuq serve runs from, without training code.
@@ -114,11 +120,14 @@ def export(
         masks: The lines of each round, as taskuq masks writes them; the published ones where None.
         coils: Receiver channels of the scans.
         height: Samples of a readout; as many as there are lines where None.
+        unlike: Write networks or masks that are known not to be the policy's, about which it
+            promises nothing; without it they are refused.
         output: The folder to write.
     """
     from taskuq.runs.serving import export as written
 
-    show(str(written(policy, recover, task, masks, output, coils=coils, height=height)))
+    found = written(policy, recover, task, masks, output, coils=coils, height=height, unlike=unlike)
+    show(str(found))
 
 
 def replay(

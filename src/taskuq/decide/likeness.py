@@ -8,15 +8,21 @@ from typing import Any
 from taskuq.decide.policy import Policy
 from taskuq.protocols import NamedPart
 
+VOID = "its promise is not about this one; plan again"
 
-def differences(policy: Policy, recover: Any, task: Any, rule: Any) -> list[str]:
+
+def differences(
+    policy: Policy, recover: Any, task: Any, rule: Any, masks: str | None = None
+) -> list[str]:
     """Say in sentences what is known not to be as it was in the policy's calibration.
 
     Arguments:
-        policy: The policy.
+        policy: The policy; what it does not know of its calibration is not compared.
         recover: The recovery method.
         task: The task.
         rule: What chooses the lines of later rounds; None where nothing does.
+        masks: The mark of the masks (:func:`taskuq.measure.mask_files.mask_mark`), where they are
+            known.
     """
     known = policy.provenance.get("fingerprints")
     if not isinstance(known, Mapping):
@@ -25,14 +31,13 @@ def differences(policy: Policy, recover: Any, task: Any, rule: Any) -> list[str]
     if ("rule" in known) != (rule is not None):
         chose = "a rule chose" if rule is None else "no rule chose"
         found.append(
-            f"the policy was calibrated with lines that {chose}, and this scan is not: its promise "
-            "is not about this one; plan again"
+            f"the policy was calibrated with lines that {chose}, and this scan is not: {VOID}"
         )
-    for name, part in {"recover": recover, "task": task, "rule": rule}.items():
-        was = known.get(name)
-        if was and isinstance(part, NamedPart) and part.fingerprint not in ("", was):
-            found.append(
-                f"the policy was calibrated with {name} {was}, and this is {part.fingerprint}: "
-                "its promise is not about this one; plan again"
-            )
+    parts = {"recover": recover, "task": task} | ({"rule": rule} if "rule" in known else {})
+    marks = {n: str(p.fingerprint) for n, p in parts.items() if isinstance(p, NamedPart)}
+    for name, mark in {**marks, "masks": masks}.items():
+        # A run marks masks always, and other parts where they have weights.
+        was = known.get(name, "none with weights" if "masks" in known else "")
+        if was and mark and mark != was:
+            found.append(f"the policy was calibrated with {name} {was}, and this is {mark}: {VOID}")
     return found

@@ -191,10 +191,15 @@ def _seen(table: TaskOutputs, index: NDArray[np.int64]) -> dict[str, tuple[float
 
 
 def _made_from(table: TaskOutputs) -> dict[str, Any]:
-    """Name the content of the files behind a table: data, masks, networks; where it says so."""
+    """Name the content of the files behind a table: data, masks, networks; where it says so.
+
+    Where a rule chose lines, that is known from the lines of the table too, if not which one did.
+    """
     configuration = table.provenance.get("configuration")
     found = configuration.get("fingerprints") if isinstance(configuration, Mapping) else None
-    return {"fingerprints": dict(found)} if isinstance(found, Mapping) else {}
+    chosen = {} if table.lines is None else {"rule": ""}
+    marks = {**chosen, **(found if isinstance(found, Mapping) else {})}
+    return {"fingerprints": marks} if marks else {}
 
 
 def identical_samples(table: TaskOutputs) -> int:

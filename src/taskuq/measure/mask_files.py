@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -83,6 +84,35 @@ def read_masks(path: Path, accelerations: Sequence[float], width: int | None = N
     if (found[1:] < found[:-1]).any():
         raise InputError(f"{path} holds masks that are not nested; make them anew")
     return found
+
+
+def mask_mark(masks: BoolArray) -> str:
+    """Return a text that is another one for other masks, as tables and policies keep it.
+
+    Example:
+        >>> mask_mark(np.eye(2, 8, dtype=bool))
+        '89063da2926620b0'
+    """
+    plain_masks = np.ascontiguousarray(np.asarray(masks, dtype=bool))
+    return hashlib.sha256(plain_masks.tobytes()).hexdigest()[:16]
+
+
+def how_made(path: Path) -> dict[str, Any]:
+    """Return how the masks of a file were made; nothing where it does not say.
+
+    Arguments:
+        path: What :func:`save_masks` wrote.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "masks.npz"
+        >>> _ = save_masks(path, np.eye(1, 8, dtype=bool), (8,), provenance={"seed": 3})
+        >>> how_made(path)
+        {'seed': 3}
+    """
+    with open_npz(path, "masks") as arrays:
+        text = str(arrays["provenance"]) if "provenance" in arrays else "{}"
+    return dict(json.loads(text))
 
 
 def draw_masks(

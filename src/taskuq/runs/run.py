@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,8 +12,10 @@ import numpy as np
 
 from taskuq.data.dataset import precision_of
 from taskuq.data.readers import Data, open_all, open_data, paper_data
+from taskuq.errors import InputError
 from taskuq.fingerprints import content_fingerprint, fingerprint
 from taskuq.measure.adaptive import AdaptiveLines, Choosing
+from taskuq.measure.mask_files import how_made, mask_mark
 from taskuq.measure.masks import MaskConfig
 from taskuq.measure.systems import AnySystem
 from taskuq.pipeline import Pipeline
@@ -102,15 +103,14 @@ class Run:
 
         Images that a store may have rounded say how exact they are.
         """
-        masks = np.ascontiguousarray(np.asarray(self.masks, dtype=bool))
-        found = {"masks": hashlib.sha256(masks.tobytes()).hexdigest()}
+        found = {"masks": mask_mark(self.masks)}
         precision = precision_of(self.images)
         if precision is not None:
             found["images"] = precision
         for name in ("data", "recover", "task"):
             files = list(files_of(getattr(self.config, name)))
             if files:
-                found[name] = fingerprint([content_fingerprint(path) for path in files])
+                found[name] = _mark(files)
         if isinstance(self.pipeline.measure, AdaptiveLines):
             found["rule"] = self.pipeline.measure.fingerprint
         return {name: value[:16] for name, value in found.items()}
@@ -145,7 +145,30 @@ def open_run(config: RunConfig, device: str | None = None) -> Run:
     for name, part in (("recover", recover), ("task", task)):
         # A scan under a policy says by this whether it has the networks it was calibrated with.
         object.__setattr__(part, "fingerprint", run.fingerprints.get(name, ""))
+    _refuse_own_order(run)
     return run
+
+
+def _refuse_own_order(run: Run) -> None:
+    """Refuse an order of lines that was learned on cases of this run.
+
+    A promise is about cases that nothing was learned from. Data are the same where their files
+    are; those that are made up, where their seed is.
+    """
+    path = getattr(run.config.measure, "file", None)
+    made = {} if path is None else how_made(path)
+    then = made.get("configuration", {})
+    data, learned_on = to_table(run.config, complete=True)["data"], then.get("data")
+    if not isinstance(learned_on, dict) or learned_on.get("kind") != data["kind"]:
+        return
+    files, were = run.fingerprints.get("data"), then.get("fingerprints", {}).get("data")
+    alike = files == were if files or were else learned_on.get("seed") == data["seed"]
+    own = set(as_cases(run.images).case).intersection(made.get("cases", ()))
+    if own and (alike or learned_on == data):
+        raise InputError(
+            f"{path} was learned on {len(own)} cases of this run (such as {min(own)}), so that "
+            "nothing can be promised from its table; run on patients whom it has not seen"
+        )
 
 
 def files_of(settings: Any) -> Iterator[Path]:
@@ -162,13 +185,34 @@ def files_of(settings: Any) -> Iterator[Path]:
                 yield from files_of(part)
             continue
         for named in value if isinstance(value, tuple) else (value,):
-            if field_.name == "cache" or not isinstance(named, Path):
-                continue
-            path = named if named.exists() or named.suffix else locate(named)
-            if path.suffix == ".safetensors":
-                yield from _network_files(path)
-            elif path.exists():
-                yield path
+            if field_.name != "cache" and isinstance(named, Path):
+                yield from _files_behind(named)
+
+
+def mark_of(weights: Path | str) -> str:
+    """Return what a run calls a network with these weights in its fingerprints.
+
+    Arguments:
+        weights: A .safetensors file, or a name of the package's own networks.
+
+    Example:
+        >>> len(mark_of("varnet-atlas"))
+        16
+    """
+    return _mark(_files_behind(Path(weights)))
+
+
+def _mark(files: Iterable[Path]) -> str:
+    return fingerprint([content_fingerprint(path) for path in files])[:16]
+
+
+def _files_behind(named: Path) -> Iterator[Path]:
+    """The file or folder that a path names, or those of a network."""
+    path = named if named.exists() or named.suffix else locate(named)
+    if path.suffix == ".safetensors":
+        yield from _network_files(path)
+    elif path.exists():
+        yield path
 
 
 def _network_files(path: Path) -> Iterator[Path]:

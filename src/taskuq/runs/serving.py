@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from taskuq.decide.likeness import differences
 from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import Policy, load_policy
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
 from taskuq.measure.adaptive import AdaptiveLines
-from taskuq.measure.mask_files import read_masks
+from taskuq.measure.mask_files import mask_mark, read_masks
 from taskuq.measure.masks import MaskConfig
 from taskuq.measure.mri import added_columns
 from taskuq.pipeline.device import pick_device
@@ -19,6 +25,7 @@ from taskuq.weights import locate
 if TYPE_CHECKING:
     from taskuq.runs.mrd.session import Chain
 
+Columns = Sequence[NDArray[np.intp]]
 # Lines of a slice where no masks are given: those of the embedded networks.
 SIZE = 128
 
@@ -37,6 +44,7 @@ def open_chain(
     shadow: bool = False,
     device: str | None = None,
     choose: Path | None = None,
+    unlike: bool = False,
 ) -> Chain:
     """Open policy, networks and masks, and see that they belong together.
 
@@ -54,6 +62,8 @@ def open_chain(
         device: Where networks run.
         choose: The run whose table ``[choose]`` says how lines are chosen for each slice; by the
             masks where None.
+        unlike: Whether what is known not to be as it was in the policy's calibration is served all
+            the same, without a promise; it is refused otherwise.
     """
     from taskuq.runs.mrd.session import Chain
 
@@ -71,6 +81,7 @@ def open_chain(
         parts = _of_networks(loaded, recover, task, masks, device)
         if choose is not None:
             parts["rule"] = _rule(choose, loaded, masks)
+    void = _unlike(loaded, unlike, **parts)
     monitor = None
     if watch is not None:
         monitor = Monitor(loaded, delta=watch, state=folder / "monitor.json")
@@ -82,7 +93,26 @@ def open_chain(
         deadline=deadline,
         monitor=monitor,
         shadow=shadow,
+        void=void,
     )
+
+
+def _unlike(
+    policy: Policy, allowed: bool, recover: Any, task: Any, columns: Columns, rule: Any = None,
+    **others: Any,
+) -> str | None:  # fmt: skip
+    """Say why a policy promises nothing about these parts; refuse them unless that is allowed."""
+    masks = np.zeros((len(columns) - 1, sum(map(len, columns))), dtype=bool)
+    for k, added in enumerate(columns[:-1]):
+        masks[k:, added] = True
+    found = differences(policy, recover, task, rule, mask_mark(masks))
+    if not found:
+        return None
+    said = "; ".join(found)
+    if not allowed:
+        raise InputError(f"{said} (--unlike goes on without a promise)")
+    warnings.warn(f"nothing is promised: {said}", UserWarning, stacklevel=3)
+    return f"Nothing is promised: {said}."
 
 
 def _rule(path: Path, policy: Policy, masks: Path | None) -> AdaptiveLines:
@@ -106,14 +136,18 @@ def _of_networks(
     policy: Policy, recover: str, task: str, masks: Path | None, device: str | None
 ) -> dict[str, Any]:
     from taskuq.recover import open_recovery
+    from taskuq.runs.run import mark_of
     from taskuq.task import load
 
     chosen = pick_device(device)
-    return {
+    parts: dict[str, Any] = {
         "recover": open_recovery(recover, device=chosen),
         "task": load(locate(task)).to(chosen),
-        "columns": added_columns(masks_of_rounds(policy, masks)),
     }
+    for name, weights in (("recover", recover), ("task", task)):
+        # What a run calls them, so that a policy knows whether they are its own.
+        object.__setattr__(parts[name], "fingerprint", mark_of(weights))
+    return {**parts, "columns": added_columns(masks_of_rounds(policy, masks))}
 
 
 def masks_of_rounds(policy: Policy, masks: Path | None) -> BoolArray:
@@ -131,7 +165,7 @@ def masks_of_rounds(policy: Policy, masks: Path | None) -> BoolArray:
 
 def export(
     policy: Path, recover: str, task: str, masks: Path | None, folder: Path, *, coils: int,
-    height: int | None,
+    height: int | None, unlike: bool = False,
 ) -> Path:  # fmt: skip
     """Write recovery and task as programs that a service runs from.
 
@@ -143,6 +177,7 @@ def export(
         folder: Where to write.
         coils: Receiver channels of a scan.
         height: Samples of a readout; as many as lines where None.
+        unlike: Whether parts that are known not to be the policy's are written all the same.
     """
     from taskuq.runs.runtime.export import write_runtime
 
@@ -150,5 +185,6 @@ def export(
         raise InputError(f"got {coils} coils and height {height}; give whole numbers above 0")
     loaded = load_policy(policy)
     parts = _of_networks(loaded, recover, task, masks, "cpu")
+    _unlike(loaded, unlike, **parts)
     width = sum(map(len, parts["columns"]))
     return write_runtime(folder, loaded, **parts, shape=(coils, height or width, width))

@@ -49,6 +49,7 @@ class Chain:
         shadow: Whether to say what would be decided, and to ask for all lines all the same.
         rule: What chooses the lines of later rounds for each slice; the columns where None.
         shape: Coil, height, width of the slices that can be recovered, where only some can.
+        void: Why nothing is promised, where parts are not those of the policy's calibration.
     """
 
     policy: Policy
@@ -62,6 +63,7 @@ class Chain:
     shadow: bool = False
     rule: ChoosingMeasure | None = None
     shape: tuple[int, int, int] | None = None
+    void: str | None = None
     model: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
@@ -300,6 +302,8 @@ class Session:
                 self._waited.notify_all()
 
     def _promise(self) -> str:
+        if self.chain.void is not None:
+            return self.chain.void
         monitor = self.chain.monitor
         withdrawn = monitor is not None and monitor.is_withdrawn
         return monitor.sentence if monitor and withdrawn else self.chain.policy.sentence

@@ -12,11 +12,11 @@ import numpy as np
 
 from taskuq.data.readers import Data, paper_data
 from taskuq.errors import InputError
-from taskuq.files import open_npz, write_json
+from taskuq.files import write_json
 from taskuq.interval import BoolArray
 from taskuq.measure.adaptive import AdaptiveLines, Choosing
 from taskuq.measure.centre import center_lines
-from taskuq.measure.mask_files import read_masks, save_masks
+from taskuq.measure.mask_files import how_made, read_masks, save_masks
 from taskuq.measure.masks import MaskConfig, line_counts
 from taskuq.measure.systems import AnySystem
 from taskuq.pipeline import Pipeline
@@ -205,12 +205,7 @@ class _Some:
 
 def _refuse_other_cases(path: Path, config: OrdersConfig) -> None:
     """Refuse an order that was learned on cases of the same reader and seed as those judged."""
-    import json
-
-    with open_npz(path, "masks") as arrays:
-        text = str(arrays["provenance"]) if "provenance" in arrays else "{}"
-    made = json.loads(text)
-    learned_on = made.get("configuration", {}).get("data")
+    learned_on = how_made(path).get("configuration", {}).get("data")
     if learned_on is not None and config.part == "all" and learned_on == _data_of(config):
         raise InputError(
             f"{path} was learned on the very data that it is to be judged on; give patients whom "

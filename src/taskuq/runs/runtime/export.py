@@ -21,6 +21,7 @@ from taskuq.errors import InputError
 from taskuq.files import whole_file, write_json
 from taskuq.fingerprints import fingerprint
 from taskuq.measure.fourier import fft2c, ifft2c
+from taskuq.protocols import NamedPart
 from taskuq.runs.runtime.manifest import MANIFEST, SCHEMA, checksum
 from taskuq.runs.runtime.programs import drawing_of, written_down
 
@@ -71,10 +72,15 @@ def write_runtime(
         "images": len(images),
         "columns": [np.asarray(added).tolist() for added in columns],
         "recover": {**_saved(recovery, folder / "recover.pt2"), "draws": drawing.draws,
-                    "made_of": named(recover)},
-        "task": {**_saved(seen, folder / "task.pt2"), "made_of": named(task)},
+                    "made_of": named(recover), "mark": _mark(recover)},
+        "task": {**_saved(seen, folder / "task.pt2"), "made_of": named(task), "mark": _mark(task)},
         "versions": {"taskuq": taskuq.__version__, "torch": torch.__version__},
     })  # fmt: skip
+
+
+def _mark(part: Any) -> str:
+    """What a run calls a network; nothing where it was not opened by its weights."""
+    return str(part.fingerprint) if isinstance(part, NamedPart) else ""
 
 
 def example_draws(draws: dict[str, Any], samples: int) -> Tensor:

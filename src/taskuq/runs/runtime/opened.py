@@ -149,12 +149,19 @@ def open_runtime(folder: Path, policy: Policy) -> Runtime:
         return Runtime(
             recover=ProgramRecovery(
                 programs["recover"], (coils, height, width), int(record["samples"]),
-                parts["recover"]["draws"], str(parts["recover"]["sha256"]),
+                parts["recover"]["draws"], _called(parts["recover"]),
             ),
-            task=ProgramTask(programs["task"], int(record["images"]), str(parts["task"]["sha256"])),
+            task=ProgramTask(programs["task"], int(record["images"]), _called(parts["task"])),
             columns=[np.asarray(added, dtype=np.intp) for added in record["columns"]],
             shape=(coils, height, width),
         )  # fmt: skip
+
+
+def _called(part: Mapping[str, Any]) -> str:
+    """What a program's network is called by a run, and so by policies; the program's own SHA-256
+    where nobody knows.
+    """
+    return str(part["mark"] or part["sha256"])
 
 
 def _program(folder: Path, part: Mapping[str, Any]) -> Any:
