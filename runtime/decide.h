@@ -10,7 +10,7 @@
 typedef struct tq_policy tq_policy;
 
 /* Read a specification. On success NULL is returned and *policy is to be freed; otherwise what is
-   wrong, in words. */
+   wrong, in words. The document that it was read from has to be there still. */
 const char *tq_read(const json *specification, tq_policy **policy);
 void tq_free(tq_policy *policy);
 

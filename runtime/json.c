@@ -79,6 +79,8 @@ static int read_number(reader *in, json *out) {
     char *end = NULL;
     out->kind = JSON_NUMBER;
     out->number = strtod(in->at, &end);
+    out->digits = in->at;
+    out->count_digits = (size_t)(at - in->at);
     in->at = at;
     return end == at;
 }

@@ -10,6 +10,8 @@ typedef enum { JSON_NULL, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_TEXT, JSON_LI
 typedef struct json {
     json_kind kind;
     double number;
+    const char *digits;  /* of a number, in the document that was read */
+    size_t count_digits;
     bool is_whole;       /* a number without fraction and exponent */
     char *text;          /* of a JSON_TEXT */
     size_t count;        /* entries of a list or an object */

@@ -1,5 +1,6 @@
 /* Read a specification, and refuse what is not known. */
 #include "policy.h"
+#include "seal.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -141,6 +142,7 @@ const char *tq_read(const json *specification, tq_policy **policy) {
     if (!json_has_only(specification, NAMES("schema", "policy", "samples", "tasks", "ranges",
                                             "refuse_identical", "thresholds", "rules", "sha256")))
         return "the specification says more than is known here";
+    if (!is_as_written(specification)) return "the specification is not as it was written; write it again";
     tq_policy *made = calloc(1, sizeof *made);
     if (made == NULL) return "memory ran out";
     const json *refuse = json_get(specification, "refuse_identical");

@@ -13,7 +13,7 @@ from scripts.vectors import PATH, policies, vectors
 import taskuq as tq
 from taskuq.commands.app import main
 from taskuq.decide.specification import decision_vectors, specification
-from taskuq.files import read_json
+from taskuq.files import json_text, read_json
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,9 @@ def program(tmp_path_factory):
     if COMPILER is None:
         pytest.skip("there is no C compiler here")
     built = tmp_path_factory.mktemp("runtime") / "decide"
-    sources = [str(RUNTIME / f"{name}.c") for name in ("decide", "specification", "json", "main")]
+    sources = [
+        str(RUNTIME / f"{name}.c") for name in ("decide", "specification", "seal", "json", "main")
+    ]
     for flags in (SANITIZED, ["-O2"]):
         call = [COMPILER, *STRICT, *flags, "-o", str(built), *sources, "-lm"]
         done = subprocess.run(call, capture_output=True, text=True)
@@ -213,6 +215,27 @@ def test_c_refuses_names_twice_and_names_of_several_words(program, stored, tmp_p
     assert (done.returncode, found) == (2, [])
     done, found = asked(program, json.dumps(specified) + "\0", [line_of(good)], tmp_path)
     assert (done.returncode, found) == (2, [])
+
+
+def test_c_refuses_a_file_that_is_not_as_it_was_written(program, stored, tmp_path):
+    for policy in stored:
+        # Texts of other letters and of every length, so that all ways to fill a block are seen.
+        for length in range(64 if policy is stored[0] else 1):
+            called = {"policy": '"ü\\' + length * "x"}
+            text = json_text(policy["specification"] | called)
+            done, _ = asked(program, text, [], tmp_path)
+            assert (done.returncode, done.stderr) == (0, ""), (policy["name"], length)
+    record = json.loads(text)
+    for change in ({"samples": record["samples"] + 1}, {"policy": "another"}, {"sha256": None},
+                   {"sha256": record["sha256"].upper()}):  # fmt: skip
+        done, found = asked(program, record | change, ["{}"], tmp_path)
+        assert (done.returncode, found) == (2, [])
+        assert "not as it was written" in done.stderr
+    written = [place for place, letter in enumerate(text) if letter.isdigit()]
+    for place in written[:: len(written) // 40]:
+        other = str((int(text[place]) + 1) % 10)
+        done, _ = asked(program, text[:place] + other + text[place + 1 :], [], tmp_path)
+        assert done.returncode == 2, place
 
 
 @pytest.mark.parametrize("sizes", [(1000, 1001, 1), (2, 1, 500_001), (2, 1000, 501)])
