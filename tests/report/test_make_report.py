@@ -11,7 +11,9 @@ from taskuq.commands.app import main
 from taskuq.errors import InputError
 
 # What nobody wants to read who has no scanner.
-SCANNER = re.compile(r"zero-filled|patient|\bslices?\b|k-space|volumes?\b|fully measured", re.I)
+SCANNER = re.compile(
+    r"zero-filled|patient|\bslices?\b|k-space|volumes?\b|fully measured|task network|scanner", re.I
+)
 
 
 def made(tasks=1, rounds=2, cases=80, **described):

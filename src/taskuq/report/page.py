@@ -146,7 +146,7 @@ def _said(contents: Contents) -> dict[str, Any]:
     run = contents.folder.run
     return {
         "title": str(run.get("title") or "A run without a title"),
-        "eyebrow": "Intervals for what the task network would have said about the true image",
+        "eyebrow": "Intervals for what the task would have said about the true image",
         "answer": answer_of(contents),
         "unpromised": UNPROMISED,
         "scan": None

@@ -73,8 +73,8 @@ def card(contents: Contents) -> list[tuple[str, str]]:
     found = [
         (
             "Intended use",
-            f"To stop measuring a {words.case} once the answer of a fixed task network is certain "
-            "enough, and to bound what that network would have said with everything measured.",
+            f"To stop measuring a {words.case} once the answer of a fixed task is certain "
+            "enough, and to bound what that task would have said with everything measured.",
         ),
         (
             "Not for",
@@ -99,12 +99,12 @@ def limits(contents: Contents) -> list[str]:
     one = "group" if contents.is_by_group else "case"
     by = words.many(one)
     found = [
-        "The target is what the task network says about the true image. It is not the "
-        "diagnosis, and a network that is wrong about the true image is wrong here too.",
+        "The target is what the task says about the true image. It is not a fact about what "
+        "is shown there, and a task that is wrong about the true image is wrong here too.",
         f"The promise is an average over new {by} that come from where the calibration {by} came "
         f"from. It is not about one given {getattr(words, one)}, and not about a class of {by}: "
         "there coverage is measured.",
-        "Exchangeability is assumed. Another scanner, protocol or population breaks it, and "
+        "Exchangeability is assumed. Another device, setting or population breaks it, and "
         "nothing on this page would show that.",
         "Widths and accelerations are measured; no width is promised where a scan does not stop "
         "by it.",
