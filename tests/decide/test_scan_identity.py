@@ -40,6 +40,24 @@ def test_another_patients_scan_is_refused_finished_or_not(toy, toy_policy, half_
     refused(toy, toy_policy, half_done, "scan_id 'toy', got 'other'", scan_id="other")
 
 
+def test_a_scanner_that_can_shows_first_that_a_stored_scan_is_its_own(
+    toy, toy_policy, half_done, longest
+):
+    def not_mine(round, piece):
+        raise InputError("not mine")
+
+    other, scanner, shown, heard = toy.scanner_of(1001), toy.scanner_of(longest), [], []
+    other.again = not_mine
+    scanner.again = lambda round, piece: shown.append(round)
+    with pytest.raises(InputError, match="not mine"):
+        toy.scan(other, policy=toy_policy, state=half_done, on_round=heard.append)
+    assert other.measured == heard == []
+
+    scan = toy.scan(scanner, policy=toy_policy, state=half_done, on_round=heard.append)
+    assert shown == [0, 1]
+    assert [record.round for record in heard] == [*range(len(scan.rounds))]
+
+
 def test_a_state_needs_a_name(toy, toy_policy, tmp_path):
     refused(toy, toy_policy, tmp_path / "s.json", "scan_id=", scan_id=None)
 

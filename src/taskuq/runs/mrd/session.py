@@ -220,6 +220,11 @@ class Session:
             images[seed] = as_array(recoveries, "recoveries").mean(axis=0)
 
         def reply(record: RoundRecord) -> None:
+            own = [slices[names[record.case]]]
+            for one in slices.values() if chain.policy.whole_group else own:
+                # While a round was computed, a line may have come again with other numbers.
+                if record.stop and one.faults:
+                    raise InputError(next(iter(one.faults.values())))
             drawn = case_seed(chain.seed, record.case, rates[record.round])
             self._reply(record, names[record.case], images.pop(drawn, None))
 
