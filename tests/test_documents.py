@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import pytest
 
+from taskuq.kinds import Kinds
+
 ROOT = Path(__file__).resolve().parents[1]
 FILE = re.compile(r"# ([\w-]+\.\w+)\n")
 COMMAND = re.compile(r"\$ ((?:[A-Z_]+=\S+ )*)taskuq (.*)")
@@ -87,6 +89,23 @@ def documents():
     return [p for p in (ROOT / "README.md", *pages) if p.exists()]
 
 
+@pytest.fixture
+def _forgets(monkeypatch):
+    """What a document registers is taken off its list again: other tests look at whole lists."""
+    register, added = Kinds.register, []
+
+    def noted(kinds, name, thing):
+        if name not in tuple(kinds):
+            added.append((kinds, name))
+        return register(kinds, name, thing)
+
+    monkeypatch.setattr(Kinds, "register", noted)
+    yield
+    for kinds, name in added:
+        kinds._known.pop(name, None)
+
+
+@pytest.mark.usefixtures("_forgets")
 @pytest.mark.parametrize("document", documents(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_documents_code_runs(document, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)

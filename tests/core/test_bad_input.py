@@ -98,7 +98,9 @@ def test_bad_input_gets_one_sentence(fault, function):
 ONES = np.ones(30, int)
 FEW = {"outputs": X[:12], "targets": Z[:12]}
 MORE = {
-    "outputs of one axis": (calibrate, {"outputs": Z}, ["axes", "(30,)"]),
+    "outputs of four axes": (
+        calibrate, {"outputs": np.ones((30, 2, 2, 2))}, ["axes", "(30, 2, 2, 2)"],
+    ),
     "ragged outputs": (calibrate, {"outputs": [[1, 2], [3]]}, ["outputs"]),
     "group too short": (calibrate, {"group": [1, 2]}, ["group", "30 cases"]),
     "ragged groups": (calibrate, {"group": [[1], [2, 3]]}, ["group"]),

@@ -239,7 +239,7 @@ def test_the_command_line_chooses_and_simulate_says_what_choosing_costs(tmp_path
     warned = " ".join(capsys.readouterr().err.split())
 
     assert tq.load_policy(tmp_path / "policy.json").provenance["chosen"]["sentence"] in said
-    assert "spends the promise" in warned
+    assert "has no promise left" in warned
     assert "plan --choose" in warned
     assert "spends the promise" in write_report(tmp_path).read_text()
 

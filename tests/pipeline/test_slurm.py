@@ -150,7 +150,8 @@ def test_a_refusal_in_a_job_is_the_refusal_of_the_run(slurm, tmp_path):
         return toy.recover(measurement, samples=samples, seed=seed)
 
     pipeline = tq.Pipeline(toy.measure, unwilling, toy.task)
-    with pytest.raises(tq.InputError, match=r"cases all failed, .*wants 32 channels; start"):
+    sentence = r"cases all failed, .*wants 32 channels \(.*at R = 8\); start"
+    with pytest.raises(tq.InputError, match=sentence):
         pipeline.run(toy.images(60), store=tmp_path / "t", engine=SlurmOptions(), quiet=True, **RUN)
 
 

@@ -332,7 +332,9 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
         goal = goal_from_dict(record["goal"])
         names, called = tuple(record["task_names"]), record.get("round_names")
         ranges = ranges_from_json(record, names)
-        kind = record["kind"]
+        kind, outlook = record["kind"], record.get("outlook")
+        if not isinstance(outlook, str | None):
+            raise TypeError(f"outlook is a sentence, got {outlook!r}")
         policy = Policy(
             kind=kind,
             goal=goal,
@@ -356,7 +358,7 @@ def load_policy(path: str | os.PathLike[str], *, score: Score | None = None) -> 
             round_names=None if called is None else tuple(called),
             certificate=record["certificate"],
             provenance=record["provenance"],
-            outlook=record.get("outlook"),
+            outlook=outlook,
             watch={
                 str(name): tuple(map(number_from_json, values))
                 for name, values in record.get("watch", {}).items()

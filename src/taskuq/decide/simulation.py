@@ -381,6 +381,7 @@ def _ratio(part: FloatArray, whole: FloatArray) -> float:
 
 
 def _spread(part: FloatArray, whole: FloatArray) -> float:
-    """Standard deviation over trials of a ratio, where the whole is there."""
+    """Standard deviation over trials of a ratio, where the whole is there and all is finite."""
     there = whole > 0
-    return float((part[there] / whole[there]).std()) if there.any() else math.nan
+    ratio = part[there] / whole[there]
+    return float(ratio.std()) if there.any() and np.isfinite(ratio).all() else math.nan
