@@ -125,4 +125,4 @@ def ranges_to_json(ranges: Sequence[TaskRange]) -> dict[str, Any]:
 def ranges_from_json(record: Mapping[str, Any], names: Sequence[str]) -> tuple[TaskRange, ...]:
     """Read what :func:`ranges_to_json` wrote."""
     each = record.get("task_ranges")
-    return as_ranges(record.get("task_range") if each is None else each, names)
+    return as_ranges(record["task_range"] if each is None else each, names)

@@ -114,8 +114,9 @@ class JointBound(AnyBound):
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> JointBound:
         """Read back what :meth:`to_dict` wrote."""
-        # Bounds of an older version do not say what their tasks are called.
-        names = tuple(record.get("task_names") or default_names(len(record["scores"])))
+        names, count = record["task_names"], len(record["scores"])
+        if not isinstance(names, list) or [type(name) for name in names] != [str] * count:
+            raise ValueError("there has to be a name for each task")
         return cls(
             scores=tuple(score_from_dict(one, score) for one in record["scores"]),
             quantiles=tuple(number_from_json(q) for q in record["quantiles"]),
@@ -124,7 +125,7 @@ class JointBound(AnyBound):
             samples=int(record["samples"]),
             task_ranges=ranges_from_json(record, names),
             provenance=record["provenance"],
-            task_names=names,
+            task_names=tuple(names),
             acceleration=record.get("acceleration"),
         )
 
