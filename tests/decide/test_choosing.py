@@ -241,7 +241,7 @@ def test_the_command_line_chooses_and_simulate_says_what_choosing_costs(tmp_path
     assert tq.load_policy(tmp_path / "policy.json").provenance["chosen"]["sentence"] in said
     assert "has no promise left" in warned
     assert "plan --choose" in warned
-    assert "spends the promise" in write_report(tmp_path).read_text()
+    assert "no promise left" in write_report(tmp_path).read_text()
 
 
 def test_a_policy_without_a_promise_cannot_be_chosen():
