@@ -4,6 +4,7 @@ import os
 import socket
 import stat
 import struct
+import threading
 import time
 
 import pytest
@@ -78,3 +79,14 @@ def test_what_the_command_writes_is_for_its_owner_alone(tmp_path, monkeypatch):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o600
+
+
+def test_a_service_that_has_stopped_leaves_no_thread_behind(serving):
+    # One that still ran while Python ended aborted the process.
+    before = set(threading.enumerate())
+    service = serving()
+    listening = set(threading.enumerate()) - before
+    service.stop()
+
+    assert len(listening) == 2
+    assert not any(thread.is_alive() for thread in listening)

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -46,6 +47,7 @@ class Service:
     started: float = field(default_factory=time.time, init=False)
     _listener: socket.socket | None = field(default=None, init=False, repr=False)
     _http: ThreadingHTTPServer | None = field(default=None, init=False, repr=False)
+    _threads: list[threading.Thread] = field(default_factory=list, init=False, repr=False)
     _lock: Any = field(default_factory=threading.RLock, init=False, repr=False)
 
     def start(self) -> None:
@@ -60,14 +62,19 @@ class Service:
             if self.health_port is not None:
                 self._http = ThreadingHTTPServer((self.host, self.health_port), _health(self))
                 self.health_port = int(self._http.server_address[1])
-                threading.Thread(target=self._http.serve_forever, daemon=True).start()
+                self._begin(self._http.serve_forever)
         except OSError as error:
             self.stop()
             raise MachineError(
                 f"cannot listen on {self.host}, port {self.port} or {self.health_port} "
                 f"({error.strerror or error}); is another service there?"
             ) from None
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._begin(self._accept)
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def stop(self) -> None:
         """Take nobody new, let what is being decided end, and close."""
@@ -86,6 +93,9 @@ class Service:
             session.leave()
             session.wire.close()
             thread.join()
+        # A thread that still runs while Python ends may abort the process.
+        for listening in self._threads:
+            listening.join(timeout=5)
 
     def health(self) -> dict[str, Any]:
         """Return how the service is, as values that JSON can hold."""
