@@ -1,5 +1,7 @@
 """Recoveries from views: restored, reproducible, honest, and trained from one file."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from taskuq.errors import InputError
 from taskuq.measure.radon import Radon
 from taskuq.measure.sinograms import stacked
 from taskuq.measure.tomography import ParallelBeamCT, TomographyConfig, view_angles
-from taskuq.recover import build, open_recovery
+from taskuq.recover import build, load, open_recovery
 from taskuq.recover.sampler.config import SamplerConfig
 from taskuq.recover.sampler.network import SamplerNet
 from taskuq.recover.sampler.recovery import SamplerRecovery, drawn
@@ -179,6 +181,21 @@ def test_a_sampler_is_trained_with_its_folds_and_opened_with_its_estimate(tmp_pa
         "fold-2-of-2",
     }
     assert open_recovery(path)(scan(0), samples=2, seed=0).shape == (2, 32, 32)
+
+
+def test_networks_that_estimate_start_where_they_are_told(tmp_path):
+    still = TrainingConfig(epochs=1, batch=4, learning_rate=1e-9)
+    data = Subset(CHEST, range(10)), Subset(CHEST, (10, 11))
+    settings = UnrolledTraining(SMALL, replace(still, seed=1), measure=MEASURE)
+    start = train(settings, tmp_path / "start", machine=CPU, data=data)
+    estimate = Estimating(folds=2, network=SMALL, training=still, start=start)
+    settings = ViewsSamplerTraining(
+        SamplerConfig(3, 1, width=4, drawn=(4, 4)), still, measure=MEASURE, estimate=estimate
+    )
+    train(settings, tmp_path / "sampler", machine=CPU, data=data)
+    for path in (tmp_path / "sampler").glob("*/best.safetensors"):
+        for mine, theirs in zip(load(path).parameters(), load(start).parameters(), strict=True):
+            assert torch.allclose(mine, theirs, atol=1e-6)
 
 
 def test_a_sampler_of_other_channels_is_refused():

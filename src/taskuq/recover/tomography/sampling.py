@@ -114,6 +114,8 @@ class Estimating:
             heart.
         network: The size of networks that are trained first.
         training: How they are trained.
+        start: Weights of an unrolled network of that size that they start from: a file, or a name
+            of the package's own.
 
     Example:
         >>> Estimating(folds=1)
@@ -126,6 +128,7 @@ class Estimating:
     folds: int = 0
     network: UnrolledConfig = field(default_factory=UnrolledConfig)
     training: TrainingConfig = HOW
+    start: Path | None = None
 
     def __post_init__(self) -> None:
         if self.folds < 0 or self.folds == 1:
@@ -185,6 +188,7 @@ class ViewsSamplerTraining(ViewsTraining):
             self.measure,
             self.views,
             self.anywhere,
+            self.estimate.start,
         )
 
         def trained(name: str, how: UnrolledTraining, part: Any) -> Path:
