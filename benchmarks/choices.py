@@ -1,0 +1,71 @@
+"""What choosing a case's next lines costs beside drawing the samples that the choice looks at.
+
+Both in one process, on the embedded networks: k-space of a head of the atlas, views of a chest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taskuq.data.atlas import AtlasData
+from taskuq.data.chest import Chest
+from taskuq.data.readers import open_all
+from taskuq.measure.adaptive import Choosing
+from taskuq.measure.masks import MaskConfig
+from taskuq.measure.systems import System
+from taskuq.measure.tomography import TomographyConfig
+from taskuq.recover import open_recovery
+from taskuq.task.air import AirShare
+from taskuq.task.classifier_training import ClassifierMethod
+
+SAMPLES, REPEATS = 32, 5
+RATES = (16.0, 8.0, 4.0, 2.0)
+
+
+def main() -> None:
+    print(f"One case, {SAMPLES} samples; medians of {REPEATS}, in ms\n")
+    print(f"{'':<26}{'aim':<12}{'R':>4}{'drawing':>10}{'choosing':>10}{'ratio':>8}")
+    head = open_all(AtlasData(seed=1, patients=1, size=128, slices=1, coils=8))[0].image
+    lesion = ClassifierMethod(Path("classifier-atlas")).open("cpu")
+    flow = open_recovery("flow-atlas")
+    for aim in ("gradient", "outputs", "variance"):
+        _compare("atlas, flow", MaskConfig(RATES), head, flow, lesion, aim)
+    chest = Chest(patients=1, seed=1, size=64)[0].image
+    views = TomographyConfig(RATES, views=96, photons=1e5)
+    for aim in ("outputs", "variance"):
+        _compare(
+            "chest, sampler", views, chest, open_recovery("views-sampler-chest"), AirShare(), aim
+        )
+
+
+def _compare(name: str, system: System, image: Any, recover: Any, task: Any, aim: Any) -> None:
+    masks = system.masks(image.shape[-1])
+    rule = Choosing(aim).rule(system.scanner(image.shape[-1], noise=0.0, seed=0), masks, RATES)
+    for k, R in enumerate(RATES[:-1]):
+        scan = rule.take(image, R, masks[k])
+        drawn = recover(scan, samples=SAMPLES, seed=0)
+        draw = _median(lambda: recover(scan, samples=SAMPLES, seed=0))  # noqa: B023  # called at once
+        choose = _median(lambda: rule.choose(k, scan, drawn, task, masks[k]))  # noqa: B023  # called at once
+        print(
+            f"{name:<26}{aim:<12}{R:>4.0f}{1e3 * draw:>10.1f}{1e3 * choose:>10.1f}"
+            f"{choose / draw:>8.2f}"
+        )
+
+
+def _median(call: Callable[[], object]) -> float:
+    """The median time of a call in seconds; the first call is not counted."""
+    times = []
+    for _ in range(REPEATS + 1):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times[1:]))
+
+
+if __name__ == "__main__":
+    main()
