@@ -267,3 +267,11 @@ def test_what_is_compared_by_default_holds_what_is_calibrated_by_default():
     assert defaults["calibrate"] == defaults["plan"]
     assert defaults["evaluate"] == defaults["simulate"]
     assert defaults["plan"] in defaults["simulate"].split(",")
+
+
+def test_the_package_itself_is_the_command():
+    asked = [sys.executable, "-m", "taskuq", "plan-size", "--alpha", "1.5"]
+    ended = subprocess.run(asked, capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("taskuq: ")
