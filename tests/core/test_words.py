@@ -53,7 +53,7 @@ def test_a_page_without_mri_speaks_no_mri(tmp_path, rng):
 def test_a_page_speaks_the_words_it_is_given(tmp_path, rng):
     text = page(tmp_path, rng, {"case": "scene", "group": "film"}, round_names=["short", "long"])
 
-    assert "Pick a <bdi>scene</bdi>" in text
+    assert "Pick one of the <bdi>scenes</bdi>" in text
     assert "<bdi>Film</bdi> by <bdi>film</bdi>" in text
     assert stored(text)["round_names"] == ["short", "long"]
     assert Words(case="scene", group="film").to_dict().items() <= stored(text)["words"].items()

@@ -9,6 +9,11 @@ import pytest
 import taskuq as tq
 from taskuq.commands.app import main
 from taskuq.errors import InputError
+from taskuq.report.answer import answer_of
+from taskuq.report.cases import patient_table, task_table
+from taskuq.report.folder import read_folder
+from taskuq.report.sentences import facts
+from taskuq.runs.reports import study
 
 # What nobody wants to read who has no scanner.
 SCANNER = re.compile(
@@ -182,3 +187,66 @@ def test_pictures_of_a_run_become_the_explorer(tmp_path):
     assert payload["round_names"] == ["one exposure", "three exposures"]
     assert payload["words"]["case"] == "scene"
     assert not SCANNER.findall(visible(page))
+
+
+def unlike(tmp_path, **asked):
+    """The page of a probability, an area in mm² and a density without a range."""
+    table = made(tasks=3, group=np.arange(80) // 4, round_names=["short", "long"])
+    scale, names = np.array([1.0, 100.0, -800.0]), ["tear", "area", "density"]
+    x, z = table.outputs * scale, table.targets * scale
+    parts = {"task_names": names, "group": table.group, "round_names": table.round_names}
+    table = tq.TaskOutputs(x, z, (6, 2), **parts)
+    return tq.make_report(table, tmp_path / "page", alpha=0.2, trials=20, **asked).parent
+
+
+WIDTHS = {"tear": 0.6, "area": 60, "density": 480}
+
+
+def test_widths_of_unlike_tasks_are_never_one_number(tmp_path):
+    contents = study(read_folder(unlike(tmp_path, max_width=WIDTHS)))
+    tables = {table.name: table for table in contents.tables}
+    by_task = task_table(contents.cases)
+
+    assert not {"width", "centre error"} & set(tables["simulate"].columns)
+    assert "task by task" in tables["simulate"].caption
+    assert {row[0]: row[2] for row in by_task.rows} == pytest.approx(WIDTHS)
+    assert not [f for f in contents.all_figures if "against-width" in f.name]
+
+
+def test_a_group_counts_its_scans_not_their_tasks(tmp_path):
+    contents = study(read_folder(unlike(tmp_path, max_width=WIDTHS)))
+    table = patient_table(contents.folder.table, contents.cases)
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+    assert all(row["stopped early"] <= row["cases"] == 4 for row in rows)
+    assert rows[0]["mean width of density"] == pytest.approx(480)
+    assert all(row["missed"] <= 4 for row in rows)
+
+
+def test_every_task_has_figures_of_its_own_with_the_names_of_rounds(tmp_path):
+    contents = study(read_folder(unlike(tmp_path, max_width=WIDTHS)))
+    widths = [f for f in contents.all_figures if f.name.endswith("width-against-acceleration")]
+    (accepted,) = [f for f in contents.all_figures if "accepted" in f.name]
+
+    assert [f.caption.partition(":")[0] for f in widths] == list(WIDTHS)
+    assert accepted.series[0].x == ("short", "long", "everything measured")
+
+
+def test_intervals_of_unlike_tasks_are_not_compared_where_nothing_was_planned(tmp_path):
+    answer = answer_of(study(read_folder(unlike(tmp_path))))
+    coverage, width = answer.numbers
+
+    assert re.search(r"tear 0\.\d+ .* area \d\.\d+ .* density \d\d", answer.sentence)
+    assert width.value == "by task"
+    assert "of the worst task" in coverage.what
+
+
+def test_what_was_run_is_said_in_the_users_words(tmp_path):
+    words = {"case": "eye", "group": "owl"}
+    contents = study(read_folder(unlike(tmp_path, max_width=WIDTHS, words=words)))
+    said = dict(facts(contents))
+
+    assert said["Eyes"] == "80 in 20 owls"
+    assert said["Unit of the promise"] == "owl"
+    assert said["Width τ to stop at"] == "tear 0.6, area 60, density 480"
+    assert "a random eye of a new owl" in said["Average acceleration, certified"]

@@ -11,7 +11,7 @@ from PIL import Image
 import taskuq as tq
 from taskuq.errors import InputError
 from taskuq.report.explorer import check_explorer, save_explorer
-from taskuq.report.payload import slice_pictures
+from taskuq.report.payload import brightness, slice_pictures, thumbnail
 from taskuq.runs.reports import write_report
 
 
@@ -124,4 +124,28 @@ def test_colours_and_three_tasks_go_from_a_pipeline_to_the_page(tmp_path):
 
     assert [task["name"] for task in payload["tasks"]] == ["red", "green", "blue"]
     assert payload["tau"] == "0.5,0.6,0.7"
-    assert decoded(payload["slices"][0]["truth"]).shape == (8, 8, 3)
+    assert decoded(payload["slices"][0]["truth"]).shape == (6, 5, 3)
+
+
+@pytest.mark.parametrize("darkest", [0.0, -1000.0])
+def test_the_picture_of_a_scan_is_the_image_itself_and_not_a_blur(darkest):
+    image = np.full((5, 7), darkest)
+    image[2, 3] = darkest + 255
+    shown = decoded(thumbnail(image, *brightness(image)))
+
+    np.testing.assert_array_equal(shown, image - darkest)
+
+
+def test_pictures_of_few_pixels_are_drawn_pixel_by_pixel_on_the_first_screen(open_page, tmp_path):
+    table, run = tq.TaskOutputs(*scans_with_pictures()), tmp_path / "run"
+    table.save(run / "table.npz")
+    tq.plan(table, alpha=0.2, max_width=2).save(run / "policy.json")
+    save_explorer(run / "explorer.npz", **stored())
+    drawn = open_page(write_report(run)).locator(".scan img")
+
+    assert drawn.first.evaluate("i => getComputedStyle(i).imageRendering") == "pixelated"
+
+
+def scans_with_pictures():
+    rng = np.random.default_rng(0)
+    return rng.random((2, 40, 4)), rng.random(40), (8, 4)

@@ -85,4 +85,4 @@ def test_splits_without_a_finite_interval_are_told(tmp_path):
     run_folder.write(tmp_path / "evaluate.json", record.to_dict())
     ((said,),) = Boxes(write_report(tmp_path)).found.values()
 
-    assert said.startswith("But 1 of the splits give no finite interval at R = 8 (lwr)")
+    assert said.startswith("But all of the splits give no finite interval at R = 8 (lwr)")

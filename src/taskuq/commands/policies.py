@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from taskuq.decide.goal import Goal, Goals
     from taskuq.decide.kinds import PolicyPlan
     from taskuq.decide.simulation import Simulation
+    from taskuq.outputs import TaskOutputs
 
 
 @Parameter(name="*")
@@ -197,7 +198,7 @@ def simulate(
             unit=promise.unit, cases=share(promise.cases), delta=promise.delta, tunings=tunings,
         )
     ]  # fmt: skip
-    _print(found, goal.sentence, loaded.round_names, to_stderr=json == "-")
+    _print(found, goal.sentence, loaded, to_stderr=json == "-")
     if len(plans) > 1:
         say(CHOOSING)
     inputs = {
@@ -244,7 +245,7 @@ def _plans(
 def _print(
     found: list[tuple[int, Simulation]],
     goal: str,
-    round_names: tuple[str, ...] | None,
+    table: TaskOutputs,
     *,
     to_stderr: bool,
 ) -> None:
@@ -253,13 +254,14 @@ def _print(
         f"{first.trials} random splits by {first.unit}: {first.n_calibration} to calibrate, "
         f"{first.n_test} to test, alpha {first.alpha:g}; stop when {goal}"
     )
-    early = round_names or [f"R={s.acceleration:g}" for s in first.stops[:-1]]
+    early = table.round_names or [f"R={s.acceleration:g}" for s in first.stops[:-1]]
     rates = [*early, f"R={first.stops[-1].acceleration:g}"]
     promised, unequal = _differing(found)
+    # A mean over tasks, or the widest of them, would mix their units.
+    widths = ["width", "centre error"] if table.tasks == 1 else []
     columns = [
         "policy", "score", "p", "guaranteed", "mean R", "±", *(["R by case"] if unequal else []),
-        "coverage", "±", *(["case coverage"] if promised else []), "early", "width", "centre error",
-        *rates,
+        "coverage", "±", *(["case coverage"] if promised else []), "early", *widths, *rates,
     ]  # fmt: skip
     rows = [
         [
@@ -274,8 +276,7 @@ def _print(
             _number(r.standard_errors["coverage"]),
             *([f"{r.case_coverage:.4f}"] if promised else []),
             _number(r.coverage_early),
-            _number(r.width),
-            _number(r.center_error),
+            *([_number(r.width), _number(r.center_error)] if widths else []),
             *(f"{s.fraction:.3f}" for s in r.stops),
         ]
         for p, r in found
@@ -286,6 +287,7 @@ def _print(
         f"{first.mean_over}"
         + ("; 'R by case' lets every case count the same" if unequal else "")
         + ". ± is the standard error, as a sample of groups (or cases), calibration included."
+        + ("" if widths else " Widths by task: taskuq evaluate, and the page of taskuq report.")
     )
 
 

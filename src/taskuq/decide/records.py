@@ -45,6 +45,7 @@ def simulation_record(
         "n_test": first.n_test,
         "inputs": {
             "table": repr(table),
+            "task_names": list(table.task_names),
             **ranges_to_json(table.task_ranges),
             "provenance": dict(table.provenance),
             "missing_cases": list(table.missing),

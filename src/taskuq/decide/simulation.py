@@ -76,8 +76,9 @@ class Simulation:
         coverage_from_full: How much of case_coverage comes from cases measured in full.
         coverage_early: Coverage among the cases stopped early; NaN if there are none.
         early: The share of cases stopped early.
-        width: Mean width of early reports.
-        center_error: Mean distance between target and centre of early reports.
+        width: Mean width of early reports; of several tasks, of the widest interval.
+        center_error: Mean distance between target and centre of early reports; of several tasks,
+            the largest.
         max_center_error: Mean over groups of the largest such distance in a group.
         stops: What happened at each round, the fully measured one last.
         standard_errors: Of mean acceleration and coverage: how much they would vary between tables
@@ -331,7 +332,8 @@ class _Job:
             Stop(float(R), float(s.mean() / m), _ratio(c, s))
             for R, s, c in zip(rates, stopped, stopped_covered, strict=True)
         ]
-        full = float(1 - early.mean() / m)
+        # A sum of weights may exceed their whole by a rounding error.
+        full = max(0.0, float(1 - early.mean() / m))
         stops.append(Stop(1.0, full, 1.0 if full > 0 else math.nan))
         policy = self.spec.policy
         return Simulation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -248,29 +249,40 @@ def _of_evaluation(contents: Contents) -> tuple[str, tuple[Number, ...], str] | 
     ]
     if not rows:
         return None
-    low, record = min(rows, key=lambda pair: number(pair[0]["width"]["mean"]))
-    coverage, width = low["coverage"], low["width"]
-    at = f" at {round_called(record, low['acceleration'])}" if low["acceleration"] else ""
-    errors = number(coverage["sd"]), number(width["sd"])
-    numbers = (
-        Number(
-            percent(number(coverage["mean"])), _error(errors[0], percent(errors[0])),
-            f"of the time the interval held the truth; asked for: at least "
-            f"{100 * (1 - low['alpha']):.6g}\u00a0%",
-        ),
-        Number(
-            shown(number(width["mean"])), _deviation(errors[1], number(width["mean"])),
-            "is the mean width of the intervals",
-        ),
-    )  # fmt: skip
+    narrowest: dict[str | None, tuple[Record, Record]] = {}
+    for row, record in sorted(rows, key=lambda pair: number(pair[0]["width"]["mean"])):
+        narrowest.setdefault(row.get("task"), (row, record))
+    low = min((row for row, _ in narrowest.values()), key=lambda r: number(r["coverage"]["mean"]))
+    coverage, error = number(low["coverage"]["mean"]), number(low["coverage"]["sd"])
+    asked = f"asked for: at least {100 * (1 - low['alpha']):.6g}\u00a0%"
+    of = " of the worst task" if len(narrowest) > 1 else ""
+    what = f"of the time the interval{of} held the truth; {asked}"
+    held = Number(percent(coverage), _error(error, percent(error)), what)
+    said, width = _narrowest(narrowest)
     how = "over all splits" if low["trials"] is None else f"over {low['trials']} random splits"
     return (
-        f"The narrowest intervals, of {low['score']}{at}, are {numbers[1].value} wide on average "
-        f"and held the truth {numbers[0].value} of the time.",
-        numbers,
+        f"{said} held the truth {'at least ' if of else ''}{held.value} of the time.",
+        (held, width),
         f"Measured {how} by {contents.words.said(low['unit'])}; ± is one standard deviation "
         "between splits. When to stop was not simulated.",
     )
+
+
+def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, Number]:
+    """How wide the narrowest intervals of each task are, as a sentence begins and as a number."""
+    of = {}
+    for task, (row, record) in found.items():
+        at = f" at {round_called(record, row['acceleration'])}" if row["acceleration"] else ""
+        of[task] = f"{row['score']}{at}", number(row["width"]["mean"]), number(row["width"]["sd"])
+    if len(of) > 1:
+        # Widths of several tasks have no common mean.
+        each = ", ".join(f"{task} {shown(mean)} ({by})" for task, (by, mean, _) in of.items())
+        widths = ", ".join(f"{task} {shown(mean)}" for task, (_, mean, _) in of.items())
+        said = f"The narrowest intervals are this wide on average: {each}. They"
+        return said, Number("by task", "", f"mean widths: {widths}")
+    ((by, mean, sd),) = of.values()
+    width = Number(shown(mean), _deviation(sd, mean), "is the mean width of the intervals")
+    return f"The narrowest intervals, of {by}, are {width.value} wide on average and", width
 
 
 def _verdicts(contents: Contents, best: Record | None) -> list[Verdict]:

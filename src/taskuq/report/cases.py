@@ -72,11 +72,13 @@ def patient_table(table: TaskOutputs | None, reports: Sequence[CaseReport]) -> T
     counts = Counter(str(g) for g in table.group.tolist())
     sources = list(dict.fromkeys((r.source, r.acceleration) for r in reports if not r.is_stopped))
     stopped = [r for r in reports if r.is_stopped]
+    tasks = list(dict.fromkeys(r.task for r in stopped))
     labels = [] if table.label is None else sorted({str(v) for v in table.label.tolist()})
     labels = labels if len(labels) <= 4 else []
     columns = ["group", "cases", *(f"label {name}" for name in labels)]
     if stopped:
-        columns += ["stopped early", "average R", "mean width", "missed"]
+        of = [f" of {task}" for task in tasks] if len(tasks) > 1 else [""]
+        columns += ["stopped early", "average R", *(f"mean width{task}" for task in of), "missed"]
     columns += [
         f"missed by {source}" + ("" if R is None else f", R = {R:g}") for source, R in sources
     ]
@@ -91,7 +93,7 @@ def patient_table(table: TaskOutputs | None, reports: Sequence[CaseReport]) -> T
             kinds = Counter(map(str, table.label[table.group.astype(str) == g].tolist()))
             row += [kinds[name] for name in labels]
         if stopped:
-            row += _stopping([r for r in by_group[g] if r.is_stopped])
+            row += _stopping([r for r in by_group[g] if r.is_stopped], tasks)
         mine = [r for r in by_group[g] if not r.is_stopped]
         row += [_missed([r for r in mine if (r.source, r.acceleration) == at]) for at in sources]
         rows.append(tuple(row))
@@ -105,15 +107,48 @@ def patient_table(table: TaskOutputs | None, reports: Sequence[CaseReport]) -> T
     return Table("groups", caption, tuple(columns), tuple(rows))
 
 
-def _stopping(reports: list[CaseReport]) -> list[object]:
-    rates = [r.acceleration or 1.0 for r in reports]
-    early = [r for r in reports if (r.acceleration or 1.0) > 1]
-    return [
-        len(early),
-        float(1 / np.mean([1 / R for R in rates])),
-        float(np.mean([r.width for r in early])) if early else None,
-        _missed(early),
-    ]
+def task_table(reports: Sequence[CaseReport]) -> Table | None:
+    """Return what the stored policy reports task by task, or None where there are not several."""
+    tasks: dict[str, list[CaseReport]] = {}
+    for report in reports:
+        if report.is_stopped:
+            tasks.setdefault(report.task, []).append(report)
+    if len(tasks) < 2:
+        return None
+    first = next(iter(tasks.values()))[0]
+    rows = []
+    for task, of in tasks.items():
+        early = _early(of)
+        errors = [abs(r.target - (r.lower + r.upper) / 2) for r in early if r.target is not None]
+        rows.append((task, len(early), _mean([r.width for r in early]), _mean(errors), _missed(of)))
+    caption = (
+        f"Reports of the stored policy ({first.source}, {first.promise}) task by task, each in its "
+        "own unit. The table may hold the cases it was calibrated on, so these rows describe and "
+        "do not prove."
+    )
+    head = ("task", "early reports", "mean width", "mean centre error", "missed")
+    return Table("tasks", caption, head, tuple(rows))
+
+
+def _stopping(reports: list[CaseReport], tasks: Sequence[str]) -> list[object]:
+    """What became of the scans of a group, each of which reports on all tasks at once."""
+    early = _early(reports)
+    # The tasks of a case stop together, so that one of them counts scans.
+    scans = [r for r in reports if r.task == tasks[0]]
+    rates = [r.acceleration or 1.0 for r in scans]
+    widths = [_mean([r.width for r in early if r.task == task]) for task in tasks]
+    missed = _missed(early)
+    if len(tasks) > 1 and missed:
+        missed = len({r.case for r in early if r.covered is False})
+    return [len(_early(scans)), float(1 / np.mean([1 / R for R in rates])), *widths, missed]
+
+
+def _early(reports: Sequence[CaseReport]) -> list[CaseReport]:
+    return [r for r in reports if (r.acceleration or 1.0) > 1]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
 
 def _missed(reports: list[CaseReport]) -> int | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+from taskuq.report.contents import slug
 from taskuq.report.figure import Figure, FigureKind, Series, series_of
 from taskuq.report.records import EVALUATE, number
+from taskuq.words import round_label
 
 # One evaluation as its record holds it: what one score did at one acceleration.
 Row = Mapping[str, Any]
@@ -70,7 +73,8 @@ def coverage_within(rows: Sequence[Row], strata: str) -> Figure:
     sentence, label = WITHIN[strata]
     return Figure(
         name=f"{strata}-coverage-{_where(rows[0]) or 'one-round'}",
-        caption=f"{sentence}; measured, not guaranteed. An empty stratum is left out.",
+        caption=f"{sentence}{_at(rows[0])}; measured, not guaranteed. An empty stratum is left "
+        "out.",
         x_label=label,
         y_label="coverage",
         x_scale="category",
@@ -86,50 +90,85 @@ def coverage_within(rows: Sequence[Row], strata: str) -> Figure:
 
 
 def _at(row: Row) -> str:
-    return f" at R = {row['acceleration']:g}" if row["acceleration"] else ""
+    R = row["acceleration"]
+    return f" at {round_label(R, row.get('round_name'))}" if R else ""
 
 
 def _where(row: Row) -> str:
     return f"R{row['acceleration']:g}" if row["acceleration"] else ""
 
 
-def _rows(record: Mapping[str, Any], *, all_samples: bool = False) -> list[Row]:
-    """The rows of a record's first task, with all samples unless others are asked for too."""
-    rows = [r for r in record["results"] if r.get("task") == record["results"][0].get("task")]
+def _each_task(
+    describe: Callable[[list[Row]], list[Figure]],
+    record: Mapping[str, Any],
+    *,
+    first_alone: bool = False,
+) -> list[Figure]:
+    """The figures of each task; where there are several, each says whose it is."""
+    tasks: dict[str | None, list[Row]] = {}
+    for row in record["results"]:
+        tasks.setdefault(row.get("task"), []).append(row)
+    if len(tasks) == 1:
+        return describe(record["results"])
+    return [
+        replace(
+            figure,
+            name=f"{slug(str(task))}-{figure.name}",
+            caption=f"{task}: {figure.caption[:1].lower()}{figure.caption[1:]}",
+        )
+        for task, rows in list(tasks.items())[: 1 if first_alone else None]
+        for figure in describe(rows)
+    ]
+
+
+def _of_most_samples(rows: Sequence[Row]) -> list[Row]:
     most = max(r["samples"] for r in rows)
-    return [r for r in rows if all_samples or r["samples"] == most]
+    return [r for r in rows if r["samples"] == most]
 
 
-def _widths(along: Literal["acceleration", "samples"], record: Mapping[str, Any]) -> list[Figure]:
-    rows = _rows(record, all_samples=along == "samples")
+def _widths(along: Literal["acceleration", "samples"], rows: list[Row]) -> list[Figure]:
+    rows = rows if along == "samples" else _of_most_samples(rows)
     is_line = len({r[along] for r in rows}) > 1
     if along == "samples":
         rows = [r for r in rows if r["acceleration"] == rows[0]["acceleration"]]
     return [width_against(rows, along)] if is_line else []
 
 
-def _histograms(record: Mapping[str, Any]) -> list[Figure]:
-    return [coverage_histogram(r) for r in _rows(record) if r.get("histogram") is not None]
+def _histograms(rows: list[Row]) -> list[Figure]:
+    return [coverage_histogram(r) for r in _of_most_samples(rows) if r.get("histogram") is not None]
 
 
 def _reading(record: Mapping[str, Any]) -> str:
     """What a record says about its histograms."""
-    return next(str(r["histogram"].get("reading", "")) for r in _rows(record) if r.get("histogram"))
+    rows = record["results"]
+    return next(str(r["histogram"].get("reading", "")) for r in rows if r.get("histogram"))
 
 
-def _conditional(record: Mapping[str, Any]) -> list[Figure]:
+def _conditional(rows: list[Row]) -> list[Figure]:
     rates: dict[float | None, list[Row]] = {}
-    for row in _rows(record):
+    for row in _of_most_samples(rows):
         rates.setdefault(row["acceleration"], []).append(row)
     return [
-        coverage_within(rows, strata)
-        for rows in rates.values()
+        coverage_within(at, strata)
+        for at in rates.values()
         for strata in WITHIN
-        if any(r.get(f"{strata}_coverage") for r in rows)
+        if any(r.get(f"{strata}_coverage") for r in at)
     ]
 
 
-AGAINST_ACCELERATION = FigureKind(EVALUATE, partial(_widths, "acceleration"), "Widths of intervals")
-AGAINST_SAMPLES = FigureKind(EVALUATE, partial(_widths, "samples"), "Widths of intervals")
-LAW = FigureKind(EVALUATE, _histograms, "Coverage against its exact law", reading=_reading)
-CONDITIONAL = FigureKind(EVALUATE, _conditional, "Coverage within classes and widths")
+AGAINST_ACCELERATION = FigureKind(
+    EVALUATE, partial(_each_task, partial(_widths, "acceleration")), "Widths of intervals"
+)
+AGAINST_SAMPLES = FigureKind(
+    EVALUATE, partial(_each_task, partial(_widths, "samples")), "Widths of intervals"
+)
+# The law is the same whatever the task is.
+LAW = FigureKind(
+    EVALUATE,
+    partial(_each_task, _histograms, first_alone=True),
+    "Coverage against its exact law",
+    reading=_reading,
+)
+CONDITIONAL = FigureKind(
+    EVALUATE, partial(_each_task, _conditional), "Coverage within classes and widths"
+)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from taskuq.files import whole_file, write_json
-from taskuq.report.cases import interval_table, patient_table
+from taskuq.report.cases import interval_table, patient_table, task_table
 from taskuq.report.contents import Contents, slug
 from taskuq.report.figure import drawable
 from taskuq.report.ink import draw_all
@@ -28,7 +28,7 @@ def write_exports(contents: Contents, endings: Sequence[str] = ENDINGS) -> Path:
     folder = contents.folder
     target = folder.path / "exports"
     patients = patient_table(folder.table, contents.cases)
-    found = (key_table(contents)[0], *contents.all_tables, patients)
+    found = (key_table(contents)[0], *contents.all_tables, task_table(contents.cases), patients)
     tables = [table for table in found if table is not None]
     for table in tables:
         write_csv(target / f"{table.name}.csv", table)

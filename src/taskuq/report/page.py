@@ -15,7 +15,7 @@ from markupsafe import Markup
 import taskuq
 from taskuq.files import whole_file
 from taskuq.report.answer import UNPROMISED, answer_of
-from taskuq.report.cases import patient_table
+from taskuq.report.cases import patient_table, task_table
 from taskuq.report.contents import (
     APPENDICES,
     STORY,
@@ -175,6 +175,8 @@ def _results(contents: Contents) -> dict[str, Any]:
     """The tables of results, those of policies first, and the run patient by patient."""
     key, sentence = key_table(contents)
     policies = [t for t in contents.tables if t.name in contents.simulations]
+    by_task = task_table(contents.cases)
+    policies += [by_task] if by_task else []
     others = [t for t in contents.tables if t.name not in contents.simulations]
     table = contents.folder.table
     patients = patient_table(table, contents.cases)
@@ -249,7 +251,8 @@ def _explorer(contents: Contents) -> tuple[dict[str, Any] | None, list[str]]:
     if payload["shrink"] > 1:
         notes.append(
             f"The explorer's pictures are {payload['shrink']} times smaller than the stored ones, "
-            "so that the page stays small; store fewer slices or samples to see them whole."
+            f"so that the page stays small; store fewer {contents.words.many('case')} or samples "
+            "to see them whole."
         )
     # Inside a script element only "<" could end it.
     text = json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

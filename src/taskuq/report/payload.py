@@ -145,16 +145,17 @@ def _error(explorer: Explorer, s: int) -> FloatArray:
     return np.asarray(error.mean(-1) if true.ndim == 3 else error)
 
 
-def thumbnail(image: FloatArray, top: float, side: int = 96, quality: int = 70) -> str:
+def thumbnail(image: FloatArray, low: float, top: float, side: int = 96, quality: int = 70) -> str:
     """Return a small picture as a page embeds it.
 
     Arguments:
         image: The image.
+        low: Which value is black.
         top: Which value is white.
         side: About how large it should be.
         quality: Of the JPEG.
     """
-    return _encoded([_grey(image, top, max(1, min(image.shape[:2]) // side))], quality)
+    return _encoded([_grey(image, top, max(1, min(image.shape[:2]) // side), low)], quality)
 
 
 def _length(encoded: list[tuple[str, list[str]]]) -> int:
@@ -165,8 +166,7 @@ def _encoded_slice(
     explorer: Explorer, s: int, quality: int, shrink: int, rounds: Sequence[int] | None = None
 ) -> tuple[str, list[str]]:
     true = explorer.truth[s].astype(np.float32)
-    low, top = min(0.0, float(true.min())), float(true.max())
-    top = top if top > low else low + 1.0
+    low, top = brightness(true)
     error, doubt = _error(explorer, s), _doubt(explorer, s)
     sheets = []
     for k in range(explorer.rounds) if rounds is None else rounds:
@@ -178,6 +178,17 @@ def _encoded_slice(
         row += [_grey(image, top, shrink, low) for image in images]
         sheets.append(_encoded(row, quality))
     return _encoded([_grey(true, top, shrink, low)], quality), sheets
+
+
+def brightness(image: FloatArray) -> tuple[float, float]:
+    """Return which values are black and white where an image is shown.
+
+    Example:
+        >>> brightness(np.array([0.2, 0.9])), brightness(np.array([-1000.0, -200.0]))
+        ((0.0, 0.9), (-1000.0, -200.0))
+    """
+    low, top = min(0.0, float(image.min())), float(image.max())
+    return low, top if top > low else low + 1.0
 
 
 def _grey(image: FloatArray, top: float, shrink: int, low: float = 0.0) -> np.ndarray:
@@ -199,7 +210,9 @@ def _encoded(tiles: list[np.ndarray], quality: int) -> str:
     if any(tile.ndim == 3 for tile in tiles):
         # What has no colour is grey among what has.
         tiles = [tile if tile.ndim == 3 else np.stack([tile] * 3, axis=-1) for tile in tiles]
-    pad = ((0, -H % BLOCK), (0, -W % BLOCK), *((0, 0),) * (tiles[0].ndim - 2))
+    # A picture by itself has nobody to bleed into, and its edge is seen as it is.
+    block = BLOCK if len(tiles) > 1 else 1
+    pad = ((0, -H % block), (0, -W % block), *((0, 0),) * (tiles[0].ndim - 2))
     sheet = Image.fromarray(np.concatenate([np.pad(t, pad, mode="edge") for t in tiles], axis=1))
     file, kind = io.BytesIO(), "png" if max(H, W) <= SMALL else "jpeg"
     # Colours at full resolution: at half of it tiles would bleed into each other.

@@ -145,6 +145,20 @@ def policy_name(row: Record) -> str:
     return f"{row['policy']} {row['statistic'] or row['score']}{budget}{given}"
 
 
+def has_several_tasks(record: Record) -> bool:
+    """Whether a simulation is of several tasks, whose widths may have units of their own.
+
+    Example:
+        >>> has_several_tasks({"inputs": {"task_names": ["lesion", "area"]}})
+        True
+    """
+    inputs, goal = record.get("inputs"), record.get("goal")
+    names = inputs.get("task_names") if isinstance(inputs, Mapping) else None
+    # Records of earlier revisions name tasks where each has a goal of its own.
+    goals = goal.get("tasks") if isinstance(goal, Mapping) else None
+    return len(names or goals or ()) > 1
+
+
 def score_table(record: Record, name: str) -> Table:
     """Return coverage and width of every score of an evaluation ``taskuq.evaluate/1``."""
     rows = record["results"]
@@ -157,13 +171,15 @@ def score_table(record: Record, name: str) -> Table:
         f"{first['n_test']} to test. Coverage, of {first['coverage_of']}, is guaranteed to be at "
         f"least {1 - first['alpha']:g} on average; widths are measured, for {first['mean_over']}."
     )
+    named = any(r.get("round_name") for r in rows)
     head: tuple[str, ...] = (
-        "R", "score", "p", "coverage", "coverage sd", "coverage of cases", "width", "width sd",
-        "centre error", "infinite",
+        "round" if named else "R", "score", "p", "coverage", "coverage sd", "coverage of cases",
+        "width", "width sd", "centre error", "infinite",
     )  # fmt: skip
     body: list[tuple[Any, ...]] = [
         (
-            r["acceleration"], r["score"], r["samples"], number(r["coverage"]["mean"]),
+            (r.get("round_name") if named else None) or r["acceleration"],
+            r["score"], r["samples"], number(r["coverage"]["mean"]),
             number(r["coverage"]["sd"]), number(r["case_coverage"]["mean"]),
             number(r["width"]["mean"]), number(r["width"]["sd"]),
             number(r["center_error"]["mean"]), r["infinite"],
@@ -189,6 +205,13 @@ def policy_table(record: Record, name: str) -> Table:
         f"{record['until']}. Coverage {1 - first['alpha']:g} of {first['coverage_of']} is "
         f"guaranteed where it says so; all else is measured{others}, ± is one standard error."
     )
+    widths: tuple[tuple[str, str], ...] = (("width", "width"), ("centre error", "center_error"))
+    if has_several_tasks(record):
+        # A mean over tasks, or the widest of them, would mix their units.
+        widths = ()
+        caption += (
+            " Widths and centre errors have the units of their tasks: they stand task by task."
+        )
     if record.get("choosing") and len(record["results"]) > 1:
         caption += f" {record['choosing']}"
     rates = tuple(
@@ -199,10 +222,10 @@ def policy_table(record: Record, name: str) -> Table:
     )
     head = (
         "policy", "promise", "p", "average R", "± R", "average R by case", "coverage",
-        "± coverage", "coverage of cases", "coverage of early stops", "stopped early", "width",
-        "centre error", *rates,
+        "± coverage", "coverage of cases", "coverage of early stops", "stopped early",
+        *(column for column, _ in widths), *rates,
     )  # fmt: skip
-    measured = ("case_coverage", "coverage_early", "early", "width", "center_error")
+    measured = ("case_coverage", "coverage_early", "early", *(what for _, what in widths))
     rows = tuple(
         (
             policy_name(r), "guaranteed" if r["guaranteed"] else "measured", int(r["samples"]),

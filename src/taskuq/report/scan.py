@@ -11,7 +11,7 @@ import numpy as np
 
 from taskuq.interval import FloatArray
 from taskuq.report.explorer import Explorer
-from taskuq.report.payload import thumbnail
+from taskuq.report.payload import brightness, thumbnail
 from taskuq.report.tables import shown
 from taskuq.words import Words
 
@@ -140,5 +140,4 @@ def _picture(explorer: Explorer | None, s: int | None, k: int | None) -> str | N
     if explorer is None or s is None:
         return None
     true: FloatArray = explorer.truth[s].astype(np.float32)
-    top = float(true.max()) or 1.0
-    return thumbnail(true if k is None else explorer.mean[s, k], top)
+    return thumbnail(true if k is None else explorer.mean[s, k], *brightness(true))

@@ -18,7 +18,7 @@ WHAT = {"data": "Data", "measure": "Measurement h", "recover": "Recovery g", "ta
 
 def facts(contents: Contents) -> list[tuple[str, str]]:
     """Return what was run, as terms and what they are."""
-    run, table = contents.folder.run, contents.folder.table
+    run, table, words = contents.folder.run, contents.folder.table, contents.words
     what = run.get("what")
     found = []
     if isinstance(what, Mapping):
@@ -26,27 +26,30 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
     alpha, tau = contents.alpha, contents.max_width
     if alpha is not None:
         found.append(("Error rate α", f"{alpha:g}"))
-    if tau is not None:
-        found.append(("Width τ to stop at", f"{tau:g}"))
+    of = ((contents.policy or {}).get("goal") or {}).get("tasks", ())
+    widths = [f"{one['task']} {one['max_width']:g}" for one in of if one["max_width"] is not None]
+    if tau is not None or widths:
+        found.append(("Width τ to stop at", ", ".join(widths) or f"{tau:g}"))
     if table is not None:
         found.append(("Posterior samples p", f"{table.samples}"))
         groups = "" if table.group is None else f" in {len(set(table.group.tolist()))} groups"
-        found.append(("Cases", f"{table.cases}{groups}"))
+        found.append((words.many("case").capitalize(), f"{table.cases}{words.said(groups)}"))
         if not np.isnan(table.accelerations).any():
             rounds = ", ".join(table.round_labels)
-            found.append((contents.words.many("round").capitalize(), f"{rounds}, then everything"))
+            found.append((words.many("round").capitalize(), f"{rounds}, then everything"))
         if table.task_names != ("task",):
             found.append(("Task outputs", ", ".join(table.task_names)))
     elif isinstance(run.get("samples"), int):
         found.append(("Posterior samples p", str(run["samples"])))
     if run.get("unit"):
-        found.append(("Unit of the promise", str(run["unit"])))
+        found.append(("Unit of the promise", words.said(str(run["unit"]))))
     certificate = (contents.policy or {}).get("certificate", {})
     if "certified" in certificate:
         found.append((
             "Average acceleration, certified",
-            f"at least {number(certificate['certified']):.2f} for {certificate['mean_over']}, but "
-            f"for {certificate['delta']:g} of calibration sets",
+            f"at least {number(certificate['certified']):.2f} for "
+            f"{words.said(certificate['mean_over'])}, but for {certificate['delta']:g} of "
+            "calibration sets",
         ))  # fmt: skip
     if run.get("seed") is not None:
         found.append(("Seed", str(run["seed"])))
@@ -73,7 +76,7 @@ def card(contents: Contents) -> list[tuple[str, str]]:
     found = [
         (
             "Intended use",
-            f"To stop measuring a {words.case} once the answer of a fixed task is certain "
+            f"To stop measuring each {words.case} once the answer of a fixed task is certain "
             "enough, and to bound what that task would have said with everything measured.",
         ),
         (
@@ -158,7 +161,8 @@ def key_table(contents: Contents) -> tuple[Table | None, str]:
         f"Shorter intervals say more. Every score is calibrated to cover at least "
         f"{1 - alpha:g} on average; what differs is how wide its intervals are."
     )
-    caption = f"Mean interval width ± standard deviation over splits, {most} samples ({name})."
+    samples = f"{most} {'sample' if most == 1 else 'samples'}"
+    caption = f"Mean interval width ± standard deviation over splits, {samples} ({name})."
     return Table("key", caption, columns, tuple(body)), sentence
 
 

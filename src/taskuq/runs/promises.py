@@ -13,6 +13,7 @@ from taskuq.decide.policy import Policy
 from taskuq.errors import InputError
 from taskuq.fingerprints import fingerprint
 from taskuq.report.contents import Promise
+from taskuq.words import round_label
 
 # Promises shown where none is short of anything.
 SHOWN_PROMISES = 4
@@ -65,9 +66,10 @@ def _of_splits(record: Mapping[str, Any]) -> Promise | None:
     short: tuple[str, ...] = ()
     if without:
         worst = max(without, key=lambda r: float(r["infinite"]))
-        at = "" if worst["acceleration"] is None else f" at R = {worst['acceleration']:g}"
+        at = "" if worst["acceleration"] is None else f" at {_round(worst)}"
+        share = "all" if float(worst["infinite"]) == 1 else f"{float(worst['infinite']):.4g}"
         short = (
-            f"But {float(worst['infinite']):.4g} of the splits give no finite interval{at} "
+            f"But {share} of the splits give no finite interval{at} "
             f"({worst['score']}): there it is the whole task range.",
         )
     return Promise(
@@ -77,6 +79,10 @@ def _of_splits(record: Mapping[str, Any]) -> Promise | None:
         f"{first['unit']}s.",
         short,
     )
+
+
+def _round(row: Mapping[str, Any]) -> str:
+    return round_label(float(row["acceleration"]), row.get("round_name"))
 
 
 def unit_said(said: Any) -> Unit | None:
