@@ -15,6 +15,7 @@ from taskuq.experiments.inputs import ClaimSettings, Inputs, Members, make_input
 from taskuq.experiments.judging import judge_scores
 from taskuq.experiments.paper_protocol import Drawn, _draws, _families, _found, _scan, _table
 from taskuq.experiments.wording import shortage
+from taskuq.measure.masks import nested_masks
 from taskuq.outputs.table import replace_arrays
 
 
@@ -141,6 +142,16 @@ def test_masks_that_are_not_nested_are_called_so():
 
     assert "are not nested" in record["finding"]
     assert record["verdict"] == "held in part"
+
+
+def test_lines_are_those_that_were_measured_or_said_to_be_the_papers():
+    own = nested_masks(128, (8.0, 4.0), rng=np.random.default_rng(0))
+    given = Inputs(masks=own, mask_accelerations=(8.0, 4.0), published=True)
+    measured, paper = (run_one("masks", one, ClaimSettings()) for one in (given, Inputs()))
+
+    assert measured["number"] == "16, 32 of 128 lines"
+    assert set(tables(measured)) == {"masks", "published", "rule"}
+    assert paper["number"] == "the paper: 20, 40, 80, 160 of 320 lines"
 
 
 @pytest.mark.parametrize(("size", "n", "total"), [(2, 4, 6), (3, 4, 6), (1, 4, 6), (5, 3, 6)])

@@ -28,8 +28,8 @@ def sampling_masks(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
     """Count the lines of nested masks, and check that they are nested.
 
     Arguments:
-        inputs: Masks with their accelerations; without them the paper's, beside masks made by the
-            rule of its text.
+        inputs: Masks with their accelerations; without them, or where they are asked for too, the
+            paper's, beside masks made by the rule of its text.
         settings: The seed of the rule.
 
     Example:
@@ -37,11 +37,12 @@ def sampling_masks(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         >>> [row[:4] for row in record["tables"][0]["rows"]]
         [[16.0, 20, 320, 9], [8.0, 40, 320, 17], [4.0, 80, 320, 25], [2.0, 160, 320, 34]]
     """
+    sets = {}
     if inputs.masks is not None:
-        sets = {"masks": (np.asarray(inputs.masks, dtype=bool), inputs.mask_accelerations)}
-    else:
+        sets["masks"] = np.asarray(inputs.masks, dtype=bool), inputs.mask_accelerations
+    if inputs.masks is None or inputs.published:
         rng = np.random.default_rng(settings.seed)
-        sets = {
+        sets |= {
             "published": (published_masks(PUBLISHED), PUBLISHED),
             "rule": (nested_masks(320, PUBLISHED, rng=rng), PUBLISHED),
         }
@@ -66,11 +67,13 @@ def sampling_masks(inputs: Inputs, settings: ClaimSettings) -> dict[str, Any]:
         CLAIM,
         finding(verdict(held), "; ".join(sentences)),
         {"accelerations": list(rates), "width": int(first.shape[1])}
-        | ({} if inputs.masks is not None else settings.used("seed")),
+        | (settings.used("seed") if "rule" in sets else {}),
         [masks_figure(first, rates)],
         [_table(name, masks, rates) for name, (masks, rates) in sets.items()],
         verdict=verdict(held),
-        number=f"{', '.join(str(int(m.sum())) for m in first)} of {first.shape[1]} lines",
+        # Whoever has measured other masks must not take the paper's for them.
+        number=f"{'' if 'masks' in sets else 'the paper: '}"
+        f"{', '.join(str(int(m.sum())) for m in first)} of {first.shape[1]} lines",
     )
 
 

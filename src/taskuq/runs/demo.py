@@ -153,10 +153,16 @@ def _judge(
     quiet: bool,
 ) -> None:
     """Judge the policy, then look at the paper's claims; write each record as it is found."""
+    from taskuq.data.patient import PatientPlan
     from taskuq.experiments.claims import EXPERIMENTS, run_each
     from taskuq.experiments.inputs import ClaimSettings, make_inputs
+    from taskuq.measure.masks import MaskConfig
 
-    inputs = make_inputs(samples, point, published=True, quality=stored_quality())
+    measured = MaskConfig()
+    inputs = make_inputs(
+        samples, point, published=True, masks=measured.masks(PatientPlan().size),
+        mask_accelerations=measured.accelerations, quality=stored_quality(),
+    )  # fmt: skip
     claims = ClaimSettings(trials=settings.trials, seed=settings.seed)
     with Progress(1 + len(list(EXPERIMENTS)), what="claims", quiet=quiet) as progress:
         write_json(folder / "simulate.json", _judged(settings, samples))
