@@ -60,3 +60,14 @@ def test_no_property_of_all_intervals_is_computed_for_each_line(files, monkeypat
     predict(files)
 
     assert len(asked) == 2
+
+
+def test_the_bound_of_one_task_is_asked_for_that_task(files, capsys):
+    bound, table, output = map(str, files)
+    main(["calibrate", table, "--task", "fluid", "--alpha", "0.2", "-o", bound])
+    with pytest.raises(SystemExit):
+        main(["predict", bound, table, "-o", output])
+    assert "is for one task, and the table has tear, fluid" in capsys.readouterr().err
+    main(["predict", bound, table, "--task", "fluid", "-o", output])
+
+    assert {row["task"] for row in csv.DictReader(files[2].read_text().splitlines())} == {"fluid"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from taskuq.commands.arguments import SCORE, TableFile, load_table, round_asked, share
-from taskuq.commands.terminal import hand_over, say, show
+from taskuq.commands.terminal import hand_over, say, say_about, show
 from taskuq.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def calibrate(
     loaded = load_table(table, range, task)
     if not loaded.has_targets:
         raise InputError(f"{table} has no targets, so nothing can be calibrated on it")
-    if loaded.missing:
-        say(f"taskuq: {len(loaded.missing)} cases of the table are unfinished and left out")
+    say_about(loaded)
     k, R = _round(loaded, None if acceleration is None else round_asked(acceleration))
     group = as_unit(unit, has_groups=loaded.group is not None).groups(loaded.group)
     bound: Bound | JointBound
@@ -109,6 +108,7 @@ def predict(
     alpha: float | None = None,
     score: str | None = None,
     acceleration: str | None = None,
+    task: str | None = None,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("intervals.csv"),
 ) -> None:
     """Write the interval of each case of a table as CSV.
@@ -119,13 +119,20 @@ def predict(
         alpha: Refuse a bound of another error rate.
         score: Refuse a bound of another score.
         acceleration: The round, by its acceleration or its name, where the bound does not say.
+        task: The task that the bound is for, of a table of several.
         output: Where to write the intervals.
     """
+    from taskuq.calibration.bound import Bound
     from taskuq.files import whole_file
 
     calibrated = _load(bound)
     _require_as_asked(calibrated, bound, alpha, score)
-    loaded = load_table(table, None)
+    loaded = load_table(table, None, task)
+    if loaded.tasks > 1 and isinstance(calibrated, Bound):
+        raise InputError(
+            f"{bound} is for one task, and the table has {', '.join(loaded.task_names)}; choose it "
+            "with --task"
+        )
     remembered = calibrated.acceleration
     k, R = _round(loaded, remembered if acceleration is None else round_asked(acceleration))
     if acceleration is not None and remembered not in (None, R):

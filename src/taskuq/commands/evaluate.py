@@ -20,7 +20,7 @@ from taskuq.commands.arguments import (
     share,
     words,
 )
-from taskuq.commands.terminal import hand_over, say, show, show_table
+from taskuq.commands.terminal import hand_over, say, say_about, show, show_table
 
 if TYPE_CHECKING:
     from taskuq.evaluation.result import EvaluationRecord
@@ -71,8 +71,7 @@ def evaluate(
     from taskuq.evaluation.comparison import Comparison, compare
 
     loaded = load_table(table, range, task)
-    if loaded.missing:
-        say(f"taskuq: {len(loaded.missing)} cases of the table are unfinished and left out")
+    say_about(loaded)
     bins = numbers(size_bins, "size-bins")
     asked = () if acceleration is None else acceleration.split(",")
     rounds = [loaded.round_at(round_asked(one)) for one in asked]

@@ -23,7 +23,7 @@ from taskuq.commands.arguments import (
     share,
     words,
 )
-from taskuq.commands.terminal import hand_over, say, show, show_table
+from taskuq.commands.terminal import hand_over, say, say_about, show, show_table
 from taskuq.errors import InputError
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def plan(
     from taskuq.decide.planning import plan as plan_policy
 
     loaded = load_table(table, range, task)
+    say_about(loaded)
     made = plan_policy(
         loaded if samples is None else loaded.select(samples=samples),
         policy=policy, score=score, statistic=statistic, budget=budget,
@@ -187,6 +188,7 @@ def simulate(
     from taskuq.decide.simulation import simulate as replay
 
     loaded = load_table(table, range, task)
+    say_about(loaded)
     goal = make_goals(**promise.goals, side=promise.side, names=loaded.task_names)
     asked = {"score": score, "statistic": statistic, "budget": budget}
     plans = _plans(words(policy), asked, promise, goal)

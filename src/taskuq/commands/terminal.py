@@ -7,9 +7,12 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taskuq.files import json_text, write_json
+
+if TYPE_CHECKING:
+    from taskuq.outputs import TaskOutputs
 
 # Columns beyond which a sentence is hard to read, however wide the terminal is.
 WIDEST = 100
@@ -32,6 +35,17 @@ def say_paragraphs(lines: Sequence[str]) -> None:
     for line in lines:
         indent = "    " if line.startswith(" ") else ""
         say(textwrap.fill(line, columns, subsequent_indent=indent))
+
+
+def say_about(table: TaskOutputs) -> None:
+    """Tell what a person should know of a table before its numbers are used."""
+    from taskuq.outputs.undeclared import undeclared_range
+
+    if count := len(table.missing):
+        cases = "1 case of the table is" if count == 1 else f"{count} cases of the table are"
+        say(f"taskuq: {cases} unfinished and left out")
+    if undeclared := undeclared_range(table):
+        say(f"taskuq: {undeclared}")
 
 
 def show(text: str) -> None:

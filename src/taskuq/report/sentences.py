@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from taskuq.outputs.undeclared import undeclared_range
 from taskuq.report.contents import Contents
 from taskuq.report.records import DATA_CHECK, STATUS, number, policy_name, round_called
 from taskuq.report.tables import Table, shown
@@ -112,6 +113,8 @@ def limits(contents: Contents) -> list[str]:
         "Widths and accelerations are measured; no width is promised where a scan does not stop "
         "by it.",
     ]
+    if (table := contents.folder.table) is not None and (said := undeclared_range(table)):
+        found.append(said)
     simulated = [r for results in contents.simulations.values() for r in results]
     unpromised = sorted({policy_name(r) for r in simulated if not r["guaranteed"]})
     if unpromised:

@@ -24,6 +24,7 @@ from taskuq.evaluation.comparison import Comparison, compare
 from taskuq.files import open_npz, write_json
 from taskuq.fingerprints import fingerprint
 from taskuq.outputs import TaskOutputs, as_table
+from taskuq.outputs.undeclared import undeclared_range
 from taskuq.report.explorer import save_explorer
 from taskuq.runs.reports import write_report
 from taskuq.words import as_words
@@ -98,6 +99,8 @@ def make_report(
     whom = policy_unit(loaded, unit, "random")
     _claim(run, loaded)
     loaded.save(run / "table.npz")
+    if undeclared := undeclared_range(loaded):
+        tell(undeclared)
     tell(f"{loaded}: judging {', '.join(scores)} over {trials} random splits.")
     judged = Comparison(tuple(scores), alpha, trials=trials, seed=seed, unit=whom.counted)
     write_json(run / "evaluate.json", compare(loaded, judged).to_dict())
