@@ -92,20 +92,24 @@ def common_range(ranges: Sequence[TaskRange], names: Sequence[str]) -> TaskRange
     return ranges[0]
 
 
-def require_in_ranges(values: Any, ranges: Sequence[TaskRange], what: str) -> None:
+def require_in_ranges(
+    values: Any, ranges: Sequence[TaskRange], what: str, names: Sequence[str] = ()
+) -> None:
     """Refuse values (..., task), or of one task, outside the declared ranges.
 
     Arguments:
         values: The values; the last axis is the task's where there are several.
         ranges: One for each task.
         what: What to call the values in an error.
+        names: What to call the tasks; their numbers where unknown.
     """
     x: FloatArray = as_array(values, what)
     if len(set(ranges)) == 1:
         require_in_range(np.atleast_1d(x), ranges[0], what)
         return
     for k, range_ in enumerate(ranges):
-        require_in_range(np.atleast_1d(x[..., k]), range_, f"{what} of task {k + 1}")
+        name = names[k] if names else f"task {k + 1}"
+        require_in_range(np.atleast_1d(x[..., k]), range_, f"{what} of {name}")
 
 
 def ranges_to_json(ranges: Sequence[TaskRange]) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def test_rounds_that_are_none_are_refused(given, sentence):
         ({"lesoin": (0, 1)}, "names 'lesoin', which is no task; the tasks are lesion, area"),
         ([(0, 1), (0, 50)], "2 entries for the 3 tasks"),
         ((1, 0), "low < high"),
-        ({"area": (0, 1)}, "outputs of task 2|targets of task 2"),
+        ({"area": (0, 1)}, "outputs of area|targets of area"),
         ("0,1", "low < high"),
     ],
 )

@@ -94,12 +94,15 @@ def test_tasks_are_planned_for_by_name():
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"max_width": {"lesion": 0.5}}, "task area: a policy needs either a maximal width"),
+        (
+            {"max_width": {"lesion": 0.5}},
+            "task area: when to stop is missing; give max_width, at_least or at_most",
+        ),
         ({"max_width": {"lesoin": 0.5}}, "'lesoin', which is no task; the tasks are lesion, area"),
         ({"max_width": (0.1, 0.2)}, "2 entries for the 3 tasks"),
         ({"max_width": "wide"}, "max_width must be a number for each task"),
         ({"max_width": WIDTHS, "side": {"area": "left"}}, "task area: side must be"),
-        ({"max_width": 1, "task": "volum"}, "unknown task 'volum'"),
+        ({"max_width": 1, "task": "volum"}, "there is no task 'volum'; the table has lesion"),
         ({"max_width": 1, "accelerations": (8, 4, 2)}, "brings its own accelerations"),
         ({"max_width": 1, "colour": 3}, "does not know 'colour'"),
     ],

@@ -250,3 +250,21 @@ def test_what_was_run_is_said_in_the_users_words(tmp_path):
     assert said["Unit of the promise"] == "owl"
     assert said["Width τ to stop at"] == "tear 0.6, area 60, density 480"
     assert "a random eye of a new owl" in said["Average acceleration, certified"]
+
+
+def test_point_estimates_are_judged_by_what_needs_no_spread(tmp_path):
+    z = np.random.default_rng(0).random(60)
+    page = tq.make_report((z + 0.1, z), tmp_path / "page", alpha=0.2, trials=20)
+    judged = json.loads((page.parent / "evaluate.json").read_text())["results"]
+
+    assert [row["score"] for row in judged] == ["ar"]
+    assert "1 sample (" in visible(page)
+
+
+def test_a_goal_that_does_not_fit_is_refused_before_anything_is_judged(tmp_path):
+    told = []
+    with pytest.raises(InputError, match="'rust', which is no task"):
+        tq.make_report(made(), tmp_path, alpha=0.2, max_width={"rust": 1}, tell=told.append)
+
+    assert not told
+    assert not list(tmp_path.iterdir())

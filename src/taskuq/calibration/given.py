@@ -9,7 +9,7 @@ import numpy as np
 
 from taskuq.calibration.units import UnitName, as_unit
 from taskuq.errors import InputError
-from taskuq.outputs import TaskOutputs
+from taskuq.outputs import TaskOutputs, is_stored
 
 
 class Given(NamedTuple):
@@ -62,7 +62,7 @@ def given_cases(
     """Return the arrays of one task in one round, from arrays or from a table.
 
     Arguments:
-        outputs: Outputs, or a table.
+        outputs: Outputs, or a table, its path or a data frame.
         targets: Targets; None with a table.
         acceleration: Which round of a table, where it has several; else what to remember.
         task: Which task of a table, where it has several.
@@ -79,6 +79,7 @@ def given_cases(
         ...
         taskuq.errors.InputError: the table has the rounds R = 8, R = 4; choose one with ...
     """
+    outputs = _opened(outputs, targets)
     if not isinstance(outputs, TaskOutputs):
         if task is not None:
             raise InputError("task chooses one of a table's tasks, got arrays; leave it out")
@@ -105,7 +106,7 @@ def given_tasks(
     """Return the arrays of several tasks in one round, from arrays or from a table.
 
     Arguments:
-        outputs: Outputs (case, sample, task), or a table.
+        outputs: Outputs (case, sample, task), or a table, its path or a data frame.
         targets: Targets (case, task); None with a table.
         acceleration: As in :func:`given_cases`.
         task_names: What tasks are called, or which of a table's tasks are meant.
@@ -113,6 +114,7 @@ def given_tasks(
         task_range: Ranges in place of a table's.
         unit: 'case' leaves a table's groups out.
     """
+    outputs = _opened(outputs, targets)
     if not isinstance(outputs, TaskOutputs):
         given = _arrays(outputs, targets, acceleration, group, task_range)
         return given._replace(task_names=None if task_names is None else tuple(task_names))
@@ -121,6 +123,11 @@ def given_tasks(
     if table.outputs.ndim == 3:
         raise InputError("the table has one task; use calibrate, or bring a table of several")
     return _of_table(table, k, table.outputs[k], group, task_range, unit)
+
+
+def _opened(outputs: Any, targets: Any) -> Any:
+    """A table where its path or a data frame stands for one; a frame with targets is an array."""
+    return TaskOutputs.load(outputs) if targets is None and is_stored(outputs) else outputs
 
 
 def _arrays(

@@ -45,7 +45,9 @@ class Goal:
     def __post_init__(self) -> None:
         if self.side not in SIDES:
             raise InputError(f"side must be 'two', 'upper' or 'lower', got {self.side!r}")
-        if (self.max_width is None) == (self.level is None):
+        if self.max_width is None and self.level is None:
+            raise InputError("when to stop is missing; give max_width, at_least or at_most")
+        if self.max_width is not None and self.level is not None:
             raise InputError("a policy needs either a maximal width or a level to reach, not both")
         if self.max_width is not None and not 0 < self.max_width < np.inf:
             raise InputError(f"the maximal width must be positive, got {self.max_width}")

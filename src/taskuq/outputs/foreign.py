@@ -81,6 +81,9 @@ def read_rows(rows: Any, path: Path) -> TaskOutputs:
 
     task = identities(rows["task"], "task", path.name)
     names = [str(name) for name in task.unique().to_pylist()]
+    if "" in names:
+        row = task.to_pylist().index("") + 1
+        raise InputError(f"{path.name} names no task in row {row}; fill the column task in")
     tables = {}
     for name, one in zip(names, task.unique(), strict=True):
         of_task = _one_task(rows.filter(pc.equal(task, one)), path, f" of task {name}")
@@ -126,7 +129,16 @@ class _Placed:
         """Say for each case whether it has all rounds; refuse a row twice, or no such case."""
         place = self.where.astype(np.int64) * rounds + self.round
         if len(np.unique(place)) != len(place):
-            raise InputError(f"{self.path.name} has two rows for one case and round; keep one")
+            named = self.rows.column_names
+            if "round" in named and "acceleration" not in named:
+                raise InputError(
+                    f"{self.path.name} names rounds and gives no accelerations; add a column "
+                    "acceleration, full cost over the round's cost"
+                )
+            tasks = "" if "task" in named else ", or tell tasks apart by a column task"
+            raise InputError(
+                f"{self.path.name} has two rows for one case and round; keep one{tasks}"
+            )
         there = np.zeros((rounds, cases), dtype=bool)
         there[self.round, self.where] = True
         complete = np.asarray(there.all(axis=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from inspect import signature
 from typing import Any
@@ -16,7 +17,7 @@ def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs
     """Return a table, where one or the arrays of one were handed in.
 
     Arguments:
-        given: A table; or a pair (outputs, targets).
+        given: A table, its path, a data frame, or a pair (outputs, targets).
         described: What else describes a table of arrays, by name.
         what: The function that asks, for an error.
 
@@ -32,6 +33,9 @@ def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs
     if unknown:
         known = ", ".join(DESCRIBED)
         raise InputError(f"{what} does not know {unknown[0]!r}; a table is described by {known}")
+    if is_stored(given):
+        given = TaskOutputs.load(given, task_range=described.get("task_range"))
+        described = {name: value for name, value in described.items() if name != "task_range"}
     if isinstance(given, TaskOutputs):
         if described:
             raise InputError(
@@ -45,3 +49,15 @@ def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs
             f"{type(given).__name__}"
         )
     return TaskOutputs(*given, **described)
+
+
+def is_stored(given: Any) -> bool:
+    """Whether this is the path of a table, or a data frame, which holds one.
+
+    Example:
+        >>> is_stored("table.npz"), is_stored({"case": [1]}), is_stored(rng.random((5, 3)))
+        (True, True, False)
+    """
+    # Frames of pandas and polars have columns, those of Arrow names of columns.
+    is_frame = hasattr(given, "columns") or hasattr(given, "column_names")
+    return isinstance(given, str | os.PathLike | Mapping) or is_frame

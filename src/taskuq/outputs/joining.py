@@ -21,20 +21,20 @@ def join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
         >>> area = TaskOutputs(40 * rng.random((4, 3)), rng.random(4), case=list("abcd"))
         >>> both = join_tasks({"lesion": lesion, "area": area})
         >>> both, both.missing
-        (TaskOutputs(1 round (R = nan), 4 cases, 3 samples, 2 tasks), ('e',))
+        (TaskOutputs(1 round, 4 cases, 3 samples, 2 tasks), ('e',))
     """
     names, first = list(tables), next(iter(tables.values()), None)
     if first is None:
         raise InputError("no task was given to join; give a table for each")
     for name, table in tables.items():
         _require_alike(first, table, names[0], name)
-    ids = [_ids(table) for table in tables.values()]
-    shared = [case for case in ids[0].tolist() if all(case in set(of) for of in map(set, ids))]
+    places = [{case: k for k, case in enumerate(_ids(table).tolist())} for table in tables.values()]
+    shared = [case for case in places[0] if all(case in place for place in places)]
     if not shared:
         raise InputError(f"no case has all of the tasks {', '.join(names)}; check the identities")
     parts = [
-        table.select(cases=[np.flatnonzero(of == case)[0] for case in shared])
-        for table, of in zip(tables.values(), ids, strict=True)
+        table.select(cases=[place[case] for case in shared])
+        for table, place in zip(tables.values(), places, strict=True)
     ]
     for kind in ("group", "label"):
         _require_agreeing(parts, names, kind)
@@ -43,7 +43,7 @@ def join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
         np.stack([part.targets_at(k) for k in range(part.rounds)]) if by_round else part.targets
         for part in parts
     ]
-    missing = {str(case) for of in ids for case in of.tolist() if case not in set(shared)}
+    missing = {str(case) for place in places for case in place.keys() - set(shared)}
     return TaskOutputs(
         np.stack([part.outputs for part in parts], axis=-1),
         np.stack(targets, axis=-1) if all(part.has_targets for part in parts) else None,

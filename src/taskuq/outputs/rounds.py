@@ -81,7 +81,10 @@ def as_accelerations(values: Any, rounds: int) -> FloatArray:
     """
     if values is None:
         if rounds > 1:
-            raise InputError(f"{rounds} rounds need their accelerations, fewest measurements first")
+            raise InputError(
+                f"{rounds} rounds need their accelerations; give accelerations=, one for each, "
+                "fewest measurements first"
+            )
         # One round of unknown acceleration: nothing compares it with another.
         return np.full(1, np.nan)
     numbers = np.atleast_1d(as_array(values, "accelerations"))

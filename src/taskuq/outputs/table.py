@@ -98,16 +98,19 @@ class TaskOutputs:
         else:
             z = as_numbers(targets, "targets", ndim=(1, 2, 3)).astype(float)
         if z.shape not in (per_case, (rounds, *per_case)):
+            # (round, case) without samples was read as (case, sample).
+            points = x.shape[:1] + z.shape == (1, *x.shape[2:]) and z.ndim == 1
             raise InputError(
                 f"targets have shape {z.shape}, but outputs of shape {x.shape} need {per_case}, or "
                 f"{(rounds, *per_case)} where targets depend on the round"
+                + ("; point estimates of several rounds are outputs[..., None]" if points else "")
             )
         names = _names(tasks) if task_names is None else as_texts(task_names, "task_names")
         if len(names) != tasks or len(set(names)) != tasks:
             raise InputError(f"{tasks} tasks need as many different names, got {names}")
         ranges = as_ranges(task_ranges if task_range is None else task_range, names)
-        require_in_ranges(z, ranges, "targets")
-        require_in_ranges(x, ranges, "outputs")
+        require_in_ranges(z, ranges, "targets", names)
+        require_in_ranges(x, ranges, "outputs", names)
         values = {
             "outputs": x,
             "targets": z,
@@ -131,8 +134,9 @@ class TaskOutputs:
     def __repr__(self) -> str:
         rates = "R = " + ", ".join(f"{R:g}" for R in self.accelerations)
         called = rates if self.round_names is None else ", ".join(self.round_names)
+        is_known = self.round_names is not None or not np.isnan(self.accelerations).any()
         return (
-            f"TaskOutputs({_count(self.rounds, 'round')} ({called}), "
+            f"TaskOutputs({_count(self.rounds, 'round')}{f' ({called})' if is_known else ''}, "
             f"{_count(self.cases, 'case')}, {_count(self.samples, 'sample')}, "
             f"{_count(self.tasks, 'task')})"
         )
@@ -248,10 +252,13 @@ class TaskOutputs:
             ids = {"group": self.group, "label": self.label, "case": self.case}
             changes |= {name: v if v is None else v[kept] for name, v in ids.items()}
         if task is not None:
+            known = ", ".join(self.task_names)
+            if isinstance(task, int):
+                raise InputError(f"a task is chosen by its name, got {task}; the table has {known}")
             chosen = [task] if isinstance(task, str) else list(task)
             for name in chosen:
                 if name not in self.task_names:
-                    raise InputError(f"unknown task {name!r}; the table has {self.task_names}")
+                    raise InputError(f"there is no task {name!r:.60}; the table has {known}")
             index = [self.task_names.index(name) for name in chosen]
             if outputs.ndim == 4:
                 at: Any = index[0] if isinstance(task, str) else index

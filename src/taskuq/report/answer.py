@@ -18,7 +18,7 @@ from taskuq.report.records import (
     policy_name,
     round_called,
 )
-from taskuq.report.tables import shown
+from taskuq.report.tables import shown, two_digits
 
 NOTHING = (
     "Nothing was measured yet: no simulation of a policy and no evaluation of intervals is stored "
@@ -146,7 +146,7 @@ def _error(value: float, text: str) -> str:
 
 def _deviation(value: float, of: float) -> str:
     """A standard deviation in digits; a width that varies by rounding alone is fixed."""
-    return "fixed" if value <= 1e-9 * abs(of) else _error(value, f"{value:.2g}")
+    return "fixed" if value <= 1e-9 * abs(of) else _error(value, two_digits(value))
 
 
 def _slack(best: Record, share: float = 1.0) -> float:

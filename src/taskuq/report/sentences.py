@@ -12,7 +12,7 @@ import numpy as np
 from taskuq.outputs.undeclared import undeclared_range
 from taskuq.report.contents import Contents
 from taskuq.report.records import DATA_CHECK, STATUS, number, policy_name, round_called
-from taskuq.report.tables import Table, shown
+from taskuq.report.tables import Table, shown, two_digits
 
 WHAT = {"data": "Data", "measure": "Measurement h", "recover": "Recovery g", "task": "Task f"}
 
@@ -147,7 +147,7 @@ def key_table(contents: Contents) -> tuple[Table | None, str]:
         if width is None:
             return None
         mean, sd = shown(number(width["mean"])), number(width["sd"])
-        return mean if math.isnan(sd) else f"{mean} ± {sd:.2g}"
+        return mean if math.isnan(sd) else f"{mean} ± {two_digits(sd)}"
 
     several = ("task",) if len(tasks) > 1 else ()
     columns = (*several, "score",

@@ -56,6 +56,16 @@ def shown(value: Any) -> str:
     return str(value)
 
 
+def two_digits(value: float) -> str:
+    """Return an error with two digits that count, and no power of ten below a million.
+
+    Example:
+        >>> two_digits(0.01234), two_digits(168.2)
+        ('0.012', '170')
+    """
+    return f"{float(f'{value:.2g}'):g}"
+
+
 def figure_table(figure: Figure) -> Table:
     """Return the numbers of a figure as a table.
 

@@ -46,7 +46,7 @@ def make_report(
     at_most: Any = None,
     policy: str = "fixed-width",
     unit: PolicyUnitName | None = None,
-    scores: Sequence[str] = SCORES,
+    scores: Sequence[str] | None = None,
     trials: int = 1000,
     seed: int = 0,
     title: str | None = None,
@@ -71,7 +71,8 @@ def make_report(
         policy: The kind of policy that is planned; others are shown beside it.
         unit: Whom promises are for: 'case', 'group' or 'whole-group'; the group where there are
             groups.
-        scores: The scores that are judged.
+        scores: The scores that are judged; without them ar, lwr, cqr and mlwr, or ar alone for
+            point estimates, which have no spread.
         trials: The number of random splits.
         seed: Their seed.
         title: What the page is called.
@@ -92,11 +93,16 @@ def make_report(
         >>> page.name
         'report.html'
     """
-    loaded, run = _loaded(table, described), Path(folder)
+    loaded, run = as_table(table, described, "make_report"), Path(folder)
     if not loaded.has_targets:
         raise InputError("the table has no targets, so nothing can be judged on it; add them")
     called = as_words(words if words is not None else loaded.provenance.get("words"))
     whom = policy_unit(loaded, unit, "random")
+    asked = {"max_width": max_width, "at_least": at_least, "at_most": at_most}
+    has_goal = any(value is not None for value in asked.values())
+    # Before anything is judged: a goal that does not fit is known at once.
+    goal = make_goals(**asked, side=None, names=loaded.task_names) if has_goal else None
+    scores = scores or (SCORES if loaded.samples > 1 else SCORES[:1])
     _claim(run, loaded)
     loaded.save(run / "table.npz")
     if undeclared := undeclared_range(loaded):
@@ -104,13 +110,10 @@ def make_report(
     tell(f"{loaded}: judging {', '.join(scores)} over {trials} random splits.")
     judged = Comparison(tuple(scores), alpha, trials=trials, seed=seed, unit=whom.counted)
     write_json(run / "evaluate.json", compare(loaded, judged).to_dict())
-    asked = {"max_width": max_width, "at_least": at_least, "at_most": at_most}
-    has_goal = any(value is not None for value in asked.values())
-    if has_goal and not np.isnan(loaded.accelerations).any():
+    if goal is not None and not np.isnan(loaded.accelerations).any():
         tell(f"Planning when to stop: {policy}.")
         made = plan(loaded, alpha=alpha, policy=policy, unit=unit, **asked)
         made.save(run / "policy.json")
-        goal = make_goals(**asked, side=None, names=loaded.task_names)
         kinds = dict.fromkeys((policy, *(k for k in BESIDE if _can(k, whom))))
         plans = [PolicyPlan(kind, alpha, goal) for kind in kinds]
         tell(f"Replaying {', '.join(kinds)} over {trials} random splits.")
@@ -124,16 +127,6 @@ def make_report(
         _explorer(loaded, run, whom)
     write_json(run / RECORD, _run(loaded, alpha, max_width, whom, seed, title, called.to_dict()))
     return write_report(run)
-
-
-def _loaded(table: Any, described: Mapping[str, Any]) -> TaskOutputs:
-    """A table, from whatever one is made of."""
-    # An array alone is refused with what it lacks; a frame has columns.
-    if isinstance(table, TaskOutputs | tuple | np.ndarray):
-        return as_table(table, described, "make_report")
-    ranges = dict(described)
-    loaded = TaskOutputs.load(table, task_range=ranges.pop("task_range", None))
-    return as_table(loaded, ranges, "make_report")
 
 
 def _claim(run: Path, table: TaskOutputs) -> None:
