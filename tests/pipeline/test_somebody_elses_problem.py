@@ -15,6 +15,7 @@ from taskuq.commands.app import main
 from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import simulate
+from taskuq.errors import InputError
 
 SECONDS, FULL = {"1 s": 1, "2 s": 2, "4 s": 4}, 16
 RANGES = {"mean": (0, 1), "height": (0, np.inf)}
@@ -153,3 +154,31 @@ def test_records_in_a_folder_make_a_page_as_the_report_page_says(run, tmp_path):
     told = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text()
     assert "--json runs/mine/simulate.json" in told
     assert "--json runs/mine/evaluate.json" in told
+
+
+def too_few(measurement, *, samples, seed):
+    return sharpened(measurement, samples=samples - 2, seed=seed)
+
+
+def without_height(signals):
+    return read(signals)[:, : 2 if len(signals) == 1 else 1]
+
+
+def unreadable(signals):
+    return np.full(len(signals), np.nan)
+
+
+@pytest.mark.parametrize(
+    ("recover", "task", "sentence"),
+    [
+        (too_few, read, "the recovery gave 2 images at 1 s of case north; let it return the 4"),
+        (sharpened, without_height, "gave 1 numbers at 1 s and 2 on the true image of case north"),
+        (sharpened, unreadable, "the task on the true image of case north gave NaN"),
+    ],
+)
+def test_numbers_that_do_not_fit_name_whose_they_are(tmp_path, recover, task, sentence):
+    asked = {"costs": SECONDS, "full_cost": FULL, "samples": 4, "seed": 0, "quiet": True}
+    with pytest.raises(InputError, match=sentence):
+        tq.Pipeline(blurred, recover, task).run(
+            np.ones((1, 24)), case=["north"], store=tmp_path / "table", **asked
+        )

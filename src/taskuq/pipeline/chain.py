@@ -151,7 +151,9 @@ class Chain:
             raise InputError(f"the recovery gave {sorted(counts)} samples in different rounds")
         outputs = np.stack(rounds, axis=1)
         lines = [_of_case(chosen, k) for k in range(len(images))]
-        return [self._case(targets[k], outputs[k], lines[k]) for k in range(len(images))]
+        return [
+            self._case(name, targets[k], outputs[k], lines[k]) for k, name in enumerate(names)
+        ]
 
     def rounds(self, images: Sequence[Any], names: Sequence[str]) -> Iterator[Recovered]:
         """Measure and recover images of one shape, round by round.
@@ -198,10 +200,16 @@ class Chain:
         self._require_shape(image, found.images, R)
         with naming("task", f"{_said(names)} {self.at(R)}"):
             read = self._read(found.images, self.at(R))
-        if len(read) not in (self.size, self.size * self.samples) or read.shape[1] != tasks:
+        # There is a row for each image that the recovery gave.
+        if len(read) not in (self.size, self.size * self.samples):
             raise InputError(
-                f"the task gave {read.shape} numbers {self.at(R)}; {self.samples} samples of "
-                f"{tasks} tasks are needed for {self.size} cases"
+                f"the recovery gave {len(read) / self.size:g} images {self.at(R)} of {_said(names)}"
+                f"; let it return the {self.samples} samples it is asked for, or one estimate"
+            )
+        if read.shape[1] != tasks:
+            raise InputError(
+                f"the task gave {read.shape[1]} numbers {self.at(R)} and {tasks} on the true image "
+                f"of {_said(names)}; let it give as many"
             )
         return read.reshape(self.size, -1, tasks)
 
@@ -264,14 +272,14 @@ class Chain:
         return (found[:, None] if found.ndim == 1 else found).astype(float)
 
     def _case(
-        self, targets: FloatArray, outputs: FloatArray, lines: BoolArray | None
+        self, name: str, targets: FloatArray, outputs: FloatArray, lines: BoolArray | None
     ) -> CaseOutputs | InputError:
         with np.errstate(over="ignore"):
             kept = outputs.astype(np.float32)
         places = ["on the true image", *map(self.at, self.accelerations)]
         for where, numbers in zip(places, [targets, *kept], strict=True):
             if not np.isfinite(numbers).all():
-                return InputError(f"the task {where} gave NaN or infinite numbers")
+                return InputError(f"the task {where} of case {name} gave NaN or infinite numbers")
         return CaseOutputs(targets, kept, lines=lines)
 
     def _full(self, items: list[Any]) -> list[Any]:
