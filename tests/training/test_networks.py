@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -16,6 +16,9 @@ from bits import same_bits
 from taskuq.errors import InputError
 from taskuq.files import read_json
 from taskuq.recover import RECOVERIES
+from taskuq.runs.imaging import Imaging
+from taskuq.runs.orders.learning import OrderConfig
+from taskuq.runs.orders.measuring import OrdersConfig
 from taskuq.runs.run import RunConfig, read_run
 from taskuq.runs.training import train_from
 from taskuq.settings import from_table, to_table
@@ -265,3 +268,12 @@ def test_a_network_of_ones_own_is_trained_and_recovers_by_its_name(tmp_path, con
     assert factor != 1
     np.testing.assert_allclose(mine.outputs, factor * zero_filled.outputs, rtol=1e-5)
     assert json.loads(json.dumps(recover)) == {"kind": "factor", "weights": trained.strip()}
+
+
+@pytest.mark.parametrize("kind", [RunConfig, OrderConfig, OrdersConfig])
+def test_what_a_run_is_made_of_is_what_orders_are_learned_and_compared_with(kind):
+    table = {"samples": 5, "noise": 0.1, "measure": {"kind": "mri", "accelerations": [8, 4]}}
+    config, shared = from_table(kind, table), from_table(Imaging, table)
+
+    assert all(getattr(config, of.name) == getattr(shared, of.name) for of in fields(Imaging))
+    assert from_table(kind, to_table(config)) == config

@@ -98,13 +98,7 @@ class TaskOutputs:
         else:
             z = as_numbers(targets, "targets", ndim=(1, 2, 3)).astype(float)
         if z.shape not in (per_case, (rounds, *per_case)):
-            # (round, case) without samples was read as (case, sample).
-            points = x.shape[:1] + z.shape == (1, *x.shape[2:]) and z.ndim == 1
-            raise InputError(
-                f"targets have shape {z.shape}, but outputs of shape {x.shape} need {per_case}, or "
-                f"{(rounds, *per_case)} where targets depend on the round"
-                + ("; point estimates of several rounds are outputs[..., None]" if points else "")
-            )
+            raise InputError(_unlike(z.shape, x.shape, per_case))
         names = _names(tasks) if task_names is None else as_texts(task_names, "task_names")
         if len(names) != tasks or len(set(names)) != tasks:
             raise InputError(f"{tasks} tasks need as many different names, got {names}")
@@ -330,6 +324,17 @@ WRITERS: Kinds[Callable[[TaskOutputs, Path], Path]] = Kinds(
         ".parquet": "taskuq.outputs.rows:write_rows",
     },
 )
+
+
+def _unlike(z: tuple[int, ...], x: tuple[int, ...], per_case: tuple[int, ...]) -> str:
+    """Why targets of one shape do not fit outputs of another."""
+    said = (
+        f"targets have shape {z}, but outputs of shape {x} need {per_case}, or "
+        f"{(x[0], *per_case)} where targets depend on the round"
+    )
+    # (round, case) without samples was read as (case, sample).
+    is_points = len(x) == 3 and x[0] == 1 and z == x[2:]
+    return said + ("; point estimates of several rounds are outputs[..., None]" * is_points)
 
 
 def replace_arrays(table: TaskOutputs, **changes: Any) -> TaskOutputs:

@@ -151,9 +151,7 @@ class Chain:
             raise InputError(f"the recovery gave {sorted(counts)} samples in different rounds")
         outputs = np.stack(rounds, axis=1)
         lines = [_of_case(chosen, k) for k in range(len(images))]
-        return [
-            self._case(name, targets[k], outputs[k], lines[k]) for k, name in enumerate(names)
-        ]
+        return [self._case(name, targets[k], outputs[k], lines[k]) for k, name in enumerate(names)]
 
     def rounds(self, images: Sequence[Any], names: Sequence[str]) -> Iterator[Recovered]:
         """Measure and recover images of one shape, round by round.

@@ -6,59 +6,41 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from taskuq.data.dataset import precision_of
-from taskuq.data.readers import Data, open_all, open_data, paper_data
+from taskuq.data.readers import open_all, open_data
 from taskuq.errors import InputError
 from taskuq.fingerprints import content_fingerprint, fingerprint
 from taskuq.measure.adaptive import AdaptiveLines, Choosing
 from taskuq.measure.mask_files import how_made, mask_mark
-from taskuq.measure.masks import MaskConfig
-from taskuq.measure.systems import AnySystem
 from taskuq.pipeline import Pipeline
 from taskuq.pipeline.cases import as_cases
 from taskuq.pipeline.chain import CaseOutputs
 from taskuq.pipeline.device import pick_device
 from taskuq.pipeline.progress import duration
 from taskuq.protocols import PosteriorRecover
-from taskuq.recover.methods import RECOVERIES, ZeroFilled
+from taskuq.runs.imaging import Imaging
 from taskuq.settings import read_settings, read_toml, to_table
-from taskuq.task.methods import TASKS, MeanIntensityMethod
-from taskuq.training.networks import Method
 from taskuq.usage import peak_host_bytes
 from taskuq.weights import locate
 from taskuq.words import Words
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """Everything that decides a table.
+class RunConfig(Imaging):
+    """Everything that decides a table, beside what every run is made of.
 
     Arguments:
-        data: Where images come from.
-        part: Which of them: 'all', or the 'training' or 'validation' groups.
-        measure: What the rounds measure: masks of MRI, or views of tomography.
-        noise: Standard deviation of the measurement noise.
-        recover: How images are recovered.
-        task: What is read off them.
-        samples: Posterior samples per case and round.
-        seed: The seed of noise and samples.
+        part: Which images: 'all', or the 'training' or 'validation' groups.
         words: What things are called on a page; as the imaging system has it by default.
         choose: How the lines of later rounds are chosen for each case; by the masks of all where
             it says nothing.
     """
 
-    data: Data = field(default_factory=paper_data)
     part: Literal["all", "training", "validation"] = "validation"
-    measure: AnySystem = field(default_factory=MaskConfig)
-    noise: float = 0.0
-    recover: Annotated[Method, RECOVERIES] = field(default_factory=ZeroFilled)
-    task: Annotated[Method, TASKS] = field(default_factory=MeanIntensityMethod)
-    samples: int = 32
-    seed: int = 0
     words: Words = field(default_factory=Words)
     choose: Choosing | None = None
 

@@ -3,49 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from taskuq.data.readers import Data, open_data, paper_data
+from taskuq.data.readers import open_data
 from taskuq.errors import InputError
 from taskuq.files import read_json, write_json
 from taskuq.fingerprints import content_fingerprint, fingerprint
 from taskuq.interval import BoolArray
 from taskuq.measure.greedy import Expected, together
 from taskuq.measure.mask_files import save_masks
-from taskuq.measure.masks import MaskConfig, line_counts
+from taskuq.measure.masks import line_counts
 from taskuq.measure.samples import RIDGE, Aim, spread_of
-from taskuq.measure.systems import AnySystem
 from taskuq.pipeline.cases import Cases, as_cases
 from taskuq.pipeline.device import pick_device
 from taskuq.pipeline.progress import Progress
 from taskuq.pipeline.provenance import provenance
 from taskuq.protocols import LineMeasure, Recover, Task
-from taskuq.recover.methods import RECOVERIES, ZeroFilled
+from taskuq.runs.imaging import Imaging
 from taskuq.runs.run import files_of
 from taskuq.seeds import case_seed
 from taskuq.settings import to_table
-from taskuq.task.methods import TASKS, MeanIntensityMethod
-from taskuq.training.networks import Method
 
 SCHEMA = "taskuq.order/1"
 
 
 @dataclass(frozen=True)
-class OrderConfig:
-    """How an order is learned.
+class OrderConfig(Imaging):
+    """How an order is learned, beside what every run is made of.
+
+    Only training groups are looked at; rounds have as many lines or views as those of ``measure``;
+    the recovery has to do well on any mask; and 2 samples are the fewest.
 
     Arguments:
-        data: Where images come from; only training groups are looked at.
-        measure: What rounds measure: their numbers of lines or views are those of the order.
-        noise: Standard deviation of the measurement noise.
-        recover: What draws posterior samples; it has to do well on any mask.
-        task: What lines are measured for.
-        samples: Posterior samples of a case, at least 2.
-        seed: The seed of noise and samples.
         cases: How many training cases to learn from, at even steps; all where there are fewer.
         begin: How many lines are measured before anything is chosen: the centre of k-space, or
             evenly spread views. By default half of those of the first round.
@@ -55,13 +48,6 @@ class OrderConfig:
         ridge: How much noise stands for what few samples do not know.
     """
 
-    data: Data = field(default_factory=paper_data)
-    measure: AnySystem = field(default_factory=MaskConfig)
-    noise: float = 0.0
-    recover: Annotated[Method, RECOVERIES] = field(default_factory=ZeroFilled)
-    task: Annotated[Method, TASKS] = field(default_factory=MeanIntensityMethod)
-    samples: int = 32
-    seed: int = 0
     cases: int = 200
     begin: int | None = None
     block: int = 4

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from taskuq.data.readers import Data, paper_data
 from taskuq.errors import InputError
 from taskuq.files import write_json
 from taskuq.interval import BoolArray
@@ -18,16 +17,13 @@ from taskuq.measure.adaptive import AdaptiveLines, Choosing
 from taskuq.measure.centre import center_lines
 from taskuq.measure.mask_files import how_made, read_masks, save_masks
 from taskuq.measure.masks import MaskConfig, line_counts
-from taskuq.measure.systems import AnySystem
 from taskuq.pipeline import Pipeline
 from taskuq.pipeline.cases import as_cases
 from taskuq.protocols import Measure
-from taskuq.recover.methods import RECOVERIES, ZeroFilled
+from taskuq.runs.imaging import Imaging
 from taskuq.runs.run import Run, RunConfig, open_run
 from taskuq.seeds import case_seed
 from taskuq.settings import to_table
-from taskuq.task.methods import TASKS, MeanIntensityMethod
-from taskuq.training.networks import Method
 
 COST = "taskuq.order-cost/1"
 # Cases whose choices are timed, after one that pays for what is loaded once.
@@ -35,19 +31,15 @@ TIMED = 8
 
 
 @dataclass(frozen=True)
-class OrdersConfig:
-    """What is compared, on whom.
+class OrdersConfig(Imaging):
+    """What is compared, on whom, beside what every run is made of.
+
+    The data are of patients whom no order was learned on; recovery and task are the same for every
+    order.
 
     Arguments:
         name: What the comparison is called, e.g. 'Atlas'.
-        data: Where images come from: patients whom no order was learned on.
-        part: Which of them: 'all', or the 'training' or 'validation' groups.
-        measure: The rounds.
-        noise: Standard deviation of the measurement noise.
-        recover: What draws posterior samples, the same for every order.
-        task: What is read off them.
-        samples: Posterior samples per case and round.
-        seed: The seed of noise and samples.
+        part: Which images: 'all', or the 'training' or 'validation' groups.
         draws: How many random draws by inverse distance to compare with; MRI alone.
         learned: Masks that were learned by the task, as ``taskuq masks --learn`` writes them.
         variance: Masks that were learned by plain variance.
@@ -56,14 +48,7 @@ class OrdersConfig:
     """
 
     name: str = "Atlas"
-    data: Data = field(default_factory=paper_data)
     part: Literal["all", "training", "validation"] = "all"
-    measure: AnySystem = field(default_factory=MaskConfig)
-    noise: float = 0.0
-    recover: Annotated[Method, RECOVERIES] = field(default_factory=ZeroFilled)
-    task: Annotated[Method, TASKS] = field(default_factory=MeanIntensityMethod)
-    samples: int = 32
-    seed: int = 0
     draws: int = 5
     learned: Path | None = None
     variance: Path | None = None
@@ -72,10 +57,8 @@ class OrdersConfig:
 
     def run(self) -> RunConfig:
         """The run of one order."""
-        return RunConfig(
-            self.data, self.part, self.measure, self.noise, self.recover, self.task, self.samples,
-            self.seed,
-        )  # fmt: skip
+        shared = {of.name: getattr(self, of.name) for of in fields(Imaging)}
+        return RunConfig(**shared, part=self.part)
 
 
 def equidistant_masks(width: int, accelerations: tuple[float, ...]) -> BoolArray:
