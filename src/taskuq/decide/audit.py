@@ -126,17 +126,34 @@ def _last_hash(path: Path) -> str:
     """
     if not path.exists() or path.stat().st_size == 0:
         return BEGINNING
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    lines = whole.splitlines()
+    text, whole = _last_line(path)
     try:
-        line = json.loads(lines[-1]) if lines else json.loads(data)
+        line = json.loads(text)
     except ValueError:
         line = None
-    if not isinstance(line, dict) or line.get("schema") != SCHEMA or not lines:
+    if not isinstance(line, dict) or line.get("schema") != SCHEMA:
         raise InputError(
             f"{path} does not end in a line of an audit trail; move it away, or name another log"
         )
-    if len(whole) < len(data):
-        os.truncate(path, len(whole))
+    if whole < path.stat().st_size:
+        os.truncate(path, whole)
     return str(line["hash"])
+
+
+def _last_line(path: Path) -> tuple[bytes, int]:
+    """The last whole line, and where it ends.
+
+    A trail is never cut, and every round of every scan asks for its end: the rest is not read.
+    """
+    length = 2**16
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        while True:
+            start = max(0, size - length)
+            file.seek(start)
+            data = file.read(size - start)
+            end = data.rfind(b"\n") + 1
+            begin = data.rfind(b"\n", 0, max(0, end - 1)) + 1
+            if begin or start == 0:
+                return data[begin:end], start + end
+            length *= 2
