@@ -131,6 +131,14 @@ class RepeatingScanner(Scanner, Protocol):
 
 
 @runtime_checkable
+class SettlingScanner(Scanner, Protocol):
+    """A scanner whose measurements may turn out wrong while a round is computed from them."""
+
+    def settle(self) -> str | None:
+        """Say what has turned out wrong; where nothing has, what comes later changes nothing."""
+
+
+@runtime_checkable
 class NamedPart(Protocol):
     """A recovery or a task that says which one it is, e.g. by the SHA-256 of its weights."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from time import perf_counter
-from typing import Any, overload
+from typing import Any, cast, overload
 
 from taskuq.checks import require_part
 from taskuq.decide.asking import asking
@@ -27,6 +28,9 @@ from taskuq.protocols import ChoosingMeasure, Recover, RepeatingScanner, Scanner
 
 OnRound = Callable[[RoundRecord], None]
 StatePath = str | os.PathLike[str] | None
+# A round, and the cases that are measured in it.
+Awaited = tuple[int, tuple[str, ...]]
+Scanned = Acquisition | GroupAcquisition
 
 
 @overload
@@ -76,7 +80,7 @@ def acquire(
     monitor: Monitor | None = None,
     on_round: OnRound | None = None,
     rule: ChoosingMeasure | None = None,
-) -> Acquisition | GroupAcquisition:
+) -> Scanned:
     """Scan a case, or all cases of a group, round by round until the policy stops.
 
     Each round measures only what it adds, recovers posterior samples from everything measured so
@@ -135,6 +139,60 @@ def acquire(
     Returns:
         The scan of the case; for a group, those of all its cases.
     """
+    scan = _scan(
+        policy, scanner, recover=recover, task=task, samples=samples, seed=seed, case=case,
+        cases=cases, scan_id=scan_id, state=state, log=log, worker=Worker(deadline),
+        monitor=monitor, on_round=on_round, rule=rule,
+    )  # fmt: skip
+    with scan.locked():
+        rounds = scan.rounds()
+        while True:
+            try:
+                next(rounds)
+            except StopIteration as ended:
+                return cast(Scanned, ended.value)
+
+
+def acquiring(
+    policy: Policy, scanner: Scanner | ScannerOfEach, **options: Any
+) -> Generator[Awaited, None, Scanned]:
+    """Scan as :func:`acquire` does, and say before each round what is measured next.
+
+    For whoever has many scans under way and cannot wait inside each of them: nothing is measured
+    before the next value is asked for. The state is not locked; whoever keeps the scan sees to it
+    that nobody else works on it.
+
+    Arguments:
+        policy: When to stop.
+        scanner: What measures.
+        options: Those of :func:`acquire`, all but the deadline; in its place a ``worker`` that
+            keeps one, and that scans of one thread may share.
+
+    Returns:
+        A generator of rounds and the cases that are measured in them; it returns the scan.
+    """
+    return _scan(policy, scanner, **options).rounds()
+
+
+def _scan(
+    policy: Policy,
+    scanner: Scanner | ScannerOfEach,
+    *,
+    recover: Recover,
+    task: Task,
+    samples: int,
+    worker: Worker,
+    seed: int = 0,
+    case: str | None = None,
+    cases: Sequence[str] | None = None,
+    scan_id: str | None = None,
+    state: StatePath = None,
+    log: StatePath = None,
+    monitor: Monitor | None = None,
+    on_round: OnRound | None = None,
+    rule: ChoosingMeasure | None = None,
+) -> _Scan:
+    """A scan that is ready to begin or to go on, or what is wrong with how it was asked for."""
     if not isinstance(policy, Policy):
         raise InputError(
             f"policy is what plan returns, got {policy!r}; read a file with taskuq.load_policy"
@@ -142,22 +200,20 @@ def acquire(
     scanners = as_scanners(scanner, case, cases)
     require_part(recover, "recover", Recover)
     require_part(task, "task", Task)
-    _require_fitting(policy, scanners, samples, scan_id, state, deadline, seed)
+    _require_fitting(policy, scanners, samples, scan_id, state, worker.deadline, seed)
     if monitor is not None:
         _require_watching(monitor, policy, scanners)
     asked = asking(rule, scanners, len(policy.accelerations))
-    steps = Steps(policy, scanners, recover, task, seed, Worker(deadline), monitor, scan_id, asked)
+    steps = Steps(policy, scanners, recover, task, seed, worker, monitor, scan_id, asked)
     steps.warn_of_others()
     if state is None:
-        scan = _Scan(steps, scan_id, None, None if log is None else Path(log), on_round)
-        return scan.finished()
+        return _Scan(steps, scan_id, None, None if log is None else Path(log), on_round)
     path = Path(state)
-    with locked(path.with_name(f".{path.name}.lock"), what=str(path)):
-        file = StateFile(
-            path, policy, scanners.cases, scanners.is_group, str(scan_id), seed, steps.rule_name
-        )
-        trail = path.with_name("log.jsonl") if log is None else Path(log)
-        return _Scan(steps, scan_id, file, trail, on_round).finished()
+    file = StateFile(
+        path, policy, scanners.cases, scanners.is_group, str(scan_id), seed, steps.rule_name
+    )
+    trail = path.with_name("log.jsonl") if log is None else Path(log)
+    return _Scan(steps, scan_id, file, trail, on_round)
 
 
 def _require_fitting(
@@ -214,8 +270,15 @@ class _Scan:
     trail: Path | None
     on_round: OnRound | None
 
-    def finished(self) -> Acquisition | GroupAcquisition:
-        """Go on until every case has stopped."""
+    def locked(self) -> AbstractContextManager[None]:
+        """Let nobody else work on the state of the scan, where it has one."""
+        if self.file is None:
+            return nullcontext()
+        path = self.file.path
+        return locked(path.with_name(f".{path.name}.lock"), what=str(path))
+
+    def rounds(self) -> Generator[Awaited, None, Scanned]:
+        """Go on until every case has stopped; say before each round what is measured in it."""
         scanners = self.steps.scanners
         scans = dict.fromkeys(scanners.cases, Acquisition())
         if self.trail is not None:
@@ -224,18 +287,29 @@ class _Scan:
         if self.file is not None:
             scans = self.file.load()
             self.steps.require_same(scans, self.file.path)
-            self._repeat(scans)
+            yield from self._repeat(scans)
         all_stored = True
         while going := [name for name, scan in scans.items() if not scan.is_finished]:
             k = len(scans[going[0]].rounds)
             if len(scans[going[0]].pieces) == k:
+                if (asked := self.steps.asking) is not None:
+                    asked.tell(k, scanners, {name: scans[name] for name in going})
+                yield k, tuple(going)
                 all_stored = self._measure(k, going, scans, all_stored)
             begun = perf_counter()
             records = self.steps.decided(k, {name: scans[name] for name in going})
             latency = perf_counter() - begun
+            doubts = self.steps.doubts(records)
+            records = [
+                self.steps.doubted(record, scans[record.case], doubts[record.case])
+                if record.case in doubts
+                else record
+                for record in records
+            ]
             for record in records:
-                before = scans[record.case]
-                scans[record.case] = replace(before, rounds=(*before.rounds, record))
+                before, doubt = scans[record.case], doubts.get(record.case)
+                faults = before.faults if doubt is None else (*before.faults, doubt)
+                scans[record.case] = Acquisition((*before.rounds, record), before.pieces, faults)
             # The trail comes first: what a power cut lets it tell twice is told, not lost.
             self._tell(records, latency)
             if self.file is not None:
@@ -245,7 +319,7 @@ class _Scan:
                     self.on_round(record)
         return GroupAcquisition(scans) if scanners.is_group else scans[scanners.cases[0]]
 
-    def _repeat(self, scans: dict[str, Acquisition]) -> None:
+    def _repeat(self, scans: dict[str, Acquisition]) -> Generator[Awaited, None, None]:
         """Let scanners show that a stored scan is theirs; what was decided is said again then."""
         scanners, asked = self.steps.scanners, self.steps.asking
         showing = {n: s for n, s in scanners.of_case.items() if isinstance(s, RepeatingScanner)}
@@ -259,20 +333,22 @@ class _Scan:
             stored = {name: scans[name] for name in showing if len(scans[name].pieces) > k}
             if asked is not None:
                 asked.tell(k, scanners, stored)
+            yield k, tuple(stored)
             for name, scan in stored.items():
                 showing[name].again(k, scan.pieces[k])
+            said = [scan.rounds[k] for scan in stored.values() if len(scan.rounds) > k]
+            if doubts := self.steps.doubts(said):
+                raise InputError(next(iter(doubts.values())))
             # After all of them: who scans them together waits for the answers of all.
-            for scan in stored.values():
-                if self.on_round is not None and len(scan.rounds) > k:
-                    self.on_round(scan.rounds[k])
+            for record in said:
+                if self.on_round is not None:
+                    self.on_round(record)
 
     def _measure(
         self, k: int, going: list[str], scans: dict[str, Acquisition], all_stored: bool
     ) -> bool:
         """Measure a round of the cases that go on; return whether all could be stored so far."""
         asked = self.steps.asking
-        if asked is not None:
-            asked.tell(k, self.steps.scanners, {name: scans[name] for name in going})
         pieces, arrays = self.steps.scanners.measure(k, going), None
         if self.file is not None:
             pieces, arrays = self.file.storable(going, pieces)

@@ -24,7 +24,14 @@ from taskuq.decide.scanners import Scanners
 from taskuq.errors import InputError, first_line
 from taskuq.fingerprints import fingerprint
 from taskuq.interval import BoolArray, FloatArray, Interval
-from taskuq.protocols import CompleteScanner, NamedPart, Recover, RoundsScore, Task
+from taskuq.protocols import (
+    CompleteScanner,
+    NamedPart,
+    Recover,
+    RoundsScore,
+    SettlingScanner,
+    Task,
+)
 from taskuq.seeds import case_seed
 
 T = TypeVar("T")
@@ -127,7 +134,7 @@ class Steps:
         """Say where recovery, task or rule are known not to be those of the calibration."""
         rule = None if self.asking is None else self.asking.rule
         for sentence in differences(self.policy, self.recover, self.task, rule):
-            warnings.warn(sentence, UserWarning, stacklevel=3)
+            warnings.warn(sentence, UserWarning, stacklevel=4)
 
     def decided(self, k: int, scans: dict[str, Acquisition]) -> list[RoundRecord]:
         """Return the record of round k of each case that was measured in it."""
@@ -148,10 +155,7 @@ class Steps:
                 faults[name] = fault
         if self.monitor is not None:
             faults |= self._withdrawn(self.monitor, k, scans, outputs, faults)
-        if self.policy.whole_group and faults:
-            # One decision for all: what is wrong with one is wrong with all.
-            first = next(iter(faults.values()))
-            faults = {name: faults.get(name, first) for name in scans}
+        faults = self._of_all(faults, list(scans))
         sound = {name: scan for name, scan in scans.items() if name not in faults}
         decided = dict(zip(sound, self._decisions(k, sound, outputs), strict=True))
         records = [
@@ -161,6 +165,40 @@ class Steps:
             for name in scans
         ]
         return [self._asked(record, scans[record.case], chosen) for record in records]
+
+    def doubts(self, records: Sequence[RoundRecord]) -> dict[str, str]:
+        """Say of cases that would stop what has turned out wrong with what was measured of them.
+
+        Arguments:
+            records: What was decided in a round.
+        """
+        found: dict[str, str] = {}
+        for record in records:
+            scanner = self.scanners.of_case[record.case]
+            if record.stop and isinstance(scanner, SettlingScanner):
+                fault = scanner.settle()
+                found |= {} if fault is None else {record.case: fault}
+        return self._of_all(found, [record.case for record in records])
+
+    def doubted(self, record: RoundRecord, scan: Acquisition, fault: str) -> RoundRecord:
+        """Return what becomes of a stop when its measurements turn out wrong: measure more.
+
+        Arguments:
+            record: What was decided.
+            scan: The case, as it was before.
+            fault: What turned out.
+        """
+        if record.round == len(self.policy.accelerations):
+            raise InputError(_unknown(record.case, fault))
+        undecided = self._undecided(record.round, record.case, fault, record.outputs)
+        return self._asked(undecided, scan, {})
+
+    def _of_all(self, faults: dict[str, str], cases: Sequence[str]) -> dict[str, str]:
+        """One decision for all: what is wrong with one is wrong with all."""
+        if not self.policy.whole_group or not faults:
+            return faults
+        first = next(iter(faults.values()))
+        return {name: faults.get(name, first) for name in cases}
 
     def _asked(
         self, record: RoundRecord, scan: Acquisition, chosen: Mapping[str, BoolArray | None]
@@ -306,10 +344,7 @@ class Steps:
         if isinstance(scanner, CompleteScanner) and not scanner.is_complete(list(scan.pieces)):
             fault = fault or "the scanner says that lines are missing"
         if fault:
-            raise InputError(
-                f"all rounds of {case} are over, but its value is not known: {fault}; the scan did "
-                "not stop on that, start a new one"
-            )
+            raise InputError(_unknown(case, fault))
         outputs = self.worker.run(partial(self._read, k, case, scan.pieces), hurry=False)
         require_value(self.policy, outputs)
         return _record(k, case, outputs, self.policy.decide(k, None, value=outputs[0]))
@@ -363,6 +398,13 @@ def _require_agreeing(again: FloatArray, stored: FloatArray, k: int, path: Path)
             f"{stored.flat[0]:.6g}): recovery, task or measurements are not those it was decided "
             "with; go on with the former or start a new scan"
         )
+
+
+def _unknown(case: str, fault: str) -> str:
+    return (
+        f"all rounds of {case} are over, but its value is not known: {fault}; the scan did not "
+        "stop on that, start a new one"
+    )
 
 
 def _failure(error: Exception, k: int) -> str:
