@@ -145,34 +145,6 @@ def test_a_line_that_comes_again_with_other_numbers_stops_nothing(
     assert any("came twice" in one for one in found if isinstance(one, str))
 
 
-def test_a_line_that_changes_while_its_round_is_computed_stops_nothing(small, serving, connect):
-    policy = small.policy(width=0.15)
-    number = next(n for n in range(40) if small.acquired(policy, n, 0).acceleration == 8)
-    computing, go_on = threading.Event(), threading.Event()
-
-    def recover(measurement, **options):
-        computing.set()
-        assert go_on.wait(20)
-        return small.recover(measurement, **options)
-
-    service, scan = serving(policy=policy, recover=recover), small.scan_of(number, slices=1)
-    wire = connect(service)
-    wire.send(HEADER, header_xml(scan.header))
-    for column in small.COLUMNS[0]:
-        wire.send(ACQUISITION, scan.line(0, int(column)))
-    assert computing.wait(20)
-    spoilt = scan.line(0, int(small.COLUMNS[0][0]))
-    spoilt.data[:] = 1
-    wire.send(ACQUISITION, spoilt)
-    assert "send these lines" in wire.read().content
-    assert "came twice" in wire.read().content
-    go_on.set()
-    answer = wire.read()
-
-    assert answer.kind != IMAGE
-    assert "cannot be decided" in answer.content
-
-
 @pytest.mark.parametrize(("unit", "watched"), [("whole-group", False), ("group", True)])
 def test_slices_that_are_decided_together_are_scanned_together(small, serving, unit, watched):
     policy = small.policy(unit, width=0.1 if watched else 0.2)

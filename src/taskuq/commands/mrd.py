@@ -34,6 +34,8 @@ def serve(
     device: str | None = None,
     connections: int = 16,
     message_size: int = 32,
+    scan_size: int = 8192,
+    kept_size: int = 2048,
     idle: float = 600.0,
     unlike: bool = False,
     seed: Seed = 0,
@@ -60,6 +62,8 @@ def serve(
         device: Where networks run; the best there is by default.
         connections: Connections at once.
         message_size: The largest message, in MiB.
+        scan_size: The largest scan, in MiB of k-space that its header announces.
+        kept_size: How much a connection may send of slices that are not decided yet, in MiB.
         idle: Seconds without a message after which a connection is closed.
         unlike: Serve networks, masks or a rule that are known not to be the policy's. Nothing is
             promised then, and every reply says so; without it they are refused.
@@ -78,7 +82,10 @@ def serve(
         seed=seed, deadline=deadline, watch=watch, shadow=shadow, device=device,
         choose=choose, unlike=unlike,
     )  # fmt: skip
-    limits = Limits(message=message_size * 2**20, connections=connections, idle=idle)
+    limits = Limits(
+        message=message_size * 2**20, connections=connections, idle=idle,
+        scan=scan_size * 2**20, kept=kept_size * 2**20,
+    )  # fmt: skip
     service = Service(chain, host, port, health_port, limits)
     service.start()
     say(chain.void or str(chain.policy))

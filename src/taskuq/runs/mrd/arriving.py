@@ -14,13 +14,9 @@ from taskuq.errors import InputError
 from taskuq.measure.mri import Measurement, joined
 
 
-class GoneError(Exception):
-    """Whoever sent the lines has gone."""
-
-
 @dataclass
 class ArrivingSlice:
-    """A scanner that waits until all lines of a round have come.
+    """A scanner that measures a round once all of its lines have come.
 
     Lines of later rounds may come early. A line that comes twice alike is passed over; one that
     comes again with other numbers is a fault of the slice, because nobody can tell which is right.
@@ -30,6 +26,7 @@ class ArrivingSlice:
         shape: Coil, height, width.
         accelerations: R of each round.
         scan_id: What the scan is called.
+        lock: Held while lines are added or looked at; slices of a connection may share one.
     """
 
     columns: Sequence[NDArray[np.intp]]
@@ -38,8 +35,14 @@ class ArrivingSlice:
     scan_id: str
     lines: dict[int, NDArray[np.complex64]] = field(default_factory=dict, repr=False)
     faults: dict[int, str] = field(default_factory=dict)
-    is_gone: bool = False
-    _changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
+    is_settled: bool = False
+    lock: Any = field(default_factory=threading.RLock, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """How much the lines take that have come."""
+        coils, height, _ = self.shape
+        return 8 * coils * height * len(self.lines)
 
     def add(self, column: int, data: Any) -> str | None:
         """Take a line of k-space (coil, height), or say why it cannot be one of this slice."""
@@ -51,14 +54,13 @@ class ArrivingSlice:
             return f"line {column} has shape {line.shape}, and {(coils, height)} is needed"
         if not np.isfinite(line).all():
             return f"line {column} holds numbers that are not finite"
-        with self._changed:
+        with self.lock:
             before = self.lines.get(column)
             if before is None:
                 self.lines[column] = line.astype(np.complex64)
-            elif not np.array_equal(before, line):
+            elif not self.is_settled and not np.array_equal(before, line):
                 self.faults[column] = f"line {column} came twice, with other numbers"
                 return self.faults[column]
-            self._changed.notify_all()
         return None
 
     def want(self, round: int, lines: NDArray[np.int64]) -> None:
@@ -67,19 +69,27 @@ class ArrivingSlice:
         columns[round] = np.asarray(lines, dtype=np.intp)
         self.columns = columns
 
-    def leave(self) -> None:
-        """No more lines will come."""
-        with self._changed:
-            self.is_gone = True
-            self._changed.notify_all()
+    def has(self, round: int) -> bool:
+        """Whether all lines that a round adds have come."""
+        with self.lock:
+            return all(column in self.lines for column in self.columns[round].tolist())
+
+    def settle(self) -> str | None:
+        """Say which line came again with other numbers; where none did, none does from now on.
+
+        A decision is about the lines that had come when it was made: one that changes after a stop
+        does not take it back.
+        """
+        with self.lock:
+            fault = next(iter(self.faults.values()), None)
+            self.is_settled = fault is None
+        return fault
 
     def measure(self, round: int) -> dict[str, Any]:
-        """Wait for the lines that a round adds."""
+        """Return the lines that a round adds."""
         wanted = self.columns[round].tolist()
-        with self._changed:
-            self._changed.wait_for(lambda: self.is_gone or all(c in self.lines for c in wanted))
-            if not all(column in self.lines for column in wanted):
-                raise GoneError
+        with self.lock:
+            assert self.has(round), "a round is measured when its lines have come"
             fault = next(iter(self.faults.values()), "")
             kspace = np.stack([self.lines[column] for column in wanted], axis=-1)
         return {
@@ -91,7 +101,7 @@ class ArrivingSlice:
         }
 
     def again(self, round: int, piece: dict[str, Any]) -> None:
-        """Wait for the lines of a stored round once more, and refuse any that were not stored.
+        """Measure a stored round once more, and refuse lines that were not stored.
 
         The name of a scan is no proof: names are given twice, and a decision about one patient must
         not be told to another.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,11 @@ class ScanHeader:
     patient: str
     shape: tuple[int, int, int]
     slices: int
+
+    @property
+    def nbytes(self) -> int:
+        """How large its k-space is: a complex number is two of four bytes."""
+        return 8 * math.prod(self.shape) * self.slices
 
     def case(self, slice_: int) -> str:
         """What a slice is called, as the atlas calls its own."""

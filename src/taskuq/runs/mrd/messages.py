@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ class Limits:
         message: Bytes of one message.
         connections: Connections at once.
         slices: Slices of a scan.
+        scan: Bytes of k-space that a header may announce: channels, samples, lines and slices.
+        kept: Bytes of lines that one connection may have under way, not decided yet.
         idle: Seconds without a message after which a connection is closed.
         header: Seconds after which a connection is closed that has not said who is scanned.
         waiting: Rounds of one connection that may wait for the networks before it is read on.
@@ -34,6 +37,8 @@ class Limits:
     message: int = 32 * 2**20
     connections: int = 16
     slices: int = 1024
+    scan: int = 8 * 2**30
+    kept: int = 2 * 2**30
     idle: float = 600.0
     header: float = 30.0
     waiting: int = 4
@@ -60,6 +65,8 @@ class Wire:
         self.connection, self.limits = connection, limits
         self._sending = threading.Lock()
         self._until: float | None = None
+        # Whether the other end is silent because it waits for an answer of ours.
+        self.is_awaited: Callable[[], bool] = lambda: False
         connection.settimeout(limits.idle)
 
     def wait_until(self, until: float | None) -> None:
@@ -180,14 +187,17 @@ class Wire:
         return bytes(found)
 
     def _some(self, size: int) -> bytes:
-        try:
-            if self._until is not None:
-                left = self._until - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError
-                self.connection.settimeout(min(left, self.limits.idle))
-            return self.connection.recv(min(size, 2**20))
-        except TimeoutError:
-            raise StreamError(self._too_late()) from None
-        except OSError:
-            return b""
+        while True:
+            try:
+                if self._until is not None:
+                    left = self._until - time.monotonic()
+                    if left <= 0:
+                        raise TimeoutError
+                    self.connection.settimeout(min(left, self.limits.idle))
+                return self.connection.recv(min(size, 2**20))
+            except TimeoutError:
+                if self._until is None and self.is_awaited():
+                    continue
+                raise StreamError(self._too_late()) from None
+            except OSError:
+                return b""

@@ -20,11 +20,13 @@ from taskuq.runs.mrd.messages import CLOSE, TEXT, Limits, Wire
 from taskuq.runs.mrd.session import SCHEMA, Chain, Session
 
 LOOPBACK = "127.0.0.1"
+# Seconds until the next connection is tried for, after one could not be taken.
+PAUSE = 0.1
 
 
 @dataclass
 class Service:
-    """Listens for scanners, with a thread for each connection and one model for all.
+    """Listens for scanners, with two threads for each connection and one model for all.
 
     MRD has no authentication: whoever can reach the port can scan. It listens on loopback unless
     told otherwise.
@@ -87,15 +89,16 @@ class Service:
         if self._http is not None:
             self._http.shutdown()
             self._http.server_close()
+        # A thread that still runs while Python ends may abort the process; and whoever was let in
+        # last is among those who are let go.
+        for listening in self._threads:
+            listening.join(timeout=5)
         with self._lock:
             left = dict(self.sessions)
         for session, thread in left.items():
             session.leave()
             session.wire.close()
             thread.join()
-        # A thread that still runs while Python ends may abort the process.
-        for listening in self._threads:
-            listening.join(timeout=5)
 
     def health(self) -> dict[str, Any]:
         """Return how the service is, as values that JSON can hold."""
@@ -122,20 +125,36 @@ class Service:
             try:
                 connection, _ = listener.accept()
             except OSError:
-                return
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            wire = Wire(connection, self.limits)
-            with self._lock:
-                is_full = len(self.sessions) >= self.limits.connections
-            if is_full:
-                self._count("refused connections")
-                self._refuse(wire)
+                # Files and memory may have run out, or the stranger may have gone meanwhile: as
+                # long as nobody closes the listener, the next one is waited for.
+                time.sleep(PAUSE if self._listener is listener else 0)
                 continue
-            session = Session(wire, self.chain, self._count, self._take_over)
-            thread = threading.Thread(target=self._run, args=(session,), daemon=True)
-            with self._lock:
-                self.sessions[session] = thread
+            try:
+                self._let_in(connection)
+            except Exception:  # one stranger must not close the door on all others
+                self._count("failed connections")
+                connection.close()
+
+    def _let_in(self, connection: socket.socket) -> None:
+        """Begin with a connection, or say that there are too many."""
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wire = Wire(connection, self.limits)
+        with self._lock:
+            is_full = len(self.sessions) >= self.limits.connections
+        if is_full:
+            self._count("refused connections")
+            self._refuse(wire)
+            return
+        session = Session(wire, self.chain, self._count, self._take_over)
+        thread = threading.Thread(target=self._run, args=(session,), daemon=True)
+        with self._lock:
+            self.sessions[session] = thread
+        try:
             thread.start()
+        except RuntimeError:
+            with self._lock:
+                self.sessions.pop(session)
+            raise
 
     def _refuse(self, wire: Wire) -> None:
         said = f"{self.limits.connections} connections are open, and no more are taken; come later"
@@ -148,9 +167,6 @@ class Service:
         self._count("connections")
         try:
             session.run()
-        except Exception as error:  # one connection must not end the others
-            self._count("failed connections")
-            session.tell(f"the service failed ({type(error).__name__})")
         finally:
             with self._lock:
                 self.sessions.pop(session, None)
@@ -158,14 +174,19 @@ class Service:
     def _take_over(self, header: ScanHeader, newcomer: Session) -> None:
         """Let an earlier connection of the same scan go: its scanner has come back."""
         with self._lock:
-            earlier = [
-                s
-                for s in self.sessions
-                if s is not newcomer and s.header is not None and s.header.is_scan_of(header)
-            ]
-        for session in earlier:
+            # Of two that come at once one is the later, and sees the other.
+            newcomer.header = header
+            earlier = {
+                session: thread
+                for session, thread in self.sessions.items()
+                if session is not newcomer
+                and session.header is not None
+                and session.header.is_scan_of(header)
+            }
+        for session, thread in earlier.items():
             session.leave()
             session.wire.close()
+            thread.join()
 
     def _count(self, what: str) -> None:
         with self._lock:
@@ -173,10 +194,20 @@ class Service:
 
 
 def _health(service: Service) -> type[BaseHTTPRequestHandler]:
+    room = threading.Semaphore(service.limits.connections)
+
     class Health(BaseHTTPRequestHandler):
         """Tells how the service is, whatever is asked for."""
 
         timeout = 10
+
+        def handle(self) -> None:
+            """Answer no more at once than may scan: each has a thread while it asks."""
+            if room.acquire(blocking=False):
+                try:
+                    super().handle()
+                finally:
+                    room.release()
 
         def do_GET(self) -> None:
             """Answer."""

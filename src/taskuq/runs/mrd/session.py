@@ -6,8 +6,8 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taskuq.checks import as_array
-from taskuq.decide.acquisition import acquire
+from taskuq.decide.acquisition import Awaited, acquiring
 from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import Policy
 from taskuq.decide.scan import RoundRecord
-from taskuq.decide.steps import named
+from taskuq.decide.steps import Worker, named
 from taskuq.errors import InputError, first_line
 from taskuq.files import plain
+from taskuq.locks import locked
 from taskuq.protocols import ChoosingMeasure, Recover, Task
-from taskuq.runs.mrd.arriving import ArrivingSlice, GoneError
+from taskuq.runs.mrd.arriving import ArrivingSlice
 from taskuq.runs.mrd.header import ScanHeader, read_header
 from taskuq.runs.mrd.lines import beside_image, unfit
-from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE, TEXT, StreamError, Wire
+from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE, TEXT, Wire
+from taskuq.runs.mrd.turns import Turns, UnderWay
 from taskuq.seeds import case_seed
 
 SCHEMA = "taskuq.mrd/1"
@@ -75,13 +77,14 @@ class Chain:
 
 @dataclass(eq=False)
 class Session:
-    """What one connection is scanning.
+    """What one connection is scanning: one thread reads, and another one decides.
 
     Arguments:
         wire: The connection.
         chain: What is decided with.
         count: Called with the name of something that happened, for the health of the service.
-        take_over: Called with the header of a scan: whoever scans it at another connection leaves.
+        take_over: Called with the header of a scan, which it gives to this connection: whoever
+            scans it at another one leaves.
     """
 
     wire: Wire
@@ -92,9 +95,18 @@ class Session:
     slices: dict[int, ArrivingSlice] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
     beside: set[str] = field(default_factory=set)
-    threads: list[threading.Thread] = field(default_factory=list)
-    waiting: int = 0
-    _waited: threading.Condition = field(default_factory=threading.Condition)
+    turns: Turns = field(init=False)
+    _under_way: dict[int, UnderWay] = field(default_factory=dict)
+    _kept: int = 0
+    _worker: Worker = field(init=False)
+    _lock: Any = field(default_factory=threading.RLock)
+    _held: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
+        self.turns = Turns(self.wire.limits.waiting, self._ended)
+        # One for all slices: those that are late wait for one another, not in threads of their own.
+        self._worker = Worker(self.chain.deadline)
+        self.wire.is_awaited = lambda: self.turns.is_busy(self.wire.limits.idle)
 
     def run(self) -> None:
         """Read until the other end is done; then let what is being computed end."""
@@ -105,23 +117,22 @@ class Session:
                     self._begin(message.content)
                 elif message.kind == ACQUISITION:
                     self._line(message.content)
-                with self._waited:
-                    self._waited.wait_for(lambda: self.waiting < self.wire.limits.waiting)
-        except (StreamError, InputError) as error:
+                self.turns.wait()
+        except InputError as error:
             self.tell(first_line(error))
+        except Exception as error:  # one connection must not end the others
+            self.count("failed connections")
+            self.tell(f"the service failed ({type(error).__name__})")
         finally:
             self.leave()
+            self._held.close()
             with suppress(OSError):
                 self.wire.send(CLOSE)
             self.wire.close()
 
     def leave(self) -> None:
-        """Let nobody wait for lines any more, and wait for those who compute."""
-        for slice_ in list(self.slices.values()):
-            slice_.leave()
-        for thread in list(self.threads):
-            if thread is not threading.current_thread():
-                thread.join()
+        """Wait for no more lines, and let what is ready be decided."""
+        self.turns.leave()
 
     def tell(self, sentence: str, **more: Any) -> None:
         """Say something to the other end, in words."""
@@ -134,8 +145,24 @@ class Session:
         if self.header is not None:
             self.tell("this connection has a header already; the second one is passed over")
             return
-        header, columns = read_header(xml), self.chain.columns
-        width = sum(map(len, columns))
+        header, chain = read_header(xml), self.chain
+        self._require_fitting(header)
+        self.wire.wait_until(None)
+        self.take_over(header, self)
+        lock = chain.folder / f".scan-{self._key()}.lock"
+        self._held.enter_context(locked(lock, what=f"scan {header.scan_id}"))
+        rates = [R for R in chain.policy.accelerations if np.isfinite(R)]
+        together = chain.is_together
+        whose = "all slices, which are decided together," if together else "each slice"
+        self.tell(f"send these lines of {whose} first", lines=chain.columns[0].tolist(),
+                  accelerations=rates, slices=header.slices, together=together)  # fmt: skip
+        self.turns.start()
+        if together:
+            self._open(range(header.slices))
+
+    def _require_fitting(self, header: ScanHeader) -> None:
+        """Refuse a scan that cannot be decided about, or that is larger than is taken."""
+        limits, width = self.wire.limits, sum(map(len, self.chain.columns))
         if header.shape[2] != width:
             raise InputError(
                 f"the scan has {header.shape[2]} lines and this service decides about {width}; use "
@@ -146,26 +173,39 @@ class Session:
                 f"the scan has slices {header.shape} (coil, height, width), and this service runs "
                 f"for {self.chain.shape}; export another runtime"
             )
-        if header.slices > self.wire.limits.slices:
+        if header.slices > limits.slices:
+            raise InputError(f"the scan has {header.slices} slices, and {limits.slices} are taken")
+        if header.nbytes > limits.scan:
             raise InputError(
-                f"the scan has {header.slices} slices, and {self.wire.limits.slices} are taken"
+                f"the header announces {_mib(header.nbytes)} of k-space, and {_mib(limits.scan)} "
+                "are taken; --scan-size takes more"
             )
-        self.wire.wait_until(None)
-        self.take_over(header, self)
-        self.header = header
-        rates = [R for R in self.chain.policy.accelerations if np.isfinite(R)]
-        together = self.chain.is_together
-        whose = "all slices, which are decided together," if together else "each slice"
-        self.tell(f"send these lines of {whose} first", lines=columns[0].tolist(),
-                  accelerations=rates, slices=header.slices, together=together)  # fmt: skip
-        if self.chain.is_together:
-            self.slices = {k: self._arriving() for k in range(header.slices)}
-            self._start(dict(self.slices))
+        at_once = header.nbytes if self.chain.is_together else header.nbytes // header.slices
+        if at_once > limits.kept:
+            raise InputError(
+                f"slices that are decided at once have {_mib(at_once)} of k-space, and "
+                f"{_mib(limits.kept)} are kept; --kept-size keeps more"
+            )
 
-    def _arriving(self) -> ArrivingSlice:
+    def _key(self, *more: int | str) -> str:
+        """What a scan, or a part of it, is called on disk."""
         assert self.header is not None, "slices come after the header"
-        rates = self.chain.policy.accelerations
-        return ArrivingSlice(self.chain.columns, self.header.shape, rates, self.header.scan_id)
+        key = "\0".join([self.header.scan_id, self.header.patient, *map(str, more)])
+        return hashlib.sha256(key.encode()).hexdigest()[:24]
+
+    def _open(self, numbers: Iterable[int]) -> UnderWay:
+        """Wait for the lines of a slice, or of all that go together."""
+        assert self.header is not None, "slices come after the header"
+        rates, columns = self.chain.policy.accelerations, self.chain.columns
+        shape, scan_id = self.header.shape, self.header.scan_id
+        slices = {
+            k: ArrivingSlice(columns, shape, rates, scan_id, lock=self._lock) for k in numbers
+        }
+        cases = {self.header.case(k): k for k in slices}
+        scan = UnderWay(slices, cases, self._rounds(slices, cases), (0, tuple(cases)))
+        self.slices |= slices
+        self._under_way |= dict.fromkeys(slices, scan)
+        return scan
 
     def _line(self, acquisition: Any) -> None:
         """Give a line to its slice; one that is not of this scan is refused in words."""
@@ -191,27 +231,33 @@ class Session:
             self.count("refused lines")
             self.tell(f"{said}; it is passed over", slice=number)
             return
-        if number not in self.slices:
-            self.slices[number] = self._arriving()
-            self._start({number: self.slices[number]})
-        if said := self.slices[number].add(column, acquisition.data):
+        with self._lock:
+            # Meanwhile it may have been decided.
+            if number in self.done:
+                return
+            scan = self._under_way.get(number) or self._open([number])
+            slice_ = scan.slices[number]
+            before = slice_.nbytes
+            said = slice_.add(column, acquisition.data)
+            self._kept += slice_.nbytes - before
+        if said:
             self.count("refused lines")
             self.tell(f"{said}; it is passed over", slice=number)
+        if self._kept > self.wire.limits.kept:
+            raise InputError(
+                f"the lines of {len(self.slices)} slices under way take {_mib(self._kept)}, and "
+                f"{_mib(self.wire.limits.kept)} are kept; send slices one after another, or keep "
+                "more by --kept-size"
+            )
+        self.turns.offer(scan)
 
-    def _start(self, slices: dict[int, ArrivingSlice]) -> None:
-        self.threads = [thread for thread in self.threads if thread.is_alive()]
-        thread = threading.Thread(target=self._scan, args=(slices,), daemon=True)
-        self.threads.append(thread)
-        thread.start()
-
-    def _scan(self, slices: dict[int, ArrivingSlice]) -> None:
+    def _rounds(
+        self, slices: dict[int, ArrivingSlice], number: dict[str, int]
+    ) -> Generator[Awaited, None, Any]:
         """Scan a slice, or all that go together, from wherever its state is to the end."""
         header, chain = self.header, self.chain
         assert header is not None, "slices come after the header"
-        names = {header.case(k): k for k in slices}
-        which = "all" if chain.is_together else min(slices)
-        key = f"{header.scan_id}\0{header.patient}\0{which}"
-        state = chain.folder / f"scan-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+        key = self._key("all" if chain.is_together else min(slices))
         # A draw is known by its seed.
         images: dict[int, Any] = {}
         rates = [*map(float, chain.policy.accelerations), 1.0]
@@ -220,38 +266,36 @@ class Session:
             images[seed] = as_array(recoveries, "recoveries").mean(axis=0)
 
         def reply(record: RoundRecord) -> None:
-            own = [slices[names[record.case]]]
-            for one in slices.values() if chain.policy.whole_group else own:
-                # While a round was computed, a line may have come again with other numbers.
-                if record.stop and one.faults:
-                    raise InputError(next(iter(one.faults.values())))
             drawn = case_seed(chain.seed, record.case, rates[record.round])
-            self._reply(record, names[record.case], images.pop(drawn, None))
+            self._reply(record, number[record.case], images.pop(drawn, None))
 
         options: dict[str, Any] = {
-            "recover": Shared(chain.recover, self, keep),
-            "task": Shared(chain.task, self, lambda *found: None),
-            "samples": chain.policy.samples,
-            "seed": chain.seed, "scan_id": header.scan_id, "state": state,
-            "log": chain.folder / "log.jsonl", "deadline": chain.deadline,
-            "monitor": chain.monitor, "on_round": reply, "rule": chain.rule,
+            "recover": Shared(chain.recover, chain.model, keep),
+            "task": Shared(chain.task, chain.model, lambda *found: None),
+            "samples": chain.policy.samples, "seed": chain.seed, "worker": self._worker,
+            "scan_id": header.scan_id, "state": chain.folder / f"scan-{key}.json",
+            "log": chain.folder / "log.jsonl", "monitor": chain.monitor, "on_round": reply,
+            "rule": chain.rule,
         }  # fmt: skip
-        try:
-            if chain.is_together:
-                scanners = {name: slices[k] for name, k in names.items()}
-                acquire(chain.policy, scanners, **options)
-            else:
-                ((name, k),) = names.items()
-                acquire(chain.policy, slices[k], case=name, **options)
-        except GoneError:
-            return
-        except Exception as error:
+        # A generator of its own, so that nothing is begun before the first lines have come.
+        if chain.is_together:
+            scanners = {name: slices[k] for name, k in number.items()}
+            yield from acquiring(chain.policy, scanners, **options)
+        else:
+            ((name, k),) = number.items()
+            yield from acquiring(chain.policy, slices[k], case=name, **options)
+
+    def _ended(self, scan: UnderWay, error: Exception | None) -> None:
+        """Keep nothing of slices that are decided, or that cannot be."""
+        if error is not None:
             self.count("failed scans")
-            self.tell(f"slices {sorted(slices)} cannot be decided: {first_line(error):.300}")
-        for k in slices:
-            # Lines of a slice that is decided are not kept.
-            self.done.add(k)
-            self.slices.pop(k, None)
+            self.tell(f"slices {sorted(scan.slices)} cannot be decided: {first_line(error):.300}")
+        with self._lock:
+            for k, slice_ in scan.slices.items():
+                self.done.add(k)
+                self.slices.pop(k)
+                self._under_way.pop(k)
+                self._kept -= slice_.nbytes
 
     def _reply(self, record: RoundRecord, slice_: int, image: Any) -> None:
         """Send the image, and with it interval and decision."""
@@ -293,19 +337,6 @@ class Session:
         known = self.slices[slice_].lines if slice_ in self.slices else {}
         return [c for c in range(sum(map(len, self.chain.columns))) if c not in known]
 
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Wait for the networks, and hold them; too many who wait keep the connection unread."""
-        with self._waited:
-            self.waiting += 1
-        try:
-            with self.chain.model:
-                yield
-        finally:
-            with self._waited:
-                self.waiting -= 1
-                self._waited.notify_all()
-
     def _promise(self) -> str:
         if self.chain.void is not None:
             return self.chain.void
@@ -323,19 +354,23 @@ class Shared:
 
     Arguments:
         part: The recovery or the task.
-        session: The connection it computes for.
+        model: Held by whoever computes.
         keep: Called with what came out, and the arguments.
     """
 
-    def __init__(self, part: Any, session: Session, keep: Callable[..., None]) -> None:
-        self.part, self.session, self.keep = part, session, keep
+    def __init__(self, part: Any, model: threading.Lock, keep: Callable[..., None]) -> None:
+        self.part, self.model, self.keep = part, model, keep
         self.fingerprint = getattr(part, "fingerprint", "")
         # What the audit trail calls it is what it wraps.
         self.__module__, _, self.__qualname__ = named(part).rpartition(".")
 
     def __call__(self, *given: Any, **options: Any) -> Any:
         """Wait for whoever computes, then compute."""
-        with self.session.computing():
+        with self.model:
             found = self.part(*given, **options)
         self.keep(found, **options)
         return found
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB"
