@@ -120,7 +120,7 @@ static void add_value(sha256 *hash, const json *value, const char *without) {
 
 bool is_as_written(const json *record) {
     const json *said = json_get(record, "sha256");
-    if (said == NULL || said->kind != JSON_TEXT) return said == NULL;
+    if (said == NULL || said->kind != JSON_TEXT) return false;
     sha256 hash = {{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab,
                     0x5be0cd19}, {0}, 0};
     char hex[65];

@@ -4,8 +4,8 @@
 
 #include "json.h"
 
-/* Whether the entry sha256 of a record is that of all others; true where it has none. The document
-   that it was read from has to be there still. */
+/* Whether a record has an entry sha256, and it is that of all others. The document that it was read
+   from has to be there still. */
 bool is_as_written(const json *record);
 
 #endif

@@ -142,6 +142,8 @@ const char *tq_read(const json *specification, tq_policy **policy) {
     if (!json_has_only(specification, NAMES("schema", "policy", "samples", "tasks", "ranges",
                                             "refuse_identical", "thresholds", "rules", "sha256")))
         return "the specification says more than is known here";
+    if (json_get(specification, "sha256") == NULL)
+        return "the specification has no sha256: nobody can tell whether it is as it was written; write it again";
     if (!is_as_written(specification)) return "the specification is not as it was written; write it again";
     tq_policy *made = calloc(1, sizeof *made);
     if (made == NULL) return "memory ran out";

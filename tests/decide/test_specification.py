@@ -14,6 +14,7 @@ import taskuq as tq
 from taskuq.commands.app import main
 from taskuq.decide.specification import decision_vectors, specification
 from taskuq.files import json_text, read_json
+from taskuq.fingerprints import sealed
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,8 +54,8 @@ def line_of(vector):
 def asked(program, specification, lines, folder):
     """What the program answers to lines; the specification may be a text of any kind."""
     path = folder / "decide.json"
-    text = specification if isinstance(specification, str) else json.dumps(specification)
-    path.write_text(text)
+    is_text = isinstance(specification, str)
+    path.write_text(specification if is_text else json.dumps(sealed(specification)))
     done = subprocess.run(
         [program, path], input="\n".join(lines), capture_output=True, text=True,
         env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0"},
@@ -146,11 +147,19 @@ def test_c_answers_or_refuses_1000_spoilt_lines_and_150_spoilt_files(program, st
     assert (done.returncode, done.stderr, len(found)) == (0, "", 1000)
     text = json.dumps(policy["specification"])
     for _ in range(150):
-        (tmp_path / "spoilt.json").write_text(spoilt(text))
+        (tmp_path / "spoilt.json").write_text(as_if_written(spoilt(text)))
         done = subprocess.run(
             [program, tmp_path / "spoilt.json"], input=lines[0], capture_output=True, text=True
         )
         assert done.returncode in (0, 2), done.stderr
+
+
+def as_if_written(text):
+    """A text with the checksum of what it holds, where it holds something: all of it is read."""
+    try:
+        return json.dumps(sealed(json.loads(text)))
+    except (ValueError, TypeError):
+        return text
 
 
 def stopping(stored, name="adaptive ar"):
@@ -181,7 +190,7 @@ def test_a_line_longer_than_4_mib_is_refused_and_the_next_one_answered(program, 
     done, found = asked(program, specified, [longer, fits, longer, line], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert [answer.get("stop") for answer in found] == [None, True, None, True]
-    done, _ = asked(program, json.dumps(specified) + " " * 2**22, [line], tmp_path)
+    done, _ = asked(program, json.dumps(sealed(specified)) + " " * 2**22, [line], tmp_path)
     assert done.returncode == 2
 
 
@@ -210,11 +219,23 @@ def test_c_refuses_a_line_that_others_read_otherwise(program, stored, tmp_path, 
 ])  # fmt: skip
 def test_c_refuses_names_twice_and_names_of_several_words(program, stored, tmp_path, more):
     specified, good = stopping(stored)
-    text = f"{json.dumps(specified)[:-1]}, {more}}}"
-    done, found = asked(program, text, [line_of(good)], tmp_path)
+    whole = json.dumps(sealed(specified))
+    done, found = asked(program, whole, [line_of(good)], tmp_path)
+    assert (done.returncode, len(found)) == (0, 1)
+    for text in (f"{whole[:-1]}, {more}}}", whole + "\0"):
+        done, found = asked(program, text, [line_of(good)], tmp_path)
+        assert (done.returncode, found) == (2, [])
+        # Not by its checksum, which whoever writes a file anew writes too.
+        assert "as it was written" not in done.stderr
+
+
+def test_c_refuses_a_file_without_a_checksum_as_python_does(program, stored, tmp_path):
+    specified, good = stopping(stored)
+    done, found = asked(program, json.dumps(specified), [line_of(good)], tmp_path)
     assert (done.returncode, found) == (2, [])
-    done, found = asked(program, json.dumps(specified) + "\0", [line_of(good)], tmp_path)
-    assert (done.returncode, found) == (2, [])
+    assert "no sha256" in done.stderr
+    with pytest.raises(tq.InputError, match="sha256"):
+        read_json(tmp_path / "decide.json", "taskuq.decide/1")
 
 
 def test_c_refuses_a_file_that_is_not_as_it_was_written(program, stored, tmp_path):
@@ -228,7 +249,7 @@ def test_c_refuses_a_file_that_is_not_as_it_was_written(program, stored, tmp_pat
     record = json.loads(text)
     for change in ({"samples": record["samples"] + 1}, {"policy": "another"}, {"sha256": None},
                    {"sha256": record["sha256"].upper()}):  # fmt: skip
-        done, found = asked(program, record | change, ["{}"], tmp_path)
+        done, found = asked(program, json.dumps(record | change), ["{}"], tmp_path)
         assert (done.returncode, found) == (2, [])
         assert "not as it was written" in done.stderr
     written = [place for place, letter in enumerate(text) if letter.isdigit()]
