@@ -8,7 +8,8 @@ writes to docs/schemas/decide-vectors.json what they decide about made-up cases.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import numpy as np
 
 import taskuq as tq
 from taskuq.decide.specification import VECTORS, decision_vectors
-from taskuq.files import write_json
+from taskuq.files import whole_file
+from taskuq.fingerprints import sealed
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "schemas" / "decide-vectors.json"
@@ -76,8 +78,27 @@ def vectors() -> dict[str, Any]:
     }
 
 
+def laid_out(record: Mapping[str, Any]) -> str:
+    """Return all policies as JSON with a line for each case, so that a change shows which it is."""
+    whole = sealed(record)
+    policies = []
+    for policy in whole["policies"]:
+        about = {name: value for name, value in policy.items() if name != "vectors"}
+        cases = ",\n".join(_text(case) for case in policy["vectors"])
+        policies.append(f'{_text(about)[:-1]}, "vectors": [\n{cases}\n]}}')
+    listed = ",\n".join(policies)
+    ends = (_text(whole["schema"]), _text(whole["sha256"]))
+    return f'{{"schema": {ends[0]}, "policies": [\n{listed}\n], "sha256": {ends[1]}}}\n'
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
 def main() -> None:
-    print(write_json(PATH, vectors()))
+    with whole_file(PATH) as partial:
+        partial.write_text(laid_out(vectors()), encoding="utf-8")
+    print(PATH)
 
 
 if __name__ == "__main__":

@@ -71,6 +71,13 @@ def test_the_stored_cases_are_those_that_python_decides(stored):
             assert np.allclose(ends(a), ends(b), rtol=0, atol=1e-12)
 
 
+def test_the_stored_cases_have_a_line_each(stored):
+    lines = PATH.read_text().splitlines()
+    cases = [json.loads(line.rstrip(",")) for line in lines if line.startswith('{"round"')]
+    assert cases == [case for policy in stored for case in policy["vectors"]]
+    assert len(lines) == len(cases) + 2 * len(stored) + 2
+
+
 def ends(vector):
     return [float(end) for name in ("lower", "upper") for end in vector.get(name, ())]
 
