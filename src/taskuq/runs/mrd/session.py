@@ -125,6 +125,9 @@ class Session:
             self.tell(f"the service failed ({type(error).__name__})")
         finally:
             self.leave()
+            # At once: whoever refers to a connection must not keep its lines.
+            self.slices.clear()
+            self._under_way.clear()
             self._held.close()
             with suppress(OSError):
                 self.wire.send(CLOSE)
@@ -285,11 +288,11 @@ class Session:
             ((name, k),) = number.items()
             yield from acquiring(chain.policy, slices[k], case=name, **options)
 
-    def _ended(self, scan: UnderWay, error: Exception | None) -> None:
+    def _ended(self, scan: UnderWay, error: str | None) -> None:
         """Keep nothing of slices that are decided, or that cannot be."""
         if error is not None:
             self.count("failed scans")
-            self.tell(f"slices {sorted(scan.slices)} cannot be decided: {first_line(error):.300}")
+            self.tell(f"slices {sorted(scan.slices)} cannot be decided: {error:.300}")
         with self._lock:
             for k, slice_ in scan.slices.items():
                 self.done.add(k)

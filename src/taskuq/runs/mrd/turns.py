@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taskuq.decide.acquisition import Awaited
+from taskuq.errors import first_line
 from taskuq.runs.mrd.arriving import ArrivingSlice
 
 
@@ -47,11 +48,11 @@ class Turns:
 
     Arguments:
         most: Rounds that may wait before :meth:`wait` waits.
-        ended: Called with a scan that is over, and the error that ended it, if one did.
+        ended: Called with a scan that is over, and what ended it where that was an error.
     """
 
     most: int
-    ended: Callable[[UnderWay, Exception | None], None]
+    ended: Callable[[UnderWay, str | None], None]
     _ready: deque[UnderWay] = field(default_factory=deque)
     _is_deciding: bool = False
     _is_leaving: bool = False
@@ -105,13 +106,14 @@ class Turns:
             del scan
 
     def _decide(self, scan: UnderWay) -> None:
+        # In words: an error would keep the frames that it came through, and their lines.
         is_over, failed = False, None
         try:
             scan.awaited = next(scan.rounds)
         except StopIteration:
             is_over = True
         except Exception as error:  # one slice must not end the others
-            is_over, failed = True, error
+            is_over, failed = True, first_line(error)
         if is_over:
             self.ended(scan, failed)
         with self._changed:
