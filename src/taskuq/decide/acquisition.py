@@ -21,7 +21,8 @@ from taskuq.decide.policy import Policy
 from taskuq.decide.scan import Acquisition, GroupAcquisition, RoundRecord
 from taskuq.decide.scan_state import StateFile
 from taskuq.decide.scanners import ScannerOfEach, Scanners, as_scanners
-from taskuq.decide.steps import Steps, Worker
+from taskuq.decide.steps import Steps
+from taskuq.decide.worker import Worker
 from taskuq.errors import InputError
 from taskuq.locks import locked
 from taskuq.protocols import ChoosingMeasure, Recover, RepeatingScanner, Scanner, Task

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import Decision, Policy
 from taskuq.decide.scan import Acquisition, RoundRecord
 from taskuq.decide.scanners import Scanners
+from taskuq.decide.worker import Worker
 from taskuq.errors import InputError, first_line
 from taskuq.fingerprints import fingerprint
 from taskuq.interval import BoolArray, FloatArray, Interval
@@ -34,57 +34,8 @@ from taskuq.protocols import (
 )
 from taskuq.seeds import case_seed
 
-T = TypeVar("T")
 # How far outputs may be off when they are computed again, relative to their size.
 AGREES = 1e-4
-
-
-@dataclass
-class Worker:
-    """What computes within a deadline.
-
-    Python cannot stop a computation. One that is late goes on by itself, and while it does nothing
-    else is begun: what is asked for meanwhile is late too.
-
-    Arguments:
-        deadline: Seconds, or None for as long as it takes.
-    """
-
-    deadline: float | None = None
-    _late: threading.Thread | None = field(default=None, init=False, repr=False)
-
-    def run(self, compute: Callable[[], T], *, hurry: bool = True) -> T:
-        """Return what is computed, or raise TimeoutError where it takes too long.
-
-        Arguments:
-            compute: What to compute.
-            hurry: Whether the deadline counts.
-        """
-        if self._late is not None:
-            self._late.join(self.deadline if hurry else None)
-            if self._late.is_alive():
-                raise TimeoutError("the recovery of an earlier round is still running")
-            self._late = None
-        if self.deadline is None or not hurry:
-            return compute()
-        found: list[T] = []
-        failed: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                found.append(compute())
-            except BaseException as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        thread.join(self.deadline)
-        if thread.is_alive():
-            self._late = thread
-            raise TimeoutError(f"recovery and task took longer than {self.deadline:g} s")
-        if failed:
-            raise failed[0]
-        return found[0]
 
 
 @dataclass(frozen=True)

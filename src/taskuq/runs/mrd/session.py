@@ -20,7 +20,8 @@ from taskuq.decide.acquisition import Awaited, acquiring
 from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import Policy
 from taskuq.decide.scan import RoundRecord
-from taskuq.decide.steps import Worker, named
+from taskuq.decide.steps import named
+from taskuq.decide.worker import Worker
 from taskuq.errors import InputError, first_line
 from taskuq.files import plain
 from taskuq.locks import locked
