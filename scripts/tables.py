@@ -9,7 +9,8 @@ The first command draws 32 samples at R = 16, 8, 4, 2 for the 2160 slices of the
 configs/atlas/samplers.toml, whom no network was trained on: for ``[recover.NAME]`` of that file,
 and for trained networks that are named with a file. Everything is computed in float32, as a CPU
 does. OUT receives a folder for each with a table, pixels and cost, which ``python -m
-scripts.samplers judge OUT`` reads. ``varnet`` is a point estimate, and gets a table alone.
+scripts.samplers judge OUT`` reads. ``varnet`` is a point estimate, and gets a table alone. Task
+networks of that file that are not there are left out, and said to be.
 
 The second command writes the tables into the package, as atlas-NAME.npz, with the configuration of
 configs/atlas/table-NAME.toml and fingerprints of the networks that are there; NAME=FOLDER takes
@@ -57,9 +58,23 @@ def draw(out: Path, names: Sequence[str], patients: int | None, device: str | No
         point_table(name, images, device).save(out / name / "lesion.npz")
         say(f"{out / name}")
     if methods:
-        config = replace(config, data=data, recover=methods)
+        config = replace(config, data=data, recover=methods, task=trained(config.task))
         for path in draw_all(config, out, images=images, device=device):
             say(f"{path}")
+
+
+def trained(tasks: dict[str, Any]) -> dict[str, Any]:
+    """The task networks that are there: a second judge may not have been trained."""
+    from taskuq.weights import locate
+
+    found = {}
+    for name, task in tasks.items():
+        weights = getattr(task, "weights", None)
+        if weights is None or locate(weights).exists():
+            found[name] = task
+        else:
+            say(f"task {name} is left out: there is no {weights}")
+    return found
 
 
 def named(file: Path) -> Any:

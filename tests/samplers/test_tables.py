@@ -63,6 +63,16 @@ def test_tables_are_those_of_their_runs_and_say_so(networks, tmp_path, monkeypat
         np.testing.assert_allclose(found.outputs, expected.outputs, rtol=1e-5)
 
 
+def test_a_second_judge_that_is_not_there_is_left_out_and_said_to_be(networks, tmp_path, capsys):
+    second = '[task.second]\nkind = "classifier"\nweights = "no/best.safetensors"\n'
+    with (tmp_path / "samplers.toml").open("a") as file:
+        file.write(second)
+    tables.draw(tmp_path / "out", ["sampler"], 1, "cpu")
+
+    assert "task second is left out" in capsys.readouterr().out
+    assert [path.parent.name for path in (tmp_path / "out").glob("*/*/table.json")] == ["lesion"]
+
+
 def test_fewer_patients_are_the_first_ones(networks, tmp_path):
     tables.draw(tmp_path / "out", ["varnet"], 1, "cpu")
 

@@ -1,0 +1,28 @@
+"""Which task network a sampler has seen: the first judge may have been, the second never."""
+
+from pathlib import Path
+
+import pytest
+
+from taskuq.settings import read_toml
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+FIRST = {"lgg": "adversarial", "atlas": "lesion"}
+
+
+@pytest.mark.parametrize("data", FIRST)
+def test_the_first_judge_is_that_of_the_task_terms_and_the_second_is_another_one(data):
+    judges = read_toml(CONFIGS / data / "samplers.toml")["task"]
+    seen = read_toml(CONFIGS / data / "sampler-task.toml")["task"]["weights"]
+    assert judges.pop(FIRST[data])["weights"] == seen
+    assert len(judges) == 1
+    for path in (CONFIGS / data).glob("sampler*.toml"):
+        task = read_toml(path).get("task", {})
+        assert task.get("weights") not in [judge["weights"] for judge in judges.values()], path
+
+
+@pytest.mark.parametrize("data", FIRST)
+def test_aims_name_task_networks_that_judge(data):
+    judges = read_toml(CONFIGS / data / "samplers.toml")["task"]
+    aims = read_toml(CONFIGS / data / "aims.toml")["aim"]
+    assert {aim["task"] for aim in aims if "task" in aim} == {FIRST[data]} <= set(judges)
