@@ -289,3 +289,17 @@ def test_best_weights_are_those_of_the_least_validation_loss(tmp_path, configure
     assert len(losses) == 4
     assert reached["loss"] == pytest.approx(min(losses), abs=1e-6)
     assert losses[reached["epoch"]] == min(losses)
+
+
+@pytest.mark.parametrize("kind", ["varnet", "sampler"])
+def test_a_training_that_has_ended_is_not_done_again_where_its_state_stayed_behind(
+    tmp_path, configure, kind
+):
+    config = configure(kind, epochs=1, cases=12)
+    best = train_from(kind, config, tmp_path / "run", machine=CPU)
+    for state in (tmp_path / "run").rglob("resume.safetensors"):
+        state.unlink()
+    before = best.stat().st_mtime_ns
+    assert train_from(kind, config, tmp_path / "run", machine=CPU) == best
+    assert best.stat().st_mtime_ns == before
+    assert not list((tmp_path / "run").rglob("resume.safetensors"))

@@ -18,7 +18,7 @@ from taskuq.protocols import HasPrecision
 from taskuq.settings import read_toml, to_table
 from taskuq.training.config import TrainingConfig
 from taskuq.training.feed import Feed, stock_of
-from taskuq.training.folder import begin
+from taskuq.training.folder import begin, finish, is_finished
 from taskuq.training.lightning import quiet, trainer_of
 from taskuq.training.order import EpochOrder
 from taskuq.training.recipe import Recipe
@@ -149,8 +149,9 @@ def fit(
     """Train a recipe, leave its weights in a folder and return the best.
 
     The folder receives ``best`` and ``last`` as .safetensors with a .toml each, ``metrics.csv``,
-    ``timing.json``, the configuration, and a state. Called again after it was killed, the training
-    goes on behind its last whole epoch and ends with the same bits as if nothing had happened. A
+    ``timing.json``, the configuration, a state, and in the end ``finished.json``. Called again
+    after it was killed, the training goes on behind its last whole epoch and ends with the same
+    bits as if nothing had happened; called again after it has ended, it does nothing. A
     part that is trained before has all of this in the folder ``pretrain``.
 
     A trial stops after a few steps, validates by as many batches, and leaves the same files, which
@@ -186,19 +187,23 @@ def fit(
         earlier = read_timing(part) if is_first_process() else None
     settings = settings if steps is None else {**settings, "trial": {"steps": steps}}
     resume = begin(folder, settings, fresh=fresh)
+    best = folder / "best.safetensors"
+    if best.exists() and is_finished(folder, config.epochs):
+        return best
     notes = {key: settings[key] for key in settings if key != "network"}
     keep = Keep(recipe, folder, config.keep_every, notes, config.patience, config.minutes)
     _loop(
         recipe, training, validation, config, machine,
         steps=steps, before=earlier, keep=keep, resume=resume,
     )  # fmt: skip
-    best = folder / "best.safetensors"
     if recipe.after is not None and is_first_process():
         load_weights(recipe.network, best)
         noted = recipe.after() or {}
         card = read_toml(best.with_suffix(".toml"))
         notes = {key: card[key] for key in card if key not in ("kind", "network")} | dict(noted)
         save_weights(recipe.network, best, kind=recipe.kind, config=recipe.config, notes=notes)
+    if is_first_process():
+        finish(folder, config.epochs)
     return best
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from taskuq.errors import InputError
-from taskuq.files import whole_file
+from taskuq.files import read_json, whole_file, write_json
 from taskuq.settings import read_toml, toml_text
 from taskuq.training.state import RESUME
+
+FINISHED, SCHEMA = "finished.json", "taskuq.finished/1"
 
 
 def begin(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Path | None:
@@ -31,7 +33,7 @@ def begin(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Path | None
             f"{folder} holds a training; give a trial another folder, or --fresh to overwrite it"
         )
     if fresh or "trial" in settings:
-        for old in (state, written):
+        for old in (state, written, folder / FINISHED):
             old.unlink(missing_ok=True)
     elif there is not None and settings and there != settings:
         raise InputError(
@@ -41,6 +43,30 @@ def begin(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Path | None
     with whole_file(written) as partial:
         partial.write_text(toml_text(settings), encoding="utf-8")
     return state if state.exists() else None
+
+
+def finish(folder: Path, epochs: int) -> None:
+    """Say in a training's folder that it has ended, with its best weights there.
+
+    A state to go on from is several times as large as the weights. Whoever takes a training along
+    to another machine needs no state of one that has ended.
+
+    Arguments:
+        folder: The folder of the training.
+        epochs: How many epochs were asked for.
+    """
+    write_json(folder / FINISHED, {"schema": SCHEMA, "epochs": epochs})
+
+
+def is_finished(folder: Path, epochs: int) -> bool:
+    """Whether a training has ended that was asked for so many epochs.
+
+    Arguments:
+        folder: The folder of the training.
+        epochs: How many epochs are asked for now.
+    """
+    path = folder / FINISHED
+    return path.exists() and bool(read_json(path, SCHEMA)["epochs"] == epochs)
 
 
 def _difference(there: dict[str, Any], settings: dict[str, Any]) -> str:
