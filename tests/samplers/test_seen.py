@@ -1,4 +1,4 @@
-"""Which task network a sampler has seen: the first judge may have been, the second never."""
+"""What a sampler has seen: the first judge may be among it, the second never, and any masks."""
 
 from pathlib import Path
 
@@ -26,3 +26,12 @@ def test_aims_name_task_networks_that_judge(data):
     judges = read_toml(CONFIGS / data / "samplers.toml")["task"]
     aims = read_toml(CONFIGS / data / "aims.toml")["aim"]
     assert {aim["task"] for aim in aims if "task" in aim} == {FIRST[data]} <= set(judges)
+
+
+@pytest.mark.parametrize("name", ["sampler", "sampler-task"])
+@pytest.mark.parametrize("data", FIRST)
+def test_samplers_that_orders_are_learned_on_have_seen_random_masks(data, name):
+    scans = read_toml(CONFIGS / data / f"{name}.toml")["scans"]
+    assert scans["rounds"] == 0.5
+    rates = read_toml(CONFIGS / data / "order.toml")["measure"]["accelerations"]
+    assert scans["masks"]["accelerations"] == [min(rates), max(rates)]
