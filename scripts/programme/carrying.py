@@ -13,6 +13,8 @@ ARCHIVE = "site.tar.xz"
 LINKED = ("configs", "tests")
 # The folder that lets jobs import what was carried.
 LATE = "late"
+# Which files of earlier calls are at home, in the folder that is carried.
+ARRIVED = "arrived.json"
 
 
 def put(carried: Path | None, work: Path) -> None:
@@ -28,7 +30,7 @@ def put(carried: Path | None, work: Path) -> None:
         if path.name == ARCHIVE:
             with tarfile.open(path) as tar:
                 tar.extractall(site, filter="data")
-        elif path.is_file():
+        elif path.is_file() and path.name != ARRIVED:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
     work.mkdir(parents=True, exist_ok=True)

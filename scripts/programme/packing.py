@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+
+from scripts.programme.pieces import cut, whole
+from scripts.programme.smaller import smaller
 
 from taskuq.files import whole_file
+from taskuq.training.folder import FINISHED
+from taskuq.training.state import RESUME
 
 # A tar's own bytes: a header for each file, blocks of 512, and the end.
 HEADER, BLOCK, END = 1536, 512, 10240
 MIB = 2**20
+
+File = tuple[tarfile.TarInfo, bytes]
 
 
 @dataclass(frozen=True)
@@ -37,8 +43,36 @@ class Limits:
 class Archive:
     """Files of one archive as they were when looked at, and how large it will be."""
 
-    files: list[tuple[tarfile.TarInfo, bytes]] = field(default_factory=list)
+    files: list[File] = field(default_factory=list)
     size: int = END
+
+
+class Room:
+    """Archives that are filled up to their limits; each file goes into the first that has room."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.archives: list[Archive] = []
+
+    def take(self, parts: Sequence[File]) -> bool:
+        """Take all parts of a file, or nothing; return whether they were taken."""
+        limits, places = self.limits, list[int]()
+        sizes = [archive.size for archive in self.archives]
+        for info, _ in parts:
+            size = in_tar(info.size)
+            place = next((k for k, s in enumerate(sizes) if s + size <= limits.each), len(sizes))
+            if place == len(sizes):
+                sizes.append(END)
+            sizes[place] += size
+            places.append(place)
+        if len(sizes) > limits.files or sum(sizes) > limits.together or max(sizes) > limits.each:
+            return False
+        self.archives += [Archive() for _ in range(len(sizes) - len(self.archives))]
+        for place, part in zip(places, parts, strict=True):
+            self.archives[place].files.append(part)
+        for archive, size in zip(self.archives, sizes, strict=True):
+            archive.size = size
+        return True
 
 
 def pack(
@@ -47,11 +81,12 @@ def pack(
     out: Path,
     limits: Limits | None = None,
     tell: Callable[[str], None] = print,
+    arrived: Collection[str] = (),
 ) -> tuple[list[Path], list[str]]:
     """Write archives of what matches, and return them with the names of what did not fit.
 
     Each file goes into the first archive that has room for it, what matters most first: what does
-    not fit never keeps out what stands before it.
+    not fit never keeps out what stands before it. A file that is larger than an archive is cut.
 
     Arguments:
         patterns: Of files in the folder of work, what matters most first.
@@ -60,42 +95,63 @@ def pack(
         limits: What may come back.
         tell: Called with a sentence on each file that cannot be packed, or not in half; all others
             are.
+        arrived: Fingerprints of what is at home already, and is not packed.
     """
     limits = limits or Limits()
-    archives: list[Archive] = []
-    left_out = []
+    room, left_out = Room(limits), []
     for name in matching(patterns, work):
         try:
-            path = _smaller(work / name, work, tell)
-            size = HEADER + -(-path.stat().st_size // BLOCK) * BLOCK
-            taken = _taken(path, name) if END + size <= limits.each else None
+            info, content = _taken(smaller(work / name, work, tell), name)
         except OSError as error:  # jobs still run, and what they write may be gone again
             tell(f"{name} is not packed: {error}")
             continue
-        size = size if taken is None else HEADER + -(-taken[0].size // BLOCK) * BLOCK
-        spare = limits.together - sum(archive.size for archive in archives)
-        fitting = [a for a in archives if a.size + size <= limits.each and size <= spare]
-        fits_new = len(archives) < limits.files and END + size <= min(limits.each, spare)
-        if taken is None or not (fitting or fits_new):
-            left_out.append(name)
+        if fingerprint(name, content) in arrived:
             continue
-        if not fitting:
-            archives.append(Archive())
-            fitting = archives[-1:]
-        fitting[0].files.append(taken)
-        fitting[0].size += size
+        if not room.take(cut(info, content, limits.each - END - 2 * HEADER)):
+            left_out.append(name)
     out.mkdir(parents=True, exist_ok=True)
-    written = [_write(out / f"part-{k}.tar", a) for k, a in enumerate(archives, 1)]
+    written = [_write(out / f"part-{k}.tar", a) for k, a in enumerate(room.archives, 1)]
     for path in set(out.glob("part-*.tar")).difference(written):
         path.unlink()  # of an earlier time, when there was more
     return written, left_out
 
 
 def matching(patterns: Sequence[str], work: Path) -> list[str]:
-    """Names of files, each once, in the order of the patterns."""
+    """Names of files, each once, in the order of the patterns.
+
+    What belongs to trainings that have not ended comes last: first the states that these go on
+    from, the smallest first, so that as many as possible go on; then their weights so far.
+    """
     found = (path for pattern in patterns for path in sorted(work.glob(pattern)))
-    files = (path.relative_to(work).as_posix() for path in found if path.is_file())
-    return list(dict.fromkeys(files))
+    files = list(dict.fromkeys(path for path in found if path.is_file()))
+    states = [path for path in files if path.name == RESUME]
+    unfinished = {path.parent for path in states if not (path.parent / FINISHED).exists()}
+    going_on = [path for path in states if path.parent in unfinished]
+    is_so_far = {p: p.parent in unfinished and p.suffix == ".safetensors" for p in files}
+    rest, so_far = (
+        [path for path in files if path.name != RESUME and is_so_far[path] is wanted]
+        for wanted in (False, True)
+    )
+    ordered = [*rest, *sorted(going_on, key=lambda path: path.stat().st_size), *so_far]
+    return [path.relative_to(work).as_posix() for path in ordered]
+
+
+def fingerprint(name: str, content: bytes) -> str:
+    """What a file of a name holds, in few letters."""
+    return f"{name} {sha256(content).hexdigest()}"
+
+
+def contents(archives: Sequence[Path]) -> Iterator[File]:
+    """All files that archives hold, those that were cut whole again."""
+    yield from whole(file for archive in archives for file in _members(archive))
+
+
+def _members(archive: Path) -> Iterator[File]:
+    with tarfile.open(archive) as tar:
+        for member in tar.getmembers():
+            file = tar.extractfile(member)
+            if file is not None:
+                yield member, file.read()
 
 
 def unpack(archives: Sequence[Path], work: Path, *, newer: bool = False) -> list[str]:
@@ -108,47 +164,22 @@ def unpack(archives: Sequence[Path], work: Path, *, newer: bool = False) -> list
             they are left alone.
     """
     put = []
-    for archive in archives:
-        with tarfile.open(archive) as tar:
-            for member in tar.getmembers():
-                path = work / member.name
-                if not path.exists() or (newer and member.mtime > path.stat().st_mtime):
-                    tar.extract(member, work, filter="data")
-                    put.append(member.name)
+    for info, content in contents(archives):
+        path = work / tarfile.data_filter(info, str(work)).name
+        if not path.exists() or (newer and info.mtime > path.stat().st_mtime):
+            with whole_file(path) as partial:
+                partial.write_bytes(content)
+            os.utime(path, (info.mtime, info.mtime))
+            put.append(info.name)
     return put
 
 
-def halved(path: Path, work: Path) -> Path:
-    """The weights of a network in float16, as the package keeps them; any other file as it is."""
-    from taskuq.settings import read_toml
-    from taskuq.training.networks import NETWORKS
-    from taskuq.weights.files import save_weights
-
-    beside = path.with_suffix(".toml")
-    if path.suffix != ".safetensors" or not beside.exists():
-        return path
-    half = work / "half" / path.relative_to(work)
-    if half.exists() and half.stat().st_mtime >= path.stat().st_mtime:
-        return half
-    card: dict[str, Any] = read_toml(beside)
-    if card.get("kind") not in NETWORKS:
-        return path
-    net: Any = NETWORKS[card["kind"]].load(path, card["network"])
-    notes = {key: card[key] for key in card if key not in ("kind", "network")}
-    half.parent.mkdir(parents=True, exist_ok=True)
-    return save_weights(net, half, kind=card["kind"], config=net.config, notes=notes, half=True)
+def in_tar(size: int) -> int:
+    """How many bytes of an archive a file of so many takes."""
+    return HEADER + -(-size // BLOCK) * BLOCK
 
 
-def _smaller(path: Path, work: Path, tell: Callable[[str], None]) -> Path:
-    """The weights in half where they can be read, and the file as it is otherwise."""
-    try:
-        return halved(path, work)
-    except Exception as error:  # whatever is wrong with one file, the others come home
-        tell(f"{path.relative_to(work)} is packed as it is: {type(error).__name__}: {error}")
-        return path
-
-
-def _taken(path: Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
+def _taken(path: Path, name: str) -> File:
     """A file as it is now: it may grow or vanish before its archive is written."""
     info, content = tarfile.TarInfo(name), path.read_bytes()
     info.size, info.mtime = len(content), path.stat().st_mtime
@@ -160,39 +191,3 @@ def _write(target: Path, archive: Archive) -> Path:
         for info, content in archive.files:
             tar.addfile(info, io.BytesIO(content))
     return target
-
-
-class Beside:
-    """Something done now and then in a thread of its own, so that no job waits for it.
-
-    Arguments:
-        do: What is done.
-        seconds: It is not begun again before so many have passed.
-        tell: Called with a sentence where it fails; it is tried again the next time.
-    """
-
-    def __init__(
-        self, do: Callable[[], object], seconds: float, tell: Callable[[str], None] = print
-    ) -> None:
-        self.do, self.seconds, self.tell = do, seconds, tell
-        self.begun = time.monotonic()
-        self.thread = threading.Thread()
-
-    def __call__(self) -> None:
-        """Begin, unless it was begun not long ago or goes on still."""
-        if self.thread.is_alive() or time.monotonic() - self.begun < self.seconds:
-            return
-        self.begun = time.monotonic()
-        self.thread = threading.Thread(target=self._try, daemon=True)
-        self.thread.start()
-
-    def _try(self) -> None:
-        try:
-            self.do()
-        except Exception as error:
-            self.tell(f"what is done beside the jobs failed: {type(error).__name__}: {error}")
-
-    def end(self) -> None:
-        """Wait for what was begun."""
-        if self.thread.is_alive():
-            self.thread.join()

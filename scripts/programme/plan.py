@@ -26,6 +26,8 @@ class Job:
         takes: How many of the plan's places it takes.
         left: It begins where so many minutes are left of a call.
         each_call: Whether it is done anew in every call: where it changes what a call brings along.
+        expected: How many minutes it is thought to take, for the schedule; all its minutes where
+            nothing is said.
     """
 
     run: tuple[str, ...]
@@ -35,6 +37,7 @@ class Job:
     takes: int = 1
     left: float = 0.5
     each_call: bool = False
+    expected: float = 0.0
 
     def __post_init__(self) -> None:
         strange = [line for line in self.run if line.split()[:1] not in [[s] for s in STARTS]]
@@ -43,10 +46,10 @@ class Job:
                 f"a job runs {', '.join(map(repr, strange)) or 'nothing'}; give commands that "
                 f"begin with {' or '.join(STARTS)}"
             )
-        if self.takes < 1 or not self.minutes > 0:
+        if self.takes < 1 or not self.minutes > 0 or not 0 <= self.expected <= self.minutes:
             raise InputError(
-                f"a job takes {self.takes} places for {self.minutes} minutes; give at least one "
-                "place and some minutes"
+                f"a job takes {self.takes} places for {self.minutes} minutes, {self.expected} "
+                "expected; give at least one place, some minutes, and expect no more than these"
             )
 
 

@@ -91,21 +91,8 @@ def _lgg(folder: Path, source: Path | None) -> None:
     main(source, folder / "data")
 
 
-def _luna(folder: Path, source: Path | None, size: int = 128) -> None:
-    from scripts.luna import main
-
-    assert source is not None
-    main(source, folder / "data" / ("" if size == 128 else str(size)), size)
-
-
-def _luna_256(folder: Path, source: Path | None) -> None:
-    _luna(folder, source, 256)
-
-
 PARTS: dict[str, Callable[[Path, Path | None], None]] = {
     "base": _base,
     "site": _site,
     "lgg": _lgg,
-    "luna": _luna,
-    "luna-256": _luna_256,
 }

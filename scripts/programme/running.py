@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +19,8 @@ from scripts.programme.carrying import LATE, ROOT
 from scripts.programme.plan import Job, Plan
 
 from taskuq.files import write_json
+from taskuq.training.folder import FINISHED
+from taskuq.training.state import RESUME
 
 STATUS, SCHEMA = "status.json", "taskuq.programme/1"
 # How long a process may take to end when it is told to, and how often processes are looked at.
@@ -140,7 +142,7 @@ def run(
     running: dict[str, Running] = {}
     try:
         while (left := seconds - (clock() - begin)) > 0:
-            for name in _ready(plan, entries, running, left / 60):
+            for name in ready(plan, entries, running, left / 60):
                 running[name] = Running(name, plan.job[name], entries[name], work, clock)
                 tell(f"{name} begins")
             if not running:
@@ -182,10 +184,11 @@ def lacking(job: Job, work: Path) -> str:
 
 
 def forget(plan: Plan, work: Path) -> None:
-    """Let jobs that are not done begin anew, on a machine that is not the one they began on.
+    """Begin jobs that are not done with their first command, on a machine they did not begin on.
 
-    What they go on from stayed there. Their minutes count from 0 again, and what they left halfway
-    is removed: it would let them be done without having been run.
+    Their minutes count from 0 again. Trainings among their commands that have ended are not done
+    again, and those whose state came along go on. Where neither came, what was left halfway is
+    removed: it would let a job be done without having been run.
 
     Arguments:
         plan: The programme.
@@ -197,7 +200,9 @@ def forget(plan: Plan, work: Path) -> None:
         if entry.state != "done":
             entries[name] = Entry()
             for left in plan.job[name].leaves:
-                (work / left).unlink(missing_ok=True)
+                beside = (work / left).parent
+                if not any((beside / kept).exists() for kept in (RESUME, FINISHED)):
+                    (work / left).unlink(missing_ok=True)
     write_status(work, entries)
 
 
@@ -219,11 +224,18 @@ def _before(plan: Plan, work: Path) -> dict[str, Entry]:
     return entries
 
 
-def _ready(
-    plan: Plan, entries: dict[str, Entry], running: dict[str, Running], minutes: float
+def ready(
+    plan: Plan, entries: Mapping[str, Entry], running: Collection[str], minutes: float
 ) -> list[str]:
-    """Which jobs begin now."""
-    free = plan.places - sum(one.job.takes for one in running.values())
+    """Which jobs begin now.
+
+    Arguments:
+        plan: The programme.
+        entries: How far each job has come.
+        running: Which of them run.
+        minutes: How many are left of the call.
+    """
+    free = plan.places - sum(plan.job[name].takes for name in running)
     chosen = []
     for name, job in plan.job.items():
         is_next = entries[name].state == "waiting" and name not in running
@@ -236,7 +248,7 @@ def _ready(
     return chosen
 
 
-def _has(entries: dict[str, Entry], needs: tuple[str, ...]) -> bool:
+def _has(entries: Mapping[str, Entry], needs: tuple[str, ...]) -> bool:
     return all(entries[name].state == "done" for name in needs)
 
 

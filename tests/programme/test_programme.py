@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from scripts.programme import packing
+from scripts.programme.beside import Beside
 from scripts.programme.carrying import put
-from scripts.programme.packing import Beside, Limits, pack, unpack
+from scripts.programme.packing import Limits, pack, unpack
 from scripts.programme.plan import Job, Plan, read_plan
 from scripts.programme.preparing import closure, prepare
 from scripts.programme.running import Entry, forget, read_status, run, write_status

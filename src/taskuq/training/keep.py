@@ -145,8 +145,10 @@ class Keep(Callback):
         return {"best": self.best, "since_best": self.since_best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state."""
-        self.best, self.since_best = state_dict["best"], state_dict["since_best"]
+        """Go on from a state; weights that did not come along are not the best ones."""
+        has_best = (self.folder / "best.safetensors").exists()
+        self.best = state_dict["best"] if has_best else None
+        self.since_best = state_dict["since_best"]
 
     def _is_exhausted(self) -> bool:
         return 0 < self.patience <= self.since_best
