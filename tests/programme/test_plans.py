@@ -8,7 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from scripts.programme.plan import read_plan
+from scripts.programme.packing import matching
+from scripts.programme.plan import Job, Plan, read_plan
+from scripts.programme.schedule import AGAIN, BEGINNING, foreseen, words
 
 from taskuq.commands.app import app
 
@@ -62,3 +64,55 @@ def test_every_command_of_a_plan_is_there(path):
         else:
             assert words[1] == "-m"
             assert find_spec(words[2]) is not None, line
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_all_that_jobs_leave_is_brought_home(path, tmp_path):
+    plan = read_plan(path)
+    left = [name for job in plan.job.values() for name in job.leaves]
+    for name in left:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert set(left) <= set(matching(plan.keep, tmp_path))
+
+
+# What the samplers must reach is read off these, and latencies need no training.
+FIRST = {"scanner", "lgg-classifiers", "lgg-estimates", "atlas-varnet"}
+MUST = FIRST | {
+    "lgg-sampler", "lgg-flow", "lgg-sampler-task", "atlas-sampler", "atlas-sampler-task",
+    "lgg-tables", "lgg-tables-flow", "lgg-tables-task", "atlas-tables",
+}  # fmt: skip
+
+
+def test_what_samplers_must_reach_is_expected_in_three_calls_and_first():
+    plan = read_plan(ROOT / "scripts" / "programme" / "samplers.toml")
+    done = [
+        {stay.name for stay in stays if stay.is_done} for stays in foreseen(plan, (9.3, 9.3, 7.3))
+    ]
+    assert done[0] >= FIRST
+    assert set().union(*done) >= MUST
+    # Too large to travel: they begin only where they can end.
+    for name in ("lgg-sampler", "lgg-sampler-task", "lgg-matching"):
+        assert plan.job[name].left > plan.job[name].expected
+
+
+PLAN = Plan({
+    "long": Job(("python long",), minutes=9, expected=4),
+    "alone": Job(("python alone",), minutes=1, takes=2),
+    "late": Job(("python late",), minutes=2, left=5),
+    "after": Job(("python after",), minutes=1, needs=("long",), each_call=True),
+}, places=2)  # fmt: skip
+
+
+def test_a_schedule_keeps_to_places_needs_and_calls():
+    first, second, third = foreseen(PLAN, (3, 6, 6))
+    assert [(s.name, s.is_done) for s in first] == [("long", False)]  # the other would overtake
+    rest = 4 - (3 - BEGINNING) + AGAIN
+    assert [s.name for s in second] == ["long", "alone", "after"]
+    assert second[0].end == pytest.approx(BEGINNING + rest)
+    assert second[1].begin == second[0].end
+    assert [s.name for s in third] == ["late", "after"]
+
+
+def test_a_schedule_says_what_is_not_reached():
+    assert words(PLAN, (3,))[-1] == "not reached: long, alone, late, after"
