@@ -54,8 +54,17 @@ def test_everything_goes_where_it_belongs(work, tmp_path):
 def test_the_rest_is_done_by_commands_that_are_there(work):
     import importlib.util
 
+    (work / "tables/lgg/flow").mkdir(parents=True)
+    (work / "any-head.json").touch()
+    assert len(after(work)) == 7
     for words in after(work):
         assert importlib.util.find_spec(words[0]) is not None, words[0]
+
+
+def test_what_was_not_reached_is_not_judged(work):
+    commands = [" ".join(words) for words in after(work)]
+    assert not any("any_head" in words or "tables/lgg" in words for words in commands)
+    assert any("tables/atlas" in words for words in commands)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,122 @@
+"""The whole programme at toy size: stopped in its first call, ended on another machine, judged."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import toy_programme as toy
+from scripts.programme.plan import read_plan
+from scripts.programme.running import read_status
+
+PROGRAMME = [sys.executable, "-m", "scripts.programme"]
+# Of all that it trains, draws and judges in dozens of processes.
+PATIENCE = 3600
+
+
+def command(root, *words):
+    env = os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [str(word) for word in words], cwd=root, env=env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def done(root, *words):
+    process = command(root, *words)
+    said, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, said
+    return said
+
+
+def logs(work):
+    return {path.stem: path.read_text() for path in (work / "logs").glob("*.txt")}
+
+
+def curve(work):
+    with (work / "runs" / "atlas-sampler" / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A call that is told to end while a sampler is trained, and what came home of it."""
+    folder = tmp_path_factory.mktemp("programme")
+    root, carry, work = toy.checkout(folder / "first"), folder / "carry", folder / "first" / "work"
+    source = toy.heads(folder / "lgg.npz")
+    done(toy.ROOT, *PROGRAMME, "prepare", carry, "--parts", "base,lgg", "--lgg", source)
+    process = command(
+        root, *PROGRAMME, "run", toy.PLAN, "-o", folder / "out-1", "--work", work,
+        "--carried", carry, "--seconds", PATIENCE,
+    )  # fmt: skip
+    state, until = work / "runs/atlas-sampler/resume.safetensors", time.monotonic() + PATIENCE
+    while not state.exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=PATIENCE)
+    assert state.exists(), said
+    archives = sorted((folder / "out-1").iterdir())
+    done(toy.ROOT, *PROGRAMME, "unpack", folder / "home", *archives, "--carried", carry)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def second(first):
+    """The next call, on a machine that has nothing but what came home, to the end of all jobs."""
+    home, brought = first / "home", first / "brought"
+    done(toy.ROOT, *PROGRAMME, "bring", home, toy.PLAN, brought)
+    root = toy.checkout(first / "second")
+    packed = sorted(first.glob("brought-*/*.tar"))
+    said = done(
+        root, *PROGRAMME, "run", toy.PLAN, "-o", first / "out-2", "--work", root / "work",
+        "--carried", first / "carry", "--packed", *packed, "--seconds", PATIENCE,
+    )  # fmt: skip
+    archives = sorted((first / "out-2").iterdir())
+    done(toy.ROOT, *PROGRAMME, "unpack", home, *archives, "--carried", first / "carry")
+    return said
+
+
+def test_after_the_first_call_all_that_is_done_is_at_home_and_a_training_is_not(first):
+    states = {name: entry.state for name, entry in read_status(first / "home").items()}
+    assert states["lgg-estimates"] == states["atlas-varnet"] == "done"
+    assert states["atlas-sampler"] == "unfinished"
+    assert (first / "home/runs/atlas-sampler/resume.safetensors").exists()
+    for name in ("estimate", "fold-1-of-2", "fold-2-of-2"):
+        assert (first / "home/runs/lgg-sampler" / name / "best.safetensors").exists()
+
+
+def test_every_job_of_the_programme_is_done_in_the_end(first, second):
+    plan = read_plan(toy.ROOT / toy.PLAN)
+    states = {name: entry.state for name, entry in read_status(first / "home").items()}
+    assert states == dict.fromkeys(plan.job, "done")
+    for name in (file for job in plan.job.values() for file in job.leaves):
+        assert (first / "home" / name).exists(), name
+
+
+def test_a_stopped_training_went_on_where_it_was_and_what_was_done_stayed_done(first, second):
+    before, after = curve(first / "first" / "work"), curve(first / "home")
+    assert len(before) < toy.EPOCHS == len(after)
+    assert [row["epoch"] for row in after] == [str(k) for k in range(toy.EPOCHS)]
+    assert after[0] == before[0]  # its seconds, too: it was not trained again
+    again = logs(first / "second" / "work")
+    assert not {"lgg-estimates", "atlas-varnet"} & set(again)
+
+
+@pytest.mark.parametrize("data", ["lgg", "atlas"])
+def test_what_came_home_is_judged(first, second, data):
+    tables, aims = first / "home" / "tables" / data, f"configs/{data}/aims.toml"
+    words = ["-m", "scripts.samplers", "judge", tables, "--reference", "flow", "--aims", aims]
+    said = done(toy.ROOT, sys.executable, *words, "--trials", "5")
+    judges = {"lgg": ("adversarial", "plain"), "atlas": ("lesion", "second")}
+    assert all(name in said for name in ("sampler", "CRPS", *judges[data]))
+
+
+def test_orders_that_came_home_are_shown(first, second):
+    folders = [first / "home" / "tables" / f"orders-{data}" for data in ("lgg", "atlas")]
+    words = ["-m", "scripts.orders", "show", *folders, "--trials", "5"]
+    assert "adaptive" in done(toy.ROOT, sys.executable, *words)
