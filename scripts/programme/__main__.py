@@ -87,7 +87,7 @@ def run(given: argparse.Namespace) -> None:
     from scripts.programme.running import run as run_jobs
     from scripts.programme.sharing import shared_gpu
 
-    from taskuq.training.state import RESUME
+    from taskuq.training.folder import RESUME
 
     plan = read_plan(given.plan)
     if given.packed:

@@ -14,8 +14,7 @@ from scripts.programme.pieces import cut, whole
 from scripts.programme.smaller import smaller
 
 from taskuq.files import whole_file
-from taskuq.training.folder import FINISHED
-from taskuq.training.state import RESUME
+from taskuq.training.folder import FINISHED, RESUME
 
 # A tar's own bytes: a header for each file, blocks of 512, and the end.
 HEADER, BLOCK, END = 1536, 512, 10240

@@ -19,8 +19,7 @@ from scripts.programme.carrying import LATE, ROOT
 from scripts.programme.plan import Job, Plan
 
 from taskuq.files import write_json
-from taskuq.training.folder import FINISHED
-from taskuq.training.state import RESUME
+from taskuq.training.folder import FINISHED, RESUME
 
 STATUS, SCHEMA = "status.json", "taskuq.programme/1"
 # How long a process may take to end when it is told to, and how often processes are looked at.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from taskuq.training.state import RESUME, load_state, save_state
+from taskuq.training.folder import RESUME
 
 # Tensors of fewer numbers are kept as they are: running means of scores may be large or small.
 SMALL, LARGEST = 4096, 6e4
@@ -51,6 +51,8 @@ def halved(path: Path, target: Path) -> Path:
 def light(path: Path, target: Path) -> Path:
     """The state of a training without Adam's moments, its weights in float16."""
     import torch
+
+    from taskuq.training.state import load_state, save_state
 
     state = load_state(path)
     for optimiser in state["optimizer_states"]:

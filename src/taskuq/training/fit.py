@@ -18,13 +18,12 @@ from taskuq.protocols import HasPrecision
 from taskuq.settings import read_toml, to_table
 from taskuq.training.config import TrainingConfig
 from taskuq.training.feed import Feed, stock_of
-from taskuq.training.folder import begin, finish, is_finished
+from taskuq.training.folder import RESUME, begin, finish, is_finished
 from taskuq.training.lightning import quiet, trainer_of
 from taskuq.training.order import EpochOrder
 from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
 from taskuq.training.stages import Staged
-from taskuq.training.state import RESUME
 from taskuq.weights.files import load_weights, save_weights
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import Any
 from taskuq.errors import InputError
 from taskuq.files import read_json, whole_file, write_json
 from taskuq.settings import read_toml, toml_text
-from taskuq.training.state import RESUME
 
+# The state from which a training goes on, and what says that it has ended.
+RESUME = "resume.safetensors"
 FINISHED, SCHEMA = "finished.json", "taskuq.finished/1"
 
 

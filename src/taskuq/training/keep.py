@@ -9,10 +9,11 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.plugins.io import CheckpointIO
 
+from taskuq.training.folder import RESUME
 from taskuq.training.log import Events, log_epoch
 from taskuq.training.module import Training
 from taskuq.training.recipe import Recipe
-from taskuq.training.state import RESUME, load_state, save_state
+from taskuq.training.state import load_state, save_state
 from taskuq.weights.files import save_weights
 
 

@@ -13,8 +13,6 @@ from taskuq.errors import InputError
 from taskuq.files import whole_file
 
 SCHEMA = "taskuq.state/1"
-# The file in a training's folder from which it goes on.
-RESUME = "resume.safetensors"
 
 
 def save_state(state: Any, path: Path | str) -> Path:
