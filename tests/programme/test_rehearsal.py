@@ -15,8 +15,9 @@ from scripts.programme.plan import read_plan
 from scripts.programme.running import read_status
 
 PROGRAMME = [sys.executable, "-m", "scripts.programme"]
-# Of all that it trains, draws and judges in dozens of processes.
-PATIENCE = 3600
+# For dozens of processes: two minutes of two idle cores, many more of busy ones.
+PATIENCE = 2900
+pytestmark = pytest.mark.timeout(3000)
 
 
 def command(root, *words):
@@ -29,7 +30,11 @@ def command(root, *words):
 
 def done(root, *words):
     process = command(root, *words)
-    said, _ = process.communicate(timeout=PATIENCE)
+    try:
+        said, _ = process.communicate(timeout=PATIENCE)
+    finally:
+        process.terminate()  # where this test was stopped; jobs end with it
+        process.wait()
     assert process.returncode == 0, said
     return said
 
