@@ -277,8 +277,9 @@ def surroundings(work: Path) -> dict[str, str]:
 
 
 def last_line(work: Path, name: str) -> str:
-    """The last words of a job's log."""
-    text = (work / "logs" / f"{name}.txt").read_text(errors="replace").strip()
+    """The last words of a job's log, if it is there: no job fails because of another's log."""
+    log = work / "logs" / f"{name}.txt"
+    text = log.read_text(errors="replace").strip() if log.exists() else "there is no log"
     return text.rpartition("\n")[2][-300:]
 
 

@@ -83,6 +83,14 @@ def test_what_fails_takes_along_what_needs_it_and_nothing_else(tmp_path):
     assert entries["empty"].why == "left no nothing.npz"
 
 
+def test_a_job_that_fails_without_a_log_takes_no_other_along(tmp_path):
+    remove = "import os; os.remove('logs/bad.txt'); raise SystemExit('no luck')"
+    plan = Plan({"bad": Job((says("bad", then=remove),)), "other": Job((says("other"),))}, places=1)
+    entries = run(plan, tmp_path, 60, **QUIET)
+    assert states(tmp_path) == {"bad": "failed", "other": "done"}
+    assert entries["bad"].why == "ended with 1: there is no log"
+
+
 def test_a_job_that_left_too_little_is_done_again_from_its_beginning(tmp_path):
     finds = "import os, pathlib; os.path.exists('go') and pathlib.Path('found.npz').touch()"
     plan = Plan({"finds": Job((says("looks"), says("finds", then=finds)), leaves=("found.npz",))})

@@ -15,7 +15,7 @@ from scripts.programme.plan import read_plan
 from scripts.programme.running import read_status
 
 PROGRAMME = [sys.executable, "-m", "scripts.programme"]
-# For dozens of processes: two minutes of two idle cores, many more of busy ones.
+# For dozens of processes, also where the cores are busy.
 PATIENCE = 2900
 pytestmark = pytest.mark.timeout(3000)
 
