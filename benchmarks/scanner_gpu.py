@@ -14,10 +14,8 @@ the package ismrmrd is installed, the same is measured over loopback.
 from __future__ import annotations
 
 import importlib.util
-import queue
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,9 @@ import numpy as np
 import torch
 
 import taskuq as tq
+from taskuq.decide.acquisition import acquiring
+from taskuq.decide.scan import RoundRecord
+from taskuq.decide.worker import Worker
 from taskuq.measure.fourier import fft2c
 from taskuq.measure.masks import nested_masks
 from taskuq.measure.mri import added_columns
@@ -82,28 +83,25 @@ def direct(chosen: Setting, task: Any, folder: Path, slices: int) -> list[float]
     """Seconds from the last line of each round but the full one to its decision."""
     found = []
     for number in range(slices):
-        kspace, decided = kspace_of(number, chosen.shape), queue.Queue[Any]()
+        kspace, decided = kspace_of(number, chosen.shape), list[RoundRecord]()
         rates = chosen.policy.accelerations
         arriving = ArrivingSlice(chosen.columns, chosen.shape, rates, f"MR-{number}")
-        options: dict[str, Any] = {
-            "recover": chosen.recover, "task": task, "samples": chosen.policy.samples,
-            "case": f"slice-{number}", "scan_id": f"MR-{number}",
-            "state": folder / f"{number}.json", "on_round": decided.put,
-        }  # fmt: skip
-        thread = threading.Thread(
-            target=tq.acquire, args=(chosen.policy, arriving), kwargs=options, daemon=True
-        )
-        thread.start()
+        rounds = acquiring(
+            chosen.policy, arriving, recover=chosen.recover, task=task,
+            samples=chosen.policy.samples, case=f"slice-{number}", scan_id=f"MR-{number}",
+            state=folder / f"{number}.json", worker=Worker(None), on_round=decided.append,
+        )  # fmt: skip
+        next(rounds)
         for columns in chosen.columns:
             for column in columns:
                 arriving.add(int(column), kspace[..., column])
             begun = time.perf_counter()
-            record = decided.get(timeout=300)
+            next(rounds, None)
+            seconds, record = time.perf_counter() - begun, decided[-1]
             if record.acceleration != 1:
-                found.append(time.perf_counter() - begun)
+                found.append(seconds)
             if record.fault:
                 raise RuntimeError(record.fault)
-        thread.join()
     return found[WARM * len(RATES) :]
 
 

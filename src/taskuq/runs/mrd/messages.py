@@ -68,6 +68,10 @@ class Wire:
         # Whether the other end is silent because it waits for an answer of ours.
         self.is_awaited: Callable[[], bool] = lambda: False
         connection.settimeout(limits.idle)
+        # A round's last line, or an answer, must not wait until the other end has said that it got
+        # what came before. (A pair of sockets on one machine has no such delay to turn off.)
+        with suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def wait_until(self, until: float | None) -> None:
         """Read nothing after a time of the monotonic clock, however often something comes.

@@ -137,7 +137,6 @@ class Service:
 
     def _let_in(self, connection: socket.socket) -> None:
         """Begin with a connection, or say that there are too many."""
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         wire = Wire(connection, self.limits)
         with self._lock:
             is_full = len(self.sessions) >= self.limits.connections
