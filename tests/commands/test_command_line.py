@@ -157,7 +157,7 @@ def test_plan_size_answers_in_a_sentence_and_a_record(capsys):
         (("evaluate",), "TABLE"),
         (("calibrate", "{table}"), "--acceleration"),
         (("calibrate", "{table}", "--acceleration", "8", "--joint", "max"), "several tasks"),
-        (("plan", "{table}"), "maximal width"),
+        (("plan", "{table}"), "when to stop is missing"),
         (("simulate", "{table}", "--max-width", "-1"), "positive"),
         (("plan-size", "--epsilon", "0"), "epsilon"),
         (("run", "absent.toml", "-o", "x"), "absent.toml"),

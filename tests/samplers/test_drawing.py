@@ -69,8 +69,8 @@ def test_tables_are_those_of_a_run(config, tmp_path):
     draw(config, tmp_path / "out", device="cpu")
     run = open_run(
         RunConfig(
-            config.data, "all", config.measure, recover=Noisy(), task=config.task["corner"],
-            samples=P, seed=3,
+            data=config.data, part="all", measure=config.measure, recover=Noisy(),
+            task=config.task["corner"], samples=P, seed=3,
         ),
         "cpu",
     )  # fmt: skip

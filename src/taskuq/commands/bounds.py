@@ -69,7 +69,6 @@ def calibrate(
     loaded = load_table(table, range, task)
     if not loaded.has_targets:
         raise InputError(f"{table} has no targets, so nothing can be calibrated on it")
-    say_about(loaded)
     k, R = _round(loaded, None if acceleration is None else round_asked(acceleration))
     group = as_unit(unit, has_groups=loaded.group is not None).groups(loaded.group)
     bound: Bound | JointBound
@@ -96,6 +95,7 @@ def calibrate(
             cases=share(cases), delta=delta, side=side, task_range=loaded.task_range,
             label=loaded.label if by_label else None, within=within, acceleration=R,
         )  # fmt: skip
+    say_about(loaded)
     say(str(bound))
     show(str(bound.save(output)))
 

@@ -71,7 +71,6 @@ def evaluate(
     from taskuq.evaluation.comparison import Comparison, compare
 
     loaded = load_table(table, range, task)
-    say_about(loaded)
     bins = numbers(size_bins, "size-bins")
     asked = () if acceleration is None else acceleration.split(",")
     rounds = [loaded.round_at(round_asked(one)) for one in asked]
@@ -83,6 +82,7 @@ def evaluate(
         **({} if bins is None else {"size_bins": bins}),
     )  # fmt: skip
     record = compare(loaded, comparison)
+    say_about(loaded)
     _print(record, to_stderr=json == "-")
     hand_over(record.to_dict(), json)
     if figures is not None:

@@ -109,12 +109,12 @@ def plan(
     from taskuq.decide.planning import plan as plan_policy
 
     loaded = load_table(table, range, task)
-    say_about(loaded)
     made = plan_policy(
         loaded if samples is None else loaded.select(samples=samples),
         policy=policy, score=score, statistic=statistic, budget=budget,
         choose=None if choose is None else words(choose), **promise.asked(),
     )  # fmt: skip
+    say_about(loaded)
     say(str(made))
     for name, R in made.provenance.get("chosen", {}).get("mean_acceleration", {}).items():
         say(f"{name}: average acceleration {R:.2f} on the cases to choose by")
@@ -188,7 +188,6 @@ def simulate(
     from taskuq.decide.simulation import simulate as replay
 
     loaded = load_table(table, range, task)
-    say_about(loaded)
     goal = make_goals(**promise.goals, side=promise.side, names=loaded.task_names)
     asked = {"score": score, "statistic": statistic, "budget": budget}
     plans = _plans(words(policy), asked, promise, goal)
@@ -200,6 +199,7 @@ def simulate(
             unit=promise.unit, cases=share(promise.cases), delta=promise.delta, tunings=tunings,
         )
     ]  # fmt: skip
+    say_about(loaded)
     _print(found, goal.sentence, loaded, to_stderr=json == "-")
     if len(plans) > 1:
         say(CHOOSING)

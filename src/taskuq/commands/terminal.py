@@ -38,7 +38,10 @@ def say_paragraphs(lines: Sequence[str]) -> None:
 
 
 def say_about(table: TaskOutputs) -> None:
-    """Tell what a person should know of a table before its numbers are used."""
+    """Tell what a person should know of a table whose numbers were used.
+
+    After the work: whoever is refused hears one sentence, the refusal.
+    """
     from taskuq.outputs.undeclared import undeclared_range
 
     if count := len(table.missing):
