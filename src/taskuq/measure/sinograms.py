@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,9 @@ Window = Literal["ram-lak", "hann"]
 
 # After so many steps about a tenth of the gap to the measured views is left.
 STEPS = 3
+
+# Lines of even views, weighed by their distance, overlap by at most so much (9/8).
+EVEN = 1.13
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +64,11 @@ class Sinograms:
     radon: Radon
     share: Tensor
     variance: Tensor
+
+    @property
+    def arcs(self) -> Tensor:
+        """The angle that each measured view stands for, (case, view): see :func:`arcs`."""
+        return arcs(self.mask, self.radon.angles)
 
     def take(self, rows: Tensor) -> Sinograms:
         """Some of the cases."""
@@ -111,6 +120,8 @@ def stacked(measurements: Sequence[Sinogram], device: torch.device | str = "cpu"
 def filtered_back_projection(sinograms: Sinograms | Sinogram, window: Window = "ram-lak") -> Tensor:
     """The classical recovery (..., size, size): a ramp filter, then back-projection.
 
+    Each view counts for the angle that it stands for.
+
     References:
         Kak and Slaney, Principles of Computerized Tomographic Imaging, 1988.
 
@@ -129,9 +140,9 @@ def filtered_back_projection(sinograms: Sinograms | Sinogram, window: Window = "
     """
     if isinstance(sinograms, Sinogram):
         radon = Radon(sinograms.size, sinograms.angles)
-        views: Tensor | int = len(sinograms.angles)
+        weights = arcs(torch.ones(1, len(sinograms.angles), dtype=torch.bool), radon.angles)[0]
     else:
-        radon, views = sinograms.radon, sinograms.mask.sum(1).view(-1, 1, 1)
+        radon, weights = sinograms.radon, sinograms.arcs
     p = sinograms.projections
     # The ramp is sampled in space: sampling it in frequency would lose the mean.
     length = 2 * radon.detectors
@@ -142,21 +153,55 @@ def filtered_back_projection(sinograms: Sinograms | Sinogram, window: Window = "
     response = torch.fft.rfft(ramp).real
     if window == "hann":
         response = response * torch.cos(torch.pi * torch.fft.rfftfreq(length)).square()
-    return radon.adjoint(_filtered(p, response.to(p))) * torch.pi / views
+    return radon.adjoint(_filtered(p, response.to(p)) * weights.to(p)[..., None])
+
+
+def arcs(mask: Tensor, angles: Sequence[float]) -> Tensor:
+    r"""The angle that each measured view stands for: half of the way to its neighbours.
+
+    .. math:: a_v = (\theta_{v+} - \theta_{v-}) / 2, \qquad \textstyle\sum_v a_v = \pi
+
+    A view from behind sees what the one from the front does: behind the last view comes the first
+    one. Evenly spread views all stand for the same angle.
+
+    Arguments:
+        mask: Which views are measured, booleans (case, view); at least one of each case.
+        angles: The angle of each view, in radians, between 0 and half a turn.
+
+    Example:
+        >>> arcs(torch.tensor([[True, True, False, False]]), [0, np.pi / 4, np.pi / 2, 2.5])
+        tensor([[1.5708, 1.5708, 0.0000, 0.0000]])
+    """
+    order = np.argsort(angles)
+    ahead = torch.as_tensor(np.asarray(angles)[order], dtype=torch.float64, device=mask.device)
+    here = mask[:, torch.as_tensor(order, device=mask.device)]
+    nothing = torch.full_like(here[:, :1], torch.inf, dtype=torch.float64)
+    # The nearest measured view before each, and behind it; around the turn where there is none.
+    before = torch.cat([-nothing, torch.where(here, ahead, -torch.inf)[:, :-1]], 1).cummax(1)[0]
+    behind = torch.cat([torch.where(here, ahead, torch.inf)[:, 1:], nothing], 1)
+    behind = behind.flip(1).cummin(1)[0].flip(1)
+    first = torch.where(here, ahead, torch.inf).amin(1, keepdim=True)
+    last = torch.where(here, ahead, -torch.inf).amax(1, keepdim=True)
+    before = torch.where(before.isinf(), last - torch.pi, before)
+    behind = torch.where(behind.isinf(), first + torch.pi, behind)
+    found = torch.zeros_like(behind)
+    found[:, order] = torch.where(here, (behind - before) / 2, 0)
+    return found.float()
 
 
 def restored(images: Tensor, sinograms: Sinograms, *, steps: int = STEPS) -> Tensor:
     r"""Bring images towards the measured views, and change nothing else about them.
 
     .. math:: x \leftarrow x + A^{\mathsf T} P\, t\, (y - A x), \qquad
-        P(\kappa) = \frac1N \min\Big(1, \frac{\pi \kappa}{m}\Big), \qquad
+        P_v(\kappa) = \frac1N \min(1, a_v \kappa), \qquad
         t = \max\Big(0, 1 - \frac{\sigma^2}{\operatorname{mean}\,(y - A x)^2}\Big)
 
     Views are lines through the centre of frequency space, about one frequency wide: near the
-    centre :math:`m` of them overlap, further out each stands alone. :math:`P` divides by how often
-    a frequency :math:`\kappa` was measured (in cycles across the :math:`N` pixels of a side), so
-    that few steps suffice, and every step lies in the range of :math:`A^{\mathsf T}`: what the
-    views cannot see is left alone. With noise of variance :math:`\sigma^2` an image that is as far
+    centre they overlap, further out each stands alone. :math:`P` divides by how often a frequency
+    :math:`\kappa` was measured (in cycles across the :math:`N` pixels of a side; :math:`a_v` is the
+    angle that view :math:`v` stands for, see :func:`arcs`, and views that crowd together count for
+    less), so that few steps suffice, and every step lies in the range of :math:`A^{\mathsf T}`:
+    what the views cannot see is left alone. With noise of variance :math:`\sigma^2` an image that is as far
     from the views as the noise is not moved; without noise :math:`t = 1`.
 
     Arguments:
@@ -177,7 +222,7 @@ def restored(images: Tensor, sinograms: Sinograms, *, steps: int = STEPS) -> Ten
     radon, lead = sinograms.radon, (1,) * (images.ndim - 3)
     mask = sinograms.mask.to(images.dtype)
     count = mask.sum(1)
-    response = _weights(radon, count).view(len(mask), *lead, 1, -1)
+    response = _weights(radon, sinograms.arcs).view(len(mask), *lead, mask.shape[1], -1)
     known = sinograms.projections.to(images.dtype).view(len(mask), *lead, *mask.shape[1:], -1)
     kept, noise = mask.view(len(mask), *lead, -1, 1), sinograms.variance.view(-1, *lead, 1, 1)
     bins = (count * radon.detectors).view(-1, *lead, 1, 1)
@@ -189,13 +234,28 @@ def restored(images: Tensor, sinograms: Sinograms, *, steps: int = STEPS) -> Ten
     return images
 
 
-def _weights(radon: Radon, views: Tensor) -> Tensor:
-    """One over how often each frequency was measured, (case, frequency)."""
-    frequency = torch.fft.rfftfreq(2 * radon.detectors, device=views.device) * radon.size
+def _weights(radon: Radon, angles: Tensor) -> Tensor:
+    """One over how often each frequency was measured around each view, (case, view, frequency)."""
+    frequency = _frequencies(radon, angles.device)
+    weights = (frequency * angles[..., None]).clamp_max(1)
+    # Views that crowd together overlap further out than the angles between crowds would say.
+    crowd = torch.einsum("cuf,uvf->cvf", weights, _overlaps(radon, angles.device))
+    return weights / (crowd / EVEN).clamp_min(1) / radon.size
+
+
+def _frequencies(radon: Radon, device: torch.device) -> Tensor:
+    frequency = torch.fft.rfftfreq(2 * radon.detectors, device=device) * radon.size
     # Nothing is slower than the image: its mean is in every view.
-    often = np.pi * frequency.clamp_min(1 / np.pi) / views[:, None]
-    weights: Tensor = often.clamp_max(1) / radon.size
-    return weights
+    return frequency.clamp_min(1 / np.pi)
+
+
+@lru_cache(maxsize=12)
+def _overlaps(radon: Radon, device: torch.device) -> Tensor:
+    """How much of one view's line another's covers at each frequency, (view, view, frequency)."""
+    angles = torch.tensor(radon.angles, device=device)
+    apart = (angles[:, None] - angles).abs() % torch.pi
+    apart = torch.minimum(apart, torch.pi - apart)
+    return (1 - apart[..., None] * _frequencies(radon, device)).clamp_min(0)
 
 
 def _filtered(projections: Tensor, response: Tensor) -> Tensor:
