@@ -63,7 +63,7 @@ def missed(policy: tq.Policy, table: tq.TaskOutputs) -> NDArray[np.bool_]:
 
 def adversary() -> None:
     """Print how soon patients are noticed whom somebody chose who knows their targets."""
-    table = stored_table("atlas-flow")
+    table = stored_table("atlas-sampler")
     assert table.group is not None
     index = np.unique(table.group, return_inverse=True)[1]
     policy = tq.plan(table.select(cases=np.nonzero(index % 2 == 0)[0]), alpha=0.1, max_width=0.2)

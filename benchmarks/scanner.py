@@ -81,7 +81,7 @@ def networks() -> tuple[Any, Any]:
 
 def atlas_policy(samples: int) -> tq.Policy:
     """A policy by slice of the stored table, with its first samples."""
-    table = stored_table("atlas-flow")
+    table = stored_table("atlas-sampler")
     few = (np.asarray(table.outputs)[..., :samples], np.asarray(table.targets))
     return tq.plan(
         few, accelerations=RATES, alpha=0.1, max_width=0.2, task_range=(0, 1), unit="case"

@@ -16,7 +16,7 @@ from pathlib import Path
 from taskuq.report.figure import Figure, Series
 from taskuq.report.ink import draw
 from taskuq.report.networks import quality_figures
-from taskuq.runs.stored import embedded_sampler, stored_table
+from taskuq.runs.stored import stored_table
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 LOSSES = {"varnet": "1 - SSIM", "flow": "bits per dimension", "sampler": "score"}
@@ -58,7 +58,7 @@ def main() -> None:
         )
     pooled = record.get("spread_error_pooled", float("nan"))
     print(f"over pixels of all slices and accelerations: {pooled:.2f}")
-    table = stored_table(f"atlas-{embedded_sampler()}")
+    table = stored_table("atlas-sampler")
     for R, outputs in zip(table.accelerations, table.outputs, strict=True):
         bias = (outputs.mean(axis=-1) - table.targets).mean()
         print(f"R = {R:g}: outputs on samples are larger than their targets by {bias:.2f}")

@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--delta", type=float, default=0.01)
     parser.add_argument("--lgg", type=Path)
     asked = parser.parse_args()
-    table = stored_table("atlas-flow")
+    table = stored_table("atlas-sampler")
     step = SLICES // asked.slices
     policy = tq.plan(table.select(cases=np.arange(0, table.cases, step)), alpha=0.1, max_width=0.2)
     networks = embedded_networks()

@@ -42,8 +42,9 @@ def test_every_file_of_the_package_is_in_the_wheel(packed):
         "__init__.pyi", "py.typed", "weights/varnet-atlas.safetensors",
         "weights/classifier-atlas.safetensors", "weights/classifier-atlas.toml",
         "weights/flow-atlas.safetensors",
+        "weights/sampler-atlas.safetensors",
         "report/assets/report.html", "report/assets/explorer.js",
-        "runs/stored/atlas-flow.npz",
+        "runs/stored/atlas-sampler.npz",
     ],
 )  # fmt: skip
 def test_what_is_not_code_is_named_here_too(packed, name):

@@ -11,7 +11,7 @@ from taskuq.report.evaluations import coverage_histogram
 from taskuq.report.ink import draw
 from taskuq.runs.stored import stored_table
 
-table = stored_table("atlas-flow")
+table = stored_table("atlas-sampler")
 result = tq.evaluate(
     table,
     acceleration=8,

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 import taskuq as tq
 from taskuq.runs.stored import stored_table
 
-table = stored_table("atlas-flow")
+table = stored_table("atlas-sampler")
 patients = np.unique(table.group)
 calibration = table.select(cases=np.isin(table.group, patients[1:]))
 policy = tq.plan(calibration, alpha=0.1, max_width=0.25, unit="group", policy="anytime")

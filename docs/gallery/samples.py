@@ -13,6 +13,6 @@ question = Comparison(
     scores=("lwr", "cqr", "mlwr"), alpha=0.1, accelerations=(8,), samples=(4, 8, 16, 32), trials=None,
     unit="case",
 )  # fmt: skip
-record = compare(stored_table("atlas-flow"), question)
+record = compare(stored_table("atlas-sampler"), question)
 figures = {figure.name: figure for _, figure in figures_of(record.to_dict())}
 draw(figures["width-against-samples"], "samples.svg")

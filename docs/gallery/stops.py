@@ -21,7 +21,7 @@ plans = [
     PolicyPlan("anytime", 0.1, goal),
 ]
 found = simulate(
-    stored_table("atlas-flow"), plans, trials=100, rng=np.random.default_rng(0), unit="case"
+    stored_table("atlas-sampler"), plans, trials=100, rng=np.random.default_rng(0), unit="case"
 )
 stops = {plan.kind: result.to_dict()["stops"] for plan, result in zip(plans, found, strict=True)}
 draw(accepted(stops), "stops.svg")

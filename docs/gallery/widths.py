@@ -11,7 +11,7 @@ from taskuq.runs.stored import stored_table
 
 scores = ("ar", "lwr", "cqr", "mlwr", "learned")
 record = compare(
-    stored_table("atlas-flow"), Comparison(scores=scores, alpha=0.1, trials=None, unit="case")
+    stored_table("atlas-sampler"), Comparison(scores=scores, alpha=0.1, trials=None, unit="case")
 )
 figures = {figure.name: figure for _, figure in figures_of(record.to_dict())}
 draw(figures["width-against-acceleration"], "widths.svg")

@@ -69,8 +69,8 @@ def test_another_name_or_seed_draws_something_else(toy, patient_policy):
 def test_a_scan_with_the_shipped_networks_repeats_a_stored_case():
     rates, item = (16.0, 4.0), Atlas(1, 1)[0]
     masks = MaskConfig().masks(128)[[0, 2]]
-    recover, task = open_recovery("flow-atlas", device="cpu"), load(locate("classifier-atlas"))
-    stored = stored_table("atlas-flow").select(accelerations=rates, samples=2)
+    recover, task = open_recovery("sampler-atlas", device="cpu"), load(locate("classifier-atlas"))
+    stored = stored_table("atlas-sampler").select(accelerations=rates, samples=2)
     policy = replace(tq.plan(stored, alpha=0.1, max_width=0.2), thresholds=(inf, inf))
     steps = {"recover": recover, "task": task}
     scan = tq.acquire(

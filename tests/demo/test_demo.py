@@ -20,7 +20,7 @@ from taskuq.report.explorer import load_explorer, save_explorer
 from taskuq.runs.demo import ALPHA, FIRST, MAX_WIDTH, SEED, DemoSettings, run_demo
 from taskuq.runs.reports import answer_lines, write_report
 from taskuq.runs.run import open_run, read_run
-from taskuq.runs.stored import embedded_sampler, stored, stored_table
+from taskuq.runs.stored import stored, stored_table
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "atlas"
 SMALL = DemoSettings(patients=1, slices=2, shown=2, trials=40)
@@ -54,7 +54,7 @@ def records(folder: Path) -> dict[str, str]:
 
 
 def test_the_stored_tables_are_of_the_same_slices():
-    samples, point = stored_table(f"atlas-{embedded_sampler()}"), stored_table("atlas-varnet")
+    samples, point = stored_table("atlas-sampler"), stored_table("atlas-varnet")
     assert samples.samples == 32
     assert point.samples == 1
     assert samples.accelerations.tolist() == point.accelerations.tolist() == [16, 8, 4, 2]
@@ -92,7 +92,7 @@ def test_a_stored_row_comes_out_again(name):
 
 def test_scanned_patients_are_not_in_the_table():
     scanned = {f"patient-{FIRST + k}" for k in range(DemoSettings().patients)}
-    assert not scanned & set(stored_table(f"atlas-{embedded_sampler()}").group.tolist())
+    assert not scanned & set(stored_table("atlas-sampler").group.tolist())
     for name in TOLERANCES:
         assert read_run(CONFIGS / f"table-{name}.toml").data.seed == SEED
 
@@ -115,7 +115,7 @@ def test_everything_a_report_needs_is_there(folder):
 def test_the_report_at_the_stop_is_what_the_policy_says_of_the_stored_outputs(folder):
     explorer = load_explorer(folder / "explorer.npz")
     live = json.loads((folder / "records" / "live.json").read_text())
-    table = stored_table(f"atlas-{embedded_sampler()}")
+    table = stored_table("atlas-sampler")
     policy = plan(table, alpha=ALPHA, max_width=MAX_WIDTH, unit="group")
     for k, row in enumerate(live["tables"][0]["rows"]):
         _, stopped, low, high, truth, held = row

@@ -6,7 +6,6 @@ import pytest
 from scripts.shipping import TRAINED, after, embedded
 
 from taskuq.recover import build
-from taskuq.runs import stored
 from taskuq.settings import read_toml
 from taskuq.weights.files import read_tensors, save_weights
 
@@ -65,19 +64,3 @@ def test_what_was_not_reached_is_not_judged(work):
     commands = [" ".join(words) for words in after(work)]
     assert not any("any_head" in words or "tables/lgg" in words for words in commands)
     assert any("tables/atlas" in words for words in commands)
-
-
-@pytest.mark.parametrize(
-    ("weights", "tables", "expected"),
-    [
-        (["sampler-atlas"], ["atlas-flow", "atlas-sampler"], "sampler"),
-        (["sampler-atlas"], ["atlas-flow"], "flow"),
-        ([], ["atlas-flow", "atlas-sampler"], "flow"),
-    ],
-)
-def test_the_demo_takes_the_sampler_where_weights_and_table_are_there(
-    weights, tables, expected, monkeypatch
-):
-    monkeypatch.setattr(stored, "shipped", lambda: weights)
-    monkeypatch.setattr(stored, "stored", lambda: tables)
-    assert stored.embedded_sampler() == expected

@@ -17,7 +17,7 @@ FORMATS = "a folder that taskuq run wrote, or a file .npz, .csv or .parquet"
 TableFile = Annotated[
     Path,
     Parameter(
-        help=f"A table of task outputs: {FORMATS}; or atlas-flow or atlas-varnet, which travel "
+        help=f"A table of task outputs: {FORMATS}; or atlas-sampler or atlas-varnet, which travel "
         "with the package."
     ),
 ]

@@ -44,7 +44,7 @@ def serve(
 
     Arguments:
         policy: The policy's file.
-        recover: The recovery network: a name in the package, e.g. flow-atlas, or weights.
+        recover: The recovery network: a name in the package, e.g. sampler-atlas, or weights.
         task: The task network: a name in the package, e.g. classifier-atlas, or weights.
         masks: The lines of each round, as taskuq masks writes them; the published ones where None.
         choose: The TOML file of the run that the policy is of, where its table [choose] has lines
@@ -122,7 +122,7 @@ def export(
 
     Arguments:
         policy: The policy's file.
-        recover: The recovery network: a name in the package, e.g. flow-atlas, or weights.
+        recover: The recovery network: a name in the package, e.g. sampler-atlas, or weights.
         task: The task network: a name in the package, e.g. classifier-atlas, or weights.
         masks: The lines of each round, as taskuq masks writes them; the published ones where None.
         coils: Receiver channels of the scans.

@@ -201,8 +201,8 @@ def restored(images: Tensor, sinograms: Sinograms, *, steps: int = STEPS) -> Ten
     :math:`\kappa` was measured (in cycles across the :math:`N` pixels of a side; :math:`a_v` is the
     angle that view :math:`v` stands for, see :func:`arcs`, and views that crowd together count for
     less), so that few steps suffice, and every step lies in the range of :math:`A^{\mathsf T}`:
-    what the views cannot see is left alone. With noise of variance :math:`\sigma^2` an image that is as far
-    from the views as the noise is not moved; without noise :math:`t = 1`.
+    what the views cannot see is left alone. With noise of variance :math:`\sigma^2` an image that
+    is as far from the views as the noise is not moved; without noise :math:`t = 1`.
 
     Arguments:
         images: (case, ..., size, size).

@@ -20,7 +20,7 @@ from taskuq.files import write_json
 from taskuq.outputs import TaskOutputs
 from taskuq.pipeline.progress import Progress
 from taskuq.pipeline.provenance import provenance
-from taskuq.runs.stored import embedded_sampler, stored_quality, stored_table
+from taskuq.runs.stored import stored_quality, stored_table
 from taskuq.words import MRI
 
 if TYPE_CHECKING:
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 SEED, FIRST = 1, 1000
 # The error rate, and the width at which a scan may stop.
 ALPHA, MAX_WIDTH = 0.1, 0.2
-# What draws the samples, in words that go on with what it draws around.
-DRAWS = {
-    "flow": "a conditional flow around",
-    "sampler": "a sampler trained by proper scores around",
-}
 
 
 @dataclass(frozen=True)
@@ -82,7 +77,7 @@ def run_demo(
 
     make_folder(folder)
     stage("1/4  Planning when to stop, on a stored table of patients.")
-    samples, point = stored_table(f"atlas-{embedded_sampler()}"), stored_table("atlas-varnet")
+    samples, point = stored_table("atlas-sampler"), stored_table("atlas-varnet")
     path = samples.save(folder / "table.npz")
     tell(f"{path}: {samples}, made earlier on patients that no network was trained on.")
     policy = plan(samples, alpha=ALPHA, max_width=MAX_WIDTH, unit="group")
@@ -228,8 +223,8 @@ def _run(settings: DemoSettings, policy: Policy) -> dict[str, Any]:
             "embedded atlas. Calibration and evaluation use patients that no network was trained "
             "on; the scanned patients are others again.",
             "measure": "Nested Cartesian masks at R = 16, 8, 4, 2; every round adds lines.",
-            "recover": f"A variational network (point estimate) and {DRAWS[embedded_sampler()]} "
-            "its estimates (posterior samples), both in the package.",
+            "recover": "A variational network (point estimate) and a sampler trained by proper "
+            "scores around its estimates (posterior samples), both in the package.",
             "task": "A small residual network: the probability that a slice shows a lesion.",
         },
         "alpha": ALPHA,

@@ -21,7 +21,6 @@ from taskuq.measure.mri import MultiCoilMRI, SimulatedScanner
 from taskuq.pipeline.device import pick_device
 from taskuq.protocols import Recover, Task
 from taskuq.recover import open_recovery
-from taskuq.runs.stored import embedded_sampler
 from taskuq.seeds import case_seed
 from taskuq.task import load
 from taskuq.weights import locate
@@ -46,7 +45,7 @@ def embedded_networks() -> Networks:
     """Open the networks that travel with the package, on the device there is."""
     device = pick_device(None)
     return Networks(
-        sampler=open_recovery(f"{embedded_sampler()}-atlas", device=device),
+        sampler=open_recovery("sampler-atlas", device=device),
         point=open_recovery("varnet-atlas", device=device),
         task=load(locate("classifier-atlas")).to(device),
     )

@@ -8,7 +8,6 @@ from typing import Any
 from taskuq.errors import InputError
 from taskuq.files import read_json
 from taskuq.outputs import TaskOutputs
-from taskuq.weights import shipped
 
 FOLDER = Path(__file__).parent
 
@@ -17,32 +16,18 @@ def stored() -> list[str]:
     """Return the names of the tables in the package.
 
     Example:
-        >>> {"atlas-flow", "atlas-varnet"} <= set(stored())
-        True
+        >>> stored()
+        ['atlas-sampler', 'atlas-varnet']
     """
     return sorted(path.stem for path in FOLDER.glob("*.npz"))
-
-
-def embedded_sampler() -> str:
-    """Return which network draws the posterior samples of the embedded experiment.
-
-    It is the sampler where the package has its weights and its table, else the flow.
-
-    Example:
-        >>> f"atlas-{embedded_sampler()}" in stored()
-        True
-    """
-    is_there = "sampler-atlas" in shipped() and "atlas-sampler" in stored()
-    return "sampler" if is_there else "flow"
 
 
 def stored_table(name: str) -> TaskOutputs:
     """Read a table of the package.
 
-    ``atlas-flow`` has posterior samples of atlas patients that no network was trained on, and so
-    has ``atlas-sampler`` where it is there; ``atlas-varnet`` has point estimates of the same
-    slices. configs/atlas/table-flow.toml and its neighbours describe them; ``python -m
-    scripts.tables`` draws and installs them.
+    ``atlas-sampler`` has posterior samples of atlas patients that no network was trained on,
+    ``atlas-varnet`` point estimates of the same slices. configs/atlas/table-sampler.toml and its
+    neighbour describe them; ``python -m scripts.tables`` draws and installs them.
 
     Arguments:
         name: One of :func:`stored`.
