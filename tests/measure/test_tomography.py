@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskuq.measure.radon import Radon
-from taskuq.measure.sinograms import filtered_back_projection, restored, stacked
+from taskuq.measure.sinograms import (
+    Sinograms,
+    arcs,
+    filtered_back_projection,
+    restored,
+    stacked,
+)
 from taskuq.measure.tomography import (
     Counts,
     ParallelBeamCT,
@@ -124,6 +130,49 @@ def test_restoring_closes_the_gap_and_leaves_what_views_cannot_see(views):
     matrix = sinograms.radon(torch.eye(1024).reshape(-1, 32, 32).double()).flatten(1).T
     unseen = torch.eye(1024) - torch.linalg.pinv(matrix, rtol=1e-6) @ matrix
     assert (unseen @ change.flatten()).norm() < 1e-4 * change.norm()
+
+
+def chosen_views(kind, cases=12, views=48):
+    """Which views cases have, booleans (case, view): even ones, crowds, or whatever comes."""
+    rng, masks = np.random.default_rng(0), np.zeros((cases, views), dtype=bool)
+    for row, mask in enumerate(masks):
+        count = 2 + row
+        if kind == "even":
+            mask[:: [2, 3, 4, 6][row % 4]] = True
+        elif kind == "crowds":
+            mask[rng.integers(views, size=3)[:, None] - np.arange(count // 2 + 1)] = True
+        else:
+            mask[rng.choice(views, count, replace=False)] = True
+    return torch.as_tensor(masks)
+
+
+@pytest.mark.parametrize("kind", ["even", "crowds", "any"])
+def test_views_share_half_a_turn(kind):
+    masks = chosen_views(kind)
+    found = arcs(masks, np.arange(48) * np.pi / 48)
+    assert torch.allclose(found.sum(1), torch.tensor(np.pi, dtype=torch.float32))
+    assert (found[~masks] == 0).all()
+    assert (found[masks] > 0).all()
+    if kind == "even":
+        alone = np.pi / masks.sum(1, keepdim=True) * masks
+        assert torch.allclose(found, alone.float())
+
+
+@pytest.mark.parametrize("kind", ["even", "crowds", "any"])
+def test_restoring_never_moves_away_whatever_views_were_measured(kind):
+    size, masks = 24, chosen_views(kind)
+    radon = Radon(size, tuple((np.arange(48) * np.pi / 48).tolist()))
+    nothing = torch.zeros(len(masks), 48, radon.detectors)
+    share, variance = masks.float().mean(1), torch.zeros(len(masks))
+    views = Sinograms(nothing, masks, radon, share, variance)
+    images = torch.randn(len(masks), size, size, generator=torch.Generator().manual_seed(0))
+    # What is seen of noise is taken away, and nothing is ever added.
+    seen = [(radon(images) * masks[..., None]).flatten(1).norm(dim=1)]
+    for _ in range(12):
+        images = restored(images, views, steps=1)
+        seen.append((radon(images) * masks[..., None]).flatten(1).norm(dim=1))
+    assert all((later <= 1.001 * before).all() for before, later in pairwise(seen))
+    assert (seen[-1] < 0.2 * seen[0]).all()
 
 
 def test_restoring_goes_as_far_as_the_noise():
