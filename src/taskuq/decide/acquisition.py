@@ -7,12 +7,14 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from time import perf_counter
 from typing import Any, cast, overload
 
 from taskuq.checks import require_part
+from taskuq.decide.aside import beside
 from taskuq.decide.asking import asking
 from taskuq.decide.audit import append, log_line
 from taskuq.decide.faults import piece_fault
@@ -291,15 +293,23 @@ class _Scan:
             yield from self._repeat(scans)
         all_stored = True
         while going := [name for name, scan in scans.items() if not scan.is_finished]:
-            k = len(scans[going[0]].rounds)
+            k, storing = len(scans[going[0]].rounds), None
             if len(scans[going[0]].pieces) == k:
                 if (asked := self.steps.asking) is not None:
                     asked.tell(k, scanners, {name: scans[name] for name in going})
                 yield k, tuple(going)
-                all_stored = self._measure(k, going, scans, all_stored)
+                storing = self._measure(k, going, scans, all_stored)
+                all_stored = storing is not None
+            measured = {name: scans[name] for name in going}
+            # The disk writes while networks compute; neither monitor nor trail hears of a round
+            # before it is there.
+            with beside(storing):
+                storing, begun = None, perf_counter()
+                found = self.steps.found(k, measured)
+                latency = perf_counter() - begun
             begun = perf_counter()
-            records = self.steps.decided(k, {name: scans[name] for name in going})
-            latency = perf_counter() - begun
+            records = self.steps.decided(k, measured, found)
+            latency += perf_counter() - begun
             doubts = self.steps.doubts(records)
             records = [
                 self.steps.doubted(record, scans[record.case], doubts[record.case])
@@ -347,8 +357,8 @@ class _Scan:
 
     def _measure(
         self, k: int, going: list[str], scans: dict[str, Acquisition], all_stored: bool
-    ) -> bool:
-        """Measure a round of the cases that go on; return whether all could be stored so far."""
+    ) -> Callable[[], None] | None:
+        """Measure a round of the cases that go on; return what stores it, where all was so far."""
         asked = self.steps.asking
         pieces, arrays = self.steps.scanners.measure(k, going), None
         if self.file is not None:
@@ -363,10 +373,10 @@ class _Scan:
         if self.file is None or arrays is None or not all_stored:
             if self.file is not None and all_stored:
                 _warn_of_pieces(self.file.path, k)
-            return False
-        self.file.keep_pieces(k, arrays)
-        self.file.keep(scans, pieces_stored=True)
-        return True
+            return None
+        # Copies: a recovery may write into its measurement while that is being stored.
+        copies = {name: array.copy() for name, array in arrays.items()}
+        return partial(self.file.keep_measured, k, copies, dict(scans))
 
     def _tell(self, records: list[RoundRecord], latency: float) -> None:
         """Tell the audit trail."""

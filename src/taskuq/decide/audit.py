@@ -53,7 +53,7 @@ def append(path: str | os.PathLike[str], lines: list[dict[str, Any]]) -> None:
 
     Arguments:
         path: The trail; it is made where there is none.
-        lines: What to add.
+        lines: What to add; without any a file that is no trail is refused all the same.
     """
     target = Path(path)
     make_folder(target.parent)
@@ -66,7 +66,8 @@ def append(path: str | os.PathLike[str], lines: list[dict[str, Any]]) -> None:
                 text = json.dumps({**chained, "hash": previous}, ensure_ascii=False)
                 file.write(text.encode() + b"\n")
             file.flush()
-            os.fsync(file.fileno())
+            if lines:
+                os.fsync(file.fileno())
 
 
 def read_trail(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from taskuq.files import (
     read_json,
     write_json,
 )
+from taskuq.fingerprints import fingerprint
 from taskuq.interval import FloatArray, Interval, TaskRange
 from taskuq.protocols import Score
 from taskuq.ranges import ranges_from_json, ranges_to_json, require_in_ranges
@@ -127,6 +129,11 @@ class Policy:
     def is_guaranteed(self) -> bool:
         """Whether the report at the stop has a finite-sample guarantee."""
         return POLICIES[self.kind].is_guaranteed
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What it holds as one short text; every round of every scan names it."""
+        return fingerprint(self.to_dict())
 
     @property
     def alpha(self) -> float:

@@ -1,4 +1,4 @@
-"""What a scan did: the rounds of a case, and the cases of a group."""
+"""What a scan found and did: the rounds of a case, and the cases of a group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,22 @@ import numpy as np
 
 from taskuq.calibration.family import stacked
 from taskuq.files import plain
-from taskuq.interval import FloatArray, Interval
+from taskuq.interval import BoolArray, FloatArray, Interval
+
+
+@dataclass(frozen=True)
+class Found:
+    """What recovery and task made of the cases of a round, by their names.
+
+    Arguments:
+        outputs: The task's outputs, (sample,) or (sample, task).
+        chosen: The lines of the next round, where a rule chooses them.
+        faults: What went wrong.
+    """
+
+    outputs: dict[str, FloatArray] = field(default_factory=dict)
+    chosen: dict[str, BoolArray | None] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

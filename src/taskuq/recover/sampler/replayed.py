@@ -31,7 +31,7 @@ class ReplayedDraws:
     ) -> None:
         self.net, self.estimating = net, estimating
         self.together, self.graphs = together, graphs
-        self._key: tuple[object, ...] = ()
+        self._key: tuple[Any, ...] = ()
         self._recording: _Recording | None = None
 
     @torch.no_grad()
@@ -49,7 +49,12 @@ class ReplayedDraws:
         # Chunks of equally many samples, so that one graph serves.
         count = math.ceil(samples / max(1, self.together // pixels))
         chunk = math.ceil(samples / count)
-        key = (chunk, *((x.shape, x.dtype) for x in tensors))
+        shapes = tuple((x.shape, x.dtype) for x in tensors)
+        if count == 1 and chunk < self._chunk(shapes):
+            # A scan that is measured in full asks for one sample: recording it, and the next scan's
+            # first round after it, would take far longer than samples that nobody looks at.
+            chunk = self._chunk(shapes)
+        key = (chunk, *shapes)
         if self._recording is None or key != self._key:
             self._recording = None  # its memory is free for the next one
             self._recording, self._key = _Recording(self, tensors, chunk), key
@@ -60,6 +65,10 @@ class ReplayedDraws:
             rows = [mixed_seed(seed, j, 0) for seed in seeds for j in numbers]
             images.append(self._recording.draw(rows))
         return torch.cat(images, dim=1)[:given, :samples]
+
+    def _chunk(self, shapes: tuple[object, ...]) -> int:
+        """How many samples were recorded for inputs of these shapes."""
+        return int(self._key[0]) if self._key[1:] == shapes else 0
 
     @property
     def _cases(self) -> int:

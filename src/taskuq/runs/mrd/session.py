@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from taskuq.checks import as_array
+from taskuq.checks import as_array, is_tensor
 from taskuq.decide.acquisition import Awaited, acquiring
 from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import Policy
@@ -267,7 +268,7 @@ class Session:
         rates = [*map(float, chain.policy.accelerations), 1.0]
 
         def keep(recoveries: Any, *, seed: int, **options: Any) -> None:
-            images[seed] = as_array(recoveries, "recoveries").mean(axis=0)
+            images[seed] = _mean(recoveries)
 
         def reply(record: RoundRecord) -> None:
             drawn = case_seed(chain.seed, record.case, rates[record.round])
@@ -319,7 +320,7 @@ class Session:
             **{name: json.dumps(said[name]) for name in REPLIED},
         }
         shape = self.header.shape[1:]
-        pixels = np.zeros(shape, dtype=np.float32) if image is None else image
+        pixels = np.zeros(shape, dtype=np.float32) if image is None else as_array(image, "image")
         found = ismrmrd.Image.from_array(np.ascontiguousarray(pixels.T), slice=slice_)
         found.image_index = record.round + 1
         found.meta = ismrmrd.Meta({f"taskuq_{name}": value for name, value in meta.items()})
@@ -374,6 +375,13 @@ class Shared:
             found = self.part(*given, **options)
         self.keep(found, **options)
         return found
+
+
+def _mean(recoveries: Any) -> Any:
+    """The mean of recoveries, taken where they are: a GPU would be waited for, and read, else."""
+    if is_tensor(recoveries) and recoveries.is_cuda and recoveries.dtype == torch.float32:
+        return recoveries.mean(0)
+    return as_array(recoveries, "recoveries").mean(axis=0)
 
 
 def _mib(size: int) -> str:
