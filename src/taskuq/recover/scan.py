@@ -56,7 +56,7 @@ def checked(measurement: Scan) -> Scan:
     if not isinstance(y, Tensor) or y.ndim != 3 or not y.is_complex():
         raise InputError("zero_filled is not one complex stack (coil, height, width); give that")
     numbers = torch.view_as_real(y)
-    # Where a sum is finite all its terms are, and it is ten times as quick; it may overflow, though.
+    # Where a sum is finite all its terms are, and it is ten times as quick; it may overflow.
     if not torch.isfinite(numbers.sum()) and not torch.isfinite(numbers).all():
         raise InputError("the measurement holds NaN or infinite values; measure that case again")
     return measurement
