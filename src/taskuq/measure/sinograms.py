@@ -239,7 +239,7 @@ def _weights(radon: Radon, angles: Tensor) -> Tensor:
     frequency = _frequencies(radon, angles.device)
     weights = (frequency * angles[..., None]).clamp_max(1)
     # Views that crowd together overlap further out than the angles between crowds would say.
-    crowd = torch.einsum("cuf,uvf->cvf", weights, _overlaps(radon, angles.device))
+    crowd: Tensor = torch.einsum("cuf,uvf->cvf", weights, _overlaps(radon, angles.device))
     return weights / (crowd / EVEN).clamp_min(1) / radon.size
 
 
