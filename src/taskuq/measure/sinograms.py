@@ -239,12 +239,12 @@ def _weights(radon: Radon, angles: Tensor) -> Tensor:
     frequency = _frequencies(radon, angles.device)
     weights = (frequency * angles[..., None]).clamp_max(1)
     # Views that crowd together overlap further out than the angles between crowds would say.
-    crowd: Tensor = torch.einsum("cuf,uvf->cvf", weights, _overlaps(radon, angles.device))
+    crowd = torch.einsum("cuf,uvf->cvf", weights, _overlaps(radon, angles.device))
     return weights / (crowd / EVEN).clamp_min(1) / radon.size
 
 
 def _frequencies(radon: Radon, device: torch.device) -> Tensor:
-    frequency = torch.fft.rfftfreq(2 * radon.detectors, device=device) * radon.size
+    frequency: Tensor = torch.fft.rfftfreq(2 * radon.detectors, device=device) * radon.size
     # Nothing is slower than the image: its mean is in every view.
     return frequency.clamp_min(1 / np.pi)
 
