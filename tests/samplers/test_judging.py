@@ -16,7 +16,7 @@ from taskuq.files import json_text
 from taskuq.outputs import TaskOutputs
 from taskuq.runs.samplers.aims import Aim, read_aims
 from taskuq.runs.samplers.judging import judge
-from taskuq.runs.samplers.lines import Stored
+from taskuq.runs.samplers.lines import SETTINGS, Stored
 from taskuq.runs.samplers.words import markdown
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -110,17 +110,28 @@ def test_widths_are_those_of_the_exact_evaluation(record, samplers):
     assert all(error > 0 for error in found["error"])
 
 
+@pytest.mark.parametrize(("statistic", "suffix"), [("spread", ""), ("learned", " learned")])
 @pytest.mark.parametrize("unit", ["case", "group"])
-def test_scans_are_those_of_the_simulation(record, samplers, unit):
-    plan = PolicyPlan("fixed-width", 0.1, Goal(max_width=0.2))
+def test_scans_are_those_of_the_simulation(record, samplers, unit, statistic, suffix):
+    plans = [
+        PolicyPlan("fixed-width", a, Goal(max_width=w), statistic=statistic) for a, w in SETTINGS
+    ]
     rng = np.random.default_rng(0)
-    (expected,) = simulate(
-        samplers["mine"].tables["net"], [plan], trials=TRIALS, rng=rng, unit=unit
-    )
-    rates = entry(record, "mean acceleration", unit=unit)
+    expected = simulate(samplers["mine"].tables["net"], plans, trials=TRIALS, rng=rng, unit=unit)
+    rates = entry(record, f"mean acceleration{suffix}", unit=unit)
+    covered = entry(record, f"coverage of scans{suffix}", unit=unit)
 
-    assert rates["value"][3] == pytest.approx(expected.mean_acceleration)
-    assert entry(record, "coverage of scans", unit=unit)["value"][3] == expected.coverage
+    assert rates["value"] == pytest.approx([one.mean_acceleration for one in expected])
+    assert covered["value"] == [one.coverage for one in expected]
+
+
+def test_where_there_is_too_little_to_learn_from_only_the_spread_is_judged(samplers):
+    few = samplers["mine"].tables["net"].select(cases=np.arange(15))
+    record = judge({"mine": Stored({"net": few})}, trials=TRIALS)
+    measures = {line["measure"] for line in record["lines"]}
+
+    assert "mean acceleration" in measures
+    assert "mean acceleration learned" not in measures
 
 
 def test_every_histogram_is_drawn_and_sums_to_one(record):

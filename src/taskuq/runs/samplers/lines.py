@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from taskuq.calibration.units import PolicyUnitName, unit_index
 from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyPlan
+from taskuq.decide.kinds import Statistic as RiskStatistic
 from taskuq.decide.simulation import Simulation, simulate
+from taskuq.errors import InputError
 from taskuq.evaluation.closed_form import evaluate_exact
 from taskuq.evaluation.predictive import crps, outside, over_groups, rank_histogram, unevenness
 from taskuq.interval import FloatArray
@@ -24,6 +26,8 @@ from taskuq.report.figure import Figure, Series
 ALPHA = 0.05
 # Error rate and width to stop at.
 SETTINGS = ((0.05, 0.1), (0.05, 0.2), (0.1, 0.1), (0.1, 0.2))
+# The risk statistics that scans stop by, and what their lines have behind their names.
+STATISTICS: dict[RiskStatistic, str] = {"spread": "", "learned": " learned"}
 # How far a mean over random splits may stay below its promise by chance, in standard errors.
 CHANCE = 3.0
 
@@ -218,20 +222,31 @@ class Lines:
     def _scans(
         self, task: str, tables: Mapping[str, TaskOutputs], unit: PolicyUnitName
     ) -> Iterator[Line]:
-        """Where fixed-width scans stop, and what is covered then."""
-        plans = [PolicyPlan("fixed-width", a, Goal(max_width=width)) for a, width in SETTINGS]
+        """Where fixed-width scans stop, and what is covered then, by either statistic."""
         columns = [f"α {a:g}, τ {width:g}" for a, width in SETTINGS]
-        found = {
-            name: simulate(
-                table, plans, trials=self.trials, rng=np.random.default_rng(self.seed), unit=unit
-            )
-            for name, table in tables.items()
-        }
-        rates = {name: _of(of, "mean_acceleration") for name, of in found.items()}
-        self._compare(rates)
-        yield _as_line("mean acceleration", columns, rates, "ratio", task, unit)
-        covered = {name: _of(of, "coverage") for name, of in found.items()}
-        yield _as_line("coverage of scans", columns, covered, None, task, unit)
+        for statistic, suffix in STATISTICS.items():
+            try:
+                found = {n: self._simulated(table, statistic, unit) for n, table in tables.items()}
+            except InputError:
+                if statistic == "spread":
+                    raise
+                continue  # too few units to learn from
+            rates = {name: _of(of, "mean_acceleration") for name, of in found.items()}
+            self._compare(rates)
+            yield _as_line(f"mean acceleration{suffix}", columns, rates, "ratio", task, unit)
+            covered = {name: _of(of, "coverage") for name, of in found.items()}
+            yield _as_line(f"coverage of scans{suffix}", columns, covered, None, task, unit)
+
+    def _simulated(
+        self, table: TaskOutputs, statistic: RiskStatistic, unit: PolicyUnitName
+    ) -> list[Simulation]:
+        """Scans of one sampler at every setting."""
+        plans = [
+            PolicyPlan("fixed-width", a, Goal(max_width=width), statistic=statistic)
+            for a, width in SETTINGS
+        ]
+        rng = np.random.default_rng(self.seed)
+        return simulate(table, plans, trials=self.trials, rng=rng, unit=unit)
 
     def _costs(self) -> Iterator[Line]:
         costs = {name: one.cost for name, one in self.samplers.items() if one.cost is not None}

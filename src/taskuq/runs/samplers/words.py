@@ -18,6 +18,8 @@ LINES: dict[str, tuple[str, int]] = {
     "coverage of intervals": ("its coverage, exact", 3),
     "mean acceleration": ("fixed-width R̄", 2),
     "coverage of scans": ("its coverage", 3),
+    "mean acceleration learned": ("fixed-width R̄, learned statistic", 2),
+    "coverage of scans learned": ("its coverage, learned statistic", 3),
     "rejected": ("rejected draws", 0),
     "milliseconds": ("ms per slice", 2),
 }
