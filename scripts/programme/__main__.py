@@ -83,6 +83,7 @@ def run(given: argparse.Namespace) -> None:
     from scripts.programme.beside import Beside
     from scripts.programme.packing import pack, unpack
     from scripts.programme.plan import read_plan
+    from scripts.programme.presence import PRESENT, write_present
     from scripts.programme.running import STATUS, forget
     from scripts.programme.running import run as run_jobs
     from scripts.programme.sharing import shared_gpu
@@ -95,10 +96,11 @@ def run(given: argparse.Namespace) -> None:
         say(f"{len(taken)} files are taken from earlier archives")
         if STATUS in taken:
             forget(plan, work)
-    kept = (STATUS, "logs/*.txt", *plan.keep, f"runs/**/{RESUME}")
+    kept = (STATUS, PRESENT, "logs/*.txt", *plan.keep, f"runs/**/{RESUME}")
     arrived = _arrived(given.carried / ARRIVED) if given.carried else []
 
     def packed() -> tuple[list[Path], list[str]]:
+        write_present(plan.keep, work)
         return pack(kept, work, given.output, tell=say, arrived=arrived)
 
     beside = Beside(packed, BETWEEN, say)
@@ -128,11 +130,15 @@ def unpack(given: argparse.Namespace) -> None:
     from scripts.programme.carrying import ARRIVED
     from scripts.programme.packing import contents, fingerprint
     from scripts.programme.packing import unpack as unpack_all
+    from scripts.programme.presence import remove_gone
 
     from taskuq.files import write_json
 
-    for name in unpack_all(given.archives, given.folder, newer=True):
+    put = unpack_all(given.archives, given.folder, newer=True)
+    for name in put:
         say(f"{given.folder / name}")
+    for name in remove_gone(given.folder, put):
+        say(f"{given.folder / name} is removed: the machine has drawn its table anew")
     if given.carried is not None:
         path = given.carried / ARRIVED
         new = [fingerprint(info.name, content) for info, content in contents(given.archives)]

@@ -8,12 +8,14 @@ import torch
 from scripts.programme.bringing import bring, needed
 from scripts.programme.packing import Limits, contents, fingerprint, matching, pack, unpack
 from scripts.programme.plan import Job, Plan
+from scripts.programme.presence import PRESENT, remove_gone, write_present
 from scripts.programme.running import Entry, forget, read_status, write_status
 from scripts.programme.smaller import light
 
 from taskuq.data.arrays import ArrayDataset
 from taskuq.data.simulate import simulated_coils
 from taskuq.measure.masks import MaskConfig
+from taskuq.outputs import TaskOutputs
 from taskuq.recover.folds import Estimating
 from taskuq.recover.sampler.config import SamplerConfig
 from taskuq.recover.sampler_training import SamplerTraining
@@ -68,6 +70,31 @@ def test_states_come_behind_all_that_is_done_the_smallest_first(tmp_path):
         "runs/small/resume.safetensors", "runs/large/resume.safetensors",
         "runs/large/best.safetensors", "runs/small/best.safetensors",
     ]  # fmt: skip
+
+
+def test_a_table_drawn_anew_elsewhere_is_not_mixed_with_what_came_home_of_it_before(tmp_path):
+    """A call ends while a table is written; another machine, with other weights, draws it again."""
+    home, keep = tmp_path / "home", ["tables/**/*"]
+
+    def call(number, value):
+        work = tmp_path / f"work-{number}"
+        table = TaskOutputs(np.full((2, 3, 4), value), np.full(3, value), (4, 2))
+        table.save(work / "tables/lgg/sampler")
+        for shard in sorted(work.rglob("part-*.parquet"))[: 1 - number]:
+            shard.unlink()
+        write_present(keep, work)
+        archives, _ = pack([PRESENT, *keep], work, tmp_path / f"out-{number}")
+        put = unpack(archives, home, newer=True)
+        return remove_gone(home, put)
+
+    write(home, "tables/lgg/flow/part-000000-aaaaaaaaaaaa.parquet")  # never travelled again
+    assert call(0, 0.25) == []
+    begun = list((home / "tables/lgg/sampler").glob("part-*.parquet"))
+    assert begun
+    assert call(1, 0.75) == [path.relative_to(home).as_posix() for path in sorted(begun)]
+    assert (TaskOutputs.load(home / "tables/lgg/sampler").targets == 0.75).all()
+    assert (home / "tables/lgg/flow/part-000000-aaaaaaaaaaaa.parquet").exists()
+    assert remove_gone(home, ["tables/lgg/sampler/header.json"]) == []  # of no call's list
 
 
 class StopError(Exception):
