@@ -10,6 +10,10 @@ class InputError(ValueError):
     """
 
 
+class OtherTableError(InputError):
+    """A folder holds the table of another run; whoever may throw it away begins again."""
+
+
 class MachineError(RuntimeError):
     """The machine failed: a full disk, no permission, no memory; the message is one sentence.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -13,11 +14,12 @@ import pytest
 from orders.toy import RATES, SIZE, Draws, corner
 from taskuq.data.readers import READERS
 from taskuq.errors import InputError
-from taskuq.files import open_npz
+from taskuq.files import open_npz, write_json
 from taskuq.measure.adaptive import Choosing
 from taskuq.measure.mask_files import save_masks
 from taskuq.measure.masks import MaskConfig
 from taskuq.outputs import TaskOutputs
+from taskuq.outputs.shards import read_header
 from taskuq.recover.methods import RECOVERIES
 from taskuq.runs.orders.comparing import USUAL, compare, markdown
 from taskuq.runs.orders.measuring import OrdersConfig, equidistant_masks, measure_orders
@@ -85,6 +87,23 @@ def test_what_is_finished_is_not_run_again(folder):
     before = {p: p.stat().st_mtime_ns for p in folder[1].glob("*/part-*.parquet")}
     measure_orders(folder[0], folder[1], device="cpu", quiet=True)
     assert {p: p.stat().st_mtime_ns for p in folder[1].glob("*/part-*.parquet")} == before
+
+
+def test_a_table_of_other_networks_begins_anew_and_this_is_told(folder, tmp_path):
+    home = shutil.copytree(folder[1], tmp_path / "toy")
+    kept = {path.name for path in (home / "learned").glob("part-*.parquet")}
+    header = read_header(home / "learned")
+    header.provenance["configuration"]["fingerprints"] = {"recover": "of another machine"}
+    write_json(home / "learned" / "table.json", header.to_dict())
+    told: list[str] = []
+    measure_orders(folder[0], home, device="cpu", quiet=True, tell=told.append)
+    assert [line for line in told if "anew" in line and "fingerprints" in line] == [
+        line for line in told if line.startswith("learned begins anew")
+    ]
+    assert sum("anew" in line for line in told) == 1
+    assert not kept & {path.name for path in (home / "learned").glob("part-*.parquet")}
+    again, before = (TaskOutputs.load(at / "learned") for at in (home, folder[1]))
+    assert np.array_equal(again.outputs, before.outputs)
 
 
 def test_errors_are_means_of_distances_and_ratios_are_to_the_mean_draw(folder, record):

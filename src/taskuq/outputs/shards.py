@@ -17,7 +17,7 @@ import numpy as np
 
 from taskuq.checks import require_finite
 from taskuq.disk import is_plain
-from taskuq.errors import InputError, TakenError
+from taskuq.errors import InputError, OtherTableError, TakenError
 from taskuq.files import complete, plain, read_json, write_json
 from taskuq.fingerprints import fingerprint
 from taskuq.interval import TaskRange
@@ -342,7 +342,7 @@ def _refuse_other_header(found: Header, wanted: Header, folder: Path) -> None:
             f"{n} was {before.get(n)}, but now it is {now.get(n)}" for n in differing[:3]
         )
         more = f" (and {len(differing) - 3} more)" if len(differing) > 3 else ""
-        raise InputError(
+        raise OtherTableError(
             f"{folder} holds a table in which {shown}{more}; choose another folder or start afresh"
         )
 

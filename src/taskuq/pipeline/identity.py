@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from taskuq.checks import is_tensor
-from taskuq.errors import InputError, first_line
+from taskuq.errors import OtherTableError, first_line
 from taskuq.interval import FloatArray
 from taskuq.outputs.shards import image_marks
 from taskuq.outputs.table import TaskOutputs
@@ -76,8 +76,8 @@ def _require_same_image(work: Work, index: int, mark: str, marks: dict[str, str]
         raise _differs(work.writer.folder, name, "has another image now")
 
 
-def _differs(folder: Path, name: str, what: str) -> InputError:
-    return InputError(
+def _differs(folder: Path, name: str, what: str) -> OtherTableError:
+    return OtherTableError(
         f"{folder} is the table of another run: case {name} {what}; choose another folder or "
         "start afresh"
     )

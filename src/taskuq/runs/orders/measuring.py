@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from taskuq.errors import InputError
+from taskuq.errors import InputError, OtherTableError, first_line
 from taskuq.files import write_json
 from taskuq.interval import BoolArray
 from taskuq.measure.adaptive import AdaptiveLines, Choosing
@@ -122,6 +123,9 @@ def measure_orders(
 ) -> Path:
     """Fill one table for each order; a comparison that was cut off goes on.
 
+    Tables of other networks or another version, and those that another machine began and this one
+    does not give again, are told of and begin anew.
+
     Arguments:
         config: What is compared.
         folder: Where tables go, each in a folder of its name.
@@ -146,7 +150,12 @@ def measure_orders(
         write_json(folder / "cost.json", _choice_times(run, config, rule))
     for name, measure in measures.items():
         tell(f"{config.name}: {name}")
-        _fill(run, config, measure, folder / name, batch, quiet)
+        fill = partial(_fill, run, config, measure, folder / name, batch, quiet)
+        try:
+            fill()
+        except OtherTableError as error:
+            tell(f"{name} begins anew: {first_line(error)}")
+            fill(fresh=True)
     write_json(
         folder / "orders.json",
         {"schema": COST, "name": config.name, "orders": list(measures),
@@ -156,7 +165,14 @@ def measure_orders(
 
 
 def _fill(
-    run: Run, config: OrdersConfig, measure: Measure, store: Path, batch: int | None, quiet: bool
+    run: Run,
+    config: OrdersConfig,
+    measure: Measure,
+    store: Path,
+    batch: int | None,
+    quiet: bool,
+    *,
+    fresh: bool = False,
 ) -> None:
     pipeline = Pipeline(measure, run.pipeline.recover, run.pipeline.task, run.pipeline.device)
     about: dict[str, Any] = {"order": store.name, "fingerprints": run.fingerprints}
@@ -165,7 +181,7 @@ def _fill(
     pipeline.run(
         _Some(run.images, config.cases), accelerations=config.measure.accelerations,
         round_names=config.measure.round_names, samples=config.samples, seed=config.seed,
-        store=store, configuration=about, batch=batch, quiet=quiet,
+        store=store, configuration=about, batch=batch, quiet=quiet, fresh=fresh,
     )  # fmt: skip
 
 
