@@ -19,6 +19,7 @@ from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.planning import OneSet
 from taskuq.decide.policy import Policy
+from taskuq.decide.probable import LOG_ODDS, ResidualLaw
 from taskuq.decide.rules import FamilyRule, examine, group_allowance
 from taskuq.decide.stopping import stopping_score
 
@@ -74,8 +75,11 @@ def rules_of(name):
     """The rules of three rounds and one task, fixed before any case is seen."""
     if name in FAMILIES:
         return tuple((FamilyRule(FAMILIES[name], GOAL, None),) for _ in RATES)
-    if name == "learned":
-        return tuple((WindowRule(learned_elsewhere(k + 1), GOAL, None, 1.0),) for k in range(3))
+    if name in ("learned", "probable"):
+        law = ResidualLaw(tuple(LOG_ODDS**3 / 30 + LOG_ODDS)) if name == "probable" else None
+        return tuple(
+            (WindowRule(learned_elsewhere(k + 1), GOAL, None, 1.0, None, law),) for k in range(3)
+        )
     narrowing = {"spread": None, "two-phase": (2.5, 0.5)}[name]
     return tuple((WindowRule(spread_score("two"), GOAL, None, 1.0, narrowing),) for _ in RATES)
 
@@ -174,12 +178,13 @@ def test_the_promises_hold_for_a_score_of_your_own(cases, alpha):
     assert max(stopped, anytime) <= allowed(cases, alpha)
 
 
+@pytest.mark.parametrize("name", ["learned", "probable"])
 @settings(max_examples=40)
 @given(cases=CASES, alpha=st.sampled_from(ALPHAS))
-def test_a_learned_statistic_fitted_elsewhere_keeps_the_promise(cases, alpha):
+def test_a_learned_statistic_fitted_elsewhere_keeps_the_promise(name, cases, alpha):
     # All cases are examined together: equal cases then have equal scores to the last bit.
     outputs, targets = arrays_of(cases)
-    seen = examine(rules_of("learned"), outputs[..., None], np.stack([targets[:, None]] * 3))
+    seen = examine(rules_of(name), outputs[..., None], np.stack([targets[:, None]] * 3))
     Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
     promise = Guarantee(alpha=alpha, unit="case", n_cases=len(cases) - 1)
     misses = 0

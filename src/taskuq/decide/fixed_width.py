@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -16,6 +16,7 @@ from taskuq.calibration.scores.learned import Learned
 from taskuq.calibration.scores.mlwr import MLWR
 from taskuq.decide.goal import Goal, Goals
 from taskuq.decide.kinds import PolicyKind, PolicyPlan, TaskPlan
+from taskuq.decide.probable import ResidualLaw, fit_residual_law, probable_window
 from taskuq.decide.rules import Examination, Examined, Record, Rule, Rules, examine, opening
 from taskuq.decide.stopping import Calibrator, stopped_promise, stopping_score
 from taskuq.errors import InputError
@@ -40,6 +41,13 @@ class WindowRule(Rule):
     :math:`h < t`. :math:`\gamma > 0` makes later rounds more tolerant, because going on costs
     more there.
 
+    With ``residuals`` the window lies where the target most probably is
+    (:func:`~taskuq.decide.probable.probable_window`). With the probability :math:`p` of a miss,
+
+    .. math:: h = R^\gamma \sqrt p
+
+    whose mean square over the cases of a group is the share of them that are expected to be missed.
+
     With ``narrowing`` the report shrinks as long as the threshold allows: at
     :math:`\lambda \le 1` it is the window within :math:`g^{-1}[m \pm \lambda B u]`, and the scan
     stops when :math:`h < t_0 / \max(\lambda, 1)`.
@@ -50,6 +58,7 @@ class WindowRule(Rule):
         task_range: The declared range, if any.
         weight: :math:`R^\gamma`.
         narrowing: :math:`t_0` and :math:`B`, where reports may be narrower than the window.
+        residuals: The law of :math:`(g(z) - m) / u`, where windows lie by it.
     """
 
     name: ClassVar[str] = "window"
@@ -60,12 +69,16 @@ class WindowRule(Rule):
     task_range: TaskRange
     weight: float
     narrowing: tuple[float, float] | None = None
+    residuals: ResidualLaw | None = None
 
     def risk(self, family: Family) -> tuple[FloatArray, Interval, AnchoredFamily]:
         """Return the risk statistic, the windows and the families of cases."""
         if not isinstance(family, AnchoredFamily):
             raise InputError("a fixed-width policy needs the statistic 'spread' or 'learned'")
         place = window_place(self.score, self.task_range)
+        if self.residuals is not None:
+            window, p = probable_window(family, self.residuals, self.goal, place)
+            return self.weight * np.sqrt(p), clipped(window, self.task_range), family
         window, reach = self.goal.window(family.high, family.link, place)
         steepness = np.divide(self.weight, reach, out=np.full(reach.shape, np.inf), where=reach > 0)
         return steepness * family.scale, clipped(window, self.task_range), family
@@ -88,20 +101,25 @@ class WindowRule(Rule):
 
     def to_dict(self) -> dict[str, Any]:
         """Return a description that JSON can hold."""
+        law, narrowing = self.residuals, self.narrowing
         return {
             "kind": self.name,
             "score": score_to_dict(self.score),
-            "weight": self.weight,
-            "narrowing": self.narrowing and list(self.narrowing),
+            # Versions that know no law of residuals miss the weight, and refuse the file.
+            **({"weight": self.weight} if law is None else {}),
+            "narrowing": narrowing and list(narrowing),
+            **({"probable": {"weight": self.weight, **asdict(law)}} if law else {}),
         }
 
     @classmethod
     def from_dict(cls, record: Record, score: Score, goal: Goal, range_: TaskRange) -> WindowRule:
         """Read a rule back from its description."""
-        narrowing = record["narrowing"]
+        narrowing, probable = record["narrowing"], record.get("probable")
+        weight = record["weight"] if probable is None else probable["weight"]
         return cls(
-            score, goal, range_, float(record["weight"]),
+            score, goal, range_, float(weight),
             None if narrowing is None else (float(narrowing[0]), float(narrowing[1])),
+            None if probable is None else ResidualLaw(tuple(map(float, probable["quantiles"]))),
         )  # fmt: skip
 
 
@@ -150,8 +168,11 @@ class FixedWidth(PolicyKind):
         return NARROWING_TUNING_SHARE if plan.budget < 1 else 0.0
 
     def learned(self, plan: PolicyPlan, rules: Rules, x: FloatArray, z: FloatArray) -> Rules:
-        """Return rules whose reports shrink, where the budget leaves something for that."""
-        return narrowed(plan, rules, x, z) if plan.budget < 1 else rules
+        """Return rules whose reports shrink, where the budget leaves something for that.
+
+        Otherwise windows of a learned score lie where its residuals on these cases say.
+        """
+        return narrowed(plan, rules, x, z) if plan.budget < 1 else placed(rules, x, z)
 
     def thresholds(self, seen: Examination, calibrator: Calibrator) -> FloatArray:
         """Return the threshold at which stopped reports keep the promise."""
@@ -160,6 +181,37 @@ class FixedWidth(PolicyKind):
     def sentence(self, goal: Goal | Goals, promise: str) -> str:
         """Say what is promised at the stop."""
         return stopped_promise(goal, promise)
+
+
+def window_law(score: Score, outputs: FloatArray, targets: FloatArray) -> ResidualLaw | None:
+    """Return the law by which the windows of a score lie; None where they lie around its centre.
+
+    Arguments:
+        score: The score, tuned.
+        outputs: Outputs of the tuning cases in all rounds so far (round, case, sample).
+        targets: Their targets (case,).
+    """
+    # Near the ends of a range the centre is rarely the best place. Without a range it is as good,
+    # and probabilities of a miss were seen to choose rounds worse.
+    if not isinstance(score, Learned) or score.side != "two" or score.link.is_identity:
+        return None
+    family = score.family(outputs)
+    return fit_residual_law((score.link(targets) - family.high) / family.scale)
+
+
+def placed(rules: Rules, outputs: FloatArray, targets: FloatArray) -> Rules:
+    """Let the windows of learned scores lie where targets most probably are, by tuning cases."""
+    laws = [
+        [
+            window_law(rule.score, outputs[: k + 1, ..., t], targets[k, :, t])
+            for t, rule in enumerate(of_round)
+        ]
+        for k, of_round in enumerate(rules)
+    ]
+    return tuple(
+        tuple(replace(rule, residuals=law) for rule, law in zip(*both, strict=True))  # type: ignore[type-var]  # a WindowRule
+        for both in zip(rules, laws, strict=True)
+    )
 
 
 def narrowed(plan: PolicyPlan, rules: Rules, outputs: FloatArray, targets: FloatArray) -> Rules:

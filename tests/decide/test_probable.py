@@ -1,0 +1,219 @@
+"""Windows where targets most probably lie: laws of residuals, and no better place beside them."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import taskuq as tq
+from taskuq.calibration.family import AnchoredFamily
+from taskuq.calibration.link import IDENTITY, Link
+from taskuq.decide.goal import Goal
+from taskuq.decide.probable import LOG_ODDS, ResidualLaw, fit_residual_law, probable_window
+from taskuq.errors import InputError
+from taskuq.files import write_json
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+
+LOGISTIC = ResidualLaw(tuple(LOG_ODDS))
+STEPS = st.lists(st.floats(0.01, 10), min_size=LOG_ODDS.size, max_size=LOG_ODDS.size)
+LAWS = STEPS.map(lambda steps: ResidualLaw(tuple(np.cumsum(steps) - sum(steps) / 2)))
+CENTERS = st.lists(st.floats(-8, 8), min_size=1, max_size=5)
+WIDTHS = st.floats(0.01, 1.5)
+PLACES = {"soft": (Link("logit"), (0.0, 1.0)), "counted": (IDENTITY, (-2.0, np.inf)),
+          "anywhere": (IDENTITY, None)}  # fmt: skip
+TABLE = synthetic_outputs(SyntheticScanner(volumes=24, samples=8), seed=3)
+NEW = synthetic_outputs(SyntheticScanner(volumes=4, samples=8), seed=4).outputs
+
+
+def families(centers, link, scale=0.7):
+    m = np.array(centers)
+    return AnchoredFamily(m, m, scale * np.linspace(0.2, 3, len(m)), link=link)
+
+
+def missed(window, family, law, place):
+    """The probability of a target outside of windows, an end of the place missing nothing."""
+    low, high = place or (-np.inf, np.inf)
+    ends = [(family.link(end) - family.high) / family.scale for end in (window.lower, window.upper)]
+    below = np.where(window.lower <= low, -np.inf, ends[0])
+    return law.outside(below, np.where(window.upper >= high, np.inf, ends[1]))
+
+
+@given(law=LAWS, ends=st.tuples(st.floats(-200, 200), st.floats(-200, 200)).map(sorted))
+def test_a_law_rises_through_its_quantiles_and_gives_each_side_its_share(law, ends):
+    below, above = np.array(ends[0]), np.array(ends[1])
+    outside, nothing = law.outside(below, above), law.outside(np.array(-np.inf), np.array(np.inf))
+
+    assert law.log_odds(np.array(law.quantiles)) == pytest.approx(LOG_ODDS, abs=1e-9)
+    assert law.log_odds(below) <= law.log_odds(above)
+    assert nothing == 0
+    assert law.outside(below, np.array(np.inf)) + law.outside(np.array(-np.inf), above) == outside
+
+
+@given(
+    residuals=st.lists(st.floats(-50, 50), min_size=10, max_size=40),
+    shift=st.floats(-3, 3),
+    factor=st.floats(0.1, 10),
+)
+def test_a_law_moves_and_grows_and_turns_with_its_residuals(residuals, shift, factor):
+    r = np.array(residuals)
+    law, moved, turned = (fit_residual_law(v).quantiles for v in (r, shift + factor * r, -r))
+    off = 1e-6 * factor * (1 + abs(shift) + np.abs(law).max()) / min(factor, 1)
+
+    assert moved == pytest.approx(shift + factor * np.array(law), abs=off)
+    assert turned == pytest.approx(-np.array(law)[::-1], abs=off)
+
+
+def test_the_law_of_many_logistic_residuals_is_nearly_the_logistic_one():
+    share = (np.arange(20_000) + 0.5) / 20_000
+    law = fit_residual_law(np.log(share / (1 - share)))
+
+    # The kernel adds its own spread, which shrinks with the fifth root of their number.
+    assert law.quantiles == pytest.approx(LOGISTIC.quantiles, rel=0.02, abs=1e-6)
+
+
+def test_residuals_that_are_all_the_same_have_a_law():
+    law = fit_residual_law(np.full(12, 0.3))
+
+    assert law.outside(np.array(0.29), np.array(0.31)) < 1e-9
+
+
+@pytest.mark.parametrize(("link", "place"), PLACES.values(), ids=PLACES)
+@given(law=LAWS, centers=CENTERS, tau=WIDTHS)
+def test_no_window_around_the_centre_misses_less(link, place, law, centers, tau):
+    family, goal = families(centers, link), Goal(max_width=tau)
+    window, p = probable_window(family, law, goal, place)
+    around, _ = goal.window(family.high, link, place)
+
+    assert missed(window, family, law, place) == pytest.approx(p, rel=1e-6, abs=1e-12)
+    assert (p <= missed(around, family, law, place) * (1 + 1e-6) + 1e-12).all()
+
+
+@given(law=LAWS, centers=CENTERS, tau=st.floats(0.01, 0.9), lower=st.floats(0, 1))
+def test_hardly_any_window_at_all_misses_less(law, centers, tau, lower):
+    family, place = families(centers, Link("logit")), (0.0, 1.0)
+    _, p = probable_window(family, law, Goal(max_width=tau), place)
+    start = np.full(len(centers), lower * (1 - tau))
+    other = missed(tq.Interval(start, start + tau), family, law, place)
+
+    # Ends are tried at quantiles, half a step of the log odds apart.
+    assert (p <= other + np.tanh(0.5 / 4)).all()
+
+
+@pytest.mark.parametrize(("link", "place"), PLACES.values(), ids=PLACES)
+@given(law=LAWS, centers=CENTERS, tau=WIDTHS)
+def test_windows_have_their_width_and_stay_in_their_place(link, place, law, centers, tau):
+    window, _ = probable_window(families(centers, link), law, Goal(max_width=tau), place)
+    low, high = place or (-np.inf, np.inf)
+
+    assert window.width == pytest.approx(tau, rel=1e-9)
+    assert (window.lower >= low).all()
+    assert (window.upper <= max(high, low + tau)).all()
+
+
+def test_a_window_as_wide_as_the_range_has_no_risk():
+    window, p = probable_window(families([0.3], Link("logit")), LOGISTIC, Goal(1.0), (0.0, 1.0))
+
+    assert (window.lower[0], window.upper[0], p[0]) == (0, 1, 0)
+
+
+def test_a_window_at_the_end_of_the_range_loses_no_target_to_rounding():
+    place = (0.0, 1 / 3)
+    tau = next(k / 97 for k in range(1, 32) if (1 / 3 - k / 97) + k / 97 < 1 / 3)
+    family = families([8.0], Link("logit", *place))
+    window, _ = probable_window(family, LOGISTIC, Goal(max_width=tau), place)
+
+    assert window.upper[0] == 1 / 3
+
+
+@given(law=LAWS, centers=CENTERS, tau=WIDTHS)
+def test_a_window_does_not_depend_on_the_cases_beside_it(law, centers, tau):
+    family, link = families(centers, Link("logit")), Link("logit")
+    window, p = probable_window(family, law, Goal(max_width=tau), (0.0, 1.0))
+    for i in range(len(centers)):
+        alone = AnchoredFamily(family.low[[i]], family.high[[i]], family.scale[[i]], link=link)
+        one, risk = probable_window(alone, law, Goal(max_width=tau), (0.0, 1.0))
+        assert (one.lower[0], risk[0]) == (window.lower[i], p[i])
+
+
+def test_who_is_undecided_between_two_ends_gets_a_window_at_one():
+    family = families([0.4], Link("logit"), scale=15.0)
+    window, p = probable_window(family, LOGISTIC, Goal(max_width=0.2), (0.0, 1.0))
+
+    assert window.upper == 1
+    assert p < missed(tq.Interval([0.4], [0.6]), family, LOGISTIC, (0.0, 1.0))
+
+
+LEARNED = {"alpha": 0.1, "max_width": 0.2, "unit": "case", "statistic": "learned"}
+
+
+def rules_of(policy):
+    return [rule for of_round in policy.rules for rule in of_round]
+
+
+@pytest.mark.parametrize(
+    ("options", "by_law"),
+    [
+        ({}, True), ({"unit": "whole-group"}, True), ({"statistic": "spread"}, False),
+        ({"budget": 0.5}, False), ({"side": "lower"}, False),
+    ],
+)  # fmt: skip
+def test_windows_of_learned_scores_lie_by_their_residuals(options, by_law):
+    policy = tq.plan(TABLE, **LEARNED | options)
+
+    assert {rule.residuals is not None for rule in rules_of(policy)} == {by_law}
+
+
+def test_windows_without_a_range_lie_around_the_centre():
+    wide = tq.TaskOutputs(10 * TABLE.outputs, 10 * TABLE.targets, TABLE.accelerations)
+    policy = tq.plan(wide, **LEARNED | {"max_width": 2.0})
+
+    assert all(rule.residuals is None for rule in rules_of(policy))
+
+
+def written(path, policy, change):
+    """Write a policy whose rules are changed."""
+    record = policy.to_dict()
+    rules = [[change(dict(rule)) for rule in of_round] for of_round in record["rules"]]
+    return write_json(path, record | {"rules": rules})
+
+
+def as_versions_before_wrote_it(rule):
+    """A rule as it was stored when windows lay around the centre only."""
+    return {"weight": rule.pop("probable")["weight"], **rule}
+
+
+def test_a_policy_of_a_version_before_decides_as_it_did(tmp_path):
+    policy = tq.plan(TABLE, **LEARNED)
+    rules = tuple(tuple(replace(rule, residuals=None) for rule in row) for row in policy.rules)
+    meant = replace(policy, rules=rules)
+
+    old = tq.load_policy(written(tmp_path / "old.json", policy, as_versions_before_wrote_it))
+
+    assert old.fingerprint == meant.fingerprint
+    assert "probable" not in json.dumps(old.to_dict())
+    for k in range(len(NEW)):
+        mine, theirs = (one.decide(k, NEW[: k + 1]) for one in (old, meant))
+        assert (mine.stops == theirs.stops).all()
+        assert (mine.interval.lower == theirs.interval.lower).all()
+
+
+def test_a_version_before_would_miss_the_weight_and_refuse_the_file():
+    policy = tq.plan(TABLE, **LEARNED)
+
+    assert all("weight" not in rule for row in policy.to_dict()["rules"] for rule in row)
+
+
+@pytest.mark.parametrize(
+    "law", [{}, {"weight": 1.0}, {"weight": 1.0, "quantiles": [1, 2]}, 3,
+            {"weight": 1.0, "quantiles": [0.0] * 21}, {"weight": "a", "quantiles": [*range(21)]}],
+)  # fmt: skip
+def test_a_damaged_law_is_refused(law, tmp_path):
+    damaged = written(
+        tmp_path / "p.json", tq.plan(TABLE, **LEARNED), lambda rule: rule | {"probable": law}
+    )
+
+    with pytest.raises(InputError, match="plan again"):
+        tq.load_policy(damaged)
