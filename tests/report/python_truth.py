@@ -8,7 +8,7 @@ import taskuq as tq
 from taskuq.calibration.guarantee import Guarantee
 from taskuq.calibration.scores import resolve_score
 from taskuq.calibration.scores.learned import Learned
-from taskuq.decide.fixed_width import WindowRule
+from taskuq.decide.fixed_width import WindowRule, window_law
 from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.planning import OneSet
@@ -87,7 +87,10 @@ class Truth:
         def rule(k, t):
             goal, range_ = Goal(max_width=widths[t]), self.ranges[t]
             if statistic:
-                return WindowRule(scores[t][k], goal, range_, float(self.rates[k] ** 0.25))
+                law = window_law(scores[t][k], self.x[: k + 1, ..., t][:, ~kept], self.z[~kept, t])
+                return WindowRule(
+                    scores[t][k], goal, range_, float(self.rates[k] ** 0.25), None, law
+                )
             return FamilyRule(scores[t][k], goal, range_)
 
         rules = tuple(tuple(rule(k, t) for t in range(self.tasks)) for k in range(len(self.rates)))

@@ -13,7 +13,7 @@ from taskuq.calibration.family import AnchoredFamily, family_of
 from taskuq.calibration.scores import resolve_score
 from taskuq.calibration.tuning import is_steady, target_share, tuned_score, tuning_units
 from taskuq.calibration.units import take_units, unit_named
-from taskuq.decide.fixed_width import window_place
+from taskuq.decide.fixed_width import window_law, window_place
 from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import POLICIES, PolicyPlan, Statistic
 from taskuq.errors import InputError
@@ -185,7 +185,9 @@ def _scores(
         scores[name] = _anchored(tuned, x, shown, np.flatnonzero(~aside))
         if name in plans:
             places = [window_place(score, task_range) for score in tuned]
+            laws = [window_law(score, x[: k + 1, aside], z[aside]) for k, score in enumerate(tuned)]
             scores[name] |= _windows(plans[name], places, explorer.accelerations)
+            scores[name]["residuals"] = [law and law.quantiles for law in laws]
     return scores
 
 

@@ -104,8 +104,8 @@ const model = (stored) => {
       const { range } = tasks[t];
       if (!policy.statistic) return statistics.examineInterval(family, setting.taus[t], range);
       const place = ends(bases[t].places[round]);
-      return statistics.examineWindow(
-        family, setting.taus[t], range, place, bases[t].weights[round]);
+      return statistics.examineWindow(family, setting.taus[t], range, place,
+        bases[t].weights[round], bases[t].residuals?.[round]);
     };
     const narrow = statistics.together(families.map(see));
     if (families[0].wide == null) return narrow;

@@ -165,17 +165,48 @@ const statistics = (() => {
     return low;
   }
 
-  // A window of width tau around the centre, kept in its place, and how far its ends are.
-  function windowOf(f, tau, place) {
+  // A window of width tau that begins there, moved into its place, and how far its ends are from
+  // the centre: infinitely far at an end of the place.
+  function windowFrom(start, f, tau, place) {
     const [low, high] = place;
-    const center = f.high;
-    let lower = f.link.kind === "identity" ? center - tau / 2 : balanced(center, tau, f.link);
     const top = Math.max(low, high - tau);
-    lower = clip(lower, low, top);
+    const lower = clip(start, low, top);
     const upper = Math.max(lower + tau, lower >= top ? high : -Infinity);
-    const below = lower <= low ? Infinity : center - toScale(f.link, lower);
-    const above = upper >= high ? Infinity : toScale(f.link, upper) - center;
-    return { lower, upper, reach: Math.min(below, above) };
+    return {
+      lower, upper,
+      below: lower <= low ? Infinity : f.high - toScale(f.link, lower),
+      above: upper >= high ? Infinity : toScale(f.link, upper) - f.high,
+    };
+  }
+
+  function startAround(f, tau) {
+    return f.link.kind === "identity" ? f.high - tau / 2 : balanced(f.high, tau, f.link);
+  }
+
+  // The window that most probably contains the target, of that around the centre and all that
+  // have an end at a quantile of the law of residuals.
+  function probableWindow(f, tau, place, law) {
+    const ends = law.map((q) => fromScale(f.link, f.high + f.scale * q));
+    const starts = [startAround(f, tau), ...ends, ...ends.map((end) => end - tau)];
+    let best = { missed: Infinity };
+    for (const start of starts) {
+      const window = windowFrom(start, f, tau, place);
+      const missed = expit(logOdds(law, -window.below / f.scale))
+        + expit(-logOdds(law, window.above / f.scale));
+      if (missed < best.missed) best = { ...window, missed };
+    }
+    return best;
+  }
+
+  // Quantiles are remembered at log odds from -5 to 5, by halves; the law is logistic between.
+  function logOdds(law, residual) {
+    const behind = law.filter((q) => q < residual).length;
+    const j = clip(behind - 1, 0, law.length - 2);
+    return j / 2 - 5 + (0.5 / (law[j + 1] - law[j])) * (residual - law[j]);
+  }
+
+  function expit(odds) {
+    return odds < 0 ? Math.exp(odds) / (1 + Math.exp(odds)) : 1 / (1 + Math.exp(-odds));
   }
 
   function balanced(center, tau, link) {
@@ -215,14 +246,19 @@ const statistics = (() => {
     };
   }
 
-  function examineWindow(f, tau, range, place, weight) {
-    const window = windowOf(f, tau, place);
-    const steepness = window.reach > 0 ? weight / window.reach : Infinity;
+  // The risk is the predicted error over the window's reach, or where a law of residuals is known
+  // the root of the probability of a miss.
+  function examineWindow(f, tau, range, place, weight, law) {
+    const window = law
+      ? probableWindow(f, tau, place, law) : windowFrom(startAround(f, tau), f, tau, place);
+    const reach = Math.min(window.below, window.above);
+    const steepness = reach > 0 ? weight / reach : Infinity;
+    const risk = law ? weight * Math.sqrt(window.missed) : steepness * f.scale;
     const lower = Math.max(window.lower, range[0]);
     const upper = Math.min(window.upper, range[1]);
     return {
       lowest: -Infinity,
-      largest: -(steepness * f.scale),
+      largest: -risk,
       score: (z) => (lower <= z && z <= upper ? -Infinity : Infinity),
       report: () => [lower, upper],
     };
