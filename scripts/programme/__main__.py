@@ -45,9 +45,13 @@ def say(line: str) -> None:
 
 def plan(given: argparse.Namespace) -> None:
     from scripts.programme.plan import read_plan
+    from scripts.programme.running import read_status
     from scripts.programme.schedule import words
 
-    for line in words(read_plan(given.plan), [seconds / 60 for seconds in given.seconds]):
+    known = read_status(given.home) if given.home else {}
+    before = {name for name, entry in known.items() if entry.state == "done"}
+    calls = [seconds / 60 for seconds in given.seconds]
+    for line in words(read_plan(given.plan, given.places), calls, before):
         print(line)
 
 
@@ -90,7 +94,7 @@ def run(given: argparse.Namespace) -> None:
 
     from taskuq.training.folder import RESUME
 
-    plan = read_plan(given.plan)
+    plan = read_plan(given.plan, given.places)
     if given.packed:
         taken = unpack(given.packed, work)
         say(f"{len(taken)} files are taken from earlier archives")
@@ -163,6 +167,7 @@ def main() -> None:
     foreseeing = commands.add_parser("plan")
     foreseeing.set_defaults(run=plan)
     foreseeing.add_argument("plan", type=Path)
+    foreseeing.add_argument("--home", type=Path, help="of which jobs are done already")
     foreseeing.add_argument("--seconds", type=float, nargs="+", default=[560.0, 560.0, 440.0])
     preparing = commands.add_parser("prepare")
     preparing.set_defaults(run=prepare)
@@ -177,6 +182,8 @@ def main() -> None:
     running.add_argument("--carried", type=Path, help="what prepare made")
     running.add_argument("--packed", type=Path, nargs="*", default=[], help="earlier archives")
     running.add_argument("--seconds", type=float, default=560.0)
+    for one in (foreseeing, running):
+        one.add_argument("--places", type=int, help="jobs side by side, instead of the plan's")
     unpacking = commands.add_parser("unpack")
     unpacking.set_defaults(run=unpack)
     unpacking.add_argument("folder", type=Path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from taskuq.errors import InputError
@@ -87,9 +87,19 @@ class Plan:
             ordered |= ready
 
 
-def read_plan(path: Path) -> Plan:
-    """Read a programme from its TOML file."""
-    return from_table(Plan, read_toml(path))
+def read_plan(path: Path, places: int | None = None) -> Plan:
+    """Read a programme from its TOML file.
+
+    Arguments:
+        path: The file.
+        places: How many jobs run side by side, instead of what it says; a job that takes more of
+            them takes all.
+    """
+    plan: Plan = from_table(Plan, read_toml(path))
+    if places is None:
+        return plan
+    jobs = {name: replace(job, takes=min(job.takes, places)) for name, job in plan.job.items()}
+    return replace(plan, job=jobs, places=places)
 
 
 def _refuse_outside(names: tuple[str, ...]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from scripts.programme.plan import Plan
@@ -29,14 +29,17 @@ class Stay:
     is_done: bool
 
 
-def foreseen(plan: Plan, calls: Sequence[float]) -> list[list[Stay]]:
+def foreseen(
+    plan: Plan, calls: Sequence[float], before: Collection[str] = ()
+) -> list[list[Stay]]:
     """Which jobs run when in each call, on one machine that stays.
 
     Arguments:
         plan: The programme; a job takes its expected minutes.
         calls: How many minutes each call has.
+        before: Jobs that are done already.
     """
-    entries = {name: Entry() for name in plan.job}
+    entries = {name: Entry("done" if name in before else "waiting") for name in plan.job}
     left = {name: job.expected or job.minutes for name, job in plan.job.items()}
     found = []
     for minutes in calls:
@@ -70,15 +73,16 @@ def _call(
     return sorted(stays, key=lambda stay: stay.begin)
 
 
-def words(plan: Plan, calls: Sequence[float]) -> list[str]:
+def words(plan: Plan, calls: Sequence[float], before: Collection[str] = ()) -> list[str]:
     """The schedule in lines, and what is not reached.
 
     Arguments:
         plan: The programme.
         calls: How many minutes each call has.
+        before: Jobs that are done already.
     """
-    lines, done = [], set()
-    for number, stays in enumerate(foreseen(plan, calls), 1):
+    lines, done = list[str](), set(before)
+    for number, stays in enumerate(foreseen(plan, calls, before), 1):
         lines.append(f"call {number}, {calls[number - 1]:.1f} minutes")
         for stay in stays:
             end = "" if stay.is_done else "  goes on in the next call"

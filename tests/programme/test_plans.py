@@ -114,5 +114,17 @@ def test_a_schedule_keeps_to_places_needs_and_calls():
     assert {s.name for s in third} == {"late", "after"}
 
 
+def test_what_is_done_before_is_not_foreseen_again_but_for_what_every_call_does():
+    (stays,) = foreseen(PLAN, (6,), before={"long", "after"})
+    assert [s.name for s in stays] == ["alone", "after"]
+    assert words(PLAN, (6,), before={"long"})[-1] == "not reached: late"
+
+
+def test_fewer_places_than_a_job_takes_are_all_of_them(tmp_path):
+    file = tmp_path / "plan.toml"
+    file.write_text("places = 4\n[job.alone]\ntakes = 4\nrun = ['python alone']\n")
+    assert (read_plan(file).job["alone"].takes, read_plan(file, 2).job["alone"].takes) == (4, 2)
+
+
 def test_a_schedule_says_what_is_not_reached():
     assert words(PLAN, (3,))[-1] == "not reached: long, alone, late, after"
