@@ -29,9 +29,7 @@ class Stay:
     is_done: bool
 
 
-def foreseen(
-    plan: Plan, calls: Sequence[float], before: Collection[str] = ()
-) -> list[list[Stay]]:
+def foreseen(plan: Plan, calls: Sequence[float], before: Collection[str] = ()) -> list[list[Stay]]:
     """Which jobs run when in each call, on one machine that stays.
 
     Arguments:

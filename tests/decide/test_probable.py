@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import taskuq as tq
 from taskuq.calibration.family import AnchoredFamily
 from taskuq.calibration.link import IDENTITY, Link
+from taskuq.decide.fixed_width import WindowRule, spread_score
 from taskuq.decide.goal import Goal
 from taskuq.decide.probable import LOG_ODDS, ResidualLaw, fit_residual_law, probable_window
 from taskuq.errors import InputError
@@ -117,6 +118,26 @@ def test_a_window_as_wide_as_the_range_has_no_risk():
     window, p = probable_window(families([0.3], Link("logit")), LOGISTIC, Goal(1.0), (0.0, 1.0))
 
     assert (window.lower[0], window.upper[0], p[0]) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.02])
+def test_far_out_under_a_logistic_law_the_risk_is_the_scale_over_the_reach(scale):
+    m = np.linspace(-1, 1, 5)
+    family = AnchoredFamily(m, m, np.full(5, scale))
+    around = WindowRule(spread_score("two"), Goal(max_width=0.8), None, 1.5)
+
+    risk, window, _ = replace(around, residuals=LOGISTIC).risk(family)
+
+    assert window.lower == pytest.approx(m - 0.4)
+    assert risk == pytest.approx(around.risk(family)[0], rel=1e-8)
+    assert risk == pytest.approx(np.full(5, 1.5 * scale / 0.4), rel=1e-8)
+
+
+def test_what_cannot_be_missed_has_no_risk():
+    family, goal = families([0.3, 5], Link("logit")), Goal(max_width=1.0)
+    rule = WindowRule(spread_score("two"), goal, (0.0, 1.0), 2.0, residuals=LOGISTIC)
+
+    assert rule.risk(family)[0].tolist() == [0, 0]
 
 
 def test_a_window_at_the_end_of_the_range_loses_no_target_to_rounding():

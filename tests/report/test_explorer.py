@@ -189,6 +189,8 @@ FAULTS = [
     ("share < 0.5 ? below", "share < 2.5 ? above"),
     ("if (top > lowest[k])", "if (k > 0)"),
     ("residual <= 0 ? 0 : Infinity", "0"),
+    ("j / 2 - 5 +", "j / 2 - 4 +"),
+    ("if (missed < best.missed)", "if (!best.lower)"),
 ]
 
 

@@ -44,9 +44,9 @@ class WindowRule(Rule):
     With ``residuals`` the window lies where the target most probably is
     (:func:`~taskuq.decide.probable.probable_window`). With the probability :math:`p` of a miss,
 
-    .. math:: h = R^\gamma \sqrt p
+    .. math:: h = R^\gamma \Big/ \log\frac2p
 
-    whose mean square over the cases of a group is the share of them that are expected to be missed.
+    which far out, in a window around the centre under a logistic law, is :math:`R^\gamma u / d`.
 
     With ``narrowing`` the report shrinks as long as the threshold allows: at
     :math:`\lambda \le 1` it is the window within :math:`g^{-1}[m \pm \lambda B u]`, and the scan
@@ -78,7 +78,9 @@ class WindowRule(Rule):
         place = window_place(self.score, self.task_range)
         if self.residuals is not None:
             window, p = probable_window(family, self.residuals, self.goal, place)
-            return self.weight * np.sqrt(p), clipped(window, self.task_range), family
+            with np.errstate(divide="ignore"):  # what cannot be missed has no risk
+                certainty = np.log(2) - np.log(p)
+            return self.weight / certainty, clipped(window, self.task_range), family
         window, reach = self.goal.window(family.high, family.link, place)
         steepness = np.divide(self.weight, reach, out=np.full(reach.shape, np.inf), where=reach > 0)
         return steepness * family.scale, clipped(window, self.task_range), family

@@ -246,14 +246,14 @@ const statistics = (() => {
     };
   }
 
-  // The risk is the predicted error over the window's reach, or where a law of residuals is known
-  // the root of the probability of a miss.
+  // The risk is the predicted error over the window's reach; where a law of residuals is known, it
+  // is that at which the probability of a miss would be as large under a logistic law, far out.
   function examineWindow(f, tau, range, place, weight, law) {
     const window = law
       ? probableWindow(f, tau, place, law) : windowFrom(startAround(f, tau), f, tau, place);
     const reach = Math.min(window.below, window.above);
     const steepness = reach > 0 ? weight / reach : Infinity;
-    const risk = law ? weight * Math.sqrt(window.missed) : steepness * f.scale;
+    const risk = law ? weight / (Math.LN2 - Math.log(window.missed)) : steepness * f.scale;
     const lower = Math.max(window.lower, range[0]);
     const upper = Math.min(window.upper, range[1]);
     return {
