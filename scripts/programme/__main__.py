@@ -194,7 +194,7 @@ def main() -> None:
     bringing.add_argument("folder", type=Path, help="what archives were unpacked into")
     bringing.add_argument("plan", type=Path)
     bringing.add_argument("brought", type=Path, help="what the folders' names begin with")
-    bringing.add_argument("--room", type=float, default=40.0, help="MiB of each folder")
+    bringing.add_argument("--room", type=float, default=34.0, help="MiB of each folder")
     given = parser.parse_args()
     given.run(given)
 
