@@ -34,7 +34,8 @@ def learn(given: argparse.Namespace) -> None:
 
     config: Any = read_settings(OrderConfig, given.config)
     if given.aim:
-        config = replace(config, aim=given.aim)
+        tries = 0 if given.aim == "variance" else config.tries
+        config = replace(config, aim=given.aim, tries=tries)
     learner = open_learner(config, given.device)
     masks, order = learn_masks(learner, given.output, fresh=given.fresh)
     rates, what = config.measure.accelerations, config.measure.words.many("measurement")

@@ -48,6 +48,9 @@ class LineMeasure(Measure, Protocol):
     def begin(self, count: int) -> BoolArray:
         """The lines to begin with, booleans (line,): those that every measurement should have."""
 
+    def more(self, lines: BoolArray, count: int, rng: np.random.Generator) -> BoolArray:
+        """These lines, booleans (line,), and so many others at random, as masks would have them."""
+
     def take(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
         """Measure the given lines of an image, booleans (line,), at an acceleration."""
 

@@ -187,7 +187,7 @@ def nested_masks(
                 f"{count} of {width} lines cannot hold a centre of {center} lines beside those "
                 "already measured; give a narrower acs or a lower acceleration"
             )
-        masks.append(_with_random_lines(mask, count, rule, rng))
+        masks.append(with_random_lines(mask, count, rule, rng))
     return np.stack(masks)
 
 
@@ -319,9 +319,21 @@ def _with_center(mask: BoolArray, center: int, count: int) -> BoolArray:
     return mask
 
 
-def _with_random_lines(
+def with_random_lines(
     mask: BoolArray, count: int, rule: Rule, rng: np.random.Generator
 ) -> BoolArray:
+    """Return a mask with lines at random beside its own.
+
+    Arguments:
+        mask: The lines that are there, booleans (line,).
+        count: How many there are to be in all.
+        rule: How likely a line is: by the inverse of its distance from the centre, or as any other.
+        rng: The source of randomness.
+
+    Example:
+        >>> int(with_random_lines(np.arange(8) == 4, 3, "inverse-distance", rng).sum())
+        3
+    """
     free = np.flatnonzero(~mask)
     # The central line is always measured, so no distance is 0.
     weight = np.ones(len(free)) if rule == "uniform" else 1 / np.abs(free - len(mask) / 2).clip(0.5)

@@ -15,6 +15,7 @@ from taskuq.errors import InputError
 from taskuq.measure.centre import acs_width, center_lines
 from taskuq.measure.coils import rss
 from taskuq.measure.fourier import fft2c, ifft2c
+from taskuq.measure.masks import with_random_lines
 from taskuq.measure.noise import noise_for, require_seed
 from taskuq.measure.projections import broadcast_mask
 from taskuq.measure.rounds import round_at
@@ -111,6 +112,12 @@ class MultiCoilMRI:
     def begin(self, count: int) -> NDArray[np.bool_]:
         """So many columns at the centre of k-space."""
         return center_lines(self.lines, count)
+
+    def more(
+        self, lines: NDArray[np.bool_], count: int, rng: np.random.Generator
+    ) -> NDArray[np.bool_]:
+        """These columns and so many others, more likely the nearer they are to the centre."""
+        return with_random_lines(lines, int(lines.sum()) + count, "inverse-distance", rng)
 
     def take(self, image: Tensor, acceleration: float, lines: NDArray[np.bool_]) -> Measurement:
         """Measure the given columns, booleans (width,), of coil images."""

@@ -91,10 +91,31 @@ def spread_of(
             z = torch.as_tensor(task(images)).reshape(len(images), -1).to(deviations)
             z = z - z.mean(0)
             directions = torch.einsum("ljn,jt->ltn", held, z.to(held.dtype))
-        told = (held @ directions.mH).real.double().cpu().numpy()[None]
+        numbers = (held @ directions.mH).real
+        if slopes is None:
+            numbers = _without_itself(numbers, held, z)
     root = (len(images) - 1) ** 0.5
-    told, outputs = told / root, z.double().cpu().numpy()[None] / root
+    told, outputs = (one.double().cpu().numpy()[None] / root for one in (numbers, z))
     return FewNumbers(told, outputs, few_noise(told, measured, ridge))
+
+
+def _without_itself(told: Tensor, held: Tensor, z: Tensor) -> Tensor:
+    r"""Let every sample be looked at in the direction that the others give, (line, sample, task).
+
+    A line has more numbers than there are samples: in a direction that a sample has helped to find,
+    it seems to agree with its output wherever one looks. By leaving sample :math:`j` out,
+    :math:`q_\ell` loses :math:`\frac p{p-1} z_j h_\ell \delta_j`. Lines whose numbers then fall
+    where outputs rise tell nothing.
+
+    Arguments:
+        told: Numbers in the direction of all samples, (line, sample, task).
+        held: What lines hold of the samples, (line, sample, number).
+        z: Deviations of outputs (sample, task).
+    """
+    share = len(z) / (len(z) - 1)
+    own = held.abs().square().sum(2)
+    found = told - share * own[..., None] * z
+    return found * ((found * z).sum(1, keepdim=True) > 0)
 
 
 def _inner(contents: Tensor) -> Tensor:

@@ -163,6 +163,18 @@ class ParallelBeamCT:
         """So many views, evenly over the half turn."""
         return np.isin(np.arange(self.views), np.arange(count) * self.views // count)
 
+    def more(self, lines: BoolArray, count: int, rng: np.random.Generator) -> BoolArray:
+        """These views and so many others, each more likely the wider the gap that it is in."""
+        found = lines.copy()
+        for _ in range(count):
+            at = np.flatnonzero(found)
+            # The half turn closes: behind the last view comes the first.
+            ahead = np.searchsorted(at, np.arange(self.views)) % len(at)
+            gap = np.diff(at, append=at[0] + self.views)[ahead - 1]
+            weight = np.where(found, 0, gap.astype(float))
+            found[rng.choice(self.views, p=weight / weight.sum())] = True
+        return found
+
     def take(self, image: Tensor, acceleration: float, lines: BoolArray) -> Sinogram:
         """Measure the given views, booleans (view,), of images (..., size, size)."""
         if image.ndim < 2 or image.shape[-2:] != (self.size, self.size) or image.is_complex():

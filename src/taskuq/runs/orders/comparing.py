@@ -30,8 +30,8 @@ REFERENCES = ("inverse-distance", "evenly spread")
 # What the mean over these is called.
 USUAL = "mean of draws"
 ALPHA = 0.05
-# Error rate and width to stop at.
-SETTINGS = ((0.05, 0.1), (0.1, 0.2))
+# Error rates, and widths to stop at where a comparison says none of its own.
+RATES, WIDTHS = (0.05, 0.1), (0.1, 0.2)
 
 
 def compare(folder: Path, *, trials: int = 1000, seed: int = 0) -> dict[str, Any]:
@@ -49,6 +49,8 @@ def compare(folder: Path, *, trials: int = 1000, seed: int = 0) -> dict[str, Any
         if _names(table) != _names(first):
             raise InputError(f"{folder / name} has other cases than the others; run it to the end")
     index = unit_index(first.cases, first.group)
+    widths = about["configuration"].get("widths", WIDTHS)
+    settings = [(alpha, float(width)) for alpha, width in zip(RATES, widths, strict=True)]
     cost = folder / "cost.json"
     return {
         "schema": "taskuq.orders/1",
@@ -58,12 +60,13 @@ def compare(folder: Path, *, trials: int = 1000, seed: int = 0) -> dict[str, Any
         "rounds": list(first.round_labels),
         "samples": first.samples,
         "trials": trials,
+        "settings": settings,
         "orders": list(tables),
         "reference": [name for name in tables if name.startswith(REFERENCES)],
         "error": _statistics(tables, index, _error),
         "width": _statistics(tables, index, _width),
         "scans": {
-            unit: _scans(tables, unit, trials, seed)
+            unit: _scans(tables, settings, unit, trials, seed)
             for unit in _units(first)
         },
         "cost": read_json(cost, COST) if cost.exists() else None,
@@ -125,10 +128,14 @@ def _statistics(
 
 
 def _scans(
-    tables: Mapping[str, TaskOutputs], unit: PolicyUnitName, trials: int, seed: int
+    tables: Mapping[str, TaskOutputs],
+    settings: Sequence[tuple[float, float]],
+    unit: PolicyUnitName,
+    trials: int,
+    seed: int,
 ) -> dict[str, Any]:
     """Mean accelerations of fixed-width scans, and what they cover."""
-    plans = [PolicyPlan("fixed-width", alpha, Goal(max_width=width)) for alpha, width in SETTINGS]
+    plans = [PolicyPlan("fixed-width", alpha, Goal(max_width=width)) for alpha, width in settings]
     found: dict[str, Any] = {}
     for name, table in tables.items():
         rng = np.random.default_rng(seed)
@@ -159,18 +166,18 @@ def markdown(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _table(record: Mapping[str, Any]) -> str:
-    units = {"case": "case", "group": "patient"}
+    units, settings = {"case": "case", "group": "patient"}, record["settings"]
     heads = ["order", *(f"error, {name}" for name in record["rounds"])]
     heads += [f"length, {name}" for name in record["rounds"]]
     for unit in record["scans"]:
-        heads += [f"R̄ by {units[unit]}, α {a:g} τ {w:g} (coverage)" for a, w in SETTINGS]
+        heads += [f"R̄ by {units[unit]}, α {a:g} τ {w:g} (coverage)" for a, w in settings]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name in _shown(record):
         cells = [name]
         for key in ("error", "width"):
             cells += [_with_ratio(record, key, name, k) for k in range(len(record["rounds"]))]
         for of in record["scans"].values():
-            cells += [_scan(record, of, name, k) for k in range(len(SETTINGS))]
+            cells += [_scan(record, of, name, k) for k in range(len(settings))]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([f"**{record['name']}**", "", *lines, "", _about(record)])
 

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from taskuq.checks import no_gradients
 from taskuq.data.readers import open_data
 from taskuq.errors import InputError
+from taskuq.evaluation.predictive import crps
 from taskuq.files import read_json, write_json
 from taskuq.fingerprints import content_fingerprint, fingerprint
-from taskuq.interval import BoolArray
+from taskuq.interval import BoolArray, FloatArray
 from taskuq.measure.greedy import Expected, together
 from taskuq.measure.mask_files import save_masks
 from taskuq.measure.masks import line_counts
 from taskuq.measure.samples import RIDGE, Aim, spread_of
+from taskuq.pipeline.batches import batch_size
 from taskuq.pipeline.cases import Cases, as_cases
+from taskuq.pipeline.chain import true_image
 from taskuq.pipeline.device import pick_device
 from taskuq.pipeline.progress import Progress
 from taskuq.pipeline.provenance import provenance
-from taskuq.protocols import LineMeasure, Recover, Task
+from taskuq.protocols import BatchRecover, LineMeasure, Recover, Task
 from taskuq.runs.imaging import Imaging
 from taskuq.runs.run import files_of
 from taskuq.seeds import case_seed
@@ -43,6 +48,8 @@ class OrderConfig(Imaging):
         begin: How many lines are measured before anything is chosen: the centre of k-space, or
             evenly spread views. By default half of those of the first round.
         block: After how many lines samples are drawn anew.
+        tries: So many random continuations compete with the lines of every block, by the CRPS of
+            the task on the same cases; none where it is 0.
         aim: By what lines are chosen: the variance of the task by its ``"gradient"`` or by its
             ``"outputs"``, or the plain ``"variance"`` of the image.
         ridge: How much noise stands for what few samples do not know.
@@ -51,6 +58,7 @@ class OrderConfig(Imaging):
     cases: int = 200
     begin: int | None = None
     block: int = 4
+    tries: int = 0
     aim: Aim = "gradient"
     ridge: float = RIDGE
 
@@ -62,6 +70,11 @@ class OrderConfig(Imaging):
             )
         if self.begin is not None and self.begin < 1:
             raise InputError(f"begin is {self.begin}; begin with at least 1 line")
+        if self.tries < 0 or (self.tries and self.aim == "variance"):
+            raise InputError(
+                f"tries are {self.tries} and the aim is {self.aim!r}; tries are compared by the "
+                "task: give none for 'variance', and no negative number"
+            )
 
 
 @dataclass(frozen=True)
@@ -129,8 +142,63 @@ class Learner:
         for index in range(len(self.cases)):
             spreads.append(self._spread(index, measured))
             progress.step()
-        lines, gains = together(spreads).greedy(count, measured)
+        expected = together(spreads)
+        lines, gains = expected.greedy(count, measured)
+        if self.config.tries:
+            lines = self._best(lines, measured, progress)
+            left = [expected.left(lines[:k]) for k in range(count + 1)]
+            gains = [before - after for before, after in pairwise(left)]
         return Order(order.begin, (*order.lines, *lines), (*order.gains, *gains))
+
+    def _best(self, lines: list[int], measured: BoolArray, progress: Progress) -> list[int]:
+        """The lines after which most is known of the task: these, or as many at random."""
+        rng = np.random.default_rng([self.config.seed, int(measured.sum())])
+        candidates = [lines]
+        for _ in range(self.config.tries):
+            more = self.system.more(measured, len(lines), rng)
+            candidates.append(rng.permutation(np.flatnonzero(more & ~measured)).tolist())
+        scores = []
+        for some in candidates:
+            with_them = measured.copy()
+            with_them[some] = True
+            scores.append(self._crps(with_them, progress))
+        # Tasks count alike, whatever their units.
+        relative = np.stack(scores) / np.maximum(scores[0], np.finfo(float).tiny)
+        return candidates[int(relative.mean(axis=1).argmin())]
+
+    def _crps(self, measured: BoolArray, progress: Progress) -> FloatArray:
+        """The mean CRPS of each task over all cases, measured so."""
+        found = []
+        for part in np.array_split(np.arange(len(self.cases)), -(-len(self.cases) // self._size)):
+            images = [self.cases.image(int(k)).to(self.device) for k in part]
+            rate = self.system.lines / int(measured.sum())
+            scans = [self.system.take(image, rate, measured) for image in images]
+            seeds = [case_seed(self.config.seed, self.cases.case[int(k)], rate) for k in part]
+            with no_gradients():
+                if isinstance(self.recover, BatchRecover):
+                    drawn = self.recover.batch(scans, samples=self.config.samples, seeds=seeds)
+                else:
+                    drawn = self.recover(scans[0], samples=self.config.samples, seed=seeds[0])[None]
+                outputs = self._read(drawn.flatten(0, 1)).reshape(len(part), len(drawn[0]), -1)
+                targets = [self._read(true_image(image)[None])[0] for image in images]
+            z = np.stack(targets)
+            found.append([crps(outputs[..., t], z[:, t]) for t in range(z.shape[1])])
+            for _ in part:
+                progress.step()
+        return np.asarray(np.concatenate(found, axis=1).mean(axis=1))
+
+    @property
+    def _size(self) -> int:
+        """How many cases are drawn at once."""
+        return batch_size(
+            self.recover, self.cases.image(0), samples=self.config.samples, cases=len(self.cases),
+            device=self.device,
+        )  # fmt: skip
+
+    def _read(self, images: Any) -> FloatArray:
+        """What the task says of images, (image, task)."""
+        read = self.task(images)
+        return np.asarray(read.double().cpu().numpy()).reshape(len(images), -1)
 
     def _spread(self, index: int, measured: BoolArray) -> Expected:
         name, image = self.cases.case[index], self.cases.image(index).to(self.device)
@@ -197,7 +265,8 @@ def learn_masks(
     if kept.exists() and not fresh:
         order = _kept(kept, about, order)
     blocks = _blocks(counts[-1] - first - len(order.lines), config.block)
-    total = len(learner.cases) * len(blocks)
+    draws = 1 + (config.tries + 1 if config.tries else 0)
+    total = len(learner.cases) * len(blocks) * draws
     with Progress(total, quiet=quiet, what="draws") as progress:
         for count in blocks:
             order = learner.next(order, count, progress)

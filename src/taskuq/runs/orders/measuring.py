@@ -46,6 +46,7 @@ class OrdersConfig(Imaging):
         variance: Masks that were learned by plain variance.
         choose: How lines are chosen for each case; by nobody where it says nothing.
         cases: Look at so many cases alone, the first; at all where it says nothing.
+        widths: The widths that scans stop at, at error rates of 0.05 and 0.1.
     """
 
     name: str = "Atlas"
@@ -55,6 +56,7 @@ class OrdersConfig(Imaging):
     variance: Path | None = None
     choose: Choosing | None = None
     cases: int | None = None
+    widths: tuple[float, float] = (0.1, 0.2)
 
     def run(self) -> RunConfig:
         """The run of one order."""
