@@ -70,6 +70,21 @@ def test_lines_are_chosen_by_what_the_case_itself_has_shown(table):
         assert np.array_equal(lines, table.lines[1, i])
 
 
+def test_a_share_of_the_lines_is_chosen_and_the_others_are_the_masks(table):
+    masks = scanner().masks
+    none, half = (run(Draws(), measure=rule(share=share)) for share in (0.0, 0.5))
+    assert (none.lines == masks[:, None]).all()
+    outside = [(t.lines & ~masks[:, None]).sum(axis=2) for t in (none, half, table)]
+    added = np.diff(masks.sum(axis=1))
+    assert (np.diff(outside[1], axis=0) <= np.ceil(added / 2)[:, None]).all()
+    assert 0 < outside[1].sum() < outside[2].sum()
+    assert (half.lines.sum(axis=2) == masks.sum(axis=1)[:, None]).all()
+    assert len({rule(share=share).fingerprint for share in (0.0, 0.5, 1.0)}) == 3
+    assert rule(share=1.0).fingerprint == rule().fingerprint
+    with pytest.raises(InputError, match="between 0 and 1"):
+        rule(share=1.5)
+
+
 @pytest.mark.parametrize("options", [{}, {"batch": 2}, {"batch": 3}])
 def test_a_case_has_the_same_lines_whatever_runs_beside_it(table, options):
     assert np.array_equal(run(Together(), **options).lines, table.lines)

@@ -88,6 +88,7 @@ def shrink(table: dict[str, Any], *, is_small: bool = False) -> None:
         if table.get(key, 0) > SAMPLES:
             table[key] = SAMPLES
     table |= {"draws": 1} if "learned" in table else {"block": 32} if "block" in table else {}
+    table |= {"tries": 1} if "tries" in table else {}
     for name in ("network", "training", "pretrain", "data", "scans"):
         if name in table and not (is_small and name == "network"):
             SHRUNK[name](table[name])

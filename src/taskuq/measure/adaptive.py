@@ -23,11 +23,13 @@ class Choosing:
         aim: What lines are measured for: ``"gradient"``, ``"outputs"`` or ``"variance"``.
         ridge: How much noise stands for what few samples do not know.
         looks: At how many samples to look; at all where it says nothing.
+        share: Which share of a round's lines is chosen for the case; the others are the masks'.
     """
 
     aim: Aim = "gradient"
     ridge: float = RIDGE
     looks: int | None = None
+    share: float = 1.0
 
     def rule(
         self, system: Any, masks: BoolArray, accelerations: tuple[float, ...]
@@ -41,7 +43,9 @@ class Choosing:
         """
         if not isinstance(system, LineMeasure):
             raise InputError("this imaging system does not measure lines of one's choice")
-        return AdaptiveLines(system, masks, accelerations, self.aim, self.ridge, self.looks)
+        return AdaptiveLines(
+            system, masks, accelerations, self.aim, self.ridge, self.looks, self.share
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +71,8 @@ class AdaptiveLines:
         ridge: How much noise stands for what few samples do not know.
         looks: At how many samples to look, the first of those drawn; at all of them where None.
             The time that a choice takes grows with their square.
+        share: Which share of the lines that a round adds is chosen among all; the others are chosen
+            among those of the masks, because few samples do not doubt all that they should.
 
     Example:
         >>> import torch
@@ -87,8 +93,11 @@ class AdaptiveLines:
     aim: Aim = "gradient"
     ridge: float = RIDGE
     looks: int | None = None
+    share: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise InputError(f"share is {self.share}; give a number between 0 and 1")
         if self.looks is not None and self.looks < 2:
             raise InputError(f"looks is {self.looks}; look at 2 samples at least")
         if np.shape(self.masks) != (len(self.accelerations), self.system.lines):
@@ -101,9 +110,9 @@ class AdaptiveLines:
     def fingerprint(self) -> str:
         """A text that is another one for another rule."""
         masks = np.ascontiguousarray(np.asarray(self.masks, dtype=bool))
-        return fingerprint(
-            [self.aim, self.ridge, self.looks, list(masks.shape), masks.tobytes().hex()]
-        )[:16]
+        made_of = [self.aim, self.ridge, self.looks, list(masks.shape), masks.tobytes().hex()]
+        # Rules that choose all lines are called as before there were others.
+        return fingerprint([*made_of, self.share] if self.share < 1 else made_of)[:16]
 
     def __call__(self, image: Any, acceleration: float) -> Any:
         """Measure the first round, or everything; other rounds depend on samples."""
@@ -133,9 +142,12 @@ class AdaptiveLines:
             self.system, measurement, recoveries[: self.looks], task, lines,
             aim=self.aim, ridge=self.ridge,
         )  # fmt: skip
-        more, _ = spread.greedy(int(self.masks[round + 1].sum() - lines.sum()), lines)
-        chosen = np.array(lines, dtype=bool)
-        chosen[more] = True
+        chosen, mask = np.array(lines, dtype=bool), self.masks[round + 1]
+        count = int(mask.sum() - lines.sum())
+        free = int(np.ceil(self.share * count))
+        for some, among in ((free, np.ones_like(mask)), (count - free, mask)):
+            more, _ = spread.greedy(some, chosen | ~among)
+            chosen[more] = True
         return chosen
 
     def otherwise(self, round: int, lines: BoolArray) -> BoolArray:
