@@ -32,7 +32,7 @@ def remove_gone(home: Path, put: Sequence[str]) -> list[str]:
     """Remove what the machine no longer has of tables that it has changed; return the names.
 
     Folders that nothing new came into stay as they are: the machine may have been brought a part
-    of them.
+    of them. What has just come stays, too: jobs write while the list is made.
 
     Arguments:
         home: What archives were unpacked into.
@@ -47,7 +47,7 @@ def remove_gone(home: Path, put: Sequence[str]) -> list[str]:
         path.relative_to(home).as_posix()
         for folder in sorted(changed)
         for path in sorted((home / folder).glob("part-*.parquet"))
-        if path.relative_to(home).as_posix() not in present
+        if path.relative_to(home).as_posix() not in present.union(put)
     ]
     for name in gone:
         (home / name).unlink()

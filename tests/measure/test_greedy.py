@@ -140,3 +140,23 @@ def test_noise_must_be_above_nothing():
 
 def test_samples_that_agree_have_no_noise_of_their_own():
     assert ridge_noise(np.zeros((1, 4, 2, 2)), np.zeros(4, bool), 0.1) == np.array([0.1])
+
+
+def test_what_was_chosen_before_is_known():
+    """Two lines say the same: whoever knows one does not ask for the other."""
+    rng = np.random.default_rng(0)
+    told = rng.standard_normal((1, 3, 6, 1))
+    told[0, 1] = told[0, 0]
+    outputs = told[:, 0] + 0.3 * told[:, 2]
+    few = FewNumbers(told, outputs, np.full(1, 1e-3))
+    grams = told @ told.swapaxes(2, 3)
+    spread = Spread(grams, outputs @ outputs.swapaxes(1, 2), np.full(1, 1e-3))
+    measured = np.array([True, False, False])
+    for expected in (few, spread):
+        assert expected.greedy(1, measured)[0] == [1]
+        assert expected.greedy(1, measured, known=[0])[0] == [2]
+        one, both = expected.greedy(2, np.zeros(3, dtype=bool)), expected.left([0, 2])
+        (line,), (gain,) = expected.greedy(1, measured, known=[0])
+        assert one[0] == [0, line]
+        assert one[1][1] == pytest.approx(gain)
+        assert gain == pytest.approx(expected.left([0]) - both)

@@ -175,6 +175,8 @@ def test_a_task_without_a_gradient_is_refused_and_one_sample_too():
         spread_of(system, scan, drawn, lambda x: corner(x.detach()), first)
     with pytest.raises(InputError, match="at least 2"):
         spread_of(system, scan, drawn[:1], corner, first)
+    with pytest.raises(InputError, match="at least 3"):
+        spread_of(system, scan, drawn[:2], corner, first, aim="outputs")
 
 
 def test_the_command_learns_views_of_chests(tmp_path, capsys):

@@ -86,6 +86,41 @@ def test_cases_that_are_drawn_together_give_the_same_order(tmp_path):
     assert orders[0].lines == orders[1].lines
 
 
+class Plain(Draws):
+    """What draws arrays, not tensors."""
+
+    def __call__(self, measurement, *, samples, seed):
+        return super().__call__(measurement, samples=samples, seed=seed).numpy()
+
+
+def test_arrays_and_images_of_several_shapes_compete_as_well(tmp_path):
+    arrays = replace(learner(Plain(), tries=2, aim="outputs"), task=lambda x: stripes(x).numpy())
+    tensors = replace(learner(Draws(), tries=2, aim="outputs"), task=stripes)
+    orders = [
+        learn_masks(one, tmp_path / f"{k}.npz", quiet=True)[1]
+        for k, one in enumerate((arrays, tensors))
+    ]
+    assert orders[0].lines == orders[1].lines
+
+    class Tall(Draws):
+        def __call__(self, measurement, *, samples, seed):
+            self.calls += 1
+            return measurement.picture + torch.arange(samples)[:, None, None] / 100
+
+    shapes = [image[:, : 16 - 2 * k] for k, image in enumerate(striped(3))]
+    several = replace(seeing(Tall(), tries=2), cases=as_cases(shapes))
+    learn_masks(several, tmp_path / "several.npz", quiet=True)
+
+
+def test_no_round_ends_inside_a_block(tmp_path):
+    one = learner(Draws())
+    one = replace(one, config=replace(one.config, block=3, tries=2))
+    masks, order = learn_masks(one, tmp_path / "m.npz", quiet=True)
+    # Rounds of 2, 4 and 8 lines, one at the beginning: blocks of 1, 2, 3 and 1 lines.
+    assert one.recover.calls == 4 * 3 * (1 + 1 + 2)
+    assert masks[1, order.all[:4]].all()
+
+
 def test_tries_need_a_task_and_a_number():
     for settings in ({"tries": -1}, {"tries": 2, "aim": "variance"}):
         with pytest.raises(InputError, match="tries are"):
@@ -105,11 +140,16 @@ def test_more_lines_are_as_many_as_asked_for_and_none_twice(seed):
 
 
 def test_views_are_as_likely_as_the_gap_that_they_are_in_is_wide():
-    ct, rng = ParallelBeamCT(8, 12, RATES), np.random.default_rng(0)
-    lines = np.isin(np.arange(12), [1, 3, 10])  # gaps of 2, 7, and 3 across the end
-    counts = sum((ct.more(lines, 1, rng) & ~lines).astype(int) for _ in range(4000))
+    class Recorded:
+        def choice(self, count, p):
+            self.p = p
+            return int(np.argmax(p))
+
+    rng, lines = Recorded(), np.isin(np.arange(12), [1, 3, 10])  # gaps of 2, 7, and 3 at the end
+    more = ParallelBeamCT(8, 12, RATES).more(lines, 1, rng)
     expected = np.array([3, 0, 2, 0, 7, 7, 7, 7, 7, 7, 0, 3]) / (2 + 6 * 7 + 2 * 3)
-    assert counts / 4000 == pytest.approx(expected, abs=0.03)  # four standard errors
+    assert rng.p == pytest.approx(expected)
+    assert np.flatnonzero(more & ~lines).tolist() == [4]
 
 
 def test_by_outputs_every_sample_is_looked_at_in_the_direction_that_the_others_give():
@@ -151,5 +191,7 @@ def test_lines_that_have_nothing_to_do_with_the_task_seem_to_tell_little():
     for one in (told, _without_itself(told, held, z)):
         of_z = (one * z).sum((1, 2)).square() / (one.square().sum((1, 2)) + 1e-9)
         shares.append(of_z[1:].mean() / z.square().sum())
+        tells = of_z[0] / z.square().sum()
     assert shares[0] > 0.7
     assert shares[1] < 0.1
+    assert tells > 2 * shares[1]

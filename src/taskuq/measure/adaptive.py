@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -144,10 +146,11 @@ class AdaptiveLines:
         )  # fmt: skip
         chosen, mask = np.array(lines, dtype=bool), self.masks[round + 1]
         count = int(mask.sum() - lines.sum())
-        free = int(np.ceil(self.share * count))
-        for some, among in ((free, np.ones_like(mask)), (count - free, mask)):
-            more, _ = spread.greedy(some, chosen | ~among)
-            chosen[more] = True
+        free = math.ceil(Fraction(str(self.share)) * count)
+        more, _ = spread.greedy(free, chosen)
+        chosen[more] = True
+        rest, _ = spread.greedy(count - free, chosen | ~mask, known=more)
+        chosen[rest] = True
         return chosen
 
     def otherwise(self, round: int, lines: BoolArray) -> BoolArray:

@@ -23,8 +23,13 @@ class Expected(Protocol):
     def left(self, lines: list[int]) -> float:
         """The mean over cases of the variance that these lines leave."""
 
-    def greedy(self, count: int, measured: BoolArray) -> tuple[list[int], list[float]]:
-        """So many lines that are not measured yet, and by how much each reduces the variance."""
+    def greedy(
+        self, count: int, measured: BoolArray, known: Sequence[int] = ()
+    ) -> tuple[list[int], list[float]]:
+        """So many lines that are not measured yet, and by how much each reduces the variance.
+
+        What ``known`` lines will tell is known already.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +81,9 @@ class Spread:
         """The mean over cases of the variance that these lines leave, :math:`V(S)`."""
         return float(_variance(self._known(lines), self.aims).mean())
 
-    def greedy(self, count: int, measured: BoolArray) -> tuple[list[int], list[float]]:
+    def greedy(
+        self, count: int, measured: BoolArray, known: Sequence[int] = ()
+    ) -> tuple[list[int], list[float]]:
         """Choose lines one after the other, each by the largest expected reduction.
 
         Equal reductions go to the lowest number. Where no line takes anything away, the line that
@@ -85,6 +92,7 @@ class Spread:
         Arguments:
             count: How many lines to choose.
             measured: Which lines are measured already, booleans (line,); they are not chosen.
+            known: Lines that were chosen before among the same samples.
 
         Returns:
             The lines, and by how much each reduces the mean variance.
@@ -92,18 +100,18 @@ class Spread:
         free = [int(line) for line in np.flatnonzero(~np.asarray(measured, dtype=bool))]
         if not 0 <= count <= len(free):
             raise InputError(f"{count} lines are to be chosen, and {len(free)} are left")
-        known = self._known([])
+        told = self._known(list(known))
         lines: list[int] = []
         gains: list[float] = []
-        least = TIES * float(_variance(known, self.aims).mean())
+        least = TIES * self.left([])
         while len(lines) < count:
-            line, gain = self._best(known, free)
+            line, gain = self._best(told, free)
             if gain <= least:
                 line = max(free, key=lambda one: (self._own(one), -one))
             lines.append(line)
             gains.append(max(gain, 0.0))
             free.remove(line)
-            known = known + self._information([line])[:, 0]
+            told = told + self._information([line])[:, 0]
         return lines, gains
 
     def _best(self, known: FloatArray, free: list[int]) -> tuple[int, float]:
@@ -180,17 +188,17 @@ class FewNumbers:
 
     def left(self, lines: list[int]) -> float:
         """The mean over cases of the variance that these lines leave, :math:`V(S)`."""
-        P = self._unknown()
-        for line in lines:
-            P = self._after(P, line)
+        P = self._unknown(lines)
         return float(np.einsum("cjt,cjk,ckt->c", self.outputs, P, self.outputs).mean())
 
-    def greedy(self, count: int, measured: BoolArray) -> tuple[list[int], list[float]]:
+    def greedy(
+        self, count: int, measured: BoolArray, known: Sequence[int] = ()
+    ) -> tuple[list[int], list[float]]:
         """Choose lines one after the other, as :meth:`Spread.greedy` does."""
         free = ~np.asarray(measured, dtype=bool)
         if not 0 <= count <= free.sum():
             raise InputError(f"{count} lines are to be chosen, and {free.sum()} are left")
-        free, P = free.copy(), self._unknown()
+        free, P = free.copy(), self._unknown(known)
         own = np.square(self.told).sum(axis=(0, 2, 3))
         lines: list[int] = []
         gains: list[float] = []
@@ -207,9 +215,13 @@ class FewNumbers:
             P = self._after(P, line)
         return lines, gains
 
-    def _unknown(self) -> FloatArray:
+    def _unknown(self, lines: Sequence[int]) -> FloatArray:
+        """What these lines leave unknown."""
         cases, _, samples, _ = self.told.shape
-        return np.tile(np.eye(samples), (cases, 1, 1))
+        P: FloatArray = np.tile(np.eye(samples), (cases, 1, 1))
+        for line in lines:
+            P = self._after(P, line)
+        return P
 
     def _reductions(self, P: FloatArray) -> FloatArray:
         """By how much each line reduces the mean variance, (line,)."""

@@ -39,8 +39,8 @@ def spread_of(
     mixture of the samples the image is. So only what matters for the task is looked at: one number
     for each task, :math:`\langle A_\ell d, A_\ell \delta_j \rangle` with :math:`d = \bar g`, or by
     ``"outputs"`` :math:`\langle q_\ell, A_\ell \delta_j \rangle` with the covariance
-    :math:`q_\ell` of line and output among the samples. Measuring the line tells at least that. Of
-    several tasks, all count alike.
+    :math:`q_\ell` of line and output among the other samples; lines for which these numbers fall
+    where outputs rise are taken to tell nothing. Of several tasks, all count alike.
 
     For ``"variance"`` lines are taken as a whole and the aim is the whole image: the summed
     variance of all lines.
@@ -73,6 +73,11 @@ def spread_of(
         raise InputError(
             f"{len(images)} sample is drawn, and lines are chosen by how samples differ; use a "
             "recovery that draws at least 2"
+        )
+    if aim == "outputs" and len(images) < 3:
+        raise InputError(
+            f"{len(images)} samples are looked at, and by outputs each is compared with the "
+            "others; give at least 3"
         )
     if aim not in AIMS:
         raise InputError(f"the aim is {aim!r}; choose from {', '.join(AIMS)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from taskuq.checks import is_tensor
-from taskuq.errors import OtherTableError, first_line
+from taskuq.errors import InputError, OtherTableError, first_line
 from taskuq.interval import FloatArray
 from taskuq.outputs.shards import image_marks
 from taskuq.outputs.table import TaskOutputs
@@ -52,7 +52,10 @@ def require_same_run(work: Work, done: np.ndarray, *, is_silent: bool) -> None:
     for index, found in Batches(work.chain, cases).run(chosen):
         name = cases.case[index]
         if not isinstance(found, CaseOutputs):
-            raise _differs(folder, name, f"cannot be computed again ({first_line(found):.120})")
+            # No other run: whoever may throw tables away must not do it for a full memory.
+            raise InputError(
+                str(_differs(folder, name, f"cannot be computed again ({first_line(found):.120})"))
+            )
         _require_same_image(work, index, found.image, marks)
         place = places[name]
         kept = stored.outputs[:, place].reshape(found.outputs.shape)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from taskuq.checks import no_gradients
 from taskuq.data.readers import open_data
@@ -150,6 +151,17 @@ class Learner:
             gains = [before - after for before, after in pairwise(left)]
         return Order(order.begin, (*order.lines, *lines), (*order.gains, *gains))
 
+    def _spread(self, index: int, measured: BoolArray) -> Expected:
+        name, image = self.cases.case[index], self.cases.image(index).to(self.device)
+        rate = self.system.lines / int(measured.sum())
+        scan = self.system.take(image, rate, measured)
+        seed = case_seed(self.config.seed, name, rate)
+        drawn = self.recover(scan, samples=self.config.samples, seed=seed)
+        return spread_of(
+            self.system, scan, drawn, self.task, measured,
+            aim=self.config.aim, ridge=self.config.ridge,
+        )  # fmt: skip
+
     def _best(self, lines: list[int], measured: BoolArray, progress: Progress) -> list[int]:
         """The lines after which most is known of the task: these, or as many at random."""
         rng = np.random.default_rng([self.config.seed, int(measured.sum())])
@@ -163,7 +175,8 @@ class Learner:
             with_them[some] = True
             scores.append(self._crps(with_them, progress))
         # Tasks count alike, whatever their units.
-        relative = np.stack(scores) / np.maximum(scores[0], np.finfo(float).tiny)
+        each = np.stack(scores)
+        relative = each / np.maximum(each.max(axis=0), np.finfo(float).tiny)
         return candidates[int(relative.mean(axis=1).argmin())]
 
     def _crps(self, measured: BoolArray, progress: Progress) -> FloatArray:
@@ -175,10 +188,7 @@ class Learner:
             scans = [self.system.take(image, rate, measured) for image in images]
             seeds = [case_seed(self.config.seed, self.cases.case[int(k)], rate) for k in part]
             with no_gradients():
-                if isinstance(self.recover, BatchRecover):
-                    drawn = self.recover.batch(scans, samples=self.config.samples, seeds=seeds)
-                else:
-                    drawn = self.recover(scans[0], samples=self.config.samples, seed=seeds[0])[None]
+                drawn = torch.as_tensor(self._draw(scans, seeds))
                 outputs = self._read(drawn.flatten(0, 1)).reshape(len(part), len(drawn[0]), -1)
                 targets = [self._read(true_image(image)[None])[0] for image in images]
             z = np.stack(targets)
@@ -187,29 +197,26 @@ class Learner:
                 progress.step()
         return np.asarray(np.concatenate(found, axis=1).mean(axis=1))
 
+    def _draw(self, scans: list[Any], seeds: list[int]) -> Any:
+        if isinstance(self.recover, BatchRecover) and len(scans) > 1:
+            return self.recover.batch(scans, samples=self.config.samples, seeds=seeds)
+        return self.recover(scans[0], samples=self.config.samples, seed=seeds[0])[None]
+
     @property
     def _size(self) -> int:
-        """How many cases are drawn at once."""
+        """How many cases are drawn at once: one, where images differ in shape."""
+        images = [self.cases.image(k) for k in range(len(self.cases))]
+        if len({tuple(image.shape) for image in images}) > 1:
+            return 1
         return batch_size(
-            self.recover, self.cases.image(0), samples=self.config.samples, cases=len(self.cases),
+            self.recover, images[0], samples=self.config.samples, cases=len(self.cases),
             device=self.device,
         )  # fmt: skip
 
     def _read(self, images: Any) -> FloatArray:
         """What the task says of images, (image, task)."""
-        read = self.task(images)
-        return np.asarray(read.double().cpu().numpy()).reshape(len(images), -1)
-
-    def _spread(self, index: int, measured: BoolArray) -> Expected:
-        name, image = self.cases.case[index], self.cases.image(index).to(self.device)
-        rate = self.system.lines / int(measured.sum())
-        scan = self.system.take(image, rate, measured)
-        seed = case_seed(self.config.seed, name, rate)
-        drawn = self.recover(scan, samples=self.config.samples, seed=seed)
-        return spread_of(
-            self.system, scan, drawn, self.task, measured,
-            aim=self.config.aim, ridge=self.config.ridge,
-        )  # fmt: skip
+        read = torch.as_tensor(self.task(images)).detach().cpu()
+        return np.asarray(read.double().numpy()).reshape(len(images), -1)
 
 
 def open_learner(config: OrderConfig, device: str | None = None) -> Learner:
@@ -264,7 +271,7 @@ def learn_masks(
     order = Order(learner.system.begin(first))
     if kept.exists() and not fresh:
         order = _kept(kept, about, order)
-    blocks = _blocks(counts[-1] - first - len(order.lines), config.block)
+    blocks = _blocks(first + len(order.lines), counts, config.block)
     draws = 1 + (config.tries + 1 if config.tries else 0)
     total = len(learner.cases) * len(blocks) * draws
     with Progress(total, quiet=quiet, what="draws") as progress:
@@ -279,9 +286,20 @@ def learn_masks(
     return masks, order
 
 
-def _blocks(count: int, size: int) -> Sequence[int]:
-    """So many lines in blocks of a size, the last one perhaps smaller."""
-    return [min(size, count - start) for start in range(0, count, size)]
+def _blocks(there: int, counts: Sequence[int], size: int) -> list[int]:
+    """Blocks of at most so many lines; no round ends inside one, which is compared as a whole.
+
+    Arguments:
+        there: How many lines there are already.
+        counts: How many each round has.
+        size: Lines of a block.
+    """
+    blocks = []
+    for end in counts:
+        while there < end:
+            blocks.append(min(size, end - there))
+            there += blocks[-1]
+    return blocks
 
 
 def _identity(config: OrderConfig) -> dict[str, Any]:

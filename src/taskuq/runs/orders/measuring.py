@@ -125,8 +125,8 @@ def measure_orders(
 ) -> Path:
     """Fill one table for each order; a comparison that was cut off goes on.
 
-    Tables of other networks or another version, and those that another machine began and this one
-    does not give again, are told of and begin anew.
+    Tables of other settings, networks or another version, and those that another machine began and
+    this one does not give again, are told of and begin anew.
 
     Arguments:
         config: What is compared.
