@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -15,10 +14,9 @@ from taskuq.errors import InputError
 from taskuq.interval import BoolArray
 from taskuq.measure.centre import center_lines
 from taskuq.measure.mask_files import read_masks
+from taskuq.measure.random_lines import Rule, with_random_lines
 from taskuq.protocols import Measure
 from taskuq.words import MRI, Words
-
-Rule = Literal["inverse-distance", "uniform"]
 
 # The paper's k-space has so many columns; for those its later rounds widen the centre by so much.
 _SIZE, _ACS_STEP = 320, 8
@@ -316,27 +314,4 @@ def _with_center(mask: BoolArray, center: int, count: int) -> BoolArray:
     inside_out = outside[np.argsort(np.abs(outside - len(mask) // 2), kind="stable")]
     mask = mask | box
     mask[inside_out[: mask.sum() - count]] = False
-    return mask
-
-
-def with_random_lines(
-    mask: BoolArray, count: int, rule: Rule, rng: np.random.Generator
-) -> BoolArray:
-    """Return a mask with lines at random beside its own.
-
-    Arguments:
-        mask: The lines that are there, booleans (line,).
-        count: How many there are to be in all.
-        rule: How likely a line is: by the inverse of its distance from the centre, or as any other.
-        rng: The source of randomness.
-
-    Example:
-        >>> int(with_random_lines(np.arange(8) == 4, 3, "inverse-distance", rng).sum())
-        3
-    """
-    free = np.flatnonzero(~mask)
-    # The central line is always measured, so no distance is 0.
-    weight = np.ones(len(free)) if rule == "uniform" else 1 / np.abs(free - len(mask) / 2).clip(0.5)
-    mask = mask.copy()
-    mask[rng.choice(free, count - mask.sum(), replace=False, p=weight / weight.sum())] = True
     return mask

@@ -15,9 +15,9 @@ from taskuq.errors import InputError
 from taskuq.measure.centre import acs_width, center_lines
 from taskuq.measure.coils import rss
 from taskuq.measure.fourier import fft2c, ifft2c
-from taskuq.measure.masks import with_random_lines
 from taskuq.measure.noise import noise_for, require_seed
 from taskuq.measure.projections import broadcast_mask
+from taskuq.measure.random_lines import with_random_lines
 from taskuq.measure.rounds import round_at
 
 
