@@ -53,9 +53,8 @@ def require_same_run(work: Work, done: np.ndarray, *, is_silent: bool) -> None:
         name = cases.case[index]
         if not isinstance(found, CaseOutputs):
             # No other run: whoever may throw tables away must not do it for a full memory.
-            raise InputError(
-                str(_differs(folder, name, f"cannot be computed again ({first_line(found):.120})"))
-            )
+            why = f"cannot be computed again ({first_line(found):.120})"
+            raise InputError(_sentence(folder, name, why))
         _require_same_image(work, index, found.image, marks)
         place = places[name]
         kept = stored.outputs[:, place].reshape(found.outputs.shape)
@@ -80,7 +79,11 @@ def _require_same_image(work: Work, index: int, mark: str, marks: dict[str, str]
 
 
 def _differs(folder: Path, name: str, what: str) -> OtherTableError:
-    return OtherTableError(
+    return OtherTableError(_sentence(folder, name, what))
+
+
+def _sentence(folder: Path, name: str, what: str) -> str:
+    return (
         f"{folder} is the table of another run: case {name} {what}; choose another folder or "
         "start afresh"
     )

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from taskuq.checks import no_gradients
 from taskuq.data.readers import open_data
 from taskuq.errors import InputError
 from taskuq.evaluation.predictive import crps
@@ -22,13 +20,13 @@ from taskuq.measure.greedy import Expected, together
 from taskuq.measure.mask_files import save_masks
 from taskuq.measure.masks import line_counts
 from taskuq.measure.samples import RIDGE, Aim, spread_of
-from taskuq.pipeline.batches import batch_size
+from taskuq.pipeline.batches import Batches, batch_size
 from taskuq.pipeline.cases import Cases, as_cases
-from taskuq.pipeline.chain import true_image
+from taskuq.pipeline.chain import Chain
 from taskuq.pipeline.device import pick_device
 from taskuq.pipeline.progress import Progress
 from taskuq.pipeline.provenance import provenance
-from taskuq.protocols import BatchRecover, LineMeasure, Recover, Task
+from taskuq.protocols import LineMeasure, Recover, Task
 from taskuq.runs.imaging import Imaging
 from taskuq.runs.run import files_of
 from taskuq.seeds import case_seed
@@ -181,42 +179,26 @@ class Learner:
 
     def _crps(self, measured: BoolArray, progress: Progress) -> FloatArray:
         """The mean CRPS of each task over all cases, measured so."""
-        found = []
-        for part in np.array_split(np.arange(len(self.cases)), -(-len(self.cases) // self._size)):
-            images = [self.cases.image(int(k)).to(self.device) for k in part]
-            rate = self.system.lines / int(measured.sum())
-            scans = [self.system.take(image, rate, measured) for image in images]
-            seeds = [case_seed(self.config.seed, self.cases.case[int(k)], rate) for k in part]
-            with no_gradients():
-                drawn = torch.as_tensor(self._draw(scans, seeds))
-                outputs = self._read(drawn.flatten(0, 1)).reshape(len(part), len(drawn[0]), -1)
-                targets = [self._read(true_image(image)[None])[0] for image in images]
-            z = np.stack(targets)
-            found.append([crps(outputs[..., t], z[:, t]) for t in range(z.shape[1])])
-            for _ in part:
-                progress.step()
-        return np.asarray(np.concatenate(found, axis=1).mean(axis=1))
-
-    def _draw(self, scans: list[Any], seeds: list[int]) -> Any:
-        if isinstance(self.recover, BatchRecover) and len(scans) > 1:
-            return self.recover.batch(scans, samples=self.config.samples, seeds=seeds)
-        return self.recover(scans[0], samples=self.config.samples, seed=seeds[0])[None]
-
-    @property
-    def _size(self) -> int:
-        """How many cases are drawn at once: one, where images differ in shape."""
-        images = [self.cases.image(k) for k in range(len(self.cases))]
-        if len({tuple(image.shape) for image in images}) > 1:
-            return 1
-        return batch_size(
-            self.recover, images[0], samples=self.config.samples, cases=len(self.cases),
+        samples, rate = self.config.samples, self.system.lines / int(measured.sum())
+        size = batch_size(
+            self.recover, self.cases.image(0), samples=samples, cases=len(self.cases),
             device=self.device,
         )  # fmt: skip
-
-    def _read(self, images: Any) -> FloatArray:
-        """What the task says of images, (image, task)."""
-        read = torch.as_tensor(self.task(images)).detach().cpu()
-        return np.asarray(read.double().numpy()).reshape(len(images), -1)
+        chain = Chain(
+            lambda image, R: self.system.take(image, R, measured), self.recover, self.task,
+            (rate,), samples, self.config.seed, size, self.device,
+        )  # fmt: skip
+        found = []
+        for _, case in Batches(chain, self.cases).run(range(len(self.cases))):
+            if isinstance(case, Exception):
+                raise case
+            found.append(case)
+            progress.step()
+        outputs, targets = (
+            np.stack([getattr(c, of) for c in found]) for of in ("outputs", "targets")
+        )
+        tasks = range(targets.shape[1])
+        return np.array([crps(outputs[:, 0, :, t], targets[:, t]).mean() for t in tasks])
 
 
 def open_learner(config: OrderConfig, device: str | None = None) -> Learner:
