@@ -5,10 +5,10 @@ r"""Put trained networks into the package, with cards; and everything of the emb
     python -m scripts.shipping embedded WORK                         # what a programme trained
 
 WORK is the folder into which the archives of scripts/programme/samplers.toml were unpacked. The
-last command puts the variational network, the flow and the sampler of the atlas into the package,
-each with a card, then the stored tables, learning curves and quality, draws their figures, and puts
-the tables of samplers and of any head into docs/recovery.md, and those of the demo into
-docs/paper.md. From then on the demo and the live scans use the sampler.
+last command puts what was trained there for the atlas into the package, each network with a card,
+then the stored tables, learning curves and quality, draws their figures, and puts the tables of
+samplers and of any head into docs/recovery.md, and those of the demo into docs/paper.md. Networks
+that were not trained anew, and figures that were not measured, stay as they are.
 """
 
 from __future__ import annotations
@@ -106,13 +106,16 @@ def embedded(work: Path, root: Path = ROOT, package: Path = PACKAGE) -> list[Pat
     done = []
     for kind, name in TRAINED.items():
         training = work / "runs" / name
+        if not (training / "best.safetensors").exists():
+            continue
         path = install(kind, training / "best.safetensors", package / f"{kind}-atlas.safetensors")
         path.with_suffix(".md").write_text(card_of(kind, path, training), encoding="utf-8")
         shutil.copy(training / "metrics.csv", root / "docs" / "curves" / f"{kind}-atlas.csv")
         done.append(path)
     quality = work / "quality-atlas.json"
     stored = package.parent / "runs" / "stored"
-    for target in (root / "docs/curves/quality.json", stored / "atlas-quality.json"):
+    targets = (root / "docs/curves/quality.json", stored / "atlas-quality.json")
+    for target in targets if quality.exists() else ():
         shutil.copy(quality, target)
         done.append(target)
     return done
@@ -121,9 +124,10 @@ def embedded(work: Path, root: Path = ROOT, package: Path = PACKAGE) -> list[Pat
 def after(work: Path) -> list[list[str]]:
     """What is made of it by commands of this repository; of what was not reached, nothing."""
     tables, page = str(work / "tables"), "docs/recovery.md"
+    stored = [name for name in ("sampler", "varnet") if (work / "tables/atlas" / name).exists()]
     judged = ["scripts.samplers", "judge", "--into", page]
     made = [
-        ["scripts.tables", "install", f"{tables}/atlas", *TRAINED],
+        ["scripts.tables", "install", f"{tables}/atlas", *stored],
         ["scripts.atlas_figures"],
         [*judged, f"{tables}/lgg", "--reference", "flow", "--aims", "configs/lgg/aims.toml",
          "-o", "docs/curves/samplers-lgg.json"],
@@ -133,10 +137,14 @@ def after(work: Path) -> list[list[str]]:
         ["taskuq.commands.app", "demo", "-o", "runs/demo"],
         ["scripts.paper", "runs/demo", "--into", "docs/paper.md", "--as", "atlas"],
     ]  # fmt: skip
-    # The real heads' table compares with the flow.
-    sources = {f"{tables}/lgg": work / "tables/lgg/flow", f"{work}/any-head.json": None}
-    missing = {name for name, path in sources.items() if not (path or Path(name)).exists()}
-    return [words for words in made if not missing & set(words)]
+    # Tables of samplers compare with the flow.
+    sources = {
+        f"{tables}/lgg": work / "tables/lgg/flow",
+        f"{tables}/atlas": work / "tables/atlas/flow",
+        f"{work}/any-head.json": work / "any-head.json",
+    }
+    missing = {name for name, path in sources.items() if not path.exists()}
+    return [words for words in made if "install" in words or not missing & set(words)]
 
 
 def main(given: list[str]) -> None:

@@ -53,7 +53,8 @@ def test_everything_goes_where_it_belongs(work, tmp_path):
 def test_the_rest_is_done_by_commands_that_are_there(work):
     import importlib.util
 
-    (work / "tables/lgg/flow").mkdir(parents=True)
+    for data in ("lgg", "atlas"):
+        (work / "tables" / data / "flow").mkdir(parents=True)
     (work / "any-head.json").touch()
     assert len(after(work)) == 7
     for words in after(work):
@@ -62,5 +63,16 @@ def test_the_rest_is_done_by_commands_that_are_there(work):
 
 def test_what_was_not_reached_is_not_judged(work):
     commands = [" ".join(words) for words in after(work)]
-    assert not any("any_head" in words or "tables/lgg" in words for words in commands)
+    assert not any("any_head" in words or "judge" in words for words in commands)
     assert any("tables/atlas" in words for words in commands)
+
+
+def test_networks_that_were_not_trained_anew_stay(work, tmp_path):
+    package, root = tmp_path / "taskuq" / "weights", tmp_path / "root"
+    for folder in (package, root / "docs" / "curves", tmp_path / "taskuq" / "runs" / "stored"):
+        folder.mkdir(parents=True)
+    (work / "runs" / TRAINED["flow"] / "best.safetensors").unlink()
+    (work / "quality-atlas.json").unlink()
+    assert {path.name for path in embedded(work, root, package)} == {
+        "varnet-atlas.safetensors", "sampler-atlas.safetensors"
+    }  # fmt: skip

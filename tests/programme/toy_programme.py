@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.recover.varnet import VarNet, VarNetConfig
-from taskuq.settings import read_toml, toml_text
+from taskuq.settings import from_table, read_toml, toml_text
+from taskuq.training.networks import NETWORKS as KINDS
 from taskuq.weights.files import save_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,14 +34,17 @@ TRAINING = {
     "epochs": 2, "batch": 4, "warmup": 0, "keep_every": 1, "replay": False, "precision": "32-true",
 }  # fmt: skip
 # So many that a call can be stopped between the first and the last.
-STOPPED, EPOCHS = "atlas/sampler.toml", 40
+STOPPED, EPOCHS = "lgg-sampler", 40
+# Networks that trainings and tables start from, and how each names the one it draws around.
+PACKAGE: dict[str, Any] = {
+    "varnet": None, "flow": "varnet-atlas", "sampler": {"weights": "varnet-atlas"},
+}  # fmt: skip
 # What only a GPU can do, and what stands for it.
 INSTEAD = {
     "benchmarks.scanner_gpu": "benchmarks.scanner_gpu --toy",
     "benchmarks.speed_gpu sampler": "benchmarks.speed_gpu step --toy",
     "benchmarks.speed_gpu varnet": "benchmarks.speed_gpu step --toy",
     "--device cuda": "--device cpu --draws 8",
-    "--cases 800": "--cases 8",
 }
 
 
@@ -56,15 +59,22 @@ def checkout(folder: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         table = read_toml(path)
         shrink(table)
-        if path.match(STOPPED):
+        if path.match(f"{STOPPED.replace('-', '/', 1)}.toml"):
             table["training"]["epochs"] = EPOCHS
         target.write_text(toml_text(table))
-    # Networks of real heads start from it.
-    net = VarNet(VarNetConfig(**VARNET))
-    weights = folder / "src" / "taskuq" / "weights" / "varnet-atlas.safetensors"
-    save_weights(net, weights, kind="varnet", config=net.config)
+    for kind in PACKAGE:
+        shipped(kind, folder)
     (folder / PLAN).write_text(plan((ROOT / PLAN).read_text()))
     return folder
+
+
+def shipped(kind: str, folder: Path) -> None:
+    """Put an untrained network of the package's name there: trainings and tables start from it."""
+    network = read_toml(folder / "configs" / "atlas" / f"{kind}.toml")["network"]
+    net = KINDS[kind].make(from_table(KINDS[kind].config, network))
+    notes = {} if kind == "varnet" else {"estimate": PACKAGE[kind]}
+    path = folder / "src" / "taskuq" / "weights" / f"{kind}-atlas.safetensors"
+    save_weights(net, path, kind=kind, config=net.config, notes=notes)
 
 
 def plan(text: str) -> str:
