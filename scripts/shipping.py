@@ -124,6 +124,8 @@ def embedded(work: Path, root: Path = ROOT, package: Path = PACKAGE) -> list[Pat
 def after(work: Path) -> list[list[str]]:
     """What is made of it by commands of this repository; of what was not reached, nothing."""
     tables, page = str(work / "tables"), "docs/recovery.md"
+    # Samplers are compared with the flow; where it was not drawn, with one without task terms.
+    drawn = [name for name in ("flow", "without") if (work / "tables/atlas" / name).exists()]
     stored = [name for name in ("sampler", "varnet") if (work / "tables/atlas" / name).exists()]
     judged = ["scripts.samplers", "judge", "--into", page]
     made = [
@@ -131,19 +133,18 @@ def after(work: Path) -> list[list[str]]:
         ["scripts.atlas_figures"],
         [*judged, f"{tables}/lgg", "--reference", "flow", "--aims", "configs/lgg/aims.toml",
          "-o", "docs/curves/samplers-lgg.json"],
-        [*judged, f"{tables}/atlas", "--reference", "flow", "--aims", "configs/atlas/aims.toml",
+        [*judged, f"{tables}/atlas", "--reference", *drawn[:1], "--aims", "configs/atlas/aims.toml",
          "-o", "docs/curves/samplers-atlas.json", "--place", "samplers of the atlas"],
         ["scripts.any_head", "--from", str(work / "any-head.json"), "--into", page],
         ["taskuq.commands.app", "demo", "-o", "runs/demo"],
         ["scripts.paper", "runs/demo", "--into", "docs/paper.md", "--as", "atlas"],
     ]  # fmt: skip
-    # Tables of samplers compare with the flow.
-    sources = {
-        f"{tables}/lgg": work / "tables/lgg/flow",
-        f"{tables}/atlas": work / "tables/atlas/flow",
-        f"{work}/any-head.json": work / "any-head.json",
+    is_there = {
+        f"{tables}/lgg": (work / "tables/lgg/flow/adversarial").exists(),
+        f"{tables}/atlas": bool(drawn),
+        f"{work}/any-head.json": (work / "any-head.json").exists(),
     }
-    missing = {name for name, path in sources.items() if not path.exists()}
+    missing = {name for name, there in is_there.items() if not there}
     return [words for words in made if "install" in words or not missing & set(words)]
 
 

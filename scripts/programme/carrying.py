@@ -13,6 +13,24 @@ ARCHIVE = "site.tar.xz"
 LINKED = ("configs", "tests")
 # The folder that lets jobs import what was carried.
 LATE = "late"
+# What Python runs when a job starts. Carried packages come last, behind the machine's own. A process
+# that ends amid work of the GPU takes all others along that share it by MPS, so who is told to end
+# waits for that work first.
+START = """import signal
+import sys
+
+sys.path.append({site!r})
+
+
+def end(*_):
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    sys.exit("told to end")
+
+
+signal.signal(signal.SIGTERM, end)
+"""
 # Which files of earlier calls are at home, in the folder that is carried.
 ARRIVED = "arrived.json"
 
@@ -37,9 +55,8 @@ def put(carried: Path | None, work: Path) -> None:
     for name in LINKED:
         if not (work / name).exists():
             (work / name).symlink_to(ROOT / name)
-    # Python reads this file when it starts. Carried packages come last, behind the machine's own.
     late = work / LATE
     late.mkdir(exist_ok=True)
-    (late / "sitecustomize.py").write_text(f"import sys\n\nsys.path.append({str(site)!r})\n")
+    (late / "sitecustomize.py").write_text(START.format(site=str(site)))
     sys.path.insert(0, str(ROOT / "src"))
     sys.path.append(str(site))

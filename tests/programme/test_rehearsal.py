@@ -1,4 +1,4 @@
-"""The whole programme at toy size: stopped in its first call, ended on another machine, judged."""
+"""Whole programmes at toy size: stopped in the first call, ended on another machine, judged."""
 
 from __future__ import annotations
 
@@ -101,6 +101,38 @@ def test_every_job_of_the_programme_is_done_in_the_end(first, second):
     assert states == dict.fromkeys(plan.job, "done")
     for name in (file for job in plan.job.values() for file in job.leaves):
         assert (first / "home" / name).exists(), name
+
+
+@pytest.fixture(scope="module")
+def embedded(first, second):
+    """The other programme in one call, on the second machine."""
+    root, home = first / "second", first / "embedded"
+    done(
+        root, *PROGRAMME, "run", toy.OTHER, "-o", first / "out-3", "--work", root / "other",
+        "--carried", first / "carry", "--seconds", PATIENCE,
+    )  # fmt: skip
+    archives = sorted((first / "out-3").iterdir())
+    done(toy.ROOT, *PROGRAMME, "unpack", home, *archives)
+    return home
+
+
+def test_every_job_of_the_embedded_experiment_is_done(embedded):
+    plan = read_plan(toy.ROOT / toy.OTHER)
+    states = {name: entry.state for name, entry in read_status(embedded).items()}
+    assert states == dict.fromkeys(plan.job, "done")
+    for name in (file for job in plan.job.values() for file in job.leaves):
+        assert (embedded / name).exists(), name
+
+
+def test_what_task_terms_bring_is_judged(embedded):
+    words = ["-m", "scripts.samplers", "judge", embedded / "tables/atlas", "--reference", "without"]
+    said = done(toy.ROOT, sys.executable, *words, "--trials", "5")
+    assert all(name in said for name in ("sampler", "CRPS", "lesion", "second"))
+
+
+def test_what_only_a_gpu_can_do_is_replaced_and_nothing_else():
+    plans = "".join((toy.ROOT / name).read_text() for name in (toy.PLAN, toy.OTHER))
+    assert all(words in plans for words in toy.INSTEAD)
 
 
 def test_a_stopped_training_went_on_where_it_was_and_what_was_done_stayed_done(first, second):

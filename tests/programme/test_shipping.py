@@ -53,8 +53,8 @@ def test_everything_goes_where_it_belongs(work, tmp_path):
 def test_the_rest_is_done_by_commands_that_are_there(work):
     import importlib.util
 
-    for data in ("lgg", "atlas"):
-        (work / "tables" / data / "flow").mkdir(parents=True)
+    for drawn in ("lgg/flow/adversarial", "atlas/flow"):
+        (work / "tables" / drawn).mkdir(parents=True)
     (work / "any-head.json").touch()
     assert len(after(work)) == 7
     for words in after(work):

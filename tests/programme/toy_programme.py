@@ -18,7 +18,7 @@ from taskuq.training.networks import NETWORKS as KINDS
 from taskuq.weights.files import save_weights
 
 ROOT = Path(__file__).resolve().parents[2]
-PLAN = "scripts/programme/samplers.toml"
+PLAN, OTHER = "scripts/programme/samplers.toml", "scripts/programme/embedded.toml"
 SIZE, SAMPLES = 32, 4
 VARNET = {"cascades": 1, "width": 4, "pools": 2, "sensitivity_width": 2, "sensitivity_pools": 2}
 # Networks of a kind, told from each other by a setting that only they have.
@@ -64,7 +64,8 @@ def checkout(folder: Path) -> Path:
         target.write_text(toml_text(table))
     for kind in PACKAGE:
         shipped(kind, folder)
-    (folder / PLAN).write_text(plan((ROOT / PLAN).read_text()))
+    for name in (PLAN, OTHER):
+        (folder / name).write_text(plan((ROOT / name).read_text()))
     return folder
 
 
@@ -80,7 +81,6 @@ def shipped(kind: str, folder: Path) -> None:
 def plan(text: str) -> str:
     """The plan, for a machine without a GPU where all is slow and small."""
     for words, toy in INSTEAD.items():
-        assert words in text, words
         text = text.replace(words, toy)
     text = re.sub(r"^left = .*\n", "left = 0.01\n", text, flags=re.MULTILINE)
     return re.sub(r"^minutes = .*\n", "minutes = 30\n", text, flags=re.MULTILINE)

@@ -41,8 +41,9 @@ class TrainingConfig:
         deterministic: Whether to insist on kernels that give the same bits every time.
         keep_every: Epochs between two points from which a killed training goes on.
         patience: Epochs without a better value after which training stops; 0 never stops early.
-        minutes: After two epochs the number of epochs is lowered to what fits into so many minutes,
-            schedule included; the state keeps the number. 0 trains all epochs.
+        minutes: The number of epochs is lowered to what fits into so many minutes of all starts,
+            schedule included: foreseen after the second epoch, and again after each until half of
+            them are done. The state keeps the number. 0 trains all epochs.
 
     Example:
         >>> TrainingConfig(epochs=50, batch=16).learning_rate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ class Keep(Callback):
         every: Epochs between two states.
         notes: Tables for the TOML beside the weights.
         patience: Epochs without a better value after which training stops; 0 never does.
-        minutes: How long training may take; 0 is as long as it takes.
+        minutes: How long training may take, in all its starts; 0 is as long as it takes.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class Keep(Callback):
     ) -> None:
         self.recipe, self.folder, self.every, self.notes = recipe, folder, every, notes
         self.patience, self.minutes = patience, minutes
-        self.started = 0.0
+        self.started = self.spent = 0.0
+        self.durations: list[float] = []
         self.best: float | None = None
         self.since_best = 0
         self.begun = 0.0
@@ -103,8 +105,11 @@ class Keep(Callback):
         if self._is_exhausted():
             trainer.should_stop = True
         assert isinstance(pl_module, Training)
-        if epoch == 1 and self.minutes:
-            pl_module.plan(self._fitting(trainer))
+        self.durations.append(time.monotonic() - self.begun)
+        # What else a machine does changes; half-way the rest is settled, so that rates fall evenly.
+        is_early = epoch == 1 or 2 * epoch < pl_module.planned
+        if self.minutes and is_early and len(self.durations) > 1:
+            pl_module.plan(self._fitting(trainer, pl_module.settings.epochs))
         is_last = epoch + 1 == trainer.max_epochs or trainer.should_stop
         mean_loss = pl_module.mean_loss()
         if trainer.is_global_zero:
@@ -121,14 +126,17 @@ class Keep(Callback):
         if is_last or (epoch + 1) % self.every == 0:
             trainer.save_checkpoint(self.folder / RESUME)
 
-    def _fitting(self, trainer: Trainer) -> int:
-        """How many epochs fit into the minutes, the first two included; the first one warms up."""
-        now = time.monotonic()
-        left = 60 * self.minutes - (now - self.started)
-        fitting = 2 + max(0, int(left / (now - self.begun)))
-        assert trainer.max_epochs is not None
-        epochs: int = trainer.strategy.broadcast(min(trainer.max_epochs, fitting))
+    def _fitting(self, trainer: Trainer, most: int) -> int:
+        """How many epochs fit into the minutes, by the latest; the first of a start warms up."""
+        left = 60 * self.minutes - self._seconds()
+        latest = statistics.median(self.durations[1:][-3:])
+        fitting = trainer.current_epoch + 1 + max(0, int(left / latest))
+        epochs: int = trainer.strategy.broadcast(min(most, fitting))
         return epochs
+
+    def _seconds(self) -> float:
+        """How long this training has taken, in all its starts."""
+        return self.spent + time.monotonic() - self.started
 
     def _row(self, trainer: Trainer, mean_loss: float) -> dict[str, float]:
         judged = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("valid")}
@@ -143,13 +151,14 @@ class Keep(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far belongs to the state."""
-        return {"best": self.best, "since_best": self.since_best}
+        return {"best": self.best, "since_best": self.since_best, "spent": self._seconds()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state; weights that did not come along are not the best ones."""
         has_best = (self.folder / "best.safetensors").exists()
         self.best = state_dict["best"] if has_best else None
         self.since_best = state_dict["since_best"]
+        self.spent = state_dict.get("spent", 0.0)  # states of earlier versions do not say
 
     def _is_exhausted(self) -> bool:
         return 0 < self.patience <= self.since_best
