@@ -349,6 +349,7 @@ def sampler() -> None:
     from taskuq.recover.sampler.learning import Scored, sampler_recipe
     from taskuq.recover.sampler_training import PAPER as HOW
     from taskuq.recover.sampler_training import PRESETS as SIZES
+    from taskuq.runs.rehearsal.cost import TRAINING_SLICES
     from taskuq.training.fit import foresee
 
     toy = "--toy" in sys.argv
@@ -369,6 +370,9 @@ def sampler() -> None:
         f"first {took['first_step_s']:.0f} s, {took['peak_gpu_bytes'] / 2**30:.1f} GiB; waits "
         f"{took['wait_share']:.0%}",
     )
+    steps = how.epochs * -(-TRAINING_SLICES // how.batch)
+    say(f"{how.epochs} epochs of the paper's slices", f"{steps * took['step_s'] / 3600:.1f} h",
+        f"{steps} steps")  # fmt: skip
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ r"""Orders of lines side by side: the same patients and networks, one table.
 
 The first command is ``taskuq masks --learn`` for machines without the command line's packages.
 ``measure`` fills a table for each order and goes on where it was cut off. ``show`` judges all of
-them and prints the tables, or puts them into a document at their place.
+them and prints the tables, or puts each into a document at the place of its name.
 """
 
 from __future__ import annotations
@@ -67,16 +67,14 @@ def show(given: argparse.Namespace) -> None:
     from taskuq.report.figure import drawable
     from taskuq.runs.orders.comparing import compare, markdown
 
-    records = []
     for folder in given.folders:
         say(f"judging {folder}")
-        records.append(compare(folder, trials=given.trials, seed=given.seed))
-        write_json(folder / "comparison.json", drawable(records[-1]))
-    text = markdown(records)
-    if given.into:
-        put(text, given.into, "orders")
-    else:
-        print(text)
+        record = compare(folder, trials=given.trials, seed=given.seed)
+        write_json(folder / "comparison.json", drawable(record))
+        if given.into:
+            put(markdown([record]), given.into, f"orders: {record['name']}")
+        else:
+            print(markdown([record]))
 
 
 def arguments() -> argparse.Namespace:
@@ -101,7 +99,7 @@ def arguments() -> argparse.Namespace:
     three.add_argument("folders", nargs="+", type=Path)
     three.add_argument("--trials", type=int, default=1000)
     three.add_argument("--seed", type=int, default=0)
-    three.add_argument("--into", type=Path, help="a document with a place called orders")
+    three.add_argument("--into", type=Path, help="a document with places 'orders: NAME'")
     three.set_defaults(do=show)
     return parser.parse_args()
 

@@ -74,10 +74,11 @@ def card_of(kind: str, weights: Path, training: Path) -> str:
         "network": f"{number:.1f} million parameters; float16, "
         f"{weights.stat().st_size / 1e6:.1f} MB",
         "data": f"atlas, seed {data['seed']}, {data['patients']} patients",
-        "training": f"{len(rows)} epochs, {rows[-1]['step']} steps of "
-        f"{table['training']['batch']} slices",
+        "training": f"{len(rows)} epochs, {float(rows[-1]['step']):.0f} steps of "
+        f"{table['training']['batch']} slices"
+        + (f", from `{table['start']}` as it was before" if "start" in table else ""),
         "command": f"`taskuq train {kind} configs/atlas/{config_of(kind)}.toml`, as a job of "
-        "`scripts/programme/samplers.toml`",
+        "`scripts/programme/embedded.toml`",
         "time": f"{seconds:.0f} s of epochs on one GPU that other trainings shared",
         "weights kept": f"epoch {reached['epoch'] + 1}, the best on validation patients ({value})",
     }

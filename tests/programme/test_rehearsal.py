@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 
 import pytest
 import toy_programme as toy
+from scripts.programme.carrying import ARRIVED
 from scripts.programme.plan import read_plan
 from scripts.programme.running import read_status
 
@@ -106,10 +108,12 @@ def test_every_job_of_the_programme_is_done_in_the_end(first, second):
 @pytest.fixture(scope="module")
 def embedded(first, second):
     """The other programme in one call, on the second machine."""
-    root, home = first / "second", first / "embedded"
+    root, home, carry = first / "second", first / "embedded", first / "carry-other"
+    # What the other programme brought home is not at this one's.
+    shutil.copytree(first / "carry", carry, ignore=shutil.ignore_patterns(ARRIVED))
     done(
         root, *PROGRAMME, "run", toy.OTHER, "-o", first / "out-3", "--work", root / "other",
-        "--carried", first / "carry", "--seconds", PATIENCE,
+        "--carried", carry, "--seconds", PATIENCE,
     )  # fmt: skip
     archives = sorted((first / "out-3").iterdir())
     done(toy.ROOT, *PROGRAMME, "unpack", home, *archives)
