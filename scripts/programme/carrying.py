@@ -13,9 +13,9 @@ ARCHIVE = "site.tar.xz"
 LINKED = ("configs", "tests")
 # The folder that lets jobs import what was carried.
 LATE = "late"
-# What Python runs when a job starts. Carried packages come last, behind the machine's own. A process
-# that ends amid work of the GPU takes all others along that share it by MPS, so who is told to end
-# waits for that work first.
+# What Python runs when a job starts. Carried packages come last, behind the machine's own. A job
+# that ends amid work of the GPU takes all others along that share it by MPS, so one that is told to
+# end waits for that work first.
 START = """import signal
 import sys
 

@@ -85,6 +85,23 @@ def test_a_share_of_the_lines_is_chosen_and_the_others_are_the_masks(table):
         rule(share=1.5)
 
 
+def test_lines_are_chosen_among_those_that_the_masks_have_some_rounds_later(table):
+    masks = scanner().masks.copy()
+    masks[1] = masks[0]
+    masks[1, np.flatnonzero(masks[2] & ~scanner().masks[1])[:2]] = True  # not the best of them
+    rules = [AdaptiveLines(scanner(), masks, RATES, ahead=ahead) for ahead in (0, 1)]
+    now, later = (run(Draws(), measure=rule) for rule in rules)
+    assert (now.lines == masks[:, None]).all()
+    assert (later.lines[1] <= masks[2]).all()
+    assert (later.lines[1] != masks[1]).any()
+    assert (later.lines[2] == masks[2]).all()  # in the last round the masks' lines are measured
+    assert (later.lines.sum(axis=2) == masks.sum(axis=1)[:, None]).all()
+    every = [rule(ahead=ahead, share=share) for ahead in (None, 0, 1) for share in (0.5, 1)]
+    assert len({one.fingerprint for one in every}) == 6
+    with pytest.raises(InputError, match="ahead is -1"):
+        rule(ahead=-1)
+
+
 @pytest.mark.parametrize("options", [{}, {"batch": 2}, {"batch": 3}])
 def test_a_case_has_the_same_lines_whatever_runs_beside_it(table, options):
     assert np.array_equal(run(Together(), **options).lines, table.lines)

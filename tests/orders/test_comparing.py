@@ -167,7 +167,7 @@ def test_the_script_puts_its_tables_into_a_document_without_the_command_lines_pa
     folder, tmp_path
 ):
     document = tmp_path / "orders.md"
-    document.write_text("before\n<!-- orders -->\n<!-- end of orders -->\nafter\n")
+    document.write_text("before\n<!-- orders: Toy -->\n<!-- end of orders: Toy -->\nafter\n")
     arguments = ["show", str(folder[1]), "--trials", "5", "--into", str(document)]
     subprocess.run([sys.executable, "-c", BARE, *arguments], cwd=ROOT, check=True)
     text = document.read_text()

@@ -26,12 +26,15 @@ class Choosing:
         ridge: How much noise stands for what few samples do not know.
         looks: At how many samples to look; at all where it says nothing.
         share: Which share of a round's lines is chosen for the case; the others are the masks'.
+        ahead: Lines are chosen among those that the masks have so many rounds later; among all
+            where it says nothing.
     """
 
     aim: Aim = "gradient"
     ridge: float = RIDGE
     looks: int | None = None
     share: float = 1.0
+    ahead: int | None = None
 
     def rule(
         self, system: Any, masks: BoolArray, accelerations: tuple[float, ...]
@@ -46,7 +49,7 @@ class Choosing:
         if not isinstance(system, LineMeasure):
             raise InputError("this imaging system does not measure lines of one's choice")
         return AdaptiveLines(
-            system, masks, accelerations, self.aim, self.ridge, self.looks, self.share
+            system, masks, accelerations, self.aim, self.ridge, self.looks, self.share, self.ahead
         )
 
 
@@ -75,6 +78,9 @@ class AdaptiveLines:
             The time that a choice takes grows with their square.
         share: Which share of the lines that a round adds is chosen among all; the others are chosen
             among those of the masks, because few samples do not doubt all that they should.
+        ahead: Lines are chosen among those that the masks have so many rounds after the next one,
+            or in the last; among all lines where None. Masks that were learned then say which lines
+            are worth measuring, and samples which of them come first.
 
     Example:
         >>> import torch
@@ -96,8 +102,11 @@ class AdaptiveLines:
     ridge: float = RIDGE
     looks: int | None = None
     share: float = 1.0
+    ahead: int | None = None
 
     def __post_init__(self) -> None:
+        if self.ahead is not None and self.ahead < 0:
+            raise InputError(f"ahead is {self.ahead}; give a number of rounds, at least 0")
         if not 0 <= self.share <= 1:
             raise InputError(f"share is {self.share}; give a number between 0 and 1")
         if self.looks is not None and self.looks < 2:
@@ -113,8 +122,10 @@ class AdaptiveLines:
         """A text that is another one for another rule."""
         masks = np.ascontiguousarray(np.asarray(self.masks, dtype=bool))
         made_of = [self.aim, self.ridge, self.looks, list(masks.shape), masks.tobytes().hex()]
-        # Rules that choose all lines are called as before there were others.
-        return fingerprint([*made_of, self.share] if self.share < 1 else made_of)[:16]
+        # Rules that choose all lines, among all, are called as before there were others.
+        made_of += [self.share] if self.share < 1 or self.ahead is not None else []
+        made_of += [] if self.ahead is None else [self.ahead]
+        return fingerprint(made_of)[:16]
 
     def __call__(self, image: Any, acceleration: float) -> Any:
         """Measure the first round, or everything; other rounds depend on samples."""
@@ -147,11 +158,18 @@ class AdaptiveLines:
         chosen, mask = np.array(lines, dtype=bool), self.masks[round + 1]
         count = int(mask.sum() - lines.sum())
         free = math.ceil(Fraction(str(self.share)) * count)
-        more, _ = spread.greedy(free, chosen)
+        more, _ = spread.greedy(free, chosen | ~self._worthwhile(round + 1))
         chosen[more] = True
         rest, _ = spread.greedy(count - free, chosen | ~mask, known=more)
         chosen[rest] = True
         return chosen
+
+    def _worthwhile(self, round: int) -> BoolArray:
+        """The lines among which those of a round are chosen."""
+        if self.ahead is None:
+            return np.ones(self.system.lines, dtype=bool)
+        # Masks are nested: there are always as many that are free as the round has.
+        return np.array(self.masks[min(round + self.ahead, len(self.masks) - 1)], dtype=bool)
 
     def otherwise(self, round: int, lines: BoolArray) -> BoolArray:
         """Lines of the next round by the masks: theirs that are free, then the lowest numbers."""
