@@ -19,9 +19,9 @@ MOST = 2
 def quick_task(task: Any, images: Tensor) -> Callable[[Tensor], Any]:
     """The same task in less time, forwards and backwards, for images of this shape.
 
-    A network on a GPU is recorded as a CUDA graph, which replaces hundreds of launches, and computes
-    in bfloat16: for ranking lines that is enough. Everything else runs as it is, and so does a
-    network that cannot be recorded, which is said once.
+    A network on a GPU is recorded as a CUDA graph, which replaces hundreds of launches, and
+    computes in bfloat16: for ranking lines that is enough. Everything else runs as it is, and so
+    does a network that cannot be recorded, which is said once.
 
     Arguments:
         task: The task.
