@@ -4,7 +4,7 @@ r"""Put trained networks into the package, with cards; and everything of the emb
     python -m scripts.shipping sampler best.safetensors FILE.safetensors        # or anywhere else
     python -m scripts.shipping embedded WORK                         # what a programme trained
 
-WORK is the folder into which the archives of scripts/programme/samplers.toml were unpacked. The
+WORK is the folder into which the archives of scripts/programme/embedded.toml were unpacked. The
 last command puts what was trained there for the atlas into the package, each network with a card,
 then the stored tables, learning curves and quality, draws their figures, and puts the tables of
 samplers and of any head into docs/recovery.md, and those of the demo into docs/paper.md. Networks
@@ -23,6 +23,7 @@ from typing import Any
 
 import taskuq.weights
 from taskuq.settings import read_toml
+from taskuq.training.folder import FINISHED
 from taskuq.training.networks import NETWORKS
 from taskuq.weights.files import save_weights
 
@@ -78,7 +79,7 @@ def card_of(kind: str, weights: Path, training: Path) -> str:
         f"{table['training']['batch']} slices"
         + (f", from `{table['start']}` as it was before" if "start" in table else ""),
         "command": f"`taskuq train {kind} configs/atlas/{config_of(kind)}.toml`, as a job of "
-        "`scripts/programme/embedded.toml`",
+        "`scripts/programme`",
         "time": f"{seconds:.0f} s of epochs on one GPU that other trainings shared",
         "weights kept": f"epoch {reached['epoch'] + 1}, the best on validation patients ({value})",
     }
@@ -109,6 +110,8 @@ def embedded(work: Path, root: Path = ROOT, package: Path = PACKAGE) -> list[Pat
         training = work / "runs" / name
         if not (training / "best.safetensors").exists():
             continue
+        if not (training / FINISHED).exists():
+            print(f"{name} was stopped before its end, and knows no factors of widening")
         path = install(kind, training / "best.safetensors", package / f"{kind}-atlas.safetensors")
         path.with_suffix(".md").write_text(card_of(kind, path, training), encoding="utf-8")
         shutil.copy(training / "metrics.csv", root / "docs" / "curves" / f"{kind}-atlas.csv")
@@ -124,29 +127,30 @@ def embedded(work: Path, root: Path = ROOT, package: Path = PACKAGE) -> list[Pat
 
 def after(work: Path) -> list[list[str]]:
     """What is made of it by commands of this repository; of what was not reached, nothing."""
-    tables, page = str(work / "tables"), "docs/recovery.md"
+    tables, page = work / "tables", "docs/recovery.md"
+    atlas, any_head = tables / "atlas", work / "any-head.json"
+    whole = {"sampler": "cost.json", "varnet": "lesion.npz"}
+    stored = [name for name, file in whole.items() if (atlas / name / file).exists()]
     # Samplers are compared with the flow; where it was not drawn, with one without task terms.
-    drawn = [name for name in ("flow", "without") if (work / "tables/atlas" / name).exists()]
-    stored = [name for name in ("sampler", "varnet") if (work / "tables/atlas" / name).exists()]
+    drawn = [name for name in ("flow", "without") if (atlas / name / "cost.json").exists()]
     judged = ["scripts.samplers", "judge", "--into", page]
     made = [
-        ["scripts.tables", "install", f"{tables}/atlas", *stored],
-        ["scripts.atlas_figures"],
-        [*judged, f"{tables}/lgg", "--reference", "flow", "--aims", "configs/lgg/aims.toml",
-         "-o", "docs/curves/samplers-lgg.json"],
-        [*judged, f"{tables}/atlas", "--reference", *drawn[:1], "--aims", "configs/atlas/aims.toml",
-         "-o", "docs/curves/samplers-atlas.json", "--place", "samplers of the atlas"],
-        ["scripts.any_head", "--from", str(work / "any-head.json"), "--into", page],
-        ["taskuq.commands.app", "demo", "-o", "runs/demo"],
-        ["scripts.paper", "runs/demo", "--into", "docs/paper.md", "--as", "atlas"],
+        (stored, ["scripts.tables", "install", str(atlas), *stored]),
+        (True, ["scripts.atlas_figures"]),
+        ((tables / "lgg/flow/adversarial").exists(),
+         [*judged, f"{tables}/lgg", "--reference", "flow", "--aims", "configs/lgg/aims.toml",
+          "-o", "docs/curves/samplers-lgg.json"]),
+        (drawn,
+         [*judged, str(atlas), "--reference", *drawn[:1], "--aims", "configs/atlas/aims.toml",
+          "-o", "docs/curves/samplers-atlas.json", "--place", "samplers of the atlas"]),
+        ((tables / "unlike/ensemble/cost.json").exists(),
+         [*judged, f"{tables}/unlike", "--reference", "one", "--tasks", "adversarial",
+          "--place", "ensembles"]),
+        (any_head.exists(), ["scripts.any_head", "--from", str(any_head), "--into", page]),
+        (True, ["taskuq.commands.app", "demo", "-o", "runs/demo"]),
+        (True, ["scripts.paper", "runs/demo", "--into", "docs/paper.md", "--as", "atlas"]),
     ]  # fmt: skip
-    is_there = {
-        f"{tables}/lgg": (work / "tables/lgg/flow/adversarial").exists(),
-        f"{tables}/atlas": bool(drawn),
-        f"{work}/any-head.json": (work / "any-head.json").exists(),
-    }
-    missing = {name for name, there in is_there.items() if not there}
-    return [words for words in made if "install" in words or not missing & set(words)]
+    return [words for is_there, words in made if is_there]
 
 
 def main(given: list[str]) -> None:

@@ -7,7 +7,7 @@ r"""The stored tables of the embedded experiment, drawn by any recoveries, and p
 
 The first command draws 32 samples at R = 16, 8, 4, 2 for the 2160 slices of the 270 patients of
 configs/atlas/samplers.toml, whom no network was trained on: for ``[recover.NAME]`` of that file,
-and for trained networks that are named with a file. Everything is computed in float32, as a CPU
+and for trained networks that are named with a file. All but the flow compute in float32, as a CPU
 does. OUT receives a folder for each with a table, pixels and cost, which ``python -m
 scripts.samplers judge OUT`` reads. ``varnet`` is a point estimate, and gets a table alone. Task
 networks of that file that are not there are left out, and said to be.

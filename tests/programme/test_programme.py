@@ -164,6 +164,7 @@ def test_who_is_told_to_end_waits_for_the_gpu_first(tmp_path):
     )  # fmt: skip
     try:
         while not (tmp_path / "begun.txt").exists():
+            assert process.poll() is None
             time.sleep(0.01)
         process.terminate()
         assert process.wait(30) == 1

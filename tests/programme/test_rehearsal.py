@@ -134,7 +134,7 @@ def test_what_task_terms_bring_is_judged(embedded):
     assert all(name in said for name in ("sampler", "CRPS", "lesion", "second"))
 
 
-def test_what_only_a_gpu_can_do_is_replaced_and_nothing_else():
+def test_what_is_replaced_by_toys_stands_in_a_plan():
     plans = "".join((toy.ROOT / name).read_text() for name in (toy.PLAN, toy.OTHER))
     assert all(words in plans for words in toy.INSTEAD)
 

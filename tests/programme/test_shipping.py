@@ -53,18 +53,26 @@ def test_everything_goes_where_it_belongs(work, tmp_path):
 def test_the_rest_is_done_by_commands_that_are_there(work):
     import importlib.util
 
-    for drawn in ("lgg/flow/adversarial", "atlas/flow"):
-        (work / "tables" / drawn).mkdir(parents=True)
+    reached = (
+        "lgg/flow/adversarial/table.json",
+        "atlas/flow/cost.json",
+        "unlike/ensemble/cost.json",
+    )
+    for file in (*reached, "atlas/varnet/lesion.npz"):
+        (work / "tables" / file).parent.mkdir(parents=True)
+        (work / "tables" / file).touch()
     (work / "any-head.json").touch()
-    assert len(after(work)) == 7
+    assert len(after(work)) == 8
+    assert ["scripts.tables", "install", str(work / "tables/atlas"), "varnet"] in after(work)
     for words in after(work):
         assert importlib.util.find_spec(words[0]) is not None, words[0]
 
 
 def test_what_was_not_reached_is_not_judged(work):
     commands = [" ".join(words) for words in after(work)]
-    assert not any("any_head" in words or "judge" in words for words in commands)
-    assert any("tables/atlas" in words for words in commands)
+    assert commands
+    for words in commands:
+        assert not any(one in words for one in ("any_head", "judge", "install"))
 
 
 def test_networks_that_were_not_trained_anew_stay(work, tmp_path):

@@ -45,6 +45,7 @@ INSTEAD = {
     "benchmarks.speed_gpu sampler": "benchmarks.speed_gpu step --toy",
     "benchmarks.speed_gpu varnet": "benchmarks.speed_gpu step --toy",
     "--device cuda": "--device cpu --draws 8",
+    "--cases 1200": "--cases 8",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 
 import numpy as np
@@ -13,7 +12,6 @@ from taskuq.data.arrays import ArrayDataset
 from taskuq.data.memory import InMemory
 from taskuq.measure.mri import Measurement
 from taskuq.measure.projections import keep_measured
-from taskuq.measure.samples import mean_gradients
 from taskuq.recover import build, compiled
 from taskuq.recover.cases import MeasuredCases
 from taskuq.recover.columns import central_window
@@ -249,22 +247,6 @@ def test_a_step_never_waits_for_the_gpu(kind, replayed):
     first, again = torch.stack(losses).view(2, 3)
     # Running means of scores have moved, weights have not.
     torch.testing.assert_close(again, first, rtol=0.2, atol=0.0)
-
-
-def test_recorded_gradients_of_a_task_are_its_gradients():
-    """In bfloat16, replayed for other images and for another number of them."""
-    config = ClassifierConfig(backbone=BackboneConfig(kind="small", width=8), hidden=(8,))
-    net = Classifier(config).cuda().eval()
-    for seed, count in ((0, 6), (1, 6), (2, 4)):
-        generator = torch.Generator("cuda").manual_seed(seed)
-        images = torch.rand(count, 64, 64, device="cuda", generator=generator)
-        leaf = images.clone().requires_grad_()
-        (exact,) = torch.autograd.grad(net(leaf).sum(), leaf)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            (found,) = mean_gradients(net, images)
-        alike = torch.cosine_similarity(found.flatten(), exact.mean(0).flatten(), dim=0)
-        assert alike > 0.98
 
 
 def test_a_flow_trains_in_bfloat16_with_clipped_gradients(tmp_path):

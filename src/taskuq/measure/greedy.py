@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
@@ -206,6 +207,8 @@ class FewNumbers:
         while len(lines) < count:
             reductions = np.where(free, known_so_far.reductions(), -np.inf)
             gain = float(reductions.max())
+            if not math.isfinite(gain):
+                raise InputError("samples or task outputs are not finite; no line can be chosen")
             line = int((reductions >= gain - TIES * abs(gain)).argmax())
             if gain <= least:
                 line = int(np.argmax(np.where(free, own, -np.inf)))
@@ -229,7 +232,10 @@ class FewNumbers:
 
 
 class _SeveralNumbers:
-    """What is unknown, P, as lines are measured one after the other."""
+    """What is unknown, P, as lines are measured one after the other.
+
+    It changes as it goes: a scan waits for a choice, and new arrays for each line would double it.
+    """
 
     def __init__(self, few: FewNumbers) -> None:
         cases, _, samples, _ = few.told.shape

@@ -10,7 +10,6 @@ from torch import Tensor
 from taskuq.errors import InputError
 from taskuq.interval import BoolArray
 from taskuq.measure.greedy import Expected, FewNumbers, Spread, few_noise, ridge_noise
-from taskuq.measure.quick_task import quick_task
 from taskuq.protocols import LineMeasure, Task
 
 # What lines are measured for: the task by its gradient, by its outputs, or the image itself.
@@ -143,7 +142,7 @@ def mean_gradients(task: Task, images: Tensor) -> Tensor:
     """
     with torch.enable_grad():
         leaf = images.clone().requires_grad_()
-        outputs = quick_task(task, images)(leaf)
+        outputs = task(leaf)
         if not isinstance(outputs, Tensor) or not outputs.requires_grad:
             raise InputError(
                 "the task has no gradient, so that lines cannot be chosen by it; choose the aim "

@@ -106,7 +106,7 @@ class Keep(Callback):
             trainer.should_stop = True
         assert isinstance(pl_module, Training)
         self.durations.append(time.monotonic() - self.begun)
-        # What else a machine does changes; half-way the rest is settled, so that rates fall evenly.
+        # What else a machine does changes; half-way the rest is settled, so that the end is annealed.
         is_early = epoch == 1 or 2 * epoch < pl_module.planned
         if self.minutes and is_early and len(self.durations) > 1:
             pl_module.plan(self._fitting(trainer, pl_module.settings.epochs))
@@ -135,7 +135,7 @@ class Keep(Callback):
         return epochs
 
     def _seconds(self) -> float:
-        """How long this training has taken, in all its starts."""
+        """How long this training has taken, in all its starts but for what a kill has lost."""
         return self.spent + time.monotonic() - self.started
 
     def _row(self, trainer: Trainer, mean_loss: float) -> dict[str, float]:

@@ -162,7 +162,7 @@ class Training(LightningModule):
         return {"optimizer": optimiser, "lr_scheduler": schedule}
 
     def _cosine(self, epoch: int) -> float:
-        # Of the number of epochs now, which the first two may have lowered.
+        # Of the number of epochs now, which may change until half of them are done.
         wave = (1 + math.cos(math.pi * epoch / self.planned)) / 2
         return self.settings.decay + (1 - self.settings.decay) * wave
 
