@@ -106,7 +106,7 @@ class Keep(Callback):
             trainer.should_stop = True
         assert isinstance(pl_module, Training)
         self.durations.append(time.monotonic() - self.begun)
-        # What else a machine does changes; half-way the rest is settled, so that the end is annealed.
+        # What else a machine does changes; from half-way on the rates are settled.
         is_early = epoch == 1 or 2 * epoch < pl_module.planned
         if self.minutes and is_early and len(self.durations) > 1:
             pl_module.plan(self._fitting(trainer, pl_module.settings.epochs))
