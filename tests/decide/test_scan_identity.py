@@ -290,6 +290,8 @@ def test_other_networks_than_those_of_the_calibration_are_warned_of(toy, toy_pol
         scan = toy.scan(toy.scanner_of(1000), policy=policy, **parts)
 
     assert scan.is_finished
-    assert [str(w.message)[:60] for w in said] == (
-        ["the policy was calibrated with recover abc, and this is xyz:"] if warns else []
+    assert [str(w.message)[:82] for w in said] == (
+        ["nothing is promised: the policy was calibrated with recover abc, and this is xyz: "]
+        if warns
+        else []
     )

@@ -88,7 +88,10 @@ def serve(
     )  # fmt: skip
     service = Service(chain, host, port, health_port, limits)
     service.start()
-    say(chain.void or str(chain.policy))
+    if chain.void is None:
+        say(str(chain.policy))
+    if shadow:
+        say("In shadow: it says what would be decided, and asks for all lines all the same.")
     if "fingerprints" not in chain.policy.provenance:
         say("The policy does not know its networks and masks: see that these are its own.")
     if host != LOOPBACK:
@@ -159,9 +162,11 @@ def replay(
         seed: The seed of the atlas's patients.
         json: Write the record to this file, or to stdout for '-'.
     """
+    from taskuq.decide.terms import as_told
     from taskuq.interval import Interval
-    from taskuq.runs.mrd.replay import atlas_scans, play, read_scan, summary
+    from taskuq.runs.mrd.replay import play, summary, told
     from taskuq.runs.mrd.service import as_address
+    from taskuq.runs.mrd.stored import atlas_scans, read_scan
 
     host, port = as_address(to)
     if source != "atlas" and not Path(source).is_file():
@@ -174,18 +179,15 @@ def replay(
     played, width = [], 0
     for scan in scans:
         width = scan.header.shape[2]
-        played.append(play(scan, host, port))
+        for sentence in scan.left_out:
+            say(f"{source}: {sentence}")
+        played.append(play(scan, host, port, tell=say))
         for slice_, one in played[-1].decisions.items():
             ends = Interval(one["lower"], one["upper"])
             said = ", ".join(str(ends[task]) for task in range(len(ends)))
-            say(f"{scan.header.case(slice_)}: {one['reason']}; {said}")
+            reason = as_told(one["reason"], shadow=one["shadow"])
+            say(f"{scan.header.case(slice_)}: {reason}; {said}")
     found = summary(played, width)
-    latency = found["latency"]
-    say(
-        f"{found['slices']} slices, {found['stopped_early']} stopped early: {found['lines_sent']} "
-        f"lines instead of {found['lines_of_full_scans']} (average acceleration "
-        f"{found['acceleration']:.2f}). From the last line of a round to its decision: median "
-        f"{1000 * latency['median']:.0f} ms, worst {1000 * latency['worst']:.0f} ms of "
-        f"{latency['rounds']}."
-    )
+    for sentence in told(found):
+        say(sentence)
     hand_over(found, json)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taskuq.decide.policy import Policy
+from taskuq.errors import VoidWarning
 from taskuq.protocols import NamedPart
 
 VOID = "its promise is not about this one; plan again"
@@ -41,3 +43,17 @@ def differences(
         if was and mark and mark != was:
             found.append(f"the policy was calibrated with {name} {was}, and this is {mark}: {VOID}")
     return found
+
+
+def void_of(found: Sequence[str], *, depth: int) -> str | None:
+    """Warn that nothing is promised where parts differ, and return that sentence; None else.
+
+    Arguments:
+        found: What :func:`differences` found.
+        depth: How many calls lie between whoever is warned and this one.
+    """
+    if not found:
+        return None
+    said = "; ".join(found)
+    warnings.warn(f"nothing is promised: {said}", VoidWarning, stacklevel=depth)
+    return f"Nothing is promised: {said}."

@@ -13,6 +13,7 @@ import numpy as np
 from taskuq.decide.faults import arrays_of
 from taskuq.decide.policy import Policy
 from taskuq.decide.scan import Acquisition, GroupAcquisition, RoundRecord
+from taskuq.decide.terms import UNTOLD
 from taskuq.errors import InputError
 from taskuq.files import complete, number_from_json, open_npz, read_json, whole_file, write_json
 from taskuq.interval import FloatArray
@@ -38,6 +39,7 @@ class StateFile:
         scan_id: What the scan is called.
         seed: The seed of its recoveries.
         rule: What the rule that chooses its lines calls itself; None without one.
+        patient: Whose scan it is, where that is known.
     """
 
     path: Path
@@ -47,6 +49,7 @@ class StateFile:
     scan_id: str
     seed: int
     rule: str | None = None
+    patient: str | None = None
 
     def load(self) -> dict[str, Acquisition]:
         """Return the scan of each case as far as it was stored."""
@@ -112,6 +115,7 @@ class StateFile:
             {
                 "schema": SCHEMA,
                 "scan_id": self.scan_id,
+                "patient": self.patient,
                 "policy": self.policy.fingerprint,
                 "seed": self.seed,
                 "rule": self.rule,
@@ -197,7 +201,13 @@ def _round(record: Mapping[str, Any], case: str) -> RoundRecord:
         case=case,
         fault=record["fault"],
         wanted=tuple(map(int, record.get("wanted", ()))),
+        void=_void(record.get("void", UNTOLD)),
+        shadow=record.get("shadow") is True,
     )
+
+
+def _void(said: Any) -> str | None:
+    return None if said is None else str(said)
 
 
 def _read_pieces(

@@ -11,6 +11,7 @@ import taskuq
 from taskuq.decide.policy import Policy
 from taskuq.decide.scan import Acquisition, GroupAcquisition
 from taskuq.decide.scan_state import load_acquisition
+from taskuq.decide.terms import as_told
 from taskuq.errors import InputError, first_line
 from taskuq.files import number_from_json, plain, read_json, whole_file, write_json
 from taskuq.fingerprints import fingerprint
@@ -50,11 +51,11 @@ def interval_record(
         ],
         "known": last.acceleration == 1,
         "alpha": policy.alpha,
-        "guaranteed": policy.is_guaranteed,
-        "promise": policy.sentence,
+        "guaranteed": policy.is_guaranteed and scan.void is None,
+        "promise": scan.void or policy.sentence,
         "round": last.round,
         "acceleration": plain(float(last.acceleration)),
-        "reason": last.reason,
+        "reason": as_told(last.reason, shadow=last.shadow),
         "policy": fingerprint(policy.to_dict()),
         "version": taskuq.__version__,
     }

@@ -34,6 +34,11 @@ class ScanHeader:
         """What a slice is called, as the atlas calls its own."""
         return f"{self.patient}-slice-{slice_}"
 
+    @property
+    def known_patient(self) -> str | None:
+        """Whose it is; None where the header did not say, and the scan's name stands for it."""
+        return None if self.patient == self.scan_id else self.patient
+
     def is_scan_of(self, other: ScanHeader) -> bool:
         """Whether both name the same scan of the same patient."""
         return (self.scan_id, self.patient) == (other.scan_id, other.patient)

@@ -106,7 +106,9 @@ class Service:
             scans = [s.header.scan_id for s in self.sessions if s.header is not None]
             slices = sum(len(session.slices) for session in self.sessions)
             counts = dict(self.counts)
-        monitor = self.chain.monitor
+        monitor, reason = self.chain.monitor, self.chain.void
+        if reason is None and monitor is not None and monitor.is_withdrawn:
+            reason = monitor.sentence
         return {
             "schema": "taskuq.health/1",
             "status": "stopping" if self._listener is None else "ready",
@@ -117,6 +119,7 @@ class Service:
             "shadow": self.chain.shadow,
             "withdrawn": None if monitor is None else monitor.is_withdrawn,
             "evidence": None if monitor is None else monitor.evidence,
+            "reason": reason,
             "counts": counts,
         }
 

@@ -22,6 +22,7 @@ from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import Policy
 from taskuq.decide.scan import RoundRecord
 from taskuq.decide.steps import named
+from taskuq.decide.terms import Terms
 from taskuq.decide.worker import Worker
 from taskuq.errors import InputError, first_line
 from taskuq.files import plain
@@ -280,7 +281,7 @@ class Session:
             "samples": chain.policy.samples, "seed": chain.seed, "worker": self._worker,
             "scan_id": header.scan_id, "state": chain.folder / f"scan-{key}.json",
             "log": chain.folder / "log.jsonl", "monitor": chain.monitor, "on_round": reply,
-            "rule": chain.rule,
+            "rule": chain.rule, "terms": Terms(chain.void, chain.shadow, header.known_patient),
         }  # fmt: skip
         # A generator of its own, so that nothing is begun before the first lines have come.
         if chain.is_together:
@@ -307,8 +308,9 @@ class Session:
         import ismrmrd
 
         assert self.header is not None, "slices come after the header"
-        self.count("stops" if record.stop else "continues")
         shadow = self.chain.shadow
+        stops = "would stop" if shadow else "stops"
+        self.count(stops if record.stop else "continues")
         wanted = self._rest(record, slice_) if shadow and record.stop else self._wanted(record)
         said = plain(record.to_dict())
         meta = {
@@ -316,7 +318,10 @@ class Session:
             "would_stop": str(record.stop).lower(),
             "lines": json.dumps(wanted),
             "scan_id": self.header.scan_id,
-            "promise": self._promise(),
+            # As it was when this was decided, also where it is told again.
+            "promise": record.void or self.chain.policy.sentence,
+            "promised": str(record.void is None and self.chain.policy.is_guaranteed).lower(),
+            "shadow": str(shadow).lower(),
             **{name: json.dumps(said[name]) for name in REPLIED},
         }
         shape = self.header.shape[1:]
@@ -341,13 +346,6 @@ class Session:
             return [int(column) for columns in rest for column in columns]
         known = self.slices[slice_].lines if slice_ in self.slices else {}
         return [c for c in range(sum(map(len, self.chain.columns))) if c not in known]
-
-    def _promise(self) -> str:
-        if self.chain.void is not None:
-            return self.chain.void
-        monitor = self.chain.monitor
-        withdrawn = monitor is not None and monitor.is_withdrawn
-        return monitor.sentence if monitor and withdrawn else self.chain.policy.sentence
 
 
 # What a reply says of a round, as JSON.
