@@ -45,6 +45,19 @@ def differences(
     return found
 
 
+def other_coils(policy: Policy, coils: int) -> str | None:
+    """Say where a scan has another number of coils than the policy's calibration had.
+
+    Arguments:
+        policy: The policy; where it does not know its coils, nothing is said.
+        coils: Receiver channels of the scan.
+    """
+    known = policy.provenance.get("coils")
+    if known in (None, coils):
+        return None
+    return f"the policy was calibrated with {known} coils, and this scan has {coils}: {VOID}"
+
+
 def void_of(found: Sequence[str], *, depth: int) -> str | None:
     """Warn that nothing is promised where parts differ, and return that sentence; None else.
 

@@ -93,6 +93,7 @@ def open_chain(
         monitor=monitor,
         shadow=shadow,
         void=void,
+        unlike=unlike,
     )
 
 

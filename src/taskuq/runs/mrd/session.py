@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from taskuq.checks import as_array, is_tensor
 from taskuq.decide.acquisition import Awaited, acquiring
+from taskuq.decide.likeness import other_coils
 from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import Policy
 from taskuq.decide.scan import RoundRecord
@@ -55,6 +56,8 @@ class Chain:
         rule: What chooses the lines of later rounds for each slice; the columns where None.
         shape: Coil, height, width of the slices that can be recovered, where only some can.
         void: Why nothing is promised, where parts are not those of the policy's calibration.
+        unlike: Whether scans that are known not to be like those are decided all the same, without
+            a promise; they are refused otherwise.
     """
 
     policy: Policy
@@ -69,6 +72,7 @@ class Chain:
     rule: ChoosingMeasure | None = None
     shape: tuple[int, int, int] | None = None
     void: str | None = None
+    unlike: bool = False
     model: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
@@ -95,6 +99,7 @@ class Session:
     count: Callable[[str], None]
     take_over: Callable[[ScanHeader, Session], None]
     header: ScanHeader | None = None
+    void: str | None = None
     slices: dict[int, ArrivingSlice] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
     beside: set[str] = field(default_factory=set)
@@ -169,6 +174,11 @@ class Session:
     def _require_fitting(self, header: ScanHeader) -> None:
         """Refuse a scan that cannot be decided about, or that is larger than is taken."""
         limits, width = self.wire.limits, sum(map(len, self.chain.columns))
+        self.void = self.chain.void
+        if said := other_coils(self.chain.policy, header.shape[0]):
+            if not self.chain.unlike:
+                raise InputError(f"{said} (serve --unlike goes on without a promise)")
+            self.void = self.void or f"Nothing is promised: {said}."
         if header.shape[2] != width:
             raise InputError(
                 f"the scan has {header.shape[2]} lines and this service decides about {width}; use "
@@ -281,7 +291,7 @@ class Session:
             "samples": chain.policy.samples, "seed": chain.seed, "worker": self._worker,
             "scan_id": header.scan_id, "state": chain.folder / f"scan-{key}.json",
             "log": chain.folder / "log.jsonl", "monitor": chain.monitor, "on_round": reply,
-            "rule": chain.rule, "terms": Terms(chain.void, chain.shadow, header.known_patient),
+            "rule": chain.rule, "terms": Terms(self.void, chain.shadow, header.known_patient),
         }  # fmt: skip
         # A generator of its own, so that nothing is begun before the first lines have come.
         if chain.is_together:
