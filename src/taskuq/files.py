@@ -163,7 +163,7 @@ def read_json(
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError):
-        raise InputError(f"{path} is not a JSON file, or it is truncated; write it again") from None
+        raise InputError(f"{path} is not a JSON file, or it is truncated; {remedy}") from None
     found = record.get("schema") if isinstance(record, dict) else None
     known = {schema.split("/")[0]: schema for schema in schemas}
     kind, slash, _ = found.partition("/") if isinstance(found, str) else ("", "", "")

@@ -58,18 +58,20 @@ class Service:
             # What is kept there is of patients.
             make_folder(self.chain.folder)
             self.chain.folder.chmod(0o700)
+        port = self.port
         try:
-            self._listener = socket.create_server((self.host, self.port))
+            self._listener = socket.create_server((self.host, port))
             self.port = int(self._listener.getsockname()[1])
             if self.health_port is not None:
+                port = self.health_port
                 self._http = ThreadingHTTPServer((self.host, self.health_port), _health(self))
                 self.health_port = int(self._http.server_address[1])
                 self._begin(self._http.serve_forever)
         except OSError as error:
             self.stop()
             raise MachineError(
-                f"cannot listen on {self.host}, port {self.port} or {self.health_port} "
-                f"({error.strerror or error}); is another service there?"
+                f"cannot listen on {self.host}, port {port} ({error.strerror or error}); is "
+                "another service there?"
             ) from None
         self._begin(self._accept)
 
