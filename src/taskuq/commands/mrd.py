@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,15 +106,17 @@ def serve(
         say(f"Whoever can reach {host} can scan here: put an authenticating proxy before it.")
     health = "" if health_port is None else f", health at http://{host}:{service.health_port}/"
     say(f"Listening on {host}, port {service.port}{health}; Ctrl-C or SIGTERM ends it.")
+    _wait_for_the_end()
+    say("Stopping: what is being decided is decided first.")
+    service.stop()
+
+
+def _wait_for_the_end() -> None:
+    """Wait for SIGTERM or Ctrl-C."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *signal: ended.set())
-    try:
+    with suppress(KeyboardInterrupt):
         ended.wait()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        say("Stopping: what is being decided is decided first.")
-        service.stop()
 
 
 def _say_terms(chain: Chain) -> None:
