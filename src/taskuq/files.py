@@ -101,10 +101,14 @@ def inside(folder: str | os.PathLike[str], name: str) -> Path:
     return path
 
 
-def json_text(record: Mapping[str, Any]) -> str:
+def json_text(record: Mapping[str, Any], *, indent: int | None = 1) -> str:
     """Return a record as the JSON that files and the terminal get; NaN and infinity are refused.
 
     Its last entry is the SHA-256 of all others, which is verified when the record is read.
+
+    Arguments:
+        record: What it holds.
+        indent: How far what is inside something is indented; None for one line.
 
     Example:
         >>> print(json_text({"alpha": 0.1}))
@@ -113,7 +117,7 @@ def json_text(record: Mapping[str, Any]) -> str:
          "sha256": "..."
         }
     """
-    return json.dumps(sealed(record), indent=1, allow_nan=False)
+    return json.dumps(sealed(record), indent=indent, allow_nan=False)
 
 
 def write_json(

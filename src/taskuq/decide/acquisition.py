@@ -264,11 +264,11 @@ class _Scan:
                 storing = self._measure(k, going, scans, all_stored)
                 all_stored = storing is not None
             measured = {name: scans[name] for name in going}
-            # The disk writes while networks compute; neither monitor nor trail hears of a round
-            # before it is there.
-            with beside(storing):
+            # The disk writes while networks compute, not while they wait for their measurement;
+            # neither monitor nor trail hears of a round before it is there.
+            with beside(storing, waits=True) as begin:
                 storing, begun = None, perf_counter()
-                found = self.steps.found(k, measured)
+                found = self._storing(begin).found(k, measured)
                 latency = perf_counter() - begun
             begun = perf_counter()
             records = self.steps.decided(k, measured, found)
@@ -286,13 +286,19 @@ class _Scan:
                 faults = before.faults if doubt is None else (*before.faults, doubt)
                 scans[record.case] = Acquisition((*before.rounds, record), before.pieces, faults)
             # The trail comes first: what a power cut lets it tell twice is told, not lost.
-            self._tell(records, latency)
-            if self.file is not None:
-                self.file.keep(scans, pieces_stored=all_stored)
+            tell = partial(self._tell, records, latency)
+            if self.file is None:
+                tell()
+            else:
+                self.file.keep(scans, pieces_stored=all_stored, first=tell)
             if self.on_round is not None:
                 for record in records:
                     self.on_round(record)
         return GroupAcquisition(scans) if scanners.is_group else scans[scanners.cases[0]]
+
+    def _storing(self, begin: Callable[[], None]) -> Steps:
+        """Steps that let something begin as soon as a measurement is put together."""
+        return replace(self.steps, scanners=replace(self.steps.scanners, combined=begin))
 
     def _repeat(self, scans: dict[str, Acquisition]) -> Generator[Awaited, None, None]:
         """Let scanners show that a stored scan is theirs; what was decided is said again then."""
