@@ -29,7 +29,7 @@ from taskuq.errors import InputError, first_line
 from taskuq.files import plain
 from taskuq.locks import locked
 from taskuq.protocols import ChoosingMeasure, Recover, Task
-from taskuq.runs.mrd.arriving import ArrivingSlice
+from taskuq.runs.mrd.arriving import ArrivingSlice, with_canvases
 from taskuq.runs.mrd.header import ScanHeader, read_header
 from taskuq.runs.mrd.lines import beside_image, unfit
 from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE, TEXT, Wire
@@ -217,6 +217,7 @@ class Session:
         slices = {
             k: ArrivingSlice(columns, shape, rates, scan_id, lock=self._lock) for k in numbers
         }
+        with_canvases(slices.values(), self.slices.values())
         cases = {self.header.case(k): k for k in slices}
         scan = UnderWay(slices, cases, self._rounds(slices, cases), (0, tuple(cases)))
         self.slices |= slices
