@@ -242,7 +242,7 @@ class Session:
             return
         if number >= self.header.slices:
             self.count("refused lines")
-            self.tell(f"slice {number} of {self.header.slices} slices is passed over")
+            self.tell(f"slice {number} is passed over: there are {self.header.slices}, from 0")
             return
         if said := unfit(acquisition):
             self.count("refused lines")
@@ -262,7 +262,7 @@ class Session:
             self.tell(f"{said}; it is passed over", slice=number)
         if self._kept > self.wire.limits.kept:
             raise InputError(
-                f"the lines of {len(self.slices)} slices under way take {_mib(self._kept)}, and "
+                f"lines of slices under way ({len(self.slices)}) take {_mib(self._kept)}, and "
                 f"{_mib(self.wire.limits.kept)} are kept; send slices one after another, or keep "
                 "more by --kept-size"
             )
