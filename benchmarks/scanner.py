@@ -33,9 +33,10 @@ from taskuq.measure.masks import MaskConfig, nested_masks
 from taskuq.measure.mri import SimulatedScanner, added_columns
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 from taskuq.runs.mrd.header import ScanHeader
-from taskuq.runs.mrd.replay import StoredScan, atlas_scans, play
+from taskuq.runs.mrd.replay import StoredScan, play
 from taskuq.runs.mrd.service import LOOPBACK, Service
 from taskuq.runs.mrd.session import Chain
+from taskuq.runs.mrd.stored import atlas_scans
 from taskuq.runs.stored import stored_table
 
 RATES, SIZE, FIRST, SEED = (16.0, 8.0, 4.0, 2.0), 128, 3000, 1

@@ -38,7 +38,7 @@ from taskuq.measure.mri import added_columns
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 from taskuq.recover import SamplerRecovery, build
 from taskuq.recover.sampler_training import VarNetEstimates
-from taskuq.runs.mrd.arriving import ArrivingSlice
+from taskuq.runs.mrd.arriving import ArrivingSlice, with_canvases
 from taskuq.task import build as build_task
 
 RATES, SLICES, WARM = (16.0, 8.0, 4.0, 2.0), 25, 2
@@ -117,6 +117,7 @@ def direct(chosen: Setting, timed: Timed, folder: Path, slices: int) -> list[flo
         kspace = kspace_of(number, chosen.shape)
         rates = chosen.policy.accelerations
         arriving = ArrivingSlice(chosen.columns, chosen.shape, rates, f"MR-{number}")
+        with_canvases([arriving], [])
         rounds = acquiring(
             chosen.policy, arriving, recover=timed.recovered, task=timed.judged,
             samples=chosen.policy.samples, case=f"slice-{number}", scan_id=f"MR-{number}",

@@ -130,6 +130,8 @@ def sync(path: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """Make a folder with those above it, to stay."""
+    if folder.is_dir():
+        return
     with writing(folder):
         new = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)

@@ -25,6 +25,10 @@ class TakenError(Exception):
     """A file that must be new is there already; whoever asked for it looks who made it."""
 
 
+class VoidWarning(UserWarning):
+    """A policy promises nothing about what is being done; the message says why."""
+
+
 class UncheckedWarning(UserWarning):
     """A file carries no checksum, so that damage to it would not be seen."""
 

@@ -101,10 +101,14 @@ def inside(folder: str | os.PathLike[str], name: str) -> Path:
     return path
 
 
-def json_text(record: Mapping[str, Any]) -> str:
+def json_text(record: Mapping[str, Any], *, indent: int | None = 1) -> str:
     """Return a record as the JSON that files and the terminal get; NaN and infinity are refused.
 
     Its last entry is the SHA-256 of all others, which is verified when the record is read.
+
+    Arguments:
+        record: What it holds.
+        indent: How far what is inside something is indented; None for one line.
 
     Example:
         >>> print(json_text({"alpha": 0.1}))
@@ -113,7 +117,7 @@ def json_text(record: Mapping[str, Any]) -> str:
          "sha256": "..."
         }
     """
-    return json.dumps(sealed(record), indent=1, allow_nan=False)
+    return json.dumps(sealed(record), indent=indent, allow_nan=False)
 
 
 def write_json(
@@ -163,7 +167,7 @@ def read_json(
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError):
-        raise InputError(f"{path} is not a JSON file, or it is truncated; write it again") from None
+        raise InputError(f"{path} is not a JSON file, or it is truncated; {remedy}") from None
     found = record.get("schema") if isinstance(record, dict) else None
     known = {schema.split("/")[0]: schema for schema in schemas}
     kind, slash, _ = found.partition("/") if isinstance(found, str) else ("", "", "")

@@ -76,6 +76,16 @@ class Words:
         return asdict(self)
 
 
+def counted(count: int, word: str) -> str:
+    """Return how many of something there are, as a person says it.
+
+    Example:
+        >>> counted(1, "slice"), counted(2, "slice")
+        ('1 slice', '2 slices')
+    """
+    return f"{count} {word if count == 1 else plural(word)}"
+
+
 def plural(word: str) -> str:
     """Return the plural of an English noun, good enough for what cases are called.
 

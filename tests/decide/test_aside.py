@@ -1,13 +1,15 @@
 """What a round measured is stored while networks compute, and before anybody hears of the round."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import taskuq as tq
+from taskuq.decide import acquisition
 from taskuq.decide.aside import beside
-from taskuq.decide.audit import read_trail
+from taskuq.decide.audit import append, read_trail
 from taskuq.decide.scan_state import StateFile, load_acquisition
 from taskuq.errors import MachineError
 from taskuq.fingerprints import fingerprint
@@ -106,6 +108,64 @@ def test_where_there_is_no_thread_the_work_is_done_first(monkeypatch):
     done = []
     with beside(lambda: done.append(1)):
         assert done == [1]
+
+
+def test_work_that_waits_begins_when_it_is_told_to_or_is_done_in_the_end():
+    done = []
+    with beside(lambda: done.append(threading.current_thread()), waits=True) as begin:
+        assert done == []
+        begin()
+        begin()
+    assert len(done) == 1
+    assert done[0] is not threading.main_thread()
+    with beside(lambda: done.append("late"), waits=True) as begin:
+        pass
+    begin()
+    assert done[1:] == ["late"]
+
+
+def test_a_measurement_is_put_together_before_the_disk_is_asked_for_anything(
+    toy, toy_policy, tmp_path, storing, monkeypatch
+):
+    happened, combine = [], toy.ToyScanner.combine
+
+    def combined(self, pieces):
+        happened.append("combined")
+        return combine(self, pieces)
+
+    monkeypatch.setattr(toy.ToyScanner, "combine", combined)
+    storing(lambda: happened.append("stored"))
+    scan = toy.scan(toy.scanner_of(5), policy=toy_policy, state=tmp_path / "scan.json")
+    assert happened == ["combined", "stored"] * len(scan.rounds)
+
+
+def test_a_state_has_no_round_before_the_trail_tells_of_it(toy, toy_policy, tmp_path, monkeypatch):
+    state, seen = tmp_path / "scan.json", []
+
+    def told(path, lines):
+        if lines:
+            time.sleep(0.05)  # time enough for whoever writes the state meanwhile
+            seen.append(len(load_acquisition(state, toy_policy).rounds))
+        append(path, lines)
+
+    monkeypatch.setattr(acquisition, "append", told)
+    scan = toy.scan(toy.scanner_of(5), policy=toy_policy, state=state)
+    assert seen == [*range(len(scan.rounds))]
+
+
+def test_a_round_that_the_trail_cannot_tell_is_not_in_the_state(
+    toy, toy_policy, tmp_path, monkeypatch
+):
+    state = tmp_path / "scan.json"
+
+    def full(path, lines):
+        if lines:
+            raise MachineError("the disk is full")
+
+    monkeypatch.setattr(acquisition, "append", full)
+    with pytest.raises(MachineError, match="full"):
+        toy.scan(toy.scanner_of(5), policy=toy_policy, state=state)
+    assert load_acquisition(state, toy_policy).rounds == ()
 
 
 def test_a_policy_names_what_it_holds(toy_policy):

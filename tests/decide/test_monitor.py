@@ -13,6 +13,7 @@ from taskuq.commands.app import main
 from taskuq.decide.audit import read_trail
 from taskuq.decide.seen import statistics
 from taskuq.decide.watching import watch_table
+from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 from taskuq.runs.reports import write_report
 
 
@@ -177,3 +178,18 @@ def test_the_command_goes_on_and_the_page_withdraws_the_promise(
     page = write_report(tmp_path).read_text()
     assert "The promise is withdrawn" in page
     assert "Whether the promise still stands" in page
+
+
+@pytest.mark.parametrize("rates", [(12, 8, 4, 2), (8, 4, 2)])
+def test_a_table_of_other_rounds_is_not_watched(rates):
+    table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
+    policy = tq.plan(table, alpha=0.2, max_width=0.2)
+    other = replace(
+        table, outputs=table.outputs[-len(rates) :], accelerations=np.array(rates, dtype=float)
+    )
+    monitor = tq.Monitor(policy)
+    with pytest.raises(tq.InputError, match="rounds of acceleration 16, 8, 4, 2, and the table"):
+        watch_table(monitor, other)
+    assert monitor.units == 0
+    watch_table(monitor, replace(table, outputs=table.outputs[:1], accelerations=np.array([16.0])))
+    assert monitor.units == 30

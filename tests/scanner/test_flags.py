@@ -5,7 +5,8 @@ import pytest
 
 from taskuq.runs.mrd import lines, replay
 from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE
-from taskuq.runs.mrd.replay import header_xml, read_scan
+from taskuq.runs.mrd.replay import header_xml
+from taskuq.runs.mrd.stored import read_scan
 
 ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 BESIDE = [

@@ -120,3 +120,52 @@ def test_an_infinite_end_has_no_uncertainty(record, image, tmp_path):
     report.save_as(tmp_path / "r.dcm", enforce_file_format=True)
 
     assert read_report(tmp_path / "r.dcm")[task["name"]][2] == np.inf
+
+
+@pytest.fixture
+def of_a_group(tmp_path):
+    """The folder of a service's scan of one slice, which belongs to a patient."""
+
+    def scanned(small, serving, slices, number=5):
+        from taskuq.runs.mrd.replay import play
+
+        policy = small.policy("group", width=0.4)
+        policy.save(tmp_path / "policy.json")
+        service = serving(policy=policy, monitor=tq.Monitor(policy))
+        play(small.scan_of(number, slices=slices), "127.0.0.1", service.port)
+        (state,) = (tmp_path / "states").glob("scan-*.json")
+        return [str(state), str(tmp_path / "policy.json")]
+
+    return scanned
+
+
+def test_the_only_case_of_a_scan_need_not_be_named(of_a_group, small, serving, tmp_path):
+    main(["interval", *of_a_group(small, serving, 1), "-o", str(tmp_path / "i.json")])
+    assert json.loads((tmp_path / "i.json").read_text())["case"] == "patient-5-slice-0"
+
+
+def test_one_of_several_cases_has_to_be_named(of_a_group, small, serving, tmp_path, capsys):
+    given = of_a_group(small, serving, 2)
+    with pytest.raises(SystemExit):
+        main(["interval", *given, "-o", str(tmp_path / "i.json")])
+    said = capsys.readouterr().err
+    assert "patient-5-slice-0, patient-5-slice-1; say which by --case" in said
+    main(["interval", *given, "--case", "patient-5-slice-1", "-o", str(tmp_path / "i.json")])
+
+
+def test_an_image_of_another_patient_is_refused_unless_it_is_meant(
+    of_a_group, small, serving, image, tmp_path, capsys
+):
+    given = [*of_a_group(small, serving, 1), "--image", str(image), "-o", str(tmp_path / "r.dcm")]
+    with pytest.raises(SystemExit) as ended:
+        main(["interval", *given])
+    assert ended.value.code == 2
+    assert "the scan is of patient patient-5 and" in capsys.readouterr().err
+    assert not (tmp_path / "r.dcm").exists()
+    main(["interval", *given, "--other-patient"])
+    assert (tmp_path / "r.dcm").exists()
+
+
+def test_an_image_that_a_json_file_cannot_refer_to_is_refused(record, image, tmp_path):
+    with pytest.raises(tq.InputError, match="refers to no image; leave --image out"):
+        write_interval(record, tmp_path / "r.json", image)

@@ -131,7 +131,7 @@ def test_who_sends_more_than_is_kept_is_let_go_and_no_one_else(small, serving, c
         pass
     said = wire.read().content
 
-    assert "slices under way take" in said
+    assert "slices under way (" in said
     assert "--kept-size" in said
     assert wire.read() is None
     # Slices that are decided make room: many of them are scanned one after another.

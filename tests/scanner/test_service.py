@@ -15,7 +15,8 @@ from taskuq.measure.adaptive import AdaptiveLines
 from taskuq.measure.mri import AskedMRI, MultiCoilMRI
 from taskuq.runs.mrd import replay
 from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE, WAVEFORM, Limits
-from taskuq.runs.mrd.replay import header_xml, play, read_scan, summary
+from taskuq.runs.mrd.replay import header_xml, play, summary
+from taskuq.runs.mrd.stored import read_scan
 
 ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 SAME = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")

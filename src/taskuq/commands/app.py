@@ -16,7 +16,14 @@ from typing import Any
 import cyclopts
 
 from taskuq.disk import ended_by_sigterm
-from taskuq.errors import InputError, MachineError, UncheckedWarning, first_line, is_out_of_memory
+from taskuq.errors import (
+    InputError,
+    MachineError,
+    UncheckedWarning,
+    VoidWarning,
+    first_line,
+    is_out_of_memory,
+)
 from taskuq.usage import leave_usage
 
 # Each command, the module of the function of its name, and what it does.
@@ -167,11 +174,11 @@ def _own_words(error: Exception) -> str:
 
 
 def _say_warnings() -> None:
-    """Let a file that carries no checksum be said in one sentence, like everything else."""
+    """Let what a person should know be said in one sentence, like everything else."""
     show = warnings.showwarning
 
     def say(message: Any, category: Any, *where: Any, **more: Any) -> None:
-        if issubclass(category, UncheckedWarning):
+        if issubclass(category, UncheckedWarning | VoidWarning):
             _say(str(message))
         else:
             show(message, category, *where, **more)

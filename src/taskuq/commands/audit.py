@@ -6,6 +6,7 @@ from pathlib import Path
 
 from taskuq.commands.terminal import show
 from taskuq.decide.audit import read_trail, stories
+from taskuq.decide.terms import as_told
 
 
 def audit(log: Path, *, scan: str | None = None) -> None:
@@ -25,6 +26,12 @@ def audit(log: Path, *, scan: str | None = None) -> None:
                 f"[{low}, {high}]" for low, high in zip(line["lower"], line["upper"], strict=True)
             )
             took = f"{1000 * line['latency']:.0f} ms"
-            show(f"  {line['time']}  {line['case']}  {line['reason']}; interval {ends}; {took}")
+            reason = as_told(line["reason"], shadow=line.get("shadow", False))
+            kept = f"; kept in {line['state']}" if line["stop"] and "state" in line else ""
+            show(f"  {line['time']}  {line['case']}  {reason}; interval {ends}; {took}{kept}")
+        if any(line.get("shadow") for line in story):
+            show("  In shadow: decisions were told, and all lines were asked for all the same.")
+        for void in dict.fromkeys(line["void"] for line in story if line.get("void")):
+            show(f"  {void}")
     end = lines[-1]["hash"][:16] if lines else "-"
     show(f"{log}: {len(lines)} lines, the chain is whole and ends in {end}")

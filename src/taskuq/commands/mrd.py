@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from taskuq.commands.arguments import Seed
 from taskuq.commands.terminal import hand_over, say, show
 from taskuq.errors import InputError
+
+if TYPE_CHECKING:
+    from taskuq.runs.mrd.session import Chain
+
+# Beyond it no number of seconds, connections or MiB is meant.
+MOST = 1e6
 
 
 def serve(
@@ -65,8 +72,9 @@ def serve(
         scan_size: The largest scan, in MiB of k-space that its header announces.
         kept_size: How much a connection may send of slices that are not decided yet, in MiB.
         idle: Seconds without a message after which a connection is closed.
-        unlike: Serve networks, masks or a rule that are known not to be the policy's. Nothing is
-            promised then, and every reply says so; without it they are refused.
+        unlike: Serve networks, masks or a rule that are known not to be the policy's, and scans of
+            another number of coils. Nothing is promised then, and every reply and every stored scan
+            says so; without it they are refused.
         seed: The seed of the recoveries.
     """
     import ismrmrd  # noqa: F401 - said at once where it is not installed
@@ -75,6 +83,11 @@ def serve(
     from taskuq.runs.mrd.service import LOOPBACK, Service
     from taskuq.runs.serving import open_chain
 
+    _require_positive(
+        deadline=deadline, connections=connections, message_size=message_size,
+        scan_size=scan_size, kept_size=kept_size, idle=idle,
+    )  # fmt: skip
+    _require_ports(port=port, health_port=health_port)
     # What is kept is of patients: nobody else on this computer may read it.
     os.umask(0o077)
     chain = open_chain(
@@ -88,22 +101,52 @@ def serve(
     )  # fmt: skip
     service = Service(chain, host, port, health_port, limits)
     service.start()
-    say(chain.void or str(chain.policy))
-    if "fingerprints" not in chain.policy.provenance:
-        say("The policy does not know its networks and masks: see that these are its own.")
+    _say_terms(chain)
     if host != LOOPBACK:
         say(f"Whoever can reach {host} can scan here: put an authenticating proxy before it.")
     health = "" if health_port is None else f", health at http://{host}:{service.health_port}/"
     say(f"Listening on {host}, port {service.port}{health}; Ctrl-C or SIGTERM ends it.")
+    _wait_for_the_end()
+    say("Stopping: what is being decided is decided first.")
+    service.stop()
+
+
+def _wait_for_the_end() -> None:
+    """Wait for SIGTERM or Ctrl-C."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *signal: ended.set())
-    try:
+    with suppress(KeyboardInterrupt):
         ended.wait()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        say("Stopping: what is being decided is decided first.")
-        service.stop()
+
+
+def _say_terms(chain: Chain) -> None:
+    """Say what a service promises, and what nobody but the user can see to.
+
+    That nothing is promised was said when the parts were opened.
+    """
+    if chain.void is None:
+        say(str(chain.policy))
+    if chain.shadow:
+        say("In shadow: it says what would be decided, and asks for all lines all the same.")
+    if "fingerprints" not in chain.policy.provenance:
+        say("The policy does not know its networks and masks: see that these are its own.")
+    if "coils" not in chain.policy.provenance:
+        say("The policy does not know the coils of its calibration: see that scans have as many.")
+
+
+def _require_positive(**options: float | None) -> None:
+    """Refuse numbers with which nothing could ever be decided, before networks are opened."""
+    for name, value in options.items():
+        if value is not None and not 0 < value < MOST:
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag} is {value}; give a number above 0 and below {MOST:g}")
+
+
+def _require_ports(**options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None and not 0 <= value < 2**16:
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag} is {value}; a port is a number from 0, any, to 65535")
 
 
 def export(
@@ -159,10 +202,13 @@ def replay(
         seed: The seed of the atlas's patients.
         json: Write the record to this file, or to stdout for '-'.
     """
+    from taskuq.decide.terms import as_told
     from taskuq.interval import Interval
-    from taskuq.runs.mrd.replay import atlas_scans, play, read_scan, summary
+    from taskuq.runs.mrd.replay import play, summary, told
     from taskuq.runs.mrd.service import as_address
+    from taskuq.runs.mrd.stored import atlas_scans, read_scan
 
+    _require_positive(patients=patients, coils=coils)
     host, port = as_address(to)
     if source != "atlas" and not Path(source).is_file():
         raise InputError(f"there is no file {source}; give an MRD file, or 'atlas'")
@@ -174,18 +220,15 @@ def replay(
     played, width = [], 0
     for scan in scans:
         width = scan.header.shape[2]
-        played.append(play(scan, host, port))
+        for sentence in scan.left_out:
+            say(f"{source}: {sentence}")
+        played.append(play(scan, host, port, tell=say))
         for slice_, one in played[-1].decisions.items():
             ends = Interval(one["lower"], one["upper"])
             said = ", ".join(str(ends[task]) for task in range(len(ends)))
-            say(f"{scan.header.case(slice_)}: {one['reason']}; {said}")
+            reason = as_told(one["reason"], shadow=one["shadow"])
+            say(f"{scan.header.case(slice_)}: {reason}; {said}")
     found = summary(played, width)
-    latency = found["latency"]
-    say(
-        f"{found['slices']} slices, {found['stopped_early']} stopped early: {found['lines_sent']} "
-        f"lines instead of {found['lines_of_full_scans']} (average acceleration "
-        f"{found['acceleration']:.2f}). From the last line of a round to its decision: median "
-        f"{1000 * latency['median']:.0f} ms, worst {1000 * latency['worst']:.0f} ms of "
-        f"{latency['rounds']}."
-    )
+    for sentence in told(found):
+        say(sentence)
     hand_over(found, json)

@@ -64,7 +64,7 @@ class Atlas:
         if self.patients < 1 or self.coils < 0:
             raise InputError(
                 f"{self.patients} patients with {self.coils} coils are asked for; ask for at "
-                "least 1 patient and at least 0 coils"
+                "least 1 patient, and for no negative number of coils"
             )
 
     @cached_property

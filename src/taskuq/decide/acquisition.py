@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from numbers import Integral, Real
 from pathlib import Path
 from time import perf_counter
 from typing import Any, cast, overload
@@ -18,12 +17,15 @@ from taskuq.decide.aside import beside
 from taskuq.decide.asking import asking
 from taskuq.decide.audit import append, log_line
 from taskuq.decide.faults import piece_fault
+from taskuq.decide.fitting import require_fitting, require_watching
+from taskuq.decide.likeness import void_of
 from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import Policy
 from taskuq.decide.scan import Acquisition, GroupAcquisition, RoundRecord
 from taskuq.decide.scan_state import StateFile
-from taskuq.decide.scanners import ScannerOfEach, Scanners, as_scanners
+from taskuq.decide.scanners import ScannerOfEach, as_scanners
 from taskuq.decide.steps import Steps
+from taskuq.decide.terms import Terms
 from taskuq.decide.worker import Worker
 from taskuq.errors import InputError
 from taskuq.locks import locked
@@ -169,7 +171,7 @@ def acquiring(
         policy: When to stop.
         scanner: What measures.
         options: Those of :func:`acquire`, all but the deadline; in its place a ``worker`` that
-            keeps one, and that scans of one thread may share.
+            keeps one, and that scans of one thread may share. Besides, the ``terms`` of the scan.
 
     Returns:
         A generator of rounds and the cases that are measured in them; it returns the scan.
@@ -194,6 +196,7 @@ def _scan(
     monitor: Monitor | None = None,
     on_round: OnRound | None = None,
     rule: ChoosingMeasure | None = None,
+    terms: Terms | None = None,
 ) -> _Scan:
     """A scan that is ready to begin or to go on, or what is wrong with how it was asked for."""
     if not isinstance(policy, Policy):
@@ -203,64 +206,23 @@ def _scan(
     scanners = as_scanners(scanner, case, cases)
     require_part(recover, "recover", Recover)
     require_part(task, "task", Task)
-    _require_fitting(policy, scanners, samples, scan_id, state, worker.deadline, seed)
+    require_fitting(policy, scanners, samples, scan_id, state, worker.deadline, seed)
     if monitor is not None:
-        _require_watching(monitor, policy, scanners)
+        require_watching(monitor, policy, scanners)
     asked = asking(rule, scanners, len(policy.accelerations))
     steps = Steps(policy, scanners, recover, task, seed, worker, monitor, scan_id, asked)
-    steps.warn_of_others()
+    terms = terms or Terms()
+    if terms.void is None:
+        terms = replace(terms, void=void_of(steps.others, depth=4))
     if state is None:
-        return _Scan(steps, scan_id, None, None if log is None else Path(log), on_round)
+        return _Scan(steps, terms, scan_id, None, None if log is None else Path(log), on_round)
     path = Path(state)
     file = StateFile(
-        path, policy, scanners.cases, scanners.is_group, str(scan_id), seed, steps.rule_name
-    )
+        path, policy, scanners.cases, scanners.is_group, str(scan_id), seed, steps.rule_name,
+        terms.patient,
+    )  # fmt: skip
     trail = path.with_name("log.jsonl") if log is None else Path(log)
-    return _Scan(steps, scan_id, file, trail, on_round)
-
-
-def _require_fitting(
-    policy: Policy,
-    scanners: Scanners,
-    samples: int,
-    scan_id: str | None,
-    state: StatePath,
-    deadline: Any,
-    seed: Any,
-) -> None:
-    if samples != policy.samples:
-        raise InputError(
-            f"this policy was calibrated with {policy.samples} samples, got samples={samples}"
-        )
-    if policy.whole_group and not scanners.is_group:
-        raise InputError(
-            "this policy decides about all cases of a group at once, got a scanner of one case; "
-            "give a scanner for each case, or name them, cases=[...], and measure all in a round"
-        )
-    if state is not None and not scan_id:
-        raise InputError(
-            f"the state {state} needs the name of its scan, so that no other is taken for it; give "
-            "scan_id=, e.g. an accession number"
-        )
-    if deadline is not None and not (isinstance(deadline, Real) and 0 < float(deadline) < 1e6):
-        raise InputError(f"the deadline must be a positive number of seconds, got {deadline!r}")
-    if not isinstance(seed, Integral):
-        raise InputError(f"the seed must be an integer, got {seed!r}")
-
-
-def _require_watching(monitor: Monitor, policy: Policy, scanners: Scanners) -> None:
-    if not monitor.is_of(policy):
-        raise InputError("the monitor watches another policy; make one of this policy")
-    if monitor.is_by_group and not scanners.is_group:
-        raise InputError(
-            "this policy is about groups, so its monitor has to see all cases of a group at once, "
-            "got a scanner of one case; give a scanner for each case of the group"
-        )
-    if monitor.reference and monitor.look is None:
-        raise InputError(
-            f"the monitor has statistics of your own ({', '.join(monitor.reference)}), and a scan "
-            "has to know how they are read off a measurement; give the monitor look="
-        )
+    return _Scan(steps, terms, scan_id, file, trail, on_round)
 
 
 @dataclass(frozen=True)
@@ -268,6 +230,7 @@ class _Scan:
     """A scan from wherever it is to its end."""
 
     steps: Steps
+    terms: Terms
     scan_id: str | None
     file: StateFile | None
     trail: Path | None
@@ -301,11 +264,11 @@ class _Scan:
                 storing = self._measure(k, going, scans, all_stored)
                 all_stored = storing is not None
             measured = {name: scans[name] for name in going}
-            # The disk writes while networks compute; neither monitor nor trail hears of a round
-            # before it is there.
-            with beside(storing):
+            # The disk writes while networks compute, not while they wait for their measurement;
+            # neither monitor nor trail hears of a round before it is there.
+            with beside(storing, waits=True) as begin:
                 storing, begun = None, perf_counter()
-                found = self.steps.found(k, measured)
+                found = self._storing(begin).found(k, measured)
                 latency = perf_counter() - begun
             begun = perf_counter()
             records = self.steps.decided(k, measured, found)
@@ -317,18 +280,25 @@ class _Scan:
                 else record
                 for record in records
             ]
+            records = self.terms.stamped(records, self.steps.monitor)
             for record in records:
                 before, doubt = scans[record.case], doubts.get(record.case)
                 faults = before.faults if doubt is None else (*before.faults, doubt)
                 scans[record.case] = Acquisition((*before.rounds, record), before.pieces, faults)
             # The trail comes first: what a power cut lets it tell twice is told, not lost.
-            self._tell(records, latency)
-            if self.file is not None:
-                self.file.keep(scans, pieces_stored=all_stored)
+            tell = partial(self._tell, records, latency)
+            if self.file is None:
+                tell()
+            else:
+                self.file.keep(scans, pieces_stored=all_stored, first=tell)
             if self.on_round is not None:
                 for record in records:
                     self.on_round(record)
         return GroupAcquisition(scans) if scanners.is_group else scans[scanners.cases[0]]
+
+    def _storing(self, begin: Callable[[], None]) -> Steps:
+        """Steps that let something begin as soon as a measurement is put together."""
+        return replace(self.steps, scanners=replace(self.steps.scanners, combined=begin))
 
     def _repeat(self, scans: dict[str, Acquisition]) -> Generator[Awaited, None, None]:
         """Let scanners show that a stored scan is theirs; what was decided is said again then."""
@@ -382,6 +352,7 @@ class _Scan:
         """Tell the audit trail."""
         if self.trail is not None:
             made_with = {"scan_id": self.scan_id or "", **self.steps.fingerprints}
+            made_with |= {} if self.file is None else {"state": self.file.path.name}
             if (monitor := self.steps.monitor) is not None:
                 made_with |= {"evidence": monitor.evidence, "withdrawn": monitor.is_withdrawn}
             append(self.trail, [log_line(record, latency, **made_with) for record in records])

@@ -8,41 +8,54 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def beside(work: Callable[[], None] | None) -> Iterator[None]:
+def beside(work: Callable[[], None] | None, *, waits: bool = False) -> Iterator[Callable[[], None]]:
     """Let work go on in a thread of its own while inside; nobody leaves before it has ended.
 
     A disk writes while networks compute. Where the work failed, its error is raised at the end.
 
     Arguments:
         work: What to do, or None for nothing.
+        waits: Whether it begins when what this gives is called, and not at once. Where that is
+            called too late or never, the work is done in the end.
 
     Example:
         >>> written = []
-        >>> with beside(lambda: written.append("a round")):
-        ...     pass
+        >>> with beside(lambda: written.append("a round"), waits=True) as begin:
+        ...     begin()
         >>> written
         ['a round']
     """
     failed: list[BaseException] = []
     threads: list[threading.Thread] = []
+    # A computation that is late may ask for the beginning while the end does: one of them has it.
+    turn, left = threading.Lock(), [] if work is None else [work]
 
-    def run() -> None:
+    def run(work: Callable[[], None]) -> None:
         try:
-            if work is not None:
-                work()
+            work()
         except BaseException as error:
             failed.append(error)
 
-    if work is not None:
-        thread = threading.Thread(target=run)
-        try:
-            thread.start()
-            threads.append(thread)
-        except RuntimeError:  # there is no thread to be had: it is done here, and first
-            run()
+    def begin() -> None:
+        with turn:
+            for one in left:
+                thread = threading.Thread(target=run, args=(one,))
+                try:
+                    thread.start()
+                    threads.append(thread)
+                except RuntimeError:  # there is no thread to be had: it is done here, and first
+                    run(one)
+            left.clear()
+
+    if not waits:
+        begin()
     try:
-        yield
+        yield begin
     finally:
+        with turn:
+            for one in left:
+                run(one)
+            left.clear()
         for thread in threads:
             thread.join()
         if failed:

@@ -43,6 +43,7 @@ def log_line(record: RoundRecord, latency: float, **scan: Any) -> dict[str, Any]
         **{name: kept[name] for name in ("case", "round", "acceleration")},
         "outputs": summary,
         **{name: kept[name] for name in ("lower", "upper", "stop", "reason", "fault")},
+        **{name: kept[name] for name in ("void", "shadow")},
         "latency": round(latency, 6),
     }
     return dict(plain(line))

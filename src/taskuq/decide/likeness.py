@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taskuq.decide.policy import Policy
+from taskuq.errors import VoidWarning
 from taskuq.protocols import NamedPart
 
 VOID = "its promise is not about this one; plan again"
@@ -41,3 +43,30 @@ def differences(
         if was and mark and mark != was:
             found.append(f"the policy was calibrated with {name} {was}, and this is {mark}: {VOID}")
     return found
+
+
+def other_coils(policy: Policy, coils: int) -> str | None:
+    """Say where a scan has another number of coils than the policy's calibration had.
+
+    Arguments:
+        policy: The policy; where it does not know its coils, nothing is said.
+        coils: Receiver channels of the scan.
+    """
+    known = policy.provenance.get("coils")
+    if known in (None, coils):
+        return None
+    return f"the policy was calibrated with {known} coils, and this scan has {coils}: {VOID}"
+
+
+def void_of(found: Sequence[str], *, depth: int) -> str | None:
+    """Warn that nothing is promised where parts differ, and return that sentence; None else.
+
+    Arguments:
+        found: What :func:`differences` found.
+        depth: How many calls lie between whoever is warned and this one.
+    """
+    if not found:
+        return None
+    said = "; ".join(found)
+    warnings.warn(f"nothing is promised: {said}", VoidWarning, stacklevel=depth)
+    return f"Nothing is promised: {said}."

@@ -368,9 +368,10 @@ class Monitor:
         record = read_json(path, SCHEMA, remedy="begin a new one")
         for name, mine in self._made_of.items():
             if record.get(name) != mine:
+                was, is_ = (str(value)[:16] for value in (record.get(name), mine))
                 raise InputError(
-                    f"{path} is of another {name} ({record.get(name)!r:.20}, got {mine!r:.20}); go "
-                    "on with the former, or begin a new one"
+                    f"{path} is of another {name} ({was}, got {is_}); go on with the former, or "
+                    "begin a new one in another file"
                 )
         with complete(path, "monitor", "begin a new one"):
             for one in record["statistics"]:

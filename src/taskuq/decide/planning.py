@@ -199,7 +199,19 @@ def _made_from(table: TaskOutputs) -> dict[str, Any]:
     found = configuration.get("fingerprints") if isinstance(configuration, Mapping) else None
     chosen = {} if table.lines is None else {"rule": ""}
     marks = {**chosen, **(found if isinstance(found, Mapping) else {})}
-    return {"fingerprints": marks} if marks else {}
+    coils = _coils(configuration)
+    return ({"fingerprints": marks} if marks else {}) | ({"coils": coils} if coils else {})
+
+
+def _coils(configuration: Any) -> int | None:
+    """How many coils saw the cases of a run, where its configuration decides that.
+
+    Images of other readers may have coils of their own, whatever is asked for.
+    """
+    data = configuration.get("data") if isinstance(configuration, Mapping) else None
+    is_drawn = isinstance(data, Mapping) and data.get("kind") == "atlas"
+    coils = data.get("coils") if is_drawn and isinstance(data, Mapping) else None
+    return coils if isinstance(coils, int) and coils > 0 else None
 
 
 def identical_samples(table: TaskOutputs) -> int:

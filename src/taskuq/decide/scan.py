@@ -43,6 +43,8 @@ class RoundRecord:
         case: The name of the case.
         fault: What was wrong in the round, so that it could not be decided; None for nothing.
         wanted: The lines that the next round adds, where a rule chooses them.
+        void: Why nothing was promised when this was decided; None where the policy's promise stood.
+        shadow: Whether the decision was told and not obeyed: a stop stopped nothing.
     """
 
     round: int
@@ -55,6 +57,8 @@ class RoundRecord:
     case: str
     fault: str | None = None
     wanted: tuple[int, ...] = ()
+    void: str | None = None
+    shadow: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""
@@ -95,6 +99,11 @@ class Acquisition:
     def reason(self) -> str:
         """The reason of the last decision."""
         return self.rounds[-1].reason
+
+    @property
+    def void(self) -> str | None:
+        """Why nothing was promised when the scan was decided; None where the promise stood."""
+        return next((r.void for r in reversed(self.rounds) if r.void is not None), None)
 
     def __repr__(self) -> str:
         if not self.rounds:

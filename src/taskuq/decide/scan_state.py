@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from taskuq.decide.aside import beside
 from taskuq.decide.faults import arrays_of
 from taskuq.decide.policy import Policy
 from taskuq.decide.scan import Acquisition, GroupAcquisition, RoundRecord
+from taskuq.decide.terms import UNTOLD
+from taskuq.disk import sync
 from taskuq.errors import InputError
-from taskuq.files import complete, number_from_json, open_npz, read_json, whole_file, write_json
+from taskuq.files import complete, json_text, number_from_json, open_npz, read_json, whole_file
 from taskuq.interval import FloatArray
 
 SCHEMA = "taskuq.acquisition/1"
@@ -38,6 +41,7 @@ class StateFile:
         scan_id: What the scan is called.
         seed: The seed of its recoveries.
         rule: What the rule that chooses its lines calls itself; None without one.
+        patient: Whose scan it is, where that is known.
     """
 
     path: Path
@@ -47,6 +51,7 @@ class StateFile:
     scan_id: str
     seed: int
     rule: str | None = None
+    patient: str | None = None
 
     def load(self) -> dict[str, Acquisition]:
         """Return the scan of each case as far as it was stored."""
@@ -99,31 +104,44 @@ class StateFile:
             np.savez(file, allow_pickle=False, **named)
         self.keep(scans, pieces_stored=True)
 
-    def keep(self, scans: Mapping[str, Acquisition], *, pieces_stored: bool) -> None:
+    def keep(
+        self,
+        scans: Mapping[str, Acquisition],
+        *,
+        pieces_stored: bool,
+        first: Callable[[], None] | None = None,
+    ) -> None:
         """Store what was decided so far, and which rounds were measured.
 
         Arguments:
             scans: The scan of each case.
             pieces_stored: Whether all that was measured is stored beside it.
+            first: What has to be on the disk before this is: the disk takes both at once, but the
+                file has its name only when that is done, and not at all where it fails.
         """
+        # On one line: an indented one is put together by Python, piece by piece, and not by C.
+        with whole_file(self.path) as partial, beside(first):
+            text = json_text(self._as_json(scans, pieces_stored), indent=None)
+            partial.write_text(f"{text}\n", encoding="utf-8")
+            sync(partial)
+
+    def _as_json(self, scans: Mapping[str, Acquisition], pieces_stored: bool) -> dict[str, Any]:
         each = [[record.to_dict() for record in scan.rounds] for scan in scans.values()]
-        write_json(
-            self.path,
-            {
-                "schema": SCHEMA,
-                "scan_id": self.scan_id,
-                "policy": self.policy.fingerprint,
-                "seed": self.seed,
-                "rule": self.rule,
-                "samples": self.policy.samples,
-                "finished": all(scan.is_finished for scan in scans.values()),
-                "pieces_stored": pieces_stored,
-                "measured": [len(scan.pieces) for scan in scans.values()],
-                "faults": [list(scan.faults) for scan in scans.values()],
-                "cases": list(scans),
-                **({"scans": each} if self.is_group else {"rounds": each[0]}),
-            },
-        )
+        return {
+            "schema": SCHEMA,
+            "scan_id": self.scan_id,
+            "patient": self.patient,
+            "policy": self.policy.fingerprint,
+            "seed": self.seed,
+            "rule": self.rule,
+            "samples": self.policy.samples,
+            "finished": all(scan.is_finished for scan in scans.values()),
+            "pieces_stored": pieces_stored,
+            "measured": [len(scan.pieces) for scan in scans.values()],
+            "faults": [list(scan.faults) for scan in scans.values()],
+            "cases": list(scans),
+            **({"scans": each} if self.is_group else {"rounds": each[0]}),
+        }
 
 
 def load_acquisition(
@@ -197,7 +215,13 @@ def _round(record: Mapping[str, Any], case: str) -> RoundRecord:
         case=case,
         fault=record["fault"],
         wanted=tuple(map(int, record.get("wanted", ()))),
+        void=_void(record.get("void", UNTOLD)),
+        shadow=record.get("shadow") is True,
     )
+
+
+def _void(said: Any) -> str | None:
+    return None if said is None else str(said)
 
 
 def _read_pieces(

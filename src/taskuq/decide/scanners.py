@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -28,11 +28,13 @@ class Scanners:
         of_case: The scanner of each case, by its name.
         is_group: Whether the cases were given as those of a group.
         is_shared: Whether all have the same scanner, which measures all of them in a round.
+        combined: Called each time the pieces of a case have been joined.
     """
 
     of_case: Mapping[str, Scanner]
     is_group: bool = True
     is_shared: bool = False
+    combined: Callable[[], None] = lambda: None
 
     @property
     def cases(self) -> tuple[str, ...]:
@@ -49,7 +51,9 @@ class Scanners:
     def combine(self, case: str, pieces: Sequence[Any]) -> Any:
         """Join the pieces of a case where its scanner can; otherwise they stay a list."""
         scanner, each = self.of_case[case], list(pieces)
-        return scanner.combine(each) if isinstance(scanner, CombiningScanner) else each
+        found = scanner.combine(each) if isinstance(scanner, CombiningScanner) else each
+        self.combined()
+        return found
 
     def _pieces(self, round: int) -> list[Any]:
         """Measure a round of all cases, and see that it is a piece for each."""

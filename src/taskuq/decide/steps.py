@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -80,11 +79,11 @@ class Steps:
         """What the rule that chooses lines calls itself; None without one."""
         return None if self.asking is None else named(self.asking.rule)
 
-    def warn_of_others(self) -> None:
-        """Say where recovery, task or rule are known not to be those of the calibration."""
+    @property
+    def others(self) -> list[str]:
+        """Where recovery, task or rule are known not to be those of the calibration."""
         rule = None if self.asking is None else self.asking.rule
-        for sentence in differences(self.policy, self.recover, self.task, rule):
-            warnings.warn(sentence, UserWarning, stacklevel=4)
+        return differences(self.policy, self.recover, self.task, rule)
 
     def found(self, k: int, scans: dict[str, Acquisition]) -> Found:
         """Recover the cases that were measured in round k and run the task; decide nothing yet."""

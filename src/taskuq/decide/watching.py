@@ -28,6 +28,7 @@ def watch_table(monitor: Monitor, table: TaskOutputs, *, audited: bool = False) 
         >>> monitor.units, monitor.is_withdrawn
         (20, False)
     """
+    _require_first_round(monitor, table)
     if audited and not table.has_targets:
         raise InputError("the table has no targets, so its cases were not audited; leave that out")
     named = table.group if monitor.is_by_group else table.case
@@ -47,3 +48,17 @@ def watch_table(monitor: Monitor, table: TaskOutputs, *, audited: bool = False) 
             monitor.update(outputs, name=name)
             if audited:
                 monitor.audit(outputs, table.targets_at(0)[members], name=name)
+
+
+def _require_first_round(monitor: Monitor, table: TaskOutputs) -> None:
+    """Refuse a table whose first round is another: what is seen there depends on how much it has.
+
+    Later rounds are not looked at, and a table that does not name its rounds is taken at its word.
+    """
+    mine, theirs = (list(map(float, one.accelerations)) for one in (monitor.policy, table))
+    if not np.isnan(theirs[0]) and mine[0] != theirs[0]:
+        said = [", ".join(f"{R:g}" for R in rates) for rates in (mine, theirs)]
+        raise InputError(
+            f"the policy has rounds of acceleration {said[0]}, and the table has {said[1]}; give "
+            "outputs of new cases whose first round is the policy's"
+        )

@@ -11,6 +11,7 @@ import taskuq
 from taskuq.decide.policy import Policy
 from taskuq.decide.scan import Acquisition, GroupAcquisition
 from taskuq.decide.scan_state import load_acquisition
+from taskuq.decide.terms import as_told
 from taskuq.errors import InputError, first_line
 from taskuq.files import number_from_json, plain, read_json, whole_file, write_json
 from taskuq.fingerprints import fingerprint
@@ -50,11 +51,11 @@ def interval_record(
         ],
         "known": last.acceleration == 1,
         "alpha": policy.alpha,
-        "guaranteed": policy.is_guaranteed,
-        "promise": policy.sentence,
+        "guaranteed": policy.is_guaranteed and scan.void is None,
+        "promise": scan.void or policy.sentence,
         "round": last.round,
         "acceleration": plain(float(last.acceleration)),
-        "reason": last.reason,
+        "reason": as_told(last.reason, shadow=last.shadow),
         "policy": fingerprint(policy.to_dict()),
         "version": taskuq.__version__,
     }
@@ -69,31 +70,61 @@ def stored_interval(state: Path, policy: Policy, case: str | None = None) -> dic
         case: Which case of a group.
     """
     found = load_acquisition(state, policy)
-    scan_id = read_json(state, "taskuq.acquisition/1").get("scan_id")
-    if isinstance(found, GroupAcquisition):
-        if case is None or case not in found.cases:
-            raise InputError(
-                f"{state} is a scan of {', '.join(found.cases):.200}; say which case, got {case}"
-            )
-        return interval_record(found.cases[case], policy, scan_id=scan_id)
-    return interval_record(found, policy, scan_id=scan_id)
+    kept = _kept(state)
+    cases = found.cases if isinstance(found, GroupAcquisition) else {str(kept["cases"][0]): found}
+    chosen = next(iter(cases)) if case is None and len(cases) == 1 else case
+    if chosen is None or chosen not in cases:
+        got = "" if case is None else f", got {case:.60}"
+        raise InputError(
+            f"{state} is a scan of the cases {', '.join(cases):.300}; say which by --case{got}"
+        )
+    return interval_record(cases[chosen], policy, scan_id=kept.get("scan_id"))
 
 
-def write_interval(record: dict[str, Any], path: Path, image: Path | None = None) -> Path:
+def patient_of(state: Path) -> str | None:
+    """Return whose scan is stored; None where that is not known.
+
+    Arguments:
+        state: What a service stored.
+    """
+    found = _kept(state).get("patient")
+    return None if found is None else str(found)
+
+
+def _kept(state: Path) -> dict[str, Any]:
+    return read_json(state, "taskuq.acquisition/1", remedy="start a new scan")
+
+
+def write_interval(
+    record: dict[str, Any], path: Path, image: Path | None = None, *, patient: str | None = None
+) -> Path:
     """Write an interval: a DICOM structured report for a name that ends in .dcm, JSON otherwise.
 
     Arguments:
         record: What :func:`interval_record` returned.
         path: The file.
         image: The DICOM image that a report is about.
+        patient: Whose scan it is: an image of another patient is refused. None for anybody's.
     """
     if path.suffix != ".dcm":
+        if image is not None:
+            raise InputError(
+                f"{path} is to be JSON, which refers to no image; leave --image out, or let the "
+                "name end in .dcm"
+            )
         return write_json(path, record)
     if image is None:
         raise InputError(
             f"{path} is to be a DICOM report, which refers to the image it is about; give the image"
         )
-    report = structured_report(record, _opened(image))
+    opened = _opened(image)
+    shown = str(opened.get("PatientID", ""))
+    if patient is not None and shown != patient:
+        raise InputError(
+            f"the scan is of patient {patient:.60} and {image} of {shown or 'nobody':.60}; give "
+            "the image of the scan, or --other-patient where both are the same"
+        )
+    report = structured_report(record, opened)
     with whole_file(path) as partial:
         report.save_as(partial, enforce_file_format=True)
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taskuq.decide.likeness import differences
+from taskuq.decide.likeness import differences, void_of
 from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import Policy, load_policy
 from taskuq.errors import InputError
@@ -94,6 +93,7 @@ def open_chain(
         monitor=monitor,
         shadow=shadow,
         void=void,
+        unlike=unlike,
     )
 
 
@@ -108,11 +108,9 @@ def _unlike(
     found = differences(policy, recover, task, rule, mask_mark(masks))
     if not found:
         return None
-    said = "; ".join(found)
     if not allowed:
-        raise InputError(f"{said} (--unlike goes on without a promise)")
-    warnings.warn(f"nothing is promised: {said}", UserWarning, stacklevel=3)
-    return f"Nothing is promised: {said}."
+        raise InputError(f"{'; '.join(found)} (--unlike goes on without a promise)")
+    return void_of(found, depth=4)
 
 
 def _rule(path: Path, policy: Policy, masks: Path | None) -> AdaptiveLines:

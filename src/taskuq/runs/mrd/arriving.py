@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from taskuq.errors import InputError
 from taskuq.measure.mri import Measurement
+from taskuq.runs.mrd.canvas import Canvas
+
+# Bytes that slices of one connection may take to put their lines together as they come.
+ROOM = 32 * 2**20
 
 
 @dataclass
@@ -28,6 +34,7 @@ class ArrivingSlice:
         accelerations: R of each round.
         scan_id: What the scan is called.
         lock: Held while lines are added or looked at; slices of a connection may share one.
+        canvas: Where lines are put as they come; they are when a round is over where None.
     """
 
     columns: Sequence[NDArray[np.intp]]
@@ -38,6 +45,12 @@ class ArrivingSlice:
     faults: dict[int, str] = field(default_factory=dict)
     is_settled: bool = False
     lock: Any = field(default_factory=threading.RLock, repr=False)
+    canvas: Canvas | None = field(default=None, repr=False)
+    _awaited: frozenset[int] = field(init=False, repr=False)
+    _own: dict[int, NDArray[np.complex64]] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._awaited = frozenset(self.columns[0].tolist())
 
     @property
     def nbytes(self) -> int:
@@ -59,6 +72,8 @@ class ArrivingSlice:
             before = self.lines.get(column)
             if before is None:
                 self.lines[column] = line.astype(np.complex64)
+                if self.canvas is not None and column in self._awaited:
+                    self.canvas.put_line(column, self.lines[column])
             elif not self.is_settled and not np.array_equal(before, line):
                 self.faults[column] = f"line {column} came twice, with other numbers"
                 return self.faults[column]
@@ -66,6 +81,8 @@ class ArrivingSlice:
 
     def want(self, round: int, lines: NDArray[np.int64]) -> None:
         """Be told which columns a round adds, where a rule chooses them."""
+        # Nobody knew which lines to put before.
+        self.canvas = None
         columns = list(self.columns)
         columns[round] = np.asarray(lines, dtype=np.intp)
         self.columns = columns
@@ -93,6 +110,7 @@ class ArrivingSlice:
             assert self.has(round), "a round is measured when its lines have come"
             fault = next(iter(self.faults.values()), "")
             kspace = np.stack([self.lines[column] for column in wanted], axis=-1)
+            self._own[round] = kspace
         return {
             "columns": self.columns[round],
             "kspace": kspace,
@@ -121,38 +139,69 @@ class ArrivingSlice:
             )
 
     def combine(self, pieces: Sequence[dict[str, Any]]) -> Measurement:
-        """Join what all rounds so far have measured: what ``joined`` pieces are, to the bit.
-
-        A scanner waits meanwhile: lines are put where the Fourier transform wants them, so that
-        k-space is not shifted as a whole, and images are shifted at once and not axis by axis.
-        """
-        _, height, width = self.shape
-        rows, columns = height // 2, width // 2
-        mask = torch.zeros(width, dtype=torch.bool)
-        kspace = torch.zeros(self.shape, dtype=torch.complex64)
+        """Join what all rounds so far have measured: what ``joined`` pieces are, to the bit."""
+        mask = torch.zeros(self.shape[2], dtype=torch.bool)
         for piece in pieces:
-            lines = torch.as_tensor(piece["kspace"]).to(torch.complex64)
             mask[torch.as_tensor(piece["columns"])] = True
-            place = torch.as_tensor((piece["columns"] - columns) % width)
-            kspace[:, height - rows :].index_copy_(2, place, lines[:, :rows])
-            kspace[:, : height - rows].index_copy_(2, place, lines[:, rows:])
-        images = torch.fft.ifft2(kspace, norm="ortho")
-        # The memory of k-space takes the shifted images.
-        for here, there in _halves(height):
-            for left, right in _halves(width):
-                kspace[:, here, left] = images[:, there, right]
         rounds, R = len(pieces), self.accelerations
-        return Measurement(kspace, mask, float(R[rounds - 1]) if rounds <= len(R) else 1.0)
+        with self.lock:
+            canvas = self.canvas if self._is_drawn(pieces) else None
+            if canvas is not None:
+                # Nothing is put while it is read.
+                self._awaited = frozenset()
+        images = self._redrawn(pieces) if canvas is None else self._drawn(canvas, pieces)
+        return Measurement(images, mask, float(R[rounds - 1]) if rounds <= len(R) else 1.0)
+
+    def _is_drawn(self, pieces: Sequence[dict[str, Any]]) -> bool:
+        """Whether pieces are what this slice measured, and the canvas has nothing beyond them."""
+        if self.canvas is None:
+            return False
+        own = [self._own.get(k) is piece["kspace"] for k, piece in enumerate(pieces)]
+        known = {column for piece in pieces for column in piece["columns"].tolist()}
+        return all(own) and self.canvas.columns <= known
+
+    def _drawn(self, canvas: Canvas, pieces: Sequence[dict[str, Any]]) -> Tensor:
+        """The images of the canvas, which then takes lines of the next round as they come."""
+        for piece in pieces:
+            # Lines that came before their round did.
+            late = ~np.isin(piece["columns"], list(canvas.columns))
+            if late.any():
+                canvas.put(piece["columns"][late], piece["kspace"][..., late])
+        # Memory of its own: a recovery that is late reads it while the next lines are put.
+        images = canvas.images(torch.empty_like(canvas.kspace))
+        with self.lock:
+            self._awaited = frozenset(
+                c for k in self.columns[len(pieces) :][:1] for c in k.tolist()
+            )
+        return images
+
+    def _redrawn(self, pieces: Sequence[dict[str, Any]]) -> Tensor:
+        """The images of pieces from elsewhere, a stored scan, or where there is no canvas."""
+        canvas = Canvas(self.shape)
+        for piece in pieces:
+            canvas.put(piece["columns"], piece["kspace"])
+        return canvas.images(canvas.kspace)
 
     def is_complete(self, pieces: Sequence[dict[str, Any]]) -> bool:
         """Whether every line is there."""
         return sum(len(piece["columns"]) for piece in pieces) == self.shape[-1]
 
 
-def _halves(size: int) -> list[tuple[slice, slice]]:
-    """Where each half of an axis goes when its origin moves to the middle, and where it was."""
-    middle = size // 2
-    return [
-        (slice(middle, None), slice(None, size - middle)),
-        (slice(None, middle), slice(size - middle, None)),
-    ]
+def with_canvases(
+    slices: Iterable[ArrivingSlice], others: Iterable[ArrivingSlice]
+) -> list[ArrivingSlice]:
+    """Give slices a canvas as long as there is room; the others do without.
+
+    A canvas is as large as all lines of its slice, however few have come.
+
+    Arguments:
+        slices: The slices, which have none.
+        others: Those that are under way, some of which have one.
+    """
+    each, taken = list(slices), sum(other.canvas is not None for other in others)
+    for slice_ in each:
+        taken += 1
+        if 8 * math.prod(slice_.shape) * taken > ROOM:
+            break
+        slice_.canvas = Canvas(slice_.shape)
+    return each

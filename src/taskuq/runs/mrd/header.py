@@ -34,6 +34,11 @@ class ScanHeader:
         """What a slice is called, as the atlas calls its own."""
         return f"{self.patient}-slice-{slice_}"
 
+    @property
+    def known_patient(self) -> str | None:
+        """Whose it is; None where the header did not say, and the scan's name stands for it."""
+        return None if self.patient == self.scan_id else self.patient
+
     def is_scan_of(self, other: ScanHeader) -> bool:
         """Whether both name the same scan of the same patient."""
         return (self.scan_id, self.patient) == (other.scan_id, other.patient)
@@ -52,7 +57,7 @@ def read_header(xml: str) -> ScanHeader:
     try:
         found: Any = CreateFromDocument(xml)
         encoding = found.encoding[0]
-        size = encoding.encodedSpace.matrixSize
+        size, shown = encoding.encodedSpace.matrixSize, encoding.reconSpace.matrixSize
         limits = encoding.encodingLimits.slice if encoding.encodingLimits else None
         system = found.acquisitionSystemInformation
         coils = int(system.receiverChannels) if system and system.receiverChannels else 0
@@ -60,7 +65,7 @@ def read_header(xml: str) -> ScanHeader:
         about = found.measurementInformation
         scan_id = (about.measurementID or about.seriesInstanceUIDRoot) if about else None
         subject = found.subjectInformation.patientID if found.subjectInformation else None
-        shape = (coils, int(size.x), int(size.y))
+        shape, readout = (coils, int(size.x), int(size.y)), int(shown.x or 0)
         slices = 1 + int(limits.maximum) if limits is not None else 1
     except Exception as error:
         raise InputError(f"the MRD header cannot be read ({first_line(error):.120})") from None
@@ -73,6 +78,12 @@ def read_header(xml: str) -> ScanHeader:
         raise InputError(
             f"the MRD header says {shape[0]} receiver channels and an encoded matrix of "
             f"{shape[1]} x {shape[2]}; all must be positive"
+        )
+    if readout not in (0, shape[1]):
+        # Networks were calibrated on images of the field of view, and would be shown a wider one.
+        raise InputError(
+            f"the MRD header says readouts of {shape[1]} samples for images of {readout}; remove "
+            "readout oversampling first, and let encodedSpace and reconSpace agree"
         )
     return ScanHeader(str(scan_id), str(subject or scan_id), shape, slices)
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taskuq.errors import InputError, MachineError
-from taskuq.runs.mrd.header import ScanHeader, header_xml, read_header
-from taskuq.runs.mrd.lines import beside_image, unfit
+from taskuq.runs.mrd.header import header_xml
 from taskuq.runs.mrd.messages import (
     ACQUISITION,
     CLOSE,
@@ -27,90 +24,11 @@ from taskuq.runs.mrd.messages import (
     StreamError,
     Wire,
 )
+from taskuq.runs.mrd.stored import StoredScan
+from taskuq.words import counted
 
-# Seconds that a service may take to come, or to come back, and between tries.
-PATIENCE, PAUSE = 60.0, 0.25
-
-
-@dataclass(frozen=True)
-class StoredScan:
-    """A scan that is known in full.
-
-    Arguments:
-        header: Who is scanned, and how large k-space is.
-        kspace: Of each slice, complex (coil, height, width), by its number.
-        xml: The header as it was found; made anew where None.
-    """
-
-    header: ScanHeader
-    kspace: Mapping[int, NDArray[np.complex64]]
-    xml: str | None = None
-
-    def line(self, slice_: int, column: int) -> Any:
-        """One line as the acquisition that a scanner sends."""
-        import ismrmrd
-
-        data = np.ascontiguousarray(self.kspace[slice_][..., column])
-        found = ismrmrd.Acquisition.from_array(data.astype(np.complex64))
-        found.idx.slice, found.idx.kspace_encode_step_1 = slice_, column
-        return found
-
-    def save(self, path: Path) -> Path:
-        """Write an MRD file of all lines, with the ismrmrd package."""
-        import ismrmrd
-
-        with ismrmrd.Dataset(str(path), "dataset", create_if_needed=True) as file:
-            file.write_xml_header((self.xml or header_xml(self.header)).encode())
-            for slice_ in self.kspace:
-                for column in range(self.header.shape[2]):
-                    file.append_acquisition(self.line(slice_, column))
-        return path
-
-
-def read_scan(path: Path) -> StoredScan:
-    """Read a Cartesian scan from an MRD file; of lines measured more than once, the first.
-
-    What a service would not take is left out: lines beside the image, reversed ones, and those of
-    other contrasts, repetitions, averages and encoding spaces.
-
-    Arguments:
-        path: The file, HDF5 with a group ``dataset``.
-    """
-    import ismrmrd
-
-    try:
-        with ismrmrd.File(str(path), mode="r") as file:
-            dataset = file["dataset"]
-            xml = dataset.header.toXML()
-            acquisitions = list(dataset.acquisitions)
-    except Exception as error:
-        raise InputError(
-            f"{path} cannot be read as MRD ({type(error).__name__}: {error})"
-        ) from None
-    header = read_header(xml)
-    coils, height, width = header.shape
-    kspace: dict[int, NDArray[np.complex64]] = {}
-    seen: set[tuple[int, int]] = set()
-    for one in acquisitions:
-        if beside_image(one) or unfit(one):
-            continue
-        place = int(one.idx.slice), int(one.idx.kspace_encode_step_1)
-        if place in seen or place[1] >= width:
-            continue
-        if one.data.shape != (coils, height):
-            raise InputError(
-                f"{path}: a line has {one.data.shape[0]} channels of {one.data.shape[1]} samples, "
-                f"and the header says {coils} and {height}; crop oversampling away first"
-            )
-        seen.add(place)
-        kspace.setdefault(place[0], np.zeros(header.shape, np.complex64))[..., place[1]] = one.data
-    missing = len(kspace) * width - len(seen)
-    if not kspace or missing:
-        raise InputError(
-            f"{path} lacks {missing} lines of {len(kspace)} slices; a replay needs all of them, "
-            "since a service may ask for any"
-        )
-    return StoredScan(header, kspace, xml)
+# Seconds that a service may take to be there, to come back (networks are loaded), between tries.
+PATIENCE, PATIENCE_FOR_RETURN, PAUSE = 10.0, 60.0, 0.25
 
 
 @dataclass
@@ -120,19 +38,31 @@ class Played:
     Arguments:
         decisions: Of each slice, what the service said last.
         latencies: Seconds from the last line of a round to its decision.
-        lines: How many lines were sent.
+        sent: Slice and column of every line that was sent, once or again.
         said: What the service said in words.
         reconnections: How often the connection was lost and taken up.
     """
 
     decisions: dict[int, dict[str, Any]] = field(default_factory=dict)
     latencies: list[float] = field(default_factory=list)
-    lines: int = 0
+    sent: set[tuple[int, int]] = field(default_factory=set, repr=False)
     said: list[str] = field(default_factory=list)
     reconnections: int = 0
 
+    @property
+    def lines(self) -> int:
+        """How many lines were measured; what was sent again was not measured again."""
+        return len(self.sent)
 
-def play(scan: StoredScan, host: str, port: int, *, limits: Limits | None = None) -> Played:
+
+def play(
+    scan: StoredScan,
+    host: str,
+    port: int,
+    *,
+    limits: Limits | None = None,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> Played:
     """Play a scan against a service, slice by slice, and obey what it decides.
 
     Where the connection is lost, it is taken up, and what was sent of the slice is sent again.
@@ -142,14 +72,19 @@ def play(scan: StoredScan, host: str, port: int, *, limits: Limits | None = None
         host: Where the service is.
         port: Where the service is.
         limits: How long to wait for an answer.
+        tell: Called with a sentence where the service is not there, or has gone.
     """
     played, connections = Played(), 0
     left, limits = list(scan.kspace), limits or Limits()
-    until = time.monotonic() + PATIENCE
+    until, is_told = time.monotonic() + PATIENCE, False
     while time.monotonic() < until:
         try:
-            wire = Wire(socket.create_connection((host, port), timeout=10), limits)
+            wire = Wire(socket.create_connection((host, port), timeout=PATIENCE), limits)
         except OSError:
+            if not is_told:
+                left_s = until - time.monotonic()
+                tell(f"No service answers at {host}:{port} yet; trying for {left_s:.0f} s.")
+            is_told = True
             time.sleep(PAUSE)
             continue
         played.reconnections = connections
@@ -158,11 +93,14 @@ def play(scan: StoredScan, host: str, port: int, *, limits: Limits | None = None
             _play(wire, scan, left, played)
             return played
         except (StreamError, OSError):
-            until = time.monotonic() + PATIENCE
+            until, is_told = time.monotonic() + PATIENCE_FOR_RETURN, False
+            tell("The connection was lost; the scan is taken up where the service stored it.")
             time.sleep(PAUSE)
         finally:
             wire.close()
-    raise MachineError(f"no service answers at {host}:{port}; start one with taskuq serve")
+    if connections:
+        raise MachineError(f"the service at {host}:{port} has gone and does not come back")
+    raise InputError(f"no service answers at {host}:{port}; start one with taskuq serve")
 
 
 def _play(wire: Wire, scan: StoredScan, left: list[int], played: Played) -> None:
@@ -203,7 +141,7 @@ def _rounds(wire: Wire, scan: StoredScan, wanted: dict[int, list[int]], played: 
 def _send(wire: Wire, scan: StoredScan, slice_: int, columns: list[int], played: Played) -> None:
     for column in columns:
         wire.send(ACQUISITION, scan.line(slice_, column))
-    played.lines += len(columns)
+        played.sent.add((slice_, column))
 
 
 def _wait(wire: Wire, kind: int, played: Played) -> dict[str, Any]:
@@ -239,7 +177,9 @@ def summary(played: Sequence[Played], width: int) -> dict[str, Any]:
     slices = sum(len(one.decisions) for one in played)
     lines = sum(one.lines for one in played)
     latencies = np.concatenate([one.latencies for one in played])
-    stopped = [d for one in played for d in one.decisions.values() if d["acceleration"] != 1]
+    decisions = [d for one in played for d in one.decisions.values()]
+    early = sum(d["acceleration"] != 1 for d in decisions)
+    shadow = any(d["shadow"] for d in decisions)
     return {
         "schema": "taskuq.replay/1",
         "scans": len(played),
@@ -247,7 +187,9 @@ def summary(played: Sequence[Played], width: int) -> dict[str, Any]:
         "lines_sent": lines,
         "lines_of_full_scans": slices * width,
         "acceleration": slices * width / lines,
-        "stopped_early": len(stopped),
+        "shadow": shadow,
+        "stopped_early": 0 if shadow else early,
+        "would_stop_early": early,
         "latency": {
             "rounds": len(latencies),
             "median": float(np.median(latencies)),
@@ -255,30 +197,34 @@ def summary(played: Sequence[Played], width: int) -> dict[str, Any]:
         },
         "reconnections": sum(one.reconnections for one in played),
         "decisions": [
-            {name: v for name, v in d.items() if name not in ("image", "lines")}
-            for one in played
-            for d in one.decisions.values()
+            {name: v for name, v in d.items() if name not in ("image", "lines")} for d in decisions
         ],
     }
 
 
-def atlas_scans(patients: int, seed: int, first: int, coils: int) -> Iterator[StoredScan]:
-    """Yield scans of synthetic patients of the embedded atlas.
+def told(found: dict[str, Any]) -> list[str]:
+    """Return what a summary says, in sentences.
 
     Arguments:
-        patients: How many.
-        seed: Their seed.
-        first: The number of the first.
-        coils: Receiver coils.
+        found: What :func:`summary` returned.
     """
-    from taskuq.data.atlas import Atlas
-    from taskuq.measure.fourier import fft2c
-
-    atlas = Atlas(patients, seed, first=first, coils=coils)
-    per = atlas.plan.slices
-    for k in range(patients):
-        kspace = {s: fft2c(atlas[k * per + s].image).numpy() for s in range(per)}
-        name = f"patient-{first + k}"
-        # Patients of another seed are others, and so are their scans.
-        scan_id = f"{name}-seed-{seed}-coils-{coils}"
-        yield StoredScan(ScanHeader(scan_id, name, kspace[0].shape, per), kspace)
+    latency, slices = found["latency"], counted(found["slices"], "slice")
+    early, lines = found["would_stop_early"], found["lines_sent"]
+    if found["shadow"]:
+        said = [f"{slices}, in shadow: {early} would have stopped early, and all {lines} lines "
+                "were sent."]  # fmt: skip
+    else:
+        said = [f"{slices}, {early} stopped early: {lines} lines instead of "
+                f"{found['lines_of_full_scans']} (average acceleration "
+                f"{found['acceleration']:.2f})."]  # fmt: skip
+    said.append(
+        f"From the last line of a round to its decision: median {1000 * latency['median']:.0f} ms, "
+        f"worst {1000 * latency['worst']:.0f} ms of {latency['rounds']}."
+    )
+    if again := found["reconnections"]:
+        said.append(
+            f"The connection was lost and taken up {counted(again, 'time')}; lines that were sent "
+            "again count once."
+        )
+    broken = dict.fromkeys(d["promise"] for d in found["decisions"] if not d["promised"])
+    return [" ".join(said), *broken]

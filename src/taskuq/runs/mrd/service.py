@@ -58,18 +58,20 @@ class Service:
             # What is kept there is of patients.
             make_folder(self.chain.folder)
             self.chain.folder.chmod(0o700)
+        port = self.port
         try:
-            self._listener = socket.create_server((self.host, self.port))
+            self._listener = socket.create_server((self.host, port))
             self.port = int(self._listener.getsockname()[1])
             if self.health_port is not None:
+                port = self.health_port
                 self._http = ThreadingHTTPServer((self.host, self.health_port), _health(self))
                 self.health_port = int(self._http.server_address[1])
                 self._begin(self._http.serve_forever)
         except OSError as error:
             self.stop()
             raise MachineError(
-                f"cannot listen on {self.host}, port {self.port} or {self.health_port} "
-                f"({error.strerror or error}); is another service there?"
+                f"cannot listen on {self.host}, port {port} ({error.strerror or error}); is "
+                "another service there?"
             ) from None
         self._begin(self._accept)
 
@@ -106,7 +108,9 @@ class Service:
             scans = [s.header.scan_id for s in self.sessions if s.header is not None]
             slices = sum(len(session.slices) for session in self.sessions)
             counts = dict(self.counts)
-        monitor = self.chain.monitor
+        monitor, reason = self.chain.monitor, self.chain.void
+        if reason is None and monitor is not None and monitor.is_withdrawn:
+            reason = monitor.sentence
         return {
             "schema": "taskuq.health/1",
             "status": "stopping" if self._listener is None else "ready",
@@ -117,6 +121,7 @@ class Service:
             "shadow": self.chain.shadow,
             "withdrawn": None if monitor is None else monitor.is_withdrawn,
             "evidence": None if monitor is None else monitor.evidence,
+            "reason": reason,
             "counts": counts,
         }
 

@@ -18,16 +18,18 @@ from numpy.typing import NDArray
 
 from taskuq.checks import as_array, is_tensor
 from taskuq.decide.acquisition import Awaited, acquiring
+from taskuq.decide.likeness import other_coils
 from taskuq.decide.monitor import Monitor
 from taskuq.decide.policy import Policy
 from taskuq.decide.scan import RoundRecord
 from taskuq.decide.steps import named
+from taskuq.decide.terms import Terms
 from taskuq.decide.worker import Worker
 from taskuq.errors import InputError, first_line
 from taskuq.files import plain
 from taskuq.locks import locked
 from taskuq.protocols import ChoosingMeasure, Recover, Task
-from taskuq.runs.mrd.arriving import ArrivingSlice
+from taskuq.runs.mrd.arriving import ArrivingSlice, with_canvases
 from taskuq.runs.mrd.header import ScanHeader, read_header
 from taskuq.runs.mrd.lines import beside_image, unfit
 from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE, TEXT, Wire
@@ -54,6 +56,8 @@ class Chain:
         rule: What chooses the lines of later rounds for each slice; the columns where None.
         shape: Coil, height, width of the slices that can be recovered, where only some can.
         void: Why nothing is promised, where parts are not those of the policy's calibration.
+        unlike: Whether scans that are known not to be like those are decided all the same, without
+            a promise; they are refused otherwise.
     """
 
     policy: Policy
@@ -68,6 +72,7 @@ class Chain:
     rule: ChoosingMeasure | None = None
     shape: tuple[int, int, int] | None = None
     void: str | None = None
+    unlike: bool = False
     model: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
@@ -94,6 +99,7 @@ class Session:
     count: Callable[[str], None]
     take_over: Callable[[ScanHeader, Session], None]
     header: ScanHeader | None = None
+    void: str | None = None
     slices: dict[int, ArrivingSlice] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
     beside: set[str] = field(default_factory=set)
@@ -168,6 +174,11 @@ class Session:
     def _require_fitting(self, header: ScanHeader) -> None:
         """Refuse a scan that cannot be decided about, or that is larger than is taken."""
         limits, width = self.wire.limits, sum(map(len, self.chain.columns))
+        self.void = self.chain.void
+        if said := other_coils(self.chain.policy, header.shape[0]):
+            if not self.chain.unlike:
+                raise InputError(f"{said} (serve --unlike goes on without a promise)")
+            self.void = self.void or f"Nothing is promised: {said}."
         if header.shape[2] != width:
             raise InputError(
                 f"the scan has {header.shape[2]} lines and this service decides about {width}; use "
@@ -206,6 +217,7 @@ class Session:
         slices = {
             k: ArrivingSlice(columns, shape, rates, scan_id, lock=self._lock) for k in numbers
         }
+        with_canvases(slices.values(), self.slices.values())
         cases = {self.header.case(k): k for k in slices}
         scan = UnderWay(slices, cases, self._rounds(slices, cases), (0, tuple(cases)))
         self.slices |= slices
@@ -230,7 +242,7 @@ class Session:
             return
         if number >= self.header.slices:
             self.count("refused lines")
-            self.tell(f"slice {number} of {self.header.slices} slices is passed over")
+            self.tell(f"slice {number} is passed over: there are {self.header.slices}, from 0")
             return
         if said := unfit(acquisition):
             self.count("refused lines")
@@ -250,7 +262,7 @@ class Session:
             self.tell(f"{said}; it is passed over", slice=number)
         if self._kept > self.wire.limits.kept:
             raise InputError(
-                f"the lines of {len(self.slices)} slices under way take {_mib(self._kept)}, and "
+                f"lines of slices under way ({len(self.slices)}) take {_mib(self._kept)}, and "
                 f"{_mib(self.wire.limits.kept)} are kept; send slices one after another, or keep "
                 "more by --kept-size"
             )
@@ -280,7 +292,7 @@ class Session:
             "samples": chain.policy.samples, "seed": chain.seed, "worker": self._worker,
             "scan_id": header.scan_id, "state": chain.folder / f"scan-{key}.json",
             "log": chain.folder / "log.jsonl", "monitor": chain.monitor, "on_round": reply,
-            "rule": chain.rule,
+            "rule": chain.rule, "terms": Terms(self.void, chain.shadow, header.known_patient),
         }  # fmt: skip
         # A generator of its own, so that nothing is begun before the first lines have come.
         if chain.is_together:
@@ -307,8 +319,9 @@ class Session:
         import ismrmrd
 
         assert self.header is not None, "slices come after the header"
-        self.count("stops" if record.stop else "continues")
         shadow = self.chain.shadow
+        stops = "would stop" if shadow else "stops"
+        self.count(stops if record.stop else "continues")
         wanted = self._rest(record, slice_) if shadow and record.stop else self._wanted(record)
         said = plain(record.to_dict())
         meta = {
@@ -316,7 +329,10 @@ class Session:
             "would_stop": str(record.stop).lower(),
             "lines": json.dumps(wanted),
             "scan_id": self.header.scan_id,
-            "promise": self._promise(),
+            # As it was when this was decided, also where it is told again.
+            "promise": record.void or self.chain.policy.sentence,
+            "promised": str(record.void is None and self.chain.policy.is_guaranteed).lower(),
+            "shadow": str(shadow).lower(),
             **{name: json.dumps(said[name]) for name in REPLIED},
         }
         shape = self.header.shape[1:]
@@ -341,13 +357,6 @@ class Session:
             return [int(column) for columns in rest for column in columns]
         known = self.slices[slice_].lines if slice_ in self.slices else {}
         return [c for c in range(sum(map(len, self.chain.columns))) if c not in known]
-
-    def _promise(self) -> str:
-        if self.chain.void is not None:
-            return self.chain.void
-        monitor = self.chain.monitor
-        withdrawn = monitor is not None and monitor.is_withdrawn
-        return monitor.sentence if monitor and withdrawn else self.chain.policy.sentence
 
 
 # What a reply says of a round, as JSON.

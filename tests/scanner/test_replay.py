@@ -1,0 +1,116 @@
+"""A replay says what it plays, what it leaves out and what it waits for."""
+
+import h5py
+import numpy as np
+import pytest
+
+import taskuq as tq
+from taskuq.commands.app import main
+from taskuq.runs.mrd import replay
+from taskuq.runs.mrd.replay import Played, play, summary, told
+from taskuq.runs.mrd.stored import read_scan
+
+ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
+HOST = "127.0.0.1"
+REVERSED = 22
+
+
+def written(small, path, change=lambda line: None, repetitions=1):
+    """An MRD file of one slice whose lines were changed, once or more often."""
+    scan = small.scan_of(1, slices=1)
+    with ismrmrd.Dataset(str(path), "dataset", create_if_needed=True) as file:
+        file.write_xml_header(replay.header_xml(scan.header).encode())
+        for repetition in range(repetitions):
+            for column in range(small.SIZE):
+                line = scan.line(0, column)
+                line.idx.repetition = repetition
+                change(line)
+                file.append_acquisition(line)
+    return path
+
+
+def test_repetitions_that_are_not_played_are_named(small, tmp_path):
+    scan = read_scan(written(small, tmp_path / "two.h5", repetitions=2))
+    assert list(scan.kspace) == [0]
+    assert scan.left_out == ("16 lines left out: a line of repetition 1; 0 is decided on",)
+
+
+def test_a_file_that_is_played_whole_leaves_nothing_out(small, tmp_path):
+    assert read_scan(written(small, tmp_path / "one.h5")).left_out == ()
+
+
+def test_lines_that_are_all_reversed_are_called_that(small, tmp_path):
+    path = written(small, tmp_path / "r.h5", lambda line: line.set_flag(REVERSED))
+    with pytest.raises(tq.InputError, match=r"no line that a service .* \(16 lines.*reverse"):
+        read_scan(path)
+
+
+def not_mrd(small, path):
+    with h5py.File(path, "w") as file:
+        file["kspace"] = np.zeros(3)
+
+
+def headless(small, path):
+    written(small, path)
+    with h5py.File(path, "a") as file:
+        del file["dataset"]["xml"]
+
+
+def truncated(small, path):
+    written(small, path)
+    path.write_bytes(path.read_bytes()[:3000])
+
+
+def no_hdf5(small, path):
+    path.write_text("a text")
+
+
+@pytest.mark.parametrize("spoil", [not_mrd, headless, truncated, no_hdf5])
+def test_a_file_that_is_no_scan_is_refused_in_one_sentence(small, tmp_path, spoil):
+    spoil(small, tmp_path / "a.h5")
+    with pytest.raises(tq.InputError, match="MRD") as refused:
+        read_scan(tmp_path / "a.h5")
+    assert "Error" not in str(refused.value)
+
+
+def test_a_missing_service_is_bad_input_and_said_at_once(small, monkeypatch):
+    monkeypatch.setattr(replay, "PATIENCE", 0.6)
+    said = []
+    with pytest.raises(tq.InputError, match="no service answers at 127"):
+        play(small.scan_of(1), HOST, 9, tell=said.append)
+    assert len(said) == 1
+    assert "trying for 1 s" in said[0]
+
+
+def test_lines_that_are_sent_again_count_once(small, serving, monkeypatch):
+    service, wait, waited = serving(), replay._wait, []
+
+    def lose(wire, kind, played):
+        waited.append(kind)
+        if len(waited) == 3:
+            raise OSError
+        return wait(wire, kind, played)
+
+    monkeypatch.setattr(replay, "_wait", lose)
+    scan, said = small.scan_of(5, slices=2), []
+    again = play(scan, HOST, service.port, tell=said.append)
+    monkeypatch.undo()
+    found = summary([again], small.SIZE)
+    assert found["reconnections"] == 1
+    assert found["lines_sent"] == sum(16 / d["acceleration"] for d in again.decisions.values())
+    assert "taken up 1 time" in told(found)[0]
+    assert len(said) == 1
+
+
+def test_one_slice_is_one_slice():
+    decision = {"acceleration": 2.0, "shadow": False, "promised": True, "promise": "p"}
+    one = Played({0: decision}, [0.1], {(0, k) for k in range(8)})
+    assert told(summary([one], 16))[0].startswith("1 slice, 1 stopped early: 8 lines instead of 16")
+
+
+@pytest.mark.parametrize("option", ["--patients", "--coils"])
+def test_nobody_is_no_patient(option, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", "atlas", option, "0"])
+    assert ended.value.code == 2
+    assert f"{option} is 0; give a number above 0" in capsys.readouterr().err
