@@ -83,6 +83,8 @@ def card_of(kind: str, weights: Path, training: Path) -> str:
         "time": f"{seconds:.0f} s of epochs on one GPU that other trainings shared",
         "weights kept": f"epoch {reached['epoch'] + 1}, the best on validation patients ({value})",
     }
+    if kind == "sampler" and "loudness" not in table:
+        lines["widening"] = "no factors: the training was stopped by its limit, in its last epochs"
     body = "\n".join(f"| {key} | {words} |" for key, words in lines.items())
     return (
         f"# {weights.stem}\n\n{WHAT[kind]} For demonstrations and tests; the atlas is synthetic, "
