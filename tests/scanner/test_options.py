@@ -47,9 +47,8 @@ def test_a_port_that_there_is_not_is_refused(capsys, option, value):
 def test_a_port_that_is_taken_is_named_alone(serving, small):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(MachineError, match=f"port {port} .*another service") as said:
+        with pytest.raises(MachineError, match=rf"port {port} \(.*another service"):
             serving(port=port)
-    assert "None" not in str(said.value)
 
 
 def test_a_cut_monitor_is_begun_anew_and_a_cut_scan_too(small, small_policy, tmp_path):
@@ -66,7 +65,7 @@ def test_a_monitor_of_another_policy_is_named_without_half_a_quotation(small, tm
     tq.Monitor(small.policy(width=0.15), state=path).save(path)
     with pytest.raises(tq.InputError, match="is of another policy") as said:
         tq.Monitor(small.policy(), state=path)
-    assert str(said.value).count("'") % 2 == 0
+    assert "'" not in str(said.value).replace(str(path), "")
 
 
 def test_the_start_says_shadow_and_which_coils_nobody_knows(small, small_policy, capsys):
