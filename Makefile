@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # uv does not read pip's settings, so hand that one on. Empty on most machines.
 FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PY) -m pip config get global.find-links 2>/dev/null))
 UVFLAGS := $(addprefix --find-links=,$(FIND_LINKS))
-UV      = $(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python $(UVFLAGS) -c constraints.txt
+UV      = $(BIN)/uv pip install -q --python $(BIN)/python $(UVFLAGS) -c constraints.txt
 # Two threads spinning for one free core make torch some 17 times slower.
 export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED ?= 0
@@ -23,8 +23,9 @@ $(VENV)/.demo: $(VENV)/.uv pyproject.toml constraints.txt
 	$(UV) -e '.[demo]'
 	@touch $@
 
+# Compiled at once: tests start processes by the hundred; a demo imports a fraction of it, once.
 $(VENV)/.test: $(VENV)/.uv pyproject.toml constraints.txt
-	$(UV) -e '.[demo,ray,slurm,tensorboard,nifti,dicom,mrd,test,oracle,lint,docs]'
+	$(UV) --compile-bytecode -e '.[demo,ray,slurm,tensorboard,nifti,dicom,mrd,test,oracle,lint,docs]'
 	@touch $@
 
 demo: $(VENV)/.demo
