@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from scripts.programme.carrying import put
 from scripts.programme.packing import Limits, pack, unpack
 from scripts.programme.plan import Job, Plan, read_plan
 from scripts.programme.preparing import closure, prepare
-from scripts.programme.running import Entry, forget, read_status, run, surroundings, write_status
+from scripts.programme.running import Entry, forget, read_status, run, write_status
 
 from taskuq.errors import InputError
 from taskuq.settings import read_toml
@@ -141,36 +140,6 @@ def test_a_call_ends_at_its_limit_and_the_next_one_goes_on(tmp_path):
     run(plan, tmp_path, 60, **QUIET)
     assert said(tmp_path) == ["begun", "waits", "waits", "ended", "late"]
     assert set(states(tmp_path).values()) == {"done"}
-
-
-ENDED = """import sys, time, types
-from pathlib import Path
-
-cuda = types.SimpleNamespace(
-    is_initialized=lambda: True, synchronize=lambda: Path("waited.txt").touch()
-)
-sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
-Path("begun.txt").touch()
-time.sleep(60)
-"""
-
-
-def test_who_is_told_to_end_waits_for_the_gpu_first(tmp_path):
-    """A process that ends amid its work would take all others along that share the GPU by MPS."""
-    put(None, tmp_path)
-    process = subprocess.Popen(
-        [sys.executable, "-c", ENDED], cwd=tmp_path, env=surroundings(tmp_path),
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        while not (tmp_path / "begun.txt").exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.terminate()
-        assert process.wait(30) == 1
-    finally:
-        process.kill()
-    assert (tmp_path / "waited.txt").exists()
 
 
 def test_a_job_that_takes_too_long_is_done_where_it_left_what_it_has_to(tmp_path):
