@@ -39,6 +39,7 @@ from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
 from taskuq.recover import SamplerRecovery, build
 from taskuq.recover.sampler_training import VarNetEstimates
 from taskuq.runs.mrd.arriving import ArrivingSlice, with_canvases
+from taskuq.runs.mrd.service import settle
 from taskuq.task import build as build_task
 
 RATES, SLICES, WARM = (16.0, 8.0, 4.0, 2.0), 25, 2
@@ -188,6 +189,7 @@ def main() -> None:
         with torch.autocast(kind, torch.bfloat16):
             return chosen.task(images).float()
 
+    settle()  # as a service does before it listens
     where = kind if is_toy else torch.cuda.get_device_name()
     print(f"{where}, torch {torch.__version__}, slices {chosen.shape}, "
           f"p = {chosen.policy.samples}, {(slices - WARM) * len(RATES)} rounds")  # fmt: skip
@@ -206,7 +208,13 @@ def main() -> None:
             each = ", ".join(
                 f"{x:.1f} at R = {R:g}" for x, R in zip(np.median(whole, 0), RATES, strict=True)
             )
-            print(f"    medians {each}", flush=True)
+            print(f"    medians {each}")
+            worst = [np.unravel_index(k, whole.shape) for k in np.argsort(whole, axis=None)[:-4:-1]]
+            told = ", ".join(
+                f"{whole[at]:.1f} at R = {RATES[at[1]]:g} of slice {at[0]} ({computing[at]:.1f})"
+                for at in worst
+            )
+            print(f"    worst (recovery and task) {told}", flush=True)
 
 
 if __name__ == "__main__":

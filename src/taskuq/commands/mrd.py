@@ -80,7 +80,7 @@ def serve(
     import ismrmrd  # noqa: F401 - said at once where it is not installed
 
     from taskuq.runs.mrd.messages import Limits
-    from taskuq.runs.mrd.service import LOOPBACK, Service
+    from taskuq.runs.mrd.service import LOOPBACK, Service, settle
     from taskuq.runs.serving import open_chain
 
     _require_positive(
@@ -100,6 +100,7 @@ def serve(
         scan=scan_size * 2**20, kept=kept_size * 2**20,
     )  # fmt: skip
     service = Service(chain, host, port, health_port, limits)
+    settle()
     service.start()
     _say_terms(chain)
     if host != LOOPBACK:
