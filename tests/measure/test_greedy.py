@@ -160,3 +160,29 @@ def test_what_was_chosen_before_is_known():
         assert one[0] == [0, line]
         assert one[1][1] == pytest.approx(gain)
         assert gain == pytest.approx(expected.left([0]) - both)
+
+
+@pytest.mark.parametrize("numbers", [1, 2])
+def test_a_choice_that_goes_on_is_the_choice_that_begins_anew(numbers):
+    rng = np.random.default_rng(31)
+    told, z = rng.normal(size=(2, LINES, 8, numbers)), rng.normal(size=(2, 8, numbers))
+    free = np.zeros(LINES, dtype=bool)
+
+    def fresh():
+        return FewNumbers(told, z, noise=few_noise(told, free, 0.3))
+
+    going_on = fresh()
+    first, gains = going_on.greedy(5, free)
+    measured = free.copy()
+    measured[first] = True
+    # Asked in between, and twice: what was known after a choice is no one's to change.
+    left = going_on.left(first)
+    assert left == fresh().left(first)
+    for _ in range(2):
+        after, more = going_on.greedy(6, measured, known=first)
+        lines, expected = fresh().greedy(6, measured, known=first)
+        assert after == lines
+        assert more == expected
+    whole, all_gains = fresh().greedy(11, free)
+    assert [*first, *after] == whole
+    assert np.allclose([*gains, *more], all_gains, rtol=1e-12, atol=0)

@@ -1,5 +1,7 @@
 """A replay says what it plays, what it leaves out and what it waits for."""
 
+import time
+
 import h5py
 import numpy as np
 import pytest
@@ -71,6 +73,27 @@ def test_a_file_that_is_no_scan_is_refused_in_one_sentence(small, tmp_path, spoi
     with pytest.raises(tq.InputError, match="MRD") as refused:
         read_scan(tmp_path / "a.h5")
     assert "Error" not in str(refused.value)
+
+
+def test_lines_come_no_faster_than_they_are_asked_to_and_decide_the_same(small, serving, tmp_path):
+    decided, every = [], 0.005
+    for pause in (0.0, every):
+        service = serving(folder=tmp_path / f"every-{pause}")
+        begun = time.monotonic()
+        played = play(small.scan_of(1, slices=1), HOST, service.port, every=pause)
+        took = time.monotonic() - begun
+        decided += [(d["decision"], d["lower"], d["upper"]) for d in played.decisions.values()]
+    # The first line of each round is not waited for.
+    assert played.lines > len(played.latencies)
+    assert took >= (played.lines - len(played.latencies)) * every
+    assert decided[0] == decided[1]
+
+
+@pytest.mark.parametrize("every", ["-1", "nan", "inf"])
+def test_a_time_between_lines_that_is_none_is_refused(every, capsys):
+    with pytest.raises(SystemExit):
+        main(["replay", "atlas", "--every", every])
+    assert "--every" in capsys.readouterr().err
 
 
 def test_a_missing_service_is_bad_input_and_said_at_once(small, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -190,6 +191,7 @@ def replay(
     first: int = 3000,
     coils: int = 8,
     seed: Seed = 1,
+    every: float = 0.0,
     json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
 ) -> None:
     """Play scans against a service as a scanner would, and say what was saved and how long it took.
@@ -201,6 +203,8 @@ def replay(
         first: The number of the first of them.
         coils: Receiver coils of the atlas.
         seed: The seed of the atlas's patients.
+        every: Milliseconds from one line to the next, the repetition time of your sequence. Lines
+            go as fast as they can by default, and the last one of a round waits behind the others.
         json: Write the record to this file, or to stdout for '-'.
     """
     from taskuq.decide.terms import as_told
@@ -210,6 +214,8 @@ def replay(
     from taskuq.runs.mrd.stored import atlas_scans, read_scan
 
     _require_positive(patients=patients, coils=coils)
+    if not 0 <= every < math.inf:
+        raise InputError(f"--every is {every:g}; give milliseconds from one line to the next")
     host, port = as_address(to)
     if source != "atlas" and not Path(source).is_file():
         raise InputError(f"there is no file {source}; give an MRD file, or 'atlas'")
@@ -223,7 +229,7 @@ def replay(
         width = scan.header.shape[2]
         for sentence in scan.left_out:
             say(f"{source}: {sentence}")
-        played.append(play(scan, host, port, tell=say))
+        played.append(play(scan, host, port, every=every / 1000, tell=say))
         for slice_, one in played[-1].decisions.items():
             ends = Interval(one["lower"], one["upper"])
             said = ", ".join(str(ends[task]) for task in range(len(ends)))

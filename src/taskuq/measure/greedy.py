@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -176,6 +176,10 @@ class FewNumbers:
     told: FloatArray
     outputs: FloatArray
     noise: FloatArray
+    # What was known after the last choice, by its lines: the next one goes on from there.
+    _last: dict[tuple[int, ...], _OneNumber | _SeveralNumbers] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         cases, _, samples = self.told.shape[:3]
@@ -216,10 +220,13 @@ class FewNumbers:
             gains.append(max(gain, 0.0))
             free[line] = False
             known_so_far.measure(line)
+        self._last[(*known, *lines)] = known_so_far
         return lines, gains
 
     def _follow(self, lines: Sequence[int]) -> _OneNumber | _SeveralNumbers:
         """What is known once these lines are measured, to be followed further."""
+        if (found := self._last.pop(tuple(lines), None)) is not None:
+            return found
         kind = _OneNumber if self.told.shape[-1] == 1 else _SeveralNumbers
         followed = kind(self)
         for line in lines:
@@ -301,8 +308,9 @@ def together(spreads: Sequence[Expected]) -> Expected:
     """
     kind: Any = type(spreads[0])
     parts = {
-        field.name: np.concatenate([getattr(one, field.name) for one in spreads])
-        for field in fields(kind)
+        of.name: np.concatenate([getattr(one, of.name) for one in spreads])
+        for of in fields(kind)
+        if of.init
     }
     found: Expected = kind(**parts)
     return found

@@ -61,6 +61,7 @@ def play(
     port: int,
     *,
     limits: Limits | None = None,
+    every: float = 0.0,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Played:
     """Play a scan against a service, slice by slice, and obey what it decides.
@@ -72,6 +73,8 @@ def play(
         host: Where the service is.
         port: Where the service is.
         limits: How long to wait for an answer.
+        every: Seconds from one line to the next, the repetition time of a sequence. Where 0, lines
+            go as fast as they can, and the last one waits behind all others.
         tell: Called with a sentence where the service is not there, or has gone.
     """
     played, connections = Played(), 0
@@ -90,7 +93,7 @@ def play(
         played.reconnections = connections
         connections += 1
         try:
-            _play(wire, scan, left, played)
+            _play(wire, scan, left, played, every)
             return played
         except (StreamError, OSError):
             until, is_told = time.monotonic() + PATIENCE_FOR_RETURN, False
@@ -103,7 +106,7 @@ def play(
     raise InputError(f"no service answers at {host}:{port}; start one with taskuq serve")
 
 
-def _play(wire: Wire, scan: StoredScan, left: list[int], played: Played) -> None:
+def _play(wire: Wire, scan: StoredScan, left: list[int], played: Played, every: float) -> None:
     wire.send(HEADER, scan.xml or header_xml(scan.header))
     first = _wait(wire, TEXT, played)
     if "lines" not in first:
@@ -111,18 +114,20 @@ def _play(wire: Wire, scan: StoredScan, left: list[int], played: Played) -> None
     # What is decided together is scanned together: nothing is decided before all have come.
     turns = [list(left)] if first.get("together") else [[slice_] for slice_ in left]
     for slices in turns:
-        _rounds(wire, scan, dict.fromkeys(slices, first["lines"]), played)
+        _rounds(wire, scan, dict.fromkeys(slices, first["lines"]), played, every)
         left[:] = [slice_ for slice_ in left if slice_ not in slices]
     wire.send(CLOSE)
     while wire.read() is not None:
         pass
 
 
-def _rounds(wire: Wire, scan: StoredScan, wanted: dict[int, list[int]], played: Played) -> None:
+def _rounds(
+    wire: Wire, scan: StoredScan, wanted: dict[int, list[int]], played: Played, every: float
+) -> None:
     """Send the lines that are wanted of slices and obey what is decided, round by round."""
     while wanted:
         for slice_, columns in wanted.items():
-            _send(wire, scan, slice_, columns, played)
+            _send(wire, scan, slice_, columns, played, every)
         begun, answers = time.perf_counter(), dict[int, dict[str, Any]]()
         while not wanted.keys() <= answers.keys():
             decision = _wait(wire, IMAGE, played)
@@ -133,13 +138,18 @@ def _rounds(wire: Wire, scan: StoredScan, wanted: dict[int, list[int]], played: 
         for slice_, decision in answers.items():
             if decision["would_stop"] == "true":
                 # In shadow mode the rest is asked for, and looked at no more.
-                _send(wire, scan, slice_, decision["lines"], played)
+                _send(wire, scan, slice_, decision["lines"], played, every)
             else:
                 wanted[slice_] = decision["lines"]
 
 
-def _send(wire: Wire, scan: StoredScan, slice_: int, columns: list[int], played: Played) -> None:
-    for column in columns:
+def _send(
+    wire: Wire, scan: StoredScan, slice_: int, columns: list[int], played: Played, every: float
+) -> None:
+    begun = time.monotonic()
+    for number, column in enumerate(columns):
+        if every > 0:
+            time.sleep(max(0.0, begun + number * every - time.monotonic()))
         wire.send(ACQUISITION, scan.line(slice_, column))
         played.sent.add((slice_, column))
 
