@@ -67,11 +67,15 @@ def tell(record: dict[str, Any], given: argparse.Namespace) -> None:
 
     from taskuq.runs.samplers.words import markdown
 
-    text = markdown(record, given.tasks.split(",") if given.tasks else None)
+    text = markdown(record, _tasks(given))
     if given.into:
         put(text, given.into, given.place)
     else:
         print(text)
+
+
+def _tasks(given: argparse.Namespace) -> list[str] | None:
+    return given.tasks.split(",") if given.tasks else None
 
 
 def judge(given: argparse.Namespace) -> None:
@@ -82,7 +86,7 @@ def judge(given: argparse.Namespace) -> None:
     from taskuq.runs.samplers.judging import judge as judge_all
     from taskuq.runs.samplers.judging import read_samplers
 
-    samplers = read_samplers(given.folders, pairs(given.table))
+    samplers = read_samplers(given.folders, pairs(given.table), _tasks(given))
     aims = read_aims(given.aims) if given.aims else ()
     record = judge_all(
         samplers, given.reference, aims=aims, trials=given.trials, seed=given.seed, tell=say
@@ -123,7 +127,7 @@ def main() -> None:
     showing.set_defaults(run=show)
     showing.add_argument("record", type=Path)
     for one in (judging, showing):
-        one.add_argument("--tasks", help="task networks to show, with commas")
+        one.add_argument("--tasks", help="task networks that judge, with commas")
         one.add_argument("--into", type=Path)
         one.add_argument("--place", default="samplers", help="the mark in that document")
     given = parser.parse_args()

@@ -24,7 +24,9 @@ SCHEMA, COST = "taskuq.samplers/1", "taskuq.sampler-cost/1"
 
 
 def read_samplers(
-    folders: Sequence[Path | str], tables: Mapping[str, str] | None = None
+    folders: Sequence[Path | str],
+    tables: Mapping[str, str] | None = None,
+    tasks: Sequence[str] | None = None,
 ) -> dict[str, Stored]:
     """Read what :func:`taskuq.runs.samplers.drawing.draw` stored, and other tables.
 
@@ -33,6 +35,7 @@ def read_samplers(
     Arguments:
         folders: Each with a folder for each sampler.
         tables: Further tables by ``"SAMPLER:TASK"``.
+        tasks: The task networks that judge; all whose tables are there where None.
     """
     found: dict[str, Stored] = {}
     for cost_file in [
@@ -46,6 +49,7 @@ def read_samplers(
             found[home.name] = Stored({}, cost=cost)
             continue
         names = sorted(path.parent.name for path in home.glob("*/table.json"))
+        names = [name for name in names if tasks is None or name in tasks]
         with open_npz(home / "pixels.npz") as arrays:
             pixels = {name: np.asarray(arrays[name]) for name in arrays}
         found[home.name] = Stored({n: TaskOutputs.load(home / n) for n in names}, pixels, cost)
