@@ -174,6 +174,7 @@ def milliseconds(
         the first slices, and without the round in which everything is measured.
     """
     timed = Timed(chosen.recover, task)
+    settle()  # as a service does before it listens
     with tempfile.TemporaryDirectory() as folder:
         latencies = measure(chosen, timed, Path(folder), slices)
         told = read_trail(Path(folder) / "log.jsonl")
@@ -202,7 +203,6 @@ def main() -> None:
         with torch.autocast(kind, torch.bfloat16):
             return chosen.task(images).float()
 
-    settle()  # as a service does before it listens
     where = kind if is_toy else torch.cuda.get_device_name()
     print(f"{where}, torch {torch.__version__}, slices {chosen.shape}, "
           f"p = {chosen.policy.samples}, {(slices - WARM) * len(RATES)} rounds")  # fmt: skip

@@ -97,8 +97,15 @@ def test_a_sampler_that_fails_is_told_of_and_the_others_go_on(config, tmp_path):
 def test_only_the_task_networks_that_are_asked_judge(config, tmp_path):
     draw(config, tmp_path / "out", device="cpu")
     assert set(read_samplers([tmp_path / "out"], tasks=["corner"])["loud"].tables) == {"corner"}
-    with pytest.raises(InputError, match="no sampler with a table is there"):
-        read_samplers([tmp_path / "out"], tasks=["centre"])
+    with pytest.raises(InputError, match="no table is of centre; choose from"):
+        read_samplers([tmp_path / "out"], tasks=["corner", "centre"])
+
+    # What was drawn for other networks alone is no failure to draw.
+    for name in ("corner", "mean"):
+        other = {f"other:{name}": str(tmp_path / "out" / "loud" / name)}
+        found = read_samplers([tmp_path / "out"], other, tasks=["corner"])
+        assert ("other" in found) == (name == "corner")
+    assert "point" in found
 
 
 def test_cost_and_pixels_have_a_number_for_each_round(config, tmp_path):

@@ -1,5 +1,7 @@
 """What a service cannot work with is refused when it is started, in one sentence."""
 
+import gc
+import os
 import socket
 
 import pytest
@@ -95,3 +97,34 @@ def test_what_is_not_promised_is_said_once_and_without_a_path(capsys, monkeypatc
         warnings.simplefilter("always")
         main(["interval", "a", "b"])
     assert capsys.readouterr().err == "taskuq: nothing is promised: other networks\n"
+
+
+def test_no_search_for_garbage_looks_at_networks_once_a_service_listens(tmp_path, monkeypatch):
+    from taskuq.commands import mrd
+    from taskuq.runs import serving as opening
+    from taskuq.runs.mrd.service import Service
+
+    class Network:
+        """Something that was loaded, and that a search would look at."""
+
+    loaded, looked_at = [], []
+
+    def load(*given, **options):
+        loaded.append(Network())
+
+    def listen(service):
+        looked_at.extend(one for one in gc.get_objects() if one is loaded[0])
+        raise tq.InputError("enough")
+
+    monkeypatch.setattr(opening, "open_chain", load)
+    monkeypatch.setattr(Service, "start", listen)
+    before = os.umask(0o022)
+    try:
+        with pytest.raises(tq.InputError, match="enough"):
+            mrd.serve(tmp_path / "policy.json")
+    finally:
+        os.umask(before)
+        gc.unfreeze()
+    # Objects in the permanent generation are not listed.
+    assert not looked_at
+    assert any(one is loaded[0] for one in gc.get_objects())

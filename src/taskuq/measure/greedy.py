@@ -203,7 +203,7 @@ class FewNumbers:
         free = ~np.asarray(measured, dtype=bool)
         if not 0 <= count <= free.sum():
             raise InputError(f"{count} lines are to be chosen, and {free.sum()} are left")
-        free, known_so_far = free.copy(), self._follow(known)
+        free, known_so_far = free.copy(), self._last.pop(tuple(known), None) or self._follow(known)
         own = np.square(self.told).sum(axis=(0, 2, 3))
         lines: list[int] = []
         gains: list[float] = []
@@ -220,13 +220,12 @@ class FewNumbers:
             gains.append(max(gain, 0.0))
             free[line] = False
             known_so_far.measure(line)
+        self._last.clear()
         self._last[(*known, *lines)] = known_so_far
         return lines, gains
 
     def _follow(self, lines: Sequence[int]) -> _OneNumber | _SeveralNumbers:
         """What is known once these lines are measured, to be followed further."""
-        if (found := self._last.pop(tuple(lines), None)) is not None:
-            return found
         kind = _OneNumber if self.told.shape[-1] == 1 else _SeveralNumbers
         followed = kind(self)
         for line in lines:
@@ -246,22 +245,22 @@ class _SeveralNumbers:
 
     def __init__(self, few: FewNumbers) -> None:
         cases, _, samples, _ = few.told.shape
-        self.few = few
+        self.told, self.outputs, self.noise = few.told, few.outputs, few.noise
         self.P: FloatArray = np.tile(np.eye(samples), (cases, 1, 1))
 
     def reductions(self) -> FloatArray:
         """By how much each line reduces the mean variance, (line,)."""
-        told, noise = self.few.told, self.few.noise[:, None]
-        Pu = self.P[:, None] @ told
-        cross = Pu.swapaxes(2, 3) @ self.few.outputs[:, None]
-        solved = np.linalg.solve(_with_noise(told.swapaxes(2, 3) @ Pu, noise), cross)
+        Pu = self.P[:, None] @ self.told
+        cross = Pu.swapaxes(2, 3) @ self.outputs[:, None]
+        inner = _with_noise(self.told.swapaxes(2, 3) @ Pu, self.noise[:, None])
+        solved = np.linalg.solve(inner, cross)
         return np.asarray((solved * cross).sum(axis=(2, 3)).mean(axis=0))
 
     def measure(self, line: int) -> None:
         """Let a line be known."""
-        u = self.few.told[:, line]
+        u = self.told[:, line]
         Pu = self.P @ u
-        inner = _with_noise(u.swapaxes(1, 2) @ Pu, self.few.noise)
+        inner = _with_noise(u.swapaxes(1, 2) @ Pu, self.noise)
         self.P = self.P - Pu @ np.linalg.solve(inner, Pu.swapaxes(1, 2))
 
 

@@ -93,7 +93,7 @@ def play(
         played.reconnections = connections
         connections += 1
         try:
-            _play(wire, scan, left, played, every)
+            _play(_Lines(wire, scan, played, every), left)
             return played
         except (StreamError, OSError):
             until, is_told = time.monotonic() + PATIENCE_FOR_RETURN, False
@@ -106,31 +106,48 @@ def play(
     raise InputError(f"no service answers at {host}:{port}; start one with taskuq serve")
 
 
-def _play(wire: Wire, scan: StoredScan, left: list[int], played: Played, every: float) -> None:
+class _Lines:
+    """Sends lines of a scan, one after the other at a pace."""
+
+    def __init__(self, wire: Wire, scan: StoredScan, played: Played, every: float) -> None:
+        self.wire, self.scan, self.played, self.every = wire, scan, played, every
+        self.next, self.left = time.monotonic(), time.perf_counter()
+
+    def send(self, slice_: int, columns: list[int]) -> None:
+        """Send some lines of a slice; ``left`` says when the last one left."""
+        for column in columns:
+            line = self.scan.line(slice_, column)
+            time.sleep(max(0.0, self.next - time.monotonic()))
+            self.next, self.left = time.monotonic() + self.every, time.perf_counter()
+            self.wire.send(ACQUISITION, line)
+            self.played.sent.add((slice_, column))
+
+
+def _play(lines: _Lines, left: list[int]) -> None:
+    wire, scan = lines.wire, lines.scan
     wire.send(HEADER, scan.xml or header_xml(scan.header))
-    first = _wait(wire, TEXT, played)
+    first = _wait(wire, TEXT, lines.played)
     if "lines" not in first:
         raise InputError(f"the service refuses the scan: {first.get('said')}")
     # What is decided together is scanned together: nothing is decided before all have come.
     turns = [list(left)] if first.get("together") else [[slice_] for slice_ in left]
     for slices in turns:
-        _rounds(wire, scan, dict.fromkeys(slices, first["lines"]), played, every)
+        _rounds(lines, dict.fromkeys(slices, first["lines"]))
         left[:] = [slice_ for slice_ in left if slice_ not in slices]
     wire.send(CLOSE)
     while wire.read() is not None:
         pass
 
 
-def _rounds(
-    wire: Wire, scan: StoredScan, wanted: dict[int, list[int]], played: Played, every: float
-) -> None:
+def _rounds(lines: _Lines, wanted: dict[int, list[int]]) -> None:
     """Send the lines that are wanted of slices and obey what is decided, round by round."""
+    played = lines.played
     while wanted:
         for slice_, columns in wanted.items():
-            _send(wire, scan, slice_, columns, played, every)
-        begun, answers = time.perf_counter(), dict[int, dict[str, Any]]()
+            lines.send(slice_, columns)
+        begun, answers = lines.left, dict[int, dict[str, Any]]()
         while not wanted.keys() <= answers.keys():
-            decision = _wait(wire, IMAGE, played)
+            decision = _wait(lines.wire, IMAGE, played)
             played.latencies.append(time.perf_counter() - begun)
             answers[decision["slice"]] = decision
         played.decisions |= answers
@@ -138,20 +155,9 @@ def _rounds(
         for slice_, decision in answers.items():
             if decision["would_stop"] == "true":
                 # In shadow mode the rest is asked for, and looked at no more.
-                _send(wire, scan, slice_, decision["lines"], played, every)
+                lines.send(slice_, decision["lines"])
             else:
                 wanted[slice_] = decision["lines"]
-
-
-def _send(
-    wire: Wire, scan: StoredScan, slice_: int, columns: list[int], played: Played, every: float
-) -> None:
-    begun = time.monotonic()
-    for number, column in enumerate(columns):
-        if every > 0:
-            time.sleep(max(0.0, begun + number * every - time.monotonic()))
-        wire.send(ACQUISITION, scan.line(slice_, column))
-        played.sent.add((slice_, column))
 
 
 def _wait(wire: Wire, kind: int, played: Played) -> dict[str, Any]:

@@ -49,7 +49,6 @@ def read_samplers(
             found[home.name] = Stored({}, cost=cost)
             continue
         names = sorted(path.parent.name for path in home.glob("*/table.json"))
-        names = [name for name in names if tasks is None or name in tasks]
         with open_npz(home / "pixels.npz") as arrays:
             pixels = {name: np.asarray(arrays[name]) for name in arrays}
         found[home.name] = Stored({n: TaskOutputs.load(home / n) for n in names}, pixels, cost)
@@ -60,6 +59,19 @@ def read_samplers(
         found[sampler] = Stored(more, before.pixels, before.cost)
     if not any(one.tables for one in found.values()):
         raise InputError("no sampler with a table is there; draw first, or name tables")
+    return found if tasks is None else _judged_by(tasks, found)
+
+
+def _judged_by(tasks: Sequence[str], samplers: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Leave out other task networks, and samplers that have tables of others alone."""
+    there = {task for one in samplers.values() for task in one.tables}
+    if unknown := [task for task in tasks if task not in there]:
+        raise InputError(f"no table is of {', '.join(unknown)}; choose from {sorted(there)}")
+    found = {}
+    for name, one in samplers.items():
+        tables = {task: table for task, table in one.tables.items() if task in tasks}
+        if tables or not one.tables:
+            found[name] = Stored(tables, one.pixels, one.cost)
     return found
 
 
