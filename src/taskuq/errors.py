@@ -48,7 +48,9 @@ def whole_sentence(error: BaseException, most: int = 300) -> str:
     """
     said = " ".join(str(error).split())[:most]
     notes = "; ".join(getattr(error, "__notes__", ()))
-    return f"{type(error).__name__}: {said}" + (f" ({notes})" if notes else "")
+    # Ours says what is wrong and what to do; what it is called adds nothing.
+    name = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+    return f"{name}{said}" + (f" ({notes})" if notes else "")
 
 
 def first_line(error: BaseException) -> str:

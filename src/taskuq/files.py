@@ -316,6 +316,8 @@ def open_npz(
     """
     import numpy as np  # here, so that writing JSON alone does not load it
 
+    if not Path(path).exists():
+        raise InputError(f"there is no file {path}; it should hold {what}")
     advice = "it may be truncated, or hold Python objects instead of arrays"
     with reading(path, what, advice):
         with zipfile.ZipFile(path) as archive:

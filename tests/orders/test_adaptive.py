@@ -9,7 +9,7 @@ import torch
 import taskuq as tq
 from orders.toy import RATES, SIZE, Draws, corner, patients, scanner
 from taskuq.errors import InputError
-from taskuq.measure.adaptive import AdaptiveLines
+from taskuq.measure.adaptive import AdaptiveLines, Choosing
 from taskuq.outputs import TaskOutputs
 from taskuq.outputs.joining import join_tasks
 from taskuq.seeds import case_seed
@@ -149,6 +149,20 @@ class Forgetful(AdaptiveLines):
     def choose(self, round, measurement, recoveries, task, lines):
         lines[np.flatnonzero(lines)[0]] = False
         return lines
+
+
+@pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_ridge_that_is_none_is_refused_before_anything_is_drawn(ridge):
+    system = scanner()
+    with pytest.raises(InputError, match=r"the ridge is .*; give a number above 0"):
+        AdaptiveLines(system, system.masks, RATES, ridge=ridge)
+
+
+@pytest.mark.parametrize(("aim", "needed"), [("gradient", 2), ("variance", 2), ("outputs", 3)])
+def test_fewer_samples_than_lines_are_chosen_by_are_refused_by_their_number(aim, needed):
+    Choosing(aim).require_samples(needed)
+    with pytest.raises(InputError, match=f"samples is {needed - 1}.*draw at least {needed}"):
+        Choosing(aim).require_samples(needed - 1)
 
 
 def test_a_rule_that_forgets_a_line_is_refused():

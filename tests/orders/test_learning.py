@@ -31,8 +31,11 @@ def test_masks_are_nested_hold_the_centre_and_follow_the_order(tmp_path):
 def test_an_interrupted_learning_ends_with_the_same_order(tmp_path):
     _, whole = learn_masks(learner(Draws()), tmp_path / "whole.npz", quiet=True)
     path, recover = tmp_path / "masks.npz", Draws(fails_at=8)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as stopped:
         learn_masks(learner(recover), path, quiet=True)
+    (said,) = stopped.value.__notes__
+    assert "chosen so far are kept in" in said
+    assert f"{tmp_path / 'masks.partial.json'}, and the same command goes on" in said
     again = Draws()
     _, order = learn_masks(learner(again), path, quiet=True)
     assert order.lines == whole.lines

@@ -101,4 +101,5 @@ def test_the_same_scan_again_hears_the_same_again(small, serving, unit):
     for slice_, decision in first.decisions.items():
         repeated = again.decisions[slice_]
         assert np.array_equal(repeated.pop("image"), decision.pop("image"))
+        assert (decision.pop("stored"), repeated.pop("stored")) == (False, True)
         assert repeated == decision

@@ -87,6 +87,27 @@ def test_lines_come_no_faster_than_they_are_asked_to_and_decide_the_same(small, 
     assert decided[0] == decided[1]
 
 
+def test_what_a_service_has_stored_is_told_as_that_and_not_as_a_fast_decision(
+    small, serving, tmp_path
+):
+    service, scan = serving(), small.scan_of(1, slices=2)
+    first, again = (play(scan, HOST, service.port) for _ in range(2))
+
+    rounds = len(first.latencies)
+    assert (first.again, again.again, again.latencies) == (0, rounds, [])
+    assert rounds == service.counts["stops"] + service.counts["continues"]
+    assert service.counts["told again"] == rounds
+    same = ("decision", "lower", "upper", "reason")
+    assert [[d[name] for name in same] for d in again.decisions.values()] == [
+        [d[name] for name in same] for d in first.decisions.values()
+    ]
+    both = summary([first, again], small.SIZE)
+    assert (both["latency"]["rounds"], both["answered_again"]) == (rounds, rounds)
+    (said,) = told(summary([again], small.SIZE))[:1]
+    assert f"{rounds} rounds of scans that the service has stored" in said
+    assert "median" not in said
+
+
 @pytest.mark.parametrize("every", ["-1", "nan", "inf"])
 def test_a_time_between_lines_that_is_none_is_refused(every, capsys):
     with pytest.raises(SystemExit):

@@ -191,6 +191,28 @@ def test_the_command_line_says_what_a_stop_keeps(monkeypatch, capsys, kind, code
     assert capsys.readouterr().err == "taskuq: stopped; 3 of 9 cases are finished\n"
 
 
+STOPPED = """
+import sys
+from pathlib import Path
+from taskuq.commands import app, audit, data
+def stop(log: Path) -> None:
+    stopped = KeyboardInterrupt()
+    stopped.add_note("stopped; 3 of 9 cases are finished")
+    raise stopped
+audit.audit = data.sheet = stop
+app.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("command", [["audit"], ["data", "sheet"]])
+def test_control_c_says_what_is_kept(command):
+    ended = subprocess.run(
+        [sys.executable, "-c", STOPPED, *command, "a"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 130
+    assert ended.stderr == "taskuq: stopped; 3 of 9 cases are finished\n"
+
+
 def test_a_stop_while_a_file_is_written_leaves_what_was_there(tmp_path):
     write_json(tmp_path / "a.json", {"alpha": 0.1})
     before = (tmp_path / "a.json").read_bytes()

@@ -69,6 +69,8 @@ app = cyclopts.App(
     print_error=False,
     help_on_error=False,
     help_format="plaintext",
+    # It would end without a word, and what is kept is ours to say.
+    suppress_keyboard_interrupt=False,
     # A command says what it has to say itself; what it returns is for Python callers.
     result_action="return_value",
 )

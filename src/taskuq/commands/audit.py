@@ -22,13 +22,14 @@ def audit(log: Path, *, scan: str | None = None) -> None:
             continue
         show(f"scan {name or '(without a name)'}")
         for line in story:
-            ends = ", ".join(
-                f"[{low}, {high}]" for low, high in zip(line["lower"], line["upper"], strict=True)
-            )
+            both = zip(line["lower"], line["upper"], strict=True)
+            # A round that goes on reports nothing: what it would have said is no answer.
+            ends = ", ".join(f"[{low}, {high}]" for low, high in both) if line["stop"] else ""
+            found = f"; interval {ends}" if ends else ""
             took = f"{1000 * line['latency']:.0f} ms"
             reason = as_told(line["reason"], shadow=line.get("shadow", False))
             kept = f"; kept in {line['state']}" if line["stop"] and "state" in line else ""
-            show(f"  {line['time']}  {line['case']}  {reason}; interval {ends}; {took}{kept}")
+            show(f"  {line['time']}  {line['case']}  {reason}{found}; {took}{kept}")
         if any(line.get("shadow") for line in story):
             show("  In shadow: decisions were told, and all lines were asked for all the same.")
         for void in dict.fromkeys(line["void"] for line in story if line.get("void")):

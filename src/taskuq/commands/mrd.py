@@ -215,7 +215,7 @@ def replay(
 
     _require_positive(patients=patients, coils=coils)
     if not 0 <= every < math.inf:
-        raise InputError(f"--every is {every:g}; give milliseconds from one line to the next")
+        raise InputError(f"--every is {every:g}; give milliseconds, 0 or more")
     host, port = as_address(to)
     if source != "atlas" and not Path(source).is_file():
         raise InputError(f"there is no file {source}; give an MRD file, or 'atlas'")

@@ -323,7 +323,7 @@ class _Scan:
             # After all of them: who scans them together waits for the answers of all.
             for record in said:
                 if self.on_round is not None:
-                    self.on_round(record)
+                    self.on_round(replace(record, again=True))
 
     def _measure(
         self, k: int, going: list[str], scans: dict[str, Acquisition], all_stored: bool

@@ -45,6 +45,7 @@ class RoundRecord:
         wanted: The lines that the next round adds, where a rule chooses them.
         void: Why nothing was promised when this was decided; None where the policy's promise stood.
         shadow: Whether the decision was told and not obeyed: a stop stopped nothing.
+        again: Whether this was decided before, and is told from what was stored; not stored itself.
     """
 
     round: int
@@ -59,11 +60,13 @@ class RoundRecord:
     wanted: tuple[int, ...] = ()
     void: str | None = None
     shadow: bool = False
+    again: bool = field(default=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""
         ends = {end: np.atleast_1d(getattr(self, end)).tolist() for end in ("lower", "upper")}
-        return dict(plain({**vars(self), "outputs": self.outputs.tolist(), **ends}))
+        kept = {name: value for name, value in vars(self).items() if name != "again"}
+        return dict(plain({**kept, "outputs": self.outputs.tolist(), **ends}))
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,14 @@ class Choosing:
     share: float = 1.0
     ahead: int | None = None
 
+    def require_samples(self, samples: int) -> None:
+        """Refuse fewer samples than lines are chosen by."""
+        if samples < (needed := 3 if self.aim == "outputs" else 2):
+            raise InputError(
+                f"samples is {samples}, and lines are chosen by how samples differ; draw at least "
+                f"{needed}"
+            )
+
     def rule(
         self, system: Any, masks: BoolArray, accelerations: tuple[float, ...]
     ) -> AdaptiveLines:
@@ -109,6 +117,8 @@ class AdaptiveLines:
             raise InputError(f"ahead is {self.ahead}; give a number of rounds, at least 0")
         if not 0 <= self.share <= 1:
             raise InputError(f"share is {self.share}; give a number between 0 and 1")
+        if not 0 < self.ridge < math.inf:
+            raise InputError(f"the ridge is {self.ridge}; give a number above 0, e.g. 0.01")
         if self.looks is not None and self.looks < 2:
             raise InputError(f"looks is {self.looks}; look at 2 samples at least")
         if np.shape(self.masks) != (len(self.accelerations), self.system.lines):

@@ -121,6 +121,7 @@ def open_run(config: RunConfig, device: str | None = None) -> Run:
     masks = config.measure.masks(width)
     measure = config.measure.scanner(width, noise=config.noise, seed=config.seed)
     if config.choose is not None:
+        config.choose.require_samples(config.samples)
         measure = config.choose.rule(measure, masks, config.measure.accelerations)
     recover, task = config.recover.open(chosen), config.task.open(chosen)
     run = Run(Pipeline(measure, recover, task, device=chosen), images, config, masks)

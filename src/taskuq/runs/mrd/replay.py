@@ -37,10 +37,11 @@ class Played:
 
     Arguments:
         decisions: Of each slice, what the service said last.
-        latencies: Seconds from the last line of a round to its decision.
+        latencies: Seconds from the last line of a round to its decision, of those decided now.
         sent: Slice and column of every line that was sent, once or again.
         said: What the service said in words.
         reconnections: How often the connection was lost and taken up.
+        again: How many rounds were answered from what the service had stored of the scan.
     """
 
     decisions: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class Played:
     sent: set[tuple[int, int]] = field(default_factory=set, repr=False)
     said: list[str] = field(default_factory=list)
     reconnections: int = 0
+    again: int = 0
 
     @property
     def lines(self) -> int:
@@ -148,7 +150,10 @@ def _rounds(lines: _Lines, wanted: dict[int, list[int]]) -> None:
         begun, answers = lines.left, dict[int, dict[str, Any]]()
         while not wanted.keys() <= answers.keys():
             decision = _wait(lines.wire, IMAGE, played)
-            played.latencies.append(time.perf_counter() - begun)
+            if decision.get("stored", False):
+                played.again += 1
+            else:
+                played.latencies.append(time.perf_counter() - begun)
             answers[decision["slice"]] = decision
         played.decisions |= answers
         wanted = {}
@@ -208,9 +213,10 @@ def summary(played: Sequence[Played], width: int) -> dict[str, Any]:
         "would_stop_early": early,
         "latency": {
             "rounds": len(latencies),
-            "median": float(np.median(latencies)),
-            "worst": float(latencies.max()),
+            "median": float(np.median(latencies)) if len(latencies) else None,
+            "worst": float(latencies.max()) if len(latencies) else None,
         },
+        "answered_again": sum(one.again for one in played),
         "reconnections": sum(one.reconnections for one in played),
         "decisions": [
             {name: v for name, v in d.items() if name not in ("image", "lines")} for d in decisions
@@ -233,10 +239,17 @@ def told(found: dict[str, Any]) -> list[str]:
         said = [f"{slices}, {early} stopped early: {lines} lines instead of "
                 f"{found['lines_of_full_scans']} (average acceleration "
                 f"{found['acceleration']:.2f})."]  # fmt: skip
-    said.append(
-        f"From the last line of a round to its decision: median {1000 * latency['median']:.0f} ms, "
-        f"worst {1000 * latency['worst']:.0f} ms of {latency['rounds']}."
-    )
+    if latency["rounds"]:
+        said.append(
+            "From the last line of a round to its decision: median "
+            f"{1000 * latency['median']:.0f} ms, worst {1000 * latency['worst']:.0f} ms of "
+            f"{latency['rounds']}."
+        )
+    if stored := found["answered_again"]:
+        said.append(
+            f"{counted(stored, 'round')} of scans that the service has stored: it told again what "
+            "it had decided, and how long that took is not counted."
+        )
     if again := found["reconnections"]:
         said.append(
             f"The connection was lost and taken up {counted(again, 'time')}; lines that were sent "

@@ -321,7 +321,8 @@ class Session:
         assert self.header is not None, "slices come after the header"
         shadow = self.chain.shadow
         stops = "would stop" if shadow else "stops"
-        self.count(stops if record.stop else "continues")
+        told = "told again" if record.again else stops if record.stop else "continues"
+        self.count(told)
         wanted = self._rest(record, slice_) if shadow and record.stop else self._wanted(record)
         said = plain(record.to_dict())
         meta = {
@@ -333,6 +334,7 @@ class Session:
             "promise": record.void or self.chain.policy.sentence,
             "promised": str(record.void is None and self.chain.policy.is_guaranteed).lower(),
             "shadow": str(shadow).lower(),
+            "stored": str(record.again).lower(),
             **{name: json.dumps(said[name]) for name in REPLIED},
         }
         shape = self.header.shape[1:]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -258,7 +259,8 @@ def learn_masks(
     total = len(learner.cases) * len(blocks) * draws
     with Progress(total, quiet=quiet, what="draws") as progress:
         for count in blocks:
-            order = learner.next(order, count, progress)
+            with _telling_what_is_kept(order, kept):
+                order = learner.next(order, count, progress)
             record = {"lines": list(order.lines), "gains": list(order.gains), **about}
             write_json(kept, {"schema": SCHEMA, **record})
     masks = np.stack([order.until(count) for count in counts])
@@ -282,6 +284,20 @@ def _blocks(there: int, counts: Sequence[int], size: int) -> list[int]:
             blocks.append(min(size, end - there))
             there += blocks[-1]
     return blocks
+
+
+@contextmanager
+def _telling_what_is_kept(order: Order, kept: Path) -> Iterator[None]:
+    """Note on an interruption how many lines are chosen, and that they stay."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        if order.lines:
+            stopped.add_note(
+                f"stopped; the {len(order.lines)} lines that were chosen so far are kept in "
+                f"{kept}, and the same command goes on with the rest"
+            )
+        raise
 
 
 def _identity(config: OrderConfig) -> dict[str, Any]:
