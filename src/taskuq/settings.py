@@ -247,4 +247,6 @@ def _convert(value: Any, hint: Any, name: str, over: Any) -> Any:
     return value
 
 
-_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_NAMES = {
+    int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"
+}  # fmt: skip

@@ -79,6 +79,8 @@ def read_card(path: Path | str, kinds: Collection[str]) -> dict[str, Any]:
         raise InputError(
             f"weights are {path}; give a .safetensors file, which cannot run code when it is read"
         )
+    if not path.exists():
+        raise InputError(f"there are no weights {path}; train them, or name others")
     card = read_toml(path.with_suffix(".toml"))
     if card.get("kind") not in kinds or not isinstance(card.get("network"), dict):
         raise InputError(
