@@ -253,7 +253,7 @@ def test_broken_images_are_named(settings, tmp_path):
         ({"data": {"path": None}}, "data.path is missing"),
         ({"data": {"target": "both"}}, "2 targets for each case and the network 1 outputs"),
         ({"start": {"imagenet": Path("a.pth")}}, "for a resnet50"),
-        ({"start": {"simclr": Path("a.safetensors")}}, "cannot read a.toml"),
+        ({"start": {"simclr": Path("a.safetensors")}}, "there are no weights a.safetensors"),
     ],
 )
 def test_settings_that_do_not_fit_the_data_are_refused(settings, tmp_path, change, sentence):
