@@ -118,5 +118,5 @@ class EnsembleMethod:
     def open(self, device: torch.device | str) -> Ensemble:
         """Load every member on a device, each as its own kind is opened."""
         if not self.members:
-            raise InputError("recover.members names nobody; name the trained networks")
+            raise InputError("recover.members is missing; name the trained networks")
         return Ensemble(tuple(open_recovery(member, device=device) for member in self.members))
