@@ -6,10 +6,10 @@ r"""Posterior samplers side by side: draw where a GPU is, judge at home, one tab
 
 The first command draws from every ``[recover.NAME]`` of the file for every case and stores, for
 each, tables of task outputs (``taskuq evaluate`` and ``taskuq simulate`` read them), summaries of
-pixels and what it cost. ``--only``, ``--data`` and ``--weights NAME=FILE`` change what the file
-says. The second command judges what was stored, from several such folders if there are, and prints
-one Markdown table; ``--table SAMPLER:TASK=FILE`` adds any other table of the same cases. A record
-that is there is shown again, for some task networks alone if so wished, by
+pixels and what it cost. ``--only``, ``--data``, ``--seed`` and ``--weights NAME=FILE`` change what
+the file says. The second command judges what was stored, from several such folders if there are,
+and prints one Markdown table; ``--table SAMPLER:TASK=FILE`` adds any other table of the same cases.
+A record that is there is shown again, for some task networks alone if so wished, by
 
     python -m scripts.samplers show samplers.json --tasks adversarial --into docs/recovery.md
 """
@@ -42,6 +42,8 @@ def draw(given: argparse.Namespace) -> None:
     config: Any = read_settings(SamplersConfig, given.config)
     if given.data is not None:
         config = replace(config, data=replace(config.data, path=given.data))
+    if given.seed is not None:
+        config = replace(config, seed=given.seed)
     weights = pairs(given.weights)
     parts: dict[str, dict[str, Any]] = {"recover": dict(config.recover), "task": dict(config.task)}
     for name, path in weights.items():
@@ -112,6 +114,7 @@ def main() -> None:
     drawing.add_argument("--data", type=Path, help="the judged cases")
     drawing.add_argument("--weights", nargs="*", default=[], metavar="NAME=FILE")
     drawing.add_argument("--only", help="samplers, with commas")
+    drawing.add_argument("--seed", type=int, help="the seed of the samples")
     drawing.add_argument("--device")
     judging = commands.add_parser("judge")
     judging.set_defaults(run=judge)

@@ -13,6 +13,8 @@ from scripts.programme.packing import Limits, contents, fingerprint, pack
 from scripts.programme.plan import Job, Plan
 from scripts.programme.running import STATUS, read_status
 
+# What a training goes on from, and others with it.
+ENDS = ("config.toml", "finished.json", "metrics.csv", "best.*", "last.*", "resume.*")
 MADE = re.compile(r"(?<= -o )(?:runs|tables)/[\w.-]+")
 
 
@@ -35,8 +37,7 @@ def needed(plan: Plan, home: Path) -> list[str]:
             continue
         for other in [*_before(plan, name), name]:
             for made in made_by(plan.job[other]):
-                ends = ("config.toml", "finished.json", "metrics.csv", "best.*", "resume.*")
-                found += [made, *(f"{made}/**/{end}" for end in ends)]
+                found += [made, *(f"{made}/**/{end}" for end in ENDS)]
         # Tables that were begun go on; those that are done stay at home.
         found += [f"{made}/**/*" for made in made_by(job) if made.startswith("tables/")]
     return list(dict.fromkeys(["runs/*-split.json", *found]))
