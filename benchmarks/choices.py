@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from taskuq.data.atlas import AtlasData
 from taskuq.data.chest import Chest
 from taskuq.data.readers import open_all
+from taskuq.decide.already_read import AlreadyRead
 from taskuq.measure.adaptive import Choosing
 from taskuq.measure.masks import MaskConfig
 from taskuq.measure.systems import System
@@ -50,7 +52,9 @@ def _compare(name: str, system: System, image: Any, recover: Any, task: Any, aim
         scan = rule.take(image, R, masks[k])
         drawn = recover(scan, samples=SAMPLES, seed=0)
         draw = _median(lambda: recover(scan, samples=SAMPLES, seed=0))  # noqa: B023  # called at once
-        choose = _median(lambda: rule.choose(k, scan, drawn, task, masks[k]))  # noqa: B023  # called at once
+        with torch.no_grad():
+            told = AlreadyRead(task, drawn, task(drawn))  # as in a scan
+            choose = _median(lambda: rule.choose(k, scan, drawn, told, masks[k]))  # noqa: B023  # called at once
         print(
             f"{name:<26}{aim:<12}{R:>4.0f}{1e3 * draw:>10.1f}{1e3 * choose:>10.1f}"
             f"{choose / draw:>8.2f}"

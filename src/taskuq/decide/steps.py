@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.checks import as_numbers, no_gradients
+from taskuq.decide.already_read import AlreadyRead
 from taskuq.decide.asking import Asking
 from taskuq.decide.faults import output_fault, require_value
 from taskuq.decide.kinds import POLICIES
@@ -277,17 +278,19 @@ class Steps:
         """Outputs of a round, and the lines of the next one where a rule chooses them."""
         if self.asking is None:
             return self._read(k, case, scan.pieces), None
-        outputs, measurement, recoveries = self._recovered(k, case, scan.pieces)
+        outputs, measurement, told = self._recovered(k, case, scan.pieces)
         lines = self.asking.measured(scan)
         with no_gradients():
-            return outputs, self.asking.chosen(k, measurement, recoveries, self.task, lines)
+            return outputs, self.asking.chosen(k, measurement, told.images, told, lines)
 
     def _read(self, k: int, case: str, pieces: Sequence[Any]) -> FloatArray:
         """Recover a case from all its pieces and run the task, (sample,) or (sample, task)."""
         return self._recovered(k, case, pieces)[0]
 
-    def _recovered(self, k: int, case: str, pieces: Sequence[Any]) -> tuple[FloatArray, Any, Any]:
-        """The task's outputs, and the measurement and recoveries that they are of."""
+    def _recovered(
+        self, k: int, case: str, pieces: Sequence[Any]
+    ) -> tuple[FloatArray, Any, AlreadyRead]:
+        """The task's outputs, the measurement, and the recoveries that they were read off."""
         is_last = k == len(self.policy.accelerations)
         R = 1.0 if is_last else float(self.policy.accelerations[k])
         with no_gradients():
@@ -297,8 +300,9 @@ class Steps:
                 samples=1 if is_last else self.policy.samples,
                 seed=case_seed(self.seed, case, R),
             )
-            outputs = as_numbers(self.task(recoveries), "task outputs", ndim=(1, 2))
-        return outputs, measurement, recoveries
+            told = AlreadyRead(self.task, recoveries, self.task(recoveries))
+            outputs = as_numbers(told.outputs, "task outputs", ndim=(1, 2))
+        return outputs, measurement, told
 
     def _value(self, k: int, case: str, scan: Acquisition) -> FloatArray:
         """The value of a case that is measured in full, if it is, (1,) or (1, task)."""

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from taskuq.checks import no_gradients
+from taskuq.decide.already_read import AlreadyRead
 from taskuq.errors import InputError, OtherTableError, first_line
 from taskuq.files import write_json
 from taskuq.interval import BoolArray
@@ -223,6 +225,7 @@ def _choice_times(run: Run, config: OrdersConfig, rule: AdaptiveLines) -> Mappin
     import torch
 
     recover: Any = run.pipeline.recover
+    task: Any = run.pipeline.task
     cases, rates = as_cases(run.images), config.measure.accelerations
     chain = run.pipeline.chain(rates, samples=config.samples, seed=config.seed)
     drawing: list[list[float]] = [[] for _ in rates[:-1]]
@@ -240,10 +243,12 @@ def _choice_times(run: Run, config: OrdersConfig, rule: AdaptiveLines) -> Mappin
             scan = rule.take(image, R, lines)
             begin = now()
             drawn = recover(scan, samples=config.samples, seed=case_seed(config.seed, name, R))
-            between = now()
-            lines = rule.choose(k, scan, drawn, run.pipeline.task, lines)
-            choosing[k].append(now() - between)
-            drawing[k].append(between - begin)
+            drawing[k].append(now() - begin)
+            with no_gradients():
+                told = AlreadyRead(task, drawn, task(drawn))  # as in a scan
+                begin = now()
+                lines = rule.choose(k, scan, drawn, told, lines)
+            choosing[k].append(now() - begin)
 
     def milliseconds(seconds: list[list[float]]) -> list[float]:
         return [1e3 * float(np.median(of[1:] or of)) for of in seconds]
