@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from scripts.whole_flow import CURVES, DOCS, learning, results, table
+from scripts.whole_flow import CURVES, DOCS, beside, learning, results, table
 
 GAINS = {16: 4, 8: 6, 4: 6, 2: 6}
 
 
-def test_the_table_of_the_documentation_is_the_records():
+@pytest.mark.parametrize("of", [table, beside])
+def test_tables_of_the_documentation_are_the_records(of):
     text = (DOCS / "recovery.md").read_text()
-    assert "\n".join(table()) in text
+    assert "\n".join(of()) in text
 
 
 @pytest.mark.parametrize("rate", GAINS)
