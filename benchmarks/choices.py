@@ -53,7 +53,7 @@ def _compare(name: str, system: System, image: Any, recover: Any, task: Any, aim
         drawn = recover(scan, samples=SAMPLES, seed=0)
         draw = _median(lambda: recover(scan, samples=SAMPLES, seed=0))  # noqa: B023  # called at once
         with torch.no_grad():
-            told = AlreadyRead(task, drawn, task(drawn))  # as in a scan
+            told = AlreadyRead.of(task, drawn)  # as in a scan
             choose = _median(lambda: rule.choose(k, scan, drawn, told, masks[k]))  # noqa: B023  # called at once
         print(
             f"{name:<26}{aim:<12}{R:>4.0f}{1e3 * draw:>10.1f}{1e3 * choose:>10.1f}"

@@ -2,7 +2,7 @@
 
 Run from the root of the repository, on a machine with an NVIDIA GPU:
 
-    PYTHONPATH=src python3 -m benchmarks.scanner_gpu
+    OMP_NUM_THREADS=2 PYTHONPATH=src python3 -m benchmarks.scanner_gpu
     PYTHONPATH=src python3 -m benchmarks.scanner_gpu --toy     # anywhere, in seconds
 
 8 coils, 320 x 320, the variational network of 12 cascades, the sampler around it and ResNet-50 with

@@ -13,7 +13,7 @@ from scripts.programme.packing import Limits, contents, fingerprint, pack
 from scripts.programme.plan import Job, Plan
 from scripts.programme.running import STATUS, read_status
 
-# What a training goes on from, and others with it.
+# What a training goes on from, and what other jobs read of it.
 ENDS = ("config.toml", "finished.json", "metrics.csv", "best.*", "last.*", "resume.*")
 MADE = re.compile(r"(?<= -o )(?:runs|tables)/[\w.-]+")
 

@@ -82,7 +82,8 @@ class ChoosingMeasure(Measure, Protocol):
         """The lines of the round after this one, those measured so far among them.
 
         Arguments are the round, counted from 0, what was measured in it, the samples (sample,
-        ...) that were drawn, the task, and the lines measured so far.
+        ...) that were drawn, the task, and the lines measured so far. The task is to be called; in
+        a scan it stands behind one that knows what it said of these samples.
         """
 
     def otherwise(self, round: int, lines: BoolArray) -> BoolArray:

@@ -165,6 +165,12 @@ def test_fewer_samples_than_lines_are_chosen_by_are_refused_by_their_number(aim,
         Choosing(aim).require_samples(needed - 1)
 
 
+def test_nobody_looks_at_more_samples_than_are_drawn():
+    Choosing(looks=4).require_samples(4)
+    with pytest.raises(InputError, match=r"looks is 5 of .choose., and 4 samples are drawn"):
+        Choosing(looks=5).require_samples(4)
+
+
 def test_a_rule_that_forgets_a_line_is_refused():
     pipeline = tq.Pipeline(Forgetful(scanner(), scanner().masks, RATES), Draws(), corner)
     with pytest.raises(InputError, match="keep all lines measured so far"):

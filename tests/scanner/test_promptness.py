@@ -1,16 +1,11 @@
-"""Nothing of a message waits on the wire until the other end has said that it got the last one.
+"""Nothing of a message waits on the wire until the other end has said that it got the last one."""
 
-And what waits for a decision waits for no more than it needs.
-"""
-
-import gc
 import socket
 
 import pytest
-import torch
 
 from taskuq.runs.mrd.messages import Limits, Wire
-from taskuq.runs.mrd.service import LOOPBACK, settle
+from taskuq.runs.mrd.service import LOOPBACK
 
 
 @pytest.fixture
@@ -35,16 +30,3 @@ def test_sockets_that_know_no_delay_are_taken_too():
     with ours, theirs:
         Wire(ours, Limits()).send(5, "said")
         assert theirs.recv(100).endswith(b"said")
-
-
-@pytest.mark.parametrize(("is_on_a_gpu", "threads"), [(False, 4), (True, 2)])
-def test_few_threads_put_slices_together_beside_a_gpu(monkeypatch, is_on_a_gpu, threads):
-    before = torch.get_num_threads()
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_on_a_gpu)
-    try:
-        torch.set_num_threads(4)
-        settle()
-        assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
-        gc.unfreeze()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from taskuq.protocols import Task
@@ -13,15 +14,16 @@ from taskuq.protocols import Task
 class AlreadyRead:
     """The task, and what it said of the samples of a round.
 
-    A scanner waits while lines are chosen, and on a GPU the network of the task takes as long as
-    all the rest of a choice. What is told is what the task would say: it is run again where other
-    images are given, a part of them, the same with other numbers in their memory, or where
-    gradients are asked for.
+    A scanner waits while lines are chosen, and on a GPU the network of the task takes about as long
+    as all the rest of a choice. What is told is what the task would say: it is run again where
+    other images are given, a part of them, the same with other numbers in their memory, or where
+    gradients are asked for. (Only writing that torch does not count is not noticed: by ``.data``,
+    or by NumPy into the same memory.)
 
     Arguments:
         task: The task.
-        images: The samples that it was run on; only torch's tensors are known again.
-        outputs: What it said.
+        outputs: What it said; nobody else's memory.
+        memory: Where the samples lay when it was run; None where that is no torch tensor's.
 
     Example:
         >>> import torch
@@ -29,8 +31,8 @@ class AlreadyRead:
         >>> def task(images):
         ...     asked.append(len(images))
         ...     return images.sum(1)
-        >>> told = AlreadyRead(task, images, task(images))
         >>> with torch.no_grad():
+        ...     told = AlreadyRead.of(task, images)
         ...     told(images), told(images[:1])
         (tensor([4., 4.]), tensor([4.]))
         >>> asked
@@ -38,20 +40,21 @@ class AlreadyRead:
     """
 
     task: Task
-    images: Any
     outputs: Any
-    _known: Any = field(init=False, repr=False)
+    memory: tuple[Any, ...] | None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_known", _memory(self.images))
+    @classmethod
+    def of(cls, task: Task, images: Any) -> AlreadyRead:
+        """Run the task on images."""
+        # A task that writes into them is run again on what it made of them.
+        memory = _memory(images)
+        return cls(task, _copied(task(images)), memory)
 
     def __call__(self, images: Any) -> Any:
         """Return what the task says of images."""
-        memory = _memory(images)
-        if memory is None or memory != self._known or _is_remembering():
+        if self.memory is None or _memory(images) != self.memory:
             return self.task(images)
-        # A rule may write into what it is given.
-        return self.outputs.clone() if hasattr(self.outputs, "clone") else self.outputs
+        return _copied(self.outputs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -59,15 +62,24 @@ class AlreadyRead:
         return getattr(self.task, name)
 
 
+def _copied(outputs: Any) -> Any:
+    """Numbers that whoever asked may write into."""
+    return outputs.clone() if hasattr(outputs, "clone") else copy.deepcopy(outputs)
+
+
 def _memory(images: Any) -> tuple[Any, ...] | None:
-    """Where a tensor's numbers lie, and how often they were written; None for anything else."""
+    """Where a tensor's numbers lie, how they are read, and how often they were written.
+
+    None for anything else, for tensors of which torch does not say it, and where gradients are
+    asked for.
+    """
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(images, torch.Tensor) or images.is_inference():
+    if torch is None or not isinstance(images, torch.Tensor) or torch.is_grad_enabled():
         return None
-    where = (images.device, images.data_ptr(), images.dtype, images.shape, images.stride())
-    return (*where, images._version)
-
-
-def _is_remembering() -> bool:
-    """Whether torch remembers how numbers are made, for gradients."""
-    return bool(sys.modules["torch"].is_grad_enabled())
+    try:
+        if torch.autograd.forward_ad.unpack_dual(images).tangent is not None:
+            return None
+        where = (images.device, images.data_ptr(), images.stride(), images._version)
+    except RuntimeError:  # inside of a transform, sparse, or in inference mode
+        return None
+    return (*where, images.dtype, images.shape, images.is_conj(), images.is_neg())

@@ -278,19 +278,21 @@ class Steps:
         """Outputs of a round, and the lines of the next one where a rule chooses them."""
         if self.asking is None:
             return self._read(k, case, scan.pieces), None
-        outputs, measurement, told = self._recovered(k, case, scan.pieces)
-        lines = self.asking.measured(scan)
+        measurement, recoveries = self._recovered(k, case, scan.pieces)
         with no_gradients():
-            return outputs, self.asking.chosen(k, measurement, told.images, told, lines)
+            told = AlreadyRead.of(self.task, recoveries)
+            outputs = as_numbers(told.outputs, "task outputs", ndim=(1, 2))
+            lines = self.asking.measured(scan)
+            return outputs, self.asking.chosen(k, measurement, recoveries, told, lines)
 
     def _read(self, k: int, case: str, pieces: Sequence[Any]) -> FloatArray:
         """Recover a case from all its pieces and run the task, (sample,) or (sample, task)."""
-        return self._recovered(k, case, pieces)[0]
+        _, recoveries = self._recovered(k, case, pieces)
+        with no_gradients():
+            return as_numbers(self.task(recoveries), "task outputs", ndim=(1, 2))
 
-    def _recovered(
-        self, k: int, case: str, pieces: Sequence[Any]
-    ) -> tuple[FloatArray, Any, AlreadyRead]:
-        """The task's outputs, the measurement, and the recoveries that they were read off."""
+    def _recovered(self, k: int, case: str, pieces: Sequence[Any]) -> tuple[Any, Any]:
+        """The measurement of a case, and what was recovered from it."""
         is_last = k == len(self.policy.accelerations)
         R = 1.0 if is_last else float(self.policy.accelerations[k])
         with no_gradients():
@@ -300,9 +302,7 @@ class Steps:
                 samples=1 if is_last else self.policy.samples,
                 seed=case_seed(self.seed, case, R),
             )
-            told = AlreadyRead(self.task, recoveries, self.task(recoveries))
-            outputs = as_numbers(told.outputs, "task outputs", ndim=(1, 2))
-        return outputs, measurement, told
+        return measurement, recoveries
 
     def _value(self, k: int, case: str, scan: Acquisition) -> FloatArray:
         """The value of a case that is measured in full, if it is, (1,) or (1, task)."""

@@ -37,7 +37,12 @@ class Choosing:
     ahead: int | None = None
 
     def require_samples(self, samples: int) -> None:
-        """Refuse fewer samples than lines are chosen by."""
+        """Refuse fewer samples than lines are chosen by, or than are to be looked at."""
+        if self.looks is not None and self.looks > samples:
+            raise InputError(
+                f"looks is {self.looks} of [choose], and {samples} samples are drawn; look at as "
+                "many at most"
+            )
         if samples < (needed := 3 if self.aim == "outputs" else 2):
             raise InputError(
                 f"samples is {samples}, and lines are chosen by how samples differ; draw at least "

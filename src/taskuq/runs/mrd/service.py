@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import socket
-import sys
 import threading
 import time
 from collections import Counter
@@ -24,8 +23,6 @@ from taskuq.runs.mrd.session import SCHEMA, Chain, Session
 LOOPBACK = "127.0.0.1"
 # Seconds until the next connection is tried for, after one could not be taken.
 PAUSE = 0.1
-# Threads of the processor that put slices together for networks on a GPU.
-BESIDE_A_GPU = 2
 
 
 @dataclass
@@ -233,12 +230,10 @@ def _health(service: Service) -> type[BaseHTTPRequestHandler]:
 
 
 def settle() -> None:
-    """Get ready to answer quickly, once everything is loaded.
+    """Let no search for garbage look at what is loaded so far, which stays as long as the process.
 
-    No search for garbage looks at what is loaded so far, which stays as long as the process: with
-    networks loaded a full search takes a tenth of a second, and it may come while a scanner waits
-    for a decision. Where networks are on a GPU, the processor only puts slices together, by few
-    threads: with those of 16 cores a decision took 80 ms on an H200, with two 41.
+    With networks loaded a full search takes a tenth of a second, and it may come while a scanner
+    waits for a decision.
 
     Example:
         >>> settle()
@@ -248,9 +243,6 @@ def settle() -> None:
     """
     gc.collect()
     gc.freeze()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.set_num_threads(min(BESIDE_A_GPU, torch.get_num_threads()))
 
 
 def as_address(text: str) -> tuple[str, int]:

@@ -138,6 +138,8 @@ def measure_orders(
         quiet: Show no progress.
         tell: Called with a line for each order.
     """
+    if config.choose is not None:
+        config.choose.require_samples(config.samples)
     run = open_run(config.run(), device)
     width = int(run.images[0].image.shape[-1])
     masks = orders_of(config, width)
@@ -245,7 +247,7 @@ def _choice_times(run: Run, config: OrdersConfig, rule: AdaptiveLines) -> Mappin
             drawn = recover(scan, samples=config.samples, seed=case_seed(config.seed, name, R))
             drawing[k].append(now() - begin)
             with no_gradients():
-                told = AlreadyRead(task, drawn, task(drawn))  # as in a scan
+                told = AlreadyRead.of(task, drawn)  # as in a scan
                 begin = now()
                 lines = rule.choose(k, scan, drawn, told, lines)
             choosing[k].append(now() - begin)
