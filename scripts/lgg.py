@@ -17,9 +17,13 @@ import numpy as np
 
 from taskuq.data.splits import split_groups
 
+NEEDED = ("images", "label", "group", "tumour_area_px256", "central")
+
 
 def main(source: Path, folder: Path) -> None:
     with np.load(source, allow_pickle=False) as file:
+        if missing := [name for name in NEEDED if name not in file]:
+            sys.exit(f"{source} lacks {', '.join(missing)}; give {', '.join(NEEDED)}")
         arrays = {name: file[name][file["central"]] for name in ("images", "label", "group")}
         arrays["area"] = file["tumour_area_px256"][file["central"]] / 4
     groups = arrays["group"].astype(str)
@@ -37,4 +41,6 @@ def main(source: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("give two paths: python scripts/lgg.py SOURCE.npz FOLDER")
     main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -106,4 +106,7 @@ def arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     given = arguments()
-    given.do(given)
+    from scripts.one_sentence import one_sentence
+
+    with one_sentence():
+        given.do(given)

@@ -35,6 +35,7 @@ def pairs(given: list[str]) -> dict[str, str]:
 
 
 def draw(given: argparse.Namespace) -> None:
+    from taskuq.errors import InputError
     from taskuq.runs.samplers.drawing import SamplersConfig
     from taskuq.runs.samplers.drawing import draw as draw_all
     from taskuq.settings import read_settings
@@ -46,11 +47,14 @@ def draw(given: argparse.Namespace) -> None:
         config = replace(config, seed=given.seed)
     weights = pairs(given.weights)
     parts: dict[str, dict[str, Any]] = {"recover": dict(config.recover), "task": dict(config.task)}
+    only = given.only.split(",") if given.only else list(parts["recover"])
+    known = [name for part in parts.values() for name in part]
+    if unknown := [name for name in [*only, *weights] if name not in known]:
+        raise InputError(f"{given.config} has no {unknown[0]}; choose from {', '.join(known)}")
     for name, path in weights.items():
         part = next(part for part in parts.values() if name in part)
         part[name] = replace(part[name], weights=Path(path))
-    if given.only:
-        parts["recover"] = {name: parts["recover"][name] for name in given.only.split(",")}
+    parts["recover"] = {name: parts["recover"][name] for name in only}
     config = replace(config, **parts)
     for path in draw_all(config, given.output, device=given.device, tell=say):
         say(f"{path}")
@@ -134,7 +138,10 @@ def main() -> None:
         one.add_argument("--into", type=Path)
         one.add_argument("--place", default="samplers", help="the mark in that document")
     given = parser.parse_args()
-    given.run(given)
+    from scripts.one_sentence import one_sentence
+
+    with one_sentence():
+        given.run(given)
 
 
 if __name__ == "__main__":

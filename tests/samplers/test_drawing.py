@@ -1,6 +1,8 @@
 """What is kept of samples that are drawn side by side."""
 
-from dataclasses import dataclass
+import subprocess
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +18,8 @@ from taskuq.outputs import TaskOutputs
 from taskuq.recover.methods import RECOVERIES, ZeroFilled
 from taskuq.runs.run import RunConfig, open_run
 from taskuq.runs.samplers.drawing import SamplersConfig, draw, pixel_summary
-from taskuq.runs.samplers.judging import read_samplers
+from taskuq.runs.samplers.judging import judge, read_samplers
+from taskuq.runs.samplers.words import markdown
 from taskuq.settings import from_table, read_settings, to_table
 from taskuq.task.methods import MeanIntensityMethod
 
@@ -175,3 +178,46 @@ def test_mean_squares_are_those_of_each_case():
         assert found.error[k] == pytest.approx(np.square(samples.mean(0)).mean(), rel=1e-5)
         assert found.error_of_one[k] == pytest.approx(np.square(samples[0]).mean(), rel=1e-5)
         assert found.variance[k] == pytest.approx(samples.var(0, ddof=1).mean(), rel=1e-5)
+
+
+def test_samples_of_another_seed_are_not_written_over(config, tmp_path):
+    draw(config, tmp_path / "out", device="cpu")
+    before = TaskOutputs.load(tmp_path / "out/mine/mean").outputs
+    with pytest.raises(InputError, match=r"mine holds what was drawn with seed 3"):
+        draw(replace(config, seed=4), tmp_path / "out", device="cpu")
+    assert np.array_equal(TaskOutputs.load(tmp_path / "out/mine/mean").outputs, before)
+    draw(config, tmp_path / "out", device="cpu")
+
+
+def test_a_judgement_of_two_seeds_says_so(config, tmp_path):
+    for seed, name in ((3, "mine"), (4, "loud")):
+        one = replace(config, seed=seed, recover={name: config.recover[name]})
+        draw(one, tmp_path / str(seed), device="cpu")
+    about = markdown(judge(read_samplers([tmp_path / "3", tmp_path / "4"]), trials=5))
+    assert about.endswith("drawn with seed 3: mine, seed 4: loud.")
+    assert "drawn with" not in markdown(judge(read_samplers([tmp_path / "3"]), trials=5))
+
+
+def script(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "scripts.samplers", *map(str, words)],
+        cwd=CONFIGS.parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("draw", "absent.toml", "-o", "out"), "cannot read absent.toml: "),
+        (
+            ("draw", "configs/lgg/samplers.toml", "-o", "out", "--only", "flaw"),
+            "configs/lgg/samplers.toml has no flaw; choose from flow, sampler, ",
+        ),
+        (("judge", "nowhere"), "no sampler with a table is there; "),
+    ],
+)
+def test_the_script_says_one_sentence_of_bad_input(words, said):
+    found = script(*words)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith(said)
+    assert len(found.stderr.splitlines()) == 1

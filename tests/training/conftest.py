@@ -55,7 +55,9 @@ NETWORKS = {
 def configure(tmp_path):
     """Write a configuration of a small training on smooth random images."""
 
-    def write(kind: str, epochs: int = 3, cases: int = 16, batch: int = 4) -> str:
+    def write(
+        kind: str, epochs: int = 3, cases: int = 16, batch: int = 4, **training: float
+    ) -> str:
         rng = np.random.default_rng(0)
         coarse = rng.random((cases, 4, 4)).astype(np.float32)
         images = np.kron(coarse, np.ones((4, 4), dtype=np.float32))
@@ -66,6 +68,8 @@ def configure(tmp_path):
         text = TOML.format(
             network=NETWORKS[kind], epochs=epochs, batch=batch, path=path, coils=coils
         )
+        more = "".join(f"{name} = {value}\n" for name, value in training.items())
+        text = text.replace("[training]\n", f"[training]\n{more}")
         config = tmp_path / f"{kind}-{epochs}-{batch}.toml"
         config.write_text(text)
         return str(config)

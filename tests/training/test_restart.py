@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -303,3 +304,56 @@ def test_a_training_that_has_ended_is_not_done_again_where_its_state_stayed_behi
     assert train_from(kind, config, tmp_path / "run", machine=CPU) == best
     assert best.stat().st_mtime_ns == before
     assert not list((tmp_path / "run").rglob("resume.safetensors"))
+
+
+@pytest.mark.parametrize("keep_every", [1, 50])
+def test_a_key_that_stops_a_training_says_from_where_it_goes_on(tmp_path, configure, keep_every):
+    folder = tmp_path / "run"
+    config = configure("varnet", epochs=300, keep_every=keep_every)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "taskuq", "train", "varnet", config, "-o", str(folder),
+         "--accelerator", "cpu"],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    awaited = folder / ("resume.safetensors" if keep_every == 1 else "metrics.csv")
+    while not awaited.exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    last = stderr.strip().splitlines()[-1]
+    assert process.returncode == 130, stderr
+    if keep_every > 1:
+        assert last.startswith("taskuq: stopped before there was a state to go on from, which")
+        assert last.endswith(f"(training.keep_every); the same command begins {folder} again")
+        return
+    found = re.fullmatch(
+        r"taskuq: stopped; (.*) keeps the state after (\d+) epochs, and the same command goes on "
+        "behind it",
+        last,
+    )
+    assert found is not None, last
+    assert found[1] == str(folder)
+    # The line of an epoch is written before its state.
+    assert 0 <= len(read_log(folder / "metrics.csv")) - int(found[2]) <= 1
+
+
+def test_a_training_that_goes_on_says_so_where_it_is_looked_at(tmp_path, configure, capsys):
+    config, seen = configure("varnet", epochs=1), Machine(accelerator="cpu")
+    train_from("varnet", config, tmp_path / "run", machine=seen)
+    assert "epochs are done" not in capsys.readouterr().err
+    train_from("varnet", config, tmp_path / "run", machine=seen)
+    assert "run is trained already; --fresh trains it again" in capsys.readouterr().err
+    (tmp_path / "run" / "finished.json").unlink()
+    longer = Path(config).read_text().replace("epochs = 1\n", "epochs = 2\n")
+    Path(config).write_text(longer)
+    (tmp_path / "run" / "config.toml").unlink()
+    train_from("varnet", config, tmp_path / "run", machine=seen)
+    assert "run: 1 epochs are done, it goes on behind them" in capsys.readouterr().err
+
+
+def test_a_warm_up_that_is_longer_than_the_training_is_told(tmp_path, configure, capsys):
+    config = configure("varnet", epochs=1, warmup=1000)
+    train_from("varnet", config, tmp_path / "run", machine=Machine(accelerator="cpu"))
+    assert "the rate rises for 1000 steps (training.warmup)" in capsys.readouterr().err
+    (row,) = read_log(tmp_path / "run" / "metrics.csv")
+    assert 0 < row["learning_rate"] <= 0.01 * row["step"] / 1000 < 1e-4  # what the steps had

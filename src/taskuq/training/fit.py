@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from taskuq.training.order import EpochOrder
 from taskuq.training.recipe import Recipe
 from taskuq.training.seeds import own_randomness
 from taskuq.training.stages import Staged
+from taskuq.training.telling import late_rate, telling_what_is_kept
 from taskuq.weights.files import load_weights, save_weights
 
 if TYPE_CHECKING:
@@ -188,7 +190,10 @@ def fit(
     resume = begin(folder, settings, fresh=fresh)
     best = folder / "best.safetensors"
     if best.exists() and is_finished(folder, config.epochs):
+        _tell(f"{folder} is trained already; --fresh trains it again", machine)
         return best
+    if steps is None and (said := late_rate(config, len(training))) is not None:  # type: ignore[arg-type]
+        _tell(said, machine)
     notes = {key: settings[key] for key in settings if key != "network"}
     keep = Keep(recipe, folder, config.keep_every, notes, config.patience, config.minutes)
     _loop(
@@ -280,7 +285,8 @@ def _loop(
                 f"{trainer.world_size}; use --engine slurm, or one task of srun for each process"
             )
         try:
-            trainer.fit(module, *loaders, ckpt_path=None if resume is None else str(resume))
+            with telling_what_is_kept(keep):
+                trainer.fit(module, *loaders, ckpt_path=None if resume is None else str(resume))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -289,6 +295,12 @@ def _loop(
                 f"({first_line(error):.120}); give a smaller training.batch, or more devices"
             ) from error
     return timing.record
+
+
+def _tell(sentence: str, machine: Machine) -> None:
+    """Say something where a progress bar is drawn, too."""
+    if machine.progress and is_first_process():
+        sys.stderr.write(f"{sentence}\n")
 
 
 def is_first_process() -> bool:

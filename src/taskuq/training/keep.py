@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -66,14 +67,19 @@ class Keep(Callback):
         self.durations: list[float] = []
         self.best: float | None = None
         self.since_best = 0
+        # How many epochs the state has behind it.
+        self.kept = 0
         self.begun = 0.0
         self.events: Events | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A training that had stopped early has nothing left to do when it is started again."""
-        self.started = time.monotonic()
+        self.started, self.kept = time.monotonic(), trainer.current_epoch
         if self._is_exhausted():
             trainer.should_stop = True
+        if self.kept and trainer.is_global_zero and trainer.progress_bar_callback is not None:
+            said = f"{self.folder}: {self.kept} epochs are done, it goes on behind them"
+            sys.stderr.write(f"{said}\n")
         if trainer.is_global_zero:
             self.events = Events(self.folder / "tensorboard", trainer.current_epoch)
 
@@ -125,6 +131,19 @@ class Keep(Callback):
                     self._weights("last", reached)
         if is_last or (epoch + 1) % self.every == 0:
             trainer.save_checkpoint(self.folder / RESUME)
+            self.kept = epoch + 1
+
+    def left(self) -> str:
+        """What an interruption leaves, and from where the same command goes on."""
+        if self.kept:
+            return (
+                f"stopped; {self.folder} keeps the state after {self.kept} epochs, and the same "
+                "command goes on behind it"
+            )
+        return (
+            f"stopped before there was a state to go on from, which comes every {self.every} "
+            f"epochs (training.keep_every); the same command begins {self.folder} again"
+        )
 
     def _fitting(self, trainer: Trainer, most: int) -> int:
         """How many epochs fit into the minutes, by the latest; the first of a start warms up."""
@@ -145,9 +164,16 @@ class Keep(Callback):
             "step": trainer.global_step,
             "training_loss": mean_loss,
             **judged,
-            "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "learning_rate": trainer.optimizers[0].param_groups[0]["lr"] * self._risen(trainer),
             "seconds": round(time.monotonic() - self.begun, 3),
         }
+
+    @staticmethod
+    def _risen(trainer: Trainer) -> float:
+        """Which share of its rate the last step took."""
+        module = trainer.lightning_module
+        assert isinstance(module, Training)
+        return module.risen(trainer.global_step)
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far belongs to the state."""

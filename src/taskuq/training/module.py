@@ -166,12 +166,16 @@ class Training(LightningModule):
         wave = (1 + math.cos(math.pi * epoch / self.planned)) / 2
         return self.settings.decay + (1 - self.settings.decay) * wave
 
+    def risen(self, step: int) -> float:
+        """Which share of its rate a step takes, counted from 1: all of it behind the warm-up."""
+        return min(1.0, step / max(1, self.settings.warmup))
+
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
     ) -> None:
         """One step, at the rate that the schedule says or, in the beginning, below it."""
         rates = [group["lr"] for group in optimizer.param_groups]
-        risen = min(1.0, (self.global_step + 1) / max(1, self.settings.warmup))
+        risen = self.risen(self.global_step + 1)
         for group in optimizer.param_groups:
             group["lr"] *= risen
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)

@@ -218,7 +218,8 @@ def timing_sentence(record: Mapping[str, Any]) -> str:
         f"{gpu if record['peak_gpu_bytes'] else ''}{record['peak_host_bytes'] / 2**30:.2f} GiB of "
         f"host memory. {record['epochs']} epochs of {record['steps_per_epoch']} steps and "
         f"{record['validation_steps']} batches of validation: about "
-        + (f"{hours:.1f} hours." if hours >= 1 else f"{60 * hours:.2g} minutes.")
+        + (f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.2g} minutes")
+        + ("." if record["before"] is None else ", with what comes before.")
     )
     return "\n".join(lines)
 

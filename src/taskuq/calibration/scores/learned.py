@@ -173,7 +173,8 @@ class Learned(FamilyScore):
         if targets is None or cases < FEWEST_TO_LEARN:
             raise InputError(
                 f"the learned score needs at least {FEWEST_TO_LEARN} tuning cases with targets, "
-                f"got {0 if targets is None else cases}; give more cases or use score 'mlwr'"
+                f"got {0 if targets is None else cases}; give more cases, or use score 'mlwr' "
+                "(of a fixed-width policy: statistic 'spread')"
             )
         link = natural_link(range_, rounds, targets)
         shapes = [_shape(link(of_round)) for of_round in rounds]

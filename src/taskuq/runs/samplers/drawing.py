@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812 - the name torch's own docume
 from taskuq.data.dataset import Dataset
 from taskuq.data.readers import Data, open_all, open_data, paper_data
 from taskuq.errors import InputError, first_line
-from taskuq.files import whole_file, write_json
+from taskuq.files import read_json, whole_file, write_json
 from taskuq.measure.coils import rss
 from taskuq.measure.masks import MaskConfig
 from taskuq.measure.mri import MultiCoilMRI
@@ -91,13 +91,16 @@ def draw(
 
     Arguments:
         config: What to draw.
-        folder: Receives a folder for each sampler; what it holds of the same names is replaced.
+        folder: Receives a folder for each sampler; what it holds of the same names is replaced, and
+            samples of another seed are left alone and refused.
         images: The cases of ``config.data``, where they are open already.
         device: Where to draw; the best there is where None.
         tell: Called with a line of progress now and then.
     """
     if not config.recover or not config.task:
         raise InputError("no sampler or no task is named; add tables [recover.NAME], [task.NAME]")
+    for name in config.recover:
+        _refuse_other_seed(Path(folder) / name, config.seed)
     place = torch.device(pick_device(device))
     images = _images(config) if images is None else images
     rates = config.measure.accelerations
@@ -266,6 +269,7 @@ class _Drawing:
             "schema": COST,
             "method": method,
             "samples": self.config.samples,
+            "seed": self.config.seed,
             "accelerations": list(rates),
             "milliseconds": [1e3 * float(np.median(of)) if of else None for of in steady],
             "rejected": self.rejected,
@@ -276,6 +280,17 @@ class _Drawing:
         }
         write_json(target / "cost.json", cost)
         return target
+
+
+def _refuse_other_seed(folder: Path, seed: int) -> None:
+    """Samples of another seed are no older version of these."""
+    cost = folder / "cost.json"
+    there = read_json(cost, COST).get("seed", seed) if cost.exists() else seed
+    if there != seed:
+        raise InputError(
+            f"{folder} holds what was drawn with seed {there}; draw with seed {seed} into another "
+            "folder"
+        )
 
 
 def _images(config: SamplersConfig) -> Dataset:

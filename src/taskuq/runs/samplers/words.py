@@ -112,5 +112,14 @@ def _about(record: Mapping[str, Any]) -> str:
     ]
     if reference is not None:
         said.append(f"the second line of a cell compares with {reference}")
+    said += _seeds(record["cost"])
     said += [f"{name} could not draw: {why}" for name, why in record["failed"].items()]
     return "; ".join(said) + "."
+
+
+def _seeds(costs: Mapping[str, Any]) -> list[str]:
+    """Who was drawn with which seed, where that is not the same for all."""
+    seeds = {name: cost.get("seed", 0) for name, cost in costs.items()}
+    if len(set(seeds.values())) < 2:
+        return []
+    return ["drawn with " + ", ".join(f"seed {seed}: {name}" for name, seed in seeds.items())]
