@@ -47,6 +47,8 @@ def test_too_few_units_say_that_every_scan_goes_on():
         policy
     )
     assert "got 5: every scan goes on" in policy.decide(0, SURE[:1, 0]).reason
+    # What it comes to is said first.
+    assert str(policy).index("every scan goes on") < str(policy).index("Guaranteed")
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "anytime", "paper"])

@@ -293,9 +293,11 @@ class Policy:
 
     def __repr__(self) -> str:
         score = score_name(self.rules[0][0].score)
-        said = f"{self.kind} ({score}) at alpha {self.alpha:g}. {self.sentence}"
-        said += f" But {self.guarantee.shortage}." if self.guarantee.shortage else ""
-        return said + (f" {self.outlook}" if self.outlook else "")
+        # What it comes to is said before what it promises.
+        said = [f"{self.kind} ({score}) at alpha {self.alpha:g}."]
+        said += [f"Note: {self.guarantee.shortage}."] if self.guarantee.shortage else []
+        said += [self.outlook] if self.outlook else []
+        return " ".join([*said, self.sentence])
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as values that JSON can hold."""
