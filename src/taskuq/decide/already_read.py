@@ -14,11 +14,10 @@ from taskuq.protocols import Task
 class AlreadyRead:
     """The task, and what it said of the samples of a round.
 
-    A scanner waits while lines are chosen, and on a GPU the network of the task takes about as long
-    as all the rest of a choice. What is told is what the task would say: it is run again where
-    other images are given, a part of them, the same with other numbers in their memory, or where
-    gradients are asked for. (Only writing that torch does not count is not noticed: by ``.data``,
-    or by NumPy into the same memory.)
+    A scanner waits while lines are chosen: what is known need not be computed again. What is told
+    is what the task would say: it is run again where other images are given, a part of them, the
+    same with other numbers in their memory, or where gradients are asked for. (Only writing that
+    torch does not count is not noticed: by ``.data``, or by NumPy into the same memory.)
 
     Arguments:
         task: The task.

@@ -119,7 +119,8 @@ def _about(record: Mapping[str, Any]) -> str:
 
 def _seeds(costs: Mapping[str, Any]) -> list[str]:
     """Who was drawn with which seed, where that is not the same for all."""
-    seeds = {name: cost.get("seed", 0) for name, cost in costs.items()}
+    # Records of before do not say it.
+    seeds = {name: cost.get("seed", "unknown") for name, cost in costs.items()}
     if len(set(seeds.values())) < 2:
         return []
     return ["drawn with " + ", ".join(f"seed {seed}: {name}" for name, seed in seeds.items())]
