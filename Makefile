@@ -70,7 +70,7 @@ test-wheel: $(VENV)/.uv
 release: $(VENV)/.uv
 	$(PY) -m venv $(VENV)-release
 	$(BIN)/uv pip install -q --python $(VENV)-release/bin/python -c constraints.txt 'build>=1.2' 'twine>=6'
-	$(VENV)-release/bin/python -m scripts.release
+	$(VENV)-release/bin/python -m studies.release
 
 clean:
 	rm -rf $(VENV) build dist docs/_build docs/_made .pytest_cache .mypy_cache .ruff_cache

@@ -14,7 +14,7 @@ import pytest
 TOGETHER = ("tests/rehearsal/", "tests/report/")
 # What takes longest begins first, so that nobody waits for it at the end.
 LONGEST = (
-    "tests/programme/test_rehearsal", "tests/rehearsal/", "tests/test_documents", "tests/site/",
+    "tests/rehearsal/", "tests/test_documents", "tests/site/",
     "tests/report/", "tests/promises/",
     "tests/demo/", "tests/training/", "tests/pipeline/", "tests/trust/", "tests/decide/",
     "tests/experiments/", "tests/recover/", "tests/calibration/",

@@ -149,7 +149,7 @@ def main(into: str | None = None) -> None:
     if into is None:
         print(table(found))
     else:
-        from scripts.paper import put
+        from studies.paper import put
 
         put(table(found), Path(into), "peers")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from scripts import release
+from studies import release
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")

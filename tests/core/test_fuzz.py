@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from scripts.fuzz_changes import Dice, exchanged, forged, mutated
+from fuzz_changes import Dice, exchanged, forged, mutated
 
 import taskuq as tq
 from taskuq.calibration import load_joint_bound, load_online_bound

@@ -206,11 +206,7 @@ def test_memory_changes_nothing(start, data, tmp_path):
             assert first[1:] == second[1:]
 
 
-# Aims name what tables are to reach, and no data.
-WITH_DATA = sorted(path for path in CONFIGS.rglob("*.toml") if path.stem != "aims")
-
-
-@pytest.mark.parametrize("path", WITH_DATA, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.toml")), ids=lambda path: path.stem)
 def test_the_data_of_every_shipped_configuration_are_read(path):
     table = read_toml(path)["data"]
     reader = read_data(path)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scripts.vectors import PATH, policies, vectors
+from vectors import PATH, policies, vectors
 
 import taskuq as tq
 from taskuq.commands.app import main

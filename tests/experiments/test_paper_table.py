@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from scripts.paper import ENTRIES, MISSING, put
-from scripts.paper import table as markdown
-from scripts.real_data import NETWORKS, TABLES
-from scripts.real_data import main as collect
+from studies.paper import ENTRIES, MISSING, put
+from studies.paper import table as markdown
+from studies.real_data import NETWORKS, TABLES
+from studies.real_data import main as collect
 
 from taskuq.experiments.claims import EXPERIMENTS, run_all
 

@@ -46,9 +46,9 @@ def smaller(name, folder, **changes):
 
 
 def test_the_figures_of_real_chests_are_written_into_their_document(source, tmp_path, monkeypatch):
-    from scripts.luna import main as split
-    from scripts.tomography import RULES
-    from scripts.tomography import main as judge
+    from studies.luna import main as split
+    from studies.tomography import RULES
+    from studies.tomography import main as judge
 
     monkeypatch.chdir(tmp_path)
     split(source, Path("data"), 32)
@@ -63,7 +63,7 @@ def test_the_figures_of_real_chests_are_written_into_their_document(source, tmp_
         main(["run", config, "-o", f"runs/{name}", "--device", "cpu"])
     document = tmp_path / "page.md"
     document.write_text("before\n<!-- luna -->\nold\n<!-- end of luna -->\nafter\n")
-    monkeypatch.setattr("scripts.tomography.SAMPLES", 2)
+    monkeypatch.setattr("studies.tomography.SAMPLES", 2)
     monkeypatch.delitem(RULES, "fixed-width, learned")  # nine scans are too few to learn from
     judge(
         Path("data/luna-judged.npz"), None, Path("runs/luna-sampler/best.safetensors"), 2,
@@ -82,20 +82,18 @@ def test_the_figures_of_real_chests_are_written_into_their_document(source, tmp_
     assert "nan" not in text
 
 
-@pytest.mark.parametrize("end", ["", "-256"])
-def test_training_and_tables_of_a_size_measure_alike_on_their_own_scans(end):
+def test_training_and_tables_measure_alike_on_their_own_scans():
     names = ("sampler", "table-back-projection", "table-sampler")
     trained, simple, drawn = (
-        tomllib.loads((CONFIGS / f"{name}{end}.toml").read_text()) for name in names
+        tomllib.loads((CONFIGS / f"{name}.toml").read_text()) for name in names
     )
     assert simple["measure"] == drawn["measure"] == {"kind": "tomography", **trained["measure"]}
     assert simple["data"] == drawn["data"]
-    assert drawn["recover"]["weights"] == f"runs/luna-sampler{end}/best.safetensors"
+    assert drawn["recover"]["weights"] == "runs/luna-sampler/best.safetensors"
     assert trained["data"]["path"] == simple["data"]["path"].replace("judged", "training")
 
 
-def test_the_document_has_a_place_for_both_sizes():
+def test_the_document_has_a_place_for_the_figures():
     text = (CONFIGS.parents[1] / "docs" / "tomography.md").read_text()
 
-    for name in ("luna", "luna-256"):
-        assert text.count(f"<!-- {name} -->\n") == text.count(f"<!-- end of {name} -->\n") == 1
+    assert text.count("<!-- luna -->\n") == text.count("<!-- end of luna -->\n") == 1

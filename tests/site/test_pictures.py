@@ -9,7 +9,7 @@ import pytest
 from benchmarks._peer import PEERS
 from benchmarks.peers import ROWS
 from PIL import Image
-from scripts import pictures
+from studies import pictures
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -37,7 +37,7 @@ def test_ranges_and_names_go_with_the_unit():
 
 @pytest.mark.skipif(not LGG.exists(), reason="the slices of low-grade glioma are not here")
 def test_volumes_of_real_tumours_are_covered_patient_by_patient():
-    from scripts.tumour_volumes import lines, volumes
+    from studies.tumour_volumes import lines, volumes
 
     read, of_masks = tables = volumes(LGG)
     with np.load(LGG) as file:

@@ -44,9 +44,6 @@ NETWORKS = {
     "[estimate.training]\nepochs = 1\nbatch = 2\n[views]\nrotation = 5",
     "sampler-any": "width = 4\ndrawn = [4, 4]\n[estimate]\nweights = 'varnet-atlas'\n"
     "[scans]\ncoils = [2, 3]",
-    "matching": "width = 4\ndrawn = [4, 4]\n[estimate]\nfolds = 2\n[estimate.network]\n"
-    "cascades = 1\nwidth = 2\npools = 2\nsensitivity_width = 2\nsensitivity_pools = 2\n"
-    "[estimate.training]\nepochs = 1\nbatch = 2\n[views]\nrotation = 5",
     "factor": "start = 1.0",
 }
 

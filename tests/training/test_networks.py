@@ -18,7 +18,6 @@ from taskuq.files import read_json
 from taskuq.recover import RECOVERIES
 from taskuq.runs.imaging import Imaging
 from taskuq.runs.orders.learning import OrderConfig
-from taskuq.runs.orders.measuring import OrdersConfig
 from taskuq.runs.run import RunConfig, read_run
 from taskuq.runs.training import train_from
 from taskuq.settings import from_table, to_table
@@ -270,7 +269,7 @@ def test_a_network_of_ones_own_is_trained_and_recovers_by_its_name(tmp_path, con
     assert json.loads(json.dumps(recover)) == {"kind": "factor", "weights": trained.strip()}
 
 
-@pytest.mark.parametrize("kind", [RunConfig, OrderConfig, OrdersConfig])
+@pytest.mark.parametrize("kind", [RunConfig, OrderConfig])
 def test_what_a_run_is_made_of_is_what_orders_are_learned_and_compared_with(kind):
     table = {"samples": 5, "noise": 0.1, "measure": {"kind": "mri", "accelerations": [8, 4]}}
     config, shared = from_table(kind, table), from_table(Imaging, table)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from scripts.fuzz_files import make
+from fuzz_files import make
 
 from taskuq.commands.app import main
 

@@ -38,7 +38,7 @@ def status_of(words):
 def ends(tmp_path_factory):
     """What every command that writes did under each trouble, in a process of its own."""
     folder = tmp_path_factory.mktemp("border")
-    roots = (HERE.parents[2], HERE.parents[2] / "src")
+    roots = (HERE.parents[1], HERE.parents[2] / "src")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots))}
     alone = ["unshare", "--user", "--map-root-user", "--mount"]
     can_mount = subprocess.run(
@@ -135,7 +135,7 @@ def test_an_archive_that_unpacks_to_gigabytes_is_refused_unopened(tmp_path):
 
 
 def test_a_dicom_file_with_a_billion_frames_is_refused(tmp_path):
-    from scripts.fuzz_files import write_dicom
+    from fuzz_files import write_dicom
 
     write_dicom(np.zeros((16, 16), np.uint8), tmp_path / "a.dcm")
     content = (tmp_path / "a.dcm").read_bytes()

@@ -3,8 +3,8 @@
 import tempfile
 
 import pytest
-from scripts import fuzz
-from scripts.fuzz_files import Kind
+import fuzz
+from fuzz_files import Kind
 
 INPUTS = 200
 

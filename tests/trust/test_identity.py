@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from scripts.fuzz_files import VARNET
+from fuzz_files import VARNET
 
 import taskuq as tq
 from taskuq.commands.app import main

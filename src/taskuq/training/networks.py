@@ -45,11 +45,6 @@ LISTED = {
             "FlowMethod",
             "Train the conditional flow, a posterior sampler.",
         ),
-        "matching": Line(
-            "taskuq.recover.matching_training",
-            "MatchingMethod",
-            "Train the sampler's rival, flow matching around estimates.",
-        ),
         "sampler": Line(
             "taskuq.recover.sampler_training",
             "SamplerMethod",

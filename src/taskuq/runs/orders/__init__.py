@@ -1,1 +1,1 @@
-"""Which lines to measure: orders that are learned, rules that choose, and their comparison."""
+"""Which lines to measure: learned orders and adaptive rules."""

@@ -1,4 +1,4 @@
-"""Full-size tables that travel with the package: minutes of a GPU, read in milliseconds."""
+"""Full-size tables bundled with the package."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def stored_table(name: str) -> TaskOutputs:
     """Read a table of the package.
 
     ``atlas-sampler`` has posterior samples of atlas patients that no network was trained on,
-    ``atlas-varnet`` point estimates of the same slices. configs/atlas/table-sampler.toml and its
-    neighbour describe them; ``python -m scripts.tables`` draws and installs them.
+    ``atlas-varnet`` point estimates of the same slices. ``taskuq run`` makes them from
+    configs/atlas/table-sampler.toml and configs/atlas/table-varnet.toml.
 
     Arguments:
         name: One of :func:`stored`.

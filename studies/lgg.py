@@ -1,0 +1,46 @@
+"""Real slices for the chain: training patients in one file, judged patients in another.
+
+    python -m studies.lgg SOURCE.npz FOLDER
+
+SOURCE holds images, label, group, the area of tumour in pixels of 256×256 (``tumour_area_px256``),
+and a flag of central slices, ``central``. Of 88 patients 56 go to FOLDER/lgg-training.npz
+(networks, their early stopping) and 32 to FOLDER/lgg-judged.npz (calibration and test):
+nobody is in both. Written, too, is the ``area`` in pixels of 128×128.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from taskuq.data.splits import split_groups
+
+NEEDED = ("images", "label", "group", "tumour_area_px256", "central")
+
+
+def main(source: Path, folder: Path) -> None:
+    with np.load(source, allow_pickle=False) as file:
+        if missing := [name for name in NEEDED if name not in file]:
+            sys.exit(f"{source} lacks {', '.join(missing)}; give {', '.join(NEEDED)}")
+        arrays = {name: file[name][file["central"]] for name in ("images", "label", "group")}
+        arrays["area"] = file["tumour_area_px256"][file["central"]] / 4
+    groups = arrays["group"].astype(str)
+    split = split_groups(groups, 0.6, 0.04, seed=0)
+    judged = np.isin(groups, split.judge)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in (("training", ~judged), ("judged", judged)):
+        cases = np.array([f"{g}-{k}" for k, g in enumerate(groups)])[rows]
+        part = {key: value[rows] for key, value in arrays.items()}
+        np.savez_compressed(folder / f"lgg-{name}.npz", case=cases, **part)
+        print(
+            f"{folder}/lgg-{name}.npz: {len(set(groups[rows]))} patients, {rows.sum()} slices, "
+            f"{int(part['label'].sum())} with tumour"
+        )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("give two paths: python -m studies.lgg SOURCE.npz FOLDER")
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,105 @@
+r"""How soon a monitor withdraws the promise of the embedded networks where it does not hold.
+
+    python -m studies.withdrawals [--patients 20] [--slices 4] [--lgg lgg_flair_128_all.npz]
+
+A policy is planned on the stored atlas table, by patient (270 of them). New patients then pass the
+monitor one by one, at the first round alone, until it withdraws the promise or they end: of the
+atlas as they were; in other contrasts; with noise in k-space; seen by 2 coils instead of 8; and,
+where a file of real slices is given (``images``, ``group`` and a flag ``central``), real heads with
+glioma. Prints after how many patients, and what has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+import taskuq as tq
+from taskuq.data.arrays import NpzData
+from taskuq.data.atlas import Atlas
+from taskuq.data.dataset import Dataset
+from taskuq.data.patient import PatientPlan
+from taskuq.data.readers import open_all
+from taskuq.measure.masks import MaskConfig
+from taskuq.measure.mri import MultiCoilMRI
+from taskuq.runs.live import Networks, embedded_networks
+from taskuq.runs.stored import stored_table
+
+# Patients of the seed of the stored table, beyond those it holds and those of the demo.
+SEED, FIRST, SLICES, COILS, NOISE = 1, 2000, 8, 8, 0.02
+
+
+def populations(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Dataset, float]]:
+    """New patients: what they are, their images, and the noise in k-space."""
+
+    def atlas(coils: int = COILS, **plan: str) -> Dataset:
+        made = PatientPlan(slices=SLICES, **plan)  # type: ignore[arg-type]  # a contrast
+        return Atlas(asked.patients, SEED, first=FIRST, coils=coils, plan=made)
+
+    if asked.lgg is not None:
+        yield "real heads with glioma", glioma(asked, folder), 0.0
+    yield "the atlas, as it was", atlas(), 0.0
+    for contrast in ("t1", "t2"):
+        yield f"the atlas in {contrast.upper()}", atlas(contrast=contrast), 0.0
+    yield f"the atlas with noise of {NOISE:g} in k-space", atlas(), NOISE
+    yield "the atlas, 2 coils", atlas(coils=2), 0.0
+
+
+def glioma(asked: argparse.Namespace, folder: Path) -> Dataset:
+    """Central slices of some patients, at even steps, as many of each as the atlas has."""
+    with np.load(asked.lgg, allow_pickle=False) as file:
+        arrays = {name: file[name][file["central"]] for name in ("images", "label", "group")}
+    kept = []
+    for group in np.unique(arrays["group"])[: asked.patients]:
+        members = np.nonzero(arrays["group"] == group)[0]
+        kept += members[np.linspace(0, len(members) - 1, SLICES).astype(int)].tolist()
+    path = folder / "glioma.npz"
+    names = np.array([f"{arrays['group'][k]}-{i}" for i, k in enumerate(kept)])
+    np.savez(path, case=names, **{name: array[kept] for name, array in arrays.items()})
+    return open_all(NpzData(path=path, coils=COILS))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--patients", type=int, default=20)
+    parser.add_argument("--slices", type=int, default=4)
+    parser.add_argument("--delta", type=float, default=0.01)
+    parser.add_argument("--lgg", type=Path)
+    asked = parser.parse_args()
+    table = stored_table("atlas-sampler")
+    step = SLICES // asked.slices
+    policy = tq.plan(table.select(cases=np.arange(0, table.cases, step)), alpha=0.1, max_width=0.2)
+    networks = embedded_networks()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, images, noise in populations(asked, Path(folder)):
+            begun, monitor = time.time(), tq.Monitor(policy, delta=asked.delta)
+            watch(monitor, images, noise, networks, step)
+            took = time.time() - begun
+            print(f"{name}: {monitor.units} patients, {took:.0f} s. {monitor.sentence}", flush=True)
+
+
+def watch(
+    monitor: tq.Monitor, images: Dataset, noise: float, networks: Networks, step: int
+) -> None:
+    """Show patients to a monitor until it withdraws the promise."""
+    rates = tuple(monitor.policy.accelerations)
+    measure = MultiCoilMRI(MaskConfig().masks(128), rates, noise=noise, seed=SEED)
+    pipeline = tq.Pipeline(measure, networks.sampler, networks.task)
+    for start in range(0, len(images), SLICES):
+        items = [images[k] for k in range(start, start + SLICES, step)]
+        table = pipeline.run(
+            [item.image for item in items], case=[item.case for item in items],
+            accelerations=rates[:1], samples=monitor.policy.samples, seed=0, quiet=True,
+        )  # fmt: skip
+        monitor.update(table.outputs, name=items[0].group)
+        if monitor.is_withdrawn:
+            return
+
+
+if __name__ == "__main__":
+    main()

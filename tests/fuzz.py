@@ -1,0 +1,243 @@
+"""Damaged files by the thousand: each ends in one sentence, or in the result of the whole file.
+
+Every kind of file that the command line reads is changed at random, byte by byte and part by part,
+and given to a command that reads it. An input is a fault where the command ends in a traceback,
+computes for more than 10 seconds, waits for more than 60, or takes more than 2 GB of memory beyond
+what it had, ends without a sentence, or, for files that carry checksums, succeeds with another
+result than that of the whole file.
+
+    python tests/fuzz.py                        # 12,000 inputs
+    python tests/fuzz.py --inputs 400 --seed 7
+    python tests/fuzz.py --only 1234            # one of them again, with what the command said
+
+The inputs depend on the seed and their number alone.
+"""
+
+import argparse
+import importlib
+import io
+import json
+import multiprocessing
+import queue
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzz_changes import Dice
+from fuzz_files import make
+
+# Seconds of computing, seconds of waiting, and bytes that no command may exceed.
+SECONDS, PATIENCE, MEMORY = 10, 60, 2 * 2**30
+
+
+class TooLongError(BaseException):
+    """No command may take this long."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How a command ended."""
+
+    status: object
+    said: str
+    result: str
+
+    @property
+    def fault(self):
+        """What is wrong with it, or nothing."""
+        if self.status not in (0, 1, 2):
+            return str(self.status)
+        if self.status and "made a mistake" in self.said:
+            return "a mistake of ours"
+        if self.status and "memory ran out" in self.said:
+            return "too much memory"
+        sentences = [line for line in self.said.splitlines() if line.startswith("taskuq: ")]
+        if self.status and (not sentences or "Traceback" in self.said):
+            return "no sentence"
+        return ""
+
+
+def call(words):
+    """Run a command; or, for 'python', a function that reads a file, as a command would."""
+    from taskuq.commands import app
+
+    if words[0] != "python":
+        app.main(list(words))
+        return
+    module, name = words[1].split(":")
+    try:
+        print(getattr(importlib.import_module(module), name)(Path(words[2])))
+    except Exception as error:
+        status, sentence = app._ending(error)
+        sys.stderr.write(f"taskuq: {sentence}\n")
+        sys.exit(status)
+
+
+def ended(kind):
+    """Run a kind's command here, and say how it ended."""
+    out, said, status = io.StringIO(), io.StringIO(), 0
+    shutil.rmtree("out", ignore_errors=True)
+    if kind.result is not None:
+        Path(kind.result).unlink(missing_ok=True)
+
+    def stop(number, frame):
+        raise TooLongError
+
+    # A machine that others use may leave a command waiting; what it computes itself is counted.
+    clocks = {
+        signal.SIGPROF: (signal.ITIMER_PROF, SECONDS),
+        signal.SIGALRM: (signal.ITIMER_REAL, PATIENCE),
+    }
+    before = {number: signal.signal(number, stop) for number in clocks}
+    for timer, seconds in clocks.values():
+        signal.setitimer(timer, seconds)
+    try:
+        with redirect_stdout(out), redirect_stderr(said), warnings.catch_warnings():
+            warnings.simplefilter("always")
+            call(kind.command)
+    except SystemExit as stopped:
+        status = stopped.code or 0
+    except TooLongError:
+        status = f"more than {SECONDS} s"
+    except BaseException as error:
+        status = f"a traceback: {type(error).__name__}"
+        said.write(traceback.format_exc())
+    finally:
+        for number, (timer, _) in clocks.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
+    is_file = kind.result is not None and Path(kind.result).exists()
+    result = Path(kind.result).read_text() if is_file else out.getvalue()
+    return End(status, said.getvalue(), result)
+
+
+def tried(kinds, whole, seed, number):
+    """Change a file, run its command, and say what is wrong with the end; the file is restored."""
+    kind, dice = kinds[number % len(kinds)], Dice(seed, number)
+    path = Path(kind.file)
+    content = path.read_bytes()
+    changed, still_checked = kind.change(dice, content)
+    path.write_bytes(changed)
+    try:
+        end = ended(kind)
+    finally:
+        path.write_bytes(content)
+    fault = end.fault
+    is_silent = "no sha256" not in end.said
+    if kind.is_checked and still_checked and end.status == 0 and is_silent:
+        fault = fault or ("" if end.result == whole[kind].result else "another result, silently")
+    return fault, end
+
+
+def limited():
+    """Let memory beyond what is in use run out, so that whoever takes it is seen."""
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+
+
+def work(folder, seed, numbers, answers):
+    """Go through some of the inputs, and say of each before and after it what happened."""
+    try:
+        kinds = make(folder)
+        whole = {kind: ended(kind) for kind in kinds}
+        broken = {kind.file: end.said for kind, end in whole.items() if end.status != 0}
+        if broken:
+            answers.put(("broken", None, json.dumps(broken)))
+            return
+        limited()
+        for number in numbers:
+            answers.put(("begun", number, ""))
+            fault, end = tried(kinds, whole, seed, number)
+            kind = kinds[number % len(kinds)]
+            what = "refused" if end.status else "read"
+            said = f"{kind.file} ({' '.join(kind.command[:2])}): {fault}" if fault else kind.file
+            answers.put(("fault" if fault else what, number, said))
+        answers.put(("done", None, ""))
+    except BaseException:
+        answers.put(("broken", None, traceback.format_exc()))
+
+
+def fuzz(inputs, seed=0, workers=1, tell=lambda line: None):
+    """Go through inputs in processes of their own; return how they ended, and the faults."""
+    context = multiprocessing.get_context("spawn")
+    ends, faults = Counter(), []
+    waiting = [list(range(k, inputs, workers)) for k in range(workers)]
+    running = []
+    with tempfile.TemporaryDirectory() as scratch:
+        while waiting or running:
+            while waiting:
+                numbers, answers = waiting.pop(), context.Queue()
+                folder = tempfile.mkdtemp(dir=scratch)
+                process = context.Process(target=work, args=(folder, seed, numbers, answers))
+                process.start()
+                running.append([process, answers, numbers, None, time.monotonic()])
+            for job in running[:]:
+                _listen(job, running, waiting, ends, faults, tell)
+    return ends, faults
+
+
+def _listen(job, running, waiting, ends, faults, tell):
+    process, answers, numbers, begun, since = job
+    try:
+        what, number, said = answers.get(timeout=0.2)
+    except queue.Empty:
+        is_silent = time.monotonic() - since > (600 if begun is None else 2 * PATIENCE)
+        if process.is_alive() and not is_silent:
+            return
+        process.kill()
+        process.join()
+        running.remove(job)
+        if begun is None:
+            raise SystemExit("a worker died before it began") from None
+        faults.append((begun, "the process died" if not is_silent else "the process hung"))
+        ends["fault"] += 1
+        waiting.append([n for n in numbers if n > begun])
+        return
+    job[4] = time.monotonic()
+    if what == "begun":
+        job[3] = number
+    elif what == "broken":
+        raise SystemExit(f"a worker could not begin: {said}")
+    elif what == "done":
+        process.join()
+        running.remove(job)
+    else:
+        ends[what] += 1
+        if what == "fault":
+            faults.append((number, said))
+            tell(f"input {number}: {said}")
+        if sum(ends.values()) % 1000 == 0:
+            tell(f"{sum(ends.values())} inputs: {dict(ends)}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--inputs", type=int, default=12_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--only", type=int)
+    chosen = parser.parse_args()
+    if chosen.only is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            kinds = make(folder)
+            whole = {kind: ended(kind) for kind in kinds}
+            fault, end = tried(kinds, whole, chosen.seed, chosen.only)
+            print(kinds[chosen.only % len(kinds)], fault or "no fault", end.status, end.said)
+        return
+    ends, faults = fuzz(chosen.inputs, chosen.seed, chosen.workers, tell=print)
+    print(f"{chosen.inputs} inputs: {dict(ends)}; {len(faults)} faults")
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()

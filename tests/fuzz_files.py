@@ -1,0 +1,317 @@
+"""A whole file of every kind that the command line reads, and the command that reads it."""
+
+import io
+import os
+import shutil
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from fuzz_changes import (
+    in_archive,
+    in_bytes,
+    in_json,
+    in_packed,
+    in_text,
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file, and the command that reads it.
+
+    Arguments:
+        file: Which file is changed.
+        command: What is run then; paths are seen from the folder that holds all files.
+        result: The file in which the command leaves its result; stdout where None.
+        change: How content is changed; it says too whether a checksum still holds it.
+        is_checked: Whether the file carries checksums at all.
+    """
+
+    file: str
+    command: tuple[str, ...]
+    result: str | None = None
+    change: object = in_bytes
+    is_checked: bool = False
+
+
+# A run over a few images; what recovers them is filled in.
+RUN = """
+part = "all"
+samples = {samples}
+[data]
+kind = "npz"
+path = "images.npz"
+coils = 2
+[measure]
+accelerations = [4, 2]
+published = false
+[recover]
+{recover}
+[task]
+kind = "mean-intensity"
+"""
+FOLDER = RUN.format(samples=2, recover='kind = "folder"\npath = "recoveries"')
+VARNET = RUN.format(samples=1, recover='kind = "varnet"\nweights = "net.safetensors"')
+
+
+def make(folder):
+    """Write one whole file of each kind into a folder, and say which command reads which."""
+    os.chdir(folder)
+    _tables()
+    _records()
+    _images()
+    _volumes()
+    _networks()
+    _scan()
+    exact = ("--exact", "--acceleration", "8", "--json", "-")
+    header, cases = "table/table.json", "table/_cases.parquet"
+    table = [(header, in_json), (cases, in_bytes), (_shard(), in_bytes)]
+    stored = ("python", "fuzz_files:read_scan", "scan/scan.json")
+    check = ("data", "check", "pictures", "--labels", "pictures/labels.csv", "--json", "-")
+    scan = ("data", "check", "volumes", "--labels", "knee.csv", "--files", "list.csv",
+            "--minimum-coils", "2", "--minimum-width", "8", "--size", "8", "--thorough",
+            "--pathology", "Tear", "--json", "-")  # fmt: skip
+    dry = ("run", "run.toml", "-o", "out", "--device", "cpu")
+    net = ("run", "varnet.toml", "-o", "out", "--device", "cpu", "--dry-run")
+    kinds = [Kind(f, ("evaluate", "table", *exact), None, how, True) for f, how in table]
+    kinds += [
+        Kind("table.npz", ("evaluate", "table.npz", *exact), None, in_archive, True),
+        Kind("table.csv", ("evaluate", "table.csv", "--exact", "--json", "-"), None, in_text),
+        Kind("table.parquet", ("evaluate", "table.parquet", "--exact", "--json", "-")),
+        Kind("table/log.jsonl", ("status", "table", "--json", "-"), None, in_text),
+        Kind("table/table.json", ("status", "table", "--json", "-"), None, in_json, True),
+        Kind("bound.json", ("predict", "bound.json", "table", "-o", "out.csv"), "out.csv", in_json,
+             True),
+        Kind("joint.json", ("predict", "joint.json", "both.npz", "-o", "out.csv"), "out.csv",
+             in_json, True),
+        Kind("page/policy.json", ("report", "page"), None, in_json),
+        Kind("page/evaluate.json", ("report", "page"), None, in_json),
+        Kind("page/simulate.json", ("report", "page"), None, in_json),
+        Kind("page/status.json", ("report", "page"), None, in_json),
+        Kind("page/run.json", ("report", "page"), None, in_json),
+        Kind("page/bound.json", ("report", "page"), None, in_json),
+        Kind("page/table.npz", ("report", "page"), None, in_archive),
+        Kind("page/explorer.npz", ("report", "page"), None, in_archive),
+        Kind("masks.npz", ("experiment", "masks", "--masks", "masks.npz", "-o", "out"), None,
+             in_archive),
+        Kind("quality.json", ("experiment", "recovery-quality", "--quality", "quality.json", "-o",
+                              "out"), None, in_json),
+        Kind("images.npz", ("data", "check", "images.npz", "--json", "-"), None, in_archive, True),
+        Kind("images.npz", ("data", "sheet", "images.npz", "-o", "out.png"), None, in_archive),
+        Kind("pictures/labels.csv", check, None, in_text),
+        Kind("pictures/a.png", check), Kind("pictures/b.tif", check), Kind("pictures/c.nii", check),
+        Kind("pictures/d.nii.gz", check, None, in_packed), Kind("pictures/e.dcm", check),
+        Kind("volumes/file1.h5", scan), Kind("knee.csv", scan, None, in_text),
+        Kind("list.csv", scan, None, in_text),
+        Kind("run.toml", (*dry, "--dry-run"), None, in_text),
+        Kind("recoveries/a/R4.npz", (*dry, "--dry-run"), None, in_archive),
+        Kind("recoveries/f/R4.npy", (*dry, "--dry-run")),
+        Kind("recoveries/c/R4.nii", (*dry, "--dry-run")),
+        Kind("net.safetensors", net), Kind("net.toml", net, None, in_text),
+        Kind("scan/log.jsonl", ("audit", "scan/log.jsonl"), None, in_text),
+        Kind("scan/scan.json", stored, None, in_json, True),
+        Kind("scan/scan.json-round0.npz", stored, None, in_archive, True),
+        # What a training reads when it goes on; the training itself would take too long.
+        Kind("split.json", ("python", "taskuq.data.splits:load_split", "split.json"), None, in_json,
+             True),
+        Kind("resume.safetensors", ("python", "taskuq.training.state:load_state",
+                                    "resume.safetensors")),
+        Kind("metrics.csv", ("python", "taskuq.training.log:read_log", "metrics.csv"), None,
+             in_text),
+    ]  # fmt: skip
+    return kinds
+
+
+def _shard():
+    return str(sorted(Path("table").glob("part-*.parquet"))[1])
+
+
+def _tables():
+    import taskuq as tq
+    from taskuq.outputs.columns import write_roster
+    from taskuq.outputs.shards import Header, TableWriter
+    from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+    from taskuq.pipeline.log import RunLog
+
+    made = synthetic_outputs(SyntheticScanner(volumes=8, samples=4), seed=0)
+    made = made.select(accelerations=[8, 4], cases=np.arange(0, made.cases, 7))
+    made.save("table.npz")
+    header = Header(tuple(map(float, made.accelerations)), made.samples, order="roster",
+                    task_ranges=(made.task_range,), provenance={"seed": 3})  # fmt: skip
+    writer, case = TableWriter("table", header), [f"case {i}" for i in range(made.cases)]
+    write_roster(Path("table"), [*case, "late"])
+    for k, R in enumerate(made.accelerations):
+        writer.write(case, float(R), made.outputs[k], made.targets_at(k), group=made.group)
+    RunLog(Path("table")).failed("late", ValueError("no image"))
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet as pq
+
+    rows = pa.table({
+        "case": case, "target": made.targets_at(0), "group": [str(g) for g in made.group],
+        **{f"output_{j}": made.outputs[0, :, j] for j in range(4)},
+    })  # fmt: skip
+    pyarrow.csv.write_csv(rows, "table.csv")
+    pq.write_table(rows, "table.parquet")
+    both = tq.TaskOutputs(np.stack([made.outputs] * 2, axis=3)[:1],
+                          np.stack([made.targets_at(0)] * 2, axis=1), (8.0,))  # fmt: skip
+    both.save("both.npz")
+    tq.calibrate(made.outputs[0], made.targets_at(0), alpha=0.3, score="lwr",
+                 acceleration=8.0).save("bound.json")  # fmt: skip
+    tq.calibrate_joint(both.outputs[0], both.targets_at(0), alpha=0.3).save("joint.json")
+
+
+def _records():
+    import taskuq as tq
+    from taskuq.commands.app import main
+    from taskuq.files import write_json
+    from taskuq.report.explorer import save_explorer
+
+    Path("page").mkdir()
+    table = tq.TaskOutputs.load("table.npz")
+    table.save("page/table.npz")
+    shutil.copy("bound.json", "page/bound.json")
+    tq.plan(table, alpha=0.3, max_width=0.4).save("page/policy.json")
+    write_json("page/run.json", {"schema": "taskuq.run/1", "title": "A run", "alpha": 0.3,
+                                 "max_width": 0.4, "unit": "group"})  # fmt: skip
+    # Not stderr: whatever they refuse is to be seen.
+    with redirect_stdout(io.StringIO()):
+        main(["evaluate", "table.npz", "--trials", "20", "--json", "page/evaluate.json"])
+        main(["simulate", "table.npz", "--trials", "20", "--max-width", "0.4", "--json",
+              "page/simulate.json", "--policy", "fixed-width,paper", "--statistic",
+              "spread"])  # fmt: skip
+        main(["status", "table", "--json", "page/status.json"])
+        main(["masks", "--size", "32", "--accelerations", "8,4", "-o", "masks.npz"])
+    picture = np.zeros((2, 2, 8, 8))
+    save_explorer(
+        "page/explorer.npz", case=["a", "b"], group=["x", "y"], accelerations=[8, 4],
+        truth=picture[:, 0], estimate=picture, mean=picture, sd=picture,
+        outputs=table.outputs[:, :2].transpose(1, 0, 2), targets=table.targets_at(0)[:2],
+        calibration_outputs=table.outputs.transpose(1, 0, 2),
+        calibration_targets=table.targets_at(0),
+    )  # fmt: skip
+    from taskuq.runs.stored import stored_quality
+
+    write_json("quality.json", stored_quality())
+
+
+class _Scanner:
+    """Measures a few numbers of one patient in each round."""
+
+    def measure(self, round):
+        """The numbers that a round adds."""
+        return np.random.default_rng(round).random(5) + 1
+
+
+def _scan():
+    import taskuq as tq
+
+    Path("scan").mkdir()
+    table = tq.TaskOutputs.load("table.npz")
+    policy = tq.plan(table, alpha=0.05, max_width=1e-4)
+    policy.save("scan/policy.json")
+
+    def recover(pieces, *, samples, seed):
+        drawn = np.random.default_rng(seed).random((samples, 2, 2))
+        return drawn * np.concatenate(pieces).mean() / 4
+
+    tq.acquire(policy, _Scanner(), recover=recover, task=lambda x: x.mean((1, 2)).clip(0, 1),
+               samples=table.samples, scan_id="one", state="scan/scan.json")  # fmt: skip
+
+
+def read_scan(path):
+    """Read a stored scan with everything in it, as going on with it would."""
+    import taskuq as tq
+    from taskuq.decide import load_acquisition
+
+    scan = load_acquisition(path, tq.load_policy(path.with_name("policy.json")))
+    return [one.to_dict() for one in scan.rounds], [np.asarray(p).tolist() for p in scan.pieces]
+
+
+def _images():
+    import nibabel
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    images = rng.random((6, 16, 16)).astype(np.float32)
+    np.savez_compressed("images.npz", images=images, label=[0, 1, 0, 1, 0, 1],
+                        group=[0, 0, 1, 1, 2, 2], case=list("abcdef"))  # fmt: skip
+    Path("pictures").mkdir()
+    grey = (255 * images).astype(np.uint8)
+    Image.fromarray(grey[0]).save("pictures/a.png")
+    Image.fromarray(grey[1]).save("pictures/b.tif")
+    volume = nibabel.Nifti1Image(np.ascontiguousarray(grey[:2].T), np.eye(4))
+    nibabel.save(volume, "pictures/c.nii")
+    nibabel.save(volume, "pictures/d.nii.gz")
+    write_dicom(grey[3], "pictures/e.dcm")
+    names = ("a.png", "b.tif", "c.nii", "d.nii.gz", "e.dcm")
+    rows = "".join(f"{name},{k % 2},g{k}\n" for k, name in enumerate(names))
+    Path("pictures/labels.csv").write_text("file,label,group\n" + rows)
+    for case in "abcdef":
+        Path(f"recoveries/{case}").mkdir(parents=True)
+        samples = rng.random((2, 16, 16)).astype(np.float32)
+        for R in (4, 2):
+            stem = f"recoveries/{case}/R{R}"
+            if case == "f":
+                np.save(f"{stem}.npy", samples)
+            elif case == "c":
+                nibabel.save(nibabel.Nifti1Image(samples.T, np.eye(4)), f"{stem}.nii")
+            else:
+                np.savez(f"{stem}.npz", samples)
+    Path("run.toml").write_text(FOLDER)
+
+
+def write_dicom(image, path):
+    """Write a picture of one frame as DICOM."""
+    import pydicom
+    from pydicom.dataset import FileDataset, FileMetaDataset
+
+    meta = FileMetaDataset()
+    meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    meta.MediaStorageSOPClassUID = pydicom.uid.MRImageStorage
+    meta.MediaStorageSOPInstanceUID = "1.2.3.4"
+    file = FileDataset(path, {}, file_meta=meta, preamble=b"\0" * 128)
+    file.SOPClassUID, file.SOPInstanceUID = meta.MediaStorageSOPClassUID, "1.2.3.4"
+    file.Rows, file.Columns = image.shape
+    file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
+    file.BitsAllocated = file.BitsStored = 8
+    file.HighBit, file.PixelRepresentation, file.NumberOfFrames = 7, 0, 1
+    file.PixelData = image.tobytes()
+    file.save_as(path, enforce_file_format=True)
+
+
+def _volumes():
+    import h5py
+
+    rng = np.random.default_rng(1)
+    Path("volumes").mkdir()
+    with h5py.File("volumes/file1.h5", "w") as file:
+        real, imaginary = rng.normal(size=(2, 2, 3, 12, 10)).astype(np.float32)
+        file.create_dataset("kspace", data=(real + 1j * imaginary), chunks=(1, 3, 12, 10),
+                            compression="gzip")  # fmt: skip
+        file["ismrmrd_header"] = b"<ismrmrdHeader/>"
+        file.attrs["acquisition"] = "CORPD_FBK"
+    Path("knee.csv").write_text(
+        "file,slice,study_level,x,y,width,height,label\nfile1,0,No,1,2,3,4,Tear\n"
+        "file1,1,No,2,2,3,4,Tear\n"
+    )
+    Path("list.csv").write_text("file1.h5\nfile2.h5\n")
+
+
+def _networks():
+    from taskuq.data.splits import Split, save_split
+    from taskuq.recover.varnet import VarNet, VarNetConfig
+    from taskuq.training.log import log_epoch
+    from taskuq.training.state import save_state
+    from taskuq.weights.files import save_weights
+
+    config = VarNetConfig(cascades=1, width=2, pools=1, sensitivity_width=2, sensitivity_pools=1)
+    save_weights(VarNet(config), "net.safetensors", kind="varnet", config=config)
+    Path("varnet.toml").write_text(VARNET)
+    save_split(Split(("0",), ("1",), ("2",)), "split.json")
+    save_state({"step": 3, "loss": 0.5, "weights": VarNet(config).state_dict()},
+               "resume.safetensors")  # fmt: skip
+    for epoch in range(3):
+        log_epoch(Path("metrics.csv"), {"epoch": epoch, "loss": 1.0 / (1 + epoch)})
