@@ -1,8 +1,8 @@
-"""The flow on one GPU, in the published configuration: times, memory, precision.
+"""Recovery networks on one GPU, in the published configuration: times, memory, precision.
 
 Run from the root of the repository, on a machine with an NVIDIA GPU:
 
-    PYTHONPATH=src python3 benchmarks/recover_gpu.py
+    PYTHONPATH=src python -m benchmarks.recover_gpu [flow] [varnet] [sampler] [step]
 
 Weights are random, started as training starts them, and the couplings' last convolutions are
 random too, so that every kernel does its full work. Times are medians of CUDA events. The
@@ -14,25 +14,43 @@ same kind of GPU; its numbers are text here.
 from __future__ import annotations
 
 import gc
+import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from statistics import median
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
+from taskuq.data.arrays import ArrayDataset
 from taskuq.measure.coils import rss, to_channels, to_complex
+from taskuq.measure.fourier import fft2c
+from taskuq.measure.masks import nested_masks
+from taskuq.measure.mri import Measurement
 from taskuq.measure.projections import data_consistent, keep_measured, null_space
+from taskuq.recover import build
+from taskuq.recover.cases import MeasuredCases
 from taskuq.recover.flow import ConditionalFlow, FlowConfig
 from taskuq.recover.flow.sampler import Sampler
+from taskuq.recover.flow_training import PAPER, flow_recipe
+from taskuq.recover.folded_varnet import fold_varnet
+from taskuq.recover.folds import FoldedCases, HonestEstimates, collate
 from taskuq.recover.recorded import Recorded
+from taskuq.recover.sampler.learning import Scored, sampler_recipe
+from taskuq.recover.sampler.recovery import SamplerRecovery
+from taskuq.recover.sampler_training import PAPER as SAMPLER_PAPER
+from taskuq.recover.sampler_training import PRESETS, VarNetEstimates
+from taskuq.recover.varnet import VarNet
+from taskuq.training.fit import foresee
+from taskuq.training.seeds import gaussian_rows
 
 SIZE, COILS = 320, 8
-ROWS: list[tuple[str, str, str, str]] = []
 
 
 def report(what: str, ours: str, memory: str = "", authors: str = "") -> None:
-    ROWS.append((what, ours, memory, authors))
     print(f"{what:58s} {ours:>16s} {memory:>10s}  {authors}", flush=True)
 
 
@@ -178,21 +196,23 @@ def plain_rows(
     report("flow, p=2, plain", f"{plain:.1f} ms", "", "46 to 61 ms")
 
 
-def sampling(flow: ConditionalFlow, generator: torch.Generator) -> None:
+def flow() -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    net = published_flow()
+    start(net, generator)
     _, y, mask = case(generator)
     plain_classifier = Classifier().cuda().eval()
     classifier = Classifier().eval()
     classifier.load_state_dict(plain_classifier.state_dict())
     classifier = classifier.to("cuda", torch.bfloat16).to(memory_format=torch.channels_last)
 
-    if "--quick" not in sys.argv:
-        plain_rows(flow, plain_classifier, y, mask, generator)
+    plain_rows(net, plain_classifier, y, mask, generator)
     # What a user of the sampler keeps on the GPU: the folded weights and the classifier.
-    flow.cpu()
+    net.cpu()
     del plain_classifier
     gc.collect()  # recorded graphs of earlier sections hold memory until they are collected
     torch.cuda.empty_cache()
-    sampler = Sampler(flow, device="cuda", finish=lambda images: classifier(rss(images)))
+    sampler = Sampler(net, device="cuda", finish=lambda images: classifier(rss(images)))
 
     def slice_at(p: int) -> tuple[float, float]:
         outputs = sampler(y, mask, samples=p, seeds=[5]).images[0].float()
@@ -225,8 +245,6 @@ def parts(sampler: Sampler, classifier: nn.Module) -> None:
         f"{milliseconds(draws.replay):.2f} ms",
     )
     seeds = list(range(32))
-    from taskuq.training.seeds import gaussian_rows
-
     report("  latents, p=32", f"{milliseconds(lambda: gaussian_rows(recording.z, seeds)):.2f} ms")
     magnitude = torch.rand(32, SIZE, SIZE, device="cuda")
     recorded = Recorded(classifier)
@@ -235,24 +253,6 @@ def parts(sampler: Sampler, classifier: nn.Module) -> None:
         f"{milliseconds(lambda: recorded(magnitude)):.2f} ms",
         "",
         "9.7 ms",
-    )
-    if "--profile" in sys.argv:
-        profile(lambda: (condition.replay(), draws.replay()))
-
-
-def profile(work: Callable[[], object]) -> None:
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as torch_profile
-
-    work()
-    torch.cuda.synchronize()
-    with torch_profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        work()
-        torch.cuda.synchronize()
-    print(
-        recorded.key_averages().table(
-            sort_by="cuda_time_total", row_limit=40, max_name_column_width=90
-        )
     )
 
 
@@ -275,6 +275,96 @@ def precision(flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Ten
     )
 
 
+def decibels(found: Tensor, expected: Tensor) -> float:
+    """The peak over the root mean square of the difference, in dB."""
+    error = (found.double() - expected.double()).square().mean().sqrt()
+    return 20 * math.log10(float(expected.abs().max() / error.clamp_min(1e-30)))
+
+
+@torch.no_grad()
+def varnet() -> None:
+    """The variational network: folded in float16, and as torch runs it."""
+    torch.manual_seed(0)
+    net = VarNet().cuda().eval()
+    _, y, mask = case(torch.Generator("cuda").manual_seed(0), batch=16)
+    kspace, lines = fft2c(y), torch.full((16,), 16, device="cuda")
+    exact = torch.cat([net(kspace[i, None], mask[i, None], lines[i, None]) for i in range(16)])
+    folded = Recorded(fold_varnet(net, device="cuda", dtype=torch.float16))
+    for name, way in (("folded, float16", folded), ("plain", Recorded(net))):
+        for batch, authors in ((1, "53 to 73 ms"), (16, "10.9 ms")):
+            inputs = kspace[:batch], mask[:batch], lines[:batch]
+            error = decibels(way(*inputs), exact[:batch])
+            ms = milliseconds(lambda way=way, inputs=inputs: way(*inputs), 10, 2)
+            what = f"VarNet, {name} ({error:.0f} dB), batch {batch}, per slice"
+            report(what, f"{ms / batch:.2f} ms", "", authors)
+
+
+@torch.no_grad()
+def sampler() -> None:
+    """VarNet, sampler, ResNet-50 and interval, on measurements that are on the GPU."""
+    torch.manual_seed(0)
+    net = build("sampler", preset="paper").cuda().eval()
+    nn.init.normal_(net.out.weight, std=0.1)
+    recover = SamplerRecovery(net, VarNetEstimates(VarNet().cuda().eval()))
+    classifier = Classifier().eval().to("cuda", torch.bfloat16)
+    task = Recorded(classifier.to(memory_format=torch.channels_last))
+    _, y, mask = case(torch.Generator("cuda").manual_seed(0), batch=16)
+    scans = [Measurement(y[i], mask[i], 8.0) for i in range(16)]
+
+    def intervals(count: int, p: int) -> list[float]:
+        images = recover.batch(scans[:count], samples=p, seeds=list(range(count)))
+        outputs = torch.cat([task(part) for part in images.flatten(0, 1).split(32)])
+        outputs = outputs.float().view(count, p)
+        return (outputs.mean(1) + 2.5 * outputs.std(1)).tolist()
+
+    for count, p in ((1, 32), (1, 2), (16, 32), (16, 2)):
+        peak = peak_gib(lambda count=count, p=p: intervals(count, p))
+        ms = milliseconds(lambda count=count, p=p: intervals(count, p), 10, 2) / count
+        what = f"sampler, {count} slices to the interval, p={p}, per slice"
+        report(what, f"{ms:.2f} ms", f"{peak:.2f} GiB")
+
+
+@dataclass(frozen=True)
+class Slices(Dataset[dict[str, Tensor]]):
+    """Coil images in memory, by (epoch, index), with the mask of R = 8."""
+
+    images: Tensor
+    mask: Tensor
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, place: tuple[int, int]) -> dict[str, Tensor]:
+        return {"image": self.images[place[1] % len(self.images)].clone(), "mask": self.mask}
+
+
+def step() -> None:
+    """Training steps as ``taskuq train --dry-run`` takes them."""
+    torch.manual_seed(0)
+    images = torch.randn(64, COILS, SIZE, SIZE, dtype=torch.complex64)
+    mask = torch.zeros(SIZE, dtype=torch.bool)
+    mask[::12], mask[SIZE // 2 - 8 : SIZE // 2 + 8] = True, True
+    how = replace(PAPER, compile=True, precision="bf16-mixed", workers=8)
+    slices = Slices(images[:16], mask, 10_000)
+    recipe = flow_recipe(FlowConfig(noise=0.05), compiled=True)
+    took = foresee(recipe, slices, replace(slices, count=2 * how.batch), how, steps=14)
+    report_step(f"training step of the flow, {how.batch} slices", took, "421 ms, 42.7 GiB")
+    data = ArrayDataset(images.numpy(), label=[0] * 64, group="each", normalise=False)
+    masks = nested_masks(SIZE, (16.0, 8.0, 4.0, 2.0), rng=np.random.default_rng(0))
+    cases = FoldedCases(MeasuredCases(data, masks, seed=0), np.arange(64) % 2)
+    honest = HonestEstimates([build("varnet", preset="paper") for _ in range(2)], None)
+    scored = replace(sampler_recipe(PRESETS["paper"], Scored(), honest), collate=collate)
+    how = replace(SAMPLER_PAPER, epochs=40, workers=8)
+    took = foresee(scored, cases, cases, how, steps=12)
+    report_step(f"training step of the sampler, {how.batch} slices of 4 samples", took)
+
+
+def report_step(what: str, took: dict[str, float], authors: str = "") -> None:
+    peak = took["peak_gpu_bytes"] / 2**30
+    report(what, f"{1e3 * took['step_s']:.1f} ms", f"{peak:.2f} GiB", authors)
+
+
 def main() -> None:
     if not torch.cuda.is_available():
         print("no GPU here: this benchmark needs one", file=sys.stderr)
@@ -282,10 +372,9 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     report("what", "ours", "peak", "authors, same GPU")
-    generator = torch.Generator("cuda").manual_seed(0)
-    flow = published_flow()
-    start(flow, generator)
-    sampling(flow, generator)
+    parts = {"flow": flow, "varnet": varnet, "sampler": sampler, "step": step}
+    for name in [name for name in parts if name in sys.argv] or parts:
+        parts[name]()
 
 
 if __name__ == "__main__":

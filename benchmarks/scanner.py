@@ -1,24 +1,29 @@
 """A service for a scanner on this machine: latency, decisions against acquire's, memory.
 
-    python -m benchmarks scanner                          # all three
-    python -m benchmarks.scanner latency                  # or one of them
+    python -m benchmarks scanner                               # latency, equality and memory
+    python -m benchmarks.scanner latency                       # or one of them
+    OMP_NUM_THREADS=2 python -m benchmarks.scanner published   # on a GPU
 
 latency plays synthetic patients against a service with the embedded networks, over loopback, until
 100 rounds are decided, 32 samples each. equality plays 104 slices, with four samples, and compares
-every decision and interval with acquire's. memory plays 1000 small slices.
+every decision and interval with acquire's. memory plays 1000 small slices. published plays slices
+of 8 coils and 320 x 320 against a service with the networks of the published size and random
+weights on a GPU, from a process of its own.
 """
 
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +125,64 @@ def latency(rounds: int = ROUNDS) -> None:
     row("of that not recovery and task", rest[:rounds])
 
 
+def published(slices: int = 27, warm: int = 2) -> None:
+    """Print the latency with networks of the published size; the first slices are not counted."""
+    from taskuq.recover import SamplerRecovery, build
+    from taskuq.recover.sampler_training import VarNetEstimates
+    from taskuq.task import build as build_task
+
+    if not torch.cuda.is_available():
+        print("no GPU here: this benchmark needs one", file=sys.stderr)
+        return
+    torch.manual_seed(0)
+    net, estimating = (build(kind, preset="paper").cuda() for kind in ("sampler", "varnet"))
+    classifier = build_task("classifier", preset="paper").eval().cuda()
+
+    def half(images: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return classifier(images).float()
+
+    table = synthetic_outputs(SyntheticScanner(volumes=5, samples=32), seed=0)
+    # No threshold is beyond infinity: no scan stops before its end.
+    policy = replace(
+        tq.plan(table, alpha=0.1, max_width=0.1, unit="case"), thresholds=(np.inf,) * len(RATES)
+    )
+    columns = added_columns(nested_masks(320, RATES, rng=np.random.default_rng(0)))
+    print(f"{torch.cuda.get_device_name()}, 8 coils, 320 x 320, p = 32, over loopback")
+    print(f"{f'{(slices - warm) * len(RATES)} rounds':<44}{'median ms':>10}{'worst ms':>10}")
+    for name, judge in (("bfloat16", half), ("float32", classifier)):
+        recover, task = Timed(SamplerRecovery(net, VarNetEstimates(estimating))), Timed(judge)
+        scanner = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            scanner,
+            serving(Chain(policy, recover, task, columns, Path(folder))) as service,
+        ):
+            found = scanner.submit(_played, service.port, slices).result()
+        if not len(found) == len(task.seconds) == slices * (len(RATES) + 1):
+            raise RuntimeError(f"{len(found)} latencies of {slices} scans to the end")
+        # The round in which everything is measured is not counted.
+        each = np.reshape([found, recover.seconds, task.seconds], (3, slices, -1))[:, warm:, :-1]
+        row(f"from the last line to the decision, {name}", each[0].ravel().tolist())
+        row("of that recovery and task", (each[1] + each[2]).ravel().tolist())
+
+
+def _played(port: int, slices: int) -> list[float]:
+    """Latencies of slices that are played against a service."""
+    kspace = {k: _smooth(k, (8, 320, 320)) for k in range(slices)}
+    scan = StoredScan(ScanHeader("MR", "patient", (8, 320, 320), slices), kspace)
+    return play(scan, LOOPBACK, port, every=EVERY).latencies
+
+
+def _smooth(seed: int, shape: tuple[int, int, int]) -> Any:
+    """The k-space of a smooth image with noise."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randn(2, shape[0], 8, 8, generator=generator)
+    smooth = torch.nn.functional.interpolate(coarse, size=shape[1:], mode="bicubic")
+    noise = 0.02 * torch.randn(2, *shape, generator=generator)
+    return fft2c(torch.complex(*(smooth + noise))).numpy()
+
+
 def equality(patients: int = PATIENTS) -> None:
     """Print how many decisions of a service are those of acquire, to the bit."""
     policy, (recover, task) = atlas_policy(4), networks()
@@ -189,12 +252,12 @@ def memory(slices: int = SLICES, shown: int = 5) -> list[float]:
 
 
 PARTS: dict[str, Callable[[], Any]] = {
-    "latency": latency, "equality": equality, "memory": memory
+    "latency": latency, "equality": equality, "memory": memory, "published": published
 }  # fmt: skip
 
 
 def main() -> None:
-    for name in [word for word in sys.argv[1:] if word in PARTS] or PARTS:
+    for name in [word for word in sys.argv[1:] if word in PARTS] or list(PARTS)[:3]:
         PARTS[name]()
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from fuzz_changes import (
     in_archive,
     in_bytes,

@@ -8,9 +8,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from fuzz_changes import Dice, exchanged, forged, mutated
 
 import taskuq as tq
+from fuzz_changes import Dice, exchanged, forged, mutated
 from taskuq.calibration import load_joint_bound, load_online_bound
 from taskuq.outputs.shards import shard_paths
 

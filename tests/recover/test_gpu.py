@@ -20,8 +20,6 @@ from taskuq.recover.flow.rows import Attend, Fold, Subnet
 from taskuq.recover.flow_training import around_recipe, flow_recipe
 from taskuq.recover.folded_unet import normalise_leaky, pool
 from taskuq.recover.folds import FoldedCases, HonestEstimates
-from taskuq.recover.matching import MatchingConfig
-from taskuq.recover.matching_training import matching_recipe
 from taskuq.recover.quick_steps import quick_steps
 from taskuq.recover.sampler import SamplerConfig, SamplerNet
 from taskuq.recover.sampler.folded import blend, finish
@@ -172,7 +170,7 @@ def test_pixelwise_is_its_twin(plain, half, hidden):
 
 @pytest.mark.parametrize(
     ("kind", "shapes"),
-    [("flow", 1), ("varnet", 1), ("any scan", 2), ("sampler", 1), ("task", 1), ("matching", 1)],
+    [("flow", 1), ("varnet", 1), ("any scan", 2), ("sampler", 1), ("task", 1)],
 )
 def test_replayed_steps_are_steps(kind, shapes, monkeypatch):
     """From equal weights the same loss, gradients and buffers, at every step of a training.
@@ -229,7 +227,7 @@ def test_a_batch_of_cases_on_the_gpu_never_waits_for_it():
 
 
 @can_be_told
-@pytest.mark.parametrize("kind", ["sampler", "task", "matching"])
+@pytest.mark.parametrize("kind", ["sampler", "task"])
 @pytest.mark.parametrize("replayed", [False, True])
 def test_a_step_never_waits_for_the_gpu(kind, replayed):
     """Nor does it wait in bfloat16, where nothing of one step may be kept for the next."""
@@ -266,16 +264,13 @@ def _recipe(kind, replayed):
         config = FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2,
                             condition_channels=4, layers=2, steps=2)  # fmt: skip
         return around_recipe(config, replayed=replayed)
-    if kind in ("sampler", "task", "matching"):
+    if kind in ("sampler", "task"):
         with own_randomness(0):  # what is not trained is the same in both
             nets = [build("varnet", preset="tiny") for _ in range(2)]
             small = ClassifierConfig(backbone=BackboneConfig("small", width=8), hidden=(8,))
             task = Classifier(small).eval().requires_grad_(False)
         honest = HonestEstimates(nets, CoilViews(), replayed=replayed)
         quick = partial(quick_steps, is_replayed=replayed)
-        if kind == "matching":
-            config = MatchingConfig(width=8, drawn=(8, 16))
-            return matching_recipe(config, honest.residuals, quick=quick)
         terms = (TaskTerms(), task) if kind == "task" else ()
         config = SamplerConfig(width=8, drawn=(8, 16))
         return sampler_recipe(config, Scored(ImageScore(), 3, *terms), honest, quick)

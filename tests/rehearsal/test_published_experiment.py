@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from places import CONFIGS, ROOT
 
-from taskuq.files import read_json
 from taskuq.outputs import TaskOutputs
 from taskuq.runs.rehearsal import toy
 from taskuq.runs.rehearsal.recipe import COMMANDS, read_recipe, recipe_of
-from taskuq.runs.rehearsal.tables import rehearsal_markdown
 from taskuq.weights.files import read_card
 
 # Two minutes of one core; the clock runs on where others hold it.
@@ -23,20 +21,6 @@ def test_the_document_and_the_rehearsal_have_the_same_commands_to_the_character(
 
     assert recipe_of(document) == COMMANDS.read_text()
     assert recipe_of(document.replace("--alpha 0.01", "--alpha 0.02")) != COMMANDS.read_text()
-
-
-def test_the_document_shows_the_rehearsal_whose_record_lies_beside_it():
-    document = (ROOT / "docs/fastmri.md").read_text()
-    shown = document.partition("<!-- rehearsal -->\n")[2].partition("<!-- end of rehearsal -->")[0]
-    path = ROOT / "docs/rehearsal/rehearsal.json"
-    if not path.exists():
-        assert shown == ""
-        return
-    record = read_json(path, "taskuq.rehearsal/1")
-
-    assert shown.strip() == rehearsal_markdown(record).strip()
-    assert [r["line"] for r in record["lines"]] == [line.text for line in read_recipe()]
-    assert (record["failed"], record["skipped"], record["settings"]["toy"]) == (0, 0, False)
 
 
 def test_every_configuration_of_the_experiment_is_followed():

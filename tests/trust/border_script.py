@@ -18,8 +18,8 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from fuzz_files import make
 
+from fuzz_files import make
 from taskuq.commands.app import main
 
 # Each command, with the place of its output, and the name of that output.

@@ -3,6 +3,7 @@
 import tempfile
 
 import pytest
+
 import fuzz
 from fuzz_files import Kind
 

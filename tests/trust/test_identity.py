@@ -8,9 +8,9 @@ import sys
 
 import numpy as np
 import pytest
-from fuzz_files import VARNET
 
 import taskuq as tq
+from fuzz_files import VARNET
 from taskuq.commands.app import main
 from taskuq.fingerprints import BLOCK, WHOLE, content_fingerprint
 from taskuq.outputs.shards import image_marks, read_header

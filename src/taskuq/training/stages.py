@@ -35,7 +35,7 @@ class Staged(Protocol):
 
 @runtime_checkable
 class Storing(Protocol):
-    """Settings whose data, once opened, leave a file that other trainings read."""
+    """Settings whose opened data leave a file for the trainings that follow."""
 
     def open_unstored(self) -> Any:
         """Open the data for ``prepare`` and leave nothing; what is stored is still agreed with."""
