@@ -156,7 +156,7 @@ def test_an_order_learned_on_those_who_are_judged_is_refused(folder, tmp_path):
 
 BARE = """
 import runpy, sys
-for name in ("monai", "cyclopts", "ray", "nilearn"):
+for name in ("cyclopts", "ray", "nilearn"):
     sys.modules[name] = None
 import taskuq.runs.orders.learning, taskuq.runs.orders.measuring
 runpy.run_module("scripts.orders", run_name="__main__")
