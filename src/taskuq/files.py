@@ -9,10 +9,8 @@ import uuid
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import is_dataclass
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from taskuq.disk import make_folder, move_in, reading, require_room, writing
 from taskuq.errors import InputError
@@ -20,8 +18,6 @@ from taskuq.fingerprints import SEAL, require_seal, sealed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-D = TypeVar("D")
 
 
 @contextmanager
@@ -228,40 +224,6 @@ def number_from_json(value: float | str) -> float:
     if math.isnan(number):
         raise InputError("the file holds NaN where a number is needed")
     return number
-
-
-def from_fields(kind: type[D], record: Mapping[str, Any]) -> D:
-    """Read back what ``dataclasses.asdict`` wrote, dataclasses within included.
-
-    Numbers are read as the numbers that the class declares; anything else raises, and the reader
-    says so.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass(frozen=True)
-        ... class Goal:
-        ...     widths: tuple[float, ...]
-        >>> from_fields(Goal, json.loads('{"widths": [0.1, 0.2]}'))
-        Goal(widths=(0.1, 0.2))
-    """
-    try:
-        hints = get_type_hints(kind)
-    except NameError:  # a class of somebody else's, with names that are known where it was made
-        hints = {}
-    return kind(**{name: _as_declared(hints.get(name), value) for name, value in record.items()})
-
-
-def _as_declared(hint: Any, value: Any) -> Any:
-    if value is None or hint is None:
-        return value
-    for one in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
-        if is_dataclass(one):
-            return from_fields(cast(type, one), value)
-        if one is float:
-            return float(value)
-        if get_origin(one) is tuple:
-            return tuple(_as_declared(get_args(one)[0], part) for part in value)
-    return value
 
 
 def range_to_json(range_: tuple[float, float] | None) -> list[str] | None:
