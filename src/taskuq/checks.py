@@ -52,9 +52,14 @@ def as_array(values: Any, name: str) -> np.ndarray:
             values = _from_tensor(values.detach().cpu())
         array = np.asarray(values)
     except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(f"{name} cannot be read as an array of numbers ({error})") from None
+        raise InputError(
+            f"{name} cannot be read as an array of numbers ({error})", code="dtype.invalid"
+        ) from None
     if array.dtype == object:
-        raise InputError(f"{name} cannot be read as an array of numbers (mixed or ragged entries)")
+        raise InputError(
+            f"{name} cannot be read as an array of numbers (mixed or ragged entries)",
+            code="dtype.invalid",
+        )
     return array
 
 
@@ -79,10 +84,14 @@ def as_numbers(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArray:
     """
     array = as_array(values, name)
     if array.dtype.kind not in "fiub":
-        raise InputError(f"{name} must be real numbers, got an array of {array.dtype}")
+        raise InputError(
+            f"{name} must be real numbers, got an array of {array.dtype}", code="dtype.invalid"
+        )
     if array.ndim not in ndim:
         wanted = " or ".join(map(str, ndim))
-        raise InputError(f"{name} must have {wanted} axes, got shape {array.shape}")
+        raise InputError(
+            f"{name} must have {wanted} axes, got shape {array.shape}", code="shape.axes"
+        )
     if array.dtype not in (np.float32, np.float64):
         array = array.astype(float)
     require_finite(array, name)
@@ -100,7 +109,8 @@ def require_finite(array: FloatArray, name: str) -> None:
         plural = "s" if count > 1 else ""
         raise InputError(
             f"{name} hold {count} NaN or infinite value{plural} of {array.size}, first at "
-            f"{first}; remove those cases or repair them first"
+            f"{first}; remove those cases or repair them first",
+            code="value.nonfinite",
         )
 
 
@@ -132,7 +142,8 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
         array = as_array(values, name) if is_tensor(values) else np.asarray(values)
     except ValueError:
         raise InputError(
-            f"{name} must hold one integer or string per case, got a list of lists"
+            f"{name} must hold one integer or string per case, got a list of lists",
+            code="shape.axes",
         ) from None
     if array.dtype == object:
         nameless = [v is None or v != v or str(v) == "" for v in array.ravel()]
@@ -141,22 +152,29 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
         nameless = (array == "").ravel().tolist() if array.dtype.kind in "US" else []
     if array.shape != (cases,):
         raise InputError(
-            f"{name} must hold one entry for each of {cases} cases, got shape {array.shape}"
+            f"{name} must hold one entry for each of {cases} cases, got shape {array.shape}",
+            code="shape.mismatch",
         )
     if any(nameless):
         # They would all be taken for one and the same.
         raise InputError(
             f"{name} is missing for {sum(nameless)} of {cases} cases; name it for each, or leave "
-            "these cases out"
+            "these cases out",
+            code="groups.missing",
         )
     if array.dtype.kind == "f":
         exact = (np.abs(array) < 2**53).all()
         whole = array.astype(np.int64) if exact else None
         if whole is None or (whole != array).any():
-            raise InputError(f"{name} must be integers or strings, got fractions or NaN")
+            raise InputError(
+                f"{name} must be integers or strings, got fractions or NaN", code="dtype.invalid"
+            )
         return whole
     if array.dtype.kind not in "iubUS":
-        raise InputError(f"{name} must be integers or strings, got an array of {array.dtype}")
+        raise InputError(
+            f"{name} must be integers or strings, got an array of {array.dtype}",
+            code="dtype.invalid",
+        )
     return array
 
 
@@ -179,7 +197,8 @@ def as_range(value: Any) -> tuple[float, float] | None:
     is_too_large = any(LARGEST < abs(end) < np.inf for end in (low, high))
     if not low < high or is_too_large:
         raise InputError(
-            f"a task range is two numbers low < high, below {LARGEST:g} or infinite, got {value}"
+            f"a task range is two numbers low < high, below {LARGEST:g} or infinite, got {value}",
+            code="range.invalid",
         )
     return low, high
 
@@ -207,10 +226,13 @@ def as_cases(outputs: Any, targets: Any, range_: TaskRange) -> tuple[FloatArray,
     if z.shape != (n,):
         raise InputError(
             f"outputs of shape {x.shape} are {n} cases, but targets have shape {z.shape}; one "
-            "target per case is needed"
+            "target per case is needed",
+            code="shape.mismatch",
         )
     if x.shape[-1] < 1:
-        raise InputError("outputs hold no samples; at least one per case is needed")
+        raise InputError(
+            "outputs hold no samples; at least one per case is needed", code="samples.mismatch"
+        )
     require_in_range(z, range_, "targets")
     return x, z
 
@@ -232,7 +254,9 @@ def require_part(part: Any, name: str, kinds: Any, lacks: str = CALLED) -> None:
         taskuq.errors.InputError: task is a int, which cannot be called; give a function
     """
     if not isinstance(part, kinds):
-        raise InputError(f"{name} is a {type(part).__name__}, which {lacks}")
+        raise InputError(
+            f"{name} is a {type(part).__name__}, which {lacks}", code="component.invalid"
+        )
 
 
 def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
@@ -249,7 +273,8 @@ def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
         raise InputError(
             f"{int(outside.sum())} of {values.size} {name} lie outside the declared range "
             f"[{range_[0]:g}, {range_[1]:g}], first {values[first]:g} at {first}; declare the "
-            "true range or none"
+            "true range or none",
+            code="range.outside",
         )
 
 
@@ -271,6 +296,7 @@ def require_lines(found: Any, lines: BoolArray, round: int) -> BoolArray:
     if chosen.dtype != bool or chosen.shape != lines.shape or (chosen < lines).any():
         raise InputError(
             f"the rule chose {chosen.dtype} of shape {chosen.shape} after round {round}; booleans "
-            f"{lines.shape} that keep all lines measured so far are needed"
+            f"{lines.shape} that keep all lines measured so far are needed",
+            code="component.invalid",
         )
     return chosen

@@ -85,8 +85,10 @@ def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterat
     except Exception as error:
         reason = (getattr(error, "strerror", None) or first_line(error)).strip()
         sentence = f"{path} cannot be read as {what} ({' '.join(reason.split()):.120}){tail}"
-        is_broken = isinstance(error, OSError) and error.errno in BROKEN
-        raise (MachineError if is_broken else InputError)(sentence) from None
+        if isinstance(error, OSError) and error.errno in BROKEN:
+            raise MachineError(sentence) from None
+        missing = isinstance(error, FileNotFoundError)
+        raise InputError(sentence, code="file.missing" if missing else "file.format") from None
 
 
 def require_room(path: str | os.PathLike[str], claimed: int) -> None:
@@ -109,7 +111,8 @@ def require_room(path: str | os.PathLike[str], claimed: int) -> None:
     if claimed > max(ROOM, MOST_PACKED * size):
         raise InputError(
             f"{path} claims to unpack to {claimed / 1e9:.4g} GB from {size / 1e3:.4g} kB; it is "
-            "damaged or forged, or has to be stored unpacked"
+            "damaged or forged, or has to be stored unpacked",
+            code="file.damaged",
         )
 
 

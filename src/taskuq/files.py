@@ -64,7 +64,9 @@ def picture_format(path: str | os.PathLike[str]) -> str:
     """
     ending = Path(path).suffix.lower().removeprefix(".") or "png"
     if ending not in ("png", "svg", "pdf"):
-        raise InputError(f"the picture is {path}; let its name end in .png, .svg or .pdf")
+        raise InputError(
+            f"the picture is {path}; let its name end in .png, .svg or .pdf", code="value.invalid"
+        )
     return ending
 
 
@@ -92,7 +94,8 @@ def inside(folder: str | os.PathLike[str], name: str) -> Path:
         leads_out = True
     if leads_out:
         raise InputError(
-            f"the name {name!r:.80} is no file name or leads out of {folder}; rename that case"
+            f"the name {name!r:.80} is no file name or leads out of {folder}; rename that case",
+            code="value.invalid",
         )
     return path
 
@@ -161,18 +164,25 @@ def read_json(
     try:
         record = parsed_json(path)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+        raise InputError(
+            f"cannot read {path}: {error.strerror or error}", code="file.missing"
+        ) from None
     except (ValueError, RecursionError):
-        raise InputError(f"{path} is not a JSON file, or it is truncated; {remedy}") from None
+        raise InputError(
+            f"{path} is not a JSON file, or it is truncated; {remedy}", code="file.format"
+        ) from None
     found = record.get("schema") if isinstance(record, dict) else None
     known = {schema.split("/")[0]: schema for schema in schemas}
     kind, slash, _ = found.partition("/") if isinstance(found, str) else ("", "", "")
     schema = known.get(kind) if slash else None
     if schema is None:
-        raise InputError(f"{path} holds {found or 'no schema'}, but {schemas[0]} is needed")
+        raise InputError(
+            f"{path} holds {found or 'no schema'}, but {schemas[0]} is needed", code="file.schema"
+        )
     if found != schema:
         raise InputError(
-            f"{path} has schema {found}, but this version reads {schema}; update taskuq"
+            f"{path} has schema {found}, but this version reads {schema}; update taskuq",
+            code="file.schema",
         )
     require_seal(record, path, remedy, always=is_sealed)
     return {name: value for name, value in record.items() if name != SEAL}
@@ -200,7 +210,9 @@ def complete(path: str | os.PathLike[str], what: str, remedy: str = "") -> Itera
         raise
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
         advice = f"; {remedy}" if remedy else ""
-        raise InputError(f"{path} is not a complete {what} ({error!r:.80}){advice}") from None
+        raise InputError(
+            f"{path} is not a complete {what} ({error!r:.80}){advice}", code="file.format"
+        ) from None
 
 
 def number_to_json(value: float) -> float | str:
@@ -222,7 +234,7 @@ def number_from_json(value: float | str) -> float:
     """
     number = float(value)
     if math.isnan(number):
-        raise InputError("the file holds NaN where a number is needed")
+        raise InputError("the file holds NaN where a number is needed", code="value.nonfinite")
     return number
 
 
@@ -279,7 +291,7 @@ def open_npz(
     import numpy as np  # here, so that writing JSON alone does not load it
 
     if not Path(path).exists():
-        raise InputError(f"there is no file {path}; it should hold {what}")
+        raise InputError(f"there is no file {path}; it should hold {what}", code="file.missing")
     advice = "it may be truncated, or hold Python objects instead of arrays"
     with reading(path, what, advice):
         with zipfile.ZipFile(path) as archive:
@@ -307,5 +319,6 @@ def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]
         if claimed != held and not dtype.hasobject:
             raise InputError(
                 f"{path}: array {member.filename[:-4]} claims shape {shape} of {dtype} "
-                f"({claimed} bytes) but holds {held} bytes; the file is damaged or forged"
+                f"({claimed} bytes) but holds {held} bytes; the file is damaged or forged",
+                code="file.damaged",
             )

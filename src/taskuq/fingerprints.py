@@ -80,12 +80,15 @@ def require_seal(
         if record[SEAL] != sealed(record)[SEAL]:
             raise InputError(
                 f"{path} is not as it was written: its content and its sha256 differ, so it was "
-                f"damaged or edited; {remedy}"
+                f"damaged or edited; {remedy}",
+                code="file.damaged",
             )
         return
     unknown = f"{path} has no sha256 (an older version, or written by hand), so nothing tells"
     if always:
-        raise InputError(f"{unknown} whether it is as it was written; {remedy}")
+        raise InputError(
+            f"{unknown} whether it is as it was written; {remedy}", code="file.damaged"
+        )
     warnings.warn(f"{unknown} whether it was damaged or edited", UncheckedWarning, stacklevel=3)
 
 

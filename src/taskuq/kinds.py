@@ -47,7 +47,10 @@ class Kinds(Generic[T]):
     def register(self, name: str, thing: T) -> T:
         """Add one by name, and return it; a name that stands for something else is refused."""
         if self._known.get(name, thing) is not thing:
-            raise InputError(f"there is a {self.what} {name!r} already; choose another name")
+            raise InputError(
+                f"there is a {self.what} {name!r} already; choose another name",
+                code="choice.unknown",
+            )
         self._known[name] = thing
         return thing
 
@@ -57,7 +60,10 @@ class Kinds(Generic[T]):
         if is_name and name not in self._known:
             load_extensions()
         if not is_name or name not in self._known:
-            raise InputError(f"unknown {self.what} {name!r}; choose one of {', '.join(self)}")
+            raise InputError(
+                f"unknown {self.what} {name!r}; choose one of {', '.join(self)}",
+                code="choice.unknown",
+            )
         thing = self._known[name]
         if isinstance(thing, str):
             module, _, attribute = thing.partition(":")
@@ -69,7 +75,10 @@ class Kinds(Generic[T]):
         """Return the name by which a thing is listed."""
         name = self.find(thing)
         if name is None:
-            raise InputError(f"{thing} is not listed as a {self.what}; register it under a name")
+            raise InputError(
+                f"{thing} is not listed as a {self.what}; register it under a name",
+                code="choice.unknown",
+            )
         return name
 
     def find(self, thing: T) -> str | None:
@@ -122,7 +131,9 @@ def _load_once(name: str, load: Callable[[], object]) -> None:
     except Exception as error:  # whatever somebody else's code raises
         _loaded.discard(name)
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise InputError(f"the extension {name} cannot be loaded ({reason}); mend it") from error
+        raise InputError(
+            f"the extension {name} cannot be loaded ({reason}); mend it", code="component.invalid"
+        ) from error
 
 
 def _run_file(path: Path) -> None:
@@ -131,7 +142,9 @@ def _run_file(path: Path) -> None:
     if known is not None:
         if Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
             return  # imported already
-        raise InputError(f"there is a module {path.stem!r} already; rename the file")
+        raise InputError(
+            f"there is a module {path.stem!r} already; rename the file", code="component.invalid"
+        )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -40,7 +40,8 @@ def each_task(
         if unknown:
             raise InputError(
                 f"{what} names {unknown[0]!r:.60}, which is no task; the tasks are "
-                f"{', '.join(names)}"
+                f"{', '.join(names)}",
+                code="choice.unknown",
             )
         return tuple(read(value.get(name)) for name in names)
     if value is None or isinstance(value, str) or not hasattr(value, "__len__"):
@@ -48,7 +49,8 @@ def each_task(
     if len(value) != len(names):
         raise InputError(
             f"{what} has {len(value)} entries for the {len(names)} tasks {', '.join(names)}; give "
-            "one for all, one for each, or some by name"
+            "one for all, one for each, or some by name",
+            code="shape.mismatch",
         )
     return tuple(read(one) for one in value)
 
@@ -87,7 +89,8 @@ def common_range(ranges: Sequence[TaskRange], names: Sequence[str]) -> TaskRange
     if len(set(ranges)) > 1:
         raise InputError(
             f"the tasks {', '.join(names)} have ranges of their own; choose one task, or ask for "
-            "task_ranges"
+            "task_ranges",
+            code="range.invalid",
         )
     return ranges[0]
 

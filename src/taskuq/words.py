@@ -47,7 +47,8 @@ class Words:
             if not isinstance(word, str) or not word.strip() or len(word) > LONGEST:
                 raise InputError(
                     f"the word for {field.name} must be a text of at most {LONGEST} letters, got "
-                    f"{word!r:.80}; give one such as {field.default!r}"
+                    f"{word!r:.80}; give one such as {field.default!r}",
+                    code="value.invalid",
                 )
 
     def many(self, name: str) -> str:
@@ -125,12 +126,15 @@ def as_words(given: Any) -> Words:
     if given is None or isinstance(given, Words):
         return given or Words()
     if not isinstance(given, Mapping):
-        raise InputError(f"words must be names with words, got {type(given).__name__}")
+        raise InputError(
+            f"words must be names with words, got {type(given).__name__}", code="config.type"
+        )
     known = [field.name for field in fields(Words)]
     unknown = [name for name in given if name not in known]
     if unknown:
         raise InputError(
-            f"there is no word for {unknown[0]!r:.40}; give words for {', '.join(known)}"
+            f"there is no word for {unknown[0]!r:.40}; give words for {', '.join(known)}",
+            code="config.key",
         )
     return Words(**given)
 

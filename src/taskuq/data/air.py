@@ -35,7 +35,8 @@ def air_share(images: ArrayLike, threshold: float = THRESHOLD) -> NDArray[np.flo
     if images.ndim != 3 or images.dtype.kind not in "biuf" or 0 in images.shape:
         raise InputError(
             f"images have shape {images.shape} and type {images.dtype}; give real images (image, "
-            "height, width)"
+            "height, width)",
+            code="shape.axes",
         )
     # About the same in millimetres whatever the matrix.
     often = round(max(images.shape[1:]) / 128 - 0.1)

@@ -120,7 +120,8 @@ def _read(path: Path) -> Anatomy:
     except InputError as error:
         raise InputError(
             f"{path} is not a base file of the atlas ({error}); write one with "
-            "'taskuq data atlas-base' where nilearn is installed"
+            "'taskuq data atlas-base' where nilearn is installed",
+            code="file.format",
         ) from error
 
 
@@ -146,7 +147,8 @@ def _nilearn_volume(short: str) -> NDArray[np.uint8]:
             return np.asarray(image.dataobj, dtype=np.uint8)
     raise InputError(
         "the atlas needs the MNI152 volumes of nilearn, which is not installed; pip install "
-        f"'taskuq[demo]', or name a base file in {BASE_VARIABLE}"
+        f"'taskuq[demo]', or name a base file in {BASE_VARIABLE}",
+        code="dependency.missing",
     )
 
 

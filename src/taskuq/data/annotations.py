@@ -50,7 +50,8 @@ class Annotation:
         """
         if self.box is None:
             raise InputError(
-                f"the row for {self.file}, slice {self.slice_index} has no box; ask rows with one"
+                f"the row for {self.file}, slice {self.slice_index} has no box; ask rows with one",
+                code="value.invalid",
             )
         x, y, width, height = self.box
         bottom = min(image_height - y, image_height)
@@ -107,7 +108,8 @@ class Annotations:
         chosen = [row for row in self.rows if row.label.lower() == wanted]
         if not chosen:
             raise InputError(
-                f"no row is labelled {pathology!r}; choose from {', '.join(self.pathologies)}"
+                f"no row is labelled {pathology!r}; choose from {', '.join(self.pathologies)}",
+                code="choice.unknown",
             )
         return chosen
 
@@ -144,7 +146,8 @@ def read_annotations(path: Path | str, *, strict: bool = False) -> Annotations:
             if missing:
                 raise InputError(
                     f"{path} has no column {', '.join(sorted(missing))}; give a fastMRI+ file with "
-                    f"the columns {', '.join(COLUMNS)}"
+                    f"the columns {', '.join(COLUMNS)}",
+                    code="table.column",
                 )
             for row in reader:
                 try:
@@ -152,9 +155,13 @@ def read_annotations(path: Path | str, *, strict: bool = False) -> Annotations:
                 except _RowError as error:
                     unreadable.append(f"line {reader.line_num}: {error}")
     except (OSError, UnicodeError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read ({error}); give a fastMRI+ CSV file") from error
+        raise InputError(
+            f"{path} cannot be read ({error}); give a fastMRI+ CSV file", code="file.format"
+        ) from error
     if strict and unreadable:
-        raise InputError(f"{path}, {unreadable[0]}; correct the row or leave out --strict")
+        raise InputError(
+            f"{path}, {unreadable[0]}; correct the row or leave out --strict", code="file.format"
+        )
     return Annotations(tuple(rows), tuple(unreadable))
 
 
@@ -177,7 +184,9 @@ def read_file_list(path: Path | str) -> frozenset[str]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}); give a list of file names") from error
+        raise InputError(
+            f"{path} cannot be read ({error}); give a list of file names", code="file.format"
+        ) from error
     return frozenset(line.strip().strip(",").removesuffix(".h5") for line in lines if line.strip())
 
 
@@ -232,7 +241,9 @@ def read_labels(
     """
     if annotations is None:
         if files is not None:
-            raise InputError(f"files is {files} without labels; give the fastMRI+ CSV too")
+            raise InputError(
+                f"files is {files} without labels; give the fastMRI+ CSV too", code="option.missing"
+            )
         return None
     listed = None if files is None else read_file_list(files)
     return Labels(read_annotations(annotations), pathology, listed)

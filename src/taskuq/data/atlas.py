@@ -64,7 +64,8 @@ class Atlas:
         if self.patients < 1 or self.coils < 0:
             raise InputError(
                 f"{self.patients} patients with {self.coils} coils are asked for; ask for at "
-                "least 1 patient, and for no negative number of coils"
+                "least 1 patient, and for no negative number of coils",
+                code="value.invalid",
             )
 
     @cached_property
@@ -215,7 +216,10 @@ class AtlasData(Reader):
         """The same as magnitude images, with labels or lesion areas."""
         atlas = self._atlas(coils=0)
         if self.target not in ("label", "lesion_area"):
-            raise InputError(f"the atlas has no {self.target}; choose label or lesion_area")
+            raise InputError(
+                f"the atlas has no {self.target}; choose label or lesion_area",
+                code="choice.unknown",
+            )
         cases: Dataset = atlas
         if self.in_memory:
             # Drawn once for images and areas; case by case every patient would be drawn many times.

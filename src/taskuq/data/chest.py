@@ -68,7 +68,8 @@ class Chest:
         if min(self.patients, self.slices) < 1 or self.size < 16:
             raise InputError(
                 f"{self.patients} patients with {self.slices} slices of {self.size} pixels are "
-                "asked for; ask for at least 1 patient, 1 slice and 16 pixels"
+                "asked for; ask for at least 1 patient, 1 slice and 16 pixels",
+                code="value.invalid",
             )
 
     @cached_property

@@ -187,7 +187,10 @@ def split_by_group(
         [4, 2]
     """
     if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
-        raise InputError(f"fractions are {list(fractions)}; give positive numbers that sum to 1")
+        raise InputError(
+            f"fractions are {list(fractions)}; give positive numbers that sum to 1",
+            code="value.invalid",
+        )
     groups = dataset.groups
     names = rng.permutation(np.unique(groups))
     # Two thirds of three groups is 1.9999... in floats.
@@ -197,6 +200,7 @@ def split_by_group(
     if any(len(part) == 0 for part in parts):
         raise InputError(
             f"{len(names)} groups cannot be split {list(fractions)} without an empty part; give "
-            "more groups or fewer parts"
+            "more groups or fewer parts",
+            code="units.few",
         )
     return tuple(Subset.where(dataset, np.isin(groups, part)) for part in parts)

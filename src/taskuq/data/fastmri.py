@@ -67,13 +67,17 @@ def survey(
     """
     files = sorted(Path(folder).rglob("*.h5"))
     if not files:
-        raise InputError(f"{folder} holds no .h5 file; give the folder of fastMRI volumes")
+        raise InputError(
+            f"{folder} holds no .h5 file; give the folder of fastMRI volumes", code="file.missing"
+        )
     surveyed = []
     for file in files:
         found = _surveyed(file, preparation, labels, thorough)
         is_choice = found.reason.startswith(("acquisition is", "not annotated"))
         if strict and found.reason and not is_choice:
-            raise InputError(f"{file}: {found.reason}; remove the file or leave out --strict")
+            raise InputError(
+                f"{file}: {found.reason}; remove the file or leave out --strict", code="file.format"
+            )
         surveyed.append(found)
     return surveyed
 
@@ -131,11 +135,15 @@ class FastMRI:
             reasons = sorted({f.reason for f in self.surveyed})
             raise InputError(
                 f"none of the {len(self.surveyed)} files in {folder} can be used "
-                f"({'; '.join(reasons[:3])}); run 'taskuq data check {folder}'"
+                f"({'; '.join(reasons[:3])}); run 'taskuq data check {folder}'",
+                code="file.format",
             )
         names = [volume.name for volume in self.volumes]
         if len(set(names)) != len(names):
-            raise InputError(f"file names repeat below {folder}; give one copy of each volume")
+            raise InputError(
+                f"file names repeat below {folder}; give one copy of each volume",
+                code="table.duplicate",
+            )
         self._stored, self.raw_because = find_all(
             self.volumes, self.preparation, self.cache, exact=exact
         )
@@ -257,7 +265,10 @@ class FastMRIData(Reader):
         notes = self._labels
         unreadable = () if notes is None else notes.annotations.unreadable
         if strict and unreadable:
-            raise InputError(f"labels, {unreadable[0]}; correct the row or leave out --strict")
+            raise InputError(
+                f"labels, {unreadable[0]}; correct the row or leave out --strict",
+                code="file.format",
+            )
         if not self.is_judged_apart:
             given(self.path, "path", "the folder of training volumes")
         rows: list[Row] = []
@@ -312,7 +323,9 @@ def _surveyed(
         if thorough and preparation.refusal(volume) is None:
             for index in range(volume.slices):
                 if not np.isfinite(volume.kspace(index)).all():
-                    raise InputError(f"{file} holds NaN or infinity in slice {index}")
+                    raise InputError(
+                        f"{file} holds NaN or infinity in slice {index}", code="value.nonfinite"
+                    )
     except InputError as error:
         # The table already names the file.
         return Surveyed(file, None, str(error).removeprefix(f"{file} ").split(";")[0])

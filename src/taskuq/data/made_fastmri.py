@@ -195,7 +195,10 @@ def make_fastmri(
         ['file1000000.h5', 'file1001000.h5', 'file1002000.h5', 'file1002001.h5']
     """
     if min(*training, *validation) < 1:
-        raise InputError("a data set without volumes or slices is asked for; ask for at least one")
+        raise InputError(
+            "a data set without volumes or slices is asked for; ask for at least one",
+            code="value.invalid",
+        )
     layout = layout or Layout()
     val = folder / "knee_multicoil_val"
     used = [

@@ -53,15 +53,20 @@ class Preparation:
 
     def __post_init__(self) -> None:
         if self.compression not in ("measured", "full"):
-            raise InputError(f"compression is {self.compression!r}; choose 'measured' or 'full'")
+            raise InputError(
+                f"compression is {self.compression!r}; choose 'measured' or 'full'",
+                code="choice.unknown",
+            )
         if self.slices not in ("central-60", "central-80", "all"):
             raise InputError(
-                f"slices is {self.slices!r}; choose 'central-60', 'central-80' or 'all'"
+                f"slices is {self.slices!r}; choose 'central-60', 'central-80' or 'all'",
+                code="choice.unknown",
             )
         if self.minimum_coils < self.coils:
             raise InputError(
                 f"minimum_coils is {self.minimum_coils} for {self.coils} virtual coils; it must be "
-                "at least as large"
+                "at least as large",
+                code="value.invalid",
             )
 
     @property
@@ -178,7 +183,8 @@ def prepare_volume(volume: Volume, preparation: Preparation) -> VirtualCoils:
     scale = float(np.quantile(np.concatenate(magnitudes), 0.95))
     if not np.isfinite(scale) or scale <= 0:
         raise InputError(
-            f"{volume.path} has no signal in the lines of the first round; fetch the file again"
+            f"{volume.path} has no signal in the lines of the first round; fetch the file again",
+            code="value.invalid",
         )
     return VirtualCoils(np.stack(matrices), scale)
 

@@ -77,7 +77,9 @@ def read_data(config: Path | str) -> Reader:
     """
     table = read_toml(config).get("data")
     if not isinstance(table, dict):
-        raise InputError(f"{config} has no table data; name a configuration that has one")
+        raise InputError(
+            f"{config} has no table data; name a configuration that has one", code="config.missing"
+        )
     return from_kinds(READERS, {"kind": "fastmri"} | table, "data")
 
 
@@ -165,7 +167,7 @@ def open_task_data(reader: Reader) -> Part:
 def given(path: Path | None, key: str, what: str) -> Path:
     """A path that a reader cannot do without."""
     if path is None:
-        raise InputError(f"data.{key} is missing; name {what}")
+        raise InputError(f"data.{key} is missing; name {what}", code="config.missing")
     return path
 
 

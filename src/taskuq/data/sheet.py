@@ -45,7 +45,7 @@ def contact_sheet(
 
     chosen = list(range(min(48, len(dataset))) if indices is None else indices)
     if not chosen:
-        raise InputError("no cases are asked for; give at least one")
+        raise InputError("no cases are asked for; give at least one", code="value.invalid")
     rows = -(-len(chosen) // columns)
     items = [dataset[index] for index in chosen]
     images = [magnitude(item.image).numpy() for item in items]

@@ -53,7 +53,8 @@ class _Coils:
         if image.ndim != 2 or image.is_complex():
             raise InputError(
                 f"case {item.case} has shape {tuple(image.shape)} and type {image.dtype}; coils "
-                "are simulated for magnitude images (height, width)"
+                "are simulated for magnitude images (height, width)",
+                code="shape.axes",
             )
         height, width = image.shape
         maps = _group_maps(self.coils, height, width, self.seed, item.group)

@@ -50,12 +50,15 @@ class Split:
             if common:
                 raise InputError(
                     f"{_groups(len(common))} both in {one} and in {other}, first {common[0]}; let "
-                    "each patient be in one part only"
+                    "each patient be in one part only",
+                    code="data.leak",
                 )
         for part in PARTS:
             names = getattr(self, part)
             if len(set(names)) != len(names):
-                raise InputError(f"{part} names a group twice; name each group once")
+                raise InputError(
+                    f"{part} names a group twice; name each group once", code="table.duplicate"
+                )
 
     def of(self, dataset: Dataset) -> tuple[Subset, Subset, Subset]:
         """The three parts of a data set; every group of it must have a part."""
@@ -68,7 +71,8 @@ class Split:
         if unknown:
             raise InputError(
                 f"{_groups(len(unknown))} in no part of the split, first {unknown[0]}; use the "
-                "data the split was made for, or make a split of its own"
+                "data the split was made for, or make a split of its own",
+                code="resume.mismatch",
             )
         return _part(dataset, self.judge)
 
@@ -171,7 +175,8 @@ def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int)
     if min(train, tune) <= 0 or train + tune > 1 + 1e-9:
         raise InputError(
             f"shares are {train} to train and {tune} to tune; give positive shares that sum to at "
-            "most 1"
+            "most 1",
+            code="value.invalid",
         )
     names = np.random.default_rng(seed).permutation(sorted({str(group) for group in groups}))
     # Half of four groups must be two even where 0.5 came out of arithmetic.
@@ -180,7 +185,8 @@ def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int)
     if not (parts[0] and parts[1]):
         raise InputError(
             f"{_groups(len(names))} too few for shares {train} and {tune}; give more groups or "
-            "larger shares"
+            "larger shares",
+            code="units.few",
         )
     return Split(*parts)
 
@@ -201,7 +207,10 @@ def folds(groups: Iterable[str], count: int, tune: float, *, seed: int) -> list[
     """
     names = np.random.default_rng(seed).permutation(sorted({str(group) for group in groups}))
     if not 2 <= count <= len(names):
-        raise InputError(f"{count} folds of {len(names)} groups; give 2 to {len(names)} folds")
+        raise InputError(
+            f"{count} folds of {len(names)} groups; give 2 to {len(names)} folds",
+            code="value.invalid",
+        )
     splits = []
     for k, judged in enumerate(np.array_split(names, count)):
         others = [str(name) for name in names if name not in set(judged)]
@@ -233,7 +242,8 @@ def save_split(split: Split, path: Path | str) -> Path:
         if _as_sets(load_split(path)) != _as_sets(split):
             raise InputError(
                 f"{path} holds another split (other patients, shares or seed); give another file, "
-                "or delete it together with everything that was trained or calibrated with it"
+                "or delete it together with everything that was trained or calibrated with it",
+                code="resume.mismatch",
             )
         return path
     record: dict[str, Any] = {"schema": SCHEMA}
@@ -250,11 +260,13 @@ def load_split(path: Path | str) -> Split:
     record = read_json(path, SCHEMA, is_sealed=False)
     parts = [record.get(part) for part in PARTS]
     if not all(isinstance(p, list) and all(isinstance(n, str) for n in p) for p in parts):
-        raise InputError(f"{path} lacks lists of names {', '.join(PARTS)}; write it again")
+        raise InputError(
+            f"{path} lacks lists of names {', '.join(PARTS)}; write it again", code="file.format"
+        )
     try:
         return Split(*(tuple(part) for part in parts))  # type: ignore[arg-type]  # checked above
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{path}: {error}", code=error.code) from None
 
 
 def _part(dataset: Dataset, names: Sequence[str]) -> Subset:

@@ -80,7 +80,8 @@ class StoredSlices:
                 if not is_typed or hashlib.sha256(values).hexdigest() != self.sums[name][index]:
                     raise InputError(
                         f"{path} is not as it was written: slice {index} and its sha256 differ, so "
-                        f"it was damaged; {REMEDY}"
+                        f"it was damaged; {REMEDY}",
+                        code="file.damaged",
                     )
                 self._verified.add((name, index))
             # A copy, because a map holds a file open as long as it is used.
@@ -97,15 +98,17 @@ def stored_slices(volume: Volume, preparation: Preparation, cache: Path) -> Stor
     """
     path = _record(volume, preparation, cache)
     if not path.exists():
-        raise InputError(f"{volume.name} is not in {cache}")
+        raise InputError(f"{volume.name} is not in {cache}", code="file.missing")
     record = read_json(path, SCHEMA, remedy=REMEDY)
     with complete(path, "record of prepared slices", REMEDY):
         if not _is_of(volume, record["source"]):
-            raise InputError(f"{path} was made from another file than {volume.path}")
+            raise InputError(
+                f"{path} was made from another file than {volume.path}", code="resume.mismatch"
+            )
         for name in ARRAYS:
             size, array = record["bytes"][name], _array(path, name)
             if not array.is_file() or array.stat().st_size != size:
-                raise InputError(f"{array} is missing or breaks off; {REMEDY}")
+                raise InputError(f"{array} is missing or breaks off; {REMEDY}", code="file.damaged")
         return StoredSlices(path, float(record["scale"]), record["precision"], record["sums"])
 
 
@@ -209,7 +212,10 @@ def find_all(
         try:
             slices = stored_slices(volume, preparation, cache)
             if exact and slices.precision != "single":
-                raise InputError(f"{volume.name} is kept in half precision, and is judged here")
+                raise InputError(
+                    f"{volume.name} is kept in half precision, and is judged here",
+                    code="option.conflict",
+                )
             found.append(slices)
         except InputError as error:
             lacking.append(str(error).split(";")[0])
@@ -272,7 +278,8 @@ def _write(
                 if not np.isfinite(values).all():
                     raise InputError(
                         f"{volume.path} has values in slice {index} that {precision} precision "
-                        "cannot hold; prepare it with --precision single, or fetch it again"
+                        "cannot hold; prepare it with --precision single, or fetch it again",
+                        code="value.nonfinite",
                     )
                 files[name].write(values.data)
                 sums[name].append(hashlib.sha256(values.data).hexdigest())

@@ -77,14 +77,18 @@ class Volume:
         kspace = np.asarray(self._read("kspace", index))
         if not np.isfinite(kspace).all():
             raise InputError(
-                f"{self.path} holds NaN or infinite values in slice {index}; fetch it again"
+                f"{self.path} holds NaN or infinite values in slice {index}; fetch it again",
+                code="value.nonfinite",
             )
         return kspace
 
     def reconstruction_rss(self, index: int) -> NDArray[np.float32]:
         """The reference image of one slice, (height, width)."""
         if not self.has_rss:
-            raise InputError(f"{self.path} has no reconstruction_rss; compute it from k-space")
+            raise InputError(
+                f"{self.path} has no reconstruction_rss; compute it from k-space",
+                code="file.format",
+            )
         return np.asarray(self._read("reconstruction_rss", index))
 
     def _read(self, dataset: str, index: int) -> Any:
@@ -132,7 +136,7 @@ def read_header(xml: bytes | str) -> Header:
         root = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:
         raise InputError(
-            f"the ISMRMRD header is not XML ({error}); fetch the file again"
+            f"the ISMRMRD header is not XML ({error}); fetch the file again", code="file.format"
         ) from error
     encoded = _size(root, "encodedSpace")
     center = _number(root, ("encoding", "encodingLimits", "kspace_encoding_step_1", "center"))
@@ -156,17 +160,22 @@ def _opened(path: Path, trouble: str) -> Iterator[Any]:
         raise MachineError(f"memory ran out while {path} was read; free some") from None
     except Exception as error:  # OSError, RuntimeError, KeyError and others, all for broken bytes
         reason = " ".join(first_line(error).split())
-        raise InputError(f"{path} {trouble} ({reason}); fetch the file again") from error
+        raise InputError(
+            f"{path} {trouble} ({reason}); fetch the file again", code="file.format"
+        ) from error
 
 
 def _volume(path: Path, file: Any) -> Volume:
     kspace = file.get("kspace")
     if not isinstance(kspace, h5py.Dataset):
-        raise InputError(f"{path} has no dataset kspace; give fastMRI multi-coil files")
+        raise InputError(
+            f"{path} has no dataset kspace; give fastMRI multi-coil files", code="file.format"
+        )
     if kspace.ndim != 4 or kspace.dtype.kind != "c" or 0 in kspace.shape:
         raise InputError(
             f"{path} has kspace of shape {kspace.shape} and type {kspace.dtype}; give multi-coil "
-            "files, complex (slice, coil, height, width)"
+            "files, complex (slice, coil, height, width)",
+            code="file.format",
         )
     require_room(path, math.prod(kspace.shape) * kspace.dtype.itemsize)
     slices, coils, height, width = kspace.shape

@@ -101,7 +101,8 @@ class BackboneConfig:
         if self.width < 1 or not self.blocks or min(self.blocks) < 1:
             raise InputError(
                 f"a backbone of width {self.width} and blocks {list(self.blocks)} is asked for; "
-                "give a width and numbers of blocks above 0"
+                "give a width and numbers of blocks above 0",
+                code="value.invalid",
             )
 
 
@@ -184,7 +185,7 @@ class StartConfig:
 
     def __post_init__(self) -> None:
         if sum(path is not None for path in (self.simclr, self.imagenet, self.classifier)) > 1:
-            raise InputError("start names several files; name one")
+            raise InputError("start names several files; name one", code="option.conflict")
 
     def fill(self, backbone: Backbone) -> None:
         """Fill a backbone from what was pre-trained."""
@@ -192,7 +193,8 @@ class StartConfig:
             if not backbone.is_imagenet:
                 raise InputError(
                     f"start.imagenet is for a resnet50; the backbone is {backbone.config.kind}: "
-                    "leave it"
+                    "leave it",
+                    code="option.unused",
                 )
             read_imagenet(backbone.body, self.imagenet)
         if self.simclr is not None:

@@ -38,7 +38,10 @@ def judge_classifier(
         ('finding', 4, 4)
     """
     if network.config.output != "probability":
-        raise InputError("the network gives numbers; judge_classifier judges probabilities")
+        raise InputError(
+            "the network gives numbers; judge_classifier judges probabilities",
+            code="option.conflict",
+        )
     clean = task_outputs(network, part, batch=batch)
     harmed = None
     if attack is not None and attack.radius > 0:

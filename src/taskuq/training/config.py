@@ -77,23 +77,32 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "accumulate", "decay_epochs", "keep_every"):
             if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; give a whole number above 0")
+                raise InputError(
+                    f"{name} is {getattr(self, name)}; give a whole number above 0",
+                    code="value.invalid",
+                )
         if self.replay and self.accumulate > 1:
             # A replay writes gradients where the last one's lie: nothing would be added up.
             raise InputError(
                 f"replay is for one batch a step, not accumulate = {self.accumulate}; leave one "
-                "of them out"
+                "of them out",
+                code="option.conflict",
             )
         if not 0 <= self.average < 1:
-            raise InputError(f"average is {self.average}; give a decay of at least 0 and below 1")
+            raise InputError(
+                f"average is {self.average}; give a decay of at least 0 and below 1",
+                code="value.invalid",
+            )
         if self.warmup < 0 or self.minutes < 0:
             raise InputError(
-                f"warmup is {self.warmup} and minutes {self.minutes}; give no negative number"
+                f"warmup is {self.warmup} and minutes {self.minutes}; give no negative number",
+                code="value.invalid",
             )
         smallest = min(self.clip, self.weight_decay, self.workers, self.patience)
         if self.learning_rate <= 0 or smallest < 0:
             raise InputError(
                 f"learning_rate {self.learning_rate}, clip {self.clip}, weight_decay "
                 f"{self.weight_decay}, workers {self.workers}, patience {self.patience}; give a "
-                "positive learning rate and no negative number"
+                "positive learning rate and no negative number",
+                code="value.invalid",
             )

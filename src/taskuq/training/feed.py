@@ -128,6 +128,7 @@ def stock_of(
     if is_asked and found is None:
         raise InputError(
             "training.feed is 'device', which is for one process and cases of one size that are in "
-            "memory; set in_memory = true in the table data, or leave feed out"
+            "memory; set in_memory = true in the table data, or leave feed out",
+            code="option.conflict",
         )
     return found

@@ -282,7 +282,8 @@ def _loop(
             # Lightning takes the number of a SLURM step's tasks for that of processes.
             raise InputError(
                 f"{machine.processes} processes were asked for and the launcher started "
-                f"{trainer.world_size}; use --engine slurm, or one task of srun for each process"
+                f"{trainer.world_size}; use --engine slurm, or one task of srun for each process",
+                code="option.conflict",
             )
         try:
             with telling_what_is_kept(keep):
@@ -339,7 +340,9 @@ def _loader(
 ) -> DataLoader[Any] | Feed:
     length = len(cases)  # type: ignore[arg-type]
     if length == 0:
-        raise InputError("a part of the data has no cases; give more data or another split")
+        raise InputError(
+            "a part of the data has no cases; give more data or another split", code="units.few"
+        )
     order = EpochOrder(length, seed, batch=config.batch, most=most)
     on_gpu = machine.may_be_one_gpu and torch.cuda.is_available()
     stock = stock_of(cases, config.feed, on_gpu=on_gpu, is_alone=machine.processes == 1)
@@ -362,7 +365,7 @@ def _refuse_impossible(
 ) -> None:
     """Refuse what cannot be trained, before anything is written."""
     if steps is not None and steps < 1:
-        raise InputError(f"{steps} steps were asked for; take at least 1")
+        raise InputError(f"{steps} steps were asked for; take at least 1", code="value.invalid")
     own_batch(config, machine, len(cases))  # type: ignore[arg-type]
     if machine.accelerator != "cpu":  # which is always there
         with quiet():
@@ -385,11 +388,13 @@ def own_batch(config: TrainingConfig, machine: Machine, cases: int) -> int:
     if config.batch % processes:
         raise InputError(
             f"a batch of {config.batch} cannot be shared by {processes} processes; give a batch "
-            "that they divide, or another number of devices"
+            "that they divide, or another number of devices",
+            code="option.conflict",
         )
     if processes > 1 and cases < config.batch:
         raise InputError(
             f"{cases} training cases are fewer than a batch of {config.batch}; train on one "
-            "device, or give a smaller batch"
+            "device, or give a smaller batch",
+            code="units.few",
         )
     return config.batch // processes

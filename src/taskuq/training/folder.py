@@ -27,11 +27,13 @@ def begin(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Path | None
     if there is not None and "trial" in there and "trial" not in settings:
         raise InputError(
             f"{folder} holds a trial of {there['trial']['steps']} steps; give another folder, or "
-            "--fresh to train there"
+            "--fresh to train there",
+            code="file.exists",
         )
     if there is not None and "trial" in settings and "trial" not in there:
         raise InputError(
-            f"{folder} holds a training; give a trial another folder, or --fresh to overwrite it"
+            f"{folder} holds a training; give a trial another folder, or --fresh to overwrite it",
+            code="file.exists",
         )
     if fresh or "trial" in settings:
         for old in (state, written, folder / FINISHED):
@@ -39,7 +41,8 @@ def begin(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Path | None
     elif there is not None and settings and there != settings:
         raise InputError(
             f"{folder} holds a training of another configuration ({_difference(there, settings)}"
-            "); give another folder, or --fresh to begin again"
+            "); give another folder, or --fresh to begin again",
+            code="resume.mismatch",
         )
     with whole_file(written) as partial:
         partial.write_text(toml_text(settings), encoding="utf-8")

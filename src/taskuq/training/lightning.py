@@ -51,7 +51,8 @@ def trainer_of(config: TrainingConfig, machine: Machine, callbacks: list[Any]) -
     except MisconfigurationException as error:
         raise InputError(
             f"{machine.devices} × {machine.accelerator} cannot be used here "
-            f"({' '.join(str(error).split()):.160}); give another --accelerator or fewer --devices"
+            f"({' '.join(str(error).split()):.160}); give another --accelerator or fewer --devices",
+            code="dependency.missing",
         ) from None
 
 

@@ -192,7 +192,9 @@ class Methods(Kinds[type[Any]]):
         """
         if name not in self or name not in NETWORKS or preset not in NETWORKS[name].presets:
             known = (f"{kind} ({', '.join(NETWORKS[kind].presets)})" for kind in self.networks())
-            raise InputError(f"there is no {name} {preset}; choose {' or '.join(known)}")
+            raise InputError(
+                f"there is no {name} {preset}; choose {' or '.join(known)}", code="choice.unknown"
+            )
         return NETWORKS[name].make(NETWORKS[name].presets[preset])
 
     def load(self, path: Path | str) -> Any:
@@ -217,9 +219,13 @@ class Methods(Kinds[type[Any]]):
         from taskuq.weights.files import read_card
 
         if weights is None:
-            raise InputError(f"{self.table}.weights is missing; name the trained {kind}")
+            raise InputError(
+                f"{self.table}.weights is missing; name the trained {kind}", code="config.missing"
+            )
         path = locate(weights)
         card = read_card(path, self.networks())
         if card["kind"] != kind:
-            raise InputError(f"{weights} does not hold a {kind}; name another file")
+            raise InputError(
+                f"{weights} does not hold a {kind}; name another file", code="weights.mismatch"
+            )
         return path, NETWORKS[kind].load(path, card["network"])

@@ -61,7 +61,10 @@ def load_state(path: Path | str) -> Any:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if header.get("schema") != SCHEMA:
-            raise InputError(f"{path} is no training state of this version; train with --fresh")
+            raise InputError(
+                f"{path} is no training state of this version; train with --fresh",
+                code="file.schema",
+            )
         return _put_together(json.loads(header["skeleton"]), tensors)
 
 
