@@ -12,7 +12,7 @@ from taskuq.errors import Code, InputError
 
 @contextmanager
 def refused(code: Code, *names: str) -> Iterator[pytest.ExceptionInfo[InputError]]:
-    """Expect an :class:`InputError` of this code, whose sentence names these values.
+    """Expect an :class:`InputError` of this code, with one sentence that names these values.
 
     Args:
         code: The code.
@@ -21,5 +21,6 @@ def refused(code: Code, *names: str) -> Iterator[pytest.ExceptionInfo[InputError
     with pytest.raises(InputError) as caught:
         yield caught
     assert caught.value.code == code, f"{caught.value.code}: {caught.value}"
+    assert "\n" not in str(caught.value)
     for name in names:
         assert name in str(caught.value)

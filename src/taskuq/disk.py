@@ -184,16 +184,17 @@ def is_plain(path: Path) -> bool:
         return False
 
 
-def append_line(path: Path, line: str) -> None:
-    """Append a line in one piece, as several workers may; never through a link or into a pipe.
+def append_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Append in one piece, as several workers may; never through a link or into a pipe.
 
-    Arguments:
+    Args:
         path: The file, which is made where there is none.
-        line: The line, without its end.
+        data: What to append.
+        durable: Wait until it is on the disk.
     """
     with writing(path):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        # Without them a pipe that nobody reads would be waited for, and a link followed.
+        # Without them a pipe without a reader would be waited for, and a link followed.
         flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         try:
             file = os.open(path, flags, 0o666)
@@ -204,7 +205,10 @@ def append_line(path: Path, line: str) -> None:
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise MachineError(f"cannot write {path}: it is no file; remove it")
-            os.write(file, (line + "\n").encode())
+            while data:
+                data = data[os.write(file, data) :]
+            if durable:
+                os.fsync(file)
         finally:
             os.close(file)
 

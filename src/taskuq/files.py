@@ -7,12 +7,12 @@ import math
 import os
 import uuid
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taskuq.disk import make_folder, move_in, reading, require_room, writing
+from taskuq.disk import append_bytes, make_folder, move_in, reading, require_room, writing
 from taskuq.errors import InputError
 from taskuq.fingerprints import SEAL, require_seal, sealed
 
@@ -213,6 +213,31 @@ def complete(path: str | os.PathLike[str], what: str, remedy: str = "") -> Itera
         raise InputError(
             f"{path} is not a complete {what} ({error!r:.80}){advice}", code="file.format"
         ) from None
+
+
+def append_jsonl(
+    path: Path, records: Iterable[Mapping[str, Any]], *, durable: bool = False
+) -> None:
+    """Append records to a file of JSON lines in one piece, as several workers may.
+
+    Args:
+        path: The file, which is made where there is none.
+        records: One for each line.
+        durable: Wait until they are on the disk.
+    """
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    # A lone surrogate, from a file name, becomes the escape that JSON has for it.
+    append_bytes(path, text.encode("utf-8", "backslashreplace"), durable=durable)
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield the record of each line; None for a line that is damaged or torn by a power cut."""
+    for line in path.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        yield record if isinstance(record, dict) else None
 
 
 def number_to_json(value: float) -> float | str:

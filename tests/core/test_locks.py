@@ -6,8 +6,8 @@ import errno
 import fcntl
 
 import pytest
-from raising import refused
 
+from raising import refused
 from taskuq.locks import locked
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from bits import same_bits
+from raising import refused
 from taskuq.errors import InputError
 from taskuq.recover import open_recovery
 from taskuq.runs.training import foresee_training, train_from
@@ -275,7 +276,7 @@ def test_devices_share_a_dry_run_of_a_training_in_stages(tmp_path, configure):
 
 def test_another_configuration_is_refused_in_its_folder(tmp_path, configure):
     train_from("varnet", configure("varnet", epochs=1), tmp_path / "run", machine=CPU)
-    with pytest.raises(InputError, match=r"training\.epochs: 1 there, 2 here"):
+    with refused("resume.mismatch", "training.epochs: 1 there, 2 here"):
         train_from("varnet", configure("varnet", epochs=2), tmp_path / "run", machine=CPU)
     train_from("varnet", configure("varnet", epochs=2), tmp_path / "run", machine=CPU, fresh=True)
     assert load_state(tmp_path / "run" / "resume.safetensors")["epoch"] == 1
@@ -351,7 +352,7 @@ def test_an_interrupted_training_names_its_state(tmp_path, configure, keep_every
 def test_a_training_that_goes_on_says_so_where_it_is_looked_at(tmp_path, configure, capsys):
     config, seen = configure("varnet", epochs=1), Machine(accelerator="cpu")
     train_from("varnet", config, tmp_path / "run", machine=seen)
-    assert "epochs are done" not in capsys.readouterr().err
+    assert "resuming" not in capsys.readouterr().err
     train_from("varnet", config, tmp_path / "run", machine=seen)
     assert "run is trained already; --fresh trains it again" in capsys.readouterr().err
     (tmp_path / "run" / "finished.json").unlink()
@@ -359,7 +360,7 @@ def test_a_training_that_goes_on_says_so_where_it_is_looked_at(tmp_path, configu
     Path(config).write_text(longer)
     (tmp_path / "run" / "config.toml").unlink()
     train_from("varnet", config, tmp_path / "run", machine=seen)
-    assert "run: 1 epochs are done, it goes on behind them" in capsys.readouterr().err
+    assert "run: resuming after 1 epochs" in capsys.readouterr().err
 
 
 def test_a_warm_up_that_is_longer_than_the_training_is_told(tmp_path, configure, capsys):
