@@ -1,4 +1,4 @@
-"""What we accept as arrays: right shapes, finite numbers, and one clear sentence otherwise."""
+"""Checks of arrays, ranges and components, each with one sentence for a mistake."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ CALLED = "cannot be called; give a function"
 
 
 def is_tensor(values: Any) -> bool:
-    """Whether something is a torch tensor; whoever has not loaded torch has none.
-
-    Example:
-        >>> is_tensor(np.ones(3))
-        False
-    """
+    """Return True if something is a torch tensor; whoever has not loaded torch has none."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
 
@@ -35,18 +30,7 @@ def no_gradients() -> AbstractContextManager[None]:
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
-    """Take an array, a list or a torch tensor on any device as a NumPy array.
-
-    Arguments:
-        values: What was handed in.
-        name: What to call it in an error.
-
-    Example:
-        >>> as_array([[1, 2], [3]], "outputs")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: outputs cannot be read as an array of numbers (...)
-    """
+    """Take an array, a list or a torch tensor on any device as a NumPy array."""
     try:
         if is_tensor(values):
             values = _from_tensor(values.detach().cpu())
@@ -69,19 +53,7 @@ def _from_tensor(tensor: Any) -> Any:
 
 
 def as_numbers(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArray:
-    """Take real, finite numbers; float32 stays float32, everything else becomes float64.
-
-    Arguments:
-        values: What was handed in.
-        name: What to call it in an error.
-        ndim: The numbers of axes that are acceptable.
-
-    Example:
-        >>> as_numbers([0.1, float("nan"), 0.2], "targets", ndim=(1,))
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: targets hold 1 NaN or infinite value of 3, first at (1,); ...
-    """
+    """Take real, finite numbers; float32 stays float32, everything else becomes float64."""
     array = as_array(values, name)
     if array.dtype.kind not in "fiub":
         raise InputError(
@@ -115,7 +87,7 @@ def require_finite(array: FloatArray, name: str) -> None:
 
 
 def _all_moderate(array: FloatArray) -> bool:
-    """Whether all is surely finite and not too large, in one pass and without a second array."""
+    """Return True if all is finite and moderate, in one pass and without a second array."""
     if not array.flags.c_contiguous:
         return bool(float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST)
     flat = array.ravel()
@@ -125,19 +97,7 @@ def _all_moderate(array: FloatArray) -> bool:
 
 
 def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
-    """Take one integer or string per case.
-
-    Arguments:
-        values: What was handed in.
-        name: What to call it in an error.
-        cases: How many there must be.
-
-    Example:
-        >>> as_ids(["a", "b"], "group", cases=3)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: group must hold one entry for each of 3 cases, got shape (2,)
-    """
+    """Take one integer or string per case."""
     try:
         array = as_array(values, name) if is_tensor(values) else np.asarray(values)
     except ValueError:
@@ -179,15 +139,7 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
 
 
 def as_range(value: Any) -> tuple[float, float] | None:
-    """Take a task range (low, high), or None where there is none.
-
-    Arguments:
-        value: Two numbers with low < high; either may be infinite, none as good as it.
-
-    Example:
-        >>> as_range([0, 1])
-        (0.0, 1.0)
-    """
+    """Take a task range (low, high), or None where there is none."""
     if value is None:
         return None
     try:
@@ -207,17 +159,6 @@ def as_cases(outputs: Any, targets: Any, range_: TaskRange) -> tuple[FloatArray,
     """Take outputs, (case, sample) or with rounds first, and one target per case.
 
     Outputs (case,) are point estimates: one sample each.
-
-    Arguments:
-        outputs: What was handed in as outputs.
-        targets: What was handed in as targets.
-        range_: The declared task range, if any, which holds the targets.
-
-    Example:
-        >>> as_cases([[0.2, 0.4], [0.1, 0.3]], [0.3], None)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: outputs of shape (2, 2) are 2 cases, but targets have shape ...
     """
     x = as_numbers(outputs, "outputs", ndim=(1, 2, 3))
     x = x[:, None] if x.ndim == 1 else x
@@ -238,21 +179,7 @@ def as_cases(outputs: Any, targets: Any, range_: TaskRange) -> tuple[FloatArray,
 
 
 def require_part(part: Any, name: str, kinds: Any, lacks: str = CALLED) -> None:
-    """Refuse a part that cannot do what it is for.
-
-    Arguments:
-        part: What was handed in.
-        name: What it is called in a sentence.
-        kinds: The protocol, or protocols, of which it must follow one.
-        lacks: What it cannot do otherwise, and what to give instead.
-
-    Example:
-        >>> from taskuq.protocols import Task
-        >>> require_part(3, "task", Task)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: task is a int, which cannot be called; give a function
-    """
+    """Refuse a part that cannot do what it is for."""
     if not isinstance(part, kinds):
         raise InputError(
             f"{name} is a {type(part).__name__}, which {lacks}", code="component.invalid"
@@ -279,19 +206,7 @@ def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
 
 
 def require_lines(found: Any, lines: BoolArray, round: int) -> BoolArray:
-    """See that what a rule chose keeps the lines measured so far.
-
-    Arguments:
-        found: The lines of the next round, booleans (line,).
-        lines: Those measured so far.
-        round: The round that is over, counted from 0.
-
-    Example:
-        >>> require_lines(np.array([False, True]), np.array([True, False]), round=0)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: the rule chose bool of shape (2,) after round 0; booleans (2,) ...
-    """
+    """See that what a rule chose keeps the lines measured so far."""
     chosen = np.asarray(found)
     if chosen.dtype != bool or chosen.shape != lines.shape or (chosen < lines).any():
         raise InputError(

@@ -26,19 +26,6 @@ def whole_file(path: str | os.PathLike[str], *, exclusive: bool = False) -> Iter
 
     Once this is left, a power cut does not lose the file: it and its name are on the disk. What the
     disk refuses is one sentence, a :class:`~taskuq.errors.MachineError`.
-
-    Arguments:
-        path: The final name.
-        exclusive: Refuse to take the place of another file, with a
-            :class:`~taskuq.errors.TakenError`; of several that try at once, one succeeds.
-
-    Example:
-        >>> import tempfile
-        >>> target = Path(tempfile.mkdtemp()) / "a.txt"
-        >>> with whole_file(target) as partial:
-        ...     _ = partial.write_text("all of it")
-        >>> target.read_text()
-        'all of it'
     """
     target = Path(path)
     with writing(target):
@@ -52,16 +39,7 @@ def whole_file(path: str | os.PathLike[str], *, exclusive: bool = False) -> Iter
 
 
 def picture_format(path: str | os.PathLike[str]) -> str:
-    """Return what kind of picture a name asks for by its ending.
-
-    Example:
-        >>> picture_format("masks.png")
-        'png'
-        >>> picture_format("masks.docx")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: the picture is masks.docx; let its name end in .png, .svg or .pdf
-    """
+    """Return what kind of picture a name asks for by its ending."""
     ending = Path(path).suffix.lower().removeprefix(".") or "png"
     if ending not in ("png", "svg", "pdf"):
         raise InputError(
@@ -74,16 +52,6 @@ def inside(folder: str | os.PathLike[str], name: str) -> Path:
     """Return the path of a name inside a folder; refuse one that leads out of it.
 
     Names of cases come from files that others wrote, and ``../../home`` is a name too.
-
-    Arguments:
-        folder: The folder.
-        name: A name, perhaps with subfolders.
-
-    Example:
-        >>> inside("runs", "../secrets")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: the name '../secrets' is no file name or leads out of runs; ...
     """
     try:
         root = Path(folder).resolve()
@@ -104,17 +72,6 @@ def json_text(record: Mapping[str, Any], *, indent: int | None = 1) -> str:
     """Return a record as the JSON that files and the terminal get; NaN and infinity are refused.
 
     Its last entry is the SHA-256 of all others, which is verified when the record is read.
-
-    Arguments:
-        record: What it holds.
-        indent: How far what is inside something is indented; None for one line.
-
-    Example:
-        >>> print(json_text({"alpha": 0.1}))
-        {
-         "alpha": 0.1,
-         "sha256": "..."
-        }
     """
     return json.dumps(sealed(record), indent=indent, allow_nan=False)
 
@@ -154,12 +111,6 @@ def read_json(
     """Read a record of the given schema, or of one of several, or say why that is impossible.
 
     A record that is not as it was written is refused: its SHA-256 tells.
-
-    Arguments:
-        path: The file.
-        schemas: A kind and a version, e.g. ``taskuq.bound/1``; the usual one first.
-        remedy: How such a file is made again.
-        is_sealed: Whether one without a checksum is refused too; otherwise a warning says so.
     """
     try:
         record = parsed_json(path)
@@ -190,20 +141,7 @@ def read_json(
 
 @contextmanager
 def complete(path: str | os.PathLike[str], what: str, remedy: str = "") -> Iterator[None]:
-    """Say that a record is incomplete, where taking it apart fails for lack of something.
-
-    Arguments:
-        path: The file it is from.
-        what: What it should describe.
-        remedy: What to do about it.
-
-    Example:
-        >>> with complete("knee.json", "bound", "calibrate again"):
-        ...     {}["score"]
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: knee.json is not a complete bound (KeyError('score')); ...
-    """
+    """Turn the errors of reading an incomplete record into one sentence."""
     try:
         yield
     except InputError:
@@ -218,13 +156,7 @@ def complete(path: str | os.PathLike[str], what: str, remedy: str = "") -> Itera
 def append_jsonl(
     path: Path, records: Iterable[Mapping[str, Any]], *, durable: bool = False
 ) -> None:
-    """Append records to a file of JSON lines in one piece, as several workers may.
-
-    Args:
-        path: The file, which is made where there is none.
-        records: One for each line.
-        durable: Wait until they are on the disk.
-    """
+    """Append records to a file of JSON lines in one piece, as several workers may."""
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     # A lone surrogate, from a file name, becomes the escape that JSON has for it.
     append_bytes(path, text.encode("utf-8", "backslashreplace"), durable=durable)
@@ -241,22 +173,12 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any] | None]:
 
 
 def number_to_json(value: float) -> float | str:
-    """Write infinity as a word, because JSON has no number for it.
-
-    Example:
-        >>> number_to_json(math.inf), number_to_json(0.5)
-        ('inf', 0.5)
-    """
+    """Write infinity as a word, because JSON has no number for it."""
     return float(value) if math.isfinite(value) else str(float(value))
 
 
 def number_from_json(value: float | str) -> float:
-    """Read a number, or the words for infinity.
-
-    Example:
-        >>> number_from_json("-inf")
-        -inf
-    """
+    """Read a number, or the words for infinity."""
     number = float(value)
     if math.isnan(number):
         raise InputError("the file holds NaN where a number is needed", code="value.nonfinite")
@@ -269,12 +191,7 @@ def range_to_json(range_: tuple[float, float] | None) -> list[str] | None:
 
 
 def plain(value: Any) -> Any:
-    """Make values fit for JSON: infinity as a word, a missing number as null.
-
-    Example:
-        >>> plain({"mean": (0.5, math.inf), "sd": math.nan})
-        {'mean': [0.5, 'inf'], 'sd': None}
-    """
+    """Make values fit for JSON: infinity as a word, a missing number as null."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -293,25 +210,6 @@ def open_npz(
     Python objects are never loaded, and an array whose header claims another size than the file
     holds, or more than such a file can hold, is refused before memory is taken for it. Whatever is
     wrong with the file while it is open becomes one sentence.
-
-    Arguments:
-        path: The file.
-        what: What it should hold, for that sentence.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "a.npz"
-        >>> np.savez(path, image=np.ones((2, 3)))
-        >>> with open_npz(path) as arrays:
-        ...     list(arrays), arrays["image"].shape
-        (['image'], (2, 3))
-        >>> path.write_bytes(path.read_bytes()[:100])
-        100
-        >>> with open_npz(path) as arrays:
-        ...     pass
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: ...a.npz cannot be read as arrays (File is not a zip file); ...
     """
     import numpy as np  # here, so that writing JSON alone does not load it
 

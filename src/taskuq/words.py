@@ -1,4 +1,4 @@
-"""What a person reads on the page and in the explorer: the user's words, not the scanner's."""
+"""Words of the user's problem, for the report and the explorer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST = 60
 
 @dataclass(frozen=True)
 class Words:
-    """What things are called in somebody's problem, in the singular and without a capital.
+    """Names of the things of a problem, in the singular and without a capital.
 
     Arguments:
         case: One image: 'slice', 'digit', 'scene'.
@@ -78,22 +78,12 @@ class Words:
 
 
 def counted(count: int, word: str) -> str:
-    """Return how many of something there are, as a person says it.
-
-    Example:
-        >>> counted(1, "slice"), counted(2, "slice")
-        ('1 slice', '2 slices')
-    """
+    """Return how many of something there are, as a person says it."""
     return f"{count} {word if count == 1 else plural(word)}"
 
 
 def plural(word: str) -> str:
-    """Return the plural of an English noun, good enough for what cases are called.
-
-    Example:
-        >>> plural("slice"), plural("study"), plural("patch"), plural("day")
-        ('slices', 'studies', 'patches', 'days')
-    """
+    """Return the plural of an English noun, good enough for what cases are called."""
     if word.endswith("y") and word[-2:-1] not in set("aeiou"):
         return word[:-1] + "ies"
     return word + ("es" if word.endswith(("s", "x", "z", "ch", "sh")) else "s")
@@ -110,19 +100,7 @@ MRI = Words(
 
 
 def as_words(given: Any) -> Words:
-    """Take words as they are given: by name, as words, or None for the plain ones.
-
-    Arguments:
-        given: What was handed in.
-
-    Example:
-        >>> as_words({"case": "digit"}).many("case")
-        'digits'
-        >>> as_words({"image": "digit"})
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: there is no word for 'image'; give words for case, group, ...
-    """
+    """Take words as they are given: by name, as words, or None for the plain ones."""
     if given is None or isinstance(given, Words):
         return given or Words()
     if not isinstance(given, Mapping):
@@ -140,16 +118,7 @@ def as_words(given: Any) -> Words:
 
 
 def round_label(acceleration: float, name: str | None = None) -> str:
-    """Return what a round is called: its name where it has one, or else its acceleration.
-
-    Arguments:
-        acceleration: The acceleration; 1 where everything is measured, NaN where it is unknown.
-        name: The round's name.
-
-    Example:
-        >>> round_label(8.0), round_label(16.0, "12 views"), round_label(1.0)
-        ('R = 8', '12 views', 'everything measured')
-    """
+    """Return what a round is called: its name where it has one, or else its acceleration."""
     if name is not None:
         return name
     if acceleration != acceleration:

@@ -80,14 +80,6 @@ class Annotations:
 
         Names are compared without surrounding spaces (the file has some) and without regard to
         case. Rows about a whole volume name no slice and are left to :meth:`positive_volumes`.
-
-        Arguments:
-            pathology: A name such as ``"Meniscus Tear"``.
-
-        Example:
-            >>> row = Annotation("file1", 7, False, (1, 2, 3, 4), "Meniscus Tear")
-            >>> Annotations((row,)).positive_slices("Meniscus Tear")
-            {'file1': {7}}
         """
         positive: dict[str, set[int]] = {}
         for row in self._chosen(pathology):
@@ -96,11 +88,7 @@ class Annotations:
         return positive
 
     def positive_volumes(self, pathology: str) -> set[str]:
-        """The volumes with the pathology, in a slice or as a whole.
-
-        Arguments:
-            pathology: A name such as ``"Meniscus Tear"``.
-        """
+        """The volumes with the pathology, in a slice or as a whole."""
         return {row.file for row in self._chosen(pathology)}
 
     def _chosen(self, pathology: str) -> list[Annotation]:
@@ -192,7 +180,7 @@ def read_file_list(path: Path | str) -> frozenset[str]:
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Where labels come from.
+    """Source of labels.
 
     Attributes:
         annotations: fastMRI+ rows.
@@ -226,19 +214,7 @@ class Labels:
 def read_labels(
     annotations: Path | None, files: Path | None, pathology: str = "Meniscus Tear"
 ) -> Labels | None:
-    """Read the labels of slices from the files of fastMRI+.
-
-    Arguments:
-        annotations: The CSV of annotations; None gives no labels.
-        files: The list of volumes that annotators looked at; None takes all volumes.
-        pathology: Which pathology is 1.
-
-    Example:
-        >>> read_labels(None, Path("knee_file_list.csv"))
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: files is knee_file_list.csv without labels; ...
-    """
+    """Read the labels of slices from the files of fastMRI+."""
     if annotations is None:
         if files is not None:
             raise InputError(
@@ -250,7 +226,7 @@ def read_labels(
 
 
 class _RowError(Exception):
-    """What is wrong with one row."""
+    """Fault of one row."""
 
 
 def _annotation(row: dict[str, str | None]) -> Annotation:

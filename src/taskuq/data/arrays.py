@@ -111,13 +111,6 @@ def group_scale(values: NDArray[Any]) -> float:
     """The scale of a whole group: the 99.5 % quantile of its magnitudes, 1 where it is black.
 
     Scanners differ a lot in their units; slices of one patient share them.
-
-    Arguments:
-        values: All pixels of the group, real or complex.
-
-    Example:
-        >>> group_scale(np.array([[[1.0]], [[3.0]]]))
-        2.99
     """
     # Above this quantile lie a few bright pixels that must not set the scale.
     quantile = float(np.quantile(np.abs(values), 0.995))
@@ -175,18 +168,6 @@ def save_npz(dataset: Dataset, path: Path | str, indices: Sequence[int] | None =
 
     Images are written as they are delivered, divided by their scale; read them with
     ``normalise=False`` to get the same items back.
-
-    Arguments:
-        dataset: The data set.
-        path: The file to write; it appears only when it is complete.
-        indices: Which cases; all by default.
-
-    Example:
-        >>> import tempfile
-        >>> data = ArrayDataset(np.ones((2, 8, 8)), label=[0, 1], group="each")
-        >>> path = save_npz(data, Path(tempfile.mkdtemp()) / "copy.npz")
-        >>> len(read_npz(path, normalise=False))
-        2
     """
     items = [dataset[i] for i in (range(len(dataset)) if indices is None else indices)]
     if not items:

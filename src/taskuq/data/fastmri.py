@@ -30,7 +30,7 @@ from taskuq.measure.coils import magnitude
 
 @dataclass(frozen=True)
 class Surveyed:
-    """What was found under one file name.
+    """Finding about one file.
 
     Attributes:
         file: The file.
@@ -55,16 +55,7 @@ def survey(
     strict: bool = False,
     thorough: bool = False,
 ) -> list[Surveyed]:
-    """Look at every .h5 file of a folder, sorted by path: what is used, what is skipped and why.
-
-    Arguments:
-        folder: The folder; folders inside it are looked through too.
-        preparation: Which volumes and slices are used.
-        labels: Where labels come from.
-        strict: Stop at the first file that cannot be used instead of listing it. A volume of
-            another acquisition is no fault and is listed all the same.
-        thorough: Read the k-space of every volume that is used, which finds files that break off.
-    """
+    """Look at every .h5 file of a folder, sorted by path: what is used, what is skipped and why."""
     files = sorted(Path(folder).rglob("*.h5"))
     if not files:
         raise InputError(
@@ -242,7 +233,7 @@ class FastMRIData(Reader):
 
     @property
     def is_judged_apart(self) -> bool:
-        """Whether there is a folder of validation volumes."""
+        """True if there is a folder of validation volumes."""
         return self.validation_path is not None
 
     def open(self) -> FastMRI:
@@ -342,7 +333,7 @@ def _surveyed(
 
 
 def _say_raw(folder: Path, data: FastMRI, precision: Precision) -> None:
-    """Say once, and for all processes of a training, that raw files are read, and how fast."""
+    """Warn once, for all processes of a training, that raw files are read, and how fast."""
     if folder in _said or any(os.environ.get(name, "0") != "0" for name in _RANKS):
         return
     _said.add(folder)

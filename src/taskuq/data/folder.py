@@ -166,18 +166,7 @@ class FolderData(Reader):
 
 
 def center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
-    """Cut or pad an image with zeros; the pixel at half its size stays at half its size.
-
-    Arguments:
-        image: (rows, columns).
-        height: Rows wanted.
-        width: Columns wanted.
-
-    Example:
-        >>> center_fit(np.arange(3.0).reshape(1, 3), height=2, width=1)
-        array([[0.],
-               [1.]])
-    """
+    """Cut or pad an image with zeros; the pixel at half its size stays at half its size."""
     for axis, wanted in enumerate((height, width)):
         have = image.shape[axis]
         if have > wanted:

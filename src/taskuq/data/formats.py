@@ -19,11 +19,7 @@ FloatArray = NDArray[np.float32]
 
 
 def count_frames(path: Path) -> int:
-    """How many frames a file (or a folder with a DICOM series) has, without reading them.
-
-    Arguments:
-        path: A .png, .tif, .nii, .nii.gz or .dcm file, or a folder of DICOM files.
-    """
+    """Return how many frames a file (or a folder with a DICOM series) has, without reading them."""
     return int(_guarded(path, lambda p: _format(p)[0](p)))
 
 
@@ -33,18 +29,6 @@ def read_frame(path: Path, index: int) -> FloatArray:
     Slices of a NIfTI volume are taken along its last axis and turned so that the first axis runs
     from left to right. Files of a DICOM series are ordered by their instance number, and stored
     values are converted by the file's rescale slope and intercept.
-
-    Arguments:
-        path: A .png, .tif, .nii, .nii.gz or .dcm file, or a folder of DICOM files.
-        index: The number of the frame, from 0.
-
-    Example:
-        >>> import tempfile
-        >>> from PIL import Image
-        >>> path = Path(tempfile.mkdtemp()) / "a.png"
-        >>> Image.fromarray(np.full((2, 3), 7, dtype=np.uint8)).save(path)
-        >>> count_frames(path), read_frame(path, 0).shape
-        (1, (2, 3))
     """
     image = np.asarray(_guarded(path, lambda p: _format(p)[1](p, index)), dtype=np.float32)
     if image.ndim != 2:
@@ -151,7 +135,7 @@ def _dicom_frames(path: Path) -> int:
 
 
 def _frames_of(path: Path, file: Any) -> int:
-    """How many frames a DICOM file holds; each takes a few bytes, whatever the file says."""
+    """Return how many frames a DICOM file holds; each takes a few bytes, whatever the file says."""
     frames = int(file.get("NumberOfFrames") or 1)
     sizes = (int(file.get(name) or 1) for name in ("Rows", "Columns", "SamplesPerPixel"))
     # Four bytes, as numbers and not as they are stored.

@@ -122,7 +122,7 @@ def worth_starting(processes: int, cases: int) -> int:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let processes that are started here compute with one thread each."""
+    """Limit processes that are started here to one thread each."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     before = {name: os.environ[name] for name in names if name in os.environ}
     os.environ.update(dict.fromkeys(names, "1"))

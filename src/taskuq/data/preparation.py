@@ -1,4 +1,4 @@
-"""What is done to a fastMRI volume before anyone sees it, and the cache that remembers it."""
+"""Preparation of fastMRI volumes, and its cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Preparation:
-    """How volumes become coil images; the defaults are the paper's.
+    """Settings that turn volumes into coil images; the defaults are the paper's.
 
     Attributes:
         acquisition: Which acquisition to keep; empty keeps all.
@@ -100,12 +100,7 @@ class Preparation:
         return None
 
     def chosen_slices(self, count: int) -> range:
-        """The slices of a volume that are used.
-
-        Example:
-            >>> Preparation().chosen_slices(35), Preparation(slices="central-80").chosen_slices(35)
-            (range(6, 28), range(3, 31))
-        """
+        """The slices of a volume that are used."""
         if self.slices == "all":
             return range(count)
         if self.slices == "central-80":
@@ -117,7 +112,7 @@ class Preparation:
 
 @dataclass(frozen=True, eq=False)
 class VirtualCoils:
-    """What one volume needs: virtual coils for each slice, and one scale.
+    """Virtual coils for each slice of a volume, and its scale.
 
     Attributes:
         matrices: Coil compression, complex (slice, coil, virtual coil).
@@ -132,14 +127,7 @@ class VirtualCoils:
 def cropped_coils(
     volume: Volume, index: int, size: int, matrix: NDArray[np.complex64] | None = None
 ) -> Tensor:
-    """Fully sampled coil images of one slice, cut to their centre, complex (coil, size, size).
-
-    Arguments:
-        volume: The volume.
-        index: The slice.
-        size: Rows and columns of the crop.
-        matrix: Coil compression (coil, virtual coil); none keeps the receive coils.
-    """
+    """Fully sampled coil images of one slice, cut to their centre, complex (coil, size, size)."""
     kspace = torch.as_tensor(volume.kspace(index))
     if matrix is not None:
         # Mixing coils commutes with everything else; doing it first leaves fewer to transform.
@@ -161,12 +149,7 @@ def _center(images: Tensor, size: int, axis: int) -> Tensor:
 
 
 def prepare_volume(volume: Volume, preparation: Preparation) -> VirtualCoils:
-    """Read a whole volume once and compute its virtual coils and its scale.
-
-    Arguments:
-        volume: The volume.
-        preparation: How.
-    """
+    """Read a whole volume once and compute its virtual coils and its scale."""
     mask = torch.as_tensor(preparation.first_mask)
     matrices, magnitudes = [], []
     for index in range(volume.slices):
@@ -194,11 +177,6 @@ def cached_coils(volume: Volume, preparation: Preparation, cache: Path | None) -
 
     The cache has a folder for each configuration and a file for each volume. A file appears only
     when it is complete; workers that prepare the same volume at once write the same content.
-
-    Arguments:
-        volume: The volume.
-        preparation: How.
-        cache: The folder; None keeps nothing.
     """
     if cache is None:
         return prepare_volume(volume, preparation)

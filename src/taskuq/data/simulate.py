@@ -39,7 +39,7 @@ def simulated_coils(dataset: Dataset, coils: int, *, seed: int) -> Changed:
 
 @dataclass(frozen=True)
 class _Coils:
-    """How a case is seen; a class, so that it can be sent to other processes."""
+    """Simulated coils of a case; a class, so that it can be sent to other processes."""
 
     coils: int
     seed: int

@@ -1,4 +1,4 @@
-"""Who is trained on, who is tuned on, who is judged: decided once, stored, never mixed."""
+"""Splits of groups into training, tuning and test sets, stored once and never mixed."""
 
 from __future__ import annotations
 
@@ -109,15 +109,7 @@ class Part:
         return replace(self, cases=InMemory.of(combined, processes), is_read=True)
 
     def split(self, split: Split) -> tuple[Part, Part, Part]:
-        """The three parts that a split names: to train on, to tune on, to judge.
-
-        Example:
-            >>> from taskuq.data.arrays import ArrayDataset
-            >>> data = ArrayDataset(np.ones((3, 8, 8)), label=[0, 1, 0], group=["a", "b", "c"])
-            >>> train, tune, judge = Part.of(data).split(Split(("b",), ("a",), ("c",)))
-            >>> train.targets
-            array([[1.]])
-        """
+        """The three parts that a split names: to train on, to tune on, to judge."""
         train, tune, judge = (
             replace(self, cases=part, targets=self.targets[list(part.indices)])
             for part in split.of(self.cases)
@@ -127,7 +119,7 @@ class Part:
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Who is trained on and who is tuned on; the rest calibrates and tests.
+    """Shares of groups for training and tuning; the rest calibrates and tests.
 
     Arguments:
         path: The JSON file that holds the split: written by the first training, read by all others.
@@ -146,12 +138,7 @@ class SplitConfig:
     seed: int = 0
 
     def split(self, groups: NDArray[np.str_], *, is_stored: bool = True) -> Split:
-        """The stored split, or a new one, which is stored; shares and seed must agree with it.
-
-        Arguments:
-            groups: The group of each case.
-            is_stored: Whether a new one is stored.
-        """
+        """The stored split, or a new one, which is stored; shares and seed must agree with it."""
         new = split_groups(groups, self.train, self.tune, seed=self.seed)
         if self.path is None or not (is_stored or self.path.exists()):
             return new

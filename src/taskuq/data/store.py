@@ -89,13 +89,7 @@ class StoredSlices:
 
 
 def stored_slices(volume: Volume, preparation: Preparation, cache: Path) -> StoredSlices:
-    """Find the slices of a volume in the store; an error says why they cannot be used.
-
-    Arguments:
-        volume: The volume.
-        preparation: How it is prepared.
-        cache: The folder of the store.
-    """
+    """Find the slices of a volume in the store; an error says why they cannot be used."""
     path = _record(volume, preparation, cache)
     if not path.exists():
         raise InputError(f"{volume.name} is not in {cache}", code="file.missing")
@@ -119,12 +113,6 @@ def keep_slices(
 
     Slices in single precision serve wherever half precision would, and stay. Two processes that
     prepare one volume do so one after the other, and the second has nothing left to do.
-
-    Arguments:
-        volume: The volume.
-        preparation: How to prepare it; all of its slices are kept.
-        cache: The folder of the store.
-        precision: How exact.
     """
     path = _record(volume, preparation, cache)
     with locked(path.with_suffix(".lock"), wait=True):
@@ -149,31 +137,13 @@ def keep_slices(
 
 
 def bytes_of(volume: Volume, preparation: Preparation, precision: Precision) -> int:
-    """What the slices of a volume take on disk.
-
-    Example:
-        >>> from taskuq.data.volume import Header
-        >>> knee = Volume(Path("a.h5"), 36, 15, 640, 368, "CORPD_FBK", "", Header(), True)
-        >>> bytes_of(knee, Preparation(), "half") / 1e6
-        125.3376
-    """
+    """Return what the slices of a volume take on disk."""
     numbers = volume.slices * preparation.size**2 * (2 * preparation.coils + 1)
     return numbers * int(np.dtype(TYPES[precision][0]).itemsize)
 
 
 def require_space(cache: Path, needed: int) -> int:
-    """Refuse to begin what the disk cannot hold; return the bytes that are free.
-
-    Arguments:
-        cache: The folder of the store, which need not be there yet.
-        needed: The bytes that will be written.
-
-    Example:
-        >>> require_space(Path("."), 10**18)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.MachineError: the store needs 1e+09 GB at . and the disk has ...
-    """
+    """Refuse to begin what the disk cannot hold; return the bytes that are free."""
     place = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
@@ -185,7 +155,7 @@ def require_space(cache: Path, needed: int) -> int:
 
 
 def is_stored(volume: Volume, preparation: Preparation, cache: Path, precision: Precision) -> bool:
-    """Whether nothing is left to do for a volume."""
+    """Return True if nothing is left to do for a volume."""
     try:
         return stored_slices(volume, preparation, cache).precision in (precision, "single")
     except InputError:
@@ -198,12 +168,6 @@ def find_all(
     """Find the slices of all volumes: those of all, or none and the reason.
 
     Some from the store and some from raw files would be images of two kinds in one data set.
-
-    Arguments:
-        volumes: The volumes.
-        preparation: How they are prepared.
-        cache: The folder of the store, where there is one.
-        exact: Whether to take only what is, to the bit, what raw files give.
     """
     if cache is None:
         return [], "no cache is named"
@@ -244,7 +208,7 @@ def _source(volume: Volume) -> dict[str, Any]:
 
 
 def _is_of(volume: Volume, source: dict[str, Any]) -> bool:
-    """Whether slices came from this very file; a copy of it has another time and serves too."""
+    """Return True if slices came from this file, or a copy of it, which has another time."""
     stat = volume.path.stat()
     if stat.st_size != source["bytes"]:
         return False

@@ -22,7 +22,7 @@ _NAMESPACE = "{http://www.ismrm.org/ISMRMRD}"
 
 @dataclass(frozen=True)
 class Header:
-    """What the ISMRMRD header says about k-space; None where it says nothing.
+    """Geometry of k-space from the ISMRMRD header; None where it is missing.
 
     Attributes:
         encoded_size: Columns (readout), rows (phase encode) and partitions of k-space.
@@ -69,7 +69,7 @@ class Volume:
 
     @property
     def bytes_of_slice(self) -> int:
-        """What the k-space of one slice takes, in complex64."""
+        """Return what the k-space of one slice takes, in complex64."""
         return 8 * self.coils * self.height * self.width
 
     def kspace(self, index: int) -> NDArray[np.complex64]:
@@ -104,18 +104,6 @@ def open_volume(path: Path | str) -> Volume:
 
     References:
         Zbontar et al., fastMRI: An Open Dataset and Benchmarks for Accelerated MRI, 2018.
-
-    Arguments:
-        path: An HDF5 file with the dataset ``kspace`` (slice, coil, height, width), complex.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "file1000001.h5"
-        >>> with h5py.File(path, "w") as file:
-        ...     file["kspace"] = np.ones((2, 15, 8, 6), dtype=np.complex64)
-        >>> volume = open_volume(path)
-        >>> volume.name, volume.coils, volume.kspace(1).shape
-        ('file1000001', 15, (15, 8, 6))
     """
     path = Path(path)
     with _opened(path, "cannot be opened as HDF5") as file:
@@ -123,15 +111,7 @@ def open_volume(path: Path | str) -> Volume:
 
 
 def read_header(xml: bytes | str) -> Header:
-    """Read the fields we use from an ISMRMRD header; those it lacks are None.
-
-    Arguments:
-        xml: The header as stored in the dataset ``ismrmrd_header``.
-
-    Example:
-        >>> read_header("<a><encoding/></a>")
-        Header(encoded_size=None, recon_size=None, padding=None)
-    """
+    """Read the fields we use from an ISMRMRD header; those it lacks are None."""
     try:
         root = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:

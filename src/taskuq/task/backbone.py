@@ -107,7 +107,7 @@ class BackboneConfig:
 
 
 class Body(NamedTuple):
-    """What a backbone is made of.
+    """Constructor and kind of a backbone.
 
     Attributes:
         make: A configuration to the network, and to how many features it gives.
@@ -164,7 +164,7 @@ class Backbone(nn.Module):
 
 @dataclass(frozen=True)
 class StartConfig:
-    """What a network starts from: weights of an earlier training, ImageNet's, or random ones.
+    """Initial weights of a network: of an earlier training, ImageNet's, or random ones.
 
     Arguments:
         simclr: Weights that ``taskuq train simclr`` wrote.
