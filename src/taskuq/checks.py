@@ -18,13 +18,13 @@ CALLED = "cannot be called; give a function"
 
 
 def is_tensor(values: Any) -> bool:
-    """Return True if something is a torch tensor; whoever has not loaded torch has none."""
+    """Return True if something is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
 
 
 def no_gradients() -> AbstractContextManager[None]:
-    """Keep torch from remembering how numbers were made; whoever uses no torch needs none."""
+    """Turn torch's gradients off, where torch is loaded."""
     torch = sys.modules.get("torch")
     return nullcontext() if torch is None else torch.no_grad()
 

@@ -172,7 +172,7 @@ def append_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
 def ended_by_sigterm() -> Iterator[None]:
     """Turn SIGTERM into an exception, so that what is finished is written first.
 
-    Somebody else's handler, and threads other than the main one, are left alone.
+    A handler of the application, and threads other than the main one, are left alone.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

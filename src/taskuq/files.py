@@ -205,7 +205,7 @@ def plain(value: Any) -> Any:
 def open_npz(
     path: str | os.PathLike[str], what: str = "arrays"
 ) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """Open an .npz file that somebody else may have written; its arrays are read when asked for.
+    """Open an .npz file from any source; its arrays are read on access.
 
     Python objects are never loaded, and an array whose header claims another size than the file
     holds, or more than such a file can hold, is refused before memory is taken for it. Whatever is

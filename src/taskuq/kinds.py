@@ -15,7 +15,7 @@ from typing import Generic, TypeVar, cast
 from taskuq.errors import InputError, first_line
 
 T = TypeVar("T")
-# Your own Python files or modules, separated as PATH is, for whoever has no package of his own.
+# Your own Python files or modules, separated as PATH is, for extensions without a package.
 VARIABLE = "TASKUQ_EXTENSIONS"
 # The group of entry points by which an installed package names modules that register things.
 GROUP = "taskuq.extensions"
@@ -100,7 +100,7 @@ class Kinds(Generic[T]):
 
 
 def load_extensions() -> None:
-    """Run, once, the files and modules in which somebody else registers things.
+    """Run, once, the files and modules that register extensions.
 
     They are named by entry points of installed packages, and by the environment variable
     ``TASKUQ_EXTENSIONS``. Nothing that a table, a policy or a configuration says is ever run.
@@ -128,7 +128,7 @@ def _load_once(name: str, load: Callable[[], object]) -> None:
     _loaded.add(name)  # before it runs: it may look things up itself
     try:
         load()
-    except Exception as error:  # whatever somebody else's code raises
+    except Exception as error:  # whatever the extension raises
         _loaded.discard(name)
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(

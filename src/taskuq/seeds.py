@@ -53,7 +53,7 @@ class Share:
 
     Arguments:
         start: The first of them.
-        stop: The one behind the last.
+        stop: The one after the last.
         total: How many the batch has.
         world: How many processes share it.
 

@@ -116,7 +116,7 @@ def _build() -> Anatomy:
 
 
 def _nilearn_volume(short: str) -> NDArray[np.uint8]:
-    # Reading the files beside the package avoids importing nilearn, which takes seconds.
+    # Reading the files of the package avoids importing nilearn, which takes seconds.
     spec = find_spec("nilearn")
     folders: Any = spec.submodule_search_locations if spec else []
     for folder in folders:

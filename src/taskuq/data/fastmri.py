@@ -350,7 +350,7 @@ def _rate(volume: Volume, preparation: Preparation) -> float:
     """Slices that this process reads in a second, from one."""
     matrix = np.eye(volume.coils, preparation.coils, dtype=np.complex64)
     started = time.perf_counter()
-    with suppress(InputError):  # whoever asks for that slice will be told
+    with suppress(InputError):  # reading that slice will raise it
         cropped_coils(volume, volume.slices // 2, preparation.size, matrix)
     return 1 / (time.perf_counter() - started)
 

@@ -127,7 +127,7 @@ def make_volume(volume: MadeVolume, layout: Layout) -> list[str]:
     first, end = layout.acquired
     shape = (layout.coils, layout.height, layout.width)
     make_folder(volume.path.parent)
-    # It can be made again: nobody waits until gigabytes have reached the disk.
+    # It can be made again: no need to wait until gigabytes have reached the disk.
     partial = volume.path.with_suffix(".partial")
     with h5py.File(partial, "w") as file:
         kspace = file.create_dataset("kspace", (volume.slices, *shape), dtype=np.complex64)

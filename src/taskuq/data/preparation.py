@@ -38,7 +38,7 @@ class Preparation:
         compression: ``"measured"`` computes the virtual coils from the lines of the first round;
             ``"full"`` from all lines, as the paper's code did.
         first_acceleration: R of the first round, whose lines set coils and scale.
-        slices: ``"central-60"`` is the rule behind the paper's 2188 slices; ``"central-80"`` is
+        slices: ``"central-60"`` is the rule of the paper's 2188 slices; ``"central-80"`` is
             what its text says; ``"all"`` keeps every slice.
     """
 

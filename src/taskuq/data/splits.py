@@ -25,8 +25,8 @@ PARTS = ("train", "tune", "judge")
 class Split:
     """Three disjoint sets of groups (patients, volumes).
 
-    Calibration and test draw from ``judge`` alone: whoever chose weights, thresholds or settings by
-    looking at a patient must not measure coverage on that patient.
+    Calibration and test draw from ``judge`` alone: coverage must not be measured on patients that
+    weights, thresholds or settings were chosen by.
 
     Arguments:
         train: Groups whose images networks learn from.
@@ -202,7 +202,7 @@ def folds(groups: Iterable[str], count: int, tune: float, *, seed: int) -> list[
     for k, judged in enumerate(np.array_split(names, count)):
         others = [str(name) for name in names if name not in set(judged)]
         rest = split_groups(others, 1 - tune, tune, seed=seed + k + 1)
-        # Shares are rounded down; nobody is left out.
+        # Shares are rounded down; no group is left out.
         splits.append(Split(rest.train + rest.judge, rest.tune, tuple(map(str, judged))))
     return splits
 

@@ -48,7 +48,7 @@ class StoredSlices:
     machine once, and comes from there for all others.
 
     Attributes:
-        record: The file that describes them; the arrays lie beside it.
+        record: The file that describes them; the arrays lie next to it.
         scale: What they were divided by.
         precision: Half precision rounds; single precision is what the raw file gives, to the bit.
         sums: The SHA-256 of each slice of both arrays.
@@ -72,7 +72,7 @@ class StoredSlices:
     def _slice(self, name: str, index: int) -> Tensor:
         path = _array(self.record, name)
         with reading(path, "prepared slices", REMEDY):
-            # Copy on write: nobody writes, but torch asks for memory that could be written to.
+            # Copy on write: torch needs writable memory, though no one writes.
             values = np.load(path, mmap_mode="c", allow_pickle=False)[index]
             if (name, index) not in self._verified:
                 # The type stands in the file's head, which no slice's sum covers.
@@ -122,7 +122,7 @@ def keep_slices(
                 return found
         except InputError:
             pass  # not there, or not to be used: it is made again
-        # What a killed process left; nobody else is writing this volume.
+        # What a killed process left; no other process writes this volume.
         for left in path.parent.glob(f".{volume.name}.*.partial"):
             left.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
