@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # A light wheel: what travels in it is code, small networks and two tables.
 LARGEST = 25e6
 # What only extras may bring.
-HEAVY = {"torch", "torchvision", "pytorch-lightning", "lightning", "monai", "triton", "numba"}
+HEAVY = {"torch", "torchvision", "pytorch-lightning", "lightning", "triton", "numba"}
 FIRST_STEPS = """
 import numpy as np, taskuq as tq
 rng = np.random.default_rng(0)

@@ -42,7 +42,7 @@ ALLOWED["runs"] = set(ALLOWED)
 ALLOWED["commands"] = set(ALLOWED)
 ALLOWED["__main__"] = {"commands"}
 WITHOUT_TORCH = ("calibration", "evaluation", "decide", "outputs", "report", *sorted(GROUND))
-HEAVY = {"torch", "lightning", "pytorch_lightning", "torchmetrics", "monai", "torchvision"}
+HEAVY = {"torch", "lightning", "pytorch_lightning", "torchmetrics", "torchvision"}
 
 
 def part_of(module):

@@ -1,4 +1,4 @@
-"""What we accept as arrays: right shapes, finite numbers, and one clear sentence otherwise."""
+"""Checks of arrays, ranges and components, each with one sentence for a mistake."""
 
 from __future__ import annotations
 
@@ -18,43 +18,32 @@ CALLED = "cannot be called; give a function"
 
 
 def is_tensor(values: Any) -> bool:
-    """Whether something is a torch tensor; whoever has not loaded torch has none.
-
-    Example:
-        >>> is_tensor(np.ones(3))
-        False
-    """
+    """Return True if something is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
 
 
 def no_gradients() -> AbstractContextManager[None]:
-    """Keep torch from remembering how numbers were made; whoever uses no torch needs none."""
+    """Turn torch's gradients off, where torch is loaded."""
     torch = sys.modules.get("torch")
     return nullcontext() if torch is None else torch.no_grad()
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
-    """Take an array, a list or a torch tensor on any device as a NumPy array.
-
-    Arguments:
-        values: What was handed in.
-        name: What to call it in an error.
-
-    Example:
-        >>> as_array([[1, 2], [3]], "outputs")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: outputs cannot be read as an array of numbers (...)
-    """
+    """Take an array, a list or a torch tensor on any device as a NumPy array."""
     try:
         if is_tensor(values):
             values = _from_tensor(values.detach().cpu())
         array = np.asarray(values)
     except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(f"{name} cannot be read as an array of numbers ({error})") from None
+        raise InputError(
+            f"{name} cannot be read as an array of numbers ({error})", code="dtype.invalid"
+        ) from None
     if array.dtype == object:
-        raise InputError(f"{name} cannot be read as an array of numbers (mixed or ragged entries)")
+        raise InputError(
+            f"{name} cannot be read as an array of numbers (mixed or ragged entries)",
+            code="dtype.invalid",
+        )
     return array
 
 
@@ -64,25 +53,17 @@ def _from_tensor(tensor: Any) -> Any:
 
 
 def as_numbers(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArray:
-    """Take real, finite numbers; float32 stays float32, everything else becomes float64.
-
-    Arguments:
-        values: What was handed in.
-        name: What to call it in an error.
-        ndim: The numbers of axes that are acceptable.
-
-    Example:
-        >>> as_numbers([0.1, float("nan"), 0.2], "targets", ndim=(1,))
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: targets hold 1 NaN or infinite value of 3, first at (1,); ...
-    """
+    """Take real, finite numbers; float32 stays float32, everything else becomes float64."""
     array = as_array(values, name)
     if array.dtype.kind not in "fiub":
-        raise InputError(f"{name} must be real numbers, got an array of {array.dtype}")
+        raise InputError(
+            f"{name} must be real numbers, got an array of {array.dtype}", code="dtype.invalid"
+        )
     if array.ndim not in ndim:
         wanted = " or ".join(map(str, ndim))
-        raise InputError(f"{name} must have {wanted} axes, got shape {array.shape}")
+        raise InputError(
+            f"{name} must have {wanted} axes, got shape {array.shape}", code="shape.axes"
+        )
     if array.dtype not in (np.float32, np.float64):
         array = array.astype(float)
     require_finite(array, name)
@@ -100,12 +81,13 @@ def require_finite(array: FloatArray, name: str) -> None:
         plural = "s" if count > 1 else ""
         raise InputError(
             f"{name} hold {count} NaN or infinite value{plural} of {array.size}, first at "
-            f"{first}; remove those cases or repair them first"
+            f"{first}; remove those cases or repair them first",
+            code="value.nonfinite",
         )
 
 
 def _all_moderate(array: FloatArray) -> bool:
-    """Whether all is surely finite and not too large, in one pass and without a second array."""
+    """Return True if all is finite and moderate, in one pass and without a second array."""
     if not array.flags.c_contiguous:
         return bool(float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST)
     flat = array.ravel()
@@ -115,24 +97,13 @@ def _all_moderate(array: FloatArray) -> bool:
 
 
 def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
-    """Take one integer or string per case.
-
-    Arguments:
-        values: What was handed in.
-        name: What to call it in an error.
-        cases: How many there must be.
-
-    Example:
-        >>> as_ids(["a", "b"], "group", cases=3)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: group must hold one entry for each of 3 cases, got shape (2,)
-    """
+    """Take one integer or string per case."""
     try:
         array = as_array(values, name) if is_tensor(values) else np.asarray(values)
     except ValueError:
         raise InputError(
-            f"{name} must hold one integer or string per case, got a list of lists"
+            f"{name} must hold one integer or string per case, got a list of lists",
+            code="shape.axes",
         ) from None
     if array.dtype == object:
         nameless = [v is None or v != v or str(v) == "" for v in array.ravel()]
@@ -141,35 +112,34 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
         nameless = (array == "").ravel().tolist() if array.dtype.kind in "US" else []
     if array.shape != (cases,):
         raise InputError(
-            f"{name} must hold one entry for each of {cases} cases, got shape {array.shape}"
+            f"{name} must hold one entry for each of {cases} cases, got shape {array.shape}",
+            code="shape.mismatch",
         )
     if any(nameless):
         # They would all be taken for one and the same.
         raise InputError(
             f"{name} is missing for {sum(nameless)} of {cases} cases; name it for each, or leave "
-            "these cases out"
+            "these cases out",
+            code="groups.missing",
         )
     if array.dtype.kind == "f":
         exact = (np.abs(array) < 2**53).all()
         whole = array.astype(np.int64) if exact else None
         if whole is None or (whole != array).any():
-            raise InputError(f"{name} must be integers or strings, got fractions or NaN")
+            raise InputError(
+                f"{name} must be integers or strings, got fractions or NaN", code="dtype.invalid"
+            )
         return whole
     if array.dtype.kind not in "iubUS":
-        raise InputError(f"{name} must be integers or strings, got an array of {array.dtype}")
+        raise InputError(
+            f"{name} must be integers or strings, got an array of {array.dtype}",
+            code="dtype.invalid",
+        )
     return array
 
 
 def as_range(value: Any) -> tuple[float, float] | None:
-    """Take a task range (low, high), or None where there is none.
-
-    Arguments:
-        value: Two numbers with low < high; either may be infinite, none as good as it.
-
-    Example:
-        >>> as_range([0, 1])
-        (0.0, 1.0)
-    """
+    """Take a task range (low, high), or None where there is none."""
     if value is None:
         return None
     try:
@@ -179,7 +149,8 @@ def as_range(value: Any) -> tuple[float, float] | None:
     is_too_large = any(LARGEST < abs(end) < np.inf for end in (low, high))
     if not low < high or is_too_large:
         raise InputError(
-            f"a task range is two numbers low < high, below {LARGEST:g} or infinite, got {value}"
+            f"a task range is two numbers low < high, below {LARGEST:g} or infinite, got {value}",
+            code="range.invalid",
         )
     return low, high
 
@@ -188,17 +159,6 @@ def as_cases(outputs: Any, targets: Any, range_: TaskRange) -> tuple[FloatArray,
     """Take outputs, (case, sample) or with rounds first, and one target per case.
 
     Outputs (case,) are point estimates: one sample each.
-
-    Arguments:
-        outputs: What was handed in as outputs.
-        targets: What was handed in as targets.
-        range_: The declared task range, if any, which holds the targets.
-
-    Example:
-        >>> as_cases([[0.2, 0.4], [0.1, 0.3]], [0.3], None)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: outputs of shape (2, 2) are 2 cases, but targets have shape ...
     """
     x = as_numbers(outputs, "outputs", ndim=(1, 2, 3))
     x = x[:, None] if x.ndim == 1 else x
@@ -207,32 +167,23 @@ def as_cases(outputs: Any, targets: Any, range_: TaskRange) -> tuple[FloatArray,
     if z.shape != (n,):
         raise InputError(
             f"outputs of shape {x.shape} are {n} cases, but targets have shape {z.shape}; one "
-            "target per case is needed"
+            "target per case is needed",
+            code="shape.mismatch",
         )
     if x.shape[-1] < 1:
-        raise InputError("outputs hold no samples; at least one per case is needed")
+        raise InputError(
+            "outputs hold no samples; at least one per case is needed", code="samples.mismatch"
+        )
     require_in_range(z, range_, "targets")
     return x, z
 
 
 def require_part(part: Any, name: str, kinds: Any, lacks: str = CALLED) -> None:
-    """Refuse a part that cannot do what it is for.
-
-    Arguments:
-        part: What was handed in.
-        name: What it is called in a sentence.
-        kinds: The protocol, or protocols, of which it must follow one.
-        lacks: What it cannot do otherwise, and what to give instead.
-
-    Example:
-        >>> from taskuq.protocols import Task
-        >>> require_part(3, "task", Task)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: task is a int, which cannot be called; give a function
-    """
+    """Refuse a part that cannot do what it is for."""
     if not isinstance(part, kinds):
-        raise InputError(f"{name} is a {type(part).__name__}, which {lacks}")
+        raise InputError(
+            f"{name} is a {type(part).__name__}, which {lacks}", code="component.invalid"
+        )
 
 
 def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
@@ -249,28 +200,18 @@ def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
         raise InputError(
             f"{int(outside.sum())} of {values.size} {name} lie outside the declared range "
             f"[{range_[0]:g}, {range_[1]:g}], first {values[first]:g} at {first}; declare the "
-            "true range or none"
+            "true range or none",
+            code="range.outside",
         )
 
 
 def require_lines(found: Any, lines: BoolArray, round: int) -> BoolArray:
-    """See that what a rule chose keeps the lines measured so far.
-
-    Arguments:
-        found: The lines of the next round, booleans (line,).
-        lines: Those measured so far.
-        round: The round that is over, counted from 0.
-
-    Example:
-        >>> require_lines(np.array([False, True]), np.array([True, False]), round=0)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: the rule chose bool of shape (2,) after round 0; booleans (2,) ...
-    """
+    """See that what a rule chose keeps the lines measured so far."""
     chosen = np.asarray(found)
     if chosen.dtype != bool or chosen.shape != lines.shape or (chosen < lines).any():
         raise InputError(
             f"the rule chose {chosen.dtype} of shape {chosen.shape} after round {round}; booleans "
-            f"{lines.shape} that keep all lines measured so far are needed"
+            f"{lines.shape} that keep all lines measured so far are needed",
+            code="component.invalid",
         )
     return chosen

@@ -32,18 +32,7 @@ NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn what the disk refuses while a file is written into one sentence that names it.
-
-    Arguments:
-        path: The file or folder.
-
-    Example:
-        >>> with writing("bound.json"):
-        ...     raise OSError(errno.ENOSPC, "No space left on device")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.MachineError: cannot write bound.json (No space left on device); the disk ...
-    """
+    """Turn what the disk refuses while a file is written into one sentence that names it."""
     try:
         yield
     except MachineError:
@@ -60,18 +49,6 @@ def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterat
 
     Every library has its own errors for damaged bytes. What is wrong with the file is the user's to
     mend; a failing disk and memory that runs out are the machine's.
-
-    Arguments:
-        path: The file.
-        what: What it should hold.
-        advice: What to do about it.
-
-    Example:
-        >>> with reading("a.npz", "arrays", "save it again"):
-        ...     raise EOFError("no data left")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: a.npz cannot be read as arrays (no data left); save it again
     """
     tail = f"; {advice}" if advice else ""
     try:
@@ -85,8 +62,10 @@ def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterat
     except Exception as error:
         reason = (getattr(error, "strerror", None) or first_line(error)).strip()
         sentence = f"{path} cannot be read as {what} ({' '.join(reason.split()):.120}){tail}"
-        is_broken = isinstance(error, OSError) and error.errno in BROKEN
-        raise (MachineError if is_broken else InputError)(sentence) from None
+        if isinstance(error, OSError) and error.errno in BROKEN:
+            raise MachineError(sentence) from None
+        missing = isinstance(error, FileNotFoundError)
+        raise InputError(sentence, code="file.missing" if missing else "file.format") from None
 
 
 def require_room(path: str | os.PathLike[str], claimed: int) -> None:
@@ -94,22 +73,13 @@ def require_room(path: str | os.PathLike[str], claimed: int) -> None:
 
     Images and outputs shrink a few times when they are packed. What claims half a gibibyte and
     fifty times its size is damaged, or made to fill the memory.
-
-    Arguments:
-        path: The file.
-        claimed: The bytes that it says it unpacks to.
-
-    Example:
-        >>> require_room(__file__, 10**12)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: ... claims to unpack to 1000 GB from ... kB; ...
     """
     size = Path(path).stat().st_size
     if claimed > max(ROOM, MOST_PACKED * size):
         raise InputError(
             f"{path} claims to unpack to {claimed / 1e9:.4g} GB from {size / 1e3:.4g} kB; it is "
-            "damaged or forged, or has to be stored unpacked"
+            "damaged or forged, or has to be stored unpacked",
+            code="file.damaged",
         )
 
 
@@ -140,13 +110,7 @@ def make_folder(folder: Path) -> None:
 
 
 def move_in(partial: Path, target: Path, *, exclusive: bool) -> None:
-    """Give a finished file its name; where that must be new, of two that try one succeeds.
-
-    Arguments:
-        partial: The finished file, in the same folder.
-        target: Its name.
-        exclusive: Refuse to take the place of another file, with :class:`TakenError`.
-    """
+    """Give a finished file its name; where that must be new, of two that try one succeeds."""
     sync(partial)
     if not exclusive:
         os.replace(partial, target)
@@ -174,23 +138,18 @@ def _copy_in(partial: Path, target: Path) -> None:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether a path is a file of its own: no link to elsewhere, no pipe that would never end."""
+    """Return True if a path is a regular file, not a link or a pipe."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
         return False
 
 
-def append_line(path: Path, line: str) -> None:
-    """Append a line in one piece, as several workers may; never through a link or into a pipe.
-
-    Arguments:
-        path: The file, which is made where there is none.
-        line: The line, without its end.
-    """
+def append_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Append in one piece, as several workers may; never through a link or into a pipe."""
     with writing(path):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        # Without them a pipe that nobody reads would be waited for, and a link followed.
+        # Without them a pipe without a reader would be waited for, and a link followed.
         flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         try:
             file = os.open(path, flags, 0o666)
@@ -201,16 +160,19 @@ def append_line(path: Path, line: str) -> None:
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise MachineError(f"cannot write {path}: it is no file; remove it")
-            os.write(file, (line + "\n").encode())
+            while data:
+                data = data[os.write(file, data) :]
+            if durable:
+                os.fsync(file)
         finally:
             os.close(file)
 
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the work as an exception, so that what is finished is written first.
+    """Turn SIGTERM into an exception, so that what is finished is written first.
 
-    Somebody else's handler, and threads other than the main one, are left alone.
+    A handler of the application, and threads other than the main one, are left alone.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

@@ -1,44 +1,68 @@
-"""Errors a user can act on: what we got, what is needed, what to do."""
+"""Errors and warnings of the package, each one sentence that a user can act on."""
 
 import sys
+from typing import Literal
+
+# Stable names of what can be wrong: tests and callers match these, never the wording.
+Code = Literal[
+    "alpha.invalid", "range.invalid", "range.outside", "shape.axes", "shape.mismatch",
+    "dtype.invalid", "value.nonfinite", "value.invalid", "choice.unknown", "option.conflict",
+    "option.missing", "option.unused", "config.key", "config.type", "config.missing",
+    "file.missing", "file.format", "file.damaged", "file.schema", "file.exists", "table.column",
+    "table.duplicate", "table.incomplete", "targets.missing", "groups.missing", "rounds.invalid",
+    "samples.mismatch", "units.few", "data.leak", "policy.mismatch", "resume.mismatch",
+    "component.invalid", "dependency.missing", "weights.mismatch",
+]  # fmt: skip
 
 
 class InputError(ValueError):
-    """Something handed to us is not usable; the message is one sentence that says what to do.
+    """Invalid input, with one sentence that states the remedy and a stable code.
 
     The command line prints the sentence and exits with status 2.
+
+    Args:
+        message: The sentence.
+        code: A stable name of the mistake, such as ``"range.outside"``.
+
+    Example:
+        >>> error = InputError("alpha must be in (0, 1), got 2", code="alpha.invalid")
+        >>> str(error), error.code
+        ('alpha must be in (0, 1), got 2', 'alpha.invalid')
     """
+
+    def __init__(self, message: str = "", *, code: Code = "value.invalid") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class OtherTableError(InputError):
-    """A folder holds the table of another run; whoever may throw it away begins again."""
+    """A folder that holds the table of another run, which the caller may overwrite."""
+
+    def __init__(self, message: str = "", *, code: Code = "resume.mismatch") -> None:
+        super().__init__(message, code=code)
 
 
 class MachineError(RuntimeError):
-    """The machine failed: a full disk, no permission, no memory; the message is one sentence.
+    """Failure of the machine, such as a full disk or missing permission, in one sentence.
 
     The command line prints the sentence and exits with status 1.
     """
 
 
 class TakenError(Exception):
-    """A file that must be new is there already; whoever asked for it looks who made it."""
+    """File that must be new but exists already."""
 
 
 class VoidWarning(UserWarning):
-    """A policy promises nothing about what is being done; the message says why."""
+    """Use of a policy outside its guarantee; the message gives the reason."""
 
 
 class UncheckedWarning(UserWarning):
-    """A file carries no checksum, so that damage to it would not be seen."""
+    """File without a checksum, whose damage cannot be detected."""
 
 
 def whole_sentence(error: BaseException, most: int = 300) -> str:
-    r"""Return what an error is called and says, on one line, with where in a user's code it arose.
-
-    Arguments:
-        error: The error; notes that were added to it say where it arose.
-        most: How much of what it says is kept.
+    r"""Return an error on one line: its name, message (at most ``most`` characters) and notes.
 
     Example:
         >>> error = ZeroDivisionError("division\nby zero")
@@ -46,15 +70,15 @@ def whole_sentence(error: BaseException, most: int = 300) -> str:
         >>> whole_sentence(error)
         'ZeroDivisionError: division by zero (in recover, mine.py line 3, case a at R = 8)'
     """
-    said = " ".join(str(error).split())[:most]
+    message = " ".join(str(error).split())[:most]
     notes = "; ".join(getattr(error, "__notes__", ()))
-    # Ours says what is wrong and what to do; what it is called adds nothing.
+    # The name of our own error adds nothing to its sentence.
     name = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-    return f"{name}{said}" + (f" ({notes})" if notes else "")
+    return f"{name}{message}" + (f" ({notes})" if notes else "")
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return the first line of what somebody else's error says, or its name where it says nothing.
+    r"""Return the first line of an error's message, or its name where the message is empty.
 
     Example:
         >>> first_line(OSError("no such file\nor directory")), first_line(KeyError())
@@ -64,7 +88,7 @@ def first_line(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory has run out, on a GPU or beside it.
+    """Return True if memory ran out, on a GPU or on the host.
 
     Example:
         >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("memory"))

@@ -7,21 +7,17 @@ import math
 import os
 import uuid
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import is_dataclass
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
-from taskuq.disk import make_folder, move_in, reading, require_room, writing
+from taskuq.disk import append_bytes, make_folder, move_in, reading, require_room, writing
 from taskuq.errors import InputError
 from taskuq.fingerprints import SEAL, require_seal, sealed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-D = TypeVar("D")
 
 
 @contextmanager
@@ -30,19 +26,6 @@ def whole_file(path: str | os.PathLike[str], *, exclusive: bool = False) -> Iter
 
     Once this is left, a power cut does not lose the file: it and its name are on the disk. What the
     disk refuses is one sentence, a :class:`~taskuq.errors.MachineError`.
-
-    Arguments:
-        path: The final name.
-        exclusive: Refuse to take the place of another file, with a
-            :class:`~taskuq.errors.TakenError`; of several that try at once, one succeeds.
-
-    Example:
-        >>> import tempfile
-        >>> target = Path(tempfile.mkdtemp()) / "a.txt"
-        >>> with whole_file(target) as partial:
-        ...     _ = partial.write_text("all of it")
-        >>> target.read_text()
-        'all of it'
     """
     target = Path(path)
     with writing(target):
@@ -56,19 +39,12 @@ def whole_file(path: str | os.PathLike[str], *, exclusive: bool = False) -> Iter
 
 
 def picture_format(path: str | os.PathLike[str]) -> str:
-    """Return what kind of picture a name asks for by its ending.
-
-    Example:
-        >>> picture_format("masks.png")
-        'png'
-        >>> picture_format("masks.docx")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: the picture is masks.docx; let its name end in .png, .svg or .pdf
-    """
+    """Return what kind of picture a name asks for by its ending."""
     ending = Path(path).suffix.lower().removeprefix(".") or "png"
     if ending not in ("png", "svg", "pdf"):
-        raise InputError(f"the picture is {path}; let its name end in .png, .svg or .pdf")
+        raise InputError(
+            f"the picture is {path}; let its name end in .png, .svg or .pdf", code="value.invalid"
+        )
     return ending
 
 
@@ -76,16 +52,6 @@ def inside(folder: str | os.PathLike[str], name: str) -> Path:
     """Return the path of a name inside a folder; refuse one that leads out of it.
 
     Names of cases come from files that others wrote, and ``../../home`` is a name too.
-
-    Arguments:
-        folder: The folder.
-        name: A name, perhaps with subfolders.
-
-    Example:
-        >>> inside("runs", "../secrets")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: the name '../secrets' is no file name or leads out of runs; ...
     """
     try:
         root = Path(folder).resolve()
@@ -96,7 +62,8 @@ def inside(folder: str | os.PathLike[str], name: str) -> Path:
         leads_out = True
     if leads_out:
         raise InputError(
-            f"the name {name!r:.80} is no file name or leads out of {folder}; rename that case"
+            f"the name {name!r:.80} is no file name or leads out of {folder}; rename that case",
+            code="value.invalid",
         )
     return path
 
@@ -105,17 +72,6 @@ def json_text(record: Mapping[str, Any], *, indent: int | None = 1) -> str:
     """Return a record as the JSON that files and the terminal get; NaN and infinity are refused.
 
     Its last entry is the SHA-256 of all others, which is verified when the record is read.
-
-    Arguments:
-        record: What it holds.
-        indent: How far what is inside something is indented; None for one line.
-
-    Example:
-        >>> print(json_text({"alpha": 0.1}))
-        {
-         "alpha": 0.1,
-         "sha256": "..."
-        }
     """
     return json.dumps(sealed(record), indent=indent, allow_nan=False)
 
@@ -155,28 +111,29 @@ def read_json(
     """Read a record of the given schema, or of one of several, or say why that is impossible.
 
     A record that is not as it was written is refused: its SHA-256 tells.
-
-    Arguments:
-        path: The file.
-        schemas: A kind and a version, e.g. ``taskuq.bound/1``; the usual one first.
-        remedy: How such a file is made again.
-        is_sealed: Whether one without a checksum is refused too; otherwise a warning says so.
     """
     try:
         record = parsed_json(path)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+        raise InputError(
+            f"cannot read {path}: {error.strerror or error}", code="file.missing"
+        ) from None
     except (ValueError, RecursionError):
-        raise InputError(f"{path} is not a JSON file, or it is truncated; {remedy}") from None
+        raise InputError(
+            f"{path} is not a JSON file, or it is truncated; {remedy}", code="file.format"
+        ) from None
     found = record.get("schema") if isinstance(record, dict) else None
     known = {schema.split("/")[0]: schema for schema in schemas}
     kind, slash, _ = found.partition("/") if isinstance(found, str) else ("", "", "")
     schema = known.get(kind) if slash else None
     if schema is None:
-        raise InputError(f"{path} holds {found or 'no schema'}, but {schemas[0]} is needed")
+        raise InputError(
+            f"{path} holds {found or 'no schema'}, but {schemas[0]} is needed", code="file.schema"
+        )
     if found != schema:
         raise InputError(
-            f"{path} has schema {found}, but this version reads {schema}; update taskuq"
+            f"{path} has schema {found}, but this version reads {schema}; update taskuq",
+            code="file.schema",
         )
     require_seal(record, path, remedy, always=is_sealed)
     return {name: value for name, value in record.items() if name != SEAL}
@@ -184,84 +141,48 @@ def read_json(
 
 @contextmanager
 def complete(path: str | os.PathLike[str], what: str, remedy: str = "") -> Iterator[None]:
-    """Say that a record is incomplete, where taking it apart fails for lack of something.
-
-    Arguments:
-        path: The file it is from.
-        what: What it should describe.
-        remedy: What to do about it.
-
-    Example:
-        >>> with complete("knee.json", "bound", "calibrate again"):
-        ...     {}["score"]
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: knee.json is not a complete bound (KeyError('score')); ...
-    """
+    """Turn the errors of reading an incomplete record into one sentence."""
     try:
         yield
     except InputError:
         raise
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
         advice = f"; {remedy}" if remedy else ""
-        raise InputError(f"{path} is not a complete {what} ({error!r:.80}){advice}") from None
+        raise InputError(
+            f"{path} is not a complete {what} ({error!r:.80}){advice}", code="file.format"
+        ) from None
+
+
+def append_jsonl(
+    path: Path, records: Iterable[Mapping[str, Any]], *, durable: bool = False
+) -> None:
+    """Append records to a file of JSON lines in one piece, as several workers may."""
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    # A lone surrogate, from a file name, becomes the escape that JSON has for it.
+    append_bytes(path, text.encode("utf-8", "backslashreplace"), durable=durable)
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield the record of each line; None for a line that is damaged or torn by a power cut."""
+    for line in path.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        yield record if isinstance(record, dict) else None
 
 
 def number_to_json(value: float) -> float | str:
-    """Write infinity as a word, because JSON has no number for it.
-
-    Example:
-        >>> number_to_json(math.inf), number_to_json(0.5)
-        ('inf', 0.5)
-    """
+    """Write infinity as a word, because JSON has no number for it."""
     return float(value) if math.isfinite(value) else str(float(value))
 
 
 def number_from_json(value: float | str) -> float:
-    """Read a number, or the words for infinity.
-
-    Example:
-        >>> number_from_json("-inf")
-        -inf
-    """
+    """Read a number, or the words for infinity."""
     number = float(value)
     if math.isnan(number):
-        raise InputError("the file holds NaN where a number is needed")
+        raise InputError("the file holds NaN where a number is needed", code="value.nonfinite")
     return number
-
-
-def from_fields(kind: type[D], record: Mapping[str, Any]) -> D:
-    """Read back what ``dataclasses.asdict`` wrote, dataclasses within included.
-
-    Numbers are read as the numbers that the class declares; anything else raises, and the reader
-    says so.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass(frozen=True)
-        ... class Goal:
-        ...     widths: tuple[float, ...]
-        >>> from_fields(Goal, json.loads('{"widths": [0.1, 0.2]}'))
-        Goal(widths=(0.1, 0.2))
-    """
-    try:
-        hints = get_type_hints(kind)
-    except NameError:  # a class of somebody else's, with names that are known where it was made
-        hints = {}
-    return kind(**{name: _as_declared(hints.get(name), value) for name, value in record.items()})
-
-
-def _as_declared(hint: Any, value: Any) -> Any:
-    if value is None or hint is None:
-        return value
-    for one in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
-        if is_dataclass(one):
-            return from_fields(cast(type, one), value)
-        if one is float:
-            return float(value)
-        if get_origin(one) is tuple:
-            return tuple(_as_declared(get_args(one)[0], part) for part in value)
-    return value
 
 
 def range_to_json(range_: tuple[float, float] | None) -> list[str] | None:
@@ -270,12 +191,7 @@ def range_to_json(range_: tuple[float, float] | None) -> list[str] | None:
 
 
 def plain(value: Any) -> Any:
-    """Make values fit for JSON: infinity as a word, a missing number as null.
-
-    Example:
-        >>> plain({"mean": (0.5, math.inf), "sd": math.nan})
-        {'mean': [0.5, 'inf'], 'sd': None}
-    """
+    """Make values fit for JSON: infinity as a word, a missing number as null."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -289,35 +205,16 @@ def plain(value: Any) -> Any:
 def open_npz(
     path: str | os.PathLike[str], what: str = "arrays"
 ) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """Open an .npz file that somebody else may have written; its arrays are read when asked for.
+    """Open an .npz file from any source; its arrays are read on access.
 
     Python objects are never loaded, and an array whose header claims another size than the file
     holds, or more than such a file can hold, is refused before memory is taken for it. Whatever is
     wrong with the file while it is open becomes one sentence.
-
-    Arguments:
-        path: The file.
-        what: What it should hold, for that sentence.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "a.npz"
-        >>> np.savez(path, image=np.ones((2, 3)))
-        >>> with open_npz(path) as arrays:
-        ...     list(arrays), arrays["image"].shape
-        (['image'], (2, 3))
-        >>> path.write_bytes(path.read_bytes()[:100])
-        100
-        >>> with open_npz(path) as arrays:
-        ...     pass
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: ...a.npz cannot be read as arrays (File is not a zip file); ...
     """
     import numpy as np  # here, so that writing JSON alone does not load it
 
     if not Path(path).exists():
-        raise InputError(f"there is no file {path}; it should hold {what}")
+        raise InputError(f"there is no file {path}; it should hold {what}", code="file.missing")
     advice = "it may be truncated, or hold Python objects instead of arrays"
     with reading(path, what, advice):
         with zipfile.ZipFile(path) as archive:
@@ -345,5 +242,6 @@ def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]
         if claimed != held and not dtype.hasobject:
             raise InputError(
                 f"{path}: array {member.filename[:-4]} claims shape {shape} of {dtype} "
-                f"({claimed} bytes) but holds {held} bytes; the file is damaged or forged"
+                f"({claimed} bytes) but holds {held} bytes; the file is damaged or forged",
+                code="file.damaged",
             )

@@ -23,15 +23,6 @@ def fingerprint(record: Any) -> str:
     """Return the SHA-256 of what JSON can hold, whatever the order of its keys.
 
     Numbers count with all of their digits, lists and tuples alike.
-
-    Arguments:
-        record: Nested dictionaries, lists, texts and numbers.
-
-    Example:
-        >>> fingerprint({"a": 1, "b": (0.1,)}) == fingerprint({"b": [0.1], "a": 1})
-        True
-        >>> fingerprint({"a": 1})[:8]
-        '015abd7f'
     """
     # There and back, because keys that are numbers become texts.
     plain = json.loads(json.dumps(record))
@@ -40,15 +31,7 @@ def fingerprint(record: Any) -> str:
 
 
 def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with the fingerprint of everything else in it.
-
-    Arguments:
-        record: What it holds; a fingerprint that is there already is made anew.
-
-    Example:
-        >>> sorted(sealed({"alpha": 0.1}))
-        ['alpha', 'sha256']
-    """
+    """Return a record with the fingerprint of everything else in it."""
     rest = {name: value for name, value in record.items() if name != SEAL}
     return {**rest, SEAL: fingerprint(rest)}
 
@@ -60,32 +43,20 @@ def require_seal(
     *,
     always: bool = True,
 ) -> None:
-    """Refuse a record that is not as it was written.
-
-    Arguments:
-        record: What a file holds.
-        path: The file.
-        remedy: How it is made again.
-        always: Whether a record without a fingerprint, of an older version or written by hand, is
-            refused as well; otherwise it is said that nobody can tell.
-
-    Example:
-        >>> record = sealed({"alpha": 0.1}) | {"alpha": 0.001}
-        >>> require_seal(record, "policy.json", "plan again")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: policy.json is not as it was written: ...; plan again
-    """
+    """Refuse a record that is not as it was written."""
     if SEAL in record:
         if record[SEAL] != sealed(record)[SEAL]:
             raise InputError(
                 f"{path} is not as it was written: its content and its sha256 differ, so it was "
-                f"damaged or edited; {remedy}"
+                f"damaged or edited; {remedy}",
+                code="file.damaged",
             )
         return
     unknown = f"{path} has no sha256 (an older version, or written by hand), so nothing tells"
     if always:
-        raise InputError(f"{unknown} whether it is as it was written; {remedy}")
+        raise InputError(
+            f"{unknown} whether it is as it was written; {remedy}", code="file.damaged"
+        )
     warnings.warn(f"{unknown} whether it was damaged or edited", UncheckedWarning, stacklevel=3)
 
 
@@ -94,18 +65,6 @@ def content_fingerprint(path: Path) -> str:
 
     Small files count with every byte; of one beyond 32 MiB its size and 64 blocks spread over it
     do, so that terabytes of images are looked at in minutes.
-
-    Arguments:
-        path: The file or folder.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> _ = (folder / "a").write_text("one")
-        >>> before = content_fingerprint(folder)
-        >>> _ = (folder / "a").write_text("two")
-        >>> content_fingerprint(folder) == before
-        False
     """
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))

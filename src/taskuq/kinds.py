@@ -15,7 +15,7 @@ from typing import Generic, TypeVar, cast
 from taskuq.errors import InputError, first_line
 
 T = TypeVar("T")
-# Your own Python files or modules, separated as PATH is, for whoever has no package of his own.
+# Your own Python files or modules, separated as PATH is, for extensions without a package.
 VARIABLE = "TASKUQ_EXTENSIONS"
 # The group of entry points by which an installed package names modules that register things.
 GROUP = "taskuq.extensions"
@@ -47,7 +47,10 @@ class Kinds(Generic[T]):
     def register(self, name: str, thing: T) -> T:
         """Add one by name, and return it; a name that stands for something else is refused."""
         if self._known.get(name, thing) is not thing:
-            raise InputError(f"there is a {self.what} {name!r} already; choose another name")
+            raise InputError(
+                f"there is a {self.what} {name!r} already; choose another name",
+                code="choice.unknown",
+            )
         self._known[name] = thing
         return thing
 
@@ -57,7 +60,10 @@ class Kinds(Generic[T]):
         if is_name and name not in self._known:
             load_extensions()
         if not is_name or name not in self._known:
-            raise InputError(f"unknown {self.what} {name!r}; choose one of {', '.join(self)}")
+            raise InputError(
+                f"unknown {self.what} {name!r}; choose one of {', '.join(self)}",
+                code="choice.unknown",
+            )
         thing = self._known[name]
         if isinstance(thing, str):
             module, _, attribute = thing.partition(":")
@@ -69,7 +75,10 @@ class Kinds(Generic[T]):
         """Return the name by which a thing is listed."""
         name = self.find(thing)
         if name is None:
-            raise InputError(f"{thing} is not listed as a {self.what}; register it under a name")
+            raise InputError(
+                f"{thing} is not listed as a {self.what}; register it under a name",
+                code="choice.unknown",
+            )
         return name
 
     def find(self, thing: T) -> str | None:
@@ -91,7 +100,7 @@ class Kinds(Generic[T]):
 
 
 def load_extensions() -> None:
-    """Run, once, the files and modules in which somebody else registers things.
+    """Run, once, the files and modules that register extensions.
 
     They are named by entry points of installed packages, and by the environment variable
     ``TASKUQ_EXTENSIONS``. Nothing that a table, a policy or a configuration says is ever run.
@@ -119,10 +128,12 @@ def _load_once(name: str, load: Callable[[], object]) -> None:
     _loaded.add(name)  # before it runs: it may look things up itself
     try:
         load()
-    except Exception as error:  # whatever somebody else's code raises
+    except Exception as error:  # whatever the extension raises
         _loaded.discard(name)
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise InputError(f"the extension {name} cannot be loaded ({reason}); mend it") from error
+        raise InputError(
+            f"the extension {name} cannot be loaded ({reason}); mend it", code="component.invalid"
+        ) from error
 
 
 def _run_file(path: Path) -> None:
@@ -131,7 +142,9 @@ def _run_file(path: Path) -> None:
     if known is not None:
         if Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
             return  # imported already
-        raise InputError(f"there is a module {path.stem!r} already; rename the file")
+        raise InputError(
+            f"there is a module {path.stem!r} already; rename the file", code="component.invalid"
+        )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -1,7 +1,8 @@
-"""One process at a time: a lock that ends with the process that holds it."""
+"""File locks that end with the process that holds them."""
 
 from __future__ import annotations
 
+import errno
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,15 +14,7 @@ from taskuq.errors import InputError
 
 @contextmanager
 def locked(path: Path, *, wait: bool = False, what: str = "this file") -> Iterator[None]:
-    """Hold a lock while inside; another process waits for it, or is refused.
-
-    The lock is the operating system's, on an empty file: it ends with the process, however that
-    ends, and the file may stay.
-
-    Arguments:
-        path: The lock's file.
-        wait: Whether to wait for whoever holds it; otherwise an error says that somebody does.
-        what: What is being worked on, for the error.
+    """Hold a lock on an empty file; a second holder waits or is refused.
 
     Example:
         >>> import tempfile
@@ -33,27 +26,28 @@ def locked(path: Path, *, wait: bool = False, what: str = "this file") -> Iterat
         ...
         taskuq.errors.InputError: another process is working on scan.json; wait until it has ended
     """
-    try:
-        import fcntl
-    except ImportError:  # pragma: no cover
-        # Without such locks (Windows) nobody is refused.
-        yield
-        return
+    from filelock import FileLock, Timeout  # here: most commands take no lock
+
     make_folder(path.parent)
+    # A soft lock would outlive a killed process; without locks a warning is given instead.
+    lock = FileLock(path, thread_local=False, poll_interval=0.01, fallback_to_soft=False)
     with writing(path):
-        file = path.open("ab")
-    with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            lock.acquire(blocking=wait)
+        except Timeout:
             raise InputError(
-                f"another process is working on {what}; wait until it has ended"
+                f"another process is working on {what}; wait until it has ended",
+                code="file.exists",
             ) from None
         except OSError as error:
-            # Some network file systems keep no locks.
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
+                raise
             warnings.warn(
-                f"the file system of {path.parent} keeps no locks ({error.strerror}); let no two "
-                f"processes work on {what}",
+                f"the file system of {path.parent} has no locks ({error.strerror}); start only one "
+                f"process that works on {what}",
                 stacklevel=3,
             )
+    try:
         yield
+    finally:
+        lock.release()

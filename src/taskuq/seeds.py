@@ -34,15 +34,7 @@ def case_seed(seed: int, case: str, acceleration: float) -> int:
 
 
 def mixed_seed(*numbers: int) -> int:
-    """Mix whole numbers into one seed of 63 bits; another order gives an unrelated one.
-
-    Arguments:
-        numbers: For instance a case's seed, the sample's index and the attempt.
-
-    Example:
-        >>> mixed_seed(0, 1) == mixed_seed(0, 1), mixed_seed(0, 1) == mixed_seed(1, 0)
-        (True, False)
-    """
+    """Mix whole numbers into one seed of 63 bits; another order gives an unrelated one."""
     state = 0x9E3779B97F4A7C15
     for number in numbers:
         # The finaliser of splitmix64 (Steele et al., OOPSLA 2014) after each number.
@@ -61,7 +53,7 @@ class Share:
 
     Arguments:
         start: The first of them.
-        stop: The one behind the last.
+        stop: The one after the last.
         total: How many the batch has.
         world: How many processes share it.
 
@@ -86,7 +78,7 @@ class Share:
 
     @property
     def counts(self) -> bool:
-        """Whether any case is this process's own."""
+        """True if any case is this process's own."""
         return self.stop > self.start
 
     @property
@@ -96,7 +88,7 @@ class Share:
 
     @property
     def weight(self) -> float:
-        """What makes the mean over processes of their means that over all cases."""
+        """Return what makes the mean over processes of their means that over all cases."""
         return (self.stop - self.start) * self.world / self.total
 
 
@@ -119,15 +111,7 @@ class SharedDraws:
 def numbers_of_cases(
     draw: Callable[..., T], shape: Sequence[int], generator: Any, *, axis: int = 0, **options: Any
 ) -> T:
-    """Draw random numbers for the cases of a batch.
-
-    Arguments:
-        draw: ``torch.rand`` or ``torch.randn``.
-        shape: Of the numbers for the cases of this process.
-        generator: Where they come from; for all cases of the batch where it is shared.
-        axis: Along which the cases lie.
-        options: Of torch: ``device``, ``dtype``.
-    """
+    """Draw random numbers for the cases of a batch."""
     if not isinstance(generator, SharedDraws):
         return draw(tuple(shape), generator=generator, **options)
     rows, whole = generator.share.rows, list(shape)
@@ -139,10 +123,6 @@ def numbers_of_cases(
 
 
 def batch_seed(generator: Any) -> int:
-    """Return the seed of a generator, which all processes that share a batch agree about.
-
-    Arguments:
-        generator: A generator of torch's.
-    """
+    """Return the seed of a generator, which all processes that share a batch agree about."""
     whole = generator.whole if isinstance(generator, SharedDraws) else None
     return int((whole or generator).initial_seed())

@@ -1,4 +1,4 @@
-"""What a person reads on the page and in the explorer: the user's words, not the scanner's."""
+"""Words of the user's problem, for the report and the explorer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST = 60
 
 @dataclass(frozen=True)
 class Words:
-    """What things are called in somebody's problem, in the singular and without a capital.
+    """Names of the things of a problem, in the singular and without a capital.
 
     Arguments:
         case: One image: 'slice', 'digit', 'scene'.
@@ -47,7 +47,8 @@ class Words:
             if not isinstance(word, str) or not word.strip() or len(word) > LONGEST:
                 raise InputError(
                     f"the word for {field.name} must be a text of at most {LONGEST} letters, got "
-                    f"{word!r:.80}; give one such as {field.default!r}"
+                    f"{word!r:.80}; give one such as {field.default!r}",
+                    code="value.invalid",
                 )
 
     def many(self, name: str) -> str:
@@ -77,22 +78,12 @@ class Words:
 
 
 def counted(count: int, word: str) -> str:
-    """Return how many of something there are, as a person says it.
-
-    Example:
-        >>> counted(1, "slice"), counted(2, "slice")
-        ('1 slice', '2 slices')
-    """
+    """Return how many of something there are, as a person says it."""
     return f"{count} {word if count == 1 else plural(word)}"
 
 
 def plural(word: str) -> str:
-    """Return the plural of an English noun, good enough for what cases are called.
-
-    Example:
-        >>> plural("slice"), plural("study"), plural("patch"), plural("day")
-        ('slices', 'studies', 'patches', 'days')
-    """
+    """Return the plural of an English noun, good enough for what cases are called."""
     if word.endswith("y") and word[-2:-1] not in set("aeiou"):
         return word[:-1] + "ies"
     return word + ("es" if word.endswith(("s", "x", "z", "ch", "sh")) else "s")
@@ -109,43 +100,25 @@ MRI = Words(
 
 
 def as_words(given: Any) -> Words:
-    """Take words as they are given: by name, as words, or None for the plain ones.
-
-    Arguments:
-        given: What was handed in.
-
-    Example:
-        >>> as_words({"case": "digit"}).many("case")
-        'digits'
-        >>> as_words({"image": "digit"})
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: there is no word for 'image'; give words for case, group, ...
-    """
+    """Take words as they are given: by name, as words, or None for the plain ones."""
     if given is None or isinstance(given, Words):
         return given or Words()
     if not isinstance(given, Mapping):
-        raise InputError(f"words must be names with words, got {type(given).__name__}")
+        raise InputError(
+            f"words must be names with words, got {type(given).__name__}", code="config.type"
+        )
     known = [field.name for field in fields(Words)]
     unknown = [name for name in given if name not in known]
     if unknown:
         raise InputError(
-            f"there is no word for {unknown[0]!r:.40}; give words for {', '.join(known)}"
+            f"there is no word for {unknown[0]!r:.40}; give words for {', '.join(known)}",
+            code="config.key",
         )
     return Words(**given)
 
 
 def round_label(acceleration: float, name: str | None = None) -> str:
-    """Return what a round is called: its name where it has one, or else its acceleration.
-
-    Arguments:
-        acceleration: The acceleration; 1 where everything is measured, NaN where it is unknown.
-        name: The round's name.
-
-    Example:
-        >>> round_label(8.0), round_label(16.0, "12 views"), round_label(1.0)
-        ('R = 8', '12 views', 'everything measured')
-    """
+    """Return what a round is called: its name where it has one, or else its acceleration."""
     if name is not None:
         return name
     if acceleration != acceleration:

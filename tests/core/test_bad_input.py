@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from raising import refused
 
 RNG = np.random.default_rng(0)
 X, Z = RNG.random((30, 4)), RNG.random(30)
@@ -149,7 +150,7 @@ def test_tuning_cases_may_equal_calibration_cases_where_numbers_repeat_anyway():
 
 def test_bad_numbers_are_counted_and_the_first_is_located():
     bad = spoilt(X, np.nan, (2, 1), (5, 0), (5, 3))
-    with pytest.raises(tq.InputError, match=r"3 NaN or infinite values of 120, first at \(2, 1\)"):
+    with refused("value.nonfinite", "3", "120", "(2, 1)"):
         calibrate(bad)
 
 

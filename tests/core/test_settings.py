@@ -7,7 +7,7 @@ from typing import Annotated
 
 import pytest
 
-from taskuq.errors import InputError
+from raising import refused
 from taskuq.kinds import Kinds
 from taskuq.settings import from_table, read_settings, read_toml, to_table, toml_text
 
@@ -59,22 +59,21 @@ def test_an_optional_table_has_kinds_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "code", "names"),
     [
-        ("[shape]\nkind = 'box'\nedge = 2\nradius = 1",
-         r"shape.radius is not a setting of the shape 'box'; choose from edge, names"),
-        ("[shape]\nedge = 2",
-         r"shape.edge is not a setting of the shape 'disc'; choose from radius, filled"),
-        ("[shape]\nkind = 'ring'", r"unknown shape 'ring'; choose one of disc, box"),
-        ("[shape]\nkind = 3", r"shape.kind is 3; choose one of disc, box"),
-        ("[frame]\nedge = 3", r"frame.kind is None; choose one of disc, box"),
-        ("[shape]\nkind = 'box'", r"shape lacks edge; add it"),
-        ("shape = 'disc'", r"shape is 'disc'; make it a table, \[shape\]"),
-        ("[shape]\nradius = 'wide'", r"shape.radius is 'wide'; give a number"),
+        ("[shape]\nkind = 'box'\nedge = 2\nradius = 1", "config.key",
+         ["shape.radius", "'box'", "edge, names"]),
+        ("[shape]\nedge = 2", "config.key", ["shape.edge", "'disc'", "radius, filled"]),
+        ("[shape]\nkind = 'ring'", "choice.unknown", ["'ring'", "disc, box"]),
+        ("[shape]\nkind = 3", "config.type", ["shape.kind", "3", "disc, box"]),
+        ("[frame]\nedge = 3", "config.missing", ["frame.kind", "disc, box"]),
+        ("[shape]\nkind = 'box'", "config.missing", ["shape", "edge"]),
+        ("shape = 'disc'", "config.type", ["shape", "'disc'", "[shape]"]),
+        ("[shape]\nradius = 'wide'", "config.type", ["shape.radius", "'wide'", "number"]),
     ],
 )  # fmt: skip
-def test_what_does_not_belong_to_the_kind_is_refused_in_a_sentence(tmp_path, text, sentence):
-    with pytest.raises(InputError, match=f"^{sentence}$"):
+def test_what_does_not_belong_to_the_kind_is_refused(tmp_path, text, code, names):
+    with refused(code, *names):
         read(tmp_path, text)
 
 
@@ -93,7 +92,7 @@ def test_a_complete_table_names_what_is_not_set_and_is_json():
 
 def test_a_class_that_nobody_listed_has_no_kind():
     other: Kinds[type] = Kinds("shape", {"disc": "elsewhere:Disc"})
-    with pytest.raises(InputError, match="is not listed as a shape; register it under a name"):
+    with refused("choice.unknown", "shape"):
         other.name_of(Disc)
 
 

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from raising import refused
 from taskuq.errors import InputError
 from taskuq.files import write_json
 from taskuq.report.explorer import save_explorer
@@ -68,10 +69,17 @@ def test_mri_keeps_its_terms(tmp_path, rng):
 
 
 @pytest.mark.parametrize(
-    "words", [{"image": "x"}, {"case": ""}, {"case": 3}, {"case": "x" * 61}, 7]
+    ("words", "code"),
+    [
+        ({"image": "x"}, "config.key"),
+        ({"case": ""}, "value.invalid"),
+        ({"case": 3}, "value.invalid"),
+        ({"case": "x" * 61}, "value.invalid"),
+        (7, "config.type"),
+    ],
 )
-def test_words_that_are_none_are_refused_and_do_not_end_a_page(tmp_path, rng, words):
-    with pytest.raises(InputError, match="word"):
+def test_words_that_are_none_are_refused_and_do_not_end_a_page(tmp_path, rng, words, code):
+    with refused(code):
         as_words(words)
     said = stored(page(tmp_path, rng, words))["words"]
     assert Words().to_dict().items() <= said.items()

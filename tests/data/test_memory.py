@@ -1,7 +1,9 @@
 """Cases in memory: read by one process of a training, and there once for all."""
 
 import gc
+import itertools
 import os
+import re
 import signal
 from multiprocessing import get_context
 from pathlib import Path
@@ -10,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from taskuq.data import memory
 from taskuq.data.arrays import ArrayDataset
 from taskuq.data.atlas import Atlas
 from taskuq.data.dataset import Changed, Subset
-from taskuq.data.memory import InMemory, _meeting_place, _name
+from taskuq.data.memory import InMemory
 from taskuq.data.patient import PatientPlan
 
 COUNT, SIDE = 40, 512  # 42 MB
@@ -42,20 +45,26 @@ def _sum_elsewhere(pipe, ends_badly):
     source.data = None  # its own images go, so that what is left is the shared ones
     gc.collect()
     total = sum(float(item.image.double().sum()) for item in kept)
-    pss = next(
-        int(line.split()[1]) / 1000
-        for line in Path("/proc/self/smaps_rollup").read_text().splitlines()
-        if line.startswith("Pss_Shmem")
-    )
+    # The lines that follow the header of the mapped file.
+    maps = Path("/proc/self/smaps").read_text()
+    pss = int(re.search(r"\.images\.\d+\n(?:.*\n)*?Pss: +(\d+) kB", maps)[1]) / 1000
     pipe.send((source.asked, total, kept[3][1:], pss))
     pipe.recv()
     if ends_badly:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.fixture(autouse=True)
+def first(monkeypatch, tmp_path):
+    """Processes of a training open data sets in the same order: the next is the first of all."""
+    monkeypatch.setattr(memory, "_made", itertools.count())
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
 @pytest.fixture
 def elsewhere():
-    """Start a process that keeps the same cases in memory; what it tells, and how to let it go."""
+    """Start a process that opens the same cases; return its findings, and a way to end it."""
     started = []
 
     def start(ends_badly=False):
@@ -106,21 +115,22 @@ def test_those_who_share_go_on_when_the_first_has_ended(elsewhere):
     start()
     kept = InMemory.of(Counted())
     let_go()
-    source = Counted()
 
-    assert torch.equal(kept[7].image, source.data[7].image)
-    assert not (_meeting_place() / _name(source)).exists()
+    assert torch.equal(kept[7].image, Counted().data[7].image)
+    assert not list(memory._folder().glob("*.images.*"))
 
 
-CHANGES = ["first image", "other cases", "another job", "one of the images"]
+CHANGES = ["first image", "other cases", "another job", "a later one"]
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_cases_are_not_taken_for_the_same(change, monkeypatch):
     kept = InMemory.of(Counted())
     source = Counted(seed=int(change == "first image"))
-    if change == "one of the images":
-        source.data.images[7] += 1  # of 0, 19, 39 all is known
+    if change == "a later one":
+        source.data.images[7] += 1  # 0, 19 and 39 are compared
+    else:
+        monkeypatch.setattr(memory, "_made", itertools.count())
     if change == "another job":
         monkeypatch.setenv("SLURM_JOB_ID", "17")
         monkeypatch.setenv("SLURM_STEP_ID", "0")

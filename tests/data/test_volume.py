@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from raising import refused
 from taskuq.data.volume import Header, open_volume, read_header
 
 
@@ -34,7 +35,7 @@ def test_missing_fields_are_missing_and_not_guessed(write_volume):
     volume = open_volume(write_volume(header=False, acquisition=None, rss=False)[0])
     assert volume.header == Header()
     assert volume.acquisition == ""
-    with pytest.raises(ValueError, match="no reconstruction_rss"):
+    with refused("file.format", "reconstruction_rss"):
         volume.reconstruction_rss(0)
 
 
@@ -43,20 +44,19 @@ def test_a_header_without_limits_still_has_its_sizes():
     xml = f"<h><encoding><encodedSpace>{size}</encodedSpace></encoding></h>"
     assert read_header(xml) == Header(encoded_size=(5, 6, 7))
     assert read_header(xml.replace("<y>6</y>", "<y>many</y>")) == Header()
-    with pytest.raises(ValueError, match="not XML"):
+    with refused("file.format"):
         read_header("<h><encoding>")
 
 
 def test_a_truncated_file_is_refused_in_one_sentence(write_volume):
     path, _ = write_volume()
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(ValueError, match="cannot be opened as HDF5") as caught:
+    with refused("file.format", str(path)):
         open_volume(path)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_file_without_kspace_is_refused(write_volume):
-    with pytest.raises(ValueError, match="no dataset kspace"):
+    with refused("file.format", "kspace"):
         open_volume(write_volume(kspace=False)[0])
 
 

@@ -41,13 +41,6 @@ def _centred_dft(n):
     return torch.exp(-2j * torch.pi * position[:, None] * position / n) / np.sqrt(n)
 
 
-def test_the_transform_equals_monai():
-    utils = pytest.importorskip("monai.networks.blocks.fft_utils_t")
-    x = complex_images(0, 3, 20, 31)
-    theirs = torch.view_as_complex(utils.fftn_centered_t(torch.view_as_real(x), 2).contiguous())
-    assert torch.allclose(fft2c(x), theirs)
-
-
 @settings(max_examples=30, deadline=None)
 @given(coils=st.integers(1, 5), seed=st.integers(0, 2**31))
 def test_layouts_are_each_others_inverse(coils, seed):

@@ -195,17 +195,6 @@ def test_the_mean_of_parts_makes_the_mean_of_the_whole():
     assert torch.allclose(MeanIntensity((0.25, 0.5), (0, 0.25))(x), x[:, 2:4, :2].mean((1, 2)))
 
 
-def test_the_small_network_needs_neither_monai_nor_torchvision(monkeypatch):
-    import sys
-
-    for name in ("monai.networks.nets.resnet", "torchvision.models"):
-        monkeypatch.setitem(sys.modules, name, None)
-
-    assert build("classifier", preset="demo")(torch.rand(2, 32, 32)).shape == (2,)
-    with pytest.raises(InputError, match=r"taskuq\[mri\]"):
-        build("classifier", preset="paper")
-
-
 def test_a_residual_block_starts_from_what_it_gets():
     """Without its two convolutions a block is the identity on what is not negative."""
     net = build("classifier", preset="tiny").backbone.body.eval()

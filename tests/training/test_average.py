@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bits import same_bits
-from taskuq.errors import InputError
+from raising import refused
 from taskuq.settings import read_toml
 from taskuq.training.config import TrainingConfig
 from taskuq.training.fit import Machine, fit
@@ -176,5 +176,5 @@ class Clock:
 
 @pytest.mark.parametrize("wrong", [{"average": 1.0}, {"warmup": -1}, {"minutes": -0.5}])
 def test_what_is_no_setting_is_refused(wrong):
-    with pytest.raises(InputError, match=next(iter(wrong))):
+    with refused("value.invalid", next(iter(wrong))):
         TrainingConfig(**wrong)

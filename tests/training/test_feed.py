@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from bits import same_bits
+from raising import refused
 from taskuq.data.arrays import ArrayDataset
 from taskuq.data.atlas import AtlasData
 from taskuq.data.dataset import Subset
@@ -137,7 +138,7 @@ def test_what_is_not_for_a_device_is_refused():
     on_disk = measured(source=ArrayDataset(np.ones((2, 16, 16)), label=[0, 1], group="each"))
     mixed = InMemory((*images().items, *images(size=8).items), np.zeros(22), np.zeros(22))
     for cases, is_alone in ((on_disk, True), (task_of(mixed), True), (measured(), False)):
-        with pytest.raises(InputError, match="in_memory = true"):
+        with refused("option.conflict", "in_memory"):
             stock_of(cases, "device", on_gpu=False, is_alone=is_alone)
 
 

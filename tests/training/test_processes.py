@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bits import same_bits
-from taskuq.errors import InputError
+from raising import refused
 from taskuq.runs.training import train_from
 from taskuq.seeds import Share
 from taskuq.training.config import TrainingConfig
@@ -143,17 +143,15 @@ class Points:
 
 
 @pytest.mark.parametrize(
-    ("batch", "cases", "sentence"),
-    [(6, 20, "a batch of 6 cannot be shared by 4 processes"), (8, 7, "7 training cases are fewer")],
+    ("batch", "cases", "code"), [(6, 20, "option.conflict"), (8, 7, "units.few")]
 )
-def test_a_batch_that_cannot_be_shared_is_refused(tmp_path, batch, cases, sentence):
+def test_a_batch_that_cannot_be_shared_is_refused(tmp_path, batch, cases, code):
     config = TrainingConfig(batch=batch)
     net = torch.nn.Linear(1, 1)
     recipe = Recipe("line", net, config, lambda *_: None, lambda *_: {})
     machine = Machine("cpu", devices=2, nodes=2, progress=False)
-    with pytest.raises(InputError, match=sentence) as error:
+    with refused(code):
         fit(recipe, Points(cases), Points(2), config, tmp_path, machine=machine)
-    assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())  # nothing that a better batch would be compared with
 
 

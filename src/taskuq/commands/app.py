@@ -75,7 +75,7 @@ app = cyclopts.App(
     result_action="return_value",
 )
 # What to install for a package that a light installation does not have.
-EXTRAS = dict.fromkeys(("torch", "pytorch_lightning", "monai", "h5py", "safetensors"), "mri")
+EXTRAS = dict.fromkeys(("torch", "pytorch_lightning", "h5py", "safetensors"), "mri")
 EXTRAS |= {
     "nilearn": "demo",
     "nibabel": "nifti",

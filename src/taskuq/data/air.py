@@ -1,4 +1,4 @@
-"""How much of a chest is air: a number that is computed, without a network."""
+"""Share of air in a chest image, computed without a network."""
 
 from __future__ import annotations
 
@@ -17,17 +17,6 @@ def air_share(images: ArrayLike, threshold: float = THRESHOLD) -> NDArray[np.flo
     The body is the largest connected piece of tissue, its holes filled. What is thinner than four
     pixels of 256 or two of 128 (a table, a blanket) does not count; coarser images do not show
     such things. An image without tissue has no body, and a share of 0.
-
-    Arguments:
-        images: Slices of a chest, (image, height, width), air near 0.
-        threshold: What is below it is air.
-
-    Example:
-        >>> chest = np.zeros((1, 64, 64))
-        >>> chest[:, 8:56, 8:56] = 0.7  # 48 × 48 pixels of tissue
-        >>> chest[:, 20:44, 20:44] = 0.1  # 24 × 24 of them lung
-        >>> air_share(chest)
-        array([0.25])
     """
     from scipy import ndimage
 
@@ -35,7 +24,8 @@ def air_share(images: ArrayLike, threshold: float = THRESHOLD) -> NDArray[np.flo
     if images.ndim != 3 or images.dtype.kind not in "biuf" or 0 in images.shape:
         raise InputError(
             f"images have shape {images.shape} and type {images.dtype}; give real images (image, "
-            "height, width)"
+            "height, width)",
+            code="shape.axes",
         )
     # About the same in millimetres whatever the matrix.
     often = round(max(images.shape[1:]) / 128 - 0.1)

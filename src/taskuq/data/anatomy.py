@@ -64,31 +64,13 @@ def load_anatomy(path: Path | str | None = None) -> Anatomy:
     Looked for in this order: the given path, the file named by the environment variable
     TASKUQ_ATLAS_BASE, the cache of this user, and the MNI152 volumes that the nilearn package
     carries (from which the cached file is then made).
-
-    Arguments:
-        path: A file that :func:`save_anatomy` wrote.
-
-    Example:
-        >>> load_anatomy().white.shape
-        (197, 233, 189)
     """
     given = path or os.environ.get(BASE_VARIABLE)
     return _load(str(given) if given else None)
 
 
 def save_anatomy(path: Path | str, anatomy: Anatomy | None = None) -> Path:
-    """Write the base volumes into one .npz file, for machines without nilearn.
-
-    Arguments:
-        path: The file to write.
-        anatomy: The volumes; those that :func:`load_anatomy` finds by default.
-
-    Example:
-        >>> import tempfile
-        >>> path = save_anatomy(Path(tempfile.mkdtemp()) / "base.npz")
-        >>> bool((load_anatomy(path).grey == load_anatomy().grey).all())
-        True
-    """
+    """Write the base volumes into one .npz file, for machines without nilearn."""
     anatomy = anatomy or load_anatomy()
     with whole_file(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, **{name: getattr(anatomy, name) for name in _VOLUMES})
@@ -96,7 +78,7 @@ def save_anatomy(path: Path | str, anatomy: Anatomy | None = None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where files that can be made again are kept: taskuq in the user's cache folder."""
+    """Return where files that can be made again are kept: taskuq in the user's cache folder."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "taskuq"
 
@@ -120,7 +102,8 @@ def _read(path: Path) -> Anatomy:
     except InputError as error:
         raise InputError(
             f"{path} is not a base file of the atlas ({error}); write one with "
-            "'taskuq data atlas-base' where nilearn is installed"
+            "'taskuq data atlas-base' where nilearn is installed",
+            code="file.format",
         ) from error
 
 
@@ -133,7 +116,7 @@ def _build() -> Anatomy:
 
 
 def _nilearn_volume(short: str) -> NDArray[np.uint8]:
-    # Reading the files beside the package avoids importing nilearn, which takes seconds.
+    # Reading the files of the package avoids importing nilearn, which takes seconds.
     spec = find_spec("nilearn")
     folders: Any = spec.submodule_search_locations if spec else []
     for folder in folders:
@@ -146,7 +129,8 @@ def _nilearn_volume(short: str) -> NDArray[np.uint8]:
             return np.asarray(image.dataobj, dtype=np.uint8)
     raise InputError(
         "the atlas needs the MNI152 volumes of nilearn, which is not installed; pip install "
-        f"'taskuq[demo]', or name a base file in {BASE_VARIABLE}"
+        f"'taskuq[demo]', or name a base file in {BASE_VARIABLE}",
+        code="dependency.missing",
     )
 
 

@@ -50,7 +50,8 @@ class Annotation:
         """
         if self.box is None:
             raise InputError(
-                f"the row for {self.file}, slice {self.slice_index} has no box; ask rows with one"
+                f"the row for {self.file}, slice {self.slice_index} has no box; ask rows with one",
+                code="value.invalid",
             )
         x, y, width, height = self.box
         bottom = min(image_height - y, image_height)
@@ -79,14 +80,6 @@ class Annotations:
 
         Names are compared without surrounding spaces (the file has some) and without regard to
         case. Rows about a whole volume name no slice and are left to :meth:`positive_volumes`.
-
-        Arguments:
-            pathology: A name such as ``"Meniscus Tear"``.
-
-        Example:
-            >>> row = Annotation("file1", 7, False, (1, 2, 3, 4), "Meniscus Tear")
-            >>> Annotations((row,)).positive_slices("Meniscus Tear")
-            {'file1': {7}}
         """
         positive: dict[str, set[int]] = {}
         for row in self._chosen(pathology):
@@ -95,11 +88,7 @@ class Annotations:
         return positive
 
     def positive_volumes(self, pathology: str) -> set[str]:
-        """The volumes with the pathology, in a slice or as a whole.
-
-        Arguments:
-            pathology: A name such as ``"Meniscus Tear"``.
-        """
+        """The volumes with the pathology, in a slice or as a whole."""
         return {row.file for row in self._chosen(pathology)}
 
     def _chosen(self, pathology: str) -> list[Annotation]:
@@ -107,7 +96,8 @@ class Annotations:
         chosen = [row for row in self.rows if row.label.lower() == wanted]
         if not chosen:
             raise InputError(
-                f"no row is labelled {pathology!r}; choose from {', '.join(self.pathologies)}"
+                f"no row is labelled {pathology!r}; choose from {', '.join(self.pathologies)}",
+                code="choice.unknown",
             )
         return chosen
 
@@ -144,7 +134,8 @@ def read_annotations(path: Path | str, *, strict: bool = False) -> Annotations:
             if missing:
                 raise InputError(
                     f"{path} has no column {', '.join(sorted(missing))}; give a fastMRI+ file with "
-                    f"the columns {', '.join(COLUMNS)}"
+                    f"the columns {', '.join(COLUMNS)}",
+                    code="table.column",
                 )
             for row in reader:
                 try:
@@ -152,9 +143,13 @@ def read_annotations(path: Path | str, *, strict: bool = False) -> Annotations:
                 except _RowError as error:
                     unreadable.append(f"line {reader.line_num}: {error}")
     except (OSError, UnicodeError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read ({error}); give a fastMRI+ CSV file") from error
+        raise InputError(
+            f"{path} cannot be read ({error}); give a fastMRI+ CSV file", code="file.format"
+        ) from error
     if strict and unreadable:
-        raise InputError(f"{path}, {unreadable[0]}; correct the row or leave out --strict")
+        raise InputError(
+            f"{path}, {unreadable[0]}; correct the row or leave out --strict", code="file.format"
+        )
     return Annotations(tuple(rows), tuple(unreadable))
 
 
@@ -177,13 +172,15 @@ def read_file_list(path: Path | str) -> frozenset[str]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}); give a list of file names") from error
+        raise InputError(
+            f"{path} cannot be read ({error}); give a list of file names", code="file.format"
+        ) from error
     return frozenset(line.strip().strip(",").removesuffix(".h5") for line in lines if line.strip())
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Where labels come from.
+    """Source of labels.
 
     Attributes:
         annotations: fastMRI+ rows.
@@ -217,29 +214,19 @@ class Labels:
 def read_labels(
     annotations: Path | None, files: Path | None, pathology: str = "Meniscus Tear"
 ) -> Labels | None:
-    """Read the labels of slices from the files of fastMRI+.
-
-    Arguments:
-        annotations: The CSV of annotations; None gives no labels.
-        files: The list of volumes that annotators looked at; None takes all volumes.
-        pathology: Which pathology is 1.
-
-    Example:
-        >>> read_labels(None, Path("knee_file_list.csv"))
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: files is knee_file_list.csv without labels; ...
-    """
+    """Read the labels of slices from the files of fastMRI+."""
     if annotations is None:
         if files is not None:
-            raise InputError(f"files is {files} without labels; give the fastMRI+ CSV too")
+            raise InputError(
+                f"files is {files} without labels; give the fastMRI+ CSV too", code="option.missing"
+            )
         return None
     listed = None if files is None else read_file_list(files)
     return Labels(read_annotations(annotations), pathology, listed)
 
 
 class _RowError(Exception):
-    """What is wrong with one row."""
+    """Fault of one row."""
 
 
 def _annotation(row: dict[str, str | None]) -> Annotation:

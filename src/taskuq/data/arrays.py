@@ -65,18 +65,24 @@ class ArrayDataset:
             if column.shape != (len(images),):
                 raise InputError(
                     f"{name} has shape {column.shape} for {len(images)} images; give one entry for "
-                    "each image" + (" (or group='each')" if name == "group" else "")
+                    "each image" + (" (or group='each')" if name == "group" else ""),
+                    code="shape.mismatch",
                 )
         labels = columns["label"]
         if labels.dtype.kind not in "biuf" or not np.array_equal(labels, labels.astype(int)):
-            raise InputError(f"labels have type {labels.dtype}; give integers such as 0 and 1")
+            raise InputError(
+                f"labels have type {labels.dtype}; give integers such as 0 and 1",
+                code="dtype.invalid",
+            )
 
         object.__setattr__(self, "images", images)
         object.__setattr__(self, "labels", labels.astype(np.int64))
         object.__setattr__(self, "groups", columns["group"].astype(str))
         object.__setattr__(self, "cases", names.astype(str))
         if len(np.unique(self.cases)) != len(images):
-            raise InputError("case names repeat; give each image a name of its own")
+            raise InputError(
+                "case names repeat; give each image a name of its own", code="table.duplicate"
+            )
         if normalise is True:
             scales = _group_scales(images, self.groups)
         else:
@@ -105,13 +111,6 @@ def group_scale(values: NDArray[Any]) -> float:
     """The scale of a whole group: the 99.5 % quantile of its magnitudes, 1 where it is black.
 
     Scanners differ a lot in their units; slices of one patient share them.
-
-    Arguments:
-        values: All pixels of the group, real or complex.
-
-    Example:
-        >>> group_scale(np.array([[[1.0]], [[3.0]]]))
-        2.99
     """
     # Above this quantile lie a few bright pixels that must not set the scale.
     quantile = float(np.quantile(np.abs(values), 0.995))
@@ -152,7 +151,8 @@ def read_npz(
     if missing:
         raise InputError(
             f"{path} has no {', '.join(sorted(missing))}; save images, label and group (or say "
-            "that each image is its own group)"
+            "that each image is its own group)",
+            code="table.column",
         )
     return ArrayDataset(
         arrays["images"],
@@ -168,22 +168,10 @@ def save_npz(dataset: Dataset, path: Path | str, indices: Sequence[int] | None =
 
     Images are written as they are delivered, divided by their scale; read them with
     ``normalise=False`` to get the same items back.
-
-    Arguments:
-        dataset: The data set.
-        path: The file to write; it appears only when it is complete.
-        indices: Which cases; all by default.
-
-    Example:
-        >>> import tempfile
-        >>> data = ArrayDataset(np.ones((2, 8, 8)), label=[0, 1], group="each")
-        >>> path = save_npz(data, Path(tempfile.mkdtemp()) / "copy.npz")
-        >>> len(read_npz(path, normalise=False))
-        2
     """
     items = [dataset[i] for i in (range(len(dataset)) if indices is None else indices)]
     if not items:
-        raise InputError("no cases are asked for; give at least one index")
+        raise InputError("no cases are asked for; give at least one index", code="value.invalid")
     with whole_file(path) as partial, partial.open("wb") as file:
         np.savez(
             file,
@@ -236,11 +224,15 @@ class NpzData(Reader):
         if len(values) != len(whole):
             raise InputError(
                 f"{self.target} has {len(values)} entries for {len(whole)} images; give one for "
-                "each"
+                "each",
+                code="shape.mismatch",
             )
         targets = values.reshape(len(values), -1)[kept]
         if not np.isfinite(targets).all():
-            raise InputError(f"{self.target} holds NaN or infinite values; leave those cases out")
+            raise InputError(
+                f"{self.target} holds NaN or infinite values; leave those cases out",
+                code="value.nonfinite",
+            )
         return Part(labelled.cases, targets)
 
     def check(self, *, strict: bool, thorough: bool) -> Check:
@@ -263,7 +255,9 @@ class NpzData(Reader):
     def _array(self, name: str) -> NDArray[Any]:
         with open_npz(self._file, "images") as file:
             if name not in file:
-                raise InputError(f"{self.path} has no {name}; choose from {', '.join(file)}")
+                raise InputError(
+                    f"{self.path} has no {name}; choose from {', '.join(file)}", code="table.column"
+                )
             return file[name]
 
     def _kept(self, whole: ArrayDataset) -> BoolArray:
@@ -273,7 +267,8 @@ class NpzData(Reader):
         if kept.dtype != bool or kept.shape != (len(whole),):
             raise InputError(
                 f"{self.keep} has type {kept.dtype} and shape {kept.shape}; data.keep needs one "
-                "boolean for each image"
+                "boolean for each image",
+                code="dtype.invalid",
             )
         return kept
 
@@ -284,9 +279,12 @@ def _check_images(images: NDArray[Any]) -> None:
     if not (is_magnitude or is_coils):
         raise InputError(
             f"images have shape {images.shape} and type {images.dtype}; give magnitude images "
-            "(case, height, width) or complex coil images (case, coil, height, width)"
+            "(case, height, width) or complex coil images (case, coil, height, width)",
+            code="shape.axes",
         )
     if images.size == 0:
-        raise InputError(f"images have shape {images.shape}; give at least one image")
+        raise InputError(
+            f"images have shape {images.shape}; give at least one image", code="table.incomplete"
+        )
     if images.dtype.kind in "fc" and not np.isfinite(images).all():
-        raise InputError("images hold NaN or infinite values; replace them")
+        raise InputError("images hold NaN or infinite values; replace them", code="value.nonfinite")

@@ -64,7 +64,8 @@ class Atlas:
         if self.patients < 1 or self.coils < 0:
             raise InputError(
                 f"{self.patients} patients with {self.coils} coils are asked for; ask for at "
-                "least 1 patient, and for no negative number of coils"
+                "least 1 patient, and for no negative number of coils",
+                code="value.invalid",
             )
 
     @cached_property
@@ -97,7 +98,7 @@ class Atlas:
         return _patient(self.plan, self.base, self.seed, self.first + index)
 
     def lesion_mask(self, index: int) -> NDArray[np.bool_]:
-        """Where the lesions of one case are, (height, width)."""
+        """Return where the lesions of one case are, (height, width)."""
         patient, slice_ = divmod(index, self.plan.slices)
         return np.asarray(self.patient(patient).lesion[slice_])
 
@@ -131,17 +132,7 @@ class Atlas:
 
 
 def draw_patients(atlas: Atlas, *, workers: int = 1) -> list[Patient]:
-    """All patients of an atlas in order, drawn by several processes; any number gives the same.
-
-    Arguments:
-        atlas: The atlas.
-        workers: The number of processes.
-
-    Example:
-        >>> atlas = Atlas(patients=2, seed=0, plan=PatientPlan(size=32, slices=2))
-        >>> [patient.images.shape for patient in draw_patients(atlas)]
-        [(2, 32, 32), (2, 32, 32)]
-    """
+    """All patients of an atlas in order, drawn by several processes; any number gives the same."""
     return list(shared_out(atlas.patient, range(atlas.patients), workers=workers))
 
 
@@ -151,18 +142,6 @@ def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
     Magnitude images are written; coils are added again by
     :func:`taskuq.data.simulate.simulated_coils`. Beside images, label, group and case the file
     has lesion masks (``lesion``) and areas (``lesion_area``, square millimetres).
-
-    Arguments:
-        atlas: The atlas.
-        path: The file to write; it appears only when it is complete.
-        workers: The number of processes.
-
-    Example:
-        >>> import tempfile
-        >>> from taskuq.data.arrays import read_npz
-        >>> atlas = Atlas(patients=2, seed=0, plan=PatientPlan(size=32, slices=2))
-        >>> len(read_npz(save_atlas(atlas, Path(tempfile.mkdtemp()) / "atlas.npz")))
-        4
     """
     patients = draw_patients(atlas, workers=workers)
     area = np.concatenate([patient.area for patient in patients])
@@ -215,7 +194,10 @@ class AtlasData(Reader):
         """The same as magnitude images, with labels or lesion areas."""
         atlas = self._atlas(coils=0)
         if self.target not in ("label", "lesion_area"):
-            raise InputError(f"the atlas has no {self.target}; choose label or lesion_area")
+            raise InputError(
+                f"the atlas has no {self.target}; choose label or lesion_area",
+                code="choice.unknown",
+            )
         cases: Dataset = atlas
         if self.in_memory:
             # Drawn once for images and areas; case by case every patient would be drawn many times.

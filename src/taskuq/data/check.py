@@ -1,4 +1,4 @@
-"""What is in a folder: which files are used, which are skipped and why, as one table."""
+"""Contents of a data folder as a table: files that are used, and those skipped with reasons."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Row:
 
     @property
     def used(self) -> bool:
-        """Whether it is used."""
+        """True if it is used."""
         return not self.reason
 
     def as_record(self) -> dict[str, Any]:
@@ -85,27 +85,12 @@ class Checkable(Protocol):
     """A reader that knows its files: a table by file says more than one by group."""
 
     def check(self, *, strict: bool, thorough: bool) -> Check:
-        """Tell what the files hold."""
+        """Return a description of the files."""
         ...
 
 
 def check(reader: Reader, *, strict: bool = False, thorough: bool = False) -> Check:
-    """Tell what a table ``[data]`` leads to, file by file, or group by group.
-
-    Arguments:
-        reader: Where cases come from.
-        strict: Stop at the first file, or row of labels, that cannot be used.
-        thorough: Read everything that is used, which finds files that break off.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from taskuq.data.arrays import NpzData
-        >>> path = Path(tempfile.mkdtemp()) / "mine.npz"
-        >>> np.savez(path, images=np.ones((4, 8, 8)), label=[0, 0, 1, 1], group=[7, 7, 9, 9])
-        >>> check(NpzData(path=path)).summary
-        {'files': 1, 'used': 1, 'skipped': {}, 'groups': 2, 'slices': 4, 'positives': 2}
-    """
+    """Describe the data of a table ``[data]``, file by file or group by group."""
     if isinstance(reader, Checkable):
         return reader.check(strict=strict, thorough=thorough)
     cases, rows = reader.open(), []
@@ -121,10 +106,5 @@ def check(reader: Reader, *, strict: bool = False, thorough: bool = False) -> Ch
 
 
 def as_size(shape: Sequence[int]) -> str:
-    """A shape as text.
-
-    Example:
-        >>> as_size((8, 320, 320))
-        '8×320×320'
-    """
+    """A shape as text."""
     return "×".join(map(str, shape))

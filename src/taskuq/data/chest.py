@@ -68,7 +68,8 @@ class Chest:
         if min(self.patients, self.slices) < 1 or self.size < 16:
             raise InputError(
                 f"{self.patients} patients with {self.slices} slices of {self.size} pixels are "
-                "asked for; ask for at least 1 patient, 1 slice and 16 pixels"
+                "asked for; ask for at least 1 patient, 1 slice and 16 pixels",
+                code="value.invalid",
             )
 
     @cached_property
@@ -154,7 +155,7 @@ class ChestData(Reader):
 @lru_cache(maxsize=64)
 def _patient(seed: int, number: int, size: int, slices: int) -> Slices:
     rng = np.random.default_rng([seed, number])
-    # Half axes of the body, of the lungs beside it; fat and wall in the same unit, half a side.
+    # Half axes of the body, of the lungs next to it; fat and wall in the same unit, half a side.
     wide, deep = rng.uniform(0.62, 0.9), rng.uniform(0.46, 0.64)
     fat, wall = rng.uniform(0.02, 0.14), rng.uniform(0.05, 0.09)
     lean = _Lean(wide, deep, fat, wall, rng.uniform(0.75, 1.0), rng.uniform(0.16, 0.24))

@@ -42,16 +42,7 @@ DETAIL = {"t1": 0.25, "t2": -0.2, "flair": -0.12}
 
 
 def draw_signals(contrast: Contrast, *, rng: np.random.Generator) -> Signals:
-    """Signals of one scan: the typical ones of its contrast, each a few percent off.
-
-    Arguments:
-        contrast: ``"t1"``, ``"t2"`` or ``"flair"``.
-        rng: Where the differences come from.
-
-    Example:
-        >>> draw_signals("flair", rng=rng).csf < 0.2
-        True
-    """
+    """Signals of one scan: the typical ones of its contrast, each a few percent off."""
     typical = _TYPICAL[contrast]
     spread = {"grey": 0.03, "white": 0.03, "csf": 0.15, "fat": 0.15, "lesion": 0.08}
     return Signals(
@@ -94,21 +85,6 @@ def split_tissue(
     The average :math:`\bar p` of many brains is blurred where they differ. Random fields
     :math:`\delta` decide for one of the foldings that the average allows, the sharpness
     :math:`\gamma` makes it a definite one, and atrophy favours fluid.
-
-    Arguments:
-        grey: Average probability of grey matter.
-        white: Average probability of white matter.
-        depth: Distance to the brain from outside, in millimetres.
-        outer: Distance to the convex hull of the brain from outside, in millimetres.
-        fields: Two fields of unit deviation, for grey and for white matter.
-        atrophy: What is added to the log-probability of fluid.
-        sharpness: :math:`\gamma`.
-
-    Example:
-        >>> half, zero = np.full((1, 1, 1), 0.5), np.zeros((1, 1, 1))
-        >>> tissue = split_tissue(half, half, zero, zero, fields=(zero + 1, zero), atrophy=0.0)
-        >>> float(tissue.grey.item()) > 0.7  # the field decides for grey
-        True
     """
     inside = np.clip(1 - depth, 0, 1)
     fluid = np.clip(1 - grey - white, 0, 1)
@@ -130,15 +106,7 @@ def head_signal(
     fields: tuple[FloatArray, FloatArray, FloatArray],
     thickness: tuple[float, float, float],
 ) -> FloatArray:
-    """Signal of brain, fluid, skull and scalp, (slice, height, width); 0 in air.
-
-    Arguments:
-        tissue: The tissue fractions.
-        signals: What each tissue shows.
-        detail: Fine structure of the average brain, added to the signal of grey and white matter.
-        fields: Three fields of unit deviation that vary the layers of the head.
-        thickness: Typical thickness of fluid, bone and scalp around the brain, in millimetres.
-    """
+    """Signal of brain, fluid, skull and scalp, (slice, height, width); 0 in air."""
     brain = tissue.grey * signals.grey + tissue.white * signals.white + tissue.csf * signals.csf
     brain = brain + detail * (tissue.grey + tissue.white)
 

@@ -1,4 +1,4 @@
-"""What every data set is: a number of cases, each an image with a label, a group and a name."""
+"""Data sets: cases, each an image with a label, a group and a name."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Subset:
 
     @property
     def precision(self) -> str | None:
-        """How exact the source's images are, where it says."""
+        """Return how exact the source's images are, where it says."""
         return precision_of(self.source)
 
     def __len__(self) -> int:
@@ -146,7 +146,7 @@ class Changed:
 
     @property
     def precision(self) -> str | None:
-        """How exact the source's images are, where it says."""
+        """Return how exact the source's images are, where it says."""
         return precision_of(self.source)
 
     def __len__(self) -> int:
@@ -162,7 +162,7 @@ def names_of(dataset: Dataset) -> NDArray[np.str_] | None:
 
 
 def precision_of(dataset: Dataset) -> str | None:
-    """How exact the images of a data set are: ``"half"``, ``"single"``, or None if it is silent."""
+    """Return the precision of images, ``"half"`` or ``"single"``; None if unknown."""
     return dataset.precision if isinstance(dataset, HasPrecision) else None
 
 
@@ -187,7 +187,10 @@ def split_by_group(
         [4, 2]
     """
     if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
-        raise InputError(f"fractions are {list(fractions)}; give positive numbers that sum to 1")
+        raise InputError(
+            f"fractions are {list(fractions)}; give positive numbers that sum to 1",
+            code="value.invalid",
+        )
     groups = dataset.groups
     names = rng.permutation(np.unique(groups))
     # Two thirds of three groups is 1.9999... in floats.
@@ -197,6 +200,7 @@ def split_by_group(
     if any(len(part) == 0 for part in parts):
         raise InputError(
             f"{len(names)} groups cannot be split {list(fractions)} without an empty part; give "
-            "more groups or fewer parts"
+            "more groups or fewer parts",
+            code="units.few",
         )
     return tuple(Subset.where(dataset, np.isin(groups, part)) for part in parts)

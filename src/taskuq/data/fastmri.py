@@ -30,7 +30,7 @@ from taskuq.measure.coils import magnitude
 
 @dataclass(frozen=True)
 class Surveyed:
-    """What was found under one file name.
+    """Finding about one file.
 
     Attributes:
         file: The file.
@@ -55,25 +55,20 @@ def survey(
     strict: bool = False,
     thorough: bool = False,
 ) -> list[Surveyed]:
-    """Look at every .h5 file of a folder, sorted by path: what is used, what is skipped and why.
-
-    Arguments:
-        folder: The folder; folders inside it are looked through too.
-        preparation: Which volumes and slices are used.
-        labels: Where labels come from.
-        strict: Stop at the first file that cannot be used instead of listing it. A volume of
-            another acquisition is no fault and is listed all the same.
-        thorough: Read the k-space of every volume that is used, which finds files that break off.
-    """
+    """Look at every .h5 file of a folder, sorted by path: what is used, what is skipped and why."""
     files = sorted(Path(folder).rglob("*.h5"))
     if not files:
-        raise InputError(f"{folder} holds no .h5 file; give the folder of fastMRI volumes")
+        raise InputError(
+            f"{folder} holds no .h5 file; give the folder of fastMRI volumes", code="file.missing"
+        )
     surveyed = []
     for file in files:
         found = _surveyed(file, preparation, labels, thorough)
         is_choice = found.reason.startswith(("acquisition is", "not annotated"))
         if strict and found.reason and not is_choice:
-            raise InputError(f"{file}: {found.reason}; remove the file or leave out --strict")
+            raise InputError(
+                f"{file}: {found.reason}; remove the file or leave out --strict", code="file.format"
+            )
         surveyed.append(found)
     return surveyed
 
@@ -131,11 +126,15 @@ class FastMRI:
             reasons = sorted({f.reason for f in self.surveyed})
             raise InputError(
                 f"none of the {len(self.surveyed)} files in {folder} can be used "
-                f"({'; '.join(reasons[:3])}); run 'taskuq data check {folder}'"
+                f"({'; '.join(reasons[:3])}); run 'taskuq data check {folder}'",
+                code="file.format",
             )
         names = [volume.name for volume in self.volumes]
         if len(set(names)) != len(names):
-            raise InputError(f"file names repeat below {folder}; give one copy of each volume")
+            raise InputError(
+                f"file names repeat below {folder}; give one copy of each volume",
+                code="table.duplicate",
+            )
         self._stored, self.raw_because = find_all(
             self.volumes, self.preparation, self.cache, exact=exact
         )
@@ -234,7 +233,7 @@ class FastMRIData(Reader):
 
     @property
     def is_judged_apart(self) -> bool:
-        """Whether there is a folder of validation volumes."""
+        """True if there is a folder of validation volumes."""
         return self.validation_path is not None
 
     def open(self) -> FastMRI:
@@ -257,7 +256,10 @@ class FastMRIData(Reader):
         notes = self._labels
         unreadable = () if notes is None else notes.annotations.unreadable
         if strict and unreadable:
-            raise InputError(f"labels, {unreadable[0]}; correct the row or leave out --strict")
+            raise InputError(
+                f"labels, {unreadable[0]}; correct the row or leave out --strict",
+                code="file.format",
+            )
         if not self.is_judged_apart:
             given(self.path, "path", "the folder of training volumes")
         rows: list[Row] = []
@@ -312,7 +314,9 @@ def _surveyed(
         if thorough and preparation.refusal(volume) is None:
             for index in range(volume.slices):
                 if not np.isfinite(volume.kspace(index)).all():
-                    raise InputError(f"{file} holds NaN or infinity in slice {index}")
+                    raise InputError(
+                        f"{file} holds NaN or infinity in slice {index}", code="value.nonfinite"
+                    )
     except InputError as error:
         # The table already names the file.
         return Surveyed(file, None, str(error).removeprefix(f"{file} ").split(";")[0])
@@ -329,7 +333,7 @@ def _surveyed(
 
 
 def _say_raw(folder: Path, data: FastMRI, precision: Precision) -> None:
-    """Say once, and for all processes of a training, that raw files are read, and how fast."""
+    """Warn once, for all processes of a training, that raw files are read, and how fast."""
     if folder in _said or any(os.environ.get(name, "0") != "0" for name in _RANKS):
         return
     _said.add(folder)
@@ -346,7 +350,7 @@ def _rate(volume: Volume, preparation: Preparation) -> float:
     """Slices that this process reads in a second, from one."""
     matrix = np.eye(volume.coils, preparation.coils, dtype=np.complex64)
     started = time.perf_counter()
-    with suppress(InputError):  # whoever asks for that slice will be told
+    with suppress(InputError):  # reading that slice will raise it
         cropped_coils(volume, volume.slices // 2, preparation.size, matrix)
     return 1 / (time.perf_counter() - started)
 

@@ -166,18 +166,7 @@ class FolderData(Reader):
 
 
 def center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
-    """Cut or pad an image with zeros; the pixel at half its size stays at half its size.
-
-    Arguments:
-        image: (rows, columns).
-        height: Rows wanted.
-        width: Columns wanted.
-
-    Example:
-        >>> center_fit(np.arange(3.0).reshape(1, 3), height=2, width=1)
-        array([[0.],
-               [1.]])
-    """
+    """Cut or pad an image with zeros; the pixel at half its size stays at half its size."""
     for axis, wanted in enumerate((height, width)):
         have = image.shape[axis]
         if have > wanted:
@@ -199,17 +188,23 @@ def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[Fram
             columns = set(reader.fieldnames or ())
             rows = [(reader.line_num, row) for row in reader]
     except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"{table} cannot be read ({error}); give a CSV file") from error
+        raise InputError(
+            f"{table} cannot be read ({error}); give a CSV file", code="file.format"
+        ) from error
     if missing := {"file", "label"} - columns:
-        raise InputError(f"{table} has no column {', '.join(sorted(missing))}; add it")
+        raise InputError(
+            f"{table} has no column {', '.join(sorted(missing))}; add it", code="table.column"
+        )
     if "group" not in columns and group is None:
         raise InputError(
             f"{table} has no column group; add one (patient or volume), or say what a group is: "
-            "file, folder or each"
+            "file, folder or each",
+            code="groups.missing",
         )
     if "group" in columns and group is not None:
         raise InputError(
-            f"{table} has a column group and {group!r} is asked for; leave one of the two out"
+            f"{table} has a column group and {group!r} is asked for; leave one of the two out",
+            code="option.conflict",
         )
     frames = [frame for line, row in rows for frame in _frames(folder, table, line, row, group)]
     names = [frame.case for frame in frames]
@@ -217,7 +212,8 @@ def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[Fram
         again = sorted({name for name in names if names.count(name) > 1})[:1]
         raise InputError(
             f"{table} names {'no image' if not frames else f'{again[0]} twice'}; give each image "
-            "one row"
+            "one row",
+            code="table.duplicate",
         )
     return tuple(frames)
 
@@ -227,22 +223,31 @@ def _frames(
 ) -> list[Frame]:
     where = f"{table}, line {line}"
     if None in (row["file"], row["label"]) or not row["file"].strip():
-        raise InputError(f"{where}: the row is short of file or label; fill it")
+        raise InputError(
+            f"{where}: the row is short of file or label; fill it", code="table.incomplete"
+        )
     name, path = row["file"].strip(), folder / row["file"].strip()
     if Path(name).is_absolute():
-        raise InputError(f"{where}: file is {name!r:.80}; give its name from {folder}")
+        raise InputError(
+            f"{where}: file is {name!r:.80}; give its name from {folder}", code="file.missing"
+        )
     try:
         label = int(row["label"])
         chosen = None if not (row.get("slice") or "").strip() else int(row["slice"])
     except (ValueError, TypeError):
         raise InputError(
-            f"{where}: label is {row['label']!r} and slice {row.get('slice')!r}; give whole numbers"
+            f"{where}: label is {row['label']!r} and slice {row.get('slice')!r}; use integers",
+            code="dtype.invalid",
         ) from None
     if group is None and not (row["group"] or "").strip():
-        raise InputError(f"{where}: group is empty; name the patient or volume")
+        raise InputError(
+            f"{where}: group is empty; name the patient or volume", code="groups.missing"
+        )
     count = count_frames(path)
     if chosen is not None and not 0 <= chosen < count:
-        raise InputError(f"{where}: slice is {chosen}; {name} has slices 0 to {count - 1}")
+        raise InputError(
+            f"{where}: slice is {chosen}; {name} has slices 0 to {count - 1}", code="value.invalid"
+        )
     frames = []
     for index in range(count) if chosen is None else (chosen,):
         case = name if count == 1 else f"{name}#{index}"

@@ -19,11 +19,7 @@ FloatArray = NDArray[np.float32]
 
 
 def count_frames(path: Path) -> int:
-    """How many frames a file (or a folder with a DICOM series) has, without reading them.
-
-    Arguments:
-        path: A .png, .tif, .nii, .nii.gz or .dcm file, or a folder of DICOM files.
-    """
+    """Return how many frames a file (or a folder with a DICOM series) has, without reading them."""
     return int(_guarded(path, lambda p: _format(p)[0](p)))
 
 
@@ -33,26 +29,18 @@ def read_frame(path: Path, index: int) -> FloatArray:
     Slices of a NIfTI volume are taken along its last axis and turned so that the first axis runs
     from left to right. Files of a DICOM series are ordered by their instance number, and stored
     values are converted by the file's rescale slope and intercept.
-
-    Arguments:
-        path: A .png, .tif, .nii, .nii.gz or .dcm file, or a folder of DICOM files.
-        index: The number of the frame, from 0.
-
-    Example:
-        >>> import tempfile
-        >>> from PIL import Image
-        >>> path = Path(tempfile.mkdtemp()) / "a.png"
-        >>> Image.fromarray(np.full((2, 3), 7, dtype=np.uint8)).save(path)
-        >>> count_frames(path), read_frame(path, 0).shape
-        (1, (2, 3))
     """
     image = np.asarray(_guarded(path, lambda p: _format(p)[1](p, index)), dtype=np.float32)
     if image.ndim != 2:
         raise InputError(
-            f"{path} has frames of shape {image.shape}; convert it to one grey value for each pixel"
+            f"{path} has frames of shape {image.shape}; convert it to one grey value per pixel",
+            code="shape.axes",
         )
     if not np.isfinite(image).all():
-        raise InputError(f"{path} holds NaN or infinite values in frame {index}; replace them")
+        raise InputError(
+            f"{path} holds NaN or infinite values in frame {index}; replace them",
+            code="value.nonfinite",
+        )
     return image
 
 
@@ -68,14 +56,15 @@ def _format(path: Path) -> tuple[Callable[[Path], int], Callable[[Path, int], An
         return _dicom_frames, _dicom_frame
     raise InputError(
         f"{path} is in no format we read; give .png, .tif, .nii, .nii.gz, .dcm or a folder of "
-        "DICOM files"
+        "DICOM files",
+        code="file.format",
     )
 
 
 def _guarded(path: Path, read: Callable[[Path], Any]) -> Any:
     with reading(path, "an image", "check the file"):
         if not path.exists():
-            raise InputError(f"{path} does not exist; correct the file name")
+            raise InputError(f"{path} does not exist; correct the file name", code="file.missing")
         return read(path)
 
 
@@ -92,7 +81,8 @@ def _picture_frame(path: Path, index: int) -> Any:
     with Image.open(path) as picture:
         if picture.mode not in ("1", "L", "I", "F", "I;16", "I;16B", "I;16L"):
             raise InputError(
-                f"{path} is a colour picture (mode {picture.mode}); convert it to grey values"
+                f"{path} is a colour picture (mode {picture.mode}); convert it to grey values",
+                code="file.format",
             )
         picture.seek(index)
         return np.asarray(picture)
@@ -101,7 +91,9 @@ def _picture_frame(path: Path, index: int) -> Any:
 def _nifti_frames(path: Path) -> int:
     shape = _nifti(path).shape
     if len(shape) != 3:
-        raise InputError(f"{path} has shape {shape}; give three-dimensional NIfTI volumes")
+        raise InputError(
+            f"{path} has shape {shape}; give three-dimensional NIfTI volumes", code="shape.axes"
+        )
     return int(shape[2])
 
 
@@ -116,7 +108,8 @@ def _nifti(path: Path) -> Any:
         import nibabel
     except ImportError as error:
         raise InputError(
-            f"{path} needs nibabel, which is not installed; pip install 'taskuq[nifti]'"
+            f"{path} needs nibabel, which is not installed; pip install 'taskuq[nifti]'",
+            code="dependency.missing",
         ) from error
     volume: Any = nibabel.load(path)
     require_room(path, math.prod(map(int, volume.shape)) * volume.get_data_dtype().itemsize)
@@ -128,7 +121,8 @@ def _dicom(path: Path, *, pixels: bool) -> Any:
         import pydicom
     except ImportError as error:
         raise InputError(
-            f"{path} needs pydicom, which is not installed; pip install 'taskuq[dicom]'"
+            f"{path} needs pydicom, which is not installed; pip install 'taskuq[dicom]'",
+            code="dependency.missing",
         ) from error
     # From memory, which gives no more than there is: of a file, a damaged length of gigabytes would
     # be set aside before it is read.
@@ -141,13 +135,16 @@ def _dicom_frames(path: Path) -> int:
 
 
 def _frames_of(path: Path, file: Any) -> int:
-    """How many frames a DICOM file holds; each takes a few bytes, whatever the file says."""
+    """Return how many frames a DICOM file holds; each takes a few bytes, whatever the file says."""
     frames = int(file.get("NumberOfFrames") or 1)
     sizes = (int(file.get(name) or 1) for name in ("Rows", "Columns", "SamplesPerPixel"))
     # Four bytes, as numbers and not as they are stored.
     require_room(path, frames * math.prod(sizes) * 4)
     if not 1 <= frames <= path.stat().st_size:
-        raise InputError(f"{path} claims to hold {frames} frames, more than its bytes; check it")
+        raise InputError(
+            f"{path} claims to hold {frames} frames, more than its bytes; check it",
+            code="file.damaged",
+        )
     return frames
 
 
@@ -166,12 +163,13 @@ def _dicom_frame(path: Path, index: int) -> Any:
 def _series(folder: Path) -> tuple[Path, ...]:
     files = [file for file in sorted(folder.iterdir()) if file.is_file()]
     if not files:
-        raise InputError(f"{folder} is empty; give a folder of DICOM files")
+        raise InputError(f"{folder} is empty; give a folder of DICOM files", code="file.missing")
     headers = [(file, _guarded(file, lambda p: _dicom(p, pixels=False))) for file in files]
     series = {str(header.get("SeriesInstanceUID", "")) for _, header in headers}
     if len(series) > 1:
         raise InputError(
-            f"{folder} holds {len(series)} DICOM series; give each series a folder of its own"
+            f"{folder} holds {len(series)} DICOM series; give each series a folder of its own",
+            code="file.format",
         )
     return tuple(f for f, h in sorted(headers, key=lambda p: int(p[1].get("InstanceNumber", 0))))
 

@@ -16,7 +16,7 @@ Axes = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class LesionPlan:
-    """How often lesions occur and how they look; sizes are in millimetres.
+    """Frequency and appearance of lesions; sizes are in millimetres.
 
     Attributes:
         patients: The share of patients that have any.
@@ -42,25 +42,10 @@ class LesionPlan:
 def draw_lesions(
     plan: LesionPlan, axes: Axes, white: FloatArray, tissue: FloatArray, *, rng: np.random.Generator
 ) -> tuple[FloatArray, FloatArray]:
-    """How much of the full lesion signal each pixel shows, and which share of it is lesion.
+    """Return how much of the full lesion signal each pixel shows, and which share of it is lesion.
 
     Both are (slice, height, width). A lesion is an ellipsoid with an uneven edge, centred in white
     matter, and cut where there is no brain tissue. A mass may have a core that shows less.
-
-    Arguments:
-        plan: How often and how large.
-        axes: Coordinates of slices, rows and columns, in millimetres.
-        white: Fraction of white matter, (slice, height, width).
-        tissue: Fraction of brain tissue, the same shape.
-        rng: Where everything comes from.
-
-    Example:
-        >>> axes = (np.arange(3.0), np.arange(40.0), np.arange(40.0))
-        >>> brain = np.ones((3, 40, 40), dtype=np.float32)
-        >>> plan = LesionPlan(patients=1.0, mass=1.0)
-        >>> shown, share = draw_lesions(plan, axes, brain, brain, rng=rng)
-        >>> float(share.max()) > 0.9
-        True
     """
     shown = np.zeros(white.shape, dtype=np.float32)
     share = np.zeros(white.shape, dtype=np.float32)
@@ -93,21 +78,9 @@ def draw_lesions(
 def draw_dots(
     plan: LesionPlan, axes: Axes, white: FloatArray, *, rng: np.random.Generator
 ) -> FloatArray:
-    """How much of the full lesion signal each pixel shows through dots that are not lesions.
+    """Return how much of the full lesion signal each pixel shows through dots that are not lesions.
 
     They are vessels and dilated spaces around them, too small to count.
-
-    Arguments:
-        plan: How many and how large.
-        axes: Coordinates of slices, rows and columns, in millimetres.
-        white: Fraction of white matter, (slice, height, width).
-        rng: Where everything comes from.
-
-    Example:
-        >>> axes = (np.arange(3.0), np.arange(40.0), np.arange(40.0))
-        >>> white = np.ones((3, 40, 40), dtype=np.float32)
-        >>> draw_dots(LesionPlan(dots=0.0), axes, white, rng=rng).max().item()
-        0.0
     """
     shown = np.zeros(white.shape, dtype=np.float32)
     places = np.flatnonzero(white > 0.7)

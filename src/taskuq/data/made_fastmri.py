@@ -71,7 +71,7 @@ class Layout:
 
     @property
     def slice_bytes(self) -> int:
-        """What a slice of k-space takes on disk."""
+        """Return what a slice of k-space takes on disk."""
         return 8 * self.coils * self.height * self.width
 
     @property
@@ -112,20 +112,6 @@ def make_volume(volume: MadeVolume, layout: Layout) -> list[str]:
 
     The image is a patient of the atlas seen by simulated coils; each slice of a lesion has a row
     with the box around it, in the category :data:`FINDING`.
-
-    Arguments:
-        volume: What to make.
-        layout: The sizes.
-
-    Example:
-        >>> import tempfile
-        >>> from taskuq.data.volume import open_volume
-        >>> path = Path(tempfile.mkdtemp()) / "file1000000.h5"
-        >>> rows = make_volume(MadeVolume(path, slices=3, number=0), Layout(80, 72, 9, 64))
-        >>> open_volume(path).kspace(0).shape, open_volume(path).header.padding
-        ((9, 80, 72), (3, 69))
-        >>> rows[0].split(",")[0]
-        'file1000000'
     """
     import h5py
     import torch
@@ -141,7 +127,7 @@ def make_volume(volume: MadeVolume, layout: Layout) -> list[str]:
     first, end = layout.acquired
     shape = (layout.coils, layout.height, layout.width)
     make_folder(volume.path.parent)
-    # It can be made again: nobody waits until gigabytes have reached the disk.
+    # It can be made again: no need to wait until gigabytes have reached the disk.
     partial = volume.path.with_suffix(".partial")
     with h5py.File(partial, "w") as file:
         kspace = file.create_dataset("kspace", (volume.slices, *shape), dtype=np.complex64)
@@ -178,24 +164,12 @@ def make_fastmri(
 
     Beside volumes that are used, the validation folder has one of another acquisition and one
     that no annotator has seen, as the real one has.
-
-    Arguments:
-        folder: Where ``knee_multicoil_train``, ``knee_multicoil_val``, ``knee.csv`` and
-            ``knee_file_list.csv`` go.
-        training: How many training volumes, and slices of each.
-        validation: The same for validation.
-        layout: The sizes; fastMRI's by default.
-        workers: The number of processes.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> make_fastmri(folder, training=(1, 1), validation=(1, 1), layout=Layout(80, 72, 9, 64))
-        >>> sorted(path.name for path in folder.rglob("*.h5"))
-        ['file1000000.h5', 'file1001000.h5', 'file1002000.h5', 'file1002001.h5']
     """
     if min(*training, *validation) < 1:
-        raise InputError("a data set without volumes or slices is asked for; ask for at least one")
+        raise InputError(
+            "a data set without volumes or slices is asked for; ask for at least one",
+            code="value.invalid",
+        )
     layout = layout or Layout()
     val = folder / "knee_multicoil_val"
     used = [

@@ -1,4 +1,4 @@
-"""Work on cases by several processes, and data sets whose cases were all read, once for all."""
+"""Cases that were all read, once for the processes of a training, and work shared by processes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import hashlib
 import json
 import math
 import os
-import pickle
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,24 +32,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # With fewer cases, starting processes takes longer than reading.
 FEW = 256
-
-
-# How many cases are looked at to see that they are those that another process has read.
-LOOKED_AT = 3
 # Images begin where any type of number may.
-STEP = 64
+_STEP = 64
+_made = count()
 
 
 @dataclass(frozen=True, eq=False)
 class InMemory:
-    """A data set whose cases have all been read.
-
-    Arguments:
-        items: The cases.
-        labels: The label of each case.
-        groups: The group of each case.
-        precision: How exact the images are, where their source says.
-    """
+    """Data set whose images lie in one temporary file that is mapped into memory."""
 
     items: tuple[Item, ...]
     labels: NDArray[np.int64]
@@ -58,34 +48,22 @@ class InMemory:
 
     @classmethod
     def of(cls, source: Dataset, processes: int = 1) -> InMemory:
-        """Read every case of another data set, in order or by several processes.
-
-        The processes of one training that read the same cases on one machine share one copy: the
-        first reads, the others map its memory into theirs. The same are data sets that pickle to
-        the same bytes; one that cannot be pickled is read by every process.
-
-        Cases of a patient share what was drawn for it, and eight threads held each other up: 80 s
-        for what takes 4 s in order. Processes take whole stretches of cases; the result is the
-        same for any number of them.
-
-        Arguments:
-            source: The data set.
-            processes: The number of processes; a few cases are read by this one.
-        """
-        name = _name(source)
-        place = _meeting_place() / name
-        with locked(place, wait=True):
-            file = _opened(place, name, source)
-            is_ours = file is None
-            if file is None:
-                file = _filled(source, processes, name)
-                with writing(place):
-                    place.write_text(f"/proc/{os.getpid()}/fd/{file}", encoding="utf-8")
-        items = _items(file)
+        """Read every case by some processes; the processes of one training share one file."""
+        name, folder = _name(source), _folder()
+        own, lock = folder / f"{name}.images.{os.getpid()}", folder / f"{name}.lock"
+        with locked(lock, wait=True):
+            items = next(filter(None, map(_mapped, folder.glob(f"{name}.images.*"))), None)
+            is_owner = items is None
+            if items is None:
+                partial = own.with_name(f"{name}.partial.{os.getpid()}")
+                _write(source, processes, partial)
+                items = _mapped(partial.replace(own)) or ()
         labels = np.array([item.label for item in items], dtype=np.int64)
         found = cls(items, labels, source.groups, precision_of(source))
-        # Until then others find the memory by this process and its file.
-        weakref.finalize(found, _let_go, file, place if is_ours else None)
+        if is_owner:
+            # Until then other processes find it; what is mapped stays.
+            for left in (own, lock):
+                weakref.finalize(found, left.unlink, missing_ok=True)
         return found
 
     @property
@@ -106,13 +84,9 @@ def whole_images(
     device: torch.device,
     most: float,
 ) -> torch.Tensor | None:
-    """All images of cases in memory as one tensor (case, ...); None where they are not for that.
+    """Return all changed images of cases in memory as one tensor of at most ``most`` bytes.
 
-    Arguments:
-        cases: The cases; all of them, or some, of those in memory.
-        change: What is made of each image.
-        device: Where the tensor lies.
-        most: How many bytes it may take.
+    None where cases are not in memory, of several shapes, or too large.
     """
     import torch
 
@@ -131,17 +105,7 @@ def whole_images(
 
 
 def shared_out(function: Callable[..., T], *arguments: Iterable[Any], workers: int) -> Iterator[T]:
-    """What :func:`map` gives, in the same order, computed by several processes.
-
-    Arguments:
-        function: What is done; a function that other processes can import.
-        arguments: One iterable for each of its arguments.
-        workers: The number of processes; 1 is this one.
-
-    Example:
-        >>> list(shared_out(pow, [2, 3], [5, 2], workers=1))
-        [32, 9]
-    """
+    """Map a function over arguments, in order, by several processes; 1 is this one."""
     if workers <= 1:
         yield from map(function, *arguments)
         return
@@ -152,33 +116,49 @@ def shared_out(function: Callable[..., T], *arguments: Iterable[Any], workers: i
 
 
 def worth_starting(processes: int, cases: int) -> int:
-    """How many of some processes are worth starting for so many cases on this machine.
-
-    Arguments:
-        processes: The most that are wanted.
-        cases: How many cases they share.
-
-    Example:
-        >>> worth_starting(8, cases=20)
-        1
-    """
+    """Return how many processes are worth starting for so many cases on this machine."""
     return min(processes, os.cpu_count() or 1) if cases >= FEW else 1
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Processes started here compute with one thread each."""
+    """Limit processes that are started here to one thread each."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
+    before = {name: os.environ[name] for name in names if name in os.environ}
     os.environ.update(dict.fromkeys(names, "1"))
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in names:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _name(source: Dataset) -> str:
+    """Return the same name in all processes of a training, which open data in the same order."""
+    keys = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID")
+    job = [os.environ.get(key, "") for key in keys]
+    chosen = np.unique(np.linspace(0, len(source) - 1, 3).astype(int)) if len(source) else ()
+    images = [np.ascontiguousarray(source[int(index)].image.numpy()) for index in chosen]
+    marks = [hashlib.sha256(image.data).hexdigest() for image in images]
+    # Not by labels: the atlas has them when all of its patients are drawn.
+    made_of = [job if any(job) else os.getpgrp(), next(_made), source.groups.tolist(), marks]
+    return fingerprint(made_of)[:32]
+
+
+def _folder() -> Path:
+    """Return a temporary folder of this user, without the files of processes that were killed."""
+    folder = Path(tempfile.gettempdir()) / f"taskuq-{os.getuid()}"
+    with writing(folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise MachineError(f"{folder} belongs to another user; remove it, or set TMPDIR")
+        for path in folder.glob("*.*.[0-9]*"):
+            try:
+                os.kill(int(path.suffix[1:]), 0)
+            except ProcessLookupError:
+                path.unlink(missing_ok=True)
+    return folder
 
 
 def _read(source: Dataset, indices: NDArray[np.int64]) -> list[tuple[Item, NDArray[Any]]]:
@@ -187,119 +167,36 @@ def _read(source: Dataset, indices: NDArray[np.int64]) -> list[tuple[Item, NDArr
     return [(item._replace(image=None), item.image.numpy()) for item in items]  # type: ignore[arg-type]
 
 
-class _Sum:
-    """A file that remembers nothing of what is written to it but the SHA-256."""
-
-    def __init__(self) -> None:
-        self.sum = hashlib.sha256()
-
-    def write(self, part: Any) -> int:
-        self.sum.update(part)
-        return memoryview(part).nbytes
-
-
-def _name(source: Dataset) -> str:
-    """What the processes of a training call the same cases.
-
-    All that a data set is made of decides, and some of its images: files may have changed.
-    """
-    whole = _Sum()
-    try:
-        pickle.dump(source, whole, protocol=5)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        # Nobody can tell whether another process has the same one: it is read here.
-        whole.write(os.urandom(32))
-    chosen = np.unique(np.linspace(0, max(0, len(source) - 1), LOOKED_AT).astype(int))
-    images = [source[int(index)].image.numpy() for index in chosen if len(source)]
-    marks = [hashlib.sha256(np.ascontiguousarray(image).data).hexdigest() for image in images]
-    # Not by labels: the atlas knows them when all of its patients are drawn.
-    return fingerprint([_job(), whole.sum.hexdigest(), marks, source.groups.tolist()])[:32]
-
-
-def _job() -> list[str]:
-    """What all processes of a training have in common: a step of SLURM's, a run, or their group."""
-    for names in (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("TORCHELASTIC_RUN_ID",)):
-        if all(name in os.environ for name in names):
-            return [os.environ[name] for name in names]
-    return [str(os.getpgrp())]
-
-
-def _meeting_place() -> Path:
-    """A folder of this user alone, in which processes tell each other where images lie."""
-    folder = Path(tempfile.gettempdir()) / f"taskuq-{os.getuid()}"
-    with writing(folder):
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.stat().st_uid != os.getuid():
-            raise MachineError(f"{folder} belongs to somebody else; remove it, or set TMPDIR")
-    return folder
-
-
-def _opened(place: Path, name: str, source: Dataset) -> int | None:
-    """The memory that another process has filled with these cases, where one has."""
-    with suppress(OSError, ValueError):
-        path = place.read_text(encoding="utf-8")
-        # Whoever was there may have ended, and its number be another's.
-        if f"/memfd:{name} " in os.readlink(path):
-            file = os.open(path, os.O_RDONLY)
-            if [known[0] for known, *_ in _about(file)] == source.labels.tolist():
-                return file
-            os.close(file)  # the same images with other labels
-    return None
-
-
-def _filled(source: Dataset, processes: int, name: str) -> int:
-    """Memory with the images of all cases, then what else is known of them, then how long that is.
-
-    It goes when the last process that has it ends, however that ends.
-    """
+def _write(source: Dataset, processes: int, path: Path) -> None:
+    """Write the images of all cases, then the rest of them as JSON, then the length of that."""
     workers = worth_starting(processes, len(source))
     stretches = np.array_split(np.arange(len(source)), max(1, min(4 * workers, len(source))))
     parts = shared_out(_read, [source] * len(stretches), stretches, workers=workers)
-    file, items = _nameless(name), []
-    with writing("images into memory"), os.fdopen(os.dup(file), "wb") as out:
+    # Not through a map: where the disk is full that ends the process without a word.
+    with writing(path), path.open("wb") as out:
+        items = []
         for item, image in (pair for part in parts for pair in part):
-            out.write(bytes(-out.tell() % STEP))
+            out.write(bytes(-out.tell() % _STEP))
             known = (int(item.label), str(item.group), str(item.case), float(item.scale))
             items.append([known, out.tell(), image.shape, image.dtype.str])
             out.write(np.ascontiguousarray(image).data)
         about = json.dumps(items).encode()
-        out.write(about)
-        out.write(len(about).to_bytes(8, "little"))
-    return file
+        out.write(about + len(about).to_bytes(8, "little"))
 
 
-def _nameless(name: str) -> int:
-    """A file that is in memory and in no folder; the name tells what it is for."""
-    if hasattr(os, "memfd_create"):  # Linux
-        return os.memfd_create(name)
-    with tempfile.TemporaryFile() as file:  # others cannot find it there, and read for themselves
-        return os.dup(file.fileno())
-
-
-def _items(file: int) -> tuple[Item, ...]:
-    """All cases, their images where they lie."""
+def _mapped(path: Path) -> tuple[Item, ...] | None:
+    """Return all cases, their images as views of the file; None where its owner has just ended."""
     import torch
 
-    with os.fdopen(os.dup(file), "rb") as opened:
-        # Copy on write: who changes an image changes it for himself.
-        memory = np.memmap(opened, dtype=np.uint8, mode="c")
+    try:
+        # Copy on write: a process that changes an image changes its own alone.
+        memory = np.memmap(path, dtype=np.uint8, mode="c")
+    except FileNotFoundError:
+        return None
+    length = int.from_bytes(memory[-8:].tobytes(), "little")
     items = []
-    for known, begin, shape, kind in _about(file):
+    for known, begin, shape, kind in json.loads(memory[-8 - length : -8].tobytes()):
         size = math.prod(shape) * np.dtype(kind).itemsize
         image = np.asarray(memory[begin : begin + size]).view(kind).reshape(shape)
         items.append(Item(torch.from_numpy(image), *known))
     return tuple(items)
-
-
-def _about(file: int) -> list[Any]:
-    """What is known of each case: label, group, name and scale; and where its image lies."""
-    end = os.fstat(file).st_size - 8
-    length = int.from_bytes(os.pread(file, 8, end), "little")
-    about: list[Any] = json.loads(os.pread(file, length, end - length))
-    return about
-
-
-def _let_go(file: int, place: Path | None) -> None:
-    os.close(file)
-    if place is not None:
-        place.unlink(missing_ok=True)

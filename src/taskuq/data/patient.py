@@ -28,7 +28,7 @@ _CENTER = np.array([98.0, 116.0, 88.0])
 
 @dataclass(frozen=True)
 class PatientPlan:
-    """How patients are drawn; lengths are in millimetres.
+    """Distribution of patients; lengths are in millimetres.
 
     Attributes:
         size: Rows and columns of a slice.
@@ -74,19 +74,7 @@ class Patient:
 
 
 def draw_patient(plan: PatientPlan, anatomy: Anatomy, *, rng: np.random.Generator) -> Patient:
-    """Draw one patient; everything but the noise is shared by its slices.
-
-    Arguments:
-        plan: How patients are drawn.
-        anatomy: The average brain.
-        rng: Where everything comes from.
-
-    Example:
-        >>> from taskuq.data.anatomy import load_anatomy
-        >>> patient = draw_patient(PatientPlan(size=64, slices=2), load_anatomy(), rng=rng)
-        >>> patient.images.shape, patient.contrast
-        ((2, 64, 64), 'flair')
-    """
+    """Draw one patient; everything but the noise is shared by its slices."""
     pixel = plan.field_of_view / plan.size
     in_plane = (np.arange(plan.size, dtype=np.float64) - (plan.size - 1) / 2) * pixel
     heights = rng.uniform(*plan.lowest) - _CENTER[2] + plan.spacing * np.arange(plan.slices)
@@ -119,7 +107,7 @@ def draw_patient(plan: PatientPlan, anatomy: Anatomy, *, rng: np.random.Generato
 def _healthy_head(
     anatomy: Anatomy, axes: Axes, pixel: float, contrast: Contrast, rng: np.random.Generator
 ) -> tuple[FloatArray, Tissue, Signals]:
-    """What a head without lesions shows, its tissues, and their signals."""
+    """Return what a head without lesions shows, its tissues, and their signals."""
 
     def draw(scale: float) -> FloatArray:
         return _field(axes, scale, rng)

@@ -1,4 +1,4 @@
-"""What is done to a fastMRI volume before anyone sees it, and the cache that remembers it."""
+"""Preparation of fastMRI volumes, and its cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Preparation:
-    """How volumes become coil images; the defaults are the paper's.
+    """Settings that turn volumes into coil images; the defaults are the paper's.
 
     Attributes:
         acquisition: Which acquisition to keep; empty keeps all.
@@ -38,7 +38,7 @@ class Preparation:
         compression: ``"measured"`` computes the virtual coils from the lines of the first round;
             ``"full"`` from all lines, as the paper's code did.
         first_acceleration: R of the first round, whose lines set coils and scale.
-        slices: ``"central-60"`` is the rule behind the paper's 2188 slices; ``"central-80"`` is
+        slices: ``"central-60"`` is the rule of the paper's 2188 slices; ``"central-80"`` is
             what its text says; ``"all"`` keeps every slice.
     """
 
@@ -53,15 +53,20 @@ class Preparation:
 
     def __post_init__(self) -> None:
         if self.compression not in ("measured", "full"):
-            raise InputError(f"compression is {self.compression!r}; choose 'measured' or 'full'")
+            raise InputError(
+                f"compression is {self.compression!r}; choose 'measured' or 'full'",
+                code="choice.unknown",
+            )
         if self.slices not in ("central-60", "central-80", "all"):
             raise InputError(
-                f"slices is {self.slices!r}; choose 'central-60', 'central-80' or 'all'"
+                f"slices is {self.slices!r}; choose 'central-60', 'central-80' or 'all'",
+                code="choice.unknown",
             )
         if self.minimum_coils < self.coils:
             raise InputError(
                 f"minimum_coils is {self.minimum_coils} for {self.coils} virtual coils; it must be "
-                "at least as large"
+                "at least as large",
+                code="value.invalid",
             )
 
     @property
@@ -95,12 +100,7 @@ class Preparation:
         return None
 
     def chosen_slices(self, count: int) -> range:
-        """The slices of a volume that are used.
-
-        Example:
-            >>> Preparation().chosen_slices(35), Preparation(slices="central-80").chosen_slices(35)
-            (range(6, 28), range(3, 31))
-        """
+        """The slices of a volume that are used."""
         if self.slices == "all":
             return range(count)
         if self.slices == "central-80":
@@ -112,7 +112,7 @@ class Preparation:
 
 @dataclass(frozen=True, eq=False)
 class VirtualCoils:
-    """What one volume needs: virtual coils for each slice, and one scale.
+    """Virtual coils for each slice of a volume, and its scale.
 
     Attributes:
         matrices: Coil compression, complex (slice, coil, virtual coil).
@@ -127,14 +127,7 @@ class VirtualCoils:
 def cropped_coils(
     volume: Volume, index: int, size: int, matrix: NDArray[np.complex64] | None = None
 ) -> Tensor:
-    """Fully sampled coil images of one slice, cut to their centre, complex (coil, size, size).
-
-    Arguments:
-        volume: The volume.
-        index: The slice.
-        size: Rows and columns of the crop.
-        matrix: Coil compression (coil, virtual coil); none keeps the receive coils.
-    """
+    """Fully sampled coil images of one slice, cut to their centre, complex (coil, size, size)."""
     kspace = torch.as_tensor(volume.kspace(index))
     if matrix is not None:
         # Mixing coils commutes with everything else; doing it first leaves fewer to transform.
@@ -156,12 +149,7 @@ def _center(images: Tensor, size: int, axis: int) -> Tensor:
 
 
 def prepare_volume(volume: Volume, preparation: Preparation) -> VirtualCoils:
-    """Read a whole volume once and compute its virtual coils and its scale.
-
-    Arguments:
-        volume: The volume.
-        preparation: How.
-    """
+    """Read a whole volume once and compute its virtual coils and its scale."""
     mask = torch.as_tensor(preparation.first_mask)
     matrices, magnitudes = [], []
     for index in range(volume.slices):
@@ -178,7 +166,8 @@ def prepare_volume(volume: Volume, preparation: Preparation) -> VirtualCoils:
     scale = float(np.quantile(np.concatenate(magnitudes), 0.95))
     if not np.isfinite(scale) or scale <= 0:
         raise InputError(
-            f"{volume.path} has no signal in the lines of the first round; fetch the file again"
+            f"{volume.path} has no signal in the lines of the first round; fetch the file again",
+            code="value.invalid",
         )
     return VirtualCoils(np.stack(matrices), scale)
 
@@ -188,11 +177,6 @@ def cached_coils(volume: Volume, preparation: Preparation, cache: Path | None) -
 
     The cache has a folder for each configuration and a file for each volume. A file appears only
     when it is complete; workers that prepare the same volume at once write the same content.
-
-    Arguments:
-        volume: The volume.
-        preparation: How.
-        cache: The folder; None keeps nothing.
     """
     if cache is None:
         return prepare_volume(volume, preparation)

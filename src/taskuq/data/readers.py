@@ -1,4 +1,4 @@
-"""Where cases come from: one list of readers, whose settings are the table ``[data]``.
+"""Readers of data sets, whose settings are the table ``[data]``.
 
 A reader is a small frozen dataclass: its fields are the keys of the table, and ``open`` gives a
 data set. Your own, after ``READERS.register("mine", Mine)``, works wherever the others do: in
@@ -25,7 +25,7 @@ from taskuq.settings import from_kinds, read_toml
 
 @dataclass(frozen=True, kw_only=True)
 class Reader(ABC):
-    """What every table ``[data]`` can say; each kind adds what is its own.
+    """Settings of every table ``[data]``; each kind adds its own.
 
     Arguments:
         coils: How many coils see magnitude images, by simulation; 0 leaves such images as they
@@ -70,14 +70,12 @@ def paper_data() -> Reader:
 
 
 def read_data(config: Path | str) -> Reader:
-    """Read the table ``[data]`` of a configuration as the reader that it names.
-
-    Arguments:
-        config: A TOML file, of any command.
-    """
+    """Read the table ``[data]`` of a configuration as the reader that it names."""
     table = read_toml(config).get("data")
     if not isinstance(table, dict):
-        raise InputError(f"{config} has no table data; name a configuration that has one")
+        raise InputError(
+            f"{config} has no table data; name a configuration that has one", code="config.missing"
+        )
     return from_kinds(READERS, {"kind": "fastmri"} | table, "data")
 
 
@@ -87,7 +85,7 @@ class JudgesApart(Protocol):
 
     @property
     def is_judged_apart(self) -> bool:
-        """Whether that place is known."""
+        """True if that place is known."""
         ...
 
     def open_judged(self) -> Dataset:
@@ -145,27 +143,14 @@ def open_all(reader: Reader) -> Dataset:
 
 
 def open_task_data(reader: Reader) -> Part:
-    """Open all cases with what a task network should say: labels, where the reader has no others.
-
-    Arguments:
-        reader: Where they come from.
-
-    Example:
-        >>> import tempfile
-        >>> from taskuq.data.arrays import NpzData
-        >>> path = Path(tempfile.mkdtemp()) / "mine.npz"
-        >>> np.savez(path, images=np.ones((4, 8, 8)), label=[0, 0, 1, 1], group=[7, 7, 9, 9],
-        ...          area=[0.0, 0.0, 2.5, 1.0])
-        >>> open_task_data(NpzData(path=path, target="area")).targets.ravel()
-        array([0. , 0. , 2.5, 1. ])
-    """
+    """Open all cases with the targets of a task network: labels, unless the reader has others."""
     return reader.open_targets() if isinstance(reader, ReadsTargets) else Part.of(reader.open())
 
 
 def given(path: Path | None, key: str, what: str) -> Path:
     """A path that a reader cannot do without."""
     if path is None:
-        raise InputError(f"data.{key} is missing; name {what}")
+        raise InputError(f"data.{key} is missing; name {what}", code="config.missing")
     return path
 
 

@@ -24,20 +24,6 @@ def contact_sheet(
     """Draw cases of a data set side by side, with their label and group.
 
     All pictures share one grey scale, from 0 to 1.25 times the 99.5 % quantile.
-
-    Arguments:
-        dataset: The data set; coil images are shown as their RSS.
-        path: The picture to write.
-        indices: Which cases; the first 48 by default.
-        columns: Pictures in a row.
-        outline: Where the lesions of a case are, (height, width), to draw their outline.
-
-    Example:
-        >>> import tempfile
-        >>> from taskuq.data.arrays import ArrayDataset
-        >>> data = ArrayDataset(np.ones((3, 8, 8)), label=[0, 1, 0], group="each")
-        >>> contact_sheet(data, Path(tempfile.mkdtemp()) / "sheet.png").exists()
-        True
     """
     from matplotlib.figure import Figure
 
@@ -45,7 +31,7 @@ def contact_sheet(
 
     chosen = list(range(min(48, len(dataset))) if indices is None else indices)
     if not chosen:
-        raise InputError("no cases are asked for; give at least one")
+        raise InputError("no cases are asked for; give at least one", code="value.invalid")
     rows = -(-len(chosen) // columns)
     items = [dataset[index] for index in chosen]
     images = [magnitude(item.image).numpy() for item in items]

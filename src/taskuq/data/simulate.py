@@ -39,7 +39,7 @@ def simulated_coils(dataset: Dataset, coils: int, *, seed: int) -> Changed:
 
 @dataclass(frozen=True)
 class _Coils:
-    """How a case is seen; a class, so that it can be sent to other processes."""
+    """Simulated coils of a case; a class, so that it can be sent to other processes."""
 
     coils: int
     seed: int
@@ -53,7 +53,8 @@ class _Coils:
         if image.ndim != 2 or image.is_complex():
             raise InputError(
                 f"case {item.case} has shape {tuple(image.shape)} and type {image.dtype}; coils "
-                "are simulated for magnitude images (height, width)"
+                "are simulated for magnitude images (height, width)",
+                code="shape.axes",
             )
         height, width = image.shape
         maps = _group_maps(self.coils, height, width, self.seed, item.group)

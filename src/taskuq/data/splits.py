@@ -1,4 +1,4 @@
-"""Who is trained on, who is tuned on, who is judged: decided once, stored, never mixed."""
+"""Splits of groups into training, tuning and test sets, stored once and never mixed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PARTS = ("train", "tune", "judge")
 class Split:
     """Three disjoint sets of groups (patients, volumes).
 
-    Calibration and test draw from ``judge`` alone: whoever chose weights, thresholds or settings by
-    looking at a patient must not measure coverage on that patient.
+    Calibration and test draw from ``judge`` alone: coverage must not be measured on patients that
+    weights, thresholds or settings were chosen by.
 
     Arguments:
         train: Groups whose images networks learn from.
@@ -50,12 +50,15 @@ class Split:
             if common:
                 raise InputError(
                     f"{_groups(len(common))} both in {one} and in {other}, first {common[0]}; let "
-                    "each patient be in one part only"
+                    "each patient be in one part only",
+                    code="data.leak",
                 )
         for part in PARTS:
             names = getattr(self, part)
             if len(set(names)) != len(names):
-                raise InputError(f"{part} names a group twice; name each group once")
+                raise InputError(
+                    f"{part} names a group twice; name each group once", code="table.duplicate"
+                )
 
     def of(self, dataset: Dataset) -> tuple[Subset, Subset, Subset]:
         """The three parts of a data set; every group of it must have a part."""
@@ -68,7 +71,8 @@ class Split:
         if unknown:
             raise InputError(
                 f"{_groups(len(unknown))} in no part of the split, first {unknown[0]}; use the "
-                "data the split was made for, or make a split of its own"
+                "data the split was made for, or make a split of its own",
+                code="resume.mismatch",
             )
         return _part(dataset, self.judge)
 
@@ -105,15 +109,7 @@ class Part:
         return replace(self, cases=InMemory.of(combined, processes), is_read=True)
 
     def split(self, split: Split) -> tuple[Part, Part, Part]:
-        """The three parts that a split names: to train on, to tune on, to judge.
-
-        Example:
-            >>> from taskuq.data.arrays import ArrayDataset
-            >>> data = ArrayDataset(np.ones((3, 8, 8)), label=[0, 1, 0], group=["a", "b", "c"])
-            >>> train, tune, judge = Part.of(data).split(Split(("b",), ("a",), ("c",)))
-            >>> train.targets
-            array([[1.]])
-        """
+        """The three parts that a split names: to train on, to tune on, to judge."""
         train, tune, judge = (
             replace(self, cases=part, targets=self.targets[list(part.indices)])
             for part in split.of(self.cases)
@@ -123,7 +119,7 @@ class Part:
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Who is trained on and who is tuned on; the rest calibrates and tests.
+    """Shares of groups for training and tuning; the rest calibrates and tests.
 
     Arguments:
         path: The JSON file that holds the split: written by the first training, read by all others.
@@ -142,12 +138,7 @@ class SplitConfig:
     seed: int = 0
 
     def split(self, groups: NDArray[np.str_], *, is_stored: bool = True) -> Split:
-        """The stored split, or a new one, which is stored; shares and seed must agree with it.
-
-        Arguments:
-            groups: The group of each case.
-            is_stored: Whether a new one is stored.
-        """
+        """The stored split, or a new one, which is stored; shares and seed must agree with it."""
         new = split_groups(groups, self.train, self.tune, seed=self.seed)
         if self.path is None or not (is_stored or self.path.exists()):
             return new
@@ -171,7 +162,8 @@ def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int)
     if min(train, tune) <= 0 or train + tune > 1 + 1e-9:
         raise InputError(
             f"shares are {train} to train and {tune} to tune; give positive shares that sum to at "
-            "most 1"
+            "most 1",
+            code="value.invalid",
         )
     names = np.random.default_rng(seed).permutation(sorted({str(group) for group in groups}))
     # Half of four groups must be two even where 0.5 came out of arithmetic.
@@ -180,7 +172,8 @@ def split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int)
     if not (parts[0] and parts[1]):
         raise InputError(
             f"{_groups(len(names))} too few for shares {train} and {tune}; give more groups or "
-            "larger shares"
+            "larger shares",
+            code="units.few",
         )
     return Split(*parts)
 
@@ -201,12 +194,15 @@ def folds(groups: Iterable[str], count: int, tune: float, *, seed: int) -> list[
     """
     names = np.random.default_rng(seed).permutation(sorted({str(group) for group in groups}))
     if not 2 <= count <= len(names):
-        raise InputError(f"{count} folds of {len(names)} groups; give 2 to {len(names)} folds")
+        raise InputError(
+            f"{count} folds of {len(names)} groups; give 2 to {len(names)} folds",
+            code="value.invalid",
+        )
     splits = []
     for k, judged in enumerate(np.array_split(names, count)):
         others = [str(name) for name in names if name not in set(judged)]
         rest = split_groups(others, 1 - tune, tune, seed=seed + k + 1)
-        # Shares are rounded down; nobody is left out.
+        # Shares are rounded down; no group is left out.
         splits.append(Split(rest.train + rest.judge, rest.tune, tuple(map(str, judged))))
     return splits
 
@@ -233,7 +229,8 @@ def save_split(split: Split, path: Path | str) -> Path:
         if _as_sets(load_split(path)) != _as_sets(split):
             raise InputError(
                 f"{path} holds another split (other patients, shares or seed); give another file, "
-                "or delete it together with everything that was trained or calibrated with it"
+                "or delete it together with everything that was trained or calibrated with it",
+                code="resume.mismatch",
             )
         return path
     record: dict[str, Any] = {"schema": SCHEMA}
@@ -250,11 +247,13 @@ def load_split(path: Path | str) -> Split:
     record = read_json(path, SCHEMA, is_sealed=False)
     parts = [record.get(part) for part in PARTS]
     if not all(isinstance(p, list) and all(isinstance(n, str) for n in p) for p in parts):
-        raise InputError(f"{path} lacks lists of names {', '.join(PARTS)}; write it again")
+        raise InputError(
+            f"{path} lacks lists of names {', '.join(PARTS)}; write it again", code="file.format"
+        )
     try:
         return Split(*(tuple(part) for part in parts))  # type: ignore[arg-type]  # checked above
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{path}: {error}", code=error.code) from None
 
 
 def _part(dataset: Dataset, names: Sequence[str]) -> Subset:

@@ -48,7 +48,7 @@ class StoredSlices:
     machine once, and comes from there for all others.
 
     Attributes:
-        record: The file that describes them; the arrays lie beside it.
+        record: The file that describes them; the arrays lie next to it.
         scale: What they were divided by.
         precision: Half precision rounds; single precision is what the raw file gives, to the bit.
         sums: The SHA-256 of each slice of both arrays.
@@ -72,7 +72,7 @@ class StoredSlices:
     def _slice(self, name: str, index: int) -> Tensor:
         path = _array(self.record, name)
         with reading(path, "prepared slices", REMEDY):
-            # Copy on write: nobody writes, but torch asks for memory that could be written to.
+            # Copy on write: torch needs writable memory, though no one writes.
             values = np.load(path, mmap_mode="c", allow_pickle=False)[index]
             if (name, index) not in self._verified:
                 # The type stands in the file's head, which no slice's sum covers.
@@ -80,7 +80,8 @@ class StoredSlices:
                 if not is_typed or hashlib.sha256(values).hexdigest() != self.sums[name][index]:
                     raise InputError(
                         f"{path} is not as it was written: slice {index} and its sha256 differ, so "
-                        f"it was damaged; {REMEDY}"
+                        f"it was damaged; {REMEDY}",
+                        code="file.damaged",
                     )
                 self._verified.add((name, index))
             # A copy, because a map holds a file open as long as it is used.
@@ -88,24 +89,20 @@ class StoredSlices:
 
 
 def stored_slices(volume: Volume, preparation: Preparation, cache: Path) -> StoredSlices:
-    """Find the slices of a volume in the store; an error says why they cannot be used.
-
-    Arguments:
-        volume: The volume.
-        preparation: How it is prepared.
-        cache: The folder of the store.
-    """
+    """Find the slices of a volume in the store; an error says why they cannot be used."""
     path = _record(volume, preparation, cache)
     if not path.exists():
-        raise InputError(f"{volume.name} is not in {cache}")
+        raise InputError(f"{volume.name} is not in {cache}", code="file.missing")
     record = read_json(path, SCHEMA, remedy=REMEDY)
     with complete(path, "record of prepared slices", REMEDY):
         if not _is_of(volume, record["source"]):
-            raise InputError(f"{path} was made from another file than {volume.path}")
+            raise InputError(
+                f"{path} was made from another file than {volume.path}", code="resume.mismatch"
+            )
         for name in ARRAYS:
             size, array = record["bytes"][name], _array(path, name)
             if not array.is_file() or array.stat().st_size != size:
-                raise InputError(f"{array} is missing or breaks off; {REMEDY}")
+                raise InputError(f"{array} is missing or breaks off; {REMEDY}", code="file.damaged")
         return StoredSlices(path, float(record["scale"]), record["precision"], record["sums"])
 
 
@@ -116,12 +113,6 @@ def keep_slices(
 
     Slices in single precision serve wherever half precision would, and stay. Two processes that
     prepare one volume do so one after the other, and the second has nothing left to do.
-
-    Arguments:
-        volume: The volume.
-        preparation: How to prepare it; all of its slices are kept.
-        cache: The folder of the store.
-        precision: How exact.
     """
     path = _record(volume, preparation, cache)
     with locked(path.with_suffix(".lock"), wait=True):
@@ -131,7 +122,7 @@ def keep_slices(
                 return found
         except InputError:
             pass  # not there, or not to be used: it is made again
-        # What a killed process left; nobody else is writing this volume.
+        # What a killed process left; no other process writes this volume.
         for left in path.parent.glob(f".{volume.name}.*.partial"):
             left.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
@@ -146,31 +137,13 @@ def keep_slices(
 
 
 def bytes_of(volume: Volume, preparation: Preparation, precision: Precision) -> int:
-    """What the slices of a volume take on disk.
-
-    Example:
-        >>> from taskuq.data.volume import Header
-        >>> knee = Volume(Path("a.h5"), 36, 15, 640, 368, "CORPD_FBK", "", Header(), True)
-        >>> bytes_of(knee, Preparation(), "half") / 1e6
-        125.3376
-    """
+    """Return what the slices of a volume take on disk."""
     numbers = volume.slices * preparation.size**2 * (2 * preparation.coils + 1)
     return numbers * int(np.dtype(TYPES[precision][0]).itemsize)
 
 
 def require_space(cache: Path, needed: int) -> int:
-    """Refuse to begin what the disk cannot hold; return the bytes that are free.
-
-    Arguments:
-        cache: The folder of the store, which need not be there yet.
-        needed: The bytes that will be written.
-
-    Example:
-        >>> require_space(Path("."), 10**18)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.MachineError: the store needs 1e+09 GB at . and the disk has ...
-    """
+    """Refuse to begin what the disk cannot hold; return the bytes that are free."""
     place = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
@@ -182,7 +155,7 @@ def require_space(cache: Path, needed: int) -> int:
 
 
 def is_stored(volume: Volume, preparation: Preparation, cache: Path, precision: Precision) -> bool:
-    """Whether nothing is left to do for a volume."""
+    """Return True if nothing is left to do for a volume."""
     try:
         return stored_slices(volume, preparation, cache).precision in (precision, "single")
     except InputError:
@@ -195,12 +168,6 @@ def find_all(
     """Find the slices of all volumes: those of all, or none and the reason.
 
     Some from the store and some from raw files would be images of two kinds in one data set.
-
-    Arguments:
-        volumes: The volumes.
-        preparation: How they are prepared.
-        cache: The folder of the store, where there is one.
-        exact: Whether to take only what is, to the bit, what raw files give.
     """
     if cache is None:
         return [], "no cache is named"
@@ -209,7 +176,10 @@ def find_all(
         try:
             slices = stored_slices(volume, preparation, cache)
             if exact and slices.precision != "single":
-                raise InputError(f"{volume.name} is kept in half precision, and is judged here")
+                raise InputError(
+                    f"{volume.name} is kept in half precision, and is judged here",
+                    code="option.conflict",
+                )
             found.append(slices)
         except InputError as error:
             lacking.append(str(error).split(";")[0])
@@ -238,7 +208,7 @@ def _source(volume: Volume) -> dict[str, Any]:
 
 
 def _is_of(volume: Volume, source: dict[str, Any]) -> bool:
-    """Whether slices came from this very file; a copy of it has another time and serves too."""
+    """Return True if slices came from this file, or a copy of it, which has another time."""
     stat = volume.path.stat()
     if stat.st_size != source["bytes"]:
         return False
@@ -272,7 +242,8 @@ def _write(
                 if not np.isfinite(values).all():
                     raise InputError(
                         f"{volume.path} has values in slice {index} that {precision} precision "
-                        "cannot hold; prepare it with --precision single, or fetch it again"
+                        "cannot hold; prepare it with --precision single, or fetch it again",
+                        code="value.nonfinite",
                     )
                 files[name].write(values.data)
                 sums[name].append(hashlib.sha256(values.data).hexdigest())

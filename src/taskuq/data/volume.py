@@ -22,7 +22,7 @@ _NAMESPACE = "{http://www.ismrm.org/ISMRMRD}"
 
 @dataclass(frozen=True)
 class Header:
-    """What the ISMRMRD header says about k-space; None where it says nothing.
+    """Geometry of k-space from the ISMRMRD header; None where it is missing.
 
     Attributes:
         encoded_size: Columns (readout), rows (phase encode) and partitions of k-space.
@@ -69,7 +69,7 @@ class Volume:
 
     @property
     def bytes_of_slice(self) -> int:
-        """What the k-space of one slice takes, in complex64."""
+        """Return what the k-space of one slice takes, in complex64."""
         return 8 * self.coils * self.height * self.width
 
     def kspace(self, index: int) -> NDArray[np.complex64]:
@@ -77,14 +77,18 @@ class Volume:
         kspace = np.asarray(self._read("kspace", index))
         if not np.isfinite(kspace).all():
             raise InputError(
-                f"{self.path} holds NaN or infinite values in slice {index}; fetch it again"
+                f"{self.path} holds NaN or infinite values in slice {index}; fetch it again",
+                code="value.nonfinite",
             )
         return kspace
 
     def reconstruction_rss(self, index: int) -> NDArray[np.float32]:
         """The reference image of one slice, (height, width)."""
         if not self.has_rss:
-            raise InputError(f"{self.path} has no reconstruction_rss; compute it from k-space")
+            raise InputError(
+                f"{self.path} has no reconstruction_rss; compute it from k-space",
+                code="file.format",
+            )
         return np.asarray(self._read("reconstruction_rss", index))
 
     def _read(self, dataset: str, index: int) -> Any:
@@ -100,18 +104,6 @@ def open_volume(path: Path | str) -> Volume:
 
     References:
         Zbontar et al., fastMRI: An Open Dataset and Benchmarks for Accelerated MRI, 2018.
-
-    Arguments:
-        path: An HDF5 file with the dataset ``kspace`` (slice, coil, height, width), complex.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "file1000001.h5"
-        >>> with h5py.File(path, "w") as file:
-        ...     file["kspace"] = np.ones((2, 15, 8, 6), dtype=np.complex64)
-        >>> volume = open_volume(path)
-        >>> volume.name, volume.coils, volume.kspace(1).shape
-        ('file1000001', 15, (15, 8, 6))
     """
     path = Path(path)
     with _opened(path, "cannot be opened as HDF5") as file:
@@ -119,20 +111,12 @@ def open_volume(path: Path | str) -> Volume:
 
 
 def read_header(xml: bytes | str) -> Header:
-    """Read the fields we use from an ISMRMRD header; those it lacks are None.
-
-    Arguments:
-        xml: The header as stored in the dataset ``ismrmrd_header``.
-
-    Example:
-        >>> read_header("<a><encoding/></a>")
-        Header(encoded_size=None, recon_size=None, padding=None)
-    """
+    """Read the fields we use from an ISMRMRD header; those it lacks are None."""
     try:
         root = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:
         raise InputError(
-            f"the ISMRMRD header is not XML ({error}); fetch the file again"
+            f"the ISMRMRD header is not XML ({error}); fetch the file again", code="file.format"
         ) from error
     encoded = _size(root, "encodedSpace")
     center = _number(root, ("encoding", "encodingLimits", "kspace_encoding_step_1", "center"))
@@ -156,17 +140,22 @@ def _opened(path: Path, trouble: str) -> Iterator[Any]:
         raise MachineError(f"memory ran out while {path} was read; free some") from None
     except Exception as error:  # OSError, RuntimeError, KeyError and others, all for broken bytes
         reason = " ".join(first_line(error).split())
-        raise InputError(f"{path} {trouble} ({reason}); fetch the file again") from error
+        raise InputError(
+            f"{path} {trouble} ({reason}); fetch the file again", code="file.format"
+        ) from error
 
 
 def _volume(path: Path, file: Any) -> Volume:
     kspace = file.get("kspace")
     if not isinstance(kspace, h5py.Dataset):
-        raise InputError(f"{path} has no dataset kspace; give fastMRI multi-coil files")
+        raise InputError(
+            f"{path} has no dataset kspace; give fastMRI multi-coil files", code="file.format"
+        )
     if kspace.ndim != 4 or kspace.dtype.kind != "c" or 0 in kspace.shape:
         raise InputError(
             f"{path} has kspace of shape {kspace.shape} and type {kspace.dtype}; give multi-coil "
-            "files, complex (slice, coil, height, width)"
+            "files, complex (slice, coil, height, width)",
+            code="file.format",
         )
     require_room(path, math.prod(kspace.shape) * kspace.dtype.itemsize)
     slices, coils, height, width = kspace.shape

@@ -14,7 +14,7 @@ import numpy as np
 from taskuq.decide.scan import RoundRecord
 from taskuq.disk import make_folder, writing
 from taskuq.errors import InputError
-from taskuq.files import plain
+from taskuq.files import append_jsonl, plain, read_jsonl
 from taskuq.fingerprints import fingerprint
 from taskuq.locks import locked
 
@@ -56,19 +56,15 @@ def append(path: str | os.PathLike[str], lines: list[dict[str, Any]]) -> None:
         path: The trail; it is made where there is none.
         lines: What to add; without any a file that is no trail is refused all the same.
     """
-    target = Path(path)
+    target = Path(path).resolve()
     make_folder(target.parent)
     with locked(target.with_name(f".{target.name}.lock"), wait=True), writing(target):
-        previous = _last_hash(target)
-        with target.open("ab") as file:
-            for line in lines:
-                chained = {**line, "previous": previous}
-                previous = fingerprint(chained)
-                text = json.dumps({**chained, "hash": previous}, ensure_ascii=False)
-                file.write(text.encode() + b"\n")
-            file.flush()
-            if lines:
-                os.fsync(file.fileno())
+        previous, chained = _last_hash(target), []
+        for line in lines:
+            record = {**line, "previous": previous}
+            previous = fingerprint(record)
+            chained.append({**record, "hash": previous})
+        append_jsonl(target, chained, durable=bool(chained))
 
 
 def read_trail(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -108,16 +104,17 @@ def stories(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        raw = Path(path).read_bytes().splitlines()
+        records = list(read_jsonl(Path(path)))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    for number, text in enumerate(raw, start=1):
-        try:
-            line = json.loads(text)
-        except ValueError:
-            line = None
-        if not isinstance(line, dict) or line.get("schema") != SCHEMA:
-            raise InputError(f"{path}: line {number} is not a line of an audit trail ({SCHEMA})")
+        raise InputError(
+            f"cannot read {path}: {error.strerror or error}", code="file.missing"
+        ) from None
+    for number, line in enumerate(records, start=1):
+        if line is None or line.get("schema") != SCHEMA:
+            raise InputError(
+                f"{path}: line {number} is not a line of an audit trail ({SCHEMA})",
+                code="file.schema",
+            )
         yield number, line
 
 

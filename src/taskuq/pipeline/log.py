@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from taskuq.disk import append_line, is_plain, reading
+from taskuq.disk import is_plain, reading
 from taskuq.errors import whole_sentence
+from taskuq.files import append_jsonl, read_jsonl
 
 NAME = "log.jsonl"
 
@@ -34,8 +34,8 @@ class RunLog:
 
     def write(self, event: str, **details: Any) -> None:
         """Append an event."""
-        line = json.dumps({"event": event, "time": round(time.time(), 3), **details})
-        append_line(self.folder / NAME, line)
+        record = {"event": event, "time": round(time.time(), 3), **details}
+        append_jsonl(self.folder / NAME, [record])
 
     def failed(self, case: str, error: BaseException) -> None:
         """Remember that a case could not be finished, and why."""
@@ -52,16 +52,9 @@ class RunLog:
         return found
 
     def events(self) -> Iterator[Mapping[str, Any]]:
-        """Yield all events; a line torn by a power cut is passed over."""
+        """Yield all events; a line torn by a power cut is skipped."""
         path = self.folder / NAME
         if not is_plain(path):
             return
         with reading(path, "a log", "remove it"):
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        for line in lines:
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(event, dict):
-                yield event
+            yield from filter(None, read_jsonl(path))

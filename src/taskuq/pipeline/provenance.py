@@ -15,7 +15,7 @@ from taskuq.fingerprints import content_fingerprint, fingerprint
 
 # The parts of this package that decide what is in a table.
 DECIDING = ("data", "measure", "recover", "task", "weights", "pipeline", "seeds.py", "checks.py")
-PACKAGES = ("numpy", "torch", "monai", "deepinv")
+PACKAGES = ("numpy", "torch", "deepinv")
 
 
 def provenance(configuration: Mapping[str, Any], seed: int) -> dict[str, Any]:

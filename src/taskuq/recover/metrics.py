@@ -27,16 +27,6 @@ def ssim(images: Tensor, targets: Tensor, data_range: Tensor) -> Tensor:
 
     References:
         Wang et al., Image Quality Assessment, IEEE Transactions on Image Processing 2004.
-
-    Arguments:
-        images: Magnitude images (case, height, width).
-        targets: The true images, the same shape.
-        data_range: The range :math:`L` of each case, (case,): the maximum of its volume.
-
-    Example:
-        >>> x = torch.rand(2, 32, 32)
-        >>> ssim(x, x, data_range=torch.ones(2)).tolist()
-        [1.0, 1.0]
     """
     x, y = images[:, None], targets[:, None]
     scale = WINDOW**2 / (WINDOW**2 - 1)
@@ -63,14 +53,6 @@ def volume_psnr(recovered: Tensor, truth: Tensor) -> float:
 
     References:
         Zbontar et al., fastMRI, arXiv:1811.08839.
-
-    Arguments:
-        recovered: Magnitude images (slice, height, width).
-        truth: The true images, the same shape.
-
-    Example:
-        >>> round(volume_psnr(torch.full((2, 4, 4), 0.9), torch.ones(2, 4, 4)), 3)
-        20.0
     """
     x, y = truth.double(), recovered.double()
     error = (x - y).square().mean()
@@ -78,16 +60,7 @@ def volume_psnr(recovered: Tensor, truth: Tensor) -> float:
 
 
 def volume_ssim(recovered: Tensor, truth: Tensor) -> float:
-    """Return the mean structural similarity over slices, with the volume's data range.
-
-    Arguments:
-        recovered: Magnitude images (slice, height, width).
-        truth: The true images, the same shape.
-
-    Example:
-        >>> volume_ssim(torch.ones(2, 8, 8), torch.ones(2, 8, 8))
-        1.0
-    """
+    """Return the mean structural similarity over slices, with the volume's data range."""
     x, y = truth.double(), recovered.double()
     return float(ssim(y, x, x.max().expand(len(x))).mean())
 
@@ -122,16 +95,7 @@ def spread_error_correlation(
 
 
 def rank_correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
-    """Return Spearman's correlation; NaN where either has one value only.
-
-    Arguments:
-        first: Numbers.
-        second: As many.
-
-    Example:
-        >>> round(rank_correlation(np.array([1, 2, 3]), np.array([0.1, 0.5, 70])), 6)
-        1.0
-    """
+    """Return Spearman's correlation; NaN where either has one value only."""
     from scipy.stats import spearmanr
 
     if min(np.ptp(values) if len(values) else 0.0 for values in (first, second)) == 0:
@@ -149,15 +113,6 @@ def frechet_distance(first: FloatArray, second: FloatArray) -> float:
 
     References:
         Heusel et al., GANs Trained by a Two Time-Scale Update Rule, NeurIPS 2017.
-
-    Arguments:
-        first: Features (image, feature).
-        second: Features (image, feature); the number of images may differ.
-
-    Example:
-        >>> cloud = rng.standard_normal((50, 3))
-        >>> round(frechet_distance(cloud, cloud + 2.0), 6)
-        12.0
     """
     shift = first.mean(0) - second.mean(0)
     # Sigma = A' A for centred features A, so that the cross term is the sum of the singular values

@@ -101,12 +101,13 @@ class BackboneConfig:
         if self.width < 1 or not self.blocks or min(self.blocks) < 1:
             raise InputError(
                 f"a backbone of width {self.width} and blocks {list(self.blocks)} is asked for; "
-                "give a width and numbers of blocks above 0"
+                "give a width and numbers of blocks above 0",
+                code="value.invalid",
             )
 
 
 class Body(NamedTuple):
-    """What a backbone is made of.
+    """Constructor and kind of a backbone.
 
     Attributes:
         make: A configuration to the network, and to how many features it gives.
@@ -163,7 +164,7 @@ class Backbone(nn.Module):
 
 @dataclass(frozen=True)
 class StartConfig:
-    """What a network starts from: weights of an earlier training, ImageNet's, or random ones.
+    """Initial weights of a network: of an earlier training, ImageNet's, or random ones.
 
     Arguments:
         simclr: Weights that ``taskuq train simclr`` wrote.
@@ -184,7 +185,7 @@ class StartConfig:
 
     def __post_init__(self) -> None:
         if sum(path is not None for path in (self.simclr, self.imagenet, self.classifier)) > 1:
-            raise InputError("start names several files; name one")
+            raise InputError("start names several files; name one", code="option.conflict")
 
     def fill(self, backbone: Backbone) -> None:
         """Fill a backbone from what was pre-trained."""
@@ -192,7 +193,8 @@ class StartConfig:
             if not backbone.is_imagenet:
                 raise InputError(
                     f"start.imagenet is for a resnet50; the backbone is {backbone.config.kind}: "
-                    "leave it"
+                    "leave it",
+                    code="option.unused",
                 )
             read_imagenet(backbone.body, self.imagenet)
         if self.simclr is not None:

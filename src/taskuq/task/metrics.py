@@ -1,4 +1,4 @@
-"""How good a classifier is: areas, rates and reliability, from outputs and labels."""
+"""Quality of a classifier: areas, rates and reliability, from outputs and labels."""
 
 from __future__ import annotations
 
@@ -19,14 +19,6 @@ def auroc(outputs: Any, labels: Any) -> float:
 
     References:
         Hanley and McNeil, The Meaning and Use of the Area under a ROC Curve, Radiology 1982.
-
-    Arguments:
-        outputs: One number for each case, (case,).
-        labels: 0 or 1 for each case.
-
-    Example:
-        >>> auroc([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1])
-        0.875
     """
     from scipy.stats import rankdata
 
@@ -37,16 +29,7 @@ def auroc(outputs: Any, labels: Any) -> float:
 
 
 def roc_curve(outputs: Any, labels: Any) -> tuple[FloatArray, FloatArray]:
-    """Return false and true positive rates at every threshold, from (0, 0) to (1, 1).
-
-    Arguments:
-        outputs: One number for each case, (case,).
-        labels: 0 or 1 for each case.
-
-    Example:
-        >>> roc_curve([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1])
-        (array([0. , 0. , 0.5, 1. ]), array([0. , 0.5, 1. , 1. ]))
-    """
+    """Return false and true positive rates at every threshold, from (0, 0) to (1, 1)."""
     z, y = _checked(outputs, labels)
     order = np.argsort(-z, kind="stable")
     z, y = z[order], y[order]
@@ -57,17 +40,7 @@ def roc_curve(outputs: Any, labels: Any) -> tuple[FloatArray, FloatArray]:
 
 
 def rates(outputs: Any, labels: Any, threshold: float = 0.5) -> dict[str, float]:
-    """Return accuracy, precision (NaN where nothing is positive) and recall at a threshold.
-
-    Arguments:
-        outputs: One number for each case, (case,).
-        labels: 0 or 1 for each case.
-        threshold: Above it a case is called positive.
-
-    Example:
-        >>> rates([0.1, 0.7, 0.4, 0.9], [0, 0, 1, 1])
-        {'accuracy': 0.5, 'precision': 0.5, 'recall': 0.5}
-    """
+    """Return accuracy, precision (NaN where nothing is positive) and recall at a threshold."""
     z, y = _checked(outputs, labels)
     called = z > threshold
     hits = int((called & y).sum())
@@ -79,17 +52,7 @@ def rates(outputs: Any, labels: Any, threshold: float = 0.5) -> dict[str, float]
 
 
 def reliability(outputs: Any, labels: Any, bins: int = 10) -> list[dict[str, float]]:
-    """Return mean probability, share of positives and number of cases of each bin that has any.
-
-    Arguments:
-        outputs: Probabilities, (case,).
-        labels: 0 or 1 for each case.
-        bins: The number of bins of equal width between 0 and 1.
-
-    Example:
-        >>> reliability([0.1, 0.1, 0.9, 0.9], [0, 1, 1, 1], bins=2)
-        [{'mean': 0.1, 'positive': 0.5, 'cases': 2}, {'mean': 0.9, 'positive': 1.0, 'cases': 2}]
-    """
+    """Return mean probability, share of positives and number of cases of each bin that has any."""
     z, y = _checked(outputs, labels)
     index = np.minimum((z * bins).astype(int), bins - 1)
     return [
@@ -104,38 +67,34 @@ def reliability(outputs: Any, labels: Any, bins: int = 10) -> list[dict[str, flo
 
 
 def require_classes(labels: Any, what: str) -> None:
-    """Refuse labels other than 0 and 1, and a set in which one of them is missing.
-
-    Arguments:
-        labels: Labels of any shape; each column of (case, task) must have both.
-        what: Whose labels they are, for the message.
-
-    Example:
-        >>> require_classes([1, 1, 1], "training patients")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: all 3 labels of the training patients are 1; give patients ...
-    """
+    """Refuse labels other than 0 and 1, and a set in which one of them is missing."""
     columns = np.asarray(labels).reshape(len(labels), -1)
     found = np.unique(columns)
     if not np.isin(found, (0, 1)).all():
         odd = [f"{value:g}" for value in found if value not in (0, 1)]
         raise InputError(
-            f"labels of the {what} hold {', '.join(odd[:3])}; give 0 (absent) and 1 (present)"
+            f"labels of the {what} hold {', '.join(odd[:3])}; give 0 (absent) and 1 (present)",
+            code="value.invalid",
         )
     for column in columns.T:
         if len(np.unique(column)) < 2:
             raise InputError(
                 f"all {len(column)} labels of the {what} are {column[0]:g}; give patients with and "
-                "without the finding, or another split"
+                "without the finding, or another split",
+                code="units.few",
             )
 
 
 def _checked(outputs: Any, labels: Any) -> tuple[FloatArray, np.ndarray]:
     z, y = np.asarray(outputs, dtype=float), np.asarray(labels)
     if z.ndim != 1 or z.shape != y.shape:
-        raise InputError(f"{z.shape} outputs for {y.shape} labels; give one of each for each case")
+        raise InputError(
+            f"{z.shape} outputs for {y.shape} labels; give one of each for each case",
+            code="shape.mismatch",
+        )
     if not np.isfinite(z).all():
-        raise InputError("outputs hold NaN or infinite values; repair the network first")
+        raise InputError(
+            "outputs hold NaN or infinite values; repair the network first", code="value.nonfinite"
+        )
     require_classes(y, "judged cases")
     return z, y.astype(bool)

@@ -1,4 +1,4 @@
-"""How good a task network is on given cases, by itself and under attack."""
+"""Quality of a task network on given cases, by itself and under attack."""
 
 from __future__ import annotations
 
@@ -20,25 +20,12 @@ from taskuq.task.metrics import auroc, rates, reliability, roc_curve
 def judge_classifier(
     network: Classifier, part: Part, attack: AttackConfig | None = None, *, batch: int = 256
 ) -> list[dict[str, Any]]:
-    """Return rates, AUROC, reliability, ROC curve and robustness, a row for each task.
-
-    Arguments:
-        network: The task network, on the device to judge it on.
-        part: Cases to judge it on.
-        attack: An attack under which to judge it once more; None leaves that out.
-        batch: Images at a time.
-
-    Example:
-        >>> from taskuq.data.arrays import ArrayDataset
-        >>> from taskuq.task import build
-        >>> data = ArrayDataset(rng.random((4, 32, 32)), label=[0, 1, 0, 1], group="each")
-        >>> part = Part(data, np.array([[0.0], [1.0], [0.0], [1.0]]))
-        >>> (row,) = judge_classifier(build("classifier", preset="tiny"), part)
-        >>> row["task"], row["cases"], row["groups"]
-        ('finding', 4, 4)
-    """
+    """Return rates, AUROC, reliability, ROC curve and robustness, a row for each task."""
     if network.config.output != "probability":
-        raise InputError("the network gives numbers; judge_classifier judges probabilities")
+        raise InputError(
+            "the network gives numbers; judge_classifier judges probabilities",
+            code="option.conflict",
+        )
     clean = task_outputs(network, part, batch=batch)
     harmed = None
     if attack is not None and attack.radius > 0:
@@ -65,22 +52,7 @@ def judge_classifier(
 
 
 def judge_numbers(network: Classifier, part: Part, *, batch: int = 256) -> list[dict[str, Any]]:
-    """Return mean absolute error and the share of variance explained, a row for each task.
-
-    Arguments:
-        network: The task network.
-        part: Cases to judge it on.
-        batch: Images at a time.
-
-    Example:
-        >>> from taskuq.data.arrays import ArrayDataset
-        >>> from taskuq.task import build
-        >>> data = ArrayDataset(rng.random((2, 32, 32)), label=[0, 1], group="each")
-        >>> part = Part(data, np.array([[0.0], [1.0]]))
-        >>> (row,) = judge_numbers(build("classifier", preset="tiny"), part)
-        >>> sorted(row)
-        ['cases', 'error', 'explained', 'groups', 'task']
-    """
+    """Return mean absolute error and the share of variance explained, a row for each task."""
     z = task_outputs(network, part, batch=batch)
     rows = []
     for k, name in enumerate(network.config.tasks):
@@ -101,22 +73,7 @@ def judge_numbers(network: Classifier, part: Part, *, batch: int = 256) -> list[
 def task_outputs(
     network: Classifier, part: Part, attack: AttackConfig | None = None, *, batch: int = 256
 ) -> FloatArray:
-    """Return the outputs (case, task) of a network for images, or for them under attack.
-
-    Arguments:
-        network: The task network; asked in evaluation mode.
-        part: The cases.
-        attack: The attack; None leaves the images alone.
-        batch: Images at a time.
-
-    Example:
-        >>> from taskuq.data.arrays import ArrayDataset
-        >>> from taskuq.task import build
-        >>> data = ArrayDataset(rng.random((3, 32, 32)), label=[0, 1, 0], group="each")
-        >>> part = Part(data, np.array([[0.0], [1.0], [0.0]]))
-        >>> task_outputs(build("classifier", preset="tiny"), part).shape
-        (3, 1)
-    """
+    """Return the outputs (case, task) of a network for images, or for them under attack."""
     device, cases, outputs = network.shift.device, TaskCases(part.cases, part.targets), []
     with evaluating(network):
         for first in range(0, len(cases), batch):
@@ -139,18 +96,7 @@ SCHEMA = "taskuq.task/1"
 
 
 def table(record: dict[str, Any]) -> list[str]:
-    r"""Return a record as lines of text, a header first and one for each part and task.
-
-    Arguments:
-        record: What :func:`taskuq.task.classifier_training.judge_trained` returns.
-
-    Example:
-        >>> row = {"task": "lesion", "cases": 100, "groups": 20, "auroc": 0.95, "accuracy": 0.9,
-        ...        "precision": None, "recall": 0.85, "robust_accuracy": 0.7}
-        >>> print("\n".join(table({"parts": {"judge": [row]}})))
-        part   task         cases groups   AUROC accuracy precision  recall  attacked
-        judge  lesion         100     20   0.950    0.900         -   0.850     0.700
-    """
+    r"""Return a record as lines of text, a header first and one for each part and task."""
     rows = [(part, row) for part, found in record["parts"].items() for row in found]
     names = ["auroc", "accuracy", "precision", "recall", "robust_accuracy"]
     heads = [" AUROC", "accuracy", "precision", " recall", " attacked"]

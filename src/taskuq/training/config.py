@@ -1,4 +1,4 @@
-"""How a network is trained, whatever it is."""
+"""Settings of the training engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TrainingConfig:
         learning_rate: The step size of Adam.
         betas: The decay rates of Adam.
         weight_decay: The weight decay: in Adam's gradient, as torch's Adam takes it.
-        decoupled: Whether weights decay beside the gradient instead, as AdamW does it.
+        decoupled: Whether weights decay apart from the gradient, as in AdamW.
         warmup: Steps in which the rate rises from nothing to what the schedule says.
         average: The decay of a running mean of the weights, which is what is validated and kept;
             0 keeps the weights themselves. Early on the mean is over fewer steps.
@@ -39,7 +39,7 @@ class TrainingConfig:
         replay: Whether one GPU replays a recording of each step, which small networks train faster
             with: all recovery networks but flows of whole images.
         deterministic: Whether to insist on kernels that give the same bits every time.
-        keep_every: Epochs between two points from which a killed training goes on.
+        keep_every: Epochs between two states from which a killed training resumes.
         patience: Epochs without a better value after which training stops; 0 never stops early.
         minutes: The number of epochs is lowered to what fits into so many minutes of all starts,
             schedule included: foreseen after the second epoch, and again after each until half of
@@ -77,23 +77,32 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "accumulate", "decay_epochs", "keep_every"):
             if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; give a whole number above 0")
+                raise InputError(
+                    f"{name} is {getattr(self, name)}; give a whole number above 0",
+                    code="value.invalid",
+                )
         if self.replay and self.accumulate > 1:
             # A replay writes gradients where the last one's lie: nothing would be added up.
             raise InputError(
                 f"replay is for one batch a step, not accumulate = {self.accumulate}; leave one "
-                "of them out"
+                "of them out",
+                code="option.conflict",
             )
         if not 0 <= self.average < 1:
-            raise InputError(f"average is {self.average}; give a decay of at least 0 and below 1")
+            raise InputError(
+                f"average is {self.average}; give a decay of at least 0 and below 1",
+                code="value.invalid",
+            )
         if self.warmup < 0 or self.minutes < 0:
             raise InputError(
-                f"warmup is {self.warmup} and minutes {self.minutes}; give no negative number"
+                f"warmup is {self.warmup} and minutes {self.minutes}; give no negative number",
+                code="value.invalid",
             )
         smallest = min(self.clip, self.weight_decay, self.workers, self.patience)
         if self.learning_rate <= 0 or smallest < 0:
             raise InputError(
                 f"learning_rate {self.learning_rate}, clip {self.clip}, weight_decay "
                 f"{self.weight_decay}, workers {self.workers}, patience {self.patience}; give a "
-                "positive learning rate and no negative number"
+                "positive learning rate and no negative number",
+                code="value.invalid",
             )

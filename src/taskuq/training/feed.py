@@ -18,27 +18,13 @@ from torch import Tensor
 from taskuq.errors import InputError
 from taskuq.training.order import EpochOrder, Place
 
-# What all cases may take of a GPU where nobody asked for it: bytes, and a share of what is free.
+# Limits of feed = 'auto' on a GPU: bytes, and a share of the free memory.
 SMALL, SHARE = 8 * 2**30, 1 / 4
 
 
 @dataclass(frozen=True, eq=False)
 class Stock:
-    """Everything that batches are made of, in whole tensors on one device.
-
-    Arguments:
-        by_case: What belongs to a case, (case, ...).
-        by_draw: What is drawn for a case in an epoch, (draw, ...).
-        drawn: Epoch and case to the row of ``by_draw``.
-        known: Numbers of the cases that stay numbers, (case,): a batch knows them without asking a
-            GPU.
-
-    Example:
-        >>> stock = Stock({"image": torch.eye(3)}, {"mask": torch.arange(2)}, lambda e, i: e % 2)
-        >>> [batch] = stock.batches([(5, 2), (5, 0)], size=2)
-        >>> batch["image"].argmax(1), batch["mask"]
-        (tensor([2, 0]), tensor([1, 1]))
-    """
+    """Cases of all batches as whole tensors on one device."""
 
     by_case: Mapping[str, Tensor]
     by_draw: Mapping[str, Tensor] = field(default_factory=dict)
@@ -46,12 +32,7 @@ class Stock:
     known: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def batches(self, places: Sequence[Place], size: int) -> Iterator[dict[str, Any]]:
-        """Batches of the cases at these places, in their order.
-
-        Arguments:
-            places: Epoch and case.
-            size: Cases in a batch; the last may have fewer.
-        """
+        """Batches of the cases at these places, in their order."""
         cases = [case for _, case in places]
         draws = cases if self.drawn is None else [self.drawn(*place) for place in places]
         whole = next(iter([*self.by_case.values(), *self.by_draw.values()]))
@@ -76,48 +57,26 @@ class Stocked(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Feed:
-    """The batches of a stock in the order of its epochs, as torch's loader would give them.
-
-    Arguments:
-        stock: The cases.
-        sampler: Their order; the trainer tells it the epoch.
-        batch: How many cases of each batch are this process's.
-
-    Example:
-        >>> feed = Feed(Stock({"x": torch.arange(3)}), EpochOrder(3, None, batch=2), 2)
-        >>> len(feed), [batch["x"].tolist() for batch in feed]
-        (2, [[0, 1], [2]])
-    """
+    """The batches of a stock in the order of its epochs, as torch's loader would give them."""
 
     stock: Stock
     sampler: EpochOrder
     batch: int
-    # Lightning asks whoever has a sampler for one.
+    # Lightning reads this attribute of every loader with a sampler.
     batch_sampler: ClassVar[None] = None
 
     def __len__(self) -> int:
         return -(-len(self.sampler) // self.batch)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        # Not before a batch is asked for: a trainer that goes on tells the epoch in between.
+        # Not before the first batch: a resumed trainer sets the epoch in between.
         yield from self.stock.batches(list(self.sampler), self.batch)
 
 
 def stock_of(
     cases: Any, feed: Literal["auto", "device", "loader"], *, on_gpu: bool, is_alone: bool
 ) -> Stock | None:
-    """Put all cases on the device that trains, where they are to be there.
-
-    Arguments:
-        cases: The cases by (epoch, index).
-        feed: What the training's settings say.
-        on_gpu: Whether one GPU trains.
-        is_alone: Whether there is one process.
-
-    Example:
-        >>> stock_of([], "auto", on_gpu=False, is_alone=True) is None  # a CPU reads as quickly
-        True
-    """
+    """Put all cases on the training device where the settings require or allow it."""
     is_asked = feed == "device"
     if feed == "loader" or not (is_asked or on_gpu):
         return None
@@ -128,6 +87,7 @@ def stock_of(
     if is_asked and found is None:
         raise InputError(
             "training.feed is 'device', which is for one process and cases of one size that are in "
-            "memory; set in_memory = true in the table data, or leave feed out"
+            "memory; set in_memory = true in the table data, or leave feed out",
+            code="option.conflict",
         )
     return found

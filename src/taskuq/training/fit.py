@@ -57,33 +57,28 @@ class Machine:
 
     @property
     def processes(self) -> int:
-        """How many processes share every batch."""
+        """Number of processes that share every batch."""
         return self.devices * self.nodes
 
     @property
     def may_be_one_gpu(self) -> bool:
-        """Whether one GPU may train, and no other process beside it."""
+        """True if one GPU may train in a single process."""
         may_be_gpu = self.accelerator in ("auto", "gpu", "cuda")
         return may_be_gpu and self.processes == 1
 
 
 class Settings(Protocol):
-    """What a training's TOML file says, and what it makes of that."""
+    """Settings of a training, read from its TOML file."""
 
     @property
     def training(self) -> TrainingConfig:
-        """How to train."""
+        """Settings of the training engine."""
 
     def prepare(self, machine: Machine, data: Any = None) -> tuple[Any, ...]:
-        """Cases to train on and to validate by, by (epoch, index); others may follow.
-
-        Arguments:
-            machine: On what to train.
-            data: The data to make them of; by default those that the settings name.
-        """
+        """Cases to train on and to validate by, by (epoch, index); others may follow."""
 
     def recipe(self, cases: tuple[Any, ...], machine: Machine) -> Recipe:
-        """What is trained, for the cases that :meth:`prepare` gave."""
+        """Return the recipe for the cases of :meth:`prepare`."""
 
 
 def train(
@@ -96,17 +91,7 @@ def train(
     cases: tuple[Any, ...] | None = None,
     steps: int | None = None,
 ) -> Path:
-    """Train the network that settings describe and return its best weights.
-
-    Arguments:
-        settings: Everything that a configuration file says.
-        folder: Where weights, logs and the state go.
-        machine: On what to train.
-        fresh: Whether to begin again and overwrite what is there.
-        data: Training and validation data; by default those that the settings name.
-        cases: What ``settings.prepare`` made of them; ``data`` are not needed then.
-        steps: After how many steps a trial stops; None trains all epochs.
-    """
+    """Train the network that settings describe and return its best weights."""
     machine = machine or Machine()
     if cases is None:
         cases = settings.prepare(machine, data)
@@ -151,23 +136,12 @@ def fit(
 
     The folder receives ``best`` and ``last`` as .safetensors with a .toml each, ``metrics.csv``,
     ``timing.json``, the configuration, a state, and in the end ``finished.json``. Called again
-    after it was killed, the training goes on behind its last whole epoch and ends with the same
+    after it was killed, the training resumes after its last whole epoch and ends with the same
     bits as if nothing had happened; called again after it has ended, it does nothing. A
     part that is trained before has all of this in the folder ``pretrain``.
 
     A trial stops after a few steps, validates by as many batches, and leaves the same files, which
-    say that it was one. It always begins anew, and no training goes on from it.
-
-    Arguments:
-        recipe: What to train.
-        training: Cases by (epoch, index), as :class:`taskuq.training.order.EpochOrder` yields them.
-        validation: The same for validation; always asked for epoch 0.
-        config: How to train.
-        folder: Where everything goes.
-        settings: The whole configuration; a folder of another configuration is refused.
-        machine: On what to train.
-        fresh: Whether to begin again and overwrite what is there.
-        steps: After how many steps a trial stops, each part of it; None trains all epochs.
+    say that it was one. It always begins anew, and no training resumes from it.
     """
     from taskuq.training.keep import Keep
     from taskuq.training.timing import read_timing
@@ -221,17 +195,7 @@ def foresee(
     steps: int = PROBES,
     earlier: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Take a few steps as :func:`fit` does, and say what all of them will take; nothing is kept.
-
-    Arguments:
-        recipe: What to train; its weights are changed.
-        training: Cases by (epoch, index).
-        validation: The same for validation.
-        config: How to train.
-        machine: On what to train.
-        steps: How many steps to take, of each part.
-        earlier: What trainings take that come before.
-    """
+    """Take a few steps as :func:`fit` does and project the cost of all; nothing is kept."""
     machine = machine or Machine()
     _refuse_impossible(config, machine, training, steps)
     if recipe.before is not None:
@@ -282,7 +246,8 @@ def _loop(
             # Lightning takes the number of a SLURM step's tasks for that of processes.
             raise InputError(
                 f"{machine.processes} processes were asked for and the launcher started "
-                f"{trainer.world_size}; use --engine slurm, or one task of srun for each process"
+                f"{trainer.world_size}; use --engine slurm, or one task of srun for each process",
+                code="option.conflict",
             )
         try:
             with telling_what_is_kept(keep):
@@ -298,18 +263,13 @@ def _loop(
 
 
 def _tell(sentence: str, machine: Machine) -> None:
-    """Say something where a progress bar is drawn, too."""
+    """Print a sentence where a progress bar is drawn, too."""
     if machine.progress and is_first_process():
         sys.stderr.write(f"{sentence}\n")
 
 
 def is_first_process() -> bool:
-    """Whether this is the process of a distributed training that speaks for all.
-
-    Example:
-        >>> is_first_process()
-        True
-    """
+    """Return True in the first process of a distributed training."""
     from pytorch_lightning.utilities import rank_zero_only
 
     return int(getattr(rank_zero_only, "rank", 0)) == 0
@@ -317,7 +277,7 @@ def is_first_process() -> bool:
 
 @contextmanager
 def _unfrozen(network: nn.Module) -> Iterator[None]:
-    """Let all weights of a part be trained for a while, also those that are frozen in the whole."""
+    """Train all weights of a part for a while, also those that are frozen in the whole."""
     frozen = [weight for weight in network.parameters() if not weight.requires_grad]
     network.requires_grad_(True)
     try:
@@ -339,7 +299,9 @@ def _loader(
 ) -> DataLoader[Any] | Feed:
     length = len(cases)  # type: ignore[arg-type]
     if length == 0:
-        raise InputError("a part of the data has no cases; give more data or another split")
+        raise InputError(
+            "a part of the data has no cases; give more data or another split", code="units.few"
+        )
     order = EpochOrder(length, seed, batch=config.batch, most=most)
     on_gpu = machine.may_be_one_gpu and torch.cuda.is_available()
     stock = stock_of(cases, config.feed, on_gpu=on_gpu, is_alone=machine.processes == 1)
@@ -362,7 +324,7 @@ def _refuse_impossible(
 ) -> None:
     """Refuse what cannot be trained, before anything is written."""
     if steps is not None and steps < 1:
-        raise InputError(f"{steps} steps were asked for; take at least 1")
+        raise InputError(f"{steps} steps were asked for; take at least 1", code="value.invalid")
     own_batch(config, machine, len(cases))  # type: ignore[arg-type]
     if machine.accelerator != "cpu":  # which is always there
         with quiet():
@@ -370,26 +332,18 @@ def _refuse_impossible(
 
 
 def own_batch(config: TrainingConfig, machine: Machine, cases: int) -> int:
-    """Return how many cases of a batch each process takes; refuse a batch that cannot be shared.
-
-    Arguments:
-        config: How to train.
-        machine: On what.
-        cases: How many cases there are to train on.
-
-    Example:
-        >>> own_batch(TrainingConfig(batch=8), Machine(devices=4), cases=100)
-        2
-    """
+    """Return how many cases of a batch each process takes; refuse a batch that cannot be shared."""
     processes = machine.processes
     if config.batch % processes:
         raise InputError(
             f"a batch of {config.batch} cannot be shared by {processes} processes; give a batch "
-            "that they divide, or another number of devices"
+            "that they divide, or another number of devices",
+            code="option.conflict",
         )
     if processes > 1 and cases < config.batch:
         raise InputError(
             f"{cases} training cases are fewer than a batch of {config.batch}; train on one "
-            "device, or give a smaller batch"
+            "device, or give a smaller batch",
+            code="units.few",
         )
     return config.batch // processes

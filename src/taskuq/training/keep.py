@@ -1,4 +1,4 @@
-"""What a training leaves on disk: the best weights, the last ones, and where to go on."""
+"""Files of a training: the best weights, the last ones, and the state to resume from."""
 
 from __future__ import annotations
 
@@ -41,16 +41,7 @@ class SafeIO(CheckpointIO):
 
 
 class Keep(Callback):
-    """Writes weights after each epoch, and the state from which a killed training goes on.
-
-    Arguments:
-        recipe: What is trained.
-        folder: Where to write.
-        every: Epochs between two states.
-        notes: Tables for the TOML beside the weights.
-        patience: Epochs without a better value after which training stops; 0 never does.
-        minutes: How long training may take, in all its starts; 0 is as long as it takes.
-    """
+    """Callback that writes weights after each epoch and the state to resume from."""
 
     def __init__(
         self,
@@ -67,7 +58,7 @@ class Keep(Callback):
         self.durations: list[float] = []
         self.best: float | None = None
         self.since_best = 0
-        # How many epochs the state has behind it.
+        # Epochs of the last state.
         self.kept = 0
         self.begun = 0.0
         self.events: Events | None = None
@@ -78,7 +69,7 @@ class Keep(Callback):
         if self._is_exhausted():
             trainer.should_stop = True
         if self.kept and trainer.is_global_zero and trainer.progress_bar_callback is not None:
-            said = f"{self.folder}: {self.kept} epochs are done, it goes on behind them"
+            said = f"{self.folder}: resuming after {self.kept} epochs"
             sys.stderr.write(f"{said}\n")
         if trainer.is_global_zero:
             self.events = Events(self.folder / "tensorboard", trainer.current_epoch)
@@ -99,7 +90,7 @@ class Keep(Callback):
         self.begun = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validation of the epoch is over: compare, write, and leave a state to go on from."""
+        """Validation of the epoch is over: compare, write, and leave a state to resume from."""
         if trainer.sanity_checking:
             return
         epoch = trainer.current_epoch
@@ -134,19 +125,19 @@ class Keep(Callback):
             self.kept = epoch + 1
 
     def left(self) -> str:
-        """What an interruption leaves, and from where the same command goes on."""
+        """Return a sentence about what an interruption leaves."""
         if self.kept:
             return (
-                f"stopped; {self.folder} keeps the state after {self.kept} epochs, and the same "
-                "command goes on behind it"
+                f"interrupted; {self.folder} holds the state after {self.kept} epochs; rerun the "
+                "same command to resume"
             )
         return (
-            f"stopped before there was a state to go on from, which comes every {self.every} "
-            f"epochs (training.keep_every); the same command begins {self.folder} again"
+            f"interrupted before the first state, which is written every {self.every} epochs "
+            f"(training.keep_every); the same command starts {self.folder} again"
         )
 
     def _fitting(self, trainer: Trainer, most: int) -> int:
-        """How many epochs fit into the minutes, by the latest; the first of a start warms up."""
+        """Return how many epochs fit into the minutes, by the latest; the first one warms up."""
         left = 60 * self.minutes - self._seconds()
         latest = statistics.median(self.durations[1:][-3:])
         fitting = trainer.current_epoch + 1 + max(0, int(left / latest))
@@ -154,7 +145,7 @@ class Keep(Callback):
         return epochs
 
     def _seconds(self) -> float:
-        """How long this training has taken, in all its starts but for what a kill has lost."""
+        """Return the seconds of all starts of this training, without those lost to a kill."""
         return self.spent + time.monotonic() - self.started
 
     def _row(self, trainer: Trainer, mean_loss: float) -> dict[str, float]:

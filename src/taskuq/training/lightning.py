@@ -1,4 +1,4 @@
-"""What Lightning is told, and what of it a person has to hear."""
+"""Lightning's trainer and its messages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 def trainer_of(config: TrainingConfig, machine: Machine, callbacks: list[Any]) -> Any:
-    """What runs the loop of training; a device that is not there is refused in a sentence.
-
-    Arguments:
-        config: How to train.
-        machine: On what.
-        callbacks: Who is told of every step and epoch.
-    """
+    """Make Lightning's trainer; a missing device is refused in a sentence."""
     import pytorch_lightning as pl
     from lightning_fabric.utilities.exceptions import MisconfigurationException
 
@@ -51,7 +45,8 @@ def trainer_of(config: TrainingConfig, machine: Machine, callbacks: list[Any]) -
     except MisconfigurationException as error:
         raise InputError(
             f"{machine.devices} × {machine.accelerator} cannot be used here "
-            f"({' '.join(str(error).split()):.160}); give another --accelerator or fewer --devices"
+            f"({' '.join(str(error).split()):.160}); give another --accelerator or fewer --devices",
+            code="dependency.missing",
         ) from None
 
 

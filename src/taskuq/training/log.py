@@ -13,22 +13,7 @@ from taskuq.files import whole_file
 
 
 def log_epoch(path: Path, row: Mapping[str, float]) -> None:
-    """Add the row of an epoch; rows of this and later epochs, left by a killed run, are replaced.
-
-    Arguments:
-        path: The CSV file; it is never half written.
-        row: Numbers by name; ``epoch`` is one of them.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "metrics.csv"
-        >>> for epoch, loss in ((0, 3.0), (1, 2.0), (1, 1.5)):  # epoch 1 ran twice
-        ...     log_epoch(path, {"epoch": epoch, "loss": loss})
-        >>> print(path.read_text().strip())
-        epoch,loss
-        0,3.0
-        1,1.5
-    """
+    """Add the row of an epoch in place of this and later rows that a killed run left."""
     rows = [old for old in read_log(path) if old["epoch"] < row["epoch"]]
     rows.append({name: float(value) for name, value in row.items()})
     with whole_file(path) as partial, partial.open("w", newline="") as file:
@@ -38,18 +23,7 @@ def log_epoch(path: Path, row: Mapping[str, float]) -> None:
 
 
 class Events:
-    """The same numbers for TensorBoard, where the extra ``tensorboard`` is installed.
-
-    Arguments:
-        folder: Where event files go.
-        epoch: The epoch that comes next; what a killed run wrote from there on is not shown.
-
-    Example:
-        >>> import tempfile
-        >>> events = Events(Path(tempfile.mkdtemp()), epoch=0)
-        >>> events.add({"epoch": 0, "loss": 3.0})
-        >>> events.close()
-    """
+    """The same numbers for TensorBoard, where the extra ``tensorboard`` is installed."""
 
     def __init__(self, folder: Path, epoch: int) -> None:
         self.records: Any = None
@@ -87,15 +61,7 @@ class Events:
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """Read a learning curve: a dictionary of numbers for each epoch.
-
-    Arguments:
-        path: The CSV file; none yet is an empty curve.
-
-    Example:
-        >>> read_log(Path("absent.csv"))
-        []
-    """
+    """Read a learning curve: a dictionary of numbers for each epoch."""
     if not path.exists():
         return []
     remedy = "remove it to begin another"

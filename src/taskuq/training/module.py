@@ -24,12 +24,7 @@ SHOWN = 20
 
 
 class Training(LightningModule):
-    """Trains a recipe's network; state files hold the network's weights alone.
-
-    Arguments:
-        recipe: What to train.
-        config: How.
-    """
+    """Lightning module of a recipe; state files hold the network's weights alone."""
 
     def __init__(self, recipe: Recipe, config: TrainingConfig) -> None:
         super().__init__()
@@ -77,12 +72,12 @@ class Training(LightningModule):
 
     @property
     def planned(self) -> int:
-        """How many epochs are trained."""
+        """Number of epochs that are trained."""
         assert self.trainer.max_epochs is not None
         return self.trainer.max_epochs
 
     def on_train_start(self) -> None:
-        """A training that goes on keeps the number of epochs that fitted into its minutes."""
+        """Keep the number of epochs that fitted into the minutes of a resumed training."""
         if self.settings.minutes:
             self.plan(int(self.epochs))  # type: ignore[arg-type]
 
@@ -92,7 +87,7 @@ class Training(LightningModule):
         self.trainer.fit_loop.max_epochs = epochs
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Let the running mean of the weights follow a step."""
+        """Update the EMA of the weights after a step."""
         if not self.settings.average:
             return
         step = self.global_step
@@ -103,7 +98,7 @@ class Training(LightningModule):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The running mean in the network's place for a while, where there is one."""
+        """Exchange the weights for their EMA for a while, if there is one."""
         if not self.settings.average:
             yield
             return
@@ -167,7 +162,7 @@ class Training(LightningModule):
         return self.settings.decay + (1 - self.settings.decay) * wave
 
     def risen(self, step: int) -> float:
-        """Which share of its rate a step takes, counted from 1: all of it behind the warm-up."""
+        """Return the share of its rate that a step takes, counted from 1: all after the warm-up."""
         return min(1.0, step / max(1, self.settings.warmup))
 
     def optimizer_step(
@@ -214,15 +209,7 @@ class Training(LightningModule):
 
 
 def network_weights(network: nn.Module) -> list[nn.Parameter]:
-    """What a network learns, in its own order.
-
-    Arguments:
-        network: The network; what is frozen in it is left out.
-
-    Example:
-        >>> [weight.shape for weight in network_weights(nn.Linear(2, 1))]
-        [torch.Size([1, 2]), torch.Size([1])]
-    """
+    """Return the trained weights of a network, in its own order."""
     return [weight for weight in network.parameters() if weight.requires_grad]
 
 

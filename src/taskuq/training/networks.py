@@ -24,14 +24,7 @@ if TYPE_CHECKING:
 
 
 class Line(NamedTuple):
-    """One line of the list: it must be read without importing torch.
-
-    Attributes:
-        module: Where the network is described, as ``NETWORK``.
-        method: The class there that a table ``[recover]`` or ``[task]`` is read into; none for a
-            network that is only a start for others.
-        about: What its training is, for the command line.
-    """
+    """One line of the list: it must be read without importing torch."""
 
     module: str
     method: str | None
@@ -146,13 +139,7 @@ class Method(Protocol):
 
 
 class Methods(Kinds[type[Any]]):
-    """What a table ``[recover]`` or ``[task]`` may name: methods without weights, and networks.
-
-    Arguments:
-        what: What one of them is called in a sentence.
-        table: The table, ``"recover"`` or ``"task"``; its networks come from the list above.
-        listed: Methods without weights, and where each lives.
-    """
+    """Registry of the methods without weights and networks of ``[recover]`` or ``[task]``."""
 
     def __init__(self, what: str, table: str, listed: Mapping[str, str]) -> None:
         lines = LISTED[table].items()
@@ -172,35 +159,16 @@ class Methods(Kinds[type[Any]]):
         return [name for name in self if name in NETWORKS]
 
     def build(self, name: str, preset: str = "paper") -> Any:
-        """Make a network with random weights.
-
-        Arguments:
-            name: ``"flow"`` or ``"sampler"`` (posterior samples), ``"varnet"`` (a point estimate)
-                or ``"classifier"``; or one of your own.
-            preset: ``"paper"``, ``"demo"`` (128×128) or ``"tiny"``; of the flow also ``"around"``,
-                for :class:`taskuq.recover.around.AroundEstimate`.
-
-        Example:
-            >>> net = Methods("recovery", "recover", {}).build("varnet", preset="tiny")
-            >>> sum(p.numel() for p in net.parameters())
-            56747
-        """
+        """Make a network with random weights."""
         if name not in self or name not in NETWORKS or preset not in NETWORKS[name].presets:
             known = (f"{kind} ({', '.join(NETWORKS[kind].presets)})" for kind in self.networks())
-            raise InputError(f"there is no {name} {preset}; choose {' or '.join(known)}")
+            raise InputError(
+                f"there is no {name} {preset}; choose {' or '.join(known)}", code="choice.unknown"
+            )
         return NETWORKS[name].make(NETWORKS[name].presets[preset])
 
     def load(self, path: Path | str) -> Any:
-        """Read a trained network on the CPU: safetensors, with its configuration in TOML beside it.
-
-        Arguments:
-            path: The weights, ending in .safetensors.
-
-        Example:
-            >>> from taskuq.weights import locate
-            >>> Methods("task", "task", {}).load(locate("classifier-atlas")).config.hidden
-            (64,)
-        """
+        """Read a trained network on the CPU: safetensors, with a TOML file of its configuration."""
         from taskuq.weights.files import read_card
 
         card = read_card(path, self.networks())
@@ -212,9 +180,13 @@ class Methods(Kinds[type[Any]]):
         from taskuq.weights.files import read_card
 
         if weights is None:
-            raise InputError(f"{self.table}.weights is missing; name the trained {kind}")
+            raise InputError(
+                f"{self.table}.weights is missing; name the trained {kind}", code="config.missing"
+            )
         path = locate(weights)
         card = read_card(path, self.networks())
         if card["kind"] != kind:
-            raise InputError(f"{weights} does not hold a {kind}; name another file")
+            raise InputError(
+                f"{weights} does not hold a {kind}; name another file", code="weights.mismatch"
+            )
         return path, NETWORKS[kind].load(path, card["network"])

@@ -18,19 +18,6 @@ class EpochOrder(Sampler[Place]):
 
     Batches are those of one process, whatever the number of processes: each takes its share of
     every batch.
-
-    Arguments:
-        length: The number of cases.
-        seed: Where the order comes from; None keeps the cases in their own order.
-        batch: Cases in a batch of all processes together.
-        most: At most so many cases, taken at even steps, for a trial.
-
-    Example:
-        >>> order = EpochOrder(4, seed=0)
-        >>> order.set_epoch(7)
-        >>> places = list(order)
-        >>> sorted(index for _, index in places), {epoch for epoch, _ in places}
-        ([0, 1, 2, 3], {7})
     """
 
     def __init__(
@@ -62,7 +49,7 @@ class EpochOrder(Sampler[Place]):
 
     @property
     def batches(self) -> int:
-        """How many batches there are."""
+        """Number of batches."""
         return -(-len(self.cases) // self.batch)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What is trained, and how it is judged: the part of training that a network brings itself."""
+"""Recipe of a training: a network, its loss and its validation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Recipe:
         before: A recipe for a part of the network, and how to train it, on the same cases, before
             the whole is trained. What is frozen in the part is trained there, and frozen again.
         after: Called once at the end, when the network holds its best weights; they are stored
-            again with what it changes, and what it returns is noted in the TOML beside them.
+            again with what it changes, and what it returns is noted in their TOML file.
 
     Example:
         >>> line = Recipe("line", nn.Linear(1, 1), config=None,
@@ -76,7 +76,7 @@ class Recipe:
     after: Callable[[], Mapping[str, Any] | None] | None = None
 
     def is_better(self, new: float, old: float | None) -> bool:
-        """Whether a new value of the monitored summary beats the best one so far."""
+        """Return True if a new value of the monitored summary beats the best one so far."""
         if old is None:
             return True
         return new < old if self.mode == "min" else new > old

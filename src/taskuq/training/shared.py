@@ -19,10 +19,6 @@ class SharedLayers:
     """Batch normalisation and dropout of a network, over the batch of all processes.
 
     Left alone, batch normalisation looks at the cases of one process, and dropout draws for them.
-
-    Attributes:
-        share: Which cases are this process's own, in the batch at hand.
-        generator: Draws what is dropped, the same in all processes.
     """
 
     def __init__(self) -> None:
@@ -30,12 +26,7 @@ class SharedLayers:
         self.generator: torch.Generator | None = None
 
     def begin(self, share: Share, draws: CaseDraws) -> None:
-        """Take the batch at hand.
-
-        Arguments:
-            share: Which cases are this process's own.
-            draws: What its numbers are drawn by.
-        """
+        """Take the batch at hand."""
         self.share = share
         if draws.whole is not None:
             # One process drops by torch's own generator, which has this seed then.
@@ -44,11 +35,7 @@ class SharedLayers:
 
     @contextmanager
     def of(self, network: nn.Module) -> Iterator[None]:
-        """Let the layers of a network see the whole batch for a while.
-
-        Arguments:
-            network: The network; its layers keep their weights and names.
-        """
+        """Apply the layers of a network to the whole batch for a while."""
         found: list[nn.Module] = []
         kinds: tuple[tuple[type[nn.Module], Callable[..., Tensor]], ...] = (
             (_BatchNorm, self.normalised),
@@ -68,12 +55,7 @@ class SharedLayers:
                 del layer.forward
 
     def normalised(self, norm: _BatchNorm, x: Tensor) -> Tensor:
-        """Standardise channels by mean and variance of all cases, as torch's batch norm does.
-
-        Arguments:
-            norm: The layer.
-            x: (case, channel, ...), of this process.
-        """
+        """Standardise channels by mean and variance of all cases, as torch's batch norm does."""
         if not norm.training:
             return type(norm).forward(norm, x)
         axes = [0, *range(2, x.ndim)]
@@ -92,12 +74,7 @@ class SharedLayers:
         return y.to(x.dtype)
 
     def dropped(self, dropout: nn.Dropout, x: Tensor) -> Tensor:
-        """Drop features of each case, drawn for all cases.
-
-        Arguments:
-            dropout: The layer.
-            x: (case, ...), of this process.
-        """
+        """Drop features of each case, drawn for all cases."""
         rows = self.share.rows
         if not dropout.training or len(x) != rows.stop - rows.start:
             return type(dropout).forward(dropout, x)
@@ -107,7 +84,7 @@ class SharedLayers:
 
 
 def _remember(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    """Let a layer's running moments follow, as torch does."""
+    """Update a layer's running moments, as torch does."""
     if norm.running_mean is None or norm.running_var is None:
         return
     assert norm.num_batches_tracked is not None
@@ -118,7 +95,7 @@ def _remember(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over processes; each of them hears what all have to say about its part."""
+    """Sum over processes, whose gradient is the sum over processes, too."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor) -> Tensor:

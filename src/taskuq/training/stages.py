@@ -1,4 +1,4 @@
-"""What some trainings can do beyond training: the capabilities, and nothing else."""
+"""Optional capabilities of trainings."""
 
 from __future__ import annotations
 
@@ -22,15 +22,7 @@ class Staged(Protocol):
         fresh: bool,
         steps: int | None,
     ) -> tuple[Any, ...]:
-        """Train them, in folders of their own, and return the cases that they leave.
-
-        Arguments:
-            cases: What ``prepare`` gave.
-            folder: The folder of the whole training.
-            machine: On what to train.
-            fresh: Whether to begin again.
-            steps: After how many steps a trial of each stops; None trains all epochs.
-        """
+        """Train them, in folders of their own, and return the cases that they leave."""
 
 
 @runtime_checkable

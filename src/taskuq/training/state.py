@@ -20,17 +20,6 @@ def save_state(state: Any, path: Path | str) -> Path:
 
     Tensors are stored as such, everything else as JSON in the file's header. What is neither (an
     object of some class) is refused: only pickle could store it.
-
-    Arguments:
-        state: The nested state.
-        path: The file; it appears only when it is complete.
-
-    Example:
-        >>> import tempfile, torch
-        >>> path = save_state({"step": 3, "betas": (0.9, 0.99), 0: torch.ones(2)},
-        ...                   Path(tempfile.mkdtemp()) / "resume.safetensors")
-        >>> load_state(path)
-        {'step': 3, 'betas': (0.9, 0.99), 0: tensor([1., 1.])}
     """
     from safetensors.torch import save_file
 
@@ -43,17 +32,7 @@ def save_state(state: Any, path: Path | str) -> Path:
 
 
 def load_state(path: Path | str) -> Any:
-    """Read what :func:`save_state` wrote, on the CPU.
-
-    Arguments:
-        path: The file.
-
-    Example:
-        >>> load_state("no-such-file.safetensors")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: no-such-file.safetensors cannot be read as a training state ...
-    """
+    """Read what :func:`save_state` wrote, on the CPU."""
     from safetensors import safe_open
 
     with reading(path, "a training state", "train with --fresh"):
@@ -61,14 +40,17 @@ def load_state(path: Path | str) -> Any:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if header.get("schema") != SCHEMA:
-            raise InputError(f"{path} is no training state of this version; train with --fresh")
+            raise InputError(
+                f"{path} is no training state of this version; train with --fresh",
+                code="file.schema",
+            )
         return _put_together(json.loads(header["skeleton"]), tensors)
 
 
 def _take_apart(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     """Plain JSON, with {"kind": [...]} for what JSON does not have."""
     if isinstance(value, Tensor):
-        # Two names of one storage would be refused; a copy is small beside the training.
+        # Two names of one storage would be refused; a copy is small.
         tensors[name] = value.detach().cpu().clone().contiguous()
         return {"tensor": name}
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a training says to whoever looks at it: that it hardly learns, what a stop leaves."""
+"""Notes about a training: a warm-up that is too long, the state after an interruption."""
 
 from __future__ import annotations
 
@@ -16,16 +16,12 @@ if TYPE_CHECKING:
 
 @contextmanager
 def telling_what_is_kept(keep: Keep | None) -> Iterator[None]:
-    """Note on an interruption from where the same command goes on.
-
-    Arguments:
-        keep: What leaves files; None where nothing is kept.
-    """
+    """Note on an interruption from which state the same command resumes."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stopped:
-        # Lightning makes an exit of Ctrl-C, and lets nobody press it again.
+        # Lightning turns Ctrl-C into an exit and ignores a second one.
         is_pressed = isinstance(stopped.__context__, KeyboardInterrupt)
         if is_pressed and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, before)
@@ -36,18 +32,7 @@ def telling_what_is_kept(keep: Keep | None) -> Iterator[None]:
 
 
 def late_rate(config: TrainingConfig, cases: int) -> str | None:
-    """Say where a training ends before its rate has risen.
-
-    Arguments:
-        config: How to train.
-        cases: How many cases an epoch has.
-
-    Example:
-        >>> late_rate(TrainingConfig(epochs=3, batch=4, warmup=12), cases=16) is None
-        True
-        >>> late_rate(TrainingConfig(epochs=3, batch=4, warmup=13), cases=16)
-        'the rate rises for 13 steps (training.warmup), and the training has 12: ...'
-    """
+    """Return a warning where a training ends within its warm-up."""
     steps = config.epochs * max(1, cases // config.batch // config.accumulate)
     if config.warmup <= steps:
         return None

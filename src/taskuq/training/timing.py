@@ -1,4 +1,4 @@
-"""What a training takes: seconds a step, memory, and from these the hours of all epochs."""
+"""Cost of a training: seconds a step, memory, and projected hours of all epochs."""
 
 from __future__ import annotations
 
@@ -21,21 +21,12 @@ from taskuq.usage import peak_host_bytes
 SCHEMA = "taskuq.timing/1"
 FILE = "timing.json"
 # Steps of an epoch after which the GPU is waited for, so that the clock shows its time, and in how
-# many epochs: a GPU that is waited for has nothing to do until it is told more.
+# many epochs: a GPU that is waited for idles until it gets more work.
 SYNCHRONISED, CLOCKED = 20, 5
 
 
 class Timing(Callback):
-    """Looks at the clock in the very loop that trains, and ends a trial.
-
-    Arguments:
-        kind: What is trained.
-        config: How.
-        validation_steps: Batches of a whole validation, of one process.
-        folder: Where ``timing.json`` goes after each epoch; nowhere where None.
-        steps: After how many steps to stop, validate and end; None trains all epochs.
-        before: The record of a part that was trained before.
-    """
+    """Callback that times steps and epochs, and ends a trial."""
 
     def __init__(
         self,
@@ -69,7 +60,7 @@ class Timing(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """The batch is there: how long did it take to come?"""
+        """Take the time that the batch was waited for."""
         self._wait = time.perf_counter() - self._batch_ended
 
     def on_train_batch_end(
@@ -165,11 +156,7 @@ class Timing(Callback):
 
 
 def read_timing(folder: Path) -> dict[str, Any]:
-    """Read what the training of a folder takes.
-
-    Arguments:
-        folder: Where it was trained.
-    """
+    """Read the timing of a folder's training."""
     record: dict[str, Any] = read_json(folder / FILE, SCHEMA)
     return record
 
@@ -179,16 +166,6 @@ def projected_hours(record: Mapping[str, Any]) -> float:
 
     Epochs count as they were seen where a whole one was, else by their steps; with ``minutes``
     there are no more of them than fit.
-
-    Arguments:
-        record: What :class:`Timing` made.
-
-    Example:
-        >>> projected_hours({"epochs": 10, "steps_per_epoch": 90, "step_s": 1.0, "keep_every": 2,
-        ...                  "validation_steps": 16, "validation_step_s": 0.5, "keep_s": 4.0,
-        ...                  "first_step_s": 2601.0, "epoch_s": None, "before": None,
-        ...                  "minutes": 0.0})
-        1.0
     """
     epoch = record["epoch_s"]
     if epoch is None:
@@ -203,11 +180,7 @@ def projected_hours(record: Mapping[str, Any]) -> float:
 
 
 def timing_sentence(record: Mapping[str, Any]) -> str:
-    """Say what a training takes.
-
-    Arguments:
-        record: What :class:`Timing` made.
-    """
+    """Return the cost of a training in a sentence."""
     lines = [] if record["before"] is None else [timing_sentence(record["before"])]
     gpu = f"{record['peak_gpu_bytes'] / 2**30:.2f} GiB of GPU memory and "
     hours = record["projected_hours"]
@@ -225,7 +198,7 @@ def timing_sentence(record: Mapping[str, Any]) -> str:
 
 
 def _now(module: LightningModule | None) -> float:
-    """The time, when a module's GPU has done what it was told."""
+    """Return the time after a module's GPU has finished."""
     if module is not None and module.device.type == "cuda":
         torch.cuda.synchronize(module.device)
     return time.perf_counter()

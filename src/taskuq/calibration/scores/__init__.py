@@ -14,7 +14,6 @@ import numpy as np
 from taskuq.calibration.family import SIDES, Side
 from taskuq.calibration.rank import exact_level
 from taskuq.errors import InputError
-from taskuq.files import from_fields
 from taskuq.kinds import VARIABLE, Kinds
 from taskuq.protocols import (
     LearningScore,
@@ -23,6 +22,7 @@ from taskuq.protocols import (
     Score,
     TunableScore,
 )
+from taskuq.settings import from_table
 
 SCORES: Kinds[type[Score]] = Kinds(
     "score",
@@ -145,7 +145,7 @@ def score_from_dict(record: Mapping[str, Any], custom: Score | None = None) -> S
             "or update taskuq"
         )
     kind = SCORES[name]
-    return from_fields(kind, fields) if is_dataclass(kind) else kind(**fields)
+    return from_table(kind, fields, "score") if is_dataclass(kind) else kind(**fields)
 
 
 def require_usable(
