@@ -8,7 +8,7 @@ from taskuq.commands.app import main
 from taskuq.data.arrays import ArrayDataset
 from taskuq.errors import InputError
 from taskuq.files import read_json
-from taskuq.pipeline.slurm import SlurmOptions
+from taskuq.pipeline import SlurmOptions
 from taskuq.recover import build
 from taskuq.recover.methods import ZeroFilled
 from taskuq.runs.judging import Judging, Piece
