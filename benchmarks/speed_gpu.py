@@ -349,7 +349,7 @@ def sampler() -> None:
     from taskuq.recover.sampler.learning import Scored, sampler_recipe
     from taskuq.recover.sampler_training import PAPER as HOW
     from taskuq.recover.sampler_training import PRESETS as SIZES
-    from taskuq.runs.rehearsal.cost import TRAINING_SLICES
+    from taskuq.runs.rehearse import TRAINING_SLICES
     from taskuq.training.fit import foresee
 
     toy = "--toy" in sys.argv

@@ -21,9 +21,8 @@ def rehearse(
     data: Path | None = None,
     toy: bool = False,
     fresh: bool = False,
-    plan: bool = False,
 ) -> None:
-    """Run every command of docs/fastmri.md at its real size, a few steps each; say what all take.
+    """Run every command of docs/fastmri.md at its real size, a few steps each; project the hours.
 
     A command that fails does not end the rehearsal. Started again, it keeps what has passed.
 
@@ -36,20 +35,12 @@ def rehearse(
             Without it, volumes of the same layout are made.
         toy: Small images and networks: the machinery without a GPU.
         fresh: Throw away an earlier rehearsal.
-        plan: Run nothing; print the table and the plans of the rehearsal that is there.
     """
-    from taskuq.files import read_json
-    from taskuq.runs.rehearsal.folder import Settings
-    from taskuq.runs.rehearsal.run import PAGE, RECORD, SCHEMA, Rehearsal, closing
-    from taskuq.runs.rehearsal.tables import rehearsal_markdown
+    from taskuq.runs.rehearse import PAGE, Rehearsal, rehearsal_markdown
 
-    if plan:
-        show(rehearsal_markdown(read_json(output / RECORD, SCHEMA)))
-        return
-    settings = Settings(configs, steps, volumes, data, toy)
-    record = Rehearsal(output, settings, say).run(fresh=fresh)
+    rehearsal = Rehearsal(output, configs, steps, volumes, data, toy, say)
+    record = rehearsal.run(fresh=fresh)
     say("\n" + rehearsal_markdown(record))
-    say(closing(record))
     show(str(output / PAGE))
     if record["failed"]:
         sys.exit(1)
