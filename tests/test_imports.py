@@ -28,7 +28,7 @@ ALLOWED = {
     "measure": set(),
     "weights": set(),
     # A network never imports the statistics that judge it.
-    "training": {"weights"},
+    "training": {"weights", "pipeline"},
     "data": {"measure"},
     "recover": {"measure", "pipeline", "data", "training", "weights"},
     "task": {"measure", "data", "training", "weights"},

@@ -133,9 +133,10 @@ def test_other_things_and_other_settings_are_refused(start, tmp_path):
         with pytest.raises(InputError):
             Rehearsal(folder, CONFIGS, toy=True, volumes=volumes).run()
     assert (tmp_path / "mine.txt").exists()
-    for wrong in ({"steps": 1}, {"volumes": 3}):
-        with pytest.raises(InputError):
-            Rehearsal(tmp_path, CONFIGS, **wrong)
+    for wrong in (("--steps", "1"), ("--volumes", "3")):
+        with pytest.raises(SystemExit):
+            main(["rehearse", str(CONFIGS), "-o", str(tmp_path / "new"), *wrong])
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_process_is_measured(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from taskuq.commands.terminal import say, show
 
@@ -16,8 +17,8 @@ def rehearse(
     /,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/rehearsal"),
-    steps: int = 3,
-    volumes: int = 5,
+    steps: Annotated[int, Parameter(validator=Number(gte=2))] = 3,
+    volumes: Annotated[int, Parameter(validator=Number(gte=4, lte=10))] = 5,
     data: Path | None = None,
     toy: bool = False,
     fresh: bool = False,
@@ -29,7 +30,7 @@ def rehearse(
     Arguments:
         configs: The folder of configurations, configs/fastmri-knee.
         output: The folder for the record, the logs and the working folder.
-        steps: Steps of each training.
+        steps: Steps of each training, at least 2: the first compiles.
         volumes: Training volumes, and validation volumes, to make or to link.
         data: Your own files, laid out as data/ of the document; they are linked and only read.
             Without it, volumes of the same layout are made.

@@ -102,18 +102,7 @@ def _texts(table: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Rehearsal of the published experiment in a folder.
-
-    Arguments:
-        output: Folder of the record, the logs and the working folder.
-        configs: The folder of configurations.
-        steps: Steps of each training.
-        volumes: Training volumes, and validation volumes.
-        data: Your own files, laid out as ``data`` of the document; None makes some.
-        toy: Use small images and networks, for a machine without a GPU.
-        tell: Called with every line that is printed.
-        recipe: The commands; those of docs/fastmri.md by default.
-    """
+    """Rehearsal in a folder; options as of ``taskuq rehearse``."""
 
     output: Path
     configs: Path
@@ -125,14 +114,6 @@ class Rehearsal:
     recipe: tuple[_Command, ...] = field(
         default_factory=lambda: _read_recipe(COMMANDS.read_text(encoding="utf-8")), repr=False
     )
-
-    def __post_init__(self) -> None:
-        if self.steps < 2:
-            raise InputError(
-                f"{self.steps} steps were given; the first compiles, so take 2 or more"
-            )
-        if not 4 <= self.volumes <= 10:
-            raise InputError(f"{self.volumes} volumes were given; take 4 to 10")
 
     @property
     def work(self) -> Path:
@@ -146,13 +127,7 @@ class Rehearsal:
         return {"steps": self.steps, "volumes": self.volumes, "data": data, "toy": self.toy}
 
     def run(self, *, fresh: bool = False) -> dict[str, Any]:
-        """Run every command that has not passed before, and return the record.
-
-        A command that fails ends nothing; those that need it are skipped.
-
-        Arguments:
-            fresh: Discard an earlier rehearsal.
-        """
+        """Run every command that has not passed before, and return the record."""
         start = time.monotonic()
         wanted = {command.config.name for command in self.recipe if command.config is not None}
         if missing := sorted(n for n in wanted if not (self.configs / n).is_file()):
@@ -164,7 +139,17 @@ class Rehearsal:
         self.copy_configs()
         self.lay_out()
         code, results = [_code(), _machine()], list[dict[str, Any]]()
-        keys = {command: self._key(command, code) for command in self.recipe}
+        keys = {
+            c: fingerprint(
+                [
+                    c.text,
+                    self.added(c),
+                    c.config and content_fingerprint(self.work / c.config),
+                    *code,
+                ]
+            )[:16]
+            for c in self.recipe
+        }
         known = {c: before[c.text] for c in self.recipe if c.text in before}
         passed = {c: old["key"] for c, old in known.items() if old["status"] == "passed"}
         for number, command in enumerate(self.recipe, start=1):
@@ -197,14 +182,11 @@ class Rehearsal:
 
     def added(self, command: _Command) -> str:
         """Options beyond the document's, with which a command ends soon."""
-        words = [f"--steps {self.steps}"] if command.verb == "train" else []
-        words += [_SPLITS] if command.verb in _SPLITTING else []
-        words += (
-            [f"--size {SIZE} --minimum-width {SIZE}"]
-            if self.toy and command.verb.startswith("data ")
-            else []
-        )
-        return " ".join(words)
+        if command.verb == "train":
+            return f"--steps {self.steps}"
+        is_small = self.toy and command.verb.startswith("data ")
+        small = f"--size {SIZE} --minimum-width {SIZE}" if is_small else ""
+        return _SPLITS if command.verb in _SPLITTING else small
 
     def _earlier(self, fresh: bool) -> dict[str, dict[str, Any]]:
         """Return the results of an earlier rehearsal in this folder by command."""
@@ -229,9 +211,8 @@ class Rehearsal:
         return {result["line"]: result for result in record["lines"]}
 
     def _record(self, results: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-        counts = {
-            s: sum(r["status"] == s for r in results) for s in ("passed", "failed", "skipped")
-        }
+        statuses = [result["status"] for result in results]
+        counts = {name: statuses.count(name) for name in ("passed", "failed", "skipped")}
         machine = {"device": _machine()[0] or "cpu", "cores": os.cpu_count()}
         return {
             "schema": SCHEMA, "settings": self.settings, "machine": machine,
@@ -239,16 +220,10 @@ class Rehearsal:
             **counts, "lines": results,
         }  # fmt: skip
 
-    def _key(self, command: _Command, code: Sequence[Any]) -> str:
-        """Return what decides the result: the command, its configuration, code and machine."""
-        config = command.config and content_fingerprint(self.work / command.config)
-        return fingerprint([command.text, self.added(command), config, *code])[:16]
-
     def _run(self, number: int, command: _Command) -> dict[str, Any]:
         self._clear(command)
         log = self.output / "logs" / f"{number:02d}-{command.verb}.log"
         make_folder(log.parent)
-        # Every command shows where it fails.
         words = [*command.words, *self.added(command).split(), "--traceback"]
         ended = run_command(words, self.work, log)
         found: dict[str, Any] = {"seconds": ended.seconds, "peak_host_bytes": ended.peak_host_bytes}
@@ -274,10 +249,8 @@ class Rehearsal:
 
     def copy_configs(self) -> None:
         """Copy the configurations without ImageNet files that are missing, or at toy size."""
-        missing = [
-            setting for name, setting in IMAGENET.items()
-            if self.toy or self.data is None or not (self.data / name).exists()
-        ]  # fmt: skip
+        there = None if self.toy else self.data
+        missing = [IMAGENET[n] for n in IMAGENET if there is None or not (there / n).exists()]
         toy = read_toml(TOY)
         for source in sorted(self.configs.glob("*.toml")):
             table = _without(read_toml(source), missing)
@@ -471,12 +444,7 @@ def _training_cost(command: _Command, work: Path) -> dict[str, Any]:
 
 
 def full_training(record: Mapping[str, Any], learned: int) -> float:
-    """Return the hours of a training on all of fastMRI.
-
-    Arguments:
-        record: The ``timing.json`` of a training of a few steps.
-        learned: Slices to train on; all others decide which weights are best.
-    """
+    """Return the hours of a training of so many slices, by the ``timing.json`` of a few steps."""
     from taskuq.training.timing import projected_hours
 
     batch, before = int(record["batch"]), record["before"]
@@ -500,11 +468,7 @@ def _sentence(result: Mapping[str, Any]) -> str:
 
 
 def rehearsal_markdown(record: Mapping[str, Any]) -> str:
-    """Return the table of a rehearsal as Markdown.
-
-    Arguments:
-        record: What :meth:`Rehearsal.run` returns.
-    """
+    """Return the table of a record as Markdown."""
     machine, settings, results = record["machine"], record["settings"], record["lines"]
     head = (
         f"`taskuq rehearse`: {record['passed']} of {record['commands']} commands passed in "
@@ -518,9 +482,7 @@ def rehearsal_markdown(record: Mapping[str, Any]) -> str:
         cost, words = result["cost"] or {}, _Command(result["line"]).words
         ends = [k for k, word in enumerate(words) if word.startswith("-")]
         shown = words[: min([2 if words[0] == "train" else 3, *ends])]
-        name = " ".join(
-            w.removeprefix("runs/") if w.startswith("runs/") else Path(w).name for w in shown
-        )
+        name = " ".join("/".join(Path(word).parts[-2:]) for word in shown)
         each = f"{_few(cost['each'])} s a {cost['unit']}" if cost.get("each") else ""
         memory = (_few(result[f"peak_{kind}_bytes"] / 2**30) for kind in ("gpu", "host"))
         rows.append([
