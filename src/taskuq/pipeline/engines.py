@@ -36,8 +36,6 @@ ENDED = {
 }  # fmt: skip
 # Seconds until a result is visible to other machines after its job has ended.
 GRACE = 15.0
-# squeue is called again after a tenth of the time waited so far, within these seconds.
-OFTEN, SELDOM = 1.0, 30.0
 ADVICE = {
     "TIMEOUT": "it reached its time limit; give more, e.g. --slurm timeout_min=600",
     "OUT_OF_MEMORY": "it ran out of memory; give more, e.g. --slurm mem_gb=32",
@@ -153,7 +151,7 @@ class RayOptions:
     def from_flags(cls, flags: Flags) -> RayOptions:
         """Return the engine; a worker on a GPU takes a whole one."""
         flags.refuse_slurm()
-        gpus = 1.0 if pick_device(flags.device).startswith("cuda") else 0.0
+        gpus = float(pick_device(flags.device).startswith("cuda"))
         return cls(address=flags.address, workers=flags.workers, gpus=gpus)
 
     @contextmanager
@@ -161,8 +159,18 @@ class RayOptions:
         """Join a cluster, or start one; refuse one that cannot be reached or is too small."""
         ray = _extra("ray", "ray")
         started_here = not ray.is_initialized()
-        if started_here:
-            self._connect(ray)
+        host, _, port = (self.address or "").removeprefix("ray://").rpartition(":")
+        try:
+            if started_here and host and port.isdigit():
+                # Ray itself would try for a minute.
+                socket.create_connection((host.strip("[]"), int(port)), timeout=REACH).close()
+            if started_here:
+                ray.init(address=self.address, log_to_driver=False, include_dashboard=False)
+        except (OSError, OverflowError, RuntimeError, ValueError) as error:
+            raise InputError(
+                f"no Ray cluster answers at {self.address or 'this machine'} "
+                f"({first_line(error):.120}); check the address, or leave it out to start one here"
+            ) from None
         try:
             room, wanted = self._room(ray), 1 if self.workers is None else self.workers
             if not 1 <= wanted <= room:
@@ -201,9 +209,9 @@ class RayOptions:
             while idle:
                 # Its place may be what a new worker on a smaller cluster waits for.
                 ray.kill(idle.pop())
-            # No node may be left; another one may join.
-            ready = ray.wait(list(busy), timeout=5.0)[0] if busy else time.sleep(1.0)
-            for done in ready or ():
+            if not busy:
+                time.sleep(1.0)  # no node is left; another one may join
+            for done in ray.wait(list(busy), timeout=5.0)[0] if busy else ():
                 moved = time.monotonic()
                 worker, chunk, deaths = busy.pop(done)
                 try:
@@ -225,19 +233,6 @@ class RayOptions:
                     f"no chunk was finished for {self.patience:.0f} s on a cluster with "
                     f"{_resources(ray)}; check its nodes and start the same command again"
                 )
-
-    def _connect(self, ray: Any) -> None:
-        host, _, port = (self.address or "").removeprefix("ray://").rpartition(":")
-        try:
-            if host and port.isdigit():
-                # Ray itself would try for a minute.
-                socket.create_connection((host.strip("[]"), int(port)), timeout=REACH).close()
-            ray.init(address=self.address, log_to_driver=False, include_dashboard=False)
-        except (OSError, OverflowError, RuntimeError, ValueError) as error:
-            raise InputError(
-                f"no Ray cluster answers at {self.address or 'this machine'} "
-                f"({first_line(error):.120}); check the address, or leave it out to start one here"
-            ) from None
 
     def _room(self, ray: Any) -> int:
         """Return how many workers fit into the whole cluster."""
@@ -335,7 +330,7 @@ class SlurmOptions:
         if not ENDED.issuperset(states.values()):
             progress.say(f"waiting for jobs of an earlier start; scancel --name={name} ends them")
         while not ENDED.issuperset(states.values()):
-            time.sleep(_pause(began))
+            time.sleep(min(30.0, max(1.0, (time.monotonic() - began) / 10)))
             states = _states(f"--name={name}", states)
         left = work.unfinished(todo)
         _count(len(todo) - len(left), progress)
@@ -390,7 +385,6 @@ class SlurmOptions:
         submitit = _extra("submitit", "slurm")
         if self.jobs < 1:
             raise InputError(f"{self.jobs} jobs were requested; at least 1 is needed")
-        # Submitit keeps its files next to the table.
         logs = folder.parent / f"{folder.name}-jobs"
         try:
             executor = submitit.AutoExecutor(folder=str(logs), cluster=self.cluster)
@@ -447,10 +441,6 @@ def _job_name(folder: Path) -> str:
     return f"taskuq-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
 
 
-def _pause(began: float) -> float:
-    return min(SELDOM, max(OFTEN, (time.monotonic() - began) / 10))
-
-
 def _states(which: str, before: dict[str, str]) -> dict[str, str]:
     """Return the state of each job by squeue, since a cluster may have no accounting."""
     command = ["squeue", "--noheader", "--array", "--states=all", "--format=%F_%K %T", which]
@@ -470,7 +460,10 @@ def _wait(jobs: Sequence[Any]) -> Iterator[tuple[int, Exception | None]]:
     waiting, alive = dict(enumerate(jobs)), dict.fromkeys(range(len(jobs)), began)
     while waiting:
         now = time.monotonic()
-        if isinstance(jobs[0], SlurmJob) and now - looked >= _pause(began):
+        # squeue is called again after a tenth of the time waited so far.
+        if isinstance(jobs[0], SlurmJob) and now - looked >= min(
+            30.0, max(1.0, (now - began) / 10)
+        ):
             looked, states = now, _states(f"--jobs={jobs[0].job_id.partition('_')[0]}", states)
         for place, job in list(waiting.items()):
             state = states.get(job.job_id, "GONE")

@@ -59,7 +59,6 @@ class _Command:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The arguments of ``taskuq``."""
         return tuple(shlex.split(self.text.replace("\\\n", " "))[1:])
 
     @property
@@ -458,7 +457,6 @@ def full_training(record: Mapping[str, Any], learned: int) -> float:
 
 
 def _sentence(result: Mapping[str, Any]) -> str:
-    """Return how one command went."""
     if result["status"] == "skipped":
         return f"skipped: {result['error']}"
     kept = "kept from before: " if result["kept"] else ""
