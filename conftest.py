@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 # Whose tests share what takes long to make: one process takes all of them.
-TOGETHER = ("tests/rehearsal/", "tests/report/")
+TOGETHER = ("tests/report/",)
 # What takes longest begins first, so that nobody waits for it at the end.
 LONGEST = (
-    "tests/rehearsal/", "tests/test_documents", "tests/site/",
+    "tests/test_rehearse", "tests/test_documents", "tests/site/",
     "tests/report/", "tests/promises/",
     "tests/demo/", "tests/training/", "tests/pipeline/", "tests/trust/", "tests/decide/",
     "tests/experiments/", "tests/recover/", "tests/calibration/",

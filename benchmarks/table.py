@@ -19,7 +19,7 @@ import numpy as np
 
 from taskuq import TaskOutputs
 from taskuq.outputs.shards import Header, TableWriter
-from taskuq.usage import peak_host_bytes
+from taskuq.pipeline.device import peak_host_bytes
 
 ROUNDS, SAMPLES = (16.0, 8.0, 4.0, 2.0), 32
 

@@ -17,7 +17,7 @@ ARCHITECTURE = PACKAGE.parents[1] / "docs/architecture.md"
 # What each part may import of the others. A part may always import itself and the ground floor.
 GROUND = {
     "interval", "kinds", "protocols", "errors", "checks", "disk", "files", "fingerprints",
-    "locks", "ranges", "seeds", "settings", "usage", "words",
+    "locks", "ranges", "seeds", "settings", "words",
 }  # fmt: skip
 ALLOWED = {
     "outputs": set(),
@@ -28,7 +28,7 @@ ALLOWED = {
     "measure": set(),
     "weights": set(),
     # A network never imports the statistics that judge it.
-    "training": {"weights"},
+    "training": {"weights", "pipeline"},
     "data": {"measure"},
     "recover": {"measure", "pipeline", "data", "training", "weights"},
     "task": {"measure", "data", "training", "weights"},

@@ -75,24 +75,24 @@ def same_table(undisturbed):
     return check
 
 
-def test_four_kills_of_a_run_on_ray(tmp_path, same_table, monkeypatch):
+def test_kills_of_a_run_on_ray(tmp_path, same_table, monkeypatch):
     ray = pytest.importorskip("ray")
     monkeypatch.setenv("PYTHONPATH", PATH)
     cluster = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     monkeypatch.setenv("RAY_ADDRESS", cluster.address_info["gcs_address"])
     try:
-        kill("ray", tmp_path, 4, same_table)
+        kill("ray", tmp_path, 2, same_table)
     finally:
         ray.shutdown()
 
 
-def test_four_kills_of_a_run_on_slurm(tmp_path, same_table, slurm):
+def test_kills_of_a_run_on_slurm(tmp_path, same_table, slurm):
     def also(number):
         """Now its jobs die with it, now they go on alone."""
         if number % 2:
             subprocess.run(["scancel", "--signal=KILL", f"--user={os.getuid()}"], check=False)
 
-    kill("slurm", tmp_path, 4, same_table, also)
+    kill("slurm", tmp_path, 2, same_table, also)
 
 
 def test_four_kills_of_a_scan(tmp_path):

@@ -8,7 +8,6 @@ from taskuq.commands.app import main
 from taskuq.data.arrays import ArrayDataset
 from taskuq.errors import InputError
 from taskuq.files import read_json
-from taskuq.pipeline.slurm import SlurmOptions
 from taskuq.recover import build
 from taskuq.recover.methods import ZeroFilled
 from taskuq.runs.judging import Judging, Piece
@@ -141,11 +140,3 @@ def test_pieces_of_another_judgement_are_refused(config, tmp_path, monkeypatch, 
     threads = 7 if change == "threads" else None
     with pytest.raises(InputError, match="holds pieces of another judgement"):
         judge(settings, store=store, quiet=True, threads=threads)
-
-
-def test_a_real_slurm_judges_too(slurm, config, tmp_path, capsys):
-    engine = SlurmOptions(jobs=2, parameters={"gpus_per_node": 0, "timeout_min": 5})
-    settings = read_settings(QualityConfig, config)
-    shared = judge(settings, store=tmp_path / "pieces", engine=engine, device="cpu", threads=1)
-    assert "2 jobs (" in capsys.readouterr().err
-    assert shared == judge(settings, device="cpu", threads=1, quiet=True)

@@ -12,7 +12,7 @@ import toy
 
 import taskuq as tq
 from taskuq.errors import MachineError
-from taskuq.pipeline import SlurmOptions, jobs, status
+from taskuq.pipeline import SlurmOptions, engines, status
 from taskuq.pipeline.engines import Flags
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3}
@@ -80,20 +80,11 @@ def test_a_job_has_a_gpu_and_four_hours_and_says_so(slurm, tmp_path, capsys):
 
     assert same(table, expected())
     assert "2 jobs (" in said
-    assert "each with gpus_per_node=1, timeout_min=240; change that with --slurm" in said
+    assert "each with gpus_per_node=1, timeout_min=240; change that" in said
     assert "TimeLimit=04:00:00" in known
     assert "gpu:1" in known
     assert "sacct" not in said
     assert "submitit" not in said
-
-
-def test_both_can_be_changed(slurm, tmp_path, capsys):
-    run(tmp_path / "t", gpus_per_node=0, timeout_min=7, slurm_comment="mine")
-    known = [job for job in asked("scontrol", "show", "jobs").split("\n\n") if "mine" in job]
-
-    assert len(known) == 2
-    assert all("TimeLimit=00:07:00" in job and "gpu" not in job for job in known)
-    assert "each with gpus_per_node=0, timeout_min=7" in capsys.readouterr().err
 
 
 def test_a_time_limit_is_called_one_keeps_what_is_finished_and_is_gone_on_from(
@@ -105,17 +96,19 @@ def test_a_time_limit_is_called_one_keeps_what_is_finished_and_is_gone_on_from(
         pytest.raises(MachineError, match=r"2 of 2 jobs failed, .* reached its time limit; give"),
         once_stuck(marks, "scancel", "--signal=USR2"),
     ):
-        run(tmp_path / "t", stuck_in_jobs(marks), timeout_min=5)
+        run(tmp_path / "t", stuck_in_jobs(marks), gpus_per_node=0, timeout_min=5)
 
     kept = status(tmp_path / "t")
     # The first case runs here, and two in each job.
     assert (kept["finished"], kept["failed"]) == (5, {})
-    assert "submitit" not in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "each with gpus_per_node=0, timeout_min=5" in printed
+    assert "submitit" not in printed
     assert same(run(tmp_path / "t"), expected())
 
 
 def test_a_cancelled_job_is_noticed_without_accounting(slurm, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(jobs, "GRACE", 1.0)
+    monkeypatch.setattr(engines, "GRACE", 1.0)
     marks = tmp_path / "marks"
     with (
         pytest.raises(MachineError, match=r"2 of 2 jobs failed, the first \d+_\d: cancelled, "),
@@ -130,7 +123,7 @@ def test_a_cancelled_job_is_noticed_without_accounting(slurm, tmp_path, capsys, 
 
 
 def test_what_a_job_dies_of_is_said_whole(slurm, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(jobs, "GRACE", 1.0)
+    monkeypatch.setattr(engines, "GRACE", 1.0)
 
     def dying(measurement, *, samples, seed, here=HERE):
         if os.getpid() != here:
@@ -161,9 +154,11 @@ def test_what_slurm_refuses_is_said_in_its_words(slurm, tmp_path):
 
 
 def test_jobs_without_a_gpu_are_asked_for_in_so_many_words(monkeypatch):
-    monkeypatch.setattr("taskuq.pipeline.slurm.pick_device", lambda device: "cpu")
+    monkeypatch.setattr("taskuq.pipeline.engines.pick_device", lambda device: "cpu")
     with pytest.raises(tq.InputError, match=r"no GPU was found here.* or give --device cpu"):
         SlurmOptions.from_flags(Flags())
-    assert SlurmOptions.from_flags(Flags(device="cpu")).asked["gpus_per_node"] == 0
-    assert SlurmOptions.from_flags(Flags(slurm=("gpus_per_node=0",))).asked["timeout_min"] == 240
-    assert "gpus_per_node" not in SlurmOptions(parameters={"slurm_gres": "gpu:2"}).asked
+    assert SlurmOptions.from_flags(Flags(device="cpu")).requested["gpus_per_node"] == 0
+    assert (
+        SlurmOptions.from_flags(Flags(slurm=("gpus_per_node=0",))).requested["timeout_min"] == 240
+    )
+    assert "gpus_per_node" not in SlurmOptions(parameters={"slurm_gres": "gpu:2"}).requested

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,30 +28,6 @@ TREND = 3.0
 COVARIATES = (math.log(1e-4) / 2, 0.0)
 # The logarithm of a variance larger than any.
 BEYOND = 600.0
-
-
-class ScalePieces(NamedTuple):
-    r"""Scales as functions of the two cases at which two medians over units are.
-
-    .. math:: u_i = \sqrt{\frac{d_0 a_j g_i + w_i}{D}} + t_l
-
-    Arguments:
-        orders: What sorts the cases by level and by typical spread (2, case).
-        level: :math:`a_j` of each case, then those of minus and plus infinity (case + 2,).
-        typical: :math:`t_l` likewise (case + 2,).
-        growth: :math:`g_i` (case,).
-        own: :math:`w_i` (case,).
-        degrees: :math:`d_0`.
-        all_degrees: :math:`D`.
-    """
-
-    orders: NDArray[np.int64]
-    level: FloatArray
-    typical: FloatArray
-    growth: FloatArray
-    own: FloatArray
-    degrees: float
-    all_degrees: float
 
 
 @dataclass(frozen=True)
@@ -109,24 +85,6 @@ class SpreadLevels:
         """What sorts all cases, once for the many calibration sets of a simulation."""
         level, typical = (np.argsort(e, kind="stable") for e in (self.level, self.typical))
         return level, typical
-
-    def pieces(self, variance: FloatArray, covariate: FloatArray, samples: int) -> ScalePieces:
-        """Return what moderated spreads are made of, whatever cases the medians are at.
-
-        Arguments:
-            variance: Sample variances (case,).
-            covariate: The covariate (case,).
-            samples: The number of samples behind each variance.
-        """
-        # Where no other unit bounds them, medians are infinite.
-        level, typical = (np.append(e, [-np.inf, np.inf]) for e in (self.level, self.typical))
-        prior = steady_prior(level, typical, self.trend)
-        x = np.clip(covariate, *COVARIATES)
-        own = (samples - 1) * np.maximum(variance, LEAST_VARIANCE)
-        return ScalePieces(
-            np.stack(self.orders), prior.trend_at_zero, np.asarray(prior.typical),
-            np.exp(self.trend * x), own, DEGREES, DEGREES + (samples - 1),
-        )  # fmt: skip
 
 
 def spread_levels(

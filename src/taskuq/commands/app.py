@@ -24,7 +24,6 @@ from taskuq.errors import (
     first_line,
     is_out_of_memory,
 )
-from taskuq.usage import leave_usage
 
 # Each command, the module of the function of its name, and what it does.
 COMMANDS = """
@@ -129,8 +128,6 @@ def main(arguments: list[str] | None = None) -> None:
         status, sentence = _ending(error)
         _say(" ".join(sentence.split()))
         sys.exit(status)
-    finally:
-        leave_usage()
 
 
 def _let_go_of_stdout() -> None:

@@ -28,9 +28,6 @@ def command(kind: str) -> Callable[..., None]:
         devices: int = 1,
         nodes: int = 1,
         accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto",
-        engine: Literal["local", "slurm"] = "local",
-        slurm: Annotated[list[str] | None, Parameter(name="--slurm", negative=())] = None,
-        detach: Annotated[bool, Parameter(negative=())] = False,
         fresh: bool = False,
         steps: int | None = None,
         dry_run: bool = False,
@@ -43,12 +40,8 @@ def command(kind: str) -> Callable[..., None]:
             config: A TOML file; configs/ has one for each data set.
             output: The folder of weights and logs.
             devices: Processes on each node, one for each GPU.
-            nodes: How many nodes take part; without SLURM, start the same command on each.
+            nodes: Nodes that take part; start the same command on each, e.g. by srun.
             accelerator: What to train on.
-            engine: Train here (local), or in a SLURM job (slurm) that is waited for.
-            slurm: What SLURM is asked for, as submitit names it, e.g. slurm_partition=gpu;
-                repeatable. A job has a GPU for each device and four hours (timeout_min=240).
-            detach: Do not wait for the job; the same command waits for it, and goes on after it.
             fresh: Begin again and overwrite what the folder holds.
             steps: A trial: stop after so many steps and leave everything that a training leaves.
             dry_run: Take a few steps (5, or --steps), say what all will take, and write nothing.
@@ -56,22 +49,21 @@ def command(kind: str) -> Callable[..., None]:
             progress: Draw a progress bar.
         """
         # torch and lightning take seconds to import: only when there is something to train.
-        from taskuq.runs.launch import LAUNCHERS
+        from taskuq.runs.training import foresee_training, train_from
         from taskuq.training.fit import PROBES, Machine, is_first_process
 
         machine = Machine(accelerator, devices, nodes, progress)
-        where = LAUNCHERS[engine](machine, tuple(slurm or ()), say, detach)
         folder = output or Path("runs") / f"{config.parent.name}-{config.stem}".lstrip("-.")
         if json is not None and not dry_run:
             raise InputError("--json is for --dry-run; a training writes timing.json to its folder")
         if dry_run:
             taken = PROBES if steps is None else steps
-            record = where.foresee(kind, config, folder, steps=taken)
+            record = foresee_training(kind, config, machine=machine, steps=taken)
             if is_first_process():
                 _show_cost(record, json)
             return
-        path = where.train(kind, config, folder, fresh=fresh, steps=steps)
-        if is_first_process() and path is not None:
+        path = train_from(kind, config, folder, machine=machine, fresh=fresh, steps=steps, tell=say)
+        if is_first_process():
             show(str(path))
 
     return start

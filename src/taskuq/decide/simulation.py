@@ -239,9 +239,8 @@ class _Job:
         """Replay a policy that learns from its calibration fold, planned anew in each trial."""
         of_case = self.index if self.unit.is_group else np.empty(0, np.int64)
         n, everyone = self.n_calibration + self.n_test, np.arange(self.table.cases)
-        is_compiled = compiled(self._work)
-        splitting = Splitting(n, self.n_test, self.trials, self.seed, of_case, is_compiled)
-        learn = learn_folds(steady, self.index, is_compiled=is_compiled)
+        splitting = Splitting(n, self.n_test, self.trials, self.seed, of_case, compiled(self._work))
+        learn = learn_folds(steady, self.index)
         scans = self._scans(learn(np.zeros(n, np.uint8)).shown, everyone)
 
         def planned(on: Splitting) -> Callable[[int], tuple[Scans, FloatArray]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from taskuq.errors import InputError
 
@@ -73,3 +74,22 @@ def release_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def peak_host_bytes() -> int:
+    """Return the most memory that this process has had so far.
+
+    Example:
+        >>> peak_host_bytes() > 1_000_000
+        True
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+        (line,) = (row for row in status.splitlines() if row.startswith("VmHWM:"))
+        return 1024 * int(line.split()[1])
+    except (OSError, ValueError):
+        # The last resort: on Linux a program starts with the peak of its parent.
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

@@ -19,12 +19,11 @@ from taskuq.measure.mask_files import how_made, mask_mark
 from taskuq.pipeline import Pipeline
 from taskuq.pipeline.cases import as_cases
 from taskuq.pipeline.chain import CaseOutputs
-from taskuq.pipeline.device import pick_device
+from taskuq.pipeline.device import peak_host_bytes, pick_device
 from taskuq.pipeline.progress import duration
 from taskuq.protocols import PosteriorRecover
 from taskuq.runs.imaging import Imaging
 from taskuq.settings import read_settings, read_toml, to_table
-from taskuq.usage import peak_host_bytes
 from taskuq.weights import locate
 from taskuq.words import Words
 

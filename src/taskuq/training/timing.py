@@ -15,8 +15,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 
 from taskuq.files import read_json, write_json
+from taskuq.pipeline.device import peak_host_bytes
 from taskuq.training.config import TrainingConfig
-from taskuq.usage import peak_host_bytes
 
 SCHEMA = "taskuq.timing/1"
 FILE = "timing.json"

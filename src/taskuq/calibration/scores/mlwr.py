@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from taskuq.calibration.family import AnchoredFamily, FamilyScore, Side
 from taskuq.calibration.link import IDENTITY, Link, natural_link
 from taskuq.calibration.moderation import SpreadPrior
-from taskuq.calibration.steady import TREND, ScalePieces, SpreadLevels, spread_levels
+from taskuq.calibration.steady import TREND, SpreadLevels, spread_levels
 from taskuq.calibration.summaries import mean_and_variance
 from taskuq.interval import BoolArray, FloatArray, TaskRange
 from taskuq.protocols import Steadied
@@ -150,14 +150,6 @@ class SteadyMLWR:
     def has_spread(self) -> bool:
         """Whether there are several samples, so that there is something to learn."""
         return self.read.samples > 1
-
-    def pieces(self) -> ScalePieces | None:
-        """Return what scales are made of, where something is learnt."""
-        if not self.has_spread:
-            return None
-        mean, variance, samples = self.read
-        found = self.levels.pieces(variance, _covariate(mean, self.score.link), samples)
-        return found._replace(typical=self.score.floor * found.typical)
 
     def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> Steadied:
         """Return what some cases give, their units given."""

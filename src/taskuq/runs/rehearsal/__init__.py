@@ -1,1 +1,0 @@
-"""A rehearsal: every command of docs/fastmri.md at its real size, a few steps each."""

@@ -1,0 +1,158 @@
+"""Rehearsal of docs/fastmri.md: every command at toy size, and resumption after failures."""
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from taskuq.commands.app import main
+from taskuq.errors import InputError
+from taskuq.files import read_json
+from taskuq.outputs import TaskOutputs
+from taskuq.runs import rehearse
+from taskuq.runs.rehearse import Ended, Rehearsal, rehearsal_markdown
+from taskuq.settings import read_toml
+
+ROOT = Path(__file__).parents[1]
+CONFIGS, DOCUMENT = ROOT / "configs/fastmri-knee", (ROOT / "docs/fastmri.md").read_text()
+SMALL = """# 1. Try
+taskuq calibrate data/a.npz -o runs/a.json
+taskuq predict runs/a.json data/a.npz -o runs/a.csv
+taskuq calibrate data/b.npz -o runs/b.json
+"""
+
+
+def test_the_document_has_the_same_commands_to_the_character():
+    parts = []
+    for section in DOCUMENT.split("\n## ")[1:]:
+        blocks = re.findall(r"^```bash\n(.*?)^```$", section, flags=re.MULTILINE | re.DOTALL)
+        parts += [f"# {section.partition(chr(10))[0]}\n{block}" for block in blocks]
+    assert "\n".join(parts) == rehearse.COMMANDS.read_text()
+
+
+def test_the_document_shows_the_table_of_the_stored_record():
+    shown = DOCUMENT.partition("<!-- rehearsal -->\n")[2].partition("<!-- end of rehearsal -->")[0]
+    record = read_json(ROOT / "docs/rehearsal/rehearsal.json", "taskuq.rehearsal/1")
+    assert shown.strip() == rehearsal_markdown(record).strip()
+
+
+def in_this_process(words, folder, log):
+    """A command without the start of a process."""
+    before, status = Path.cwd(), 0
+    os.chdir(folder)
+    try:
+        main(list(words))
+    except SystemExit as stopped:
+        status = stopped.code or 0
+    finally:
+        os.chdir(before)
+    return Ended(status, 1.0, 2**30)
+
+
+def test_every_command_of_the_document_passes_and_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(rehearse, "run_command", in_this_process)
+    rehearsal = Rehearsal(tmp_path, CONFIGS, volumes=4, toy=True)
+    record = rehearsal.run()
+
+    assert {r["line"]: r["status"] for r in record["lines"] if r["status"] != "passed"} == {}
+    assert record["passed"] == len(rehearsal.recipe) == 18
+    costs = {r["line"].split()[1]: r["cost"] for r in record["lines"]}
+    assert [costs[k]["unit"] for k in ("train", "run", "quality")] == ["step", "slice", "slice"]
+    assert all(cost["hours"] > 0 for cost in costs.values() if cost)
+    flow, varnet = (
+        TaskOutputs.load(rehearsal.work / f"runs/{name}/table")
+        for name in ("fastmri-knee", "fastmri-knee-ar")
+    )
+    assert (flow.outputs.shape, varnet.outputs.shape) == ((4, 56, 2), (4, 56, 1))
+    assert not flow.missing
+    assert list(flow.case) == list(varnet.case)
+    assert flow.targets == pytest.approx(varnet.targets, abs=1e-6)
+    assert 0 < np.sum(flow.label) < 56
+    assert (rehearsal.work / "runs/fastmri-knee/report.html").exists()
+    used = read_toml(rehearsal.work / "runs/fastmri-knee-flow/config.toml")
+    shipped = read_toml(CONFIGS / "flow.toml")
+    assert used["training"]["epochs"] == shipped["training"]["epochs"]
+    assert used["trial"] == {"steps": 3}
+    monkeypatch.setattr(rehearse, "run_command", None)
+    assert all(r["kept"] for r in rehearsal.run()["lines"])
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Rehearse a few commands without processes; return their statuses and which were run."""
+    monkeypatch.setattr(Rehearsal, "lay_out", lambda self: None)
+
+    def start(*failing, fresh=False, text=SMALL):
+        ran = []
+
+        def run_command(words, folder, log):
+            ran.append(words[words.index("-o") + 1])
+            return Ended(int(any(word in failing for word in words)), 1.0, 2**30, "Traceback")
+
+        monkeypatch.setattr(rehearse, "run_command", run_command)
+        recipe = rehearse._read_recipe(text)
+        record = Rehearsal(tmp_path / "out", CONFIGS, toy=True, recipe=recipe).run(fresh=fresh)
+        return [r["status"] for r in record["lines"]], ran
+
+    return start
+
+
+def test_a_failure_skips_what_needs_it_and_is_run_again(start):
+    assert start("data/a.npz") == (["failed", "skipped", "passed"], ["runs/a.json", "runs/b.json"])
+    assert start() == (["passed"] * 3, ["runs/a.json", "runs/a.csv"])
+    assert start() == (["passed"] * 3, [])
+    assert len(start(fresh=True)[1]) == 3
+
+
+def test_other_commands_code_or_machine_are_run_again(start, monkeypatch):
+    start()
+    changed = SMALL.replace("-o runs/a.json", "-o runs/a.json --alpha 0.2")
+    # The second command reads what the first makes anew.
+    assert start(text=changed)[1] == ["runs/a.json", "runs/a.csv"]
+    for name, other in (("_code", "another"), ("_machine", ["another", 96])):
+        monkeypatch.setattr(rehearse, name, lambda other=other: other)
+        assert len(start()[1]) == 3
+
+
+def test_commands_that_fill_one_place_are_run_together_and_find_it_empty(start, tmp_path):
+    text = "".join(f"taskuq predict {n} -o runs/{n}.csv --cache cache/both\n" for n in "ab")
+    start("b", text=text)
+    left = tmp_path / "out/work/cache/both/of-before"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    assert start(text=text)[1] == ["runs/a.csv", "runs/b.csv"]
+    assert not left.exists()
+
+
+def test_other_things_and_other_settings_are_refused(start, tmp_path):
+    start()
+    (tmp_path / "mine.txt").touch()
+    for folder, volumes in ((tmp_path, 5), (tmp_path / "out", 4)):
+        with pytest.raises(InputError):
+            Rehearsal(folder, CONFIGS, toy=True, volumes=volumes).run()
+    assert (tmp_path / "mine.txt").exists()
+    for wrong in (("--steps", "1"), ("--volumes", "3")):
+        with pytest.raises(SystemExit):
+            main(["rehearse", str(CONFIGS), "-o", str(tmp_path / "new"), *wrong])
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_process_is_measured(tmp_path):
+    ended = rehearse.run_command(["status", "absent", "--traceback"], tmp_path, tmp_path / "log")
+    assert ended.status == 2
+    assert "Traceback" in ended.output
+    # Memory is its own, not that of the tests, which torch has made large.
+    assert 2**24 < ended.peak_host_bytes < 2**29
+
+
+def test_a_training_is_scaled_to_all_slices_and_epochs():
+    trial = {
+        "epochs": 50, "batch": 16, "step_s": 0.4, "first_step_s": 20.4, "validation_step_s": 0.2,
+        "keep_s": 1.0, "keep_every": 1, "before": None, "minutes": 0.0,
+    }  # fmt: skip
+    # 1027 steps and 54 batches of validation in each epoch, and 20 s of compiling.
+    hours = (50 * (1027 * 0.4 + 54 * 0.2 + 1) + 20) / 3600
+    assert rehearse.full_training(trial, 16422) == pytest.approx(hours)
+    assert rehearse.full_training(trial | {"before": trial}, 16422) == pytest.approx(2 * hours)
