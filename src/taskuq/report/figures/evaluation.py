@@ -1,4 +1,4 @@
-"""The figures of an evaluation: widths, coverage histograms, conditional coverage."""
+"""Figures of evaluations: widths, coverage law, conditional coverage."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from taskuq.report.contents import slug
-from taskuq.report.figure import Figure, FigureKind, Series, series_of
-from taskuq.report.records import EVALUATE, number
+from taskuq.report._contents import slug
+from taskuq.report._records import EVALUATE, number
+from taskuq.report.figures import Figure, FigureKind, Series, series_of
 from taskuq.words import round_label
 
 # One evaluation as its record holds it: what one score did at one acceleration.
@@ -22,14 +22,7 @@ WITHIN = {
 
 
 def width_against(rows: Sequence[Row], along: Literal["acceleration", "samples"]) -> Figure:
-    """Return how wide intervals are, against acceleration or the number of samples.
-
-    Example:
-        >>> rows = [{"score": "ar", "acceleration": R, "width": {"mean": 1 / R, "sd": 0.0}}
-        ...         for R in (2.0, 4.0)]
-        >>> width_against(rows, "acceleration").series[0].y
-        (0.5, 0.25)
-    """
+    """Return how wide intervals are, against acceleration or the number of samples."""
     sentence = (
         "against acceleration; bars are one standard deviation over splits."
         if along == "acceleration"

@@ -1,15 +1,21 @@
-"""Records of a run: JSON that says what it is, how it is made, and its numbers as tables."""
+"""Stored records, tables of numbers, and the folder of a run."""
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
 from taskuq.errors import InputError
-from taskuq.files import number_from_json
-from taskuq.report.figure import Figure, drawable
-from taskuq.report.tables import Table
+from taskuq.files import number_from_json, parsed_json, whole_file
+from taskuq.fingerprints import SEAL, require_seal
+from taskuq.outputs import TaskOutputs
+from taskuq.outputs.shards import HEADER
+from taskuq.report._explorer import Explorer, load_explorer
+from taskuq.report.figures import FIGURES, Figure, drawable
 from taskuq.words import round_label
 
 RUN = "taskuq.run/1"
@@ -109,24 +115,12 @@ def require_table(table: Any) -> None:
 
 
 def number(value: Any) -> float:
-    """Read a number of a record: null where there is none, infinity as a word.
-
-    Example:
-        >>> number(0.5), number("inf"), number(None)
-        (0.5, inf, nan)
-    """
+    """Read a number of a record: null where there is none, infinity as a word."""
     return math.nan if value is None else number_from_json(value)
 
 
 def round_called(record: Record, acceleration: float) -> str:
-    """Return what a round of an evaluation or a simulation is called.
-
-    Example:
-        >>> round_called({"inputs": {"round_names": {"16": "12 views"}}}, 16.0)
-        '12 views'
-        >>> round_called({}, 16.0)
-        'R = 16'
-    """
+    """Return what a round of an evaluation or a simulation is called."""
     inputs = record.get("inputs")
     names = inputs.get("round_names") if isinstance(inputs, Mapping) else None
     known = names if isinstance(names, Mapping) else {}
@@ -134,24 +128,14 @@ def round_called(record: Record, acceleration: float) -> str:
 
 
 def policy_name(row: Record) -> str:
-    """Return what to call a policy: its kind, its score or statistic, its budget, its condition.
-
-    Example:
-        >>> policy_name({"policy": "paper", "score": "lwr", "statistic": None, "budget": 1.0})
-        'paper lwr'
-    """
+    """Return what to call a policy: its kind, its score or statistic, its budget, its condition."""
     budget = "" if row["budget"] == 1 else f" {row['budget']:g}"
     given = f" given {row['given']}" if row.get("given") else ""
     return f"{row['policy']} {row['statistic'] or row['score']}{budget}{given}"
 
 
 def has_several_tasks(record: Record) -> bool:
-    """Whether a simulation is of several tasks, whose widths may have units of their own.
-
-    Example:
-        >>> has_several_tasks({"inputs": {"task_names": ["lesion", "area"]}})
-        True
-    """
+    """Whether a simulation is of several tasks, whose widths may have units of their own."""
     inputs, goal = record.get("inputs"), record.get("goal")
     names = inputs.get("task_names") if isinstance(inputs, Mapping) else None
     # Records of earlier revisions name tasks where each has a goal of its own.
@@ -193,10 +177,7 @@ def score_table(record: Record, name: str) -> Table:
 
 
 def policy_table(record: Record, name: str) -> Table:
-    """Return what each policy of a simulation ``taskuq.simulate/1`` did.
-
-    The record also says in words ``until`` when scans go on.
-    """
+    """Return what each policy of a simulation ``taskuq.simulate/1`` did."""
     first = record["results"][0]
     of = first["mean_over"]
     others = "" if of == first["coverage_of"] else f" for {of}"
@@ -277,3 +258,227 @@ def task_table(record: Record, name: str) -> Table:
             for part, row in rows
         ),
     )
+
+
+# A cell that starts like this is run as a formula when a spreadsheet opens the file.
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+SPECIAL = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "∞": r"$\infty$", "±": r"$\pm$", "–": "--",
+    "−": "$-$", "α": r"$\alpha$", "τ": r"$\tau$", "\n": " ", "\r": " ",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a sentence that says what it shows."""
+
+    name: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+def shown(value: Any) -> str:
+    """Return a value as a table shows it: four significant digits, a dash for what is missing."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        if math.isinf(value):
+            return "∞" if value > 0 else "-∞"
+        return f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return str(value)
+
+
+def two_digits(value: float) -> str:
+    """Return an error with two digits that count, and no power of ten below a million."""
+    return f"{float(f'{value:.2g}'):g}"
+
+
+def figure_table(figure: Figure) -> Table:
+    """Return the numbers of a figure as a table."""
+    if figure.is_strip:
+        marks = tuple((s.name, sum(map(bool, s.y)), len(s.y)) for s in figure.series)
+        return Table(figure.name, figure.caption, ("series", "marked", "of"), marks)
+    has_error = any(series.error for series in figure.series)
+    columns = ("series", figure.x_label, figure.y_label, *(("±",) if has_error else ()))
+    points = tuple(
+        (series.name, x, series.y[i], *((series.error and series.error[i],) if has_error else ()))
+        for series in figure.series
+        for i, x in enumerate(series.x)
+    )
+    return Table(figure.name, figure.caption, columns, points)
+
+
+def cell(value: Any) -> str:
+    """Return a value as a cell: a number with all its digits, text that cannot become a formula."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value)
+    return f"'{text}" if text.lstrip(" ").startswith(FORMULA) else text
+
+
+def write_csv(path: Path, table: Table) -> Path:
+    """Write a table as CSV; the file begins with a mark that tells Excel it is UTF-8."""
+    with whole_file(path) as partial, partial.open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.writer(file)
+        writer.writerow([cell(str(column)) for column in table.columns])
+        writer.writerows([cell(value) for value in row] for row in table.rows)
+    return path
+
+
+def escaped(text: str) -> str:
+    r"""Return text that LaTeX sets as it is."""
+    return "".join(SPECIAL.get(c, c) for c in text)
+
+
+def latex_table(table: Table) -> str:
+    r"""Return a table as LaTeX; it needs the package booktabs."""
+    count = len(table.columns)
+    words = [k == 0 or any(isinstance(row[k], str) for row in table.rows) for k in range(count)]
+    lines = [
+        r"\begin{table}",
+        rf"\caption{{{escaped(table.caption)}}}",
+        rf"\label{{tab:{table.name}}}",
+        rf"\begin{{tabular}}{{{''.join('l' if word else 'r' for word in words)}}}",
+        r"\toprule",
+        " & ".join(escaped(column) for column in table.columns) + r" \\",
+        r"\midrule",
+        *(" & ".join(escaped(shown(v)) for v in row) + r" \\" for row in table.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines)
+
+
+# What the page has a place for beside figures; other records are listed by name.
+SHOWN = (EXPERIMENT, STATUS, DATA_CHECK, POLICY, BOUND)
+# Written by the report itself, or pictures of what is read elsewhere.
+NOT_RESULTS = ("figures", "exports", "report.html")
+LARGEST_RECORD = 200_000_000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """One JSON record."""
+
+    path: str
+    schema: str
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Everything a run's folder holds that a page can show."""
+
+    path: Path
+    run: dict[str, Any] = field(default_factory=dict)
+    records: tuple[StoredRecord, ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
+    unreadable: tuple[tuple[str, str], ...] = ()
+    unchecked: tuple[str, ...] = ()
+    table: TaskOutputs | None = None
+    table_path: str | None = None
+    explorer: Explorer | None = None
+
+    def of(self, schema: str) -> list[StoredRecord]:
+        """Return the records of a schema."""
+        return [found for found in self.records if found.schema == schema]
+
+
+def read_folder(path: Path) -> RunFolder:
+    """Read a run's folder; what cannot be read is remembered, not raised."""
+    if not path.is_dir():
+        raise InputError(f"there is no folder {path}; give the folder of a run")
+    unreadable: list[tuple[str, str]] = []
+    run: dict[str, Any] = {}
+    records, others, unchecked = [], [], []
+    shown = {*SHOWN, *(FIGURES[name].schema for name in FIGURES)}
+    for file in _json_files(path):
+        record, name = _tried(_read, file, path, unreadable), file.relative_to(path).as_posix()
+        if record is None:
+            continue
+        schema = str(record.get("schema") or "no schema")
+        if record.pop(SEAL, None) is None:
+            unchecked.append(name)
+        if schema == RUN:
+            run = run or record
+        elif schema in shown:
+            records.append(StoredRecord(name, schema, record))
+        else:
+            others.append((name, schema))
+    table, table_path = _table(path, unreadable)
+    explorer = path / "explorer.npz"
+    return RunFolder(
+        path=path,
+        run=run,
+        records=tuple(records),
+        others=tuple(others),
+        table=table,
+        table_path=table_path,
+        explorer=_tried(load_explorer, explorer, path, unreadable) if explorer.exists() else None,
+        unreadable=tuple(unreadable),
+        unchecked=tuple(unchecked),
+    )
+
+
+def _tried(
+    read: Callable[[Path], T], file: Path, path: Path, unreadable: list[tuple[str, str]]
+) -> T | None:
+    """Read a file, or note what went wrong, with paths as seen from the run's folder."""
+    try:
+        return read(file)
+    except InputError as error:
+        name, reason = file.relative_to(path).as_posix(), str(error).replace(str(path), ".")
+        unreadable.append((name, reason))
+        return None
+
+
+def _json_files(path: Path) -> Iterator[Path]:
+    tables = {header.parent for header in path.rglob(HEADER)}
+    for file in sorted(path.rglob("*.json")):
+        inside = file.relative_to(path).parts
+        if inside[0] in NOT_RESULTS or any(parent in tables for parent in file.parents):
+            continue
+        yield file
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        if not file.is_file():
+            raise InputError("is a folder or a pipe and not a file; remove it")
+        if file.stat().st_size > LARGEST_RECORD:
+            raise InputError("is too large for a record; leave it out of the run's folder")
+        record = parsed_json(file)
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise InputError("is not JSON, or it is truncated; write it again") from None
+    if not isinstance(record, dict):
+        raise InputError("holds no record; write it again")
+    if SEAL in record:
+        require_seal(record, file)
+    return record
+
+
+def _table(path: Path, unreadable: list[tuple[str, str]]) -> tuple[TaskOutputs | None, str | None]:
+    """Find the table: a folder of shards, table.npz, or the only other file of arrays with one."""
+    candidates = [path / "table", path / "table.npz"]
+    candidates += sorted(header.parent for header in path.glob(f"*/{HEADER}"))
+    candidates += sorted(p for p in path.glob("*.npz") if p.name != "explorer.npz")
+    for candidate in dict.fromkeys(candidates):
+        if not candidate.exists() or candidate.name in NOT_RESULTS:
+            continue
+        table = _tried(TaskOutputs.load, candidate, path, unreadable)
+        if table is not None:
+            return table, candidate.relative_to(path).as_posix()
+    return None, None

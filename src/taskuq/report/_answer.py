@@ -1,4 +1,4 @@
-"""The answer of a run: one sentence, three numbers, the promise, and what each claim came to."""
+"""Answer of a report: sentence, numbers, guarantee and verdicts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from taskuq.report.contents import STORY, Contents, Promise, experiment_ids
-from taskuq.report.records import (
+from taskuq.report._contents import STORY, Contents, Promise, experiment_ids
+from taskuq.report._records import (
     HELD,
     NOT_HELD,
     NOT_MEASURED,
@@ -17,8 +17,9 @@ from taskuq.report.records import (
     number,
     policy_name,
     round_called,
+    shown,
+    two_digits,
 )
-from taskuq.report.tables import shown, two_digits
 
 NOTHING = (
     "Nothing was measured yet: no simulation of a policy and no evaluation of intervals is stored "
@@ -62,15 +63,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a reader should know who reads nothing else.
-
-    Arguments:
-        sentence: What was found.
-        numbers: How much was measured, how often reports held the truth, how wide they were.
-        measured: For whom and how these were measured.
-        promise: What is guaranteed, with every shortage; None where nothing is.
-        verdicts: What each claim came to.
-    """
+    """What a reader should know who reads nothing else."""
 
     sentence: str
     numbers: tuple[Number, ...]
@@ -115,11 +108,7 @@ def answer_of(contents: Contents) -> Answer:
 
 
 def the_simulation(contents: Contents) -> Record | None:
-    """Return what the run's own policy did in a simulation.
-
-    Where no policy is stored it is the only guaranteed one that was simulated, if there is only
-    one: to take the best of several would be a choice by the cases they are judged on.
-    """
+    """Return what the run's own policy did in a simulation."""
     if contents.policy is not None:
         return contents.simulated
     unit = contents.folder.run.get("unit")
@@ -131,12 +120,7 @@ def the_simulation(contents: Contents) -> Record | None:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """Return a share in percent, a dash for what is missing.
-
-    Example:
-        >>> print(percent(0.1234).split(), percent(1.0, 0).split(), percent(math.nan))
-        ['12.3', '%'] ['100', '%'] –
-    """
+    """Return a share in percent, a dash for what is missing."""
     return "–" if math.isnan(value) else f"{100 * value:.{digits}f}\u00a0%"
 
 

@@ -1,4 +1,4 @@
-"""The figures of what lies before the statistics: masks, image quality, task network, data."""
+"""Figures of masks, image quality, task networks, splits and sample sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from taskuq.report import records
-from taskuq.report.figure import Figure, FigureKind, Series, series_of
+from taskuq.report.figures import Figure, FigureKind, Series, series_of
 
 FOLDS = {"train": "to train on", "tune": "to tune on", "judge": "to calibrate and test on"}
 PARTS = {"tune": "tuning", "judge": "judged"}
@@ -18,13 +18,7 @@ Row = Mapping[str, Any]
 
 
 def masks_figure(masks: np.ndarray, accelerations: Any) -> Figure:
-    """Return which columns of k-space the masks (round, width) of each round measure.
-
-    Example:
-        >>> figure = masks_figure(np.array([[0, 1, 0, 0], [0, 1, 1, 0]], bool), [4, 2])
-        >>> figure.series[1].name, figure.series[1].y
-        ('R = 2: 2 of 4 lines', (0.0, 1.0, 1.0, 0.0))
-    """
+    """Return which columns of k-space the masks (round, width) of each round measure."""
     width = masks.shape[1]
     nested = all((a <= b).all() for a, b in itertools.pairwise(masks))
     says = "Every round keeps what the rounds before it measured." if nested else (
@@ -48,14 +42,7 @@ def masks_figure(masks: np.ndarray, accelerations: Any) -> Figure:
 
 
 def quality_figures(record: Mapping[str, Any]) -> list[Figure]:
-    """Return PSNR and SSIM against acceleration, of a record ``taskuq.quality/1``.
-
-    Example:
-        >>> row = {"acceleration": 8.0, "method": "flow", "psnr": {"mean": 35.1,
-        ...        "standard_error": 0.2}, "ssim": {"mean": 0.91, "standard_error": None}}
-        >>> [figure.name for figure in quality_figures({"results": [row]})]
-        ['psnr-against-acceleration', 'ssim-against-acceleration']
-    """
+    """Return PSNR and SSIM against acceleration, of a record ``taskuq.quality/1``."""
     figures = [
         against_acceleration(
             [(row, row[name]["mean"]) for row in record["results"] if name in row],
@@ -78,15 +65,7 @@ def against_acceleration(
     y_label: str,
     errors: str | None = None,
 ) -> Figure:
-    """Return something about recoveries against acceleration, one line for each method.
-
-    Arguments:
-        values: Rows of a quality record, and the value of each.
-        name: A name for files.
-        caption: What it shows, as a sentence.
-        y_label: What the vertical axis is.
-        errors: Which of a row's values has the standard errors, if any.
-    """
+    """Return something about recoveries against acceleration, one line for each method."""
     return Figure(
         name=name,
         caption=caption,
@@ -104,12 +83,7 @@ def against_acceleration(
 
 
 def split_figure(record: Mapping[str, Any]) -> Figure:
-    """Return how many groups each part of a split has, of a record ``taskuq.split/1``.
-
-    Example:
-        >>> split_figure({"train": ["a", "b"], "tune": ["c"], "judge": ["d"]}).series[0].y
-        (2.0, 1.0, 1.0)
-    """
+    """Return how many groups each part of a split has, of a record ``taskuq.split/1``."""
     counts = tuple(float(len(record[part])) for part in FOLDS)
     return Figure(
         name="groups",
@@ -123,17 +97,7 @@ def split_figure(record: Mapping[str, Any]) -> Figure:
 
 
 def task_figures(record: Mapping[str, Any]) -> list[Figure]:
-    """Return a ROC and a reliability curve for each task of a record ``taskuq.task/1``.
-
-    Regression has none.
-
-    Example:
-        >>> row = {"task": "lesion", "auroc": 0.75, "cases": 4, "groups": 2,
-        ...        "roc": {"false": [0.0, 0.5, 1.0], "true": [0.0, 1.0, 1.0]},
-        ...        "reliability": [{"mean": 0.2, "positive": 0.1, "cases": 4}]}
-        >>> [figure.name for figure in task_figures({"parts": {"judge": [row]}})]
-        ['roc-lesion', 'reliability-lesion']
-    """
+    """Return a ROC and a reliability curve for each task of a record ``taskuq.task/1``."""
     parts = record["parts"]
     tasks = [row["task"] for row in next(iter(parts.values()), []) if "roc" in row]
     figures = []
@@ -157,13 +121,7 @@ def task_figures(record: Mapping[str, Any]) -> list[Figure]:
 def roc(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, name: str, caption: str
 ) -> Figure:
-    """Return ROC curves beside chance.
-
-    Arguments:
-        curves: False and true positive rates, by what they are called.
-        name: A name for files.
-        caption: What it shows, as a sentence.
-    """
+    """Return ROC curves beside chance."""
     series = [Series(called, tuple(x), tuple(y)) for called, (x, y) in curves.items()]
     return Figure(
         name=name,
@@ -191,13 +149,7 @@ def _reliability(rows: Mapping[str, Row], task: str) -> Figure:
 
 
 def planner_figure(record: Mapping[str, Any]) -> Figure:
-    """Return how many calibration cases keep the coverage of one calibration set near its target.
-
-    Arguments:
-        record: The error rate ``alpha``, the probability ``delta`` of an unlucky calibration set,
-            ``sizes`` with rows of a tolerance and how many cases keep coverage within it and not
-            below it; and how many there are, ``have``, if that is known.
-    """
+    """Return how many calibration cases keep the coverage of one calibration set near its target."""
     alpha, delta = record["alpha"], record["delta"]
     tolerances, within, above = (tuple(map(float, of)) for of in zip(*record["sizes"], strict=True))
     return Figure(

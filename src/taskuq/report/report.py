@@ -1,4 +1,4 @@
-"""One page for any table: judge its scores, plan and replay when to stop, and show it all."""
+"""Reports of tables and of run folders."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from taskuq.files import open_npz, write_json
 from taskuq.fingerprints import fingerprint
 from taskuq.outputs import TaskOutputs, as_table
 from taskuq.outputs.undeclared import undeclared_range
-from taskuq.report.explorer import save_explorer
-from taskuq.runs.reports import write_report
+from taskuq.report._contents import write_report
+from taskuq.report._explorer import save_explorer
 from taskuq.words import as_words
 
 # What is compared on every page: with the paper's scores, the one that calibration takes.
@@ -157,10 +157,7 @@ def _can(kind: str, whom: Unit) -> bool:
 
 
 def _explorer(table: TaskOutputs, run: Path, whom: Unit) -> None:
-    """Write what the explorer shows: the cases with pictures; the others calibrate.
-
-    Where groups are exchangeable, other cases of a shown group do not calibrate either.
-    """
+    """Write what the explorer shows: the cases with pictures; the others calibrate."""
     assert table.pictures is not None
     with open_npz(table.pictures, "pictures") as archive:
         seen = {name: archive[name] for name in archive}

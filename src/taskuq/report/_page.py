@@ -1,0 +1,555 @@
+"""HTML report, its sentences, and exports."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup, escape
+
+import taskuq
+from taskuq.files import whole_file, write_json
+from taskuq.outputs.undeclared import undeclared_range
+from taskuq.report._answer import UNPROMISED, answer_of
+from taskuq.report._contents import (
+    APPENDICES,
+    STORY,
+    Contents,
+    experiment_ids,
+    interval_table,
+    patient_table,
+    slug,
+    task_table,
+    title_of,
+)
+from taskuq.report._explorer import explorer_payload
+from taskuq.report._records import (
+    DATA_CHECK,
+    STATUS,
+    SUMMARY,
+    Table,
+    figure_table,
+    latex_table,
+    number,
+    policy_name,
+    round_called,
+    shown,
+    two_digits,
+    write_csv,
+)
+from taskuq.report._scan import scan_picture
+from taskuq.report.figures import Figure, draw_all, drawable, figure_svg, swatch
+from taskuq.words import Words
+
+ASSETS = Path(__file__).parent / "assets"
+SCRIPTS = ("statistics.js", "model.js", "pictures.js", "play.js", "explorer.js")
+MOST_ROWS = 400
+# A table with more rows than this scrolls by itself.
+TALL = 8
+# How a text about cases and groups is said.
+Say = Callable[[str], str]
+
+
+def write_page(contents: Contents) -> Path:
+    """Write the page of a run, and return its path."""
+    text = page_text(contents)
+    target = contents.folder.path / "report.html"
+    with whole_file(target) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return target
+
+
+def page_text(contents: Contents) -> str:
+    """Return the page of a run as HTML."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["explained"] = explained
+    return environment.get_template("report.html").render(**_context(contents))
+
+
+def _by_group(words: Words) -> str:
+    return f"{words.title('group')} by {words.group}"
+
+
+def _grid(table: Table, say: Say = str) -> dict[str, Any]:
+    """A table as the template wants it: cells as text, and which columns hold words."""
+    return {
+        "name": slug(table.name),
+        "label": f"Table: {table.name}",
+        "caption": say(table.caption),
+        "columns": [say(column) for column in table.columns],
+        "rows": [[shown(cell) for cell in row] for row in table.rows[:MOST_ROWS]],
+        "text": [
+            k
+            for k in range(len(table.columns))
+            if k == 0 or any(isinstance(row[k], str) for row in table.rows[:50])
+        ],
+        "left_out": max(0, len(table.rows) - MOST_ROWS),
+        "tall": len(table.rows) > TALL,
+    }
+
+
+def _plate(figure: Figure, used: set[str], short: str, say: Say = str) -> dict[str, Any]:
+    identity = f"fig-{slug(figure.name)}"
+    while identity in used:
+        identity += "-again"
+    used.add(identity)
+    figure = replace(
+        figure,
+        caption=say(figure.caption),
+        x_label=say(figure.x_label),
+        y_label=say(figure.y_label),
+    )
+    several = len(figure.series) > 1 and not figure.is_strip
+    return {
+        "id": identity,
+        "name": figure.name,
+        "title": say(short),
+        "caption": figure.caption,
+        "legend": [(swatch(s, k), s.name) for k, s in enumerate(figure.series)] if several else [],
+        "svg": figure_svg(figure),
+        "table": _grid(figure_table(figure)),
+    }
+
+
+def _context(contents: Contents) -> dict[str, Any]:
+    """All that the template names."""
+    used: set[str] = set()
+    say = contents.words.said
+    figures = []
+    for heading, under in contents.figures.items():
+        plates = [_plate(f, used, contents.titles[f.name], say) for f in under]
+        figures.append((heading, say(contents.readings[heading]), plates))
+    experiments = _experiments(contents, used)
+    explorer, notes = _explorer(contents)
+    sections = [("answer", "The answer")]
+    sections += [("explore", "Look for yourself")] if explorer else []
+    sections += [("results", "Results")]
+    sections += [("claims", "Claims, one by one")] if experiments else []
+    sections += [("guarantee", "Intended use and limits"), ("figures", "Figures"),
+                 ("patients", _by_group(contents.words)), ("failures", "Failures"),
+                 ("reproduce", "Reproduce"), ("glossary", "Glossary")]  # fmt: skip
+    scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    return {
+        **_said(contents),
+        **_results(contents),
+        **_failures(contents, notes),
+        "explorer": explorer,
+        "experiments": experiments,
+        "figures": figures,
+        "sections": sections,
+        "css": Markup((ASSETS / "report.css").read_text(encoding="utf-8")),
+        "scripts": [Markup(script) for script in scripts],
+        "script_hashes": Markup(" ".join(map(_hash, scripts)) if explorer else "'none'"),
+    }
+
+
+def _said(contents: Contents) -> dict[str, Any]:
+    """What was run, what is promised, and how to do it again."""
+    run = contents.folder.run
+    return {
+        "title": str(run.get("title") or "A run without a title"),
+        "eyebrow": "Intervals for what the task would have said about the true image",
+        "answer": answer_of(contents),
+        "unpromised": UNPROMISED,
+        "scan": None
+        if contents.scan is None
+        else scan_picture(contents.scan, contents.folder.explorer, contents.words),
+        "promises": contents.promises[1:],
+        "card": card(contents),
+        "limits": limits(contents),
+        "glossary": glossary(),
+        "facts": facts(contents),
+        "networks": [
+            {"name": str(n.get("name") or "without a name"),
+             "facts": [(str(k), _words(v)) for k, v in n.items() if k != "name"]}
+            for n in run.get("networks") or ()
+            if isinstance(n, Mapping)
+        ],
+        "commands": [str(c) for c in run.get("commands") or ()],
+        "revision": str(run["revision"]) if run.get("revision") else None,
+        "folder_name": contents.folder.path.resolve().name or "RUN_DIR",
+        "version": taskuq.__version__,
+        "words": contents.words,
+    }  # fmt: skip
+
+
+def _results(contents: Contents) -> dict[str, Any]:
+    """The tables of results, those of policies first, and the run patient by patient."""
+    key, sentence = key_table(contents)
+    policies = [t for t in contents.tables if t.name in contents.simulations]
+    by_task = task_table(contents.cases)
+    policies += [by_task] if by_task else []
+    others = [t for t in contents.tables if t.name not in contents.simulations]
+    table = contents.folder.table
+    patients = patient_table(table, contents.cases)
+    say = contents.words.said
+    return {
+        "key_table": _grid(key, say) if key else None,
+        "key_sentence": sentence,
+        "tables": [_grid(t, say) for t in policies],
+        "more_tables": [_grid(t, say) for t in others],
+        "patients": _grid(patients, say) if patients else None,
+        "patients_note": "The table has no groups, so there is nothing to sum up by "
+        f"{contents.words.group}."
+        if table is not None
+        else "No table of task outputs is stored with this run.",
+    }
+
+
+def _failures(contents: Contents, notes: list[str]) -> dict[str, Any]:
+    """What failed, and what the page leaves out."""
+    tables, sentence = failure_tables(contents)
+    folder = contents.folder
+    return {
+        "failures": [_grid(t, contents.words.said) for t in tables],
+        "failures_sentence": contents.words.said(sentence),
+        "notes": [
+            *contents.notes,
+            *notes,
+            *(f"{path} is {schema}, which has no place on this page."
+              for path, schema in folder.others),
+            *(f"{path} could not be read: {reason}" for path, reason in folder.unreadable),
+        ],
+    }  # fmt: skip
+
+
+def _experiments(contents: Contents, used: set[str]) -> list[dict[str, Any]]:
+    found = []
+    for identity, e in zip(experiment_ids(contents), contents.experiments, strict=True):
+        first = next((t for t in e.tables if t.name == SUMMARY), next(iter(e.tables), None))
+        # Somebody else's experiment has words of its own.
+        say = contents.words.said if e.name in STORY else str
+        found.append(
+            {
+                "id": identity,
+                "title": e.title,
+                "claim": say(e.claim),
+                "finding": say(e.finding),
+                "verdict": e.verdict or "measured",
+                "is_appendix": e.name in APPENDICES,
+                "figures": [_plate(f, used, title_of(f.name), say) for f in e.figures],
+                "table": first and _grid(first, say),
+                "tables": [_grid(t, say) for t in e.tables if t is not first],
+                "settings": [(str(k), _words(v)) for k, v in e.settings.items()],
+            }
+        )
+    return found
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}: {_words(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_words, value))
+    return shown(value)
+
+
+def _explorer(contents: Contents) -> tuple[dict[str, Any] | None, list[str]]:
+    found = contents.folder.explorer
+    if found is None or contents.numbers is None:
+        return None, []
+    payload = explorer_payload(found, contents.numbers, contents.words)
+    notes = []
+    if payload["shrink"] > 1:
+        notes.append(
+            f"The explorer's pictures are {payload['shrink']} times smaller than the stored ones, "
+            f"so that the page stays small; store fewer {contents.words.many('case')} or samples "
+            "to see them whole."
+        )
+    # Inside a script element only "<" could end it.
+    text = json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    has = {"has_point": found.point_outputs, "has_estimate": found.estimate}
+    return {"json": Markup(text), **{k: v is not None for k, v in has.items()}}, notes
+
+
+def _hash(script: str) -> str:
+    """Name a script so that the page runs it and no other."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+WHAT = {"data": "Data", "measure": "Measurement h", "recover": "Recovery g", "task": "Task f"}
+
+
+def facts(contents: Contents) -> list[tuple[str, str]]:
+    """Return what was run, as terms and what they are."""
+    run, table, words = contents.folder.run, contents.folder.table, contents.words
+    what = run.get("what")
+    found = []
+    if isinstance(what, Mapping):
+        found += [(WHAT.get(str(k), str(k)), str(v)) for k, v in what.items()]
+    alpha, tau = contents.alpha, contents.max_width
+    if alpha is not None:
+        found.append(("Error rate α", f"{alpha:g}"))
+    of = ((contents.policy or {}).get("goal") or {}).get("tasks", ())
+    widths = [f"{one['task']} {one['max_width']:g}" for one in of if one["max_width"] is not None]
+    if tau is not None or widths:
+        found.append(("Width τ to stop at", ", ".join(widths) or f"{tau:g}"))
+    if table is not None:
+        found.append(("Posterior samples p", f"{table.samples}"))
+        groups = "" if table.group is None else f" in {len(set(table.group.tolist()))} groups"
+        found.append((words.many("case").capitalize(), f"{table.cases}{words.said(groups)}"))
+        if not np.isnan(table.accelerations).any():
+            rounds = ", ".join(table.round_labels)
+            found.append((words.many("round").capitalize(), f"{rounds}, then everything"))
+        if table.task_names != ("task",):
+            found.append(("Task outputs", ", ".join(table.task_names)))
+    elif isinstance(run.get("samples"), int):
+        found.append(("Posterior samples p", str(run["samples"])))
+    if run.get("unit"):
+        found.append(("Unit of the promise", words.said(str(run["unit"]))))
+    certificate = (contents.policy or {}).get("certificate", {})
+    if "certified" in certificate:
+        found.append((
+            "Average acceleration, certified",
+            f"at least {number(certificate['certified']):.2f} for "
+            f"{words.said(certificate['mean_over'])}, but for {certificate['delta']:g} of "
+            "calibration sets",
+        ))  # fmt: skip
+    if run.get("seed") is not None:
+        found.append(("Seed", str(run["seed"])))
+    versions = run.get("versions")
+    if isinstance(versions, Mapping) and versions:
+        found.append(("Versions", ", ".join(f"{k} {v}" for k, v in versions.items())))
+    if run.get("revision"):
+        found.append(("Revision", str(run["revision"])))
+    if isinstance(seconds := run.get("seconds"), int | float):
+        long = f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+        found.append(("Time it took", f"{seconds:.0f} seconds" if seconds < 120 else long))
+    return found
+
+
+def card(contents: Contents) -> list[tuple[str, str]]:
+    """Return what this is for, what it is not for, and from what, as the card of a model says it."""
+    words = contents.words
+    what = contents.folder.run.get("what")
+    told = what if isinstance(what, Mapping) else {}
+    networks = " ".join(str(told[name]) for name in ("recover", "task") if told.get(name))
+    found = [
+        (
+            "Intended use",
+            f"To stop measuring each {words.case} once the answer of a fixed task is certain "
+            "enough, and to bound what that task would have said with everything measured.",
+        ),
+        (
+            "Not for",
+            "A diagnosis, a statement about one given person or class, another source of data, or "
+            "settings that were chosen by looking at the result.",
+        ),
+        (
+            "Assumed",
+            f"New {words.many('group' if contents.is_by_group else 'case')} are exchangeable with "
+            "those of the calibration. taskuq cannot see from one page whether that is so.",
+        ),
+        ("Data", str(told.get("data") or "")),
+        ("Networks", networks),
+    ]
+    return [(term, text) for term, text in found if text]
+
+
+def limits(contents: Contents) -> list[str]:
+    """Return what the promise is not."""
+    run = contents.folder.run
+    words = contents.words
+    one = "group" if contents.is_by_group else "case"
+    by = words.many(one)
+    found = [
+        "The target is what the task says about the true image. It is not a fact about what "
+        "is shown there, and a task that is wrong about the true image is wrong here too.",
+        f"The promise is an average over new {by} that come from where the calibration {by} came "
+        f"from. It is not about one given {getattr(words, one)}, and not about a class of {by}: "
+        "there coverage is measured.",
+        "Exchangeability is assumed. Another device, setting or population breaks it, and "
+        "nothing on this page would show that.",
+        "Widths and accelerations are measured; no width is promised where a scan does not stop "
+        "by it.",
+    ]
+    if (table := contents.folder.table) is not None and (said := undeclared_range(table)):
+        found.append(said)
+    simulated = [r for results in contents.simulations.values() for r in results]
+    unpromised = sorted({policy_name(r) for r in simulated if not r["guaranteed"]})
+    if unpromised:
+        found.append(
+            f"Stopping by {', '.join(unpromised)} carries no guarantee for the report at the stop: "
+            "its coverage is measured."
+        )
+    if run.get("title") and "synthetic" in str(run.get("what", "")).lower():
+        found.append("The data are synthetic: nothing here was measured on anybody.")
+    return found
+
+
+def key_table(contents: Contents) -> tuple[Table | None, str]:
+    """Return the one table to look at first, and a sentence before it."""
+    unit = contents.folder.run.get("unit")
+    every = list(contents.evaluations.items())
+    if not every:
+        return None, ""
+    mine = (of for of in every if unit is None or of[1]["results"][0]["unit"] == unit)
+    name, record = next(mine, every[0])
+    alpha, most = record["results"][0]["alpha"], max(r["samples"] for r in record["results"])
+    rows = [r for r in record["results"] if r["samples"] == most]
+    tasks = list(dict.fromkeys(r.get("task") for r in rows))
+    rates = list(dict.fromkeys(r["acceleration"] for r in rows))
+    scores = list(dict.fromkeys(r["score"] for r in rows))
+    at = {(r.get("task"), r["score"], r["acceleration"]): r for r in rows}
+
+    def cell(*place: Any) -> Any:
+        width = at[place]["width"] if place in at else None
+        if width is None:
+            return None
+        mean, sd = shown(number(width["mean"])), number(width["sd"])
+        return mean if math.isnan(sd) else f"{mean} ± {two_digits(sd)}"
+
+    several = ("task",) if len(tasks) > 1 else ()
+    columns = (*several, "score",
+               *(f"width at {round_called(record, R)}" if R else "width" for R in rates),
+               "least coverage")  # fmt: skip
+    body = []
+    for task, score in product(tasks, scores):
+        found = [at[task, score, R] for R in rates if (task, score, R) in at]
+        if found:
+            least = min(number(r["coverage"]["mean"]) for r in found)
+            widths = (cell(task, score, R) for R in rates)
+            body.append((*((task,) if several else ()), score, *widths, least))
+    sentence = (
+        f"Shorter intervals say more. Every score is calibrated to cover at least "
+        f"{1 - alpha:g} on average; what differs is how wide its intervals are."
+    )
+    samples = f"{most} {'sample' if most == 1 else 'samples'}"
+    caption = f"Mean interval width ± standard deviation over splits, {samples} ({name})."
+    return Table("key", caption, columns, tuple(body)), sentence
+
+
+def failure_tables(contents: Contents) -> tuple[list[Table], str]:
+    """Return tables of failed and skipped cases, and a sentence that counts them."""
+    folder = contents.folder
+    failed: dict[str, str] = {}
+    skipped: list[tuple[str, str]] = []
+    if folder.table is not None:
+        failed |= dict.fromkeys(folder.table.missing, "not finished; the run gives no reason")
+    for found in folder.of(STATUS):
+        reasons = found.record.get("failed")
+        if isinstance(reasons, dict):
+            failed |= {str(case): str(reason) for case, reason in reasons.items()}
+    failed |= contents.logged
+    for found in folder.of(DATA_CHECK):
+        files = found.record.get("files")
+        for row in files if isinstance(files, list) else ():
+            if isinstance(row, dict) and not row.get("used", True):
+                name = next((str(v) for k, v in row.items() if k in ("file", "name", "path")), "?")
+                skipped.append((name, str(row.get("reason", ""))))
+    tables = []
+    if failed:
+        tables.append(
+            Table("failed", "Cases that failed or were not finished; they are not in the table.",
+                  ("case", "reason"), tuple(failed.items()))
+        )  # fmt: skip
+    if skipped:
+        tables.append(
+            Table("skipped", "Files that were skipped before the run.", ("file", "reason"),
+                  tuple(skipped))
+        )  # fmt: skip
+    if folder.table is None:
+        known = "No table of task outputs is stored here, so failed cases cannot be counted."
+    elif failed:
+        one = len(failed) == 1
+        known = (
+            f"{len(failed)} {'case' if one else 'cases'} failed or {'is' if one else 'are'} "
+            f"unfinished; {folder.table.cases} are complete."
+        )
+    else:
+        known = f"All {folder.table.cases} cases of the table are complete."
+    return tables, known + (f" {len(skipped)} files were skipped." if skipped else "")
+
+
+# In the order in which the page lists them.
+TERMS = {
+    "AR": "absolute residual: an interval of one width around a point estimate",
+    "LWR": "locally weighted residual: as wide as the samples spread",
+    "CQR": "conformalized quantile regression: from one sample quantile to another, widened",
+    "MLWR": "moderated LWR: a spread that is steadied by all cases' spreads",
+    "α": "the error rate: at most this share of reports may miss the truth",
+    "τ": "the width at which a scan may stop",
+    "R̄": "the average acceleration: a full scan's measurements over those taken, harmonic mean",
+    "q̂": "the calibrated quantile that intervals are widened by",
+    "coverage": "how often reports or intervals contain the truth",
+    "exchangeable": "as if new and calibration units had been shuffled: none is special",
+}
+LETTERS = ("AR", "LWR", "CQR", "MLWR", "α", "τ", "R̄", "q̂")
+# Scores stand in tables and legends under the names that commands know; "ar" only by itself.
+_NAMES = {name.lower(): name for name in LETTERS if name.isascii()}
+_WRITTEN = sorted([*LETTERS, *(name for name in _NAMES if name != "ar")], key=len, reverse=True)
+_FOUND = re.compile(rf"(?<![\w-])({'|'.join(_WRITTEN)})(?![\w-])")
+
+
+def glossary() -> list[tuple[str, str]]:
+    """Return all terms with what they mean."""
+    return list(TERMS.items())
+
+
+def explained(text: str) -> Markup:
+    """Return text with its acronyms and letters explained on hover; everything is escaped."""
+    whole = _NAMES.get(text)
+    if whole is not None:
+        return _abbr(text, whole)
+    pieces = _FOUND.split(str(text))
+    return Markup("").join(
+        _abbr(piece, _NAMES.get(piece, piece)) if k % 2 else escape(piece)
+        for k, piece in enumerate(pieces)
+    )
+
+
+def _abbr(text: str, term: str) -> Markup:
+    return Markup('<abbr title="{}">{}</abbr>').format(TERMS[term], text)
+
+
+ENDINGS = (".svg", ".png", ".pdf")
+
+
+def write_exports(contents: Contents, endings: Sequence[str] = ENDINGS) -> Path:
+    """Write a run's results as CSV, JSON and LaTeX, its figures, and its intervals."""
+    folder = contents.folder
+    target = folder.path / "exports"
+    patients = patient_table(folder.table, contents.cases)
+    found = (key_table(contents)[0], *contents.all_tables, task_table(contents.cases), patients)
+    tables = [table for table in found if table is not None]
+    for table in tables:
+        write_csv(target / f"{table.name}.csv", table)
+        with whole_file(target / f"{table.name}.tex") as partial:
+            partial.write_text(latex_table(table) + "\n", encoding="utf-8")
+    for figure in contents.all_figures:
+        name = slug(figure.name)
+        write_csv(target / f"figure-{name}.csv", figure_table(figure))
+        draw_all(figure, [folder.path / "figures" / f"{name}{ending}" for ending in endings])
+    write_json(target / "results.json", _results(contents, tables))
+    if contents.cases:
+        write_csv(folder.path / "intervals.csv", interval_table(contents.cases))
+    return target
+
+
+def _results(contents: Contents, tables: Sequence[Table]) -> dict[str, Any]:
+    return {
+        "schema": "taskuq.results/1",
+        "run": drawable(contents.folder.run),
+        "tables": [
+            {"name": t.name, "caption": t.caption, "columns": list(t.columns),
+             "rows": drawable([list(row) for row in t.rows])}
+            for t in tables
+        ],
+        "figures": [figure.to_dict() for figure in contents.all_figures],
+        "notes": list(contents.notes),
+    }  # fmt: skip
