@@ -14,9 +14,9 @@ from taskuq.experiments.claims import EXPERIMENTS, run_all, run_one
 from taskuq.experiments.inputs import ClaimSettings, make_inputs
 from taskuq.experiments.interval_length import interval_length
 from taskuq.outputs.table import replace_arrays
-from taskuq.report.contents import STORY, gather
-from taskuq.report.folder import read_folder
-from taskuq.report.records import VERDICTS
+from taskuq.report._contents import STORY, gather
+from taskuq.report._records import read_folder
+from taskuq.report._records import VERDICTS
 
 FASTMRI = Path(__file__).resolve().parents[2] / "../shared/data/fastmri_outputs/meniscus_tear.npz"
 REFERENCE = {

@@ -12,9 +12,9 @@ import run_folder
 
 import taskuq as tq
 from taskuq.outputs import TaskOutputs
-from taskuq.report.explorer import load_explorer
-from taskuq.runs.explorer import RULES, TITLES
-from taskuq.runs.reports import write_report
+from taskuq.report._explorer import load_explorer
+from taskuq.report._explorer import RULES, TITLES
+from taskuq.report import write_report
 
 ALPHA, TAU = 0.1, 0.1
 

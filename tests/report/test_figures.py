@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 import taskuq as tq
 from taskuq.calibration.law import calibration_size
 from taskuq.evaluation.comparison import Comparison, compare
-from taskuq.report.axes import SMALLEST, nice_ticks, x_axis, y_axis
-from taskuq.report.contents import slug, title_of
-from taskuq.report.figure import Figure, Series, figure_from_dict, figures_of
-from taskuq.report.folder import read_folder
-from taskuq.report.ink import draw
-from taskuq.report.networks import masks_figure, planner_figure, quality_figures, split_figure
-from taskuq.report.svg import figure_svg
-from taskuq.report.tables import figure_table
-from taskuq.runs.reports import calibration_sizes, study
+from taskuq.report.figures import SMALLEST, nice_ticks, x_axis, y_axis
+from taskuq.report._contents import slug, title_of
+from taskuq.report.figures import Figure, Series, figure_from_dict, figures_of
+from taskuq.report._records import read_folder
+from taskuq.report.figures import draw
+from taskuq.report.figures.imaging import masks_figure, planner_figure, quality_figures, split_figure
+from taskuq.report.figures import figure_svg
+from taskuq.report._records import figure_table
+from taskuq.report._contents import calibration_sizes, study
 
 texts = st.text(max_size=12)
 numbers = st.none() | st.floats(-1e6, 1e6)
@@ -168,7 +168,7 @@ def test_titles_are_words():
 OWN = '''
 """The share of random splits without a finite interval."""
 
-from taskuq.report.figure import FIGURES, Figure, FigureKind, series_of
+from taskuq.report.figures import FIGURES, Figure, FigureKind, series_of
 
 
 def infinite(record):

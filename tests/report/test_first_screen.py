@@ -13,12 +13,12 @@ import taskuq as tq
 from browsing import on_screen
 from taskuq.decide.records import simulation_record
 from taskuq.outputs import TaskOutputs
-from taskuq.report.answer import answer_of
-from taskuq.report.folder import read_folder
-from taskuq.report.records import experiment_record
-from taskuq.report.scan import scan_picture
-from taskuq.runs.reports import answer_lines, study, write_report
-from taskuq.runs.scans import one_scan
+from taskuq.report._answer import answer_of
+from taskuq.report._records import read_folder
+from taskuq.report import experiment_record
+from taskuq.report._scan import scan_picture
+from taskuq.report.report import answer_lines, study, write_report
+from taskuq.report._scan import one_scan
 from taskuq.words import Words
 
 SCREENS = {"desktop": (1280, 800), "phone": (390, 844)}

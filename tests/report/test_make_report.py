@@ -9,11 +9,11 @@ import pytest
 import taskuq as tq
 from taskuq.commands.app import main
 from taskuq.errors import InputError
-from taskuq.report.answer import answer_of
-from taskuq.report.cases import patient_table, task_table
-from taskuq.report.folder import read_folder
-from taskuq.report.sentences import facts
-from taskuq.runs.reports import study
+from taskuq.report._answer import answer_of
+from taskuq.report._contents import patient_table, task_table
+from taskuq.report._records import read_folder
+from taskuq.report._page import facts
+from taskuq.report._contents import study
 
 # What nobody wants to read who has no scanner.
 SCANNER = re.compile(

@@ -10,9 +10,9 @@ from PIL import Image
 
 import taskuq as tq
 from taskuq.errors import InputError
-from taskuq.report.explorer import check_explorer, save_explorer
-from taskuq.report.payload import brightness, slice_pictures, thumbnail
-from taskuq.runs.reports import write_report
+from taskuq.report._explorer import check_explorer, save_explorer
+from taskuq.report._explorer import brightness, slice_pictures, thumbnail
+from taskuq.report import write_report
 
 
 def stored(size=(8, 8), colours=(), tasks=(), **changes):

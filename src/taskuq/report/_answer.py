@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from taskuq.report._contents import STORY, Contents, Promise, experiment_ids
+from taskuq.report._contents import STORY, Contents, Statement
 from taskuq.report._records import (
     HELD,
     NOT_HELD,
@@ -68,7 +68,7 @@ class Answer:
     sentence: str
     numbers: tuple[Number, ...]
     measured: str
-    promise: Promise | None
+    promise: Statement | None
     verdicts: tuple[Verdict, ...]
 
     @property
@@ -78,7 +78,7 @@ class Answer:
         wide = max((len(str(n)) for n in self.numbers), default=0)
         said += [f"  {n!s:>{wide}}  {n.what}" for n in self.numbers]
         said += [self.measured] if self.measured else []
-        promise = self.promise or Promise(UNPROMISED)
+        promise = self.promise or Statement(UNPROMISED)
         said += [promise.sentence, *promise.shortages]
         return said + ([self.tally] if self.verdicts else [])
 
@@ -93,7 +93,7 @@ class Answer:
 def answer_of(contents: Contents) -> Answer:
     """Return the answer of a run, from its records."""
     best = the_simulation(contents)
-    promise = contents.promises[0] if contents.promises else None
+    promise = contents.guarantees[0] if contents.guarantees else None
     verdicts = tuple(_verdicts(contents, best))
     if best is not None and number(best["early"]) == 0:
         return Answer(*_of_full_scans(contents, best), promise, verdicts)
@@ -271,7 +271,7 @@ def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, 
 
 def _verdicts(contents: Contents, best: Record | None) -> list[Verdict]:
     found = [_of_reports(contents, best)] if contents.policy or best else []
-    ids = experiment_ids(contents)
+    ids = contents.experiment_ids
     known = {e.name for e in contents.experiments}
     for identity, e in zip(ids, contents.experiments, strict=True):
         found.append(Verdict(e.verdict or "measured", e.title, e.number or "", identity))

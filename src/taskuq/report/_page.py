@@ -20,17 +20,7 @@ import taskuq
 from taskuq.files import whole_file, write_json
 from taskuq.outputs.undeclared import undeclared_range
 from taskuq.report._answer import UNPROMISED, answer_of
-from taskuq.report._contents import (
-    APPENDICES,
-    STORY,
-    Contents,
-    experiment_ids,
-    interval_table,
-    patient_table,
-    slug,
-    task_table,
-    title_of,
-)
+from taskuq.report._contents import STORY, Contents, interval_table, patient_table, task_table
 from taskuq.report._explorer import explorer_payload
 from taskuq.report._records import (
     DATA_CHECK,
@@ -43,13 +33,17 @@ from taskuq.report._records import (
     policy_name,
     round_called,
     shown,
+    slug,
+    title_of,
     two_digits,
     write_csv,
 )
 from taskuq.report._scan import scan_picture
-from taskuq.report.figures import Figure, draw_all, drawable, figure_svg, swatch
+from taskuq.report.figures import Figure, draw_all, figure_svg, legend_of, plain_values
 from taskuq.words import Words
 
+# Experiments about what precedes the statistics, folded in the report.
+APPENDICES = ("recovery-quality", "classifier-quality", "masks", "data-splits")
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("statistics.js", "model.js", "pictures.js", "play.js", "explorer.js")
 MOST_ROWS = 400
@@ -113,14 +107,13 @@ def _plate(figure: Figure, used: set[str], short: str, say: Say = str) -> dict[s
         x_label=say(figure.x_label),
         y_label=say(figure.y_label),
     )
-    several = len(figure.series) > 1 and not figure.is_strip
     return {
         "id": identity,
         "name": figure.name,
         "title": say(short),
         "caption": figure.caption,
-        "legend": [(swatch(s, k), s.name) for k, s in enumerate(figure.series)] if several else [],
-        "svg": figure_svg(figure),
+        "legend": legend_of(figure),
+        "svg": figure_svg(figure, identity),
         "table": _grid(figure_table(figure)),
     }
 
@@ -129,10 +122,10 @@ def _context(contents: Contents) -> dict[str, Any]:
     """All that the template names."""
     used: set[str] = set()
     say = contents.words.said
-    figures = []
-    for heading, under in contents.figures.items():
-        plates = [_plate(f, used, contents.titles[f.name], say) for f in under]
-        figures.append((heading, say(contents.readings[heading]), plates))
+    figures = [
+        (heading, say(reading), [_plate(figure, used, title, say) for title, figure in under])
+        for heading, reading, under in contents.sections
+    ]
     experiments = _experiments(contents, used)
     explorer, notes = _explorer(contents)
     sections = [("answer", "The answer")]
@@ -168,7 +161,7 @@ def _said(contents: Contents) -> dict[str, Any]:
         "scan": None
         if contents.scan is None
         else scan_picture(contents.scan, contents.folder.explorer, contents.words),
-        "promises": contents.promises[1:],
+        "promises": contents.guarantees[1:],
         "card": card(contents),
         "limits": limits(contents),
         "glossary": glossary(),
@@ -229,7 +222,7 @@ def _failures(contents: Contents, notes: list[str]) -> dict[str, Any]:
 
 def _experiments(contents: Contents, used: set[str]) -> list[dict[str, Any]]:
     found = []
-    for identity, e in zip(experiment_ids(contents), contents.experiments, strict=True):
+    for identity, e in zip(contents.experiment_ids, contents.experiments, strict=True):
         first = next((t for t in e.tables if t.name == SUMMARY), next(iter(e.tables), None))
         # Somebody else's experiment has words of its own.
         say = contents.words.said if e.name in STORY else str
@@ -334,7 +327,7 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
 
 
 def card(contents: Contents) -> list[tuple[str, str]]:
-    """Return what this is for, what it is not for, and from what, as the card of a model says it."""
+    """Return intended use, assumptions, data and networks."""
     words = contents.words
     what = contents.folder.run.get("what")
     told = what if isinstance(what, Mapping) else {}
@@ -445,7 +438,7 @@ def failure_tables(contents: Contents) -> tuple[list[Table], str]:
         reasons = found.record.get("failed")
         if isinstance(reasons, dict):
             failed |= {str(case): str(reason) for case, reason in reasons.items()}
-    failed |= contents.logged
+    failed |= contents.failed
     for found in folder.of(DATA_CHECK):
         files = found.record.get("files")
         for row in files if isinstance(files, list) else ():
@@ -535,19 +528,19 @@ def write_exports(contents: Contents, endings: Sequence[str] = ENDINGS) -> Path:
         name = slug(figure.name)
         write_csv(target / f"figure-{name}.csv", figure_table(figure))
         draw_all(figure, [folder.path / "figures" / f"{name}{ending}" for ending in endings])
-    write_json(target / "results.json", _results(contents, tables))
+    write_json(target / "results.json", _exported(contents, tables))
     if contents.cases:
         write_csv(folder.path / "intervals.csv", interval_table(contents.cases))
     return target
 
 
-def _results(contents: Contents, tables: Sequence[Table]) -> dict[str, Any]:
+def _exported(contents: Contents, tables: Sequence[Table]) -> dict[str, Any]:
     return {
         "schema": "taskuq.results/1",
-        "run": drawable(contents.folder.run),
+        "run": plain_values(contents.folder.run),
         "tables": [
             {"name": t.name, "caption": t.caption, "columns": list(t.columns),
-             "rows": drawable([list(row) for row in t.rows])}
+             "rows": plain_values([list(row) for row in t.rows])}
             for t in tables
         ],
         "figures": [figure.to_dict() for figure in contents.all_figures],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from taskuq.fingerprints import SEAL, require_seal
 from taskuq.outputs import TaskOutputs
 from taskuq.outputs.shards import HEADER
 from taskuq.report._explorer import Explorer, load_explorer
-from taskuq.report.figures import FIGURES, Figure, drawable
+from taskuq.report.figures import FIGURES, Figure, plain_values
 from taskuq.words import round_label
 
 RUN = "taskuq.run/1"
@@ -39,6 +40,7 @@ Record = Mapping[str, Any]
 HELD, IN_PART, NOT_HELD, NOT_MEASURED = "held", "held in part", "not held", "not measured"
 VERDICTS = (HELD, IN_PART, NOT_HELD, NOT_MEASURED)
 SUMMARY = "summary"
+ACRONYMS = ("psnr", "ssim", "roc", "ar", "lwr", "cqr", "mlwr")
 # A standard error below this is that of rounding.
 ROUNDING = 1e-12
 
@@ -85,14 +87,14 @@ def experiment_record(
         "finding": str(finding),
         "verdict": verdict,
         "number": number,
-        "settings": drawable(dict(settings)),
+        "settings": plain_values(dict(settings)),
         "figures": [figure.to_dict() for figure in figures],
         "tables": [
             {
                 "name": str(t["name"]),
                 "caption": str(t["caption"]),
                 "columns": [str(c) for c in t["columns"]],
-                "rows": drawable([list(row) for row in t["rows"]]),
+                "rows": plain_values([list(row) for row in t["rows"]]),
             }
             for t in tables
         ],
@@ -244,7 +246,7 @@ def quality_table(record: Record, name: str) -> Table:
     )
 
 
-def task_table(record: Record, name: str) -> Table:
+def network_table(record: Record, name: str) -> Table:
     """Return how good a task network is, of a record ``taskuq.task/1``."""
     measures = ("auroc", "accuracy", "precision", "recall", "robust_accuracy", "error")
     rows = [(part, row) for part, of in record["parts"].items() for row in of]
@@ -482,3 +484,19 @@ def _table(path: Path, unreadable: list[tuple[str, str]]) -> tuple[TaskOutputs |
         if table is not None:
             return table, candidate.relative_to(path).as_posix()
     return None, None
+
+
+def slug(text: str) -> str:
+    """Return a name for files and links: letters, digits and hyphens."""
+    plain = "".join(c if c.isascii() else f"x{ord(c):x}" for c in text.lower())
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:80] or "unnamed"
+
+
+def title_of(name: str) -> str:
+    """Return the heading of a figure from its name."""
+    words = name.replace("_", "-").split("-")
+    words = [word.upper() if word in ACRONYMS else word for word in words]
+    words = [re.sub(r"^R(\d+(\.\d+)?)$", r"R = \1", word) for word in words]
+    text = " ".join(words).replace(" R = ", ", R = ")
+    text = re.sub(r"(R = [\d.]+) ", r"\1, ", text)
+    return text[:1].upper() + text[1:]

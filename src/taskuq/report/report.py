@@ -6,6 +6,8 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,17 @@ from taskuq.decide.planning import plan, policy_unit
 from taskuq.decide.records import simulation_record
 from taskuq.decide.simulation import simulate
 from taskuq.disk import make_folder
-from taskuq.errors import InputError
+from taskuq.errors import InputError, MachineError
 from taskuq.evaluation.comparison import Comparison, compare
 from taskuq.files import open_npz, write_json
 from taskuq.fingerprints import fingerprint
 from taskuq.outputs import TaskOutputs, as_table
 from taskuq.outputs.undeclared import undeclared_range
-from taskuq.report._contents import write_report
+from taskuq.report._answer import answer_of
+from taskuq.report._contents import Contents, build_contents
 from taskuq.report._explorer import save_explorer
+from taskuq.report._page import ENDINGS, page_text, write_exports, write_page
+from taskuq.report._records import read_folder
 from taskuq.words import as_words
 
 # What is compared on every page: with the paper's scores, the one that calibration takes.
@@ -222,3 +227,57 @@ def _run(
         },
         "commands": [],
     }
+
+
+def write_report(run_dir: str | os.PathLike[str]) -> Path:
+    """Build the page of a run from its stored results, and return its path.
+
+    Arguments:
+        run_dir: The folder of the run; records are recognised wherever they lie in it.
+
+    Example:
+        >>> import tempfile
+        >>> path = write_report(tempfile.mkdtemp())  # an empty run makes a short page with notes
+        >>> "promises nothing" in path.read_text()
+        True
+    """
+    return _write(write_page, run_dir)
+
+
+def answer_lines(run_dir: str | os.PathLike[str]) -> list[str]:
+    """Return what the first screen of a run's page says, as lines for a terminal."""
+    # The page's pictures take a while and say nothing here.
+    return answer_of(build_contents(replace(read_folder(Path(run_dir)), explorer=None))).lines
+
+
+def export(run_dir: str | os.PathLike[str], endings: Sequence[str] = ENDINGS) -> Path:
+    """Write a run's results as CSV, JSON and LaTeX, its figures and intervals into a folder."""
+    return _write(partial(write_exports, endings=endings), run_dir)
+
+
+def _write(write: Callable[[Contents], Path], run_dir: str | os.PathLike[str]) -> Path:
+    """Write a run's results; a record with something odd in it makes them shorter by itself."""
+    folder = read_folder(Path(run_dir))
+    try:
+        return write(build_contents(folder))
+    except (InputError, MachineError, MemoryError):
+        raise
+    except Exception:  # whatever a field of another kind leads to
+        shown = replace(folder, run={}, records=(), table=None, table_path=None, explorer=None)
+    parts: list[tuple[str, dict[str, Any]]] = [("run.json", {"run": folder.run})]
+    parts += [(found.path, {"records": found}) for found in folder.records]
+    parts.append((str(folder.table_path), {"table": folder.table, "table_path": folder.table_path}))
+    parts.append(("explorer.npz", {"explorer": folder.explorer}))
+    for name, part in parts:
+        added = (
+            {**part, "records": (*shown.records, part["records"])} if "records" in part else part
+        )
+        try:
+            page_text(build_contents(replace(shown, **added)))
+            shown = replace(shown, **added)
+        except (MachineError, MemoryError):
+            raise
+        except Exception as error:
+            reason = f"cannot be shown ({type(error).__name__}); make it again"
+            shown = replace(shown, unreadable=(*shown.unreadable, (name, reason)))
+    return write(build_contents(shown))

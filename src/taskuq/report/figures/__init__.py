@@ -26,7 +26,7 @@ Row = TypeVar("Row")
 
 # One unit is a pixel of the report and a point on paper.
 _WIDTH, _HEIGHT = 520, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 30, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 34, 50
 _LEGEND_ROW = 18
 # The report's light colours, which colour-blind readers can tell apart; its style sheet has dark
 # ones under the same names.
@@ -270,7 +270,9 @@ def figure_svg(figure: Figure, identity: str = "fig") -> Markup:
     file = io.StringIO()
     with _settings():
         canvas = _drawn(figure, legend=False)
-        canvas.savefig(file, format="svg", transparent=True, metadata=nothing)
+        for part in (canvas, *canvas.axes):
+            part.patch.set_visible(False)
+        canvas.savefig(file, format="svg", metadata=nothing)
         height = round(canvas.get_figheight() * 72)
     # Groups carry no style here. What is left are paths, marks and texts.
     text = re.sub(r"<\?xml.*?<svg.*?>|<defs>\s*<style.*?</defs>|</?g\b[^>]*>|</svg>", "",
@@ -297,13 +299,15 @@ def _short_tag(tag: str, identity: str) -> str:
     """Shorten one SVG tag: one decimal, CSS variables for colours, classes for fonts."""
     tag = re.sub(r"-?\d+\.\d+", lambda n: f"{float(n[0]):.1f}".removesuffix(".0"), tag)
     tag = re.sub(r"#[0-9a-f]{6}\b", lambda c: _VARIABLES.get(c[0], c[0]), tag)
-    tag = re.sub(r'(id="|href="#)(m)', rf"\1{identity}-\2", tag).replace("xlink:href", "href")
-    tag = re.sub(r' transform="rotate\(-0 [^"]*"|stroke-dashoffset: 0; |; stroke-linecap: \w+', "",
-                 tag)  # fmt: skip
-    if found := re.match(r'<text style="font-size: ([\d.]+)px;.*?(; text-anchor: (\w+))?"', tag):
-        anchor = f' text-anchor="{found[3]}"' if found[3] else ""
-        tag = f'<text class="{_CLASSES[found[1]]}"{anchor}{tag[found.end() :]}'
-    return re.sub(r"\s*\n\s*|(?<=[;:]) ", "", tag) if not tag.startswith("</text") else "</text>"
+    tag = re.sub(r'(id="|href="#)m', rf"\1{identity}-m", tag).replace("xlink:href", "href")
+    tag = re.sub(
+        r' transform="rotate\(-0 [^"]*"|; stroke-line\w+: \w+|stroke-dashoffset: 0; ', "", tag
+    )
+    if style := re.match(r'<text style="font-size: ([\d.]+)px[^"]*"', tag):
+        anchor = re.search(r"anchor: (\w+)", style[0])
+        place = f' text-anchor="{anchor[1]}"' if anchor else ""
+        tag = f'<text class="{_CLASSES[style[1]]}"{place}{tag[style.end() :]}'
+    return re.sub(r"\s*\n\s*|(?<=[;:]) ", "", tag)
 
 
 @contextmanager
@@ -334,7 +338,7 @@ def _drawn(figure: Figure, *, legend: bool) -> Any:
     axes = canvas.add_axes((_LEFT / _WIDTH, _BOTTOM / height, *size))
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set(color=_SOFT, alpha=0.55)
-    axes.tick_params(length=0, labelsize=_TICK, labelcolor=_SOFT, pad=6)
+    axes.tick_params(length=0, labelsize=_TICK, labelcolor=_SOFT, pad=7)
     axes.grid(axis="y", color=_RULE, linewidth=1, clip_on=False)
     axes.set_axisbelow(True)
     _scale(axes, figure)
@@ -342,9 +346,11 @@ def _drawn(figure: Figure, *, legend: bool) -> Any:
         _draw_series(axes, figure, series, k)
     for name, value in figure.reference:
         axes.axhline(value, color=_SOFT, linewidth=1, linestyle=(0, (5, 4)), clip_on=False)
-        axes.annotate(f"{name} {value:.4g}", (1, value), (-2, 4), xycoords=("axes fraction", "data"),
-                      textcoords="offset points", ha="right", color=_SOFT, size=_NOTE)  # fmt: skip
-    axes.set_xlabel(figure.x_label, color=_SOFT, size=_LABEL, labelpad=4)
+        axes.annotate(
+            f"{name} {value:.4g}", (1, value), (-2, 4), xycoords=("axes fraction", "data"),
+            textcoords="offset points", ha="right", color=_SOFT, size=_NOTE,
+        )  # fmt: skip
+    axes.set_xlabel(figure.x_label, color=_SOFT, size=_LABEL, labelpad=8)
     # Upright above the axis, so that no tick is in its way however large the text is.
     axes.annotate(figure.y_label, (0, 1), (4 - _LEFT, 10), xycoords="axes fraction",
                   textcoords="offset points", color=_SOFT, size=_LABEL)  # fmt: skip

@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from taskuq.report._contents import slug
-from taskuq.report._records import EVALUATE, number
+from taskuq.report._records import EVALUATE, number, slug
 from taskuq.report.figures import Figure, FigureKind, Series, series_of
 from taskuq.words import round_label
 

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from taskuq.report import records
+from taskuq.calibration.law import calibration_size
+from taskuq.report import _records as records
 from taskuq.report.figures import Figure, FigureKind, Series, series_of
 
 FOLDS = {"train": "to train on", "tune": "to tune on", "judge": "to calibrate and test on"}
 PARTS = {"tune": "tuning", "judge": "judged"}
 IMAGES = "Measurement and images"
 Row = Mapping[str, Any]
+_TOLERANCES = (0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)
 
 
 def masks_figure(masks: np.ndarray, accelerations: Any) -> Figure:
@@ -148,8 +150,23 @@ def _reliability(rows: Mapping[str, Row], task: str) -> Figure:
     )
 
 
+def calibration_sizes(alpha: float, delta: float = 0.05, have: int | None = None) -> dict[str, Any]:
+    """Return how many calibration cases how much certainty takes, as a record for a figure."""
+    sizes = [
+        (e, *(calibration_size(alpha, e, delta, two_sided=both) for both in (True, False)))
+        for e in _TOLERANCES
+    ]
+    return {
+        "schema": records.PLAN_SIZE,
+        "alpha": alpha,
+        "delta": delta,
+        "sizes": sizes,
+        "have": have,
+    }
+
+
 def planner_figure(record: Mapping[str, Any]) -> Figure:
-    """Return how many calibration cases keep the coverage of one calibration set near its target."""
+    """Return the calibration sizes that keep coverage near its target."""
     alpha, delta = record["alpha"], record["delta"]
     tolerances, within, above = (tuple(map(float, of)) for of in zip(*record["sizes"], strict=True))
     return Figure(

@@ -8,15 +8,8 @@ from typing import Any
 import numpy as np
 
 from taskuq.outputs import TaskOutputs
-from taskuq.report import records
-from taskuq.report._records import (
-    MONITOR,
-    SIMULATE,
-    has_several_tasks,
-    number,
-    policy_name,
-    round_called,
-)
+from taskuq.report import _records as records
+from taskuq.report._records import has_several_tasks, number, policy_name, round_called
 from taskuq.report.figures import Figure, FigureKind, Series, Style, series_of
 from taskuq.words import Words
 
@@ -112,9 +105,11 @@ def _trade_off(record: Mapping[str, Any]) -> list[Figure]:
     return [acceleration_against_width(points)]
 
 
-ACCEPTED = FigureKind(SIMULATE, lambda record: [accepted(_stops(record), _called(record))], HEADING)
-COVERAGE = FigureKind(SIMULATE, lambda record: [_coverage_at_stop(record)], HEADING)
-TRADE_OFF = FigureKind(SIMULATE, _trade_off, HEADING)
+ACCEPTED = FigureKind(
+    records.SIMULATE, lambda record: [accepted(_stops(record), _called(record))], HEADING
+)
+COVERAGE = FigureKind(records.SIMULATE, lambda record: [_coverage_at_stop(record)], HEADING)
+TRADE_OFF = FigureKind(records.SIMULATE, _trade_off, HEADING)
 
 
 # So many units of a long watch are drawn, the last among them.
@@ -143,7 +138,7 @@ def _series(name: str, evidence: list[float]) -> Series:
 
 
 EVIDENCE = FigureKind(
-    MONITOR,
+    records.MONITOR,
     lambda record: [_evidence(record)],
     heading="Whether the promise still stands",
     title="Evidence against exchangeability",
