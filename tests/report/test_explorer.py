@@ -12,9 +12,8 @@ import run_folder
 
 import taskuq as tq
 from taskuq.outputs import TaskOutputs
-from taskuq.report._explorer import load_explorer
-from taskuq.report._explorer import RULES, TITLES
 from taskuq.report import write_report
+from taskuq.report._explorer import RULES, TITLES, load_explorer
 
 ALPHA, TAU = 0.1, 0.1
 

@@ -16,9 +16,8 @@ from PIL import Image
 import taskuq as tq
 from taskuq.errors import InputError
 from taskuq.outputs import TaskOutputs
-from taskuq.report._explorer import check_explorer, load_explorer, save_explorer
-from taskuq.report._explorer import slice_pictures
 from taskuq.report import write_report
+from taskuq.report._explorer import check_explorer, load_explorer, save_explorer, slice_pictures
 
 
 class Tables(HTMLParser):

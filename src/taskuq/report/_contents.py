@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -63,8 +64,6 @@ _Stored = TypeVar("_Stored", Policy, Bound)
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment's section."""
-
     name: str
     title: str
     claim: str
@@ -94,12 +93,10 @@ class CaseReport:
 
     @property
     def width(self) -> float:
-        """Upper minus lower end; 0 where the interval is empty."""
         return max(self.upper - self.lower, 0.0)
 
     @property
     def covered(self) -> bool | None:
-        """Whether the interval contains the target; None where that is unknown."""
         return None if self.target is None else self.lower <= self.target <= self.upper
 
 
@@ -143,7 +140,6 @@ class Contents:
 
     @property
     def all_figures(self) -> list[Figure]:
-        """All figures, those of experiments included, each under a name of its own."""
         every = [figure for section in self.sections for _, figure in section.figures]
         return every + [
             replace(f, name=f"{e.name}-{f.name}") for e in self.experiments for f in e.figures
@@ -151,13 +147,11 @@ class Contents:
 
     @property
     def all_tables(self) -> list[Table]:
-        """All tables, those of experiments included."""
         of = [replace(t, name=f"{e.name}-{t.name}") for e in self.experiments for t in e.tables]
         return [*self.tables, *of]
 
     @property
     def experiment_ids(self) -> list[str]:
-        """Names of links to the experiments."""
         return [f"experiment-{k + 1}-{e.name}" for k, e in enumerate(self.experiments)]
 
 
@@ -188,34 +182,25 @@ def build_contents(folder: RunFolder) -> Contents:
     monitors = [found.record for found in folder.of(records.MONITOR)]
     guarantees = _guarantees(evaluations.values(), opened, monitors)
     unit = _unit(folder.run.get("unit") or (policy and policy.guarantee.unit))
-    scan, scan_notes = _noted(lambda: one_scan(policy, folder), "No scan of the policy is shown: ")
-    cases, case_notes = _cases(folder.table, policy, bounds)
-    sizes, size_notes = _sample_sizes(folder, alpha, policy)
-    numbers, number_notes = _explorer_numbers(folder, alpha, max_width, policy)
+    scan = sizes = numbers = None
+    with _noted(notes, "No scan of the policy is shown: "):
+        scan = one_scan(policy, folder)
+    with _noted(notes, "No calibration sizes are shown: "):
+        sizes = _sample_sizes(folder, alpha, policy)
+    cases = _cases(folder.table, policy, bounds, notes)
+    with _noted(notes, "The explorer cannot be shown: "):
+        numbers = _explorer_numbers(folder, alpha, max_width, policy)
     experiments = [s.experiment for s in shown if s.experiment is not None]
     story = list(STORY)
+    experiments.sort(key=lambda e: story.index(e.name) if e.name in STORY else len(STORY))
     return Contents(
-        folder=folder,
-        words=words,
-        alpha=alpha,
-        max_width=max_width,
-        policy=stored_policy,
-        simulated=None if policy is None else _simulated(policy, folder, simulations),
-        guarantees=[Statement(words.said(s), tuple(map(words.said, of))) for s, of in guarantees],
-        is_by_group=unit is not None and unit.is_group,
-        cases=cases,
-        numbers=numbers,
-        scan=scan,
-        failed=_failed(folder),
-        evaluations=evaluations,
-        simulations=simulations,
-        sections=_sections([*shown, *_computed(folder, words, sizes)]),
-        tables=[s.table for s in shown if s.table is not None],
-        experiments=sorted(
-            experiments, key=lambda e: story.index(e.name) if e.name in STORY else len(STORY)
-        ),
-        notes=[*notes, *scan_notes, *size_notes, *case_notes, *number_notes],
-    )
+        folder, words, alpha, max_width, stored_policy,
+        None if policy is None else _simulated(policy, folder, simulations),
+        [Statement(words.said(one), tuple(map(words.said, of))) for one, of in guarantees],
+        unit is not None and unit.is_group, cases, numbers, scan, _failed(folder), evaluations,
+        simulations, _sections([*shown, *_computed(folder, words, sizes)]),
+        [one.table for one in shown if one.table is not None], experiments, notes,
+    )  # fmt: skip
 
 
 class _Shown(NamedTuple):
@@ -235,7 +220,7 @@ def _shown_records(folder: RunFolder) -> tuple[list[_Shown], list[str]]:
         try:
             shown.append(_shown(found))
         except (InputError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}"
+            reason = str(error) if isinstance(error, InputError) else type(error).__name__
             notes.append(
                 f"{found.path} says it is {found.schema} but is not complete ({reason:.120}), so "
                 "it is not shown."
@@ -299,30 +284,23 @@ def _experiment(record: Record) -> Experiment:
     for one in tables:
         records.require_table(one)
     return Experiment(
-        slug(str(record["name"])),
-        str(record["title"]),
-        str(record.get("claim") or ""),
-        str(record.get("finding") or ""),
-        dict(record.get("settings") or {}),
+        slug(str(record["name"])), str(record["title"]), str(record.get("claim") or ""),
+        str(record.get("finding") or ""), dict(record.get("settings") or {}),
         tuple(f for f in figures if not f.is_empty),
         tuple(
-            Table(
-                slug(str(one["name"])),
-                str(one["caption"]),
-                tuple(map(str, one["columns"])),
-                tuple(tuple(row) for row in one["rows"]),
-            )
+            Table(slug(str(one["name"])), str(one["caption"]), tuple(map(str, one["columns"])),
+                  tuple(map(tuple, one["rows"])))
             for one in tables
         ),
         record["verdict"] if record.get("verdict") in records.VERDICTS else None,
         None if record.get("number") is None else str(record["number"]),
-    )
+    )  # fmt: skip
 
 
 def _opened(
     folder: RunFolder, schema: str, load: Callable[[Path], _Stored]
 ) -> tuple[RunFolder, dict[str, _Stored]]:
-    """Open stored policies or bounds; what cannot be read is remembered, not raised."""
+    """Open stored policies or bounds; unreadable ones are listed, not raised."""
     opened, unreadable = {}, list(folder.unreadable)
     for found in folder.of(schema):
         try:
@@ -335,7 +313,7 @@ def _opened(
 
 
 def _with_goal(found: StoredRecord) -> StoredRecord:
-    """Say in words until when a simulation scans; a record without it is noted as incomplete."""
+    """Add the goal of a simulation as a sentence."""
     if found.schema != records.SIMULATE:
         return found
     try:
@@ -346,7 +324,7 @@ def _with_goal(found: StoredRecord) -> StoredRecord:
 
 
 def _failed(folder: RunFolder) -> dict[str, str]:
-    """The reasons that the log of an unfinished table gives."""
+    """Reasons of failed cases, from the log of an unfinished table."""
     if folder.table is None or not folder.table.missing or folder.table_path is None:
         return {}
     from taskuq.pipeline import status
@@ -358,16 +336,16 @@ def _failed(folder: RunFolder) -> dict[str, str]:
         return {}
 
 
-def _noted(compute: Callable[[], Any], sentence: str) -> tuple[Any, list[str]]:
-    """Return a value; or None, and why there is none."""
+@contextmanager
+def _noted(notes: list[str], sentence: str) -> Iterator[None]:
+    """Add a note in place of what cannot be shown."""
     try:
-        return compute(), []
+        yield
     except InputError as error:
-        return None, [f"{sentence}{error}"]
+        notes.append(f"{sentence}{error}")
 
 
 def _words(folder: RunFolder) -> Words:
-    """Return the terms of the run, of its table, or plain ones."""
     for given in (folder.run, {} if folder.table is None else folder.table.provenance):
         try:
             if given.get("words") is not None:
@@ -443,7 +421,7 @@ def _guarantees(
 
 
 def _shortages(stored: Policy | Bound, withdrawn: Mapping[str, str]) -> tuple[str, ...]:
-    """Why a stored policy or bound does less than its sentence may lead one to think."""
+    """Reasons why a policy or bound is less useful than its guarantee suggests."""
     short = stored.guarantee.shortage
     if isinstance(stored, Policy):
         if short is None and np.isposinf(stored.thresholds).any():
@@ -485,76 +463,61 @@ def _of_splits(record: Mapping[str, Any]) -> Statement | None:
 
 
 def _unit(name: Any) -> Unit | None:
-    """Return the unit that a run or a record names, if it names one."""
     try:
         return unit_named(name, whole=True)
     except InputError:
         return None
 
 
-def _sample_sizes(
-    folder: RunFolder, alpha: float | None, policy: Policy | None
-) -> tuple[Record | None, list[str]]:
+def _sample_sizes(folder: RunFolder, alpha: float | None, policy: Policy | None) -> Record | None:
     """Return calibration sizes for the run's error rate, or for a stored question about sizes."""
     stored = folder.of(records.PLAN_SIZE)
     alpha = stored[0].record.get("alpha") if stored else alpha
     delta = stored[0].record.get("delta", 0.05) if stored else 0.05
     if not isinstance(alpha, float) or not 0.001 <= alpha <= 0.5:
-        return None, []
+        return None
     by_group = policy is None or policy.guarantee.whom.is_group
     have = None if policy is None or by_group else policy.guarantee.n_cases
-    try:
-        return calibration_sizes(alpha, float(delta), have), []
-    except InputError:
-        return None, ["No planner is shown for this error rate: its sizes are too large."]
+    return calibration_sizes(alpha, float(delta), have)
 
 
 def _cases(
-    table: TaskOutputs | None, policy: Policy | None, bounds: Mapping[str, Bound]
-) -> tuple[list[CaseReport], list[str]]:
+    table: TaskOutputs | None, policy: Policy | None, bounds: Mapping[str, Bound], notes: list[str]
+) -> list[CaseReport]:
     """Return the reports of the policy and the bounds about each case of the table."""
     if table is None:
-        return [], []
+        return []
+    named = ({} if policy is None else {"The policy": policy}) | dict(bounds)
     found: list[CaseReport] = []
-    notes: list[str] = []
-    sources: list[tuple[str, Callable[[], list[CaseReport]]]] = [
-        (name, lambda bound=bound: list(bound_reports(bound, table)))  # type: ignore[misc]
-        for name, bound in bounds.items()
-    ]
-    if policy is not None:
-        sources.insert(0, ("The policy", lambda: list(policy_reports(policy, table))))
-    for name, reports in sources:
-        of, note = _noted(reports, f"{name} does not fit the table: ")
-        found, notes = [*found, *(of or [])], [*notes, *note]
-    return found, notes
+    for name, stored in named.items():
+        reports = policy_reports if isinstance(stored, Policy) else bound_reports
+        with _noted(notes, f"{name} does not fit the table: "):
+            found += list(reports(stored, table))  # type: ignore[arg-type]
+    return found
 
 
 def _explorer_numbers(
     folder: RunFolder, alpha: float | None, max_width: float | None, policy: Policy | None
-) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the numbers of the explorer, or why there are none."""
+) -> dict[str, Any] | None:
     explorer = folder.explorer
     if explorer is None:
-        return None, ["No explorer.npz is stored with this run, so there are no pictures."]
+        raise InputError("no explorer.npz is stored with this run")
     run_unit = _unit(folder.run.get("unit"))
     unit = "group" if run_unit is None else run_unit.counted
     widths: list[float | None] = [None] * explorer.tasks
     if policy is not None and len(policy.task_names) == explorer.tasks:
         widths = [policy.goal.of(task).max_width for task in range(explorer.tasks)]
-    return _noted(
-        lambda: explorer_numbers(
-            explorer,
-            alpha=alpha or 0.05,
-            max_widths=[width or max_width or 0.1 for width in widths],
-            unit=unit if policy is None else policy.guarantee.unit,
-            task_ranges=_ranges(folder, policy),
-        ),
-        "The explorer cannot be shown: ",
+    return explorer_numbers(
+        explorer,
+        alpha=alpha or 0.05,
+        max_widths=[width or max_width or 0.1 for width in widths],
+        unit=unit if policy is None else policy.guarantee.unit,
+        task_ranges=_ranges(folder, policy),
     )
 
 
 def _ranges(folder: RunFolder, policy: Policy | None) -> list[TaskRange]:
-    """The range of each task that the explorer shows, from wherever it is declared first."""
+    """Range of each task of the explorer, as first declared."""
     explorer = folder.explorer
     assert explorer is not None
     declared = [[explorer.of(task).task_range for task in range(explorer.tasks)]]
@@ -564,7 +527,7 @@ def _ranges(folder: RunFolder, policy: Policy | None) -> list[TaskRange]:
 
 
 def policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[CaseReport]:
-    """Stop every case of a table by a policy and say what is reported."""
+    """Stop every case of a table by a policy."""
     if list(policy.accelerations) != [float(R) for R in table.accelerations]:
         raise InputError(
             f"it decides at R = {', '.join(f'{R:g}' for R in policy.accelerations)}, the table has "
@@ -598,7 +561,7 @@ def policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[CaseReport]:
 
 
 def bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[CaseReport]:
-    """Give the interval of a bound for every case of a table."""
+    """Apply a bound to every case of a table."""
     k = 0 if bound.acceleration is None else table.round_at(bound.acceleration)
     if bound.acceleration is None and table.rounds > 1:
         raise InputError("it does not say which of the table's accelerations it is for")
@@ -625,7 +588,7 @@ def _who(table: TaskOutputs, i: int) -> tuple[str, str, str]:
 
 
 def _together(policy: Policy, table: TaskOutputs) -> list[np.ndarray]:
-    """Cases that are decided together: all at once, or group by group."""
+    """Cases that are decided jointly: all of them, or group by group."""
     if not policy.whole_group:
         return [np.arange(table.cases)]
     if table.group is None:
@@ -634,13 +597,12 @@ def _together(policy: Policy, table: TaskOutputs) -> list[np.ndarray]:
 
 
 def interval_table(reports: Sequence[CaseReport]) -> Table:
-    """Return what the policy and the bounds say about each case, one row each."""
     rows = tuple(tuple(getattr(report, name) for name in _COLUMNS) for report in reports)
     return Table("intervals", "The interval of each case.", _COLUMNS, rows)
 
 
 def patient_table(table: TaskOutputs | None, reports: Sequence[CaseReport]) -> Table | None:
-    """Return one row for each group of a table, or None where there are no groups."""
+    """Return one row for each group of a table."""
     if table is None or table.group is None:
         return None
     groups = [str(g) for g in dict.fromkeys(table.group.tolist())]
@@ -683,7 +645,7 @@ def patient_table(table: TaskOutputs | None, reports: Sequence[CaseReport]) -> T
 
 
 def task_table(reports: Sequence[CaseReport]) -> Table | None:
-    """Return what the stored policy reports task by task, or None where there are not several."""
+    """Return the reports of the policy task by task, if there are several tasks."""
     tasks: dict[str, list[CaseReport]] = {}
     for report in reports:
         if report.is_stopped:
@@ -706,7 +668,7 @@ def task_table(reports: Sequence[CaseReport]) -> Table | None:
 
 
 def _stopping(reports: list[CaseReport], tasks: Sequence[str]) -> list[object]:
-    """What became of the scans of a group, each of which reports on all tasks at once."""
+    """Stopping columns of one group; a scan reports on all tasks at once."""
     early = _early(reports)
     # The tasks of a case stop together, so that one of them counts scans.
     scans = [r for r in reports if r.task == tasks[0]]

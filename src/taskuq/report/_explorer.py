@@ -31,80 +31,52 @@ SEEN = ("truth", "estimate", "mean", "sd", "samples", "point")
 
 
 class OneTask(NamedTuple):
-    """What is stored of one task; arrays as :class:`Explorer` has them, without a last axis."""
+    """Arrays of one task, without the task axis."""
 
     name: str
     task_range: TaskRange
-    outputs: FloatArray
-    targets: FloatArray
-    point_outputs: FloatArray | None
-    calibration_outputs: FloatArray
-    calibration_targets: FloatArray
+    outputs: FloatArray  # (S, T, p)
+    targets: FloatArray  # (S,)
+    point_outputs: FloatArray | None  # (S, T)
+    calibration_outputs: FloatArray  # (n, T, p)
+    calibration_targets: FloatArray  # (n,)
 
 
 @dataclass(frozen=True, eq=False)
 class Explorer:
     """Shown slices and the stored calibration set.
 
-    S slices are shown in T rounds, with J of the p posterior samples as pictures of H x W. Where
-    there are several tasks, outputs and targets have a last axis for them. Where images have
-    colours, all pictures but the standard deviations have a last axis for red, green and blue.
-
-    Arguments:
-        case: An identity for each slice (S,).
-        group: Its patient or volume (S,).
-        accelerations: Of the rounds (T,), decreasing.
-        truth: The true images (S, H, W).
-        mean: Posterior means (S, T, H, W).
-        sd: Posterior standard deviations (S, T, H, W).
-        outputs: Task outputs of the recoveries (S, T, p).
-        targets: Task outputs of the truth (S,).
-        calibration_outputs: The same of the calibration cases (n, T, p).
-        calibration_targets: Their targets (n,).
-        estimate: Images of the measurements alone (S, T, H, W): zero-filled, back-projected.
-        label: The class of each slice (S,).
-        masks: Which lines a round measures (T, line); (S, T, line) where a rule chose them for
-            each slice.
-        samples: Single posterior samples (S, T, J, H, W).
-        point: Another recovery to compare with, e.g. a variational network's (S, T, H, W).
-        point_outputs: Its task outputs (S, T).
-        calibration_group: The groups of the calibration cases (n,).
-        task_range: The range of the task, (2,).
-        round_names: What rounds are called (T,).
-        task_names: What tasks are called (task,).
-        task_ranges: The range of each task (task, 2), infinite where there is none.
+    S slices in T rounds, with J of the p posterior samples as pictures of H x W. Several tasks
+    have a last axis in outputs and targets; colours have one in all pictures but ``sd``.
     """
 
-    case: np.ndarray
-    group: np.ndarray
-    accelerations: FloatArray
-    truth: FloatArray
-    mean: FloatArray
-    sd: FloatArray
+    case: np.ndarray  # (S,)
+    group: np.ndarray  # (S,), patient or volume
+    accelerations: FloatArray  # (T,), decreasing
+    truth: FloatArray  # (S, H, W)
+    mean: FloatArray  # (S, T, H, W)
+    sd: FloatArray  # (S, T, H, W)
     outputs: FloatArray
     targets: FloatArray
     calibration_outputs: FloatArray
     calibration_targets: FloatArray
-    estimate: FloatArray | None = None
-    label: np.ndarray | None = None
-    masks: np.ndarray | None = None
-    samples: FloatArray | None = None
-    point: FloatArray | None = None
+    estimate: FloatArray | None = None  # (S, T, H, W): zero-filled, back-projected
+    label: np.ndarray | None = None  # (S,), class
+    masks: np.ndarray | None = None  # (T, line), or (S, T, line) where a rule chose
+    samples: FloatArray | None = None  # (S, T, J, H, W)
+    point: FloatArray | None = None  # (S, T, H, W), a second recovery
     point_outputs: FloatArray | None = None
-    calibration_group: np.ndarray | None = None
+    calibration_group: np.ndarray | None = None  # (n,)
     task_range: tuple[float, float] | None = None
-    round_names: np.ndarray | None = None
-    task_names: np.ndarray | None = None
-    task_ranges: FloatArray | None = None
+    round_names: np.ndarray | None = None  # (T,)
+    task_names: np.ndarray | None = None  # (task,)
+    task_ranges: FloatArray | None = None  # (task, 2), infinite if unbounded
 
     @property
     def tasks(self) -> int:
-        """The number of tasks."""
         return 1 if self.outputs.ndim == 3 else int(self.outputs.shape[3])
 
     def of(self, task: int) -> OneTask:
-        """Return what is stored of one task."""
-
         def part(values: FloatArray | None) -> Any:
             return values if values is None or self.outputs.ndim == 3 else values[..., task]
 
@@ -119,18 +91,15 @@ class Explorer:
 
     @property
     def labels(self) -> list[str]:
-        """What each round is called: its name, or its acceleration."""
         names = [None] * self.rounds if self.round_names is None else self.round_names.tolist()
         return [round_label(float(R), n) for R, n in zip(self.accelerations, names, strict=True)]
 
     @property
     def slices(self) -> int:
-        """The number of shown slices."""
         return len(self.truth)
 
     @property
     def rounds(self) -> int:
-        """The number of rounds."""
         return len(self.accelerations)
 
 
@@ -140,11 +109,16 @@ IDS = ("case", "group", "label", "calibration_group", "round_names", "task_names
 
 
 def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
-    """Check what the explorer is to show, and write it as one ``.npz`` file.
+    """Check the arrays of an explorer and write them as one ``.npz`` file.
 
-    Arguments:
-        path: Where to write; ``explorer.npz`` in a run's folder.
-        arrays: The arrays of :class:`Explorer`, by name; tensors are welcome.
+    S slices in T rounds, with J of the p posterior samples as pictures of H x W; n calibration
+    cases. Needed: ``case``, ``group`` (S,), ``accelerations`` (T,), ``truth`` (S, H, W), ``mean``,
+    ``sd`` (S, T, H, W), ``outputs`` (S, T, p), ``targets`` (S,), ``calibration_outputs``
+    (n, T, p), ``calibration_targets`` (n,). The rest of :class:`Explorer` is optional.
+
+    Args:
+        path: The file, ``explorer.npz`` in a run's folder.
+        arrays: The arrays by name; tensors are accepted.
 
     Example:
         >>> import tempfile
@@ -165,13 +139,12 @@ def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
 
 
 def load_explorer(path: str | os.PathLike[str]) -> Explorer:
-    """Return what :func:`save_explorer` wrote, or what somebody wrote with the same names."""
     with open_npz(path, "pictures") as archive:
         return check_explorer({name: archive[name] for name in archive if name in NAMES})
 
 
 def check_explorer(arrays: Mapping[str, Any]) -> Explorer:
-    """Return arrays, by name, as what they show; one that does not fit the others is refused."""
+    """Check arrays, by name, against each other."""
     unknown = sorted(set(arrays) - set(NAMES))
     missing = [name for name in NEEDED if arrays.get(name) is None]
     if unknown or missing:
@@ -180,7 +153,8 @@ def check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     given = {name: value for name, value in arrays.items() if value is not None}
     x = {n: as_array(given[n], n) for n in given if n not in IDS}
     outputs, calibration = x["outputs"], x["calibration_outputs"]
-    if outputs.ndim not in (3, 4) or not _is_pictures(x["truth"]):
+    is_picture = x["truth"].ndim == 3 or (x["truth"].ndim == 4 and x["truth"].shape[-1] == 3)
+    if outputs.ndim not in (3, 4) or not is_picture:
         raise InputError(
             "outputs must be (slice, round, sample), with a last axis for several tasks, and truth "
             f"(slice, height, width), with a last axis of 3 for colours, got {outputs.shape} and "
@@ -210,10 +184,6 @@ def check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     return Explorer(**parts)
 
 
-def _is_pictures(truth: np.ndarray) -> bool:
-    return truth.ndim == 3 or (truth.ndim == 4 and truth.shape[-1] == 3)
-
-
 def _require_shapes(
     x: Mapping[str, np.ndarray], tasks: tuple[int, ...], colour: tuple[int, ...], **n: int
 ) -> None:
@@ -240,7 +210,7 @@ def _require_shapes(
 
 
 def _kept(value: np.ndarray, name: str) -> np.ndarray:
-    """Task outputs stay float32 or float64, as calibration wants; pictures need less."""
+    """Keep float32 and float64 outputs; pictures need less."""
     if name == "masks":
         return value.astype(bool)
     if name in ("targets", "calibration_targets", "accelerations", "task_ranges"):
@@ -257,18 +227,15 @@ FEWEST_FOR_LEARNED = 400
 # More sample values than this would make the page too large to open.
 MOST_SAMPLES = 3_000_000
 
-# What the explorer knows to compute: stopping rules, and scores with their titles.
+# Stopping rules of the explorer, and titles of its scores.
 RULES: dict[str, dict[str, Any]] = {
     "fixed-width": {"kind": "fixed-width", "statistic": "spread", "name": "Fixed width"},
-    "fixed-width-learned": {
-        "kind": "fixed-width",
-        "statistic": "learned-window",
-        "name": "Fixed width, learned risk",
-    },
+    "fixed-width-learned": {"kind": "fixed-width", "statistic": "learned-window",
+                            "name": "Fixed width, learned risk"},
     "adaptive": {"kind": "adaptive", "name": "Adaptive width"},
     "anytime": {"kind": "anytime", "name": "Any time"},
     "paper": {"kind": "paper", "name": "The paper's, round by round"},
-}
+}  # fmt: skip
 # The statistics of windows, by what the explorer calls the score behind each.
 WINDOWS: dict[str, Statistic] = {"spread": "spread", "learned-window": "learned"}
 TITLES = {
@@ -288,7 +255,7 @@ def explorer_numbers(
     unit: str,
     task_ranges: Sequence[TaskRange],
 ) -> dict[str, Any]:
-    """Return what the explorer computes with, as values that JSON can hold."""
+    """Return settings, calibration set and interval families for JSON."""
     group = explorer.calibration_group
     unit = unit if group is not None else "case"
     tasks: list[dict[str, Any]] = []
@@ -298,14 +265,12 @@ def explorer_numbers(
             name: PolicyPlan("fixed-width", alpha, Goal(max_width=width), statistic=statistic)
             for name, statistic in WINDOWS.items()
         }
-        tasks.append(
-            {
-                "name": one.name,
-                "range": None if range_ is None else [_word(v) for v in range_],
-                "targets": packed(one.calibration_targets.astype("<f8")),
-                "scores": _scores(explorer, one, plans, unit, range_),
-            }
-        )
+        tasks.append({
+            "name": one.name,
+            "range": None if range_ is None else [_word(v) for v in range_],
+            "targets": packed(one.calibration_targets.astype("<f8")),
+            "scores": _scores(explorer, one, plans, unit, range_),
+        })  # fmt: skip
     # Only what every task knows can be asked of all of them.
     scores = set.intersection(*(set(task["scores"]) for task in tasks))
     policies = {
@@ -328,14 +293,13 @@ def explorer_numbers(
 
 
 def packed(array: np.ndarray) -> str:
-    """Return an array's bytes, little end first, as base64."""
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
 
 
 def learning_cases(
     score: Score, cases: int, alpha: float, group: np.ndarray | None, unit: str
 ) -> np.ndarray:
-    """Return which calibration cases a score of the explorer learns from."""
+    """Return the calibration cases that a score learns from."""
     whom = unit_named(unit)
     index = whom.index(cases, group)
     take = tuning_units(score, whom, int(index.max()) + 1, alpha, None)
@@ -409,7 +373,7 @@ def _steady(
     group: np.ndarray | None,
     task_range: TaskRange,
 ) -> dict[str, Any]:
-    """Families of a score that learns from all calibration cases, for each unit of a promise."""
+    """Families of a score that learns from all calibration cases, for each unit."""
     everyone = np.ones(x.shape[1], dtype=bool)
     reads, seen = [score.read(of_round) for of_round in x], [score.read(r) for r in shown]
     scales: dict[str, dict[str, dict[str, str]]] = {"calibration": {}, "shown": {}}
@@ -440,7 +404,7 @@ def _scales(scores: list[SteadyScore], reads: list[Any]) -> str:
 def _windows(
     plan: PolicyPlan, places: list[TaskRange], accelerations: FloatArray
 ) -> dict[str, Any]:
-    """Where windows are kept, and how much more late rounds tolerate."""
+    """Places of the windows, and weights of the rounds."""
     return {
         "places": [None if place is None else [_word(v) for v in place] for place in places],
         "weights": [float(R**plan.lateness) for R in accelerations],
@@ -484,7 +448,7 @@ def _numbered(group: np.ndarray) -> np.ndarray:
 
 
 def _word(value: float) -> float | str:
-    """A number as JavaScript reads it; JSON has none for infinity."""
+    """A number as JavaScript reads it; JSON has no infinity."""
     return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
@@ -513,7 +477,7 @@ class Pictures:
 def explorer_payload(
     explorer: Explorer, numbers: Mapping[str, Any], words: Words
 ) -> dict[str, Any]:
-    """Return all that the explorer needs, as values that JSON can hold."""
+    """Return everything that the explorer reads, for JSON."""
     made = slice_pictures(explorer)
     tasks = [explorer.of(task) for task in range(explorer.tasks)]
     return {
@@ -547,7 +511,7 @@ def explorer_payload(
 
 
 def slice_pictures(explorer: Explorer, budget: int = BUDGET) -> Pictures:
-    """Compress the pictures of an explorer."""
+    """Compress the pictures; quality gives way to the budget first, then size."""
     S, H, W = explorer.truth.shape[:3]
     J = 0 if explorer.samples is None else explorer.samples.shape[2]
     tiles = ["estimate"] if explorer.estimate is not None else []
@@ -572,7 +536,7 @@ def slice_pictures(explorer: Explorer, budget: int = BUDGET) -> Pictures:
 
 
 def _lines(masks: np.ndarray | None, s: int | None = None) -> dict[str, Any] | None:
-    """Which lines each round adds, and how many there are: of all slices, or of one by itself."""
+    """Lines that each round adds: of all slices, or of one."""
     if masks is None or (masks.ndim == 3) != (s is not None):
         return None
     masks = masks if s is None else masks[s]
@@ -582,20 +546,19 @@ def _lines(masks: np.ndarray | None, s: int | None = None) -> dict[str, Any] | N
 
 
 def _doubt(explorer: Explorer, s: int) -> float:
-    """The scale that spread and error of a slice share, over all rounds."""
+    """Common scale of spread and error of a slice, over all rounds."""
     both = np.concatenate([explorer.sd[s].astype(np.float32), _error(explorer, s)])
     return float(np.quantile(both, 0.999)) or 1.0
 
 
 def _error(explorer: Explorer, s: int) -> FloatArray:
-    """The errors of the means of a slice (round, height, width), over colours their mean."""
+    """Errors of the posterior means of a slice (round, height, width)."""
     true = explorer.truth[s].astype(np.float32)
     error = np.abs(explorer.mean[s].astype(np.float32) - true)
     return np.asarray(error.mean(-1) if true.ndim == 3 else error)
 
 
 def thumbnail(image: FloatArray, low: float, top: float, side: int = 96, quality: int = 70) -> str:
-    """Return a small picture as a page embeds it."""
     return _encoded([_grey(image, top, max(1, min(image.shape[:2]) // side), low)], quality)
 
 
@@ -622,13 +585,13 @@ def _encoded_slice(
 
 
 def brightness(image: FloatArray) -> tuple[float, float]:
-    """Return which values are black and white where an image is shown."""
+    """Return the values shown as black and white."""
     low, top = min(0.0, float(image.min())), float(image.max())
     return low, top if top > low else low + 1.0
 
 
 def _grey(image: FloatArray, top: float, shrink: int, low: float = 0.0) -> np.ndarray:
-    """An image in 256 steps, each colour by itself, and smaller."""
+    """Quantise an image to 256 levels and shrink it."""
     scaled = (np.asarray(image, dtype=np.float32) - low) * (255 / (top - low))
     if shrink > 1:
         H, W = scaled.shape[:2]

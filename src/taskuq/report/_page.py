@@ -26,6 +26,7 @@ from taskuq.report._records import (
     DATA_CHECK,
     STATUS,
     SUMMARY,
+    Record,
     Table,
     figure_table,
     latex_table,
@@ -40,7 +41,6 @@ from taskuq.report._records import (
 )
 from taskuq.report._scan import scan_picture
 from taskuq.report.figures import Figure, draw_all, figure_svg, legend_of, plain_values
-from taskuq.words import Words
 
 # Experiments about what precedes the statistics, folded in the report.
 APPENDICES = ("recovery-quality", "classifier-quality", "masks", "data-splits")
@@ -54,7 +54,6 @@ Say = Callable[[str], str]
 
 
 def write_page(contents: Contents) -> Path:
-    """Write the page of a run, and return its path."""
     text = page_text(contents)
     target = contents.folder.path / "report.html"
     with whole_file(target) as partial:
@@ -63,7 +62,6 @@ def write_page(contents: Contents) -> Path:
 
 
 def page_text(contents: Contents) -> str:
-    """Return the page of a run as HTML."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -74,12 +72,8 @@ def page_text(contents: Contents) -> str:
     return environment.get_template("report.html").render(**_context(contents))
 
 
-def _by_group(words: Words) -> str:
-    return f"{words.title('group')} by {words.group}"
-
-
 def _grid(table: Table, say: Say = str) -> dict[str, Any]:
-    """A table as the template wants it: cells as text, and which columns hold words."""
+    """A table for the template: cells as text, and the columns that hold text."""
     return {
         "name": slug(table.name),
         "label": f"Table: {table.name}",
@@ -101,12 +95,8 @@ def _plate(figure: Figure, used: set[str], short: str, say: Say = str) -> dict[s
     while identity in used:
         identity += "-again"
     used.add(identity)
-    figure = replace(
-        figure,
-        caption=say(figure.caption),
-        x_label=say(figure.x_label),
-        y_label=say(figure.y_label),
-    )
+    texts = {name: say(getattr(figure, name)) for name in ("caption", "x_label", "y_label")}
+    figure = replace(figure, **texts)
     return {
         "id": identity,
         "name": figure.name,
@@ -119,104 +109,64 @@ def _plate(figure: Figure, used: set[str], short: str, say: Say = str) -> dict[s
 
 
 def _context(contents: Contents) -> dict[str, Any]:
-    """All that the template names."""
+    folder, words, run = contents.folder, contents.words, contents.folder.run
     used: set[str] = set()
-    say = contents.words.said
-    figures = [
-        (heading, say(reading), [_plate(figure, used, title, say) for title, figure in under])
-        for heading, reading, under in contents.sections
-    ]
-    experiments = _experiments(contents, used)
+    say = words.said
     explorer, notes = _explorer(contents)
-    sections = [("answer", "The answer")]
-    sections += [("explore", "Look for yourself")] if explorer else []
-    sections += [("results", "Results")]
-    sections += [("claims", "Claims, one by one")] if experiments else []
-    sections += [("guarantee", "Intended use and limits"), ("figures", "Figures"),
-                 ("patients", _by_group(contents.words)), ("failures", "Failures"),
-                 ("reproduce", "Reproduce"), ("glossary", "Glossary")]  # fmt: skip
+    failures, counted = failure_tables(contents)
+    patients, by_task = patient_table(folder.table, contents.cases), task_table(contents.cases)
+    of_policies = [t for t in contents.tables if t.name in contents.simulations]
+    others = [t for t in contents.tables if t.name not in contents.simulations]
+    rows = [row for results in contents.simulations.values() for row in results]
     scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
-    return {
-        **_said(contents),
-        **_results(contents),
-        **_failures(contents, notes),
-        "explorer": explorer,
-        "experiments": experiments,
-        "figures": figures,
-        "sections": sections,
-        "css": Markup((ASSETS / "report.css").read_text(encoding="utf-8")),
-        "scripts": [Markup(script) for script in scripts],
-        "script_hashes": Markup(" ".join(map(_hash, scripts)) if explorer else "'none'"),
-    }
-
-
-def _said(contents: Contents) -> dict[str, Any]:
-    """What was run, what is promised, and how to do it again."""
-    run = contents.folder.run
+    scan, key = contents.scan, key_table(contents)
     return {
         "title": str(run.get("title") or "A run without a title"),
-        "eyebrow": "Intervals for what the task would have said about the true image",
+        "words": words,
         "answer": answer_of(contents),
         "unpromised": UNPROMISED,
-        "scan": None
-        if contents.scan is None
-        else scan_picture(contents.scan, contents.folder.explorer, contents.words),
-        "promises": contents.guarantees[1:],
-        "card": card(contents),
-        "limits": limits(contents),
-        "glossary": glossary(),
+        "scan": None if scan is None else scan_picture(scan, folder.explorer, words),
+        "explorer": explorer,
+        "key_table": key and _grid(key, say),
+        "key_alpha": key and _key_evaluation(contents)[1]["results"][0]["alpha"],
+        "tables": [_grid(t, say) for t in (*of_policies, *filter(None, [by_task]))],
+        "more_tables": [_grid(t, say) for t in others],
+        "figures": [
+            (heading, say(reading), [_plate(figure, used, title, say) for title, figure in under])
+            for heading, reading, under in contents.sections
+        ],
+        "experiments": _experiments(contents, used),
+        "guarantees": contents.guarantees[1:],
+        "unit": "group" if contents.is_by_group else "case",
+        "what": run["what"] if isinstance(run.get("what"), Mapping) else {},
+        "undeclared": folder.table and undeclared_range(folder.table),
+        "measured": sorted({policy_name(row) for row in rows if not row["guaranteed"]}),
+        "is_synthetic": run.get("title") and "synthetic" in str(run.get("what", "")).lower(),
         "facts": facts(contents),
         "networks": [
-            {"name": str(n.get("name") or "without a name"),
-             "facts": [(str(k), _words(v)) for k, v in n.items() if k != "name"]}
-            for n in run.get("networks") or ()
-            if isinstance(n, Mapping)
+            (str(n.get("name") or "without a name"),
+             [(str(k), _words(v)) for k, v in n.items() if k != "name"])
+            for n in run.get("networks") or () if isinstance(n, Mapping)
         ],
-        "commands": [str(c) for c in run.get("commands") or ()],
-        "revision": str(run["revision"]) if run.get("revision") else None,
-        "folder_name": contents.folder.path.resolve().name or "RUN_DIR",
-        "version": taskuq.__version__,
-        "words": contents.words,
-    }  # fmt: skip
-
-
-def _results(contents: Contents) -> dict[str, Any]:
-    """The tables of results, those of policies first, and the run patient by patient."""
-    key, sentence = key_table(contents)
-    policies = [t for t in contents.tables if t.name in contents.simulations]
-    by_task = task_table(contents.cases)
-    policies += [by_task] if by_task else []
-    others = [t for t in contents.tables if t.name not in contents.simulations]
-    table = contents.folder.table
-    patients = patient_table(table, contents.cases)
-    say = contents.words.said
-    return {
-        "key_table": _grid(key, say) if key else None,
-        "key_sentence": sentence,
-        "tables": [_grid(t, say) for t in policies],
-        "more_tables": [_grid(t, say) for t in others],
-        "patients": _grid(patients, say) if patients else None,
-        "patients_note": "The table has no groups, so there is nothing to sum up by "
-        f"{contents.words.group}."
-        if table is not None
-        else "No table of task outputs is stored with this run.",
-    }
-
-
-def _failures(contents: Contents, notes: list[str]) -> dict[str, Any]:
-    """What failed, and what the page leaves out."""
-    tables, sentence = failure_tables(contents)
-    folder = contents.folder
-    return {
-        "failures": [_grid(t, contents.words.said) for t in tables],
-        "failures_sentence": contents.words.said(sentence),
+        "patients": patients and _grid(patients, say),
+        "has_table": folder.table is not None,
+        "failures": [_grid(t, say) for t in failures],
+        "counted": say(counted),
         "notes": [
             *contents.notes,
             *notes,
-            *(f"{path} is {schema}, which has no place on this page."
+            *(f"{path} is {schema}, which has no place in this report."
               for path, schema in folder.others),
             *(f"{path} could not be read: {reason}" for path, reason in folder.unreadable),
         ],
+        "commands": [str(c) for c in run.get("commands") or ()],
+        "revision": str(run["revision"]) if run.get("revision") else None,
+        "folder_name": folder.path.resolve().name or "RUN_DIR",
+        "version": taskuq.__version__,
+        "glossary": TERMS.items(),
+        "css": Markup((ASSETS / "report.css").read_text(encoding="utf-8")),
+        "scripts": [Markup(script) for script in scripts],
+        "script_hashes": Markup(" ".join(map(_hash, scripts)) if explorer else "'none'"),
     }  # fmt: skip
 
 
@@ -270,7 +220,7 @@ def _explorer(contents: Contents) -> tuple[dict[str, Any] | None, list[str]]:
 
 
 def _hash(script: str) -> str:
-    """Name a script so that the page runs it and no other."""
+    """Hash of a script for the content security policy."""
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
@@ -279,7 +229,7 @@ WHAT = {"data": "Data", "measure": "Measurement h", "recover": "Recovery g", "ta
 
 
 def facts(contents: Contents) -> list[tuple[str, str]]:
-    """Return what was run, as terms and what they are."""
+    """Return the settings of the run."""
     run, table, words = contents.folder.run, contents.folder.table, contents.words
     what = run.get("what")
     found = []
@@ -326,74 +276,19 @@ def facts(contents: Contents) -> list[tuple[str, str]]:
     return found
 
 
-def card(contents: Contents) -> list[tuple[str, str]]:
-    """Return intended use, assumptions, data and networks."""
-    words = contents.words
-    what = contents.folder.run.get("what")
-    told = what if isinstance(what, Mapping) else {}
-    networks = " ".join(str(told[name]) for name in ("recover", "task") if told.get(name))
-    found = [
-        (
-            "Intended use",
-            f"To stop measuring each {words.case} once the answer of a fixed task is certain "
-            "enough, and to bound what that task would have said with everything measured.",
-        ),
-        (
-            "Not for",
-            "A diagnosis, a statement about one given person or class, another source of data, or "
-            "settings that were chosen by looking at the result.",
-        ),
-        (
-            "Assumed",
-            f"New {words.many('group' if contents.is_by_group else 'case')} are exchangeable with "
-            "those of the calibration. taskuq cannot see from one page whether that is so.",
-        ),
-        ("Data", str(told.get("data") or "")),
-        ("Networks", networks),
-    ]
-    return [(term, text) for term, text in found if text]
-
-
-def limits(contents: Contents) -> list[str]:
-    """Return what the promise is not."""
-    run = contents.folder.run
-    words = contents.words
-    one = "group" if contents.is_by_group else "case"
-    by = words.many(one)
-    found = [
-        "The target is what the task says about the true image. It is not a fact about what "
-        "is shown there, and a task that is wrong about the true image is wrong here too.",
-        f"The promise is an average over new {by} that come from where the calibration {by} came "
-        f"from. It is not about one given {getattr(words, one)}, and not about a class of {by}: "
-        "there coverage is measured.",
-        "Exchangeability is assumed. Another device, setting or population breaks it, and "
-        "nothing on this page would show that.",
-        "Widths and accelerations are measured; no width is promised where a scan does not stop "
-        "by it.",
-    ]
-    if (table := contents.folder.table) is not None and (said := undeclared_range(table)):
-        found.append(said)
-    simulated = [r for results in contents.simulations.values() for r in results]
-    unpromised = sorted({policy_name(r) for r in simulated if not r["guaranteed"]})
-    if unpromised:
-        found.append(
-            f"Stopping by {', '.join(unpromised)} carries no guarantee for the report at the stop: "
-            "its coverage is measured."
-        )
-    if run.get("title") and "synthetic" in str(run.get("what", "")).lower():
-        found.append("The data are synthetic: nothing here was measured on anybody.")
-    return found
-
-
-def key_table(contents: Contents) -> tuple[Table | None, str]:
-    """Return the one table to look at first, and a sentence before it."""
-    unit = contents.folder.run.get("unit")
-    every = list(contents.evaluations.items())
-    if not every:
-        return None, ""
+def _key_evaluation(contents: Contents) -> tuple[str, Record]:
+    """Return the first evaluation by the run's own unit, or else the first one."""
+    unit, every = contents.folder.run.get("unit"), list(contents.evaluations.items())
     mine = (of for of in every if unit is None or of[1]["results"][0]["unit"] == unit)
-    name, record = next(mine, every[0])
-    alpha, most = record["results"][0]["alpha"], max(r["samples"] for r in record["results"])
+    return next(mine, every[0])
+
+
+def key_table(contents: Contents) -> Table | None:
+    """Return the first table of results: widths by score and round."""
+    if not contents.evaluations:
+        return None
+    name, record = _key_evaluation(contents)
+    most = max(r["samples"] for r in record["results"])
     rows = [r for r in record["results"] if r["samples"] == most]
     tasks = list(dict.fromkeys(r.get("task") for r in rows))
     rates = list(dict.fromkeys(r["acceleration"] for r in rows))
@@ -418,13 +313,9 @@ def key_table(contents: Contents) -> tuple[Table | None, str]:
             least = min(number(r["coverage"]["mean"]) for r in found)
             widths = (cell(task, score, R) for R in rates)
             body.append((*((task,) if several else ()), score, *widths, least))
-    sentence = (
-        f"Shorter intervals say more. Every score is calibrated to cover at least "
-        f"{1 - alpha:g} on average; what differs is how wide its intervals are."
-    )
     samples = f"{most} {'sample' if most == 1 else 'samples'}"
     caption = f"Mean interval width ± standard deviation over splits, {samples} ({name})."
-    return Table("key", caption, columns, tuple(body)), sentence
+    return Table("key", caption, columns, tuple(body))
 
 
 def failure_tables(contents: Contents) -> tuple[list[Table], str]:
@@ -445,17 +336,12 @@ def failure_tables(contents: Contents) -> tuple[list[Table], str]:
             if isinstance(row, dict) and not row.get("used", True):
                 name = next((str(v) for k, v in row.items() if k in ("file", "name", "path")), "?")
                 skipped.append((name, str(row.get("reason", ""))))
-    tables = []
-    if failed:
-        tables.append(
-            Table("failed", "Cases that failed or were not finished; they are not in the table.",
-                  ("case", "reason"), tuple(failed.items()))
-        )  # fmt: skip
-    if skipped:
-        tables.append(
-            Table("skipped", "Files that were skipped before the run.", ("file", "reason"),
-                  tuple(skipped))
-        )  # fmt: skip
+    sentence = "Cases that failed or were not finished; they are not in the table."
+    tables = [
+        Table("failed", sentence, ("case", "reason"), tuple(failed.items())),
+        Table("skipped", "Files that were skipped before the run.", ("file", "reason"),
+              tuple(skipped)),
+    ]  # fmt: skip
     if folder.table is None:
         known = "No table of task outputs is stored here, so failed cases cannot be counted."
     elif failed:
@@ -466,7 +352,9 @@ def failure_tables(contents: Contents) -> tuple[list[Table], str]:
         )
     else:
         known = f"All {folder.table.cases} cases of the table are complete."
-    return tables, known + (f" {len(skipped)} files were skipped." if skipped else "")
+    return [table for table in tables if table.rows], known + (
+        f" {len(skipped)} files were skipped." if skipped else ""
+    )
 
 
 # In the order in which the page lists them.
@@ -489,13 +377,8 @@ _WRITTEN = sorted([*LETTERS, *(name for name in _NAMES if name != "ar")], key=le
 _FOUND = re.compile(rf"(?<![\w-])({'|'.join(_WRITTEN)})(?![\w-])")
 
 
-def glossary() -> list[tuple[str, str]]:
-    """Return all terms with what they mean."""
-    return list(TERMS.items())
-
-
 def explained(text: str) -> Markup:
-    """Return text with its acronyms and letters explained on hover; everything is escaped."""
+    """Explain acronyms and letters on hover; everything is escaped."""
     whole = _NAMES.get(text)
     if whole is not None:
         return _abbr(text, whole)
@@ -514,11 +397,11 @@ ENDINGS = (".svg", ".png", ".pdf")
 
 
 def write_exports(contents: Contents, endings: Sequence[str] = ENDINGS) -> Path:
-    """Write a run's results as CSV, JSON and LaTeX, its figures, and its intervals."""
+    """Write tables, numbers, figures and intervals; return the folder of the tables."""
     folder = contents.folder
     target = folder.path / "exports"
     patients = patient_table(folder.table, contents.cases)
-    found = (key_table(contents)[0], *contents.all_tables, task_table(contents.cases), patients)
+    found = (key_table(contents), *contents.all_tables, task_table(contents.cases), patients)
     tables = [table for table in found if table is not None]
     for table in tables:
         write_csv(target / f"{table.name}.csv", table)

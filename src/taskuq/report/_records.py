@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,16 +59,16 @@ def experiment_record(
 ) -> dict[str, Any]:
     """Return the record of an experiment, which the report shows as one section.
 
-    Arguments:
+    Args:
         name: A short name for files and links.
         title: The heading.
-        claim: What the paper says, or what we say, in a sentence.
-        finding: What the numbers say, in at most two sentences computed from them.
-        settings: What decided the numbers; values that JSON can hold.
+        claim: The claim, in a sentence.
+        finding: The finding, in at most two sentences computed from the numbers.
+        settings: The settings that decided the numbers; values that JSON can hold.
         figures: Figures as data.
-        tables: Tables with ``name``, ``caption``, ``columns`` and ``rows``; one that is called
-            ``summary`` is shown first and the others folded.
-        verdict: One of :data:`VERDICTS`; what a claim that was judged comes to.
+        tables: Tables with ``name``, ``caption``, ``columns`` and ``rows``; one called ``summary``
+            is shown first and the others are folded.
+        verdict: 'held', 'held in part', 'not held' or 'not measured'.
         number: The one number to remember, in a few words.
 
     Example:
@@ -90,15 +90,12 @@ def experiment_record(
         "settings": plain_values(dict(settings)),
         "figures": [figure.to_dict() for figure in figures],
         "tables": [
-            {
-                "name": str(t["name"]),
-                "caption": str(t["caption"]),
-                "columns": [str(c) for c in t["columns"]],
-                "rows": plain_values([list(row) for row in t["rows"]]),
-            }
+            {"name": str(t["name"]), "caption": str(t["caption"]),
+             "columns": [str(c) for c in t["columns"]],
+             "rows": plain_values([list(row) for row in t["rows"]])}
             for t in tables
         ],
-    }
+    }  # fmt: skip
 
 
 def require_table(table: Any) -> None:
@@ -117,12 +114,11 @@ def require_table(table: Any) -> None:
 
 
 def number(value: Any) -> float:
-    """Read a number of a record: null where there is none, infinity as a word."""
+    """Read a number of a record: NaN for null, infinity as text."""
     return math.nan if value is None else number_from_json(value)
 
 
 def round_called(record: Record, acceleration: float) -> str:
-    """Return what a round of an evaluation or a simulation is called."""
     inputs = record.get("inputs")
     names = inputs.get("round_names") if isinstance(inputs, Mapping) else None
     known = names if isinstance(names, Mapping) else {}
@@ -130,14 +126,13 @@ def round_called(record: Record, acceleration: float) -> str:
 
 
 def policy_name(row: Record) -> str:
-    """Return what to call a policy: its kind, its score or statistic, its budget, its condition."""
+    """Return kind, score or statistic, budget and condition of a policy."""
     budget = "" if row["budget"] == 1 else f" {row['budget']:g}"
     given = f" given {row['given']}" if row.get("given") else ""
     return f"{row['policy']} {row['statistic'] or row['score']}{budget}{given}"
 
 
 def has_several_tasks(record: Record) -> bool:
-    """Whether a simulation is of several tasks, whose widths may have units of their own."""
     inputs, goal = record.get("inputs"), record.get("goal")
     names = inputs.get("task_names") if isinstance(inputs, Mapping) else None
     # Records of earlier revisions name tasks where each has a goal of its own.
@@ -146,7 +141,6 @@ def has_several_tasks(record: Record) -> bool:
 
 
 def score_table(record: Record, name: str) -> Table:
-    """Return coverage and width of every score of an evaluation ``taskuq.evaluate/1``."""
     rows = record["results"]
     first = rows[0]
     several = len({r.get("task") for r in rows}) > 1
@@ -179,7 +173,6 @@ def score_table(record: Record, name: str) -> Table:
 
 
 def policy_table(record: Record, name: str) -> Table:
-    """Return what each policy of a simulation ``taskuq.simulate/1`` did."""
     first = record["results"][0]
     of = first["mean_over"]
     others = "" if of == first["coverage_of"] else f" for {of}"
@@ -222,13 +215,12 @@ def policy_table(record: Record, name: str) -> Table:
 
 
 def _error(row: Record, name: str) -> float:
-    """A standard error; what rounding leaves of none is none."""
+    """Standard error without rounding noise."""
     found = number(row["standard_errors"][name])
     return 0.0 if abs(found) < ROUNDING else found
 
 
 def quality_table(record: Record, name: str) -> Table:
-    """Return the image quality of recoveries, of a record ``taskuq.quality/1``."""
     rows = tuple(
         (
             # A volume that is recovered exactly leaves its row without a mean PSNR.
@@ -238,28 +230,21 @@ def quality_table(record: Record, name: str) -> Table:
         )
         for row in record["results"]
     )  # fmt: skip
-    return Table(
-        name,
-        "Image quality of whole volumes; errors are standard errors over volumes. Measured.",
-        ("R", "method", "PSNR", "± PSNR", "SSIM", "± SSIM", "FID", "volumes"),
-        rows,
-    )
+    caption = "Image quality of whole volumes; errors are standard errors over volumes. Measured."
+    head = ("R", "method", "PSNR", "± PSNR", "SSIM", "± SSIM", "FID", "volumes")
+    return Table(name, caption, head, rows)
 
 
 def network_table(record: Record, name: str) -> Table:
-    """Return how good a task network is, of a record ``taskuq.task/1``."""
     measures = ("auroc", "accuracy", "precision", "recall", "robust_accuracy", "error")
     rows = [(part, row) for part, of in record["parts"].items() for row in of]
     kept = [m for m in measures if any(row.get(m) is not None for _, row in rows)]
-    return Table(
-        name,
-        "The task network on patients it did not learn from. Measured.",
-        ("part", "task", "cases", "groups", *(m.replace("_", " ") for m in kept)),
-        tuple(
-            (part, str(row["task"]), row["cases"], row["groups"], *(row.get(m) for m in kept))
-            for part, row in rows
-        ),
+    head = ("part", "task", "cases", "groups", *(m.replace("_", " ") for m in kept))
+    body = tuple(
+        (part, str(row["task"]), row["cases"], row["groups"], *(row.get(m) for m in kept))
+        for part, row in rows
     )
+    return Table(name, "The task network on patients it did not learn from. Measured.", head, body)
 
 
 # A cell that starts like this is run as a formula when a spreadsheet opens the file.
@@ -274,7 +259,7 @@ SPECIAL = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a sentence that says what it shows."""
+    """A table with numbers as numbers, and a caption."""
 
     name: str
     caption: str
@@ -283,7 +268,7 @@ class Table:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a table shows it: four significant digits, a dash for what is missing."""
+    """Format a value with four significant digits."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, bool):
@@ -296,12 +281,11 @@ def shown(value: Any) -> str:
 
 
 def two_digits(value: float) -> str:
-    """Return an error with two digits that count, and no power of ten below a million."""
+    """Format an error with two significant digits."""
     return f"{float(f'{value:.2g}'):g}"
 
 
 def figure_table(figure: Figure) -> Table:
-    """Return the numbers of a figure as a table."""
     if figure.is_strip:
         marks = tuple((s.name, sum(map(bool, s.y)), len(s.y)) for s in figure.series)
         return Table(figure.name, figure.caption, ("series", "marked", "of"), marks)
@@ -316,7 +300,7 @@ def figure_table(figure: Figure) -> Table:
 
 
 def cell(value: Any) -> str:
-    """Return a value as a cell: a number with all its digits, text that cannot become a formula."""
+    """Format a CSV cell: all digits, no text that becomes a formula."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool):
@@ -328,7 +312,6 @@ def cell(value: Any) -> str:
 
 
 def write_csv(path: Path, table: Table) -> Path:
-    """Write a table as CSV; the file begins with a mark that tells Excel it is UTF-8."""
     with whole_file(path) as partial, partial.open("w", newline="", encoding="utf-8-sig") as file:
         writer = csv.writer(file)
         writer.writerow([cell(str(column)) for column in table.columns])
@@ -337,31 +320,25 @@ def write_csv(path: Path, table: Table) -> Path:
 
 
 def escaped(text: str) -> str:
-    r"""Return text that LaTeX sets as it is."""
+    """Escape text for LaTeX."""
     return "".join(SPECIAL.get(c, c) for c in text)
 
 
 def latex_table(table: Table) -> str:
-    r"""Return a table as LaTeX; it needs the package booktabs."""
+    """Return a table as LaTeX (package booktabs)."""
     count = len(table.columns)
     words = [k == 0 or any(isinstance(row[k], str) for row in table.rows) for k in range(count)]
-    lines = [
-        r"\begin{table}",
-        rf"\caption{{{escaped(table.caption)}}}",
-        rf"\label{{tab:{table.name}}}",
-        rf"\begin{{tabular}}{{{''.join('l' if word else 'r' for word in words)}}}",
-        r"\toprule",
-        " & ".join(escaped(column) for column in table.columns) + r" \\",
-        r"\midrule",
-        *(" & ".join(escaped(shown(v)) for v in row) + r" \\" for row in table.rows),
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines)
+    kinds = "".join("l" if word else "r" for word in words)
+    head = " & ".join(map(escaped, table.columns))
+    body = [" & ".join(escaped(shown(v)) for v in row) + r" \\" for row in table.rows]
+    return "\n".join([
+        rf"\begin{{table}}\caption{{{escaped(table.caption)}}}\label{{tab:{table.name}}}",
+        rf"\begin{{tabular}}{{{kinds}}}\toprule", rf"{head} \\\midrule", *body,
+        r"\bottomrule\end{tabular}", r"\end{table}",
+    ])  # fmt: skip
 
 
-# What the page has a place for beside figures; other records are listed by name.
+# Records of the report without figures; unknown ones are listed by name.
 SHOWN = (EXPERIMENT, STATUS, DATA_CHECK, POLICY, BOUND)
 # Written by the report itself, or pictures of what is read elsewhere.
 NOT_RESULTS = ("figures", "exports", "report.html")
@@ -371,8 +348,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """One JSON record."""
-
     path: str
     schema: str
     record: dict[str, Any]
@@ -380,7 +355,7 @@ class StoredRecord:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Everything a run's folder holds that a page can show."""
+    """Results in the folder of a run."""
 
     path: Path
     run: dict[str, Any] = field(default_factory=dict)
@@ -393,12 +368,11 @@ class RunFolder:
     explorer: Explorer | None = None
 
     def of(self, schema: str) -> list[StoredRecord]:
-        """Return the records of a schema."""
         return [found for found in self.records if found.schema == schema]
 
 
 def read_folder(path: Path) -> RunFolder:
-    """Read a run's folder; what cannot be read is remembered, not raised."""
+    """Read the folder of a run; unreadable files are listed, not raised."""
     if not path.is_dir():
         raise InputError(f"there is no folder {path}; give the folder of a run")
     unreadable: list[tuple[str, str]] = []
@@ -420,23 +394,17 @@ def read_folder(path: Path) -> RunFolder:
             others.append((name, schema))
     table, table_path = _table(path, unreadable)
     explorer = path / "explorer.npz"
+    found = _tried(load_explorer, explorer, path, unreadable) if explorer.exists() else None
     return RunFolder(
-        path=path,
-        run=run,
-        records=tuple(records),
-        others=tuple(others),
-        table=table,
-        table_path=table_path,
-        explorer=_tried(load_explorer, explorer, path, unreadable) if explorer.exists() else None,
-        unreadable=tuple(unreadable),
-        unchecked=tuple(unchecked),
-    )
+        path, run, tuple(records), tuple(others), tuple(unreadable), tuple(unchecked), table,
+        table_path, found,
+    )  # fmt: skip
 
 
 def _tried(
     read: Callable[[Path], T], file: Path, path: Path, unreadable: list[tuple[str, str]]
 ) -> T | None:
-    """Read a file, or note what went wrong, with paths as seen from the run's folder."""
+    """Read a file, or list why it cannot be read."""
     try:
         return read(file)
     except InputError as error:
@@ -445,13 +413,13 @@ def _tried(
         return None
 
 
-def _json_files(path: Path) -> Iterator[Path]:
+def _json_files(path: Path) -> list[Path]:
     tables = {header.parent for header in path.rglob(HEADER)}
-    for file in sorted(path.rglob("*.json")):
-        inside = file.relative_to(path).parts
-        if inside[0] in NOT_RESULTS or any(parent in tables for parent in file.parents):
-            continue
-        yield file
+    return [
+        file
+        for file in sorted(path.rglob("*.json"))
+        if file.relative_to(path).parts[0] not in NOT_RESULTS and tables.isdisjoint(file.parents)
+    ]
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -473,16 +441,15 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _table(path: Path, unreadable: list[tuple[str, str]]) -> tuple[TaskOutputs | None, str | None]:
-    """Find the table: a folder of shards, table.npz, or the only other file of arrays with one."""
+    """Find the table: a folder of shards, table.npz, or another file of arrays."""
     candidates = [path / "table", path / "table.npz"]
     candidates += sorted(header.parent for header in path.glob(f"*/{HEADER}"))
     candidates += sorted(p for p in path.glob("*.npz") if p.name != "explorer.npz")
     for candidate in dict.fromkeys(candidates):
-        if not candidate.exists() or candidate.name in NOT_RESULTS:
-            continue
-        table = _tried(TaskOutputs.load, candidate, path, unreadable)
-        if table is not None:
-            return table, candidate.relative_to(path).as_posix()
+        if candidate.exists() and candidate.name not in NOT_RESULTS:
+            table = _tried(TaskOutputs.load, candidate, path, unreadable)
+            if table is not None:
+                return table, candidate.relative_to(path).as_posix()
     return None, None
 
 
@@ -493,7 +460,6 @@ def slug(text: str) -> str:
 
 
 def title_of(name: str) -> str:
-    """Return the heading of a figure from its name."""
     words = name.replace("_", "-").split("-")
     words = [word.upper() if word in ACRONYMS else word for word in words]
     words = [re.sub(r"^R(\d+(\.\d+)?)$", r"R = \1", word) for word in words]

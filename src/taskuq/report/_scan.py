@@ -18,12 +18,15 @@ from taskuq.report._explorer import Explorer, brightness, thumbnail
 from taskuq.report._records import RunFolder, shown
 from taskuq.words import Words
 
-# Nobody waits for a picture: this many cases are looked at.
+# Cases of a table that are tried.
 MOST_CASES = 50
 
 
 def one_scan(policy: Policy | None, folder: RunFolder) -> OneScan | None:
-    """Return the first scan that stops after several rounds, or else the first that stops early."""
+    """Return the first scan that stops after several rounds, or the first that stops early.
+
+    Coverage does not influence the choice: the picture shows how a scan stops.
+    """
     if policy is None or policy.whole_group:
         return None
     found = []
@@ -37,7 +40,7 @@ def one_scan(policy: Policy | None, folder: RunFolder) -> OneScan | None:
 
 
 class _Stored(NamedTuple):
-    """A case: its name, target, outputs (round, sample) or with a last axis for tasks, labels."""
+    """A case: outputs are (round, sample), with a last axis for several tasks."""
 
     case: str
     target: float
@@ -71,8 +74,9 @@ def _scanned(policy: Policy, one: _Stored) -> OneScan:
     for k, label in enumerate(one.labels):
         decision = policy.decide(k, one.outputs[: k + 1])
         ends = decision.interval.lower, decision.interval.upper
-        # What a round that goes on would report keeps no promise, so it is not handed on.
-        report = (_first(ends[0]), _first(ends[1])) if decision.stop else None
+        lower, upper = (float(np.ravel(end)[0]) for end in ends)
+        # The interval of a round that does not stop has no guarantee, so it is left out.
+        report = (lower, upper) if decision.stop else None
         seen = np.reshape(one.outputs[k], (len(one.outputs[k]), -1))[:, 0]
         rounds.append(ScanRound(label, tuple(map(float, seen)), report))
         if decision.stop:
@@ -82,14 +86,13 @@ def _scanned(policy: Policy, one: _Stored) -> OneScan:
 
 
 def _with_calibration(scan: OneScan, policy: Policy, folder: RunFolder) -> OneScan:
-    """Say of a scan whether the policy was calibrated on its case, which flatters the policy."""
+    """Mark a scan whose case the policy was calibrated on."""
     table, explorer = folder.table, folder.explorer
     if table is None or not table.has_targets or not _is_planned_on(policy, table):
         return scan
     outputs = np.array([one.outputs for one in scan.rounds])
 
     def holds(first: FloatArray) -> bool:
-        """Whether it is a case of these outputs of the first task (round, case, sample)."""
         return bool((first[: len(outputs)] == outputs[:, None]).all(axis=(0, 2)).any())
 
     if not holds(round_arrays(table)[0][..., 0]):
@@ -101,7 +104,7 @@ def _with_calibration(scan: OneScan, policy: Policy, folder: RunFolder) -> OneSc
 
 
 def _is_planned_on(policy: Policy, table: TaskOutputs) -> bool:
-    """Whether a table is a policy's own: the policy remembers what it saw of every unit."""
+    """Return True if the policy's stored statistics are those of the table."""
     whom = policy.guarantee.whom
     if not policy.watch or (whom.is_group and table.group is None):
         return False
@@ -110,22 +113,14 @@ def _is_planned_on(policy: Policy, table: TaskOutputs) -> bool:
     return statistics(x[0], index, table.task_names, z[0]) == dict(policy.watch)
 
 
-def _first(values: FloatArray) -> float:
-    """That of the first task."""
-    return float(np.ravel(values)[0])
-
-
 @dataclass(frozen=True)
 class ScanRound:
-    """What one round of a scan gave."""
-
     label: str
     outputs: tuple[float, ...]
     report: tuple[float, float] | None
 
     @property
     def stops(self) -> bool:
-        """Whether the scan stops here."""
         return self.report is not None
 
 
@@ -143,12 +138,11 @@ class OneScan:
 
     @property
     def is_early(self) -> bool:
-        """Whether it stopped before everything was measured."""
         return self.rounds[-1].stops
 
 
 def scan_picture(scan: OneScan, explorer: Explorer | None, words: Words) -> dict[str, Any]:
-    """Return a scan as the template draws it: one row for each round, the truth last."""
+    """Return a scan for the template: one row for each round, the truth last."""
     every = [scan.target, *(v for r in scan.rounds for v in r.outputs)]
     every += [v for r in scan.rounds if r.report is not None for v in r.report]
     known = [v for v in every if math.isfinite(v)]
@@ -172,8 +166,7 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Words) -> dict
     ]
     of = "" if scan.task is None else f" ({scan.task})"
     return {
-        "caption": f"{words.title('case')} {scan.case}{of}: measuring {_ending(scan)}."
-        f"{_calibration(scan, words)}",
+        "caption": f"{words.title('case')} {scan.case}{of}: measuring {_ending(scan, words)}",
         "rows": rows,
         "target": x(scan.target),
         "truth": {
@@ -185,7 +178,6 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Words) -> dict
 
 
 def _reported(one: ScanRound, x: Callable[[float], float]) -> dict[str, Any]:
-    """The report of a round in words, and its bar where there is one."""
     if one.report is None:
         return {"text": "no report yet"}
     low, high = one.report
@@ -193,24 +185,19 @@ def _reported(one: ScanRound, x: Callable[[float], float]) -> dict[str, Any]:
     return {"text": text, "from": x(low), "width": max(x(high) - x(low), 1.0)}
 
 
-def _ending(scan: OneScan) -> str:
-    """How the scan ends."""
+def _ending(scan: OneScan, words: Words) -> str:
+    """End of the caption; a case that the policy was calibrated on is called so."""
     truth, last = shown(scan.target), scan.rounds[-1]
-    if last.report is None:
-        return f"goes on until the truth, {truth}, is known"
-    low, high = last.report
-    told = "holds" if low <= scan.target <= high else "misses"
-    return f"stops at {last.label}; the report {told} the truth, {truth}"
-
-
-def _calibration(scan: OneScan, words: Words) -> str:
-    """That the policy knows the case already, where it does."""
+    end = f"continues until the truth, {truth}, is known."
+    if last.report is not None:
+        low, high = last.report
+        verb = "holds" if low <= scan.target <= high else "misses"
+        end = f"stops at {last.label}; the report {verb} the truth, {truth}."
     if scan.calibrated is None:
-        return ""
-    said = f" It is one of the policy's own {scan.calibrated} calibration {words.many('case')}"
-    if scan.without is None:
-        return f"{said}."
-    return f"{said}; the explorer below calibrates on {scan.without}, without it."
+        return end
+    own = f"It is one of the policy's own {scan.calibrated} calibration {words.many('case')}"
+    without = f"; the explorer below calibrates on {scan.without}, without it"
+    return f"{end} {own}{'' if scan.without is None else without}."
 
 
 def _picture(explorer: Explorer | None, s: int | None, k: int | None) -> str | None:

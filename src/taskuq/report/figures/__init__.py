@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import re
 import warnings
@@ -43,6 +42,7 @@ _CLASSES = {"12": "tick", "12.5": "label", "11.5": "note"}
 # Positive values below this cannot be placed on a logarithmic axis.
 _SMALLEST = 1e-280
 _MOST_MARKERS = 60
+_Point = tuple[float, float, float]  # position, value, error
 
 
 @dataclass(frozen=True)
@@ -287,12 +287,13 @@ def legend_of(figure: Figure) -> list[tuple[Markup, str]]:
     """Return the swatch and the name of each series, if there are several."""
     if len(figure.series) < 2 or figure.is_strip:
         return []
-    return [(_swatch(series, k), series.name) for k, series in enumerate(figure.series)]
-
-
-def _swatch(series: Series, k: int) -> Markup:
-    sign = {"bars": "■", "step": "━"}.get(series.style, _SWATCHES[_turn(k)])
-    return Markup('<span class="swatch c{}" aria-hidden="true">{}</span>').format(k % 7, sign)
+    swatch = Markup('<span class="swatch c{}" aria-hidden="true">{}</span>')
+    signs = [
+        {"bars": "■", "step": "━"}.get(series.style, _SWATCHES[_turn(k)])
+        for k, series in enumerate(figure.series)
+    ]
+    names = [series.name for series in figure.series]
+    return [(swatch.format(k % 7, signs[k]), name) for k, name in enumerate(names)]
 
 
 def _short_tag(tag: str, identity: str) -> str:
@@ -327,13 +328,15 @@ def _settings() -> Iterator[None]:
 
 def _drawn(figure: Figure, *, legend: bool) -> Any:
     """Return a matplotlib figure; the report has its legend in HTML."""
+    from matplotlib.figure import Figure as MplFigure
+
     if figure.is_strip:
         return _drawn_strips(figure)
     names = [series.name for series in figure.series] if legend and len(figure.series) > 1 else []
     columns = max(1, _WIDTH // (40 + 7 * min(40, max(map(len, names), default=0))))
     top = _TOP + _LEGEND_ROW * -(-len(names) // columns)
     height = _HEIGHT - _TOP + top
-    canvas = _canvas(height)
+    canvas = MplFigure(figsize=(_WIDTH / 72, height / 72), dpi=72)
     size = (_WIDTH - _LEFT - _RIGHT) / _WIDTH, (height - top - _BOTTOM) / height
     axes = canvas.add_axes((_LEFT / _WIDTH, _BOTTOM / height, *size))
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -362,15 +365,9 @@ def _drawn(figure: Figure, *, legend: bool) -> Any:
     return canvas
 
 
-def _canvas(height: float) -> Any:
-    from matplotlib.figure import Figure as Canvas
-
-    return Canvas(figsize=(_WIDTH / 72, height / 72), dpi=72)
-
-
 def _drawn_strips(figure: Figure) -> Any:
-    """Return one row of marks for each series, with its name above it."""
-    from matplotlib.patches import Rectangle
+    """One row of marks for each series, with its name above it."""
+    from matplotlib.figure import Figure as MplFigure
 
     # Many rows are narrow ones.
     row, gap = (30, 12) if len(figure.series) <= 8 else (10, 2)
@@ -379,13 +376,13 @@ def _drawn_strips(figure: Figure) -> Any:
     left, wide = 12, _WIDTH - 24
     unit = wide / (high - low + 1)
     height = len(figure.series) * (row + gap + 16) + 24
-    canvas = _canvas(height)
+    canvas = MplFigure(figsize=(_WIDTH / 72, height / 72), dpi=72)
     axes = canvas.add_axes((0, 0, 1, 1), xlim=(0, _WIDTH), ylim=(height, 0))
     axes.axis("off")
     for k, series in enumerate(figure.series):
         top = 22 + k * (row + gap + 16)
         axes.text(left, top - 5, series.name, color=_SOFT, size=_TICK)
-        axes.add_patch(Rectangle((left, top), wide, row, color=_SUNK, linewidth=0, clip_on=False))
+        _draw_boxes(axes, [(left, top, left + wide, top + row)], color=_SUNK)
         colour = _COLOURS[0 if len(figure.series) > 8 else k % 7]
         for shade, places in _shades(series):
             starts = [left + (x - low) * unit for x in places]
@@ -396,7 +393,7 @@ def _drawn_strips(figure: Figure) -> Any:
 
 
 def _shades(series: Series) -> list[tuple[float, list[float]]]:
-    """Return the places of a row of marks by their darkness in tenths, faint ones first."""
+    """Places of a row of marks by their darkness in tenths."""
     found: dict[float, list[float]] = {}
     for x, y in zip(series.x, series.y, strict=True):
         if _is_number(x) and _is_number(y) and y:
@@ -411,7 +408,7 @@ def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
         return
     xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
     if series.style == "bars":
-        _draw_bars(axes, figure, series.name, points, colour, k)
+        _draw_bars(axes, figure, series, points, k)
     elif series.style == "step":
         axes.step(xs, ys, where="mid", color=colour, label=series.name, linewidth=2, clip_on=False)
     else:
@@ -431,31 +428,24 @@ def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
 
 
 def _turn(k: int) -> int:
-    """Return which marker a series has: past the seventh, colours come again with another one."""
+    """Index of the marker: past the seventh series, colours repeat with another one."""
     return (k + 3 * (k // 7)) % 7
 
 
-def _draw_bars(
-    axes: Any,
-    figure: Figure,
-    name: str,
-    points: list[tuple[float, float, float]],
-    colour: str,
-    k: int,
-) -> None:
-    side = math.log2 if figure.x_scale == "log2" else float
-    back = (lambda v: 2.0**v) if figure.x_scale == "log2" else float
-    places = sorted(side(x) for x, _, _ in points)
+def _draw_bars(axes: Any, figure: Figure, series: Series, points: list[_Point], k: int) -> None:
+    # Bars are equally wide on the scale of the axis.
+    scale = axes.xaxis.get_transform()
+    places = scale.transform([x for x, _, _ in points])
     if figure.x_scale == "category":
         half = 0.4 / sum(s.style == "bars" for s in figure.series)
     else:
-        gaps = [b - a for a, b in itertools.pairwise(places) if b > a]
-        span = side(axes.get_xlim()[1]) - side(axes.get_xlim()[0])
-        half = 0.48 * (min(gaps) if gaps else abs(span) / 20)
-    floor = min(axes.get_ylim()) if figure.y_scale == "log" else 0.0
-    boxes = [(back(side(x) - half), floor, back(side(x) + half), y) for x, y, _ in points]
-    _draw_boxes(axes, boxes, color=colour, alpha=0.82, label=name,
-                hatch=(None, "//", "..")[k // 7 % 3])  # fmt: skip
+        gaps = np.diff(np.unique(places))
+        half = 0.48 * (gaps.min() if len(gaps) else np.ptp(scale.transform(axes.get_xlim())) / 20)
+    left, right = (scale.inverted().transform(places + side) for side in (-half, half))
+    floor = axes.get_ylim()[0] if figure.y_scale == "log" else 0.0
+    boxes = [(a, floor, b, y) for a, b, (_, y, _) in zip(left, right, points, strict=True)]
+    hatch = (None, "//", "..")[k // 7 % 3]
+    _draw_boxes(axes, boxes, color=_COLOURS[k % 7], alpha=0.82, label=series.name, hatch=hatch)
 
 
 def _draw_boxes(axes: Any, boxes: Sequence[tuple[float, ...]], **look: Any) -> None:
@@ -469,8 +459,7 @@ def _draw_boxes(axes: Any, boxes: Sequence[tuple[float, ...]], **look: Any) -> N
     axes.add_patch(PathPatch(outline, linewidth=0, clip_on=False, **look))
 
 
-def _points(figure: Figure, series: Series) -> list[tuple[float, float, float]]:
-    """Return positions, values and errors that can be drawn."""
+def _points(figure: Figure, series: Series) -> list[_Point]:
     shift, found = _offset(figure, series), []
     categories = _categories(figure)
     for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
@@ -486,7 +475,7 @@ def _points(figure: Figure, series: Series) -> list[tuple[float, float, float]]:
 
 
 def _offset(figure: Figure, series: Series) -> float:
-    """Return the shift of a series within its category, so that none hides another."""
+    """Shift of a series within its category."""
     if figure.x_scale != "category" or series.style not in ("bars", "points"):
         return 0.0
     alike = [s for s in figure.series if s.style == series.style]
@@ -500,75 +489,64 @@ def _categories(figure: Figure) -> list[float | str]:
 
 
 def _scale(axes: Any, figure: Figure) -> None:
-    """Set scales, limits and ticks."""
-    low, high, ticks = _x_axis(figure)
-    if figure.x_scale == "log2":
+    from matplotlib.ticker import MaxNLocator
+
+    numbers = [float(x) for s in figure.series for x in s.x if _is_number(x)]
+    names = _categories(figure)
+    if names:
+        axes.set_xlim(-0.5, len(names) - 0.5)
+        _name_ticks(axes, list(range(len(names))), list(map(str, names)))
+    elif figure.x_scale == "log2":
+        places = sorted({x for x in numbers if x > _SMALLEST}) or [1.0]
         axes.set_xscale("log", base=2)
-    longest = max((len(text) for _, text in ticks), default=0)
-    inside = _WIDTH - _LEFT - _RIGHT
-    shown = ticks[:: max(1, -(-len(ticks) * (7 * min(longest, 10) + 10) // inside))]
-    most = max(6, int(inside / (6.6 * max(len(shown), 1))))
-    short = [text if len(text) <= most else f"{text[: most - 1]}…" for _, text in shown]
-    axes.set_xticks([value for value, _ in shown], short)
-    axes.set_xlim(*((high, low) if figure.x_reversed else (low, high)))
-    low, high, ticks = _y_axis(figure)
+        axes.set_xlim(places[0] / 1.15, places[-1] * 1.15)
+        _name_ticks(axes, places, [f"{x:g}" for x in places])
+    else:
+        has_width = any(s.style in ("bars", "points") for s in figure.series)
+        axes.set_xlim(*_ends(numbers, pad=0.06 if has_width else 0.02))
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axes.xaxis.set_major_formatter("{x:.6g}")
+    if figure.x_reversed:
+        axes.invert_xaxis()
+    values = [reference for _, reference in figure.reference]
+    for series in figure.series:
+        values += [v for _, y, e in _points(figure, series) for v in (y - e, y, y + e)]
     if figure.y_scale == "log":
+        positive = [y for y in values if y > _SMALLEST] or [1.0, 10.0]
+        first = math.floor(math.log10(min(positive)) + 1e-9)
+        last = max(math.ceil(math.log10(max(positive)) - 1e-9), first + 1)
         axes.set_yscale("log")
-    axes.set_yticks([value for value, _ in ticks], [text for _, text in ticks])
-    axes.set_ylim(low, high)
+        axes.set_ylim(10.0**first, 10.0**last)
+        axes.yaxis.set_major_formatter("{x:g}")
+    else:
+        # The length of a bar is read from zero; points and lines may leave zero out.
+        has_bars = any(s.style == "bars" for s in figure.series)
+        if has_bars or 0 <= min(values, default=0.0) < 0.5 * max(values, default=1.0):
+            values.append(0.0)
+        axes.set_ylim(*_ends(values, pad=0.06))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axes.yaxis.set_major_formatter("{x:.6g}")
     axes.minorticks_off()
 
 
-_Axis = tuple[float, float, list[tuple[float, str]]]
+def _name_ticks(axes: Any, places: Sequence[float], names: Sequence[str]) -> None:
+    """Name positions of the horizontal axis; leave out or shorten names that would collide."""
+    inside = _WIDTH - _LEFT - _RIGHT
+    wide = 7 * min(max(map(len, names)), 10) + 10
+    step = max(1, -(-len(names) * wide // inside))
+    most = max(6, int(inside / (6.6 * -(-len(names) // step))))
+    short = [text if len(text) <= most else f"{text[: most - 1]}…" for text in names[::step]]
+    axes.set_xticks(places[::step], short)
 
 
-def _x_axis(figure: Figure) -> _Axis:
-    """Return the ends and the ticks of the horizontal axis."""
-    if names := _categories(figure):
-        return -0.5, len(names) - 0.5, [(float(i), str(name)) for i, name in enumerate(names)]
-    numbers = [float(x) for s in figure.series for x in s.x if _is_number(x)]
-    if figure.x_scale == "log2":
-        positive = sorted({x for x in numbers if x > _SMALLEST}) or [1.0]
-        return positive[0] / 1.15, positive[-1] * 1.15, [(x, f"{x:g}") for x in positive]
-    low, high = min(numbers, default=0.0), max(numbers, default=1.0)
-    has_width = any(s.style in ("bars", "points") for s in figure.series)
-    pad = (0.06 if has_width else 0.02) * (high - low)
-    return _with_ticks(low - pad, high + pad)
-
-
-def _y_axis(figure: Figure) -> _Axis:
-    """Return the ends and the ticks of the vertical axis."""
-    numbers = [reference for _, reference in figure.reference]
-    for series in figure.series:
-        for _, y, reach in _points(figure, series):
-            numbers += [y - reach, y, y + reach]
-    if figure.y_scale == "log":
-        positive = [y for y in numbers if y > _SMALLEST] or [1.0, 10.0]
-        first = math.floor(math.log10(min(positive)) + 1e-9)
-        last = max(math.ceil(math.log10(max(positive)) - 1e-9), first + 1)
-        powers = range(first, last + 1, max(1, -(-(last - first) // 8)))
-        return 10.0**first, 10.0**last, [(10.0**k, f"{10.0**k:g}") for k in powers]
-    low, high = min(numbers, default=0.0), max(numbers, default=1.0)
-    # The length of a bar is read from zero; points and lines may leave zero out.
-    if any(s.style == "bars" for s in figure.series):
-        low, high = min(low, 0.0), max(high, 0.0)
-    elif 0 <= low < 0.5 * high:
-        low = 0.0
-    pad = 0.06 * (high - low)
-    return _with_ticks(low if low == 0 else low - pad, high + pad)
-
-
-def _with_ticks(low: float, high: float) -> _Axis:
-    """Keep the ends of an axis apart, and put round numbers between them."""
-    from matplotlib.ticker import MaxNLocator
-
-    size = max(abs(low), abs(high))
-    if high - low <= max(1e-9 * size, _SMALLEST):
-        size = size if size > _SMALLEST else 1.0
+def _ends(values: Sequence[float], pad: float) -> tuple[float, float]:
+    """Ends of a linear axis around values; an end at zero stays there."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), _SMALLEST):
+        size = max(abs(low), abs(high)) or 1.0
         low, high = low - 0.1 * size, high + 0.1 * size
-    locator = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10])
-    inside = [float(v) for v in locator.tick_values(low, high) if low <= v <= high]
-    return low, high, [(v, f"{round(v, 12):.10g}") for v in inside]
+    room = pad * (high - low)
+    return low if low == 0 else low - room, high if high == 0 else high + room
 
 
 def _is_number(value: Any) -> bool:

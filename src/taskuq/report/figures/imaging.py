@@ -20,27 +20,19 @@ _TOLERANCES = (0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)
 
 
 def masks_figure(masks: np.ndarray, accelerations: Any) -> Figure:
-    """Return which columns of k-space the masks (round, width) of each round measure."""
+    """Return the lines of k-space that the mask (round, width) of each round measures."""
     width = masks.shape[1]
     nested = all((a <= b).all() for a, b in itertools.pairwise(masks))
     says = "Every round keeps what the rounds before it measured." if nested else (
         "The masks are not nested: a later round drops lines that an earlier one measured."
     )  # fmt: skip
-    return Figure(
-        name="masks",
-        caption=f"Which of the {width} lines of k-space each round measures. {says}",
-        x_label="line of k-space (phase encode)",
-        y_label="measured",
-        series=tuple(
-            Series(
-                f"R = {R:g}: {int(mask.sum())} of {width} lines",
-                tuple(range(width)),
-                tuple(map(float, mask)),
-                style="strip",
-            )
-            for R, mask in zip(accelerations, masks, strict=True)
-        ),
-    )
+    series = tuple(
+        Series(f"R = {R:g}: {int(mask.sum())} of {width} lines", tuple(range(width)),
+               tuple(map(float, mask)), style="strip")
+        for R, mask in zip(accelerations, masks, strict=True)
+    )  # fmt: skip
+    caption = f"Which of the {width} lines of k-space each round measures. {says}"
+    return Figure("masks", caption, "line of k-space (phase encode)", "measured", series)
 
 
 def quality_figures(record: Mapping[str, Any]) -> list[Figure]:
@@ -67,35 +59,26 @@ def against_acceleration(
     y_label: str,
     errors: str | None = None,
 ) -> Figure:
-    """Return something about recoveries against acceleration, one line for each method."""
-    return Figure(
-        name=name,
-        caption=caption,
-        x_label="acceleration R",
-        y_label=y_label,
-        x_scale="log2",
-        series=series_of(
-            values,
-            lambda pair: str(pair[0]["method"]),
-            lambda pair: float(pair[0]["acceleration"]),
-            lambda pair: pair[1],
-            None if errors is None else lambda pair: pair[0][errors]["standard_error"],
-        ),
+    """Return values of a quality record against acceleration, one line for each method."""
+    series = series_of(
+        values,
+        lambda pair: str(pair[0]["method"]),
+        lambda pair: float(pair[0]["acceleration"]),
+        lambda pair: pair[1],
+        None if errors is None else lambda pair: pair[0][errors]["standard_error"],
     )
+    return Figure(name, caption, "acceleration R", y_label, series, x_scale="log2")
 
 
 def split_figure(record: Mapping[str, Any]) -> Figure:
-    """Return how many groups each part of a split has, of a record ``taskuq.split/1``."""
+    """Return the number of groups in each part of a record ``taskuq.split/1``."""
     counts = tuple(float(len(record[part])) for part in FOLDS)
-    return Figure(
-        name="groups",
-        caption="How many patients or volumes networks learn from, are tuned on, and are judged "
-        "on. Nobody is in two parts.",
-        x_label="part",
-        y_label="groups",
-        x_scale="category",
-        series=(Series("groups", tuple(FOLDS.values()), counts, style="bars"),),
+    caption = (
+        "How many patients or volumes networks learn from, are tuned on, and are judged on. The "
+        "parts are disjoint."
     )
+    series = (Series("groups", tuple(FOLDS.values()), counts, style="bars"),)
+    return Figure("groups", caption, "part", "groups", series, x_scale="category")
 
 
 def task_figures(record: Mapping[str, Any]) -> list[Figure]:
@@ -105,33 +88,22 @@ def task_figures(record: Mapping[str, Any]) -> list[Figure]:
     figures = []
     for k, task in enumerate(tasks):
         rows = {PARTS[part]: of[k] for part, of in parts.items()}
-        figures.append(
-            roc(
-                {
-                    f"{part}, AUROC {row['auroc']:.3f}": (row["roc"]["false"], row["roc"]["true"])
-                    for part, row in rows.items()
-                },
-                name=f"roc-{task}",
-                caption=f"How many findings ({task}) are seen at the price of how many false "
-                "alarms.",
-            )
-        )
-        figures.append(_reliability(rows, task))
+        curves = {
+            f"{part}, AUROC {row['auroc']:.3f}": (row["roc"]["false"], row["roc"]["true"])
+            for part, row in rows.items()
+        }
+        caption = f"How many findings ({task}) are seen at the price of how many false alarms."
+        figures += [roc(curves, name=f"roc-{task}", caption=caption), _reliability(rows, task)]
     return figures
 
 
 def roc(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, name: str, caption: str
 ) -> Figure:
-    """Return ROC curves beside chance."""
+    """Return ROC curves, given as false and true positive rates by name."""
     series = [Series(called, tuple(x), tuple(y)) for called, (x, y) in curves.items()]
-    return Figure(
-        name=name,
-        caption=caption,
-        x_label="false positive rate",
-        y_label="true positive rate",
-        series=(*series, Series("chance", (0.0, 1.0), (0.0, 1.0))),
-    )
+    series.append(Series("chance", (0.0, 1.0), (0.0, 1.0)))
+    return Figure(name, caption, "false positive rate", "true positive rate", tuple(series))
 
 
 def _reliability(rows: Mapping[str, Row], task: str) -> Figure:
@@ -141,17 +113,14 @@ def _reliability(rows: Mapping[str, Row], task: str) -> Figure:
         lambda pair: float(pair[1]["mean"]),
         lambda pair: pair[1]["positive"],
     )
-    return Figure(
-        name=f"reliability-{task}",
-        caption=f"How often the finding ({task}) is there, against the probability that was said.",
-        x_label="mean output",
-        y_label="share with the finding",
-        series=(*series, Series("as said", (0.0, 1.0), (0.0, 1.0))),
-    )
+    caption = f"How often the finding ({task}) is there, against the probability that was said."
+    diagonal = Series("as said", (0.0, 1.0), (0.0, 1.0))
+    return Figure(f"reliability-{task}", caption, "mean output", "share with the finding",
+                  (*series, diagonal))  # fmt: skip
 
 
 def calibration_sizes(alpha: float, delta: float = 0.05, have: int | None = None) -> dict[str, Any]:
-    """Return how many calibration cases how much certainty takes, as a record for a figure."""
+    """Return a record of calibration sizes for several tolerances of coverage."""
     sizes = [
         (e, *(calibration_size(alpha, e, delta, two_sided=both) for both in (True, False)))
         for e in _TOLERANCES
@@ -166,23 +135,19 @@ def calibration_sizes(alpha: float, delta: float = 0.05, have: int | None = None
 
 
 def planner_figure(record: Mapping[str, Any]) -> Figure:
-    """Return the calibration sizes that keep coverage near its target."""
+    """Return calibration sizes against the tolerance of coverage."""
     alpha, delta = record["alpha"], record["delta"]
     tolerances, within, above = (tuple(map(float, of)) for of in zip(*record["sizes"], strict=True))
-    return Figure(
-        name="calibration-size",
-        caption=f"How many exchangeable calibration cases keep coverage within a tolerance of "
+    caption = (
+        f"How many exchangeable calibration cases keep coverage within a tolerance of "
         f"{1 - alpha:g}, for all but {delta:g} of calibration sets. Cases that come in groups "
-        "carry less information each, so more are needed.",
-        x_label="tolerance of coverage",
-        y_label="calibration cases",
-        y_scale="log",
-        series=(
-            Series("neither more nor less", tolerances, within),
-            Series("not less", tolerances, above),
-        ),
-        reference=(("this run", float(record["have"])),) if record.get("have") else (),
+        "carry less information each, so more are needed."
     )
+    names = "neither more nor less", "not less"
+    series = tuple(Series(n, tolerances, of) for n, of in zip(names, (within, above), strict=True))
+    have = (("this run", float(record["have"])),) if record.get("have") else ()
+    return Figure("calibration-size", caption, "tolerance of coverage", "calibration cases", series,
+                  y_scale="log", reference=have)  # fmt: skip
 
 
 QUALITY = FigureKind(records.QUALITY, quality_figures, IMAGES)

@@ -13,30 +13,29 @@ from taskuq.report._records import has_several_tasks, number, policy_name, round
 from taskuq.report.figures import Figure, FigureKind, Series, Style, series_of
 from taskuq.words import Words
 
-# What happened at each round, the fully measured one last, as records hold it.
+# Results at each round of a rule, the fully measured one last.
 Stops = Sequence[Mapping[str, Any]]
 HEADING = "When scans stop"
+# Points of a long series of evidence that are drawn, and cases with a row of their own.
+_POINTS, _ROWS = 400, 24
 
 
 def accepted(stops: Mapping[str, Stops], called: Mapping[float, str] | None = None) -> Figure:
-    """Return how many cases each stopping rule accepts in each round, from its stops."""
-    return Figure(
-        name="accepted-by-acceleration",
-        caption="Fraction of cases accepted after each round; the last has everything measured."
-        if called
-        else "Fraction of cases accepted after each acceleration; R = 1 is a full scan.",
-        x_label="round" if called else "acceleration R",
-        y_label="fraction of cases",
-        x_scale="category",
-        series=series_of(
-            [(rule, stop) for rule, of in stops.items() for stop in of],
-            lambda pair: pair[0],
-            lambda pair: _round(pair[1], called),
-            # A mean of shares may fall below nothing by a rounding error.
-            lambda pair: max(0.0, number(pair[1]["fraction"])),
-            style="bars",
-        ),
+    """Return the fraction of cases that each stopping rule accepts in each round."""
+    caption = "Fraction of cases accepted after each round; the last has everything measured."
+    if not called:
+        caption = "Fraction of cases accepted after each acceleration; R = 1 is a full scan."
+    series = series_of(
+        [(rule, stop) for rule, of in stops.items() for stop in of],
+        lambda pair: pair[0],
+        lambda pair: _round(pair[1], called),
+        # A mean of fractions may be negative by a rounding error.
+        lambda pair: max(0.0, number(pair[1]["fraction"])),
+        style="bars",
     )
+    x_label = "round" if called else "acceleration R"
+    return Figure("accepted-by-acceleration", caption, x_label, "fraction of cases", series,
+                  x_scale="category")  # fmt: skip
 
 
 def _round(stop: Mapping[str, Any], called: Mapping[float, str] | None) -> str:
@@ -45,7 +44,6 @@ def _round(stop: Mapping[str, Any], called: Mapping[float, str] | None) -> str:
 
 
 def _called(record: Mapping[str, Any]) -> dict[float, str] | None:
-    """What the rounds of a simulation are called; None where they have no names."""
     if not (record.get("inputs") or {}).get("round_names"):
         return None
     rates = [float(stop["acceleration"]) for stop in record["results"][0]["stops"]]
@@ -54,40 +52,38 @@ def _called(record: Mapping[str, Any]) -> dict[float, str] | None:
 
 def _coverage_at_stop(record: Mapping[str, Any]) -> Figure:
     called = _called(record)
-    return Figure(
-        name="coverage-by-stop",
-        caption=f"Coverage among the cases stopped at each {'round' if called else 'acceleration'};"
-        " measured. The guarantee is for all stops together.",
-        x_label="stopped at" if called else "stopped at acceleration R",
-        y_label="coverage",
-        x_scale="category",
-        reference=(("target", 1 - record["results"][0]["alpha"]),),
-        series=series_of(
-            [(rule, stop) for rule, of in _stops(record).items() for stop in of[:-1]],
-            lambda pair: pair[0],
-            lambda pair: _round(pair[1], called),
-            lambda pair: None if pair[1]["fraction"] == 0 else number(pair[1]["coverage"]),
-            style="points",
-        ),
+    series = series_of(
+        [(rule, stop) for rule, of in _stops(record).items() for stop in of[:-1]],
+        lambda pair: pair[0],
+        lambda pair: _round(pair[1], called),
+        lambda pair: None if pair[1]["fraction"] == 0 else number(pair[1]["coverage"]),
+        style="points",
     )
+    caption = (
+        f"Coverage among the cases stopped at each {'round' if called else 'acceleration'}; "
+        "measured. The guarantee is for all stops together."
+    )
+    return Figure(
+        "coverage-by-stop", caption, "stopped at" if called else "stopped at acceleration R",
+        "coverage", series, x_scale="category",
+        reference=(("target", 1 - record["results"][0]["alpha"]),),
+    )  # fmt: skip
 
 
 def acceleration_against_width(
     points: Sequence[tuple[str, float, float]], style: Style = "points"
 ) -> Figure:
-    """Return what narrower reports cost."""
-    return Figure(
-        name="acceleration-against-width",
-        caption="Average acceleration against the mean width of early reports: up and to the left "
-        "is better. Policies named paper have no guarantee.",
-        x_label="mean width of early reports",
-        y_label="average acceleration",
-        series=series_of(points, lambda p: p[0], lambda p: p[1], lambda p: p[2], style=style),
+    """Return average acceleration against the mean width of early reports, by rule."""
+    caption = (
+        "Average acceleration against the mean width of early reports: up and to the left is "
+        "better. Policies named paper have no guarantee."
     )
+    series = series_of(points, lambda p: p[0], lambda p: p[1], lambda p: p[2], style=style)
+    return Figure("acceleration-against-width", caption, "mean width of early reports",
+                  "average acceleration", series)  # fmt: skip
 
 
 def _most(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What each policy did with all samples."""
     most = max(int(row["samples"]) for row in record["results"])
     return [row for row in record["results"] if int(row["samples"]) == most]
 
@@ -99,61 +95,32 @@ def _stops(record: Mapping[str, Any]) -> dict[str, Stops]:
 def _trade_off(record: Mapping[str, Any]) -> list[Figure]:
     if has_several_tasks(record):
         return []  # their widths have no common axis
-    points = [
-        (policy_name(r), number(r["width"]), number(r["mean_acceleration"])) for r in _most(record)
-    ]
-    return [acceleration_against_width(points)]
-
-
-ACCEPTED = FigureKind(
-    records.SIMULATE, lambda record: [accepted(_stops(record), _called(record))], HEADING
-)
-COVERAGE = FigureKind(records.SIMULATE, lambda record: [_coverage_at_stop(record)], HEADING)
-TRADE_OFF = FigureKind(records.SIMULATE, _trade_off, HEADING)
-
-
-# So many units of a long watch are drawn, the last among them.
-POINTS = 400
+    rows = [(policy_name(r), r["width"], r["mean_acceleration"]) for r in _most(record)]
+    return [acceleration_against_width([(name, number(w), number(R)) for name, w, R in rows])]
 
 
 def _evidence(record: Mapping[str, Any]) -> Figure:
-    each = record["statistics"]
-    return Figure(
-        name="evidence",
-        caption=f"Evidence against exchangeability after each new {record['unit']}, for each "
-        f"statistic that is watched. Were all {record['unit']}s exchangeable, any of them would "
-        f"ever reach the line with probability at most {record['delta']:g}.",
-        x_label=f"new {record['unit']}s",
-        y_label="evidence",
-        y_scale="log",
-        reference=(("the promise is withdrawn", len(each) / float(record["delta"])),),
-        series=tuple(_series(str(one["name"]), one["evidence"]) for one in each if one["evidence"]),
+    each, units = record["statistics"], f"{record['unit']}s"
+    series = []
+    for one in each:
+        evidence, last = one["evidence"], len(one["evidence"]) - 1
+        drawn = np.unique(np.linspace(0, last, min(last + 1, _POINTS)).astype(int)).tolist()
+        y = tuple(float(evidence[k]) for k in drawn)
+        series += [Series(str(one["name"]), tuple(k + 1 for k in drawn), y)] if evidence else []
+    caption = (
+        f"Evidence against exchangeability after each new {record['unit']}, for each monitored "
+        f"statistic. Were all {units} exchangeable, any of them would ever reach the line with "
+        f"probability at most {record['delta']:g}."
     )
-
-
-def _series(name: str, evidence: list[float]) -> Series:
-    last = len(evidence) - 1
-    drawn = np.unique(np.linspace(0, last, min(last + 1, POINTS)).astype(int)).tolist()
-    return Series(name, tuple(k + 1 for k in drawn), tuple(float(evidence[k]) for k in drawn))
-
-
-EVIDENCE = FigureKind(
-    records.MONITOR,
-    lambda record: [_evidence(record)],
-    heading="Whether the promise still stands",
-    title="Evidence against exchangeability",
-    reading=lambda record: str(record["sentence"]),
-)
-
-
-# So many cases have a row of their own.
-ROWS = 24
+    limit = "the guarantee is withdrawn", len(each) / float(record["delta"])
+    return Figure("evidence", caption, f"new {units}", "evidence", tuple(series), y_scale="log",
+                  reference=(limit,))  # fmt: skip
 
 
 def lines_record(table: TaskOutputs, words: Words) -> dict[str, Any]:
-    """Return what was measured of the cases of a table, as a record for figures."""
+    """Return the lines measured for each case of a table, as a record."""
     assert table.lines is not None, "a rule chose them"
-    some = np.unique(np.linspace(0, table.cases - 1, min(table.cases, ROWS)).astype(int))
+    some = np.unique(np.linspace(0, table.cases - 1, min(table.cases, _ROWS)).astype(int))
     names = np.arange(table.cases) if table.case is None else table.case
     # The number of rounds before the one that measured a line first; all of them where none did.
     first = (~table.lines).sum(axis=0)
@@ -168,37 +135,39 @@ def lines_record(table: TaskOutputs, words: Words) -> dict[str, Any]:
 
 
 def lines_figures(record: Mapping[str, Any]) -> list[Figure]:
-    """Return maps of lines against rounds, and of lines against cases."""
+    """Return maps of lines against rounds and against cases."""
     case, cases, line, lines = map(str, record["words"])
     shares = np.asarray(record["shares"], dtype=float)
     rounds, places = [str(name) for name in record["rounds"]], tuple(range(shares.shape[1]))
-    by_round = Figure(
-        name="lines-by-round",
-        caption=f"Which {lines} the rule measured: the darker, the larger the share of the "
-        f"{int(record['cases'])} {cases}.",
-        x_label=line,
-        y_label=f"share of {cases}",
-        series=tuple(
-            Series(f"{name}: {of.sum():.0f} of {len(of)}", places, tuple(map(float, of)),
-                   style="strip")
-            for name, of in zip(rounds, shares, strict=True)
-        ),
-    )  # fmt: skip
+    by_round = tuple(
+        Series(f"{name}: {of.sum():.0f} of {len(of)}", places, tuple(map(float, of)), style="strip")
+        for name, of in zip(rounds, shares, strict=True)
+    )
     # Dark in the first round, fainter in each later one, and nothing for what was left.
     shade = [1 - k / len(rounds) for k in range(len(rounds))] + [0.0]
-    by_case = Figure(
-        name="lines-by-case",
-        caption=f"When each {line} was measured of some {cases}: the darker, the earlier the "
-        "round.",
-        x_label=line,
-        y_label="how early",
-        series=tuple(
-            Series(f"{case} {row['case']}", places, tuple(shade[int(k)] for k in row["rounds"]),
-                   style="strip")
-            for row in record["first"]
-        ),
+    by_case = tuple(
+        Series(f"{case} {row['case']}", places, tuple(shade[int(k)] for k in row["rounds"]),
+               style="strip")
+        for row in record["first"]
     )  # fmt: skip
-    return [by_round, by_case]
+    measured = (
+        f"Which {lines} the rule measured: the darker, the larger the share of the "
+        f"{int(record['cases'])} {cases}."
+    )
+    when = f"When each {line} was measured of some {cases}: the darker, the earlier the round."
+    return [
+        Figure("lines-by-round", measured, line, f"share of {cases}", by_round),
+        Figure("lines-by-case", when, line, "how early", by_case),
+    ]
 
 
+ACCEPTED = FigureKind(
+    records.SIMULATE, lambda record: [accepted(_stops(record), _called(record))], HEADING
+)
+COVERAGE = FigureKind(records.SIMULATE, lambda record: [_coverage_at_stop(record)], HEADING)
+TRADE_OFF = FigureKind(records.SIMULATE, _trade_off, HEADING)
+EVIDENCE = FigureKind(
+    records.MONITOR, lambda record: [_evidence(record)], "Monitoring exchangeability",
+    "Evidence against exchangeability", lambda record: str(record["sentence"]),
+)  # fmt: skip
 LINES = FigureKind(records.LINES, lines_figures, "Measurement and images")
