@@ -20,8 +20,8 @@ import taskuq as tq
 from taskuq.data.atlas import Atlas
 from taskuq.data.patient import PatientPlan
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.report.explorer import save_explorer
-from taskuq.runs.reports import write_report
+from taskuq.report import save_explorer
+from taskuq.report import write_report
 
 SHOWN, SIZE, SAMPLES, DRAWN = 20, 128, 32, 8
 # What a page of 500 patients may take.

@@ -156,8 +156,8 @@ def on_ray(pause: float = 0.2, batches: int = 200) -> None:
 
 def scaling(pause: float = 1.0, each: int = 10) -> None:
     """Sleeping workers on this machine: which share of their rate does the driver keep up with?"""
-    from taskuq.report.figure import Figure, Series
-    from taskuq.report.ink import draw
+    from taskuq.report.figures import Figure, Series
+    from taskuq.report.figures import draw
 
     counts, shares = (1, 2, 4, 8, 16, 32, 64), []
     for workers in counts:

@@ -6,8 +6,8 @@ drifts after 60 cases: the evidence grows, and where it reaches the line the pro
 
 import taskuq as tq
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.report.figure import figures_of
-from taskuq.report.ink import draw
+from taskuq.report.figures import figures_of
+from taskuq.report.figures import draw
 
 table = synthetic_outputs(SyntheticScanner(), seed=0)
 policy = tq.plan(table, alpha=0.1, max_width=0.2, unit="case")

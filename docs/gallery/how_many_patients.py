@@ -4,8 +4,8 @@ How many exchangeable calibration units keep the coverage of *one* calibration s
 The promise on average over calibration sets holds for any number; this is what one set may be off by.
 """
 
-from taskuq.report.ink import draw
-from taskuq.report.networks import planner_figure
-from taskuq.runs.reports import calibration_sizes
+from taskuq.report.figures import draw
+from taskuq.report.figures.imaging import planner_figure
+from taskuq.report.figures.imaging import calibration_sizes
 
 draw(planner_figure(calibration_sizes(alpha=0.1, delta=0.05)), "how_many_patients.svg")

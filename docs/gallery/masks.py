@@ -5,8 +5,8 @@ measured, so that going on costs only the difference.
 """
 
 from taskuq.measure.masks import MaskConfig
-from taskuq.report.ink import draw
-from taskuq.report.networks import masks_figure
+from taskuq.report.figures import draw
+from taskuq.report.figures.imaging import masks_figure
 
 config = MaskConfig()
 draw(masks_figure(config.masks(64), config.accelerations), "masks.svg")

@@ -5,8 +5,8 @@ it has; `mlwr` moderates that spread by what is typical and does well with four.
 """
 
 from taskuq.evaluation.comparison import Comparison, compare
-from taskuq.report.figure import figures_of
-from taskuq.report.ink import draw
+from taskuq.report.figures import figures_of
+from taskuq.report.figures import draw
 from taskuq.runs.stored import stored_table
 
 question = Comparison(

@@ -10,8 +10,8 @@ import numpy as np
 from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.simulation import simulate
-from taskuq.report.ink import draw
-from taskuq.report.simulations import accepted
+from taskuq.report.figures import draw
+from taskuq.report.figures.policy import accepted
 from taskuq.runs.stored import stored_table
 
 goal = Goal(max_width=0.2)

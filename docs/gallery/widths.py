@@ -5,8 +5,8 @@ deviation are over all splits of the table's cases, in closed form: nothing is d
 """
 
 from taskuq.evaluation.comparison import Comparison, compare
-from taskuq.report.figure import figures_of
-from taskuq.report.ink import draw
+from taskuq.report.figures import figures_of
+from taskuq.report.figures import draw
 from taskuq.runs.stored import stored_table
 
 scores = ("ar", "lwr", "cqr", "mlwr", "learned")

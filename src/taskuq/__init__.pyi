@@ -22,7 +22,7 @@ from .evaluation import (
 from .interval import Interval
 from .outputs import TaskOutputs
 from .pipeline import Pipeline
-from .runs.tables import make_report
+from .report import make_report
 from .words import Words
 
 __version__: str

@@ -9,8 +9,8 @@ import pytest
 from raising import refused
 from taskuq.errors import InputError
 from taskuq.files import write_json
-from taskuq.report.explorer import save_explorer
-from taskuq.runs.reports import write_report
+from taskuq.report import save_explorer
+from taskuq.report import write_report
 from taskuq.settings import from_table
 from taskuq.words import MRI, Words, as_words, round_label
 

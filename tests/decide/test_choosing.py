@@ -19,7 +19,7 @@ from taskuq.decide.kinds import PolicyPlan
 from taskuq.errors import InputError
 from taskuq.outputs import TaskOutputs
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.runs.reports import write_report
+from taskuq.report import write_report
 
 ALPHA, WIDTH = 0.25, 1.0
 # Eleven policies, as the referee had.

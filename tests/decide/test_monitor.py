@@ -14,7 +14,7 @@ from taskuq.decide.audit import read_trail
 from taskuq.decide.seen import statistics
 from taskuq.decide.watching import watch_table
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.runs.reports import write_report
+from taskuq.report import write_report
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from browsing import on_screen, unfold, violations
 from taskuq.decide import plan
 from taskuq.experiments.claims import EXPERIMENTS
 from taskuq.outputs import TaskOutputs
-from taskuq.report.explorer import load_explorer, save_explorer
+from taskuq.report._explorer import load_explorer, save_explorer
 from taskuq.runs.demo import ALPHA, FIRST, MAX_WIDTH, SEED, DemoSettings, run_demo
-from taskuq.runs.reports import answer_lines, write_report
+from taskuq.report.report import answer_lines, write_report
 from taskuq.runs.run import open_run, read_run
 from taskuq.runs.stored import stored, stored_table
 

@@ -14,9 +14,9 @@ from taskuq.experiments.claims import EXPERIMENTS, run_all, run_one
 from taskuq.experiments.inputs import ClaimSettings, make_inputs
 from taskuq.experiments.interval_length import interval_length
 from taskuq.outputs.table import replace_arrays
-from taskuq.report.contents import STORY, gather
-from taskuq.report.folder import read_folder
-from taskuq.report.records import VERDICTS
+from taskuq.report._contents import STORY, build_contents
+from taskuq.report._records import read_folder
+from taskuq.report._records import VERDICTS
 
 FASTMRI = Path(__file__).resolve().parents[2] / "../shared/data/fastmri_outputs/meniscus_tear.npz"
 REFERENCE = {
@@ -85,7 +85,7 @@ def test_the_report_shows_every_record(records, tmp_path):
         path = tmp_path / "records" / f"{record['name']}.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(record, allow_nan=False))
-    contents = gather(read_folder(tmp_path))
+    contents = build_contents(read_folder(tmp_path))
 
     assert {e.name for e in contents.experiments} == set(EXPERIMENTS)
     assert not [note for note in contents.notes if "not complete" in note]

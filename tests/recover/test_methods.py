@@ -28,7 +28,7 @@ from taskuq.recover.metrics import (
 )
 from taskuq.runs.judging import _some_pixels
 from taskuq.runs.quality import QualityConfig, _size_ratio
-from taskuq.runs.reports import write_report
+from taskuq.report import write_report
 from taskuq.settings import toml_text
 from taskuq.weights.files import save_weights
 

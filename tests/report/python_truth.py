@@ -13,7 +13,7 @@ from taskuq.decide.goal import Goal
 from taskuq.decide.kinds import PolicyPlan
 from taskuq.decide.planning import OneSet
 from taskuq.decide.rules import FamilyRule, examine
-from taskuq.runs.explorer import FEWEST_FOR_LEARNED, RULES, learning_cases, tuned_scores
+from taskuq.report._explorer import FEWEST_FOR_LEARNED, RULES, learning_cases, tuned_scores
 
 
 class Truth:

@@ -15,10 +15,8 @@ from taskuq.files import write_json
 from taskuq.measure.masks import nested_masks
 from taskuq.outputs import TaskOutputs
 from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.report.explorer import save_explorer
-from taskuq.report.figure import Figure, Series
-from taskuq.report.records import experiment_record
-from taskuq.runs.reports import write_report
+from taskuq.report import experiment_record, save_explorer, write_report
+from taskuq.report.figures import Figure, Series
 
 HOSTILE = (
     "<script>alert('name')</script>",

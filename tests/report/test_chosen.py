@@ -7,10 +7,9 @@ import pytest
 
 import taskuq as tq
 from taskuq.errors import InputError
-from taskuq.report.chosen import lines_figures, lines_record
-from taskuq.report.explorer import check_explorer, load_explorer
-from taskuq.report.payload import explorer_payload
-from taskuq.report.svg import figure_svg
+from taskuq.report._explorer import check_explorer, explorer_payload, load_explorer
+from taskuq.report.figures import figure_svg
+from taskuq.report.figures.policy import lines_figures, lines_record
 from taskuq.words import Words
 
 RATES, LINES = (4.0, 2.0), 8

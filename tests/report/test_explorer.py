@@ -12,9 +12,8 @@ import run_folder
 
 import taskuq as tq
 from taskuq.outputs import TaskOutputs
-from taskuq.report.explorer import load_explorer
-from taskuq.runs.explorer import RULES, TITLES
-from taskuq.runs.reports import write_report
+from taskuq.report import write_report
+from taskuq.report._explorer import RULES, TITLES, load_explorer
 
 ALPHA, TAU = 0.1, 0.1
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import taskuq as tq
 from taskuq.outputs import TaskOutputs
-from taskuq.report.folder import read_folder
-from taskuq.report.tables import Table, cell, escaped, latex_table, write_csv
-from taskuq.runs.reports import export, policy_reports
+from taskuq.report._contents import policy_reports
+from taskuq.report._records import Table, cell, escaped, latex_table, read_folder, write_csv
+from taskuq.report.report import export
 
 
 @pytest.fixture(scope="module")

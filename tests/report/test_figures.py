@@ -15,15 +15,27 @@ from hypothesis import strategies as st
 import taskuq as tq
 from taskuq.calibration.law import calibration_size
 from taskuq.evaluation.comparison import Comparison, compare
-from taskuq.report.axes import SMALLEST, nice_ticks, x_axis, y_axis
-from taskuq.report.contents import slug, title_of
-from taskuq.report.figure import Figure, Series, figure_from_dict, figures_of
-from taskuq.report.folder import read_folder
-from taskuq.report.ink import draw
-from taskuq.report.networks import masks_figure, planner_figure, quality_figures, split_figure
-from taskuq.report.svg import figure_svg
-from taskuq.report.tables import figure_table
-from taskuq.runs.reports import calibration_sizes, study
+from taskuq.report._contents import build_contents
+from taskuq.report._records import figure_table, read_folder, slug, title_of
+from taskuq.report.figures import (
+    SMALLEST,
+    Figure,
+    Series,
+    draw,
+    figure_from_dict,
+    figure_svg,
+    figures_of,
+    nice_ticks,
+    x_axis,
+    y_axis,
+)
+from taskuq.report.figures.imaging import (
+    calibration_sizes,
+    masks_figure,
+    planner_figure,
+    quality_figures,
+    split_figure,
+)
 
 texts = st.text(max_size=12)
 numbers = st.none() | st.floats(-1e6, 1e6)
@@ -140,7 +152,7 @@ def test_the_figures_of_a_simulation_hold_its_records_numbers(run_dir):
 
 
 def test_every_figure_of_a_run_is_there_and_none_is_empty(run_dir):
-    contents = study(read_folder(run_dir))
+    contents = build_contents(read_folder(run_dir))
     names = {f.name for f in contents.all_figures}
 
     assert {"masks", "calibration-size", "task-roc-finding", "split-groups", "samples-against-p",
@@ -168,7 +180,7 @@ def test_titles_are_words():
 OWN = '''
 """The share of random splits without a finite interval."""
 
-from taskuq.report.figure import FIGURES, Figure, FigureKind, series_of
+from taskuq.report.figures import FIGURES, Figure, FigureKind, series_of
 
 
 def infinite(record):

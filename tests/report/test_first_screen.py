@@ -13,12 +13,11 @@ import taskuq as tq
 from browsing import on_screen
 from taskuq.decide.records import simulation_record
 from taskuq.outputs import TaskOutputs
-from taskuq.report.answer import answer_of
-from taskuq.report.folder import read_folder
-from taskuq.report.records import experiment_record
-from taskuq.report.scan import scan_picture
-from taskuq.runs.reports import answer_lines, study, write_report
-from taskuq.runs.scans import one_scan
+from taskuq.report import experiment_record
+from taskuq.report._answer import answer_of
+from taskuq.report._records import read_folder
+from taskuq.report._scan import one_scan, scan_picture
+from taskuq.report.report import answer_lines, write_report
 from taskuq.words import Words
 
 SCREENS = {"desktop": (1280, 800), "phone": (390, 844)}
@@ -112,7 +111,7 @@ def test_every_verdict_leads_to_what_it_says(open_page, run_dir):
 
 
 def test_the_numbers_are_the_simulations(run_dir):
-    contents = study(read_folder(run_dir))
+    contents = build_contents(read_folder(run_dir))
     mine = next(r for r in contents.simulations["simulate"] if r["policy"] == "fixed-width")
     share, coverage, width = answer_of(contents).numbers
     R, error = mine["mean_acceleration"], mine["standard_errors"]["mean_acceleration"]
@@ -145,7 +144,7 @@ def test_numbers_of_another_policy_are_not_joined_to_the_promise(run_dir, tmp_pa
     table = TaskOutputs.load(run_dir / "table.npz")
     shutil.copy(run_dir / "policy.json", tmp_path)
     write_simulation(tmp_path / "simulate.json", table, plans_like(**other), **asked)
-    answer = answer_of(study(read_folder(tmp_path)))
+    answer = answer_of(build_contents(read_folder(tmp_path)))
 
     assert answer.sentence.startswith("This policy was not simulated")
     assert answer.numbers == ()
@@ -178,12 +177,12 @@ def test_a_policy_is_found_again_in_its_own_simulation(tmp_path, spec, asked):
     plans = [PolicyPlan(**{"kind": "fixed-width", "alpha": 0.1, "goal": GOAL, **spec})]
     write_simulation(tmp_path / "simulate.json", table, plans, **asked)
 
-    assert study(read_folder(tmp_path)).simulated is not None
+    assert build_contents(read_folder(tmp_path)).simulated is not None
 
 
 def test_without_a_policy_none_of_several_is_taken(run_dir, tmp_path):
     shutil.copy(run_dir / "simulate.json", tmp_path)
-    answer = answer_of(study(read_folder(tmp_path)))
+    answer = answer_of(build_contents(read_folder(tmp_path)))
 
     assert answer.sentence.startswith("Several policies were simulated and none of them is stored")
     assert answer.numbers == ()
@@ -196,8 +195,8 @@ def test_early_reports_that_are_mostly_wrong_are_seen_at_once(open_page, tmp_pat
     asked = {"alpha": 0.1, "max_width": 0.0005, "trials": 50}
     table = tq.TaskOutputs(x, z, (6, 2), task_range=(0, 1))
     path = tq.make_report(table, tmp_path / "page", **asked)
-    answer = answer_of(study(read_folder(tmp_path / "page")))
-    mine = study(read_folder(tmp_path / "page")).simulated
+    answer = answer_of(build_contents(read_folder(tmp_path / "page")))
+    mine = build_contents(read_folder(tmp_path / "page")).simulated
     missed = f"{100 * (1 - mine['coverage_early']):.1f}\u00a0%"
 
     assert mine["coverage_early"] < 0.1 < 0.85 < mine["coverage"]
@@ -211,7 +210,7 @@ def test_early_reports_that_are_mostly_wrong_are_seen_at_once(open_page, tmp_pat
 
 
 def test_a_run_that_cannot_stop_does_not_read_as_success(short_run):
-    answer = answer_of(study(read_folder(short_run)))
+    answer = answer_of(build_contents(read_folder(short_run)))
 
     assert answer.sentence.startswith("No scan could stop early: calibrated on 21 groups")
     assert [n.value for n in answer.numbers] == ["100.0\u00a0%", "–", "–"]
@@ -222,7 +221,7 @@ def test_a_run_that_cannot_stop_does_not_read_as_success(short_run):
 def test_a_number_that_is_missing_is_a_dash(run_dir, tmp_path):
     table = run_folder.table_of(volumes=12, samples=4)
     run_folder.write(tmp_path / "simulate.json", never_stopping(table))
-    answer = answer_of(study(read_folder(tmp_path)))
+    answer = answer_of(build_contents(read_folder(tmp_path)))
     text = write_report(tmp_path).read_text()
 
     assert answer.numbers[2].value == "–"
@@ -247,7 +246,7 @@ def never_stopping(table):
     ("coverage", "verdict"), [(0.91, "held"), (0.89, "held"), (0.8, "not held")]
 )
 def test_coverage_below_what_was_asked_for_is_seen(run_dir, coverage, verdict):
-    contents = study(read_folder(run_dir))
+    contents = build_contents(read_folder(run_dir))
     for row in contents.simulations["simulate"]:
         row["coverage"] = coverage
         row["standard_errors"]["coverage"] = 0.01
@@ -261,7 +260,7 @@ def test_claims_that_nobody_looked_at_are_not_measured(tmp_path):
     for name, verdict in (("masks", "held"), ("coverage-law", "not held"), ("odd", "splendid")):
         record = experiment_record(name, name, "", "", {}, [], verdict=verdict, number="1")
         run_folder.write(tmp_path / f"{name}.json", record)
-    found = {v.title: v.verdict for v in answer_of(study(read_folder(tmp_path))).verdicts}
+    found = {v.title: v.verdict for v in answer_of(build_contents(read_folder(tmp_path))).verdicts}
 
     assert found["coverage-law"] == "not held"
     assert found["odd"] == "measured"
@@ -372,7 +371,7 @@ def test_widths_of_unlike_tasks_are_not_averaged(tmp_path):
     names, widths = ("lesion", "area"), {"lesion": 0.4, "area": 60}
     table = TaskOutputs(x, z, (6, 2), task_names=names, task_ranges=((-1, 2), (-100, 200)))
     tq.make_report(table, tmp_path / "page", alpha=0.2, max_width=widths, trials=20)
-    width = answer_of(study(read_folder(tmp_path / "page"))).numbers[2]
+    width = answer_of(build_contents(read_folder(tmp_path / "page"))).numbers[2]
 
     assert str(width) == "as asked"
     assert width.what.endswith("lesion 0.4, area 60")

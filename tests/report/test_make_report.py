@@ -9,11 +9,10 @@ import pytest
 import taskuq as tq
 from taskuq.commands.app import main
 from taskuq.errors import InputError
-from taskuq.report.answer import answer_of
-from taskuq.report.cases import patient_table, task_table
-from taskuq.report.folder import read_folder
-from taskuq.report.sentences import facts
-from taskuq.runs.reports import study
+from taskuq.report._answer import answer_of
+from taskuq.report._contents import build_contents, patient_table, task_table
+from taskuq.report._page import facts
+from taskuq.report._records import read_folder
 
 # What nobody wants to read who has no scanner.
 SCANNER = re.compile(
@@ -203,7 +202,7 @@ WIDTHS = {"tear": 0.6, "area": 60, "density": 480}
 
 
 def test_widths_of_unlike_tasks_are_never_one_number(tmp_path):
-    contents = study(read_folder(unlike(tmp_path, max_width=WIDTHS)))
+    contents = build_contents(read_folder(unlike(tmp_path, max_width=WIDTHS)))
     tables = {table.name: table for table in contents.tables}
     by_task = task_table(contents.cases)
 
@@ -214,7 +213,7 @@ def test_widths_of_unlike_tasks_are_never_one_number(tmp_path):
 
 
 def test_a_group_counts_its_scans_not_their_tasks(tmp_path):
-    contents = study(read_folder(unlike(tmp_path, max_width=WIDTHS)))
+    contents = build_contents(read_folder(unlike(tmp_path, max_width=WIDTHS)))
     table = patient_table(contents.folder.table, contents.cases)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
@@ -224,7 +223,7 @@ def test_a_group_counts_its_scans_not_their_tasks(tmp_path):
 
 
 def test_every_task_has_figures_of_its_own_with_the_names_of_rounds(tmp_path):
-    contents = study(read_folder(unlike(tmp_path, max_width=WIDTHS)))
+    contents = build_contents(read_folder(unlike(tmp_path, max_width=WIDTHS)))
     widths = [f for f in contents.all_figures if f.name.endswith("width-against-acceleration")]
     (accepted,) = [f for f in contents.all_figures if "accepted" in f.name]
 
@@ -233,7 +232,7 @@ def test_every_task_has_figures_of_its_own_with_the_names_of_rounds(tmp_path):
 
 
 def test_intervals_of_unlike_tasks_are_not_compared_where_nothing_was_planned(tmp_path):
-    answer = answer_of(study(read_folder(unlike(tmp_path))))
+    answer = answer_of(build_contents(read_folder(unlike(tmp_path))))
     coverage, width = answer.numbers
 
     assert re.search(r"tear 0\.\d+ .* area \d\.\d+ .* density \d\d", answer.sentence)
@@ -243,7 +242,7 @@ def test_intervals_of_unlike_tasks_are_not_compared_where_nothing_was_planned(tm
 
 def test_what_was_run_is_said_in_the_users_words(tmp_path):
     words = {"case": "eye", "group": "owl"}
-    contents = study(read_folder(unlike(tmp_path, max_width=WIDTHS, words=words)))
+    contents = build_contents(read_folder(unlike(tmp_path, max_width=WIDTHS, words=words)))
     said = dict(facts(contents))
 
     assert said["Eyes"] == "80 in 20 owls"

@@ -16,9 +16,8 @@ from PIL import Image
 import taskuq as tq
 from taskuq.errors import InputError
 from taskuq.outputs import TaskOutputs
-from taskuq.report.explorer import check_explorer, load_explorer, save_explorer
-from taskuq.report.payload import slice_pictures
-from taskuq.runs.reports import write_report
+from taskuq.report import write_report
+from taskuq.report._explorer import check_explorer, load_explorer, save_explorer, slice_pictures
 
 
 class Tables(HTMLParser):
@@ -203,7 +202,7 @@ def test_a_page_of_five_hundred_patients_is_small_and_quick():
 
 def test_building_a_page_needs_no_torch(run_dir):
     code = (
-        "import sys; from taskuq.runs.reports import write_report; "
+        "import sys; from taskuq.report import write_report; "
         f"write_report({str(run_dir)!r}); "
         "print(*sorted({m.split('.')[0] for m in sys.modules}))"
     )

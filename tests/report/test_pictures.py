@@ -10,9 +10,14 @@ from PIL import Image
 
 import taskuq as tq
 from taskuq.errors import InputError
-from taskuq.report.explorer import check_explorer, save_explorer
-from taskuq.report.payload import brightness, slice_pictures, thumbnail
-from taskuq.runs.reports import write_report
+from taskuq.report import write_report
+from taskuq.report._explorer import (
+    brightness,
+    check_explorer,
+    save_explorer,
+    slice_pictures,
+    thumbnail,
+)
 
 
 def stored(size=(8, 8), colours=(), tasks=(), **changes):

@@ -9,7 +9,7 @@ import run_folder
 import taskuq as tq
 from taskuq.evaluation.comparison import Comparison, compare
 from taskuq.outputs import TaskOutputs
-from taskuq.runs.reports import write_report
+from taskuq.report import write_report
 
 
 class Boxes(HTMLParser):
@@ -70,7 +70,7 @@ def test_a_policy_that_never_stops_says_so_beside_its_promise(tmp_path):
 
 def test_a_record_from_before_shortages_were_stored_does_not_look_fine(tmp_path, monkeypatch):
     one = bound(8, alpha=0.1)
-    monkeypatch.setattr("taskuq.runs.reports.load_bound", lambda path: stripped)
+    monkeypatch.setattr("taskuq.report._contents.load_bound", lambda path: stripped)
     stripped = replace(one, guarantee=replace(one.guarantee, shortage=None))
     one.save(tmp_path / "bound.json")
     (said,) = Boxes(write_report(tmp_path)).found[one.guarantee.sentence]

@@ -22,7 +22,7 @@ from taskuq.errors import InputError, MachineError
 from taskuq.files import open_npz, write_json
 from taskuq.fingerprints import sealed
 from taskuq.pipeline.precomputed import RecoveryFolder
-from taskuq.runs.reports import write_report
+from taskuq.report import write_report
 
 HERE = Path(__file__).resolve()
 TROUBLES = ("full", "read_only", "in_the_way")

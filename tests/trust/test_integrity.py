@@ -230,7 +230,7 @@ def test_any_change_of_a_record_is_seen(change):
 
 
 def test_the_page_leaves_a_changed_record_out_and_says_which_had_no_checksum(tmp_path):
-    from taskuq.runs.reports import write_report
+    from taskuq.report import write_report
 
     good = {"schema": "taskuq.status/1", "cases": 1, "finished": 1, "failed": {}, "left": 0}
     (tmp_path / "changed.json").write_text(json.dumps(sealed(good) | {"finished": 0}))

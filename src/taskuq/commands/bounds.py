@@ -202,7 +202,7 @@ def _rows(
            "target", "covered"]  # fmt: skip
     import numpy as np
 
-    from taskuq.report.tables import cell
+    from taskuq.report._records import cell
 
     targets, has_targets = table.targets_at(k), table.has_targets
     tasks = interval.lower[0].size

@@ -31,7 +31,7 @@ def demo(
         output: The folder for tables, records and the page.
     """
     from taskuq.runs.demo import DemoSettings, run_demo
-    from taskuq.runs.reports import answer_lines
+    from taskuq.report.report import answer_lines
 
     settings = DemoSettings.fast(seed) if fast else DemoSettings(seed=seed)
     # What is told round by round says how far it is, too.

@@ -86,7 +86,7 @@ def evaluate(
     _print(record, to_stderr=json == "-")
     hand_over(record.to_dict(), json)
     if figures is not None:
-        from taskuq.report.ink import draw_record
+        from taskuq.report.figures import draw_record
 
         show(str(draw_record(record.to_dict(), figures)))
 

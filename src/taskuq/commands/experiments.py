@@ -100,7 +100,7 @@ def experiment(
 
 def print_experiment(record: dict[str, Any]) -> None:
     """Print the claim, the finding and the tables of an experiment."""
-    from taskuq.report.tables import shown
+    from taskuq.report._records import shown
 
     for table in record["tables"]:
         rows = [[shown(value) for value in row] for row in table["rows"]]

@@ -210,7 +210,7 @@ def simulate(
     record = simulation_record(loaded, goal, found, inputs)
     hand_over(record, json)
     if figures is not None:
-        from taskuq.report.ink import draw_record
+        from taskuq.report.figures import draw_record
 
         show(str(draw_record(record, figures)))
 

@@ -48,7 +48,7 @@ def report(
         output: Of a table: the folder of the page; the table's name and -report by default.
         export: Also write tables (CSV, JSON, LaTeX), figures (SVG, PNG, PDF) and intervals.csv.
     """
-    from taskuq.runs.reports import answer_lines, write_report
+    from taskuq.report.report import answer_lines, write_report
 
     is_table = source.is_file() or (source / "table.json").is_file()
     if is_table and alpha is None:
@@ -58,7 +58,7 @@ def report(
     run_dir = source
     if is_table:
         assert alpha is not None
-        from taskuq.runs.tables import make_report
+        from taskuq.report import make_report
 
         run_dir = output or source.with_name(f"{source.stem}-report")
         page = make_report(
@@ -70,7 +70,7 @@ def report(
         page = write_report(run_dir)
     say_paragraphs(answer_lines(run_dir))
     if export:
-        from taskuq.runs.reports import export as write_exports
+        from taskuq.report.report import export as write_exports
 
         folder = write_exports(run_dir)
         say(f"{folder}: tables and numbers; {folder.parent / 'figures'}: drawings")

@@ -9,9 +9,9 @@ import numpy as np
 from taskuq.errors import InputError
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs
 from taskuq.experiments.wording import listing
-from taskuq.report.figure import Figure
-from taskuq.report.networks import roc, task_figures
-from taskuq.report.records import experiment_record
+from taskuq.report.figures import Figure
+from taskuq.report.figures.imaging import roc, task_figures
+from taskuq.report import experiment_record
 
 CLAIM = (
     "The classifier suffices as a task: relatively high recall, low precision, AUROC 0.922 on the "

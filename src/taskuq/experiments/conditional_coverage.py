@@ -12,7 +12,7 @@ from taskuq.evaluation.result import Evaluation, Stratum
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, nearest_acceleration, units
 from taskuq.experiments.judging import judge_scores, point_source
 from taskuq.experiments.wording import Account, shortage, title
-from taskuq.report.evaluations import coverage_within
+from taskuq.report.figures.evaluation import coverage_within
 
 CLAIM = (
     "Coverage within each class is close to 1 - alpha for every score, with AR the furthest below "

@@ -15,8 +15,8 @@ from taskuq.evaluation.result import Evaluation
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, nearest_acceleration, units
 from taskuq.experiments.judging import judge_scores, point_source
 from taskuq.experiments.wording import Account, between, shortage, title
-from taskuq.report.evaluations import coverage_histogram
-from taskuq.report.figure import Figure
+from taskuq.report.figures.evaluation import coverage_histogram
+from taskuq.report.figures import Figure
 
 CLAIM = (
     "Over random splits the coverage of the test fold follows its theoretical law, and its mean is "

@@ -8,7 +8,7 @@ import numpy as np
 
 from taskuq.evaluation.splits import fold_sizes
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, Members, units
-from taskuq.report.records import experiment_record
+from taskuq.report import experiment_record
 
 CLAIM = (
     "70 % of the judged images calibrate and 30 % test, drawn at random by image: 1531 and 657 of "

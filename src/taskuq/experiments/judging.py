@@ -16,8 +16,8 @@ from taskuq.evaluation.comparison import Comparison, compare
 from taskuq.evaluation.result import Evaluation
 from taskuq.experiments.inputs import ClaimSettings, Inputs, learns
 from taskuq.outputs.table import TaskOutputs, replace_arrays
-from taskuq.report.evaluations import width_against
-from taskuq.report.figure import Figure
+from taskuq.report.figures.evaluation import width_against
+from taskuq.report.figures import Figure
 
 
 def judge_scores(

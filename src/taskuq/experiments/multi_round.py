@@ -18,9 +18,9 @@ from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs, learns,
 from taskuq.experiments.judging import point_source, source_of
 from taskuq.experiments.wording import Account, between, listing
 from taskuq.outputs import TaskOutputs
-from taskuq.report.figure import Figure, series_of
-from taskuq.report.records import policy_name
-from taskuq.report.simulations import acceleration_against_width, accepted
+from taskuq.report.figures import Figure, series_of
+from taskuq.report._records import policy_name
+from taskuq.report.figures.policy import acceleration_against_width, accepted
 
 CLAIM = (
     "Scanning until the interval is narrow enough gives LWR and CQR a higher average acceleration "

@@ -18,9 +18,9 @@ from taskuq.experiments.wording import between, finding, listing, title, verdict
 from taskuq.interval import BoolArray, FloatArray
 from taskuq.outputs import TaskOutputs
 from taskuq.protocols import Family
-from taskuq.report.figure import Figure
-from taskuq.report.records import HELD, experiment_record
-from taskuq.report.simulations import accepted
+from taskuq.report.figures import Figure
+from taskuq.report._records import HELD, experiment_record
+from taskuq.report.figures.policy import accepted
 
 CLAIM = (
     "With a few whole volumes to test on and all slices of the others to calibrate, LWR and CQR "

@@ -8,8 +8,8 @@ from typing import Any
 from taskuq.errors import InputError
 from taskuq.experiments.inputs import ClaimSettings, Experiment, Inputs
 from taskuq.experiments.wording import between, falls, finding, listing, verdict
-from taskuq.report.networks import against_acceleration, quality_figures
-from taskuq.report.records import experiment_record
+from taskuq.report.figures.imaging import against_acceleration, quality_figures
+from taskuq.report import experiment_record
 
 CLAIM = (
     "Recoveries get worse as R grows; the variational network is slightly better than the flow's "

@@ -12,8 +12,8 @@ from taskuq.experiments.wording import finding, verdict
 from taskuq.interval import BoolArray
 from taskuq.measure.centre import acs_width, center_lines
 from taskuq.measure.masks import nested_masks, published_masks
-from taskuq.report.networks import masks_figure
-from taskuq.report.records import experiment_record
+from taskuq.report.figures.imaging import masks_figure
+from taskuq.report import experiment_record
 
 CLAIM = (
     "The masks are nested: each contains all lines of the masks at higher acceleration. Each "

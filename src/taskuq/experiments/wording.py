@@ -11,8 +11,8 @@ from typing import Any
 from taskuq.calibration.rank import cases_needed
 from taskuq.calibration.units import Unit
 from taskuq.evaluation.result import Evaluation
-from taskuq.report.figure import Figure
-from taskuq.report.records import (
+from taskuq.report.figures import Figure
+from taskuq.report._records import (
     HELD,
     IN_PART,
     NOT_HELD,

@@ -73,7 +73,7 @@ def run_demo(
         tell: Called with a sentence on whatever happens in between.
         quiet: Do not count slices and claims on stderr.
     """
-    from taskuq.runs.reports import write_report
+    from taskuq.report import write_report
 
     make_folder(folder)
     stage("1/4  Planning when to stop, on a stored table of patients.")
@@ -108,7 +108,7 @@ def _scan(
 
     from taskuq.data.atlas import Atlas
     from taskuq.measure.masks import MaskConfig
-    from taskuq.report.explorer import save_explorer
+    from taskuq.report import save_explorer
     from taskuq.runs.live import embedded_networks, scan_slice
 
     networks = embedded_networks()
@@ -183,7 +183,7 @@ def _judged(settings: DemoSettings, table: TaskOutputs) -> dict[str, Any]:
 
 def _record(scanned: Sequence[ScannedSlice], settings: DemoSettings) -> dict[str, Any]:
     """Where each scan stopped, and what was reported."""
-    from taskuq.report.records import experiment_record
+    from taskuq.report import experiment_record
 
     rows = []
     for scan, shown in scanned:

@@ -52,7 +52,7 @@ def train_from(
 
         tell(timing_sentence(read_timing(path.parent)))
     if network.judge is not None and is_first_process():
-        from taskuq.report.ink import draw_record
+        from taskuq.report.figures import draw_record
 
         record = network.judge(settings, path, cases)
         write_json(path.parent / "quality.json", record)

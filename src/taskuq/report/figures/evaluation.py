@@ -1,4 +1,4 @@
-"""The figures of an evaluation: widths, coverage histograms, conditional coverage."""
+"""Figures of evaluations: widths, coverage law, conditional coverage."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from taskuq.report.contents import slug
-from taskuq.report.figure import Figure, FigureKind, Series, series_of
-from taskuq.report.records import EVALUATE, number
+from taskuq.report._records import EVALUATE, number, slug
+from taskuq.report.figures import Figure, FigureKind, Series, series_of
 from taskuq.words import round_label
 
 # One evaluation as its record holds it: what one score did at one acceleration.
@@ -22,71 +21,55 @@ WITHIN = {
 
 
 def width_against(rows: Sequence[Row], along: Literal["acceleration", "samples"]) -> Figure:
-    """Return how wide intervals are, against acceleration or the number of samples.
-
-    Example:
-        >>> rows = [{"score": "ar", "acceleration": R, "width": {"mean": 1 / R, "sd": 0.0}}
-        ...         for R in (2.0, 4.0)]
-        >>> width_against(rows, "acceleration").series[0].y
-        (0.5, 0.25)
-    """
+    """Return mean interval widths against acceleration or the number of samples."""
     sentence = (
         "against acceleration; bars are one standard deviation over splits."
         if along == "acceleration"
         else f"against the number p of posterior samples{_at(rows[0])}."
     )
-    return Figure(
-        name=f"width-against-{along}",
-        caption=f"Mean interval width {sentence}",
-        x_label=ALONG[along],
-        y_label="mean interval width",
-        x_scale="log2",
-        series=series_of(
-            rows,
-            lambda r: str(r["score"]),
-            lambda r: float(r[along] or 1.0),
-            lambda r: number(r["width"]["mean"]),
-            lambda r: number(r["width"]["sd"]),
-        ),
+    series = series_of(
+        rows,
+        lambda r: str(r["score"]),
+        lambda r: float(r[along] or 1.0),
+        lambda r: number(r["width"]["mean"]),
+        lambda r: number(r["width"]["sd"]),
     )
+    return Figure(f"width-against-{along}", f"Mean interval width {sentence}", ALONG[along],
+                  "mean interval width", series, x_scale="log2")  # fmt: skip
 
 
 def coverage_histogram(row: Row) -> Figure:
-    """Return the coverage of random splits beside its exact law, where a row has a histogram."""
+    """Return the coverage of random splits and its exact law."""
     histogram, score = row["histogram"], row["score"]
     coverage = tuple(covered / row["n_test"] for covered in histogram["covered"])
-    return Figure(
-        name="-".join(filter(None, ("coverage", _where(row), score))),
-        caption=f"Empirical coverage of {score}{_at(row)} over {row['trials']} random splits, "
-        f"against its exact law (goodness-of-fit p = {number(histogram['p_value']):.2g}).",
-        x_label="empirical coverage",
-        y_label="splits",
-        series=(
-            Series("random splits", coverage, tuple(map(float, histogram["trials"])), style="bars"),
-            Series("exact law", coverage, tuple(map(number, histogram["expected"])), style="step"),
-        ),
+    caption = (
+        f"Empirical coverage of {score}{_at(row)} over {row['trials']} random splits, against its "
+        f"exact law (goodness-of-fit p = {number(histogram['p_value']):.2g})."
     )
+    series = (
+        Series("random splits", coverage, tuple(map(float, histogram["trials"])), style="bars"),
+        Series("exact law", coverage, tuple(map(number, histogram["expected"])), style="step"),
+    )
+    name = "-".join(filter(None, ("coverage", _where(row), score)))
+    return Figure(name, caption, "empirical coverage", "splits", series)
 
 
 def coverage_within(rows: Sequence[Row], strata: str) -> Figure:
-    """Return coverage within classes (``"class"``) or ranges of width (``"size"``) at one R."""
+    """Return coverage within classes (``"class"``) or ranges of width (``"size"``)."""
     sentence, label = WITHIN[strata]
-    return Figure(
-        name=f"{strata}-coverage-{_where(rows[0]) or 'one-round'}",
-        caption=f"{sentence}{_at(rows[0])}; measured, not guaranteed. An empty stratum is left "
-        "out.",
-        x_label=label,
-        y_label="coverage",
-        x_scale="category",
-        reference=(("target", 1 - rows[0]["alpha"]),),
-        series=series_of(
-            [(r["score"], s) for r in rows for s in r[f"{strata}_coverage"]],
-            lambda pair: str(pair[0]),
-            lambda pair: str(pair[1]["name"]),
-            lambda pair: number(pair[1]["coverage"]) if pair[1]["trials"] else None,
-            style="points",
-        ),
+    series = series_of(
+        [(r["score"], s) for r in rows for s in r[f"{strata}_coverage"]],
+        lambda pair: str(pair[0]),
+        lambda pair: str(pair[1]["name"]),
+        lambda pair: number(pair[1]["coverage"]) if pair[1]["trials"] else None,
+        style="points",
     )
+    return Figure(
+        f"{strata}-coverage-{_where(rows[0]) or 'one-round'}",
+        f"{sentence}{_at(rows[0])}; measured, not guaranteed. An empty stratum is left out.",
+        label, "coverage", series, x_scale="category",
+        reference=(("target", 1 - rows[0]["alpha"]),),
+    )  # fmt: skip
 
 
 def _at(row: Row) -> str:
@@ -104,7 +87,7 @@ def _each_task(
     *,
     first_alone: bool = False,
 ) -> list[Figure]:
-    """The figures of each task; where there are several, each says whose it is."""
+    """Figures of each task, with its name if there are several."""
     tasks: dict[str | None, list[Row]] = {}
     for row in record["results"]:
         tasks.setdefault(row.get("task"), []).append(row)
@@ -139,7 +122,6 @@ def _histograms(rows: list[Row]) -> list[Figure]:
 
 
 def _reading(record: Mapping[str, Any]) -> str:
-    """What a record says about its histograms."""
     rows = record["results"]
     return next(str(r["histogram"].get("reading", "")) for r in rows if r.get("histogram"))
 

@@ -1,4 +1,4 @@
-"""The answer of a run: one sentence, three numbers, the promise, and what each claim came to."""
+"""Answer of a report: sentence, numbers, guarantee and verdicts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from taskuq.report.contents import STORY, Contents, Promise, experiment_ids
-from taskuq.report.records import (
+from taskuq.report._contents import STORY, Contents, Statement
+from taskuq.report._records import (
     HELD,
     NOT_HELD,
     NOT_MEASURED,
@@ -17,8 +17,9 @@ from taskuq.report.records import (
     number,
     policy_name,
     round_called,
+    shown,
+    two_digits,
 )
-from taskuq.report.tables import shown, two_digits
 
 NOTHING = (
     "Nothing was measured yet: no simulation of a policy and no evaluation of intervals is stored "
@@ -41,7 +42,7 @@ CHANCE = 2.0
 
 
 class Number(NamedTuple):
-    """One of the numbers that everybody looks for, with its error and what it is."""
+    """A number of the first screen, with its error and its meaning."""
 
     value: str
     error: str
@@ -52,7 +53,7 @@ class Number(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a claim came to, with one number and where to read on; '' where there is nothing."""
+    """Outcome of a claim, with one number and a link."""
 
     verdict: str
     title: str
@@ -62,45 +63,35 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a reader should know who reads nothing else.
-
-    Arguments:
-        sentence: What was found.
-        numbers: How much was measured, how often reports held the truth, how wide they were.
-        measured: For whom and how these were measured.
-        promise: What is guaranteed, with every shortage; None where nothing is.
-        verdicts: What each claim came to.
-    """
+    """The first screen of a report."""
 
     sentence: str
     numbers: tuple[Number, ...]
     measured: str
-    promise: Promise | None
+    promise: Statement | None
     verdicts: tuple[Verdict, ...]
 
     @property
     def lines(self) -> list[str]:
-        """The same on a terminal, a few lines."""
+        """The same as lines for a terminal."""
         said = [self.sentence]
         wide = max((len(str(n)) for n in self.numbers), default=0)
         said += [f"  {n!s:>{wide}}  {n.what}" for n in self.numbers]
         said += [self.measured] if self.measured else []
-        promise = self.promise or Promise(UNPROMISED)
+        promise = self.promise or Statement(UNPROMISED)
         said += [promise.sentence, *promise.shortages]
         return said + ([self.tally] if self.verdicts else [])
 
     @property
     def tally(self) -> str:
-        """How many claims held."""
         counts = {v: sum(one.verdict == v for one in self.verdicts) for v in VERDICTS}
         found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
         return f"Claims: {found}." if found else "No claim was judged."
 
 
 def answer_of(contents: Contents) -> Answer:
-    """Return the answer of a run, from its records."""
     best = the_simulation(contents)
-    promise = contents.promises[0] if contents.promises else None
+    promise = contents.guarantees[0] if contents.guarantees else None
     verdicts = tuple(_verdicts(contents, best))
     if best is not None and number(best["early"]) == 0:
         return Answer(*_of_full_scans(contents, best), promise, verdicts)
@@ -115,11 +106,7 @@ def answer_of(contents: Contents) -> Answer:
 
 
 def the_simulation(contents: Contents) -> Record | None:
-    """Return what the run's own policy did in a simulation.
-
-    Where no policy is stored it is the only guaranteed one that was simulated, if there is only
-    one: to take the best of several would be a choice by the cases they are judged on.
-    """
+    """Return the simulation of the run's policy, or the only guaranteed one without a policy."""
     if contents.policy is not None:
         return contents.simulated
     unit = contents.folder.run.get("unit")
@@ -131,12 +118,6 @@ def the_simulation(contents: Contents) -> Record | None:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """Return a share in percent, a dash for what is missing.
-
-    Example:
-        >>> print(percent(0.1234).split(), percent(1.0, 0).split(), percent(math.nan))
-        ['12.3', '%'] ['100', '%'] –
-    """
     return "–" if math.isnan(value) else f"{100 * value:.{digits}f}\u00a0%"
 
 
@@ -145,24 +126,23 @@ def _error(value: float, text: str) -> str:
 
 
 def _deviation(value: float, of: float) -> str:
-    """A standard deviation in digits; a width that varies by rounding alone is fixed."""
+    """Format a standard deviation; a width that varies by rounding alone is fixed."""
     return "fixed" if value <= 1e-9 * abs(of) else _error(value, two_digits(value))
 
 
 def _slack(best: Record, share: float = 1.0) -> float:
-    """How far the coverage of a share of all scans may be off by chance."""
+    """Chance error of the coverage of a fraction of all scans."""
     error = number(best["standard_errors"]["coverage"])
     return 0.0 if math.isnan(error) else CHANCE * error / share
 
 
 def _is_worse_early(best: Record) -> bool:
-    """Whether early reports hold the truth clearly less often than is asked for of all reports."""
+    """Return True if early reports clearly miss the nominal coverage."""
     early = number(best["early"])
     return number(best["coverage_early"]) + _slack(best, early) < 1 - number(best["alpha"])
 
 
 def _warning(best: Record) -> str:
-    """What to know beside a promise that scans measured in full help to keep."""
     missed = percent(1 - number(best["coverage_early"]))
     return (
         f"But of the reports of scans that stopped early {missed} missed the truth: scans that "
@@ -171,7 +151,7 @@ def _warning(best: Record) -> str:
 
 
 def _of_full_scans(contents: Contents, best: Record) -> tuple[str, tuple[Number, ...], str]:
-    """The answer where everything was measured always: nothing was saved, nothing was judged."""
+    """Answer of a policy under which no scan stopped early."""
     words = contents.words
     units = words.many("case" if best["unit"] == "case" else "group")
     asked = f"at least {100 * (1 - best['alpha']):.6g}\u00a0%"
@@ -189,7 +169,7 @@ def _of_full_scans(contents: Contents, best: Record) -> tuple[str, tuple[Number,
 
 
 def _width(contents: Contents, best: Record) -> Number:
-    """How wide early reports were; widths of tasks with limits of their own have no common mean."""
+    """Width of early reports; tasks with limits of their own have no common mean."""
     stored = contents.policy
     goal: Record = stored["goal"] if stored else {"max_width": contents.max_width}
     limits = [(one["task"], one["max_width"]) for one in goal.get("tasks", ())]
@@ -269,7 +249,7 @@ def _of_evaluation(contents: Contents) -> tuple[str, tuple[Number, ...], str] | 
 
 
 def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, Number]:
-    """How wide the narrowest intervals of each task are, as a sentence begins and as a number."""
+    """Widths of the narrowest intervals, as the start of a sentence and as a number."""
     of = {}
     for task, (row, record) in found.items():
         at = f" at {round_called(record, row['acceleration'])}" if row["acceleration"] else ""
@@ -287,7 +267,7 @@ def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, 
 
 def _verdicts(contents: Contents, best: Record | None) -> list[Verdict]:
     found = [_of_reports(contents, best)] if contents.policy or best else []
-    ids = experiment_ids(contents)
+    ids = contents.experiment_ids
     known = {e.name for e in contents.experiments}
     for identity, e in zip(ids, contents.experiments, strict=True):
         found.append(Verdict(e.verdict or "measured", e.title, e.number or "", identity))
@@ -299,7 +279,7 @@ def _verdicts(contents: Contents, best: Record | None) -> list[Verdict]:
 
 
 def _of_reports(contents: Contents, best: Record | None) -> Verdict:
-    """Whether reports held the truth as often as was asked for."""
+    """Verdict on the coverage of reports."""
     source = best or contents.policy
     assert source is not None
     asked = 1 - source["alpha"]

@@ -1,4 +1,4 @@
-"""One page for any table: judge its scores, plan and replay when to stop, and show it all."""
+"""Reports of tables and of run folders."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +21,22 @@ from taskuq.decide.planning import plan, policy_unit
 from taskuq.decide.records import simulation_record
 from taskuq.decide.simulation import simulate
 from taskuq.disk import make_folder
-from taskuq.errors import InputError
+from taskuq.errors import InputError, MachineError
 from taskuq.evaluation.comparison import Comparison, compare
 from taskuq.files import open_npz, write_json
 from taskuq.fingerprints import fingerprint
 from taskuq.outputs import TaskOutputs, as_table
 from taskuq.outputs.undeclared import undeclared_range
-from taskuq.report.explorer import save_explorer
-from taskuq.runs.reports import write_report
+from taskuq.report._answer import answer_of
+from taskuq.report._contents import Contents, build_contents
+from taskuq.report._explorer import save_explorer
+from taskuq.report._page import ENDINGS, page_text, write_exports, write_page
+from taskuq.report._records import read_folder
 from taskuq.words import as_words
 
-# What is compared on every page: with the paper's scores, the one that calibration takes.
 SCORES = ("ar", "lwr", "cqr", "mlwr")
-# Policies beside the one that is planned.
-BESIDE = ("adaptive", "paper")
-RECORD = "run.json"
+# Policies that are simulated for comparison.
+OTHERS = ("adaptive", "paper")
 
 
 def make_report(
@@ -54,34 +57,31 @@ def make_report(
     tell: Callable[[str], None] = lambda line: None,
     **described: Any,
 ) -> Path:
-    r"""Judge a table of task outputs, plan when to stop, and write one page about it.
+    """Evaluate a table of task outputs, plan when to stop, and write a report.
 
-    The folder gets the table, ``evaluate.json``, and, where there is a goal and more than one
-    round, ``policy.json`` and ``simulate.json``; ``explorer.npz`` where the run that made the table
-    kept pictures; and ``report.html``.
+    The folder gets the table, ``evaluate.json``, ``report.html``; ``policy.json`` and
+    ``simulate.json`` if there is a goal and more than one round; and ``explorer.npz`` if the run
+    that made the table kept pictures.
 
-    Arguments:
-        table: A table, its path, a data frame, or arrays (outputs, targets) with what describes
-            them by name.
+    Args:
+        table: A table, its path, a data frame, or arrays (outputs, targets).
         folder: A new folder, or one that this function has filled before from the same table.
         alpha: The error rate.
         max_width: Stop when intervals are this narrow; one for each of several tasks, also by name.
         at_least: Stop when a lower bound exceeds this level, likewise.
         at_most: Stop when an upper bound is below this level, likewise.
-        policy: The kind of policy that is planned; others are shown beside it.
-        unit: Whom promises are for: 'case', 'group' or 'whole-group'; the group where there are
-            groups.
-        scores: The scores that are judged; without them ar, lwr, cqr and mlwr, or ar alone for
-            point estimates, which have no spread.
+        policy: The kind of policy to plan; others are simulated for comparison.
+        unit: Unit of the guarantee: 'case', 'group' or 'whole-group'; with groups, the group.
+        scores: Scores to evaluate; by default ar, lwr, cqr and mlwr, or ar for point estimates.
         trials: The number of random splits.
         seed: Their seed.
-        title: What the page is called.
-        words: What cases, groups, rounds and pictures are called (:class:`taskuq.words.Words`).
-        tell: Called with a sentence now and then.
+        title: Title of the report.
+        words: Terms for cases, groups, rounds and pictures (:class:`taskuq.words.Words`).
+        tell: Called with lines of progress.
         described: With arrays: ``accelerations``, ``group``, ``task_range``, ``round_names`` ...
 
     Returns:
-        The path of the page.
+        The path of the report.
 
     Example:
         >>> import tempfile
@@ -114,7 +114,8 @@ def make_report(
         tell(f"Planning when to stop: {policy}.")
         made = plan(loaded, alpha=alpha, policy=policy, unit=unit, **asked)
         made.save(run / "policy.json")
-        kinds = dict.fromkeys((policy, *(k for k in BESIDE if _can(k, whom))))
+        others = [k for k in OTHERS if POLICIES[k].stops_whole_groups or not whom.stops_together]
+        kinds = dict.fromkeys((policy, *others))
         plans = [PolicyPlan(kind, alpha, goal) for kind in kinds]
         tell(f"Replaying {', '.join(kinds)} over {trials} random splits.")
         rng = np.random.default_rng(seed)
@@ -125,24 +126,34 @@ def make_report(
         write_json(run / "simulate.json", record)
     if loaded.pictures is not None:
         _explorer(loaded, run, whom)
-    write_json(run / RECORD, _run(loaded, alpha, max_width, whom, seed, title, called.to_dict()))
+    made_by = loaded.provenance.get("made_by")
+    versions = made_by if isinstance(made_by, Mapping) else {"taskuq": taskuq.__version__}
+    versions = {str(k): str(v) for k, v in versions.items() if k != "revision"}
+    names = [name for name in loaded.task_names if name != "task"]
+    record = {
+        "schema": "taskuq.run/1",
+        "title": title or ", ".join(names) or "A table",
+        "alpha": alpha,
+        "max_width": max_width if isinstance(max_width, int | float) else None,
+        "samples": loaded.samples,
+        "unit": whom.name,
+        "words": dict(called.to_dict()),
+        "seed": seed,
+        "versions": {"python": platform.python_version(), **versions},
+        "commands": [],
+    }
+    write_json(run / "run.json", record)
     return write_report(run)
 
 
 def _claim(run: Path, table: TaskOutputs) -> None:
-    """Make the folder; one that holds anything but a page of this table is refused."""
+    """Make the folder; refuse one that holds anything but a report of this table."""
     make_folder(run)
-    old = run / "table.npz"
-    others = [path.name for path in run.iterdir() if not path.name.startswith(".")]
-    if not others:
-        return
-    if not old.exists():
-        raise InputError(
-            f"{run} holds {sorted(others)[0]} and no page of a table; choose another folder"
-        )
-    found = TaskOutputs.load(old)
-    if _mark(found) != _mark(table):
-        raise InputError(f"{run} holds the page of another table; choose another folder")
+    others = sorted(path.name for path in run.iterdir() if not path.name.startswith("."))
+    if others and "table.npz" not in others:
+        raise InputError(f"{run} holds {others[0]} and no report of a table; choose another folder")
+    if others and _mark(TaskOutputs.load(run / "table.npz")) != _mark(table):
+        raise InputError(f"{run} holds the report of another table; choose another folder")
 
 
 def _mark(table: TaskOutputs) -> str:
@@ -151,16 +162,8 @@ def _mark(table: TaskOutputs) -> str:
     return fingerprint([digests, [list(part.shape) for part in parts], list(table.task_names)])
 
 
-def _can(kind: str, whom: Unit) -> bool:
-    """Whether a kind of policy has a threshold for such units."""
-    return POLICIES[kind].stops_whole_groups or not whom.stops_together
-
-
 def _explorer(table: TaskOutputs, run: Path, whom: Unit) -> None:
-    """Write what the explorer shows: the cases with pictures; the others calibrate.
-
-    Where groups are exchangeable, other cases of a shown group do not calibrate either.
-    """
+    """Write the explorer: cases with pictures are shown, the others calibrate."""
     assert table.pictures is not None
     with open_npz(table.pictures, "pictures") as archive:
         seen = {name: archive[name] for name in archive}
@@ -179,49 +182,67 @@ def _explorer(table: TaskOutputs, run: Path, whom: Unit) -> None:
         rest &= ~np.isin(group, group[shown])
     by_case = np.moveaxis(table.outputs, 0, 1)
     targets = table.targets_at(table.rounds - 1)
-    calibration = {} if group is None else {"calibration_group": group[rest]}
     save_explorer(
-        run / "explorer.npz",
-        **{name: values[kept] for name, values in seen.items()},
+        run / "explorer.npz", **{name: values[kept] for name, values in seen.items()},
         case=[names[k] for k in shown],
-        # One menu of all cases, where there is nothing to choose them by.
+        # One menu of all cases, where there are no groups.
         group=["all"] * len(shown) if group is None else group[shown],
         label=None if table.label is None else table.label[shown],
-        accelerations=table.accelerations,
-        outputs=by_case[shown],
-        targets=targets[shown],
-        calibration_outputs=by_case[rest],
-        calibration_targets=targets[rest],
-        round_names=table.round_names,
-        task_names=table.task_names,
+        accelerations=table.accelerations, outputs=by_case[shown], targets=targets[shown],
+        calibration_outputs=by_case[rest], calibration_targets=targets[rest],
+        calibration_group=None if group is None else group[rest],
+        round_names=table.round_names, task_names=table.task_names,
         task_ranges=[range_ or (-np.inf, np.inf) for range_ in table.task_ranges],
-        **calibration,
-    )
+    )  # fmt: skip
 
 
-def _run(
-    table: TaskOutputs,
-    alpha: float,
-    max_width: Any,
-    whom: Unit,
-    seed: int,
-    title: str | None,
-    words: Mapping[str, str],
-) -> dict[str, Any]:
-    made = table.provenance.get("made_by")
-    versions = made if isinstance(made, Mapping) else {"taskuq": taskuq.__version__}
-    return {
-        "schema": "taskuq.run/1",
-        "title": title or ", ".join(n for n in table.task_names if n != "task") or "A table",
-        "alpha": alpha,
-        "max_width": max_width if isinstance(max_width, int | float) else None,
-        "samples": table.samples,
-        "unit": whom.name,
-        "words": dict(words),
-        "seed": seed,
-        "versions": {
-            "python": platform.python_version(),
-            **{str(k): str(v) for k, v in versions.items() if k != "revision"},
-        },
-        "commands": [],
-    }
+def write_report(run_dir: str | os.PathLike[str]) -> Path:
+    """Build the report of a run from its stored results, and return its path.
+
+    Args:
+        run_dir: The folder of the run; records are found anywhere in it.
+
+    Example:
+        >>> import tempfile
+        >>> write_report(tempfile.mkdtemp()).name  # an empty run makes a short report with notes
+        'report.html'
+    """
+    return _write(write_page, run_dir)
+
+
+def answer_lines(run_dir: str | os.PathLike[str]) -> list[str]:
+    """Return the first screen of a run's report as lines for a terminal."""
+    return answer_of(build_contents(replace(read_folder(Path(run_dir)), explorer=None))).lines
+
+
+def export(run_dir: str | os.PathLike[str], endings: Sequence[str] = ENDINGS) -> Path:
+    """Write tables, figures and intervals of a run; return the folder of the tables."""
+    return _write(partial(write_exports, endings=endings), run_dir)
+
+
+def _write(write: Callable[[Contents], Path], run_dir: str | os.PathLike[str]) -> Path:
+    """Write a run's results; leave out a record that cannot be shown."""
+    folder = read_folder(Path(run_dir))
+    try:
+        return write(build_contents(folder))
+    except (InputError, MachineError, MemoryError):
+        raise
+    except Exception:  # whatever a field of another kind leads to
+        shown = replace(folder, run={}, records=(), table=None, table_path=None, explorer=None)
+    parts: list[tuple[str, dict[str, Any]]] = [("run.json", {"run": folder.run})]
+    parts += [(found.path, {"records": (found,)}) for found in folder.records]
+    parts += [(str(folder.table_path), {"table": folder.table, "table_path": folder.table_path})]
+    parts += [("explorer.npz", {"explorer": folder.explorer})]
+    for name, part in parts:
+        added: dict[str, Any] = dict(part)
+        if "records" in part:
+            added["records"] = (*shown.records, *part["records"])
+        try:
+            page_text(build_contents(replace(shown, **added)))
+            shown = replace(shown, **added)
+        except (MachineError, MemoryError):
+            raise
+        except Exception as error:
+            reason = f"cannot be shown ({type(error).__name__}); make it again"
+            shown = replace(shown, unreadable=(*shown.unreadable, (name, reason)))
+    return write(build_contents(shown))

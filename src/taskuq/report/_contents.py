@@ -1,0 +1,693 @@
+"""Contents of a report, built once from the folder of a run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from taskuq.calibration.bound import Bound, load_bound
+from taskuq.calibration.scores import score_name
+from taskuq.calibration.units import Unit, unit_named
+from taskuq.decide.goal import goal_from_dict
+from taskuq.decide.kinds import POLICIES
+from taskuq.decide.policy import Policy, load_policy
+from taskuq.errors import InputError
+from taskuq.fingerprints import fingerprint
+from taskuq.interval import TaskRange
+from taskuq.outputs import TaskOutputs
+from taskuq.report import _records as records
+from taskuq.report._explorer import explorer_numbers
+from taskuq.report._records import Record, RunFolder, StoredRecord, Table, slug, title_of
+from taskuq.report._scan import OneScan, one_scan
+from taskuq.report.figures import Figure, figure_from_dict, figures_of
+from taskuq.report.figures.imaging import calibration_sizes
+from taskuq.report.figures.policy import lines_record
+from taskuq.words import Words, as_words, round_label
+
+# Experiments in the order of the report; others follow.
+STORY = {
+    "live": "New patients, scanned now",
+    "multi-round": "Multi-round scans",
+    "interval-length": "Interval length against acceleration",
+    "sample-count": "Interval length against the number of posterior samples",
+    "coverage-law": "Empirical coverage and its exact law",
+    "conditional-coverage": "Coverage within classes and widths",
+    "paper-protocol": "The paper's multi-round protocol",
+    "recovery-quality": "Image quality of recoveries",
+    "classifier-quality": "The task network as a classifier",
+    "masks": "Sampling masks",
+    "data-splits": "Data splits",
+}
+_TABLES: Mapping[str, Callable[[Record, str], Table]] = {
+    records.EVALUATE: records.score_table,
+    records.SIMULATE: records.policy_table,
+    records.QUALITY: records.quality_table,
+    records.TASK: records.network_table,
+}
+# Guarantees shown where none has a shortage.
+_SHOWN_GUARANTEES = 4
+# Sorts after every path.
+_LAST = ("\U0010ffff",)
+_COLUMNS = (
+    "case", "group", "label", "task", "source", "promise", "acceleration", "lower", "upper",
+    "width", "target", "covered",
+)  # fmt: skip
+_Stored = TypeVar("_Stored", Policy, Bound)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    title: str
+    claim: str
+    finding: str
+    settings: dict[str, Any]
+    figures: tuple[Figure, ...]
+    tables: tuple[Table, ...]
+    verdict: str | None = None
+    number: str | None = None
+
+
+@dataclass(frozen=True)
+class CaseReport:
+    """The interval reported for one case and task."""
+
+    case: str
+    group: str
+    label: str
+    source: str
+    promise: str
+    task: str
+    acceleration: float | None
+    lower: float
+    upper: float
+    target: float | None
+    is_stopped: bool
+
+    @property
+    def width(self) -> float:
+        return max(self.upper - self.lower, 0.0)
+
+    @property
+    def covered(self) -> bool | None:
+        return None if self.target is None else self.lower <= self.target <= self.upper
+
+
+class Statement(NamedTuple):
+    """A sentence of what is guaranteed, and sentences of what falls short of it."""
+
+    sentence: str
+    shortages: tuple[str, ...] = ()
+
+
+class Section(NamedTuple):
+    """Figures under one heading, each with its title."""
+
+    heading: str
+    reading: str
+    figures: list[tuple[str, Figure]]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Everything that the report of a run shows."""
+
+    folder: RunFolder
+    words: Words
+    alpha: float | None
+    max_width: float | None
+    policy: Record | None  # as stored
+    simulated: Record | None  # the policy's own simulation
+    guarantees: list[Statement]
+    is_by_group: bool
+    cases: list[CaseReport]
+    numbers: dict[str, Any] | None  # of the explorer
+    scan: OneScan | None
+    failed: dict[str, str]  # reasons from the log of the table, by case
+    evaluations: dict[str, Record]  # by record name
+    simulations: dict[str, list[Record]]
+    sections: list[Section]
+    tables: list[Table]
+    experiments: list[Experiment]
+    notes: list[str]
+
+    @property
+    def all_figures(self) -> list[Figure]:
+        every = [figure for section in self.sections for _, figure in section.figures]
+        return every + [
+            replace(f, name=f"{e.name}-{f.name}") for e in self.experiments for f in e.figures
+        ]
+
+    @property
+    def all_tables(self) -> list[Table]:
+        of = [replace(t, name=f"{e.name}-{t.name}") for e in self.experiments for t in e.tables]
+        return [*self.tables, *of]
+
+    @property
+    def experiment_ids(self) -> list[str]:
+        return [f"experiment-{k + 1}-{e.name}" for k, e in enumerate(self.experiments)]
+
+
+def build_contents(folder: RunFolder) -> Contents:
+    """Read and compute everything that a report shows; a record that does not fit is noted."""
+    folder, policies = _opened(folder, records.POLICY, load_policy)
+    folder, bounds = _opened(folder, records.BOUND, load_bound)
+    # A policy called policy.json decided; others are stored for comparison.
+    names = sorted(policies, key=lambda name: (Path(name).name != "policy.json", name))
+    policy = policies[names[0]] if names else None
+    folder = replace(
+        folder,
+        records=tuple(map(_with_goal, folder.records)),
+        others=(*folder.others, *((name, records.POLICY) for name in names[1:])),
+    )
+    shown, notes = _shown_records(folder)
+    evaluations = {s.name: s.record for s in shown if s.schema == records.EVALUATE}
+    simulations = {s.name: s.record["results"] for s in shown if s.schema == records.SIMULATE}
+    opened = [stored for stored in (policy, *bounds.values()) if stored is not None]
+    alphas = [stored.alpha for stored in opened]
+    alphas += [rows[0]["alpha"] for rows in simulations.values()]
+    alphas += [record["results"][0]["alpha"] for record in evaluations.values()]
+    given = folder.run.get("alpha")
+    is_given = isinstance(given, int | float) and 0 < given < 1
+    alpha = float(given) if is_given else next(map(float, alphas), None)
+    stored_policy = None if policy is None else policy.to_dict()
+    words, max_width = _words(folder), _max_width(folder, stored_policy)
+    monitors = [found.record for found in folder.of(records.MONITOR)]
+    guarantees = _guarantees(evaluations.values(), opened, monitors)
+    unit = _unit(folder.run.get("unit") or (policy and policy.guarantee.unit))
+    scan = sizes = numbers = None
+    with _noted(notes, "No scan of the policy is shown: "):
+        scan = one_scan(policy, folder)
+    with _noted(notes, "No calibration sizes are shown: "):
+        sizes = _sample_sizes(folder, alpha, policy)
+    cases = _cases(folder.table, policy, bounds, notes)
+    with _noted(notes, "The explorer cannot be shown: "):
+        numbers = _explorer_numbers(folder, alpha, max_width, policy)
+    experiments = [s.experiment for s in shown if s.experiment is not None]
+    story = list(STORY)
+    experiments.sort(key=lambda e: story.index(e.name) if e.name in STORY else len(STORY))
+    return Contents(
+        folder, words, alpha, max_width, stored_policy,
+        None if policy is None else _simulated(policy, folder, simulations),
+        [Statement(words.said(one), tuple(map(words.said, of))) for one, of in guarantees],
+        unit is not None and unit.is_group, cases, numbers, scan, _failed(folder), evaluations,
+        simulations, _sections([*shown, *_computed(folder, words, sizes)]),
+        [one.table for one in shown if one.table is not None], experiments, notes,
+    )  # fmt: skip
+
+
+class _Shown(NamedTuple):
+    """Everything that the report shows of one record."""
+
+    name: str
+    schema: str
+    record: Record
+    figures: Sequence[tuple[str, str, str, Figure]] = ()  # heading, reading, title, figure
+    table: Table | None = None
+    experiment: Experiment | None = None
+
+
+def _shown_records(folder: RunFolder) -> tuple[list[_Shown], list[str]]:
+    shown, notes = [], []
+    for found in folder.records:
+        try:
+            shown.append(_shown(found))
+        except (InputError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            reason = str(error) if isinstance(error, InputError) else type(error).__name__
+            notes.append(
+                f"{found.path} says it is {found.schema} but is not complete ({reason:.120}), so "
+                "it is not shown."
+            )
+    if folder.unchecked:
+        notes.append(
+            f"{', '.join(folder.unchecked)} carry no sha256 (an older version, or written by hand),"
+            " so damage to them would not be noticed."
+        )
+    return shown, notes
+
+
+def _shown(found: StoredRecord) -> _Shown:
+    if found.schema == records.EXPERIMENT:
+        return _Shown("", found.schema, found.record, experiment=_experiment(found.record))
+    name = slug(found.path.removesuffix(".json"))
+    make_table = _TABLES.get(found.schema)
+    table = None if make_table is None else make_table(found.record, name)
+    return _Shown(name, found.schema, found.record, _figures(found.record, f"{name}-"), table)
+
+
+def _figures(record: Record, prefix: str = "") -> list[tuple[str, str, str, Figure]]:
+    by = f", splits by {record['unit']}" if record.get("unit") else ""
+    return [
+        (
+            kind.heading,
+            kind.reading(record),
+            (kind.title or title_of(figure.name)) + by,
+            replace(figure, name=f"{prefix}{figure.name}"),
+        )
+        for kind, figure in figures_of(record)
+        if not figure.is_empty
+    ]
+
+
+def _computed(folder: RunFolder, words: Words, sizes: Record | None) -> Iterator[_Shown]:
+    """Figures of what no record holds: masks, chosen lines, calibration sizes."""
+    found: list[Record] = []
+    if folder.explorer is not None and folder.explorer.masks is not None:
+        masks, rates = folder.explorer.masks, folder.explorer.accelerations
+        found.append({"schema": records.MASKS, "masks": masks, "accelerations": rates})
+    if folder.table is not None and folder.table.lines is not None:
+        found.append(lines_record(folder.table, words))
+    found += [] if sizes is None else [sizes]
+    for record in found:
+        yield _Shown("", record["schema"], record, _figures(record))
+
+
+def _sections(shown: Iterable[_Shown]) -> list[Section]:
+    found: dict[str, Section] = {}
+    for one in shown:
+        for heading, reading, title, figure in one.figures:
+            section = found.setdefault(heading, Section(heading, reading, []))
+            section.figures.append((title, figure))
+    return list(found.values())
+
+
+def _experiment(record: Record) -> Experiment:
+    figures = tuple(figure_from_dict(one) for one in record.get("figures", ()))
+    tables = record.get("tables", ())
+    for one in tables:
+        records.require_table(one)
+    return Experiment(
+        slug(str(record["name"])), str(record["title"]), str(record.get("claim") or ""),
+        str(record.get("finding") or ""), dict(record.get("settings") or {}),
+        tuple(f for f in figures if not f.is_empty),
+        tuple(
+            Table(slug(str(one["name"])), str(one["caption"]), tuple(map(str, one["columns"])),
+                  tuple(map(tuple, one["rows"])))
+            for one in tables
+        ),
+        record["verdict"] if record.get("verdict") in records.VERDICTS else None,
+        None if record.get("number") is None else str(record["number"]),
+    )  # fmt: skip
+
+
+def _opened(
+    folder: RunFolder, schema: str, load: Callable[[Path], _Stored]
+) -> tuple[RunFolder, dict[str, _Stored]]:
+    """Open stored policies or bounds; unreadable ones are listed, not raised."""
+    opened, unreadable = {}, list(folder.unreadable)
+    for found in folder.of(schema):
+        try:
+            opened[found.path] = load(folder.path / found.path)
+        except InputError as error:
+            unreadable.append((found.path, str(error).replace(str(folder.path), ".")))
+    # Records first, by their paths, then the table and the explorer, as they were read.
+    unreadable.sort(key=lambda pair: Path(pair[0]).parts if pair[0].endswith(".json") else _LAST)
+    return replace(folder, unreadable=tuple(unreadable)), opened
+
+
+def _with_goal(found: StoredRecord) -> StoredRecord:
+    """Add the goal of a simulation as a sentence."""
+    if found.schema != records.SIMULATE:
+        return found
+    try:
+        until = goal_from_dict(found.record["goal"]).sentence
+    except (InputError, KeyError, TypeError):
+        return found
+    return replace(found, record={**found.record, "until": until})
+
+
+def _failed(folder: RunFolder) -> dict[str, str]:
+    """Reasons of failed cases, from the log of an unfinished table."""
+    if folder.table is None or not folder.table.missing or folder.table_path is None:
+        return {}
+    from taskuq.pipeline import status
+
+    path = folder.path / folder.table_path
+    try:
+        return {str(k): str(v) for k, v in status(path)["failed"].items()} if path.is_dir() else {}
+    except (InputError, OSError):
+        return {}
+
+
+@contextmanager
+def _noted(notes: list[str], sentence: str) -> Iterator[None]:
+    """Add a note in place of what cannot be shown."""
+    try:
+        yield
+    except InputError as error:
+        notes.append(f"{sentence}{error}")
+
+
+def _words(folder: RunFolder) -> Words:
+    for given in (folder.run, {} if folder.table is None else folder.table.provenance):
+        try:
+            if given.get("words") is not None:
+                return as_words(given["words"])
+        except InputError:
+            continue
+    return Words()
+
+
+def _max_width(folder: RunFolder, policy: Record | None) -> float | None:
+    simulated = [found.record for found in folder.of(records.SIMULATE)]
+    goals = [record.get("goal") for record in (policy, *simulated) if record is not None]
+    widths = [(goal or {}).get("max_width") for goal in goals]
+    for width in (folder.run.get("max_width"), *widths):
+        if isinstance(width, int | float) and width > 0 and math.isfinite(width):
+            return float(width)
+    return None
+
+
+def _simulated(
+    policy: Policy, folder: RunFolder, simulations: Mapping[str, list[Record]]
+) -> Record | None:
+    """Return the policy's results in a stored simulation with equal settings, if there is one.
+
+    Of several such simulations the one with the most splits counts.
+    """
+    guarantee, options = policy.guarantee, POLICIES[policy.kind].options
+    by_score, by_statistic = "score" in options, "statistic" in options
+    alike = {
+        "policy": policy.kind,
+        "score": score_name(policy.rules[0][0].score) if by_score else "-",
+        "statistic": policy.provenance.get("statistic") if by_statistic else None,
+        "budget": policy.provenance.get("budget", 1.0),
+        "alpha": policy.alpha,
+        "unit": "whole-group" if policy.whole_group else guarantee.unit,
+        "coverage_of": guarantee.whom.who,
+        "given": guarantee.given,
+        "samples": policy.samples,
+    }
+    rates = [*policy.accelerations, 1.0]
+    found = []
+    for stored in folder.of(records.SIMULATE):
+        rows = simulations.get(slug(stored.path.removesuffix(".json")), [])
+        inputs = stored.record.get("inputs") or {}
+        if (
+            stored.record["goal"] == policy.goal.to_dict()
+            and inputs.get("delta") == guarantee.delta
+        ):
+            found += [row for row in rows if all(row.get(k) == v for k, v in alike.items())]
+    found = [row for row in found if [s["acceleration"] for s in row["stops"]] == rates]
+    return max(found, key=lambda row: int(row["trials"]), default=None)
+
+
+def _guarantees(
+    evaluations: Iterable[Record], opened: Sequence[Policy | Bound], monitors: Iterable[Record]
+) -> list[Statement]:
+    """Return the guarantees: the first few, and all with a shortage.
+
+    Evaluations count where nothing calibrated is stored.
+    """
+    withdrawn = {w["policy"]: str(w["sentence"]) for w in monitors if w["withdrawn"] is not False}
+    found = [
+        Statement(
+            one.sentence if isinstance(one, Policy) else one.guarantee.sentence,
+            _shortages(one, withdrawn),
+        )
+        for one in opened
+    ]
+    if not found:
+        found = [p for record in evaluations if (p := _of_splits(record)) is not None]
+    found = list(dict.fromkeys(found))
+    return [p for k, p in enumerate(found) if k < _SHOWN_GUARANTEES or p.shortages]
+
+
+def _shortages(stored: Policy | Bound, withdrawn: Mapping[str, str]) -> tuple[str, ...]:
+    """Reasons why a policy or bound is less useful than its guarantee suggests."""
+    short = stored.guarantee.shortage
+    if isinstance(stored, Policy):
+        if short is None and np.isposinf(stored.thresholds).any():
+            short = "no scan may stop in a round whose threshold is infinite"
+        lost = withdrawn and withdrawn.get(fingerprint(stored.to_dict()))
+        return tuple(s for s in (lost, short and f"But {short}.", stored.outlook) if s)
+    if short is None and not stored.is_finite:
+        short = "no finite interval keeps it: the interval is the whole task range"
+    return (f"But {short}.",) if short else ()
+
+
+def _of_splits(record: Mapping[str, Any]) -> Statement | None:
+    """Return the guarantee of intervals calibrated as in an evaluation."""
+    first = record["results"][0]
+    unit = _unit(first["unit"])
+    if unit is None:
+        return None
+    without = [r for r in record["results"] if r.get("infinite")]
+    short: tuple[str, ...] = ()
+    if without:
+        worst = max(without, key=lambda r: float(r["infinite"]))
+        at = (
+            ""
+            if worst["acceleration"] is None
+            else f" at {round_label(float(worst['acceleration']), worst.get('round_name'))}"
+        )
+        share = "all" if float(worst["infinite"]) == 1 else f"{float(worst['infinite']):.4g}"
+        short = (
+            f"But {share} of the splits give no finite interval{at} "
+            f"({worst['score']}): there it is the whole task range.",
+        )
+    return Statement(
+        f"Guaranteed: an interval calibrated as in these splits contains the target of "
+        f"{unit.who} with probability at least {1 - first['alpha']:.10g}, if the new "
+        f"{first['unit']} is exchangeable with the {first['n_calibration']} calibration "
+        f"{first['unit']}s.",
+        short,
+    )
+
+
+def _unit(name: Any) -> Unit | None:
+    try:
+        return unit_named(name, whole=True)
+    except InputError:
+        return None
+
+
+def _sample_sizes(folder: RunFolder, alpha: float | None, policy: Policy | None) -> Record | None:
+    """Return calibration sizes for the run's error rate, or for a stored question about sizes."""
+    stored = folder.of(records.PLAN_SIZE)
+    alpha = stored[0].record.get("alpha") if stored else alpha
+    delta = stored[0].record.get("delta", 0.05) if stored else 0.05
+    if not isinstance(alpha, float) or not 0.001 <= alpha <= 0.5:
+        return None
+    by_group = policy is None or policy.guarantee.whom.is_group
+    have = None if policy is None or by_group else policy.guarantee.n_cases
+    return calibration_sizes(alpha, float(delta), have)
+
+
+def _cases(
+    table: TaskOutputs | None, policy: Policy | None, bounds: Mapping[str, Bound], notes: list[str]
+) -> list[CaseReport]:
+    """Return the reports of the policy and the bounds about each case of the table."""
+    if table is None:
+        return []
+    named = ({} if policy is None else {"The policy": policy}) | dict(bounds)
+    found: list[CaseReport] = []
+    for name, stored in named.items():
+        reports = policy_reports if isinstance(stored, Policy) else bound_reports
+        with _noted(notes, f"{name} does not fit the table: "):
+            found += list(reports(stored, table))  # type: ignore[arg-type]
+    return found
+
+
+def _explorer_numbers(
+    folder: RunFolder, alpha: float | None, max_width: float | None, policy: Policy | None
+) -> dict[str, Any] | None:
+    explorer = folder.explorer
+    if explorer is None:
+        raise InputError("no explorer.npz is stored with this run")
+    run_unit = _unit(folder.run.get("unit"))
+    unit = "group" if run_unit is None else run_unit.counted
+    widths: list[float | None] = [None] * explorer.tasks
+    if policy is not None and len(policy.task_names) == explorer.tasks:
+        widths = [policy.goal.of(task).max_width for task in range(explorer.tasks)]
+    return explorer_numbers(
+        explorer,
+        alpha=alpha or 0.05,
+        max_widths=[width or max_width or 0.1 for width in widths],
+        unit=unit if policy is None else policy.guarantee.unit,
+        task_ranges=_ranges(folder, policy),
+    )
+
+
+def _ranges(folder: RunFolder, policy: Policy | None) -> list[TaskRange]:
+    """Range of each task of the explorer, as first declared."""
+    explorer = folder.explorer
+    assert explorer is not None
+    declared = [[explorer.of(task).task_range for task in range(explorer.tasks)]]
+    known = [one.task_ranges for one in (policy, folder.table) if one is not None]
+    declared += [list(ranges) for ranges in known if len(ranges) == explorer.tasks]
+    return [next((r for r in of if r is not None), None) for of in zip(*declared, strict=True)]
+
+
+def policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[CaseReport]:
+    """Stop every case of a table by a policy."""
+    if list(policy.accelerations) != [float(R) for R in table.accelerations]:
+        raise InputError(
+            f"it decides at R = {', '.join(f'{R:g}' for R in policy.accelerations)}, the table has "
+            f"{', '.join(f'{R:g}' for R in table.accelerations)}"
+        )
+    n, tasks = table.cases, table.tasks
+    stop = np.full(n, table.rounds)
+    lower, upper = np.full((n, tasks), np.nan), np.full((n, tasks), np.nan)
+    for k in range(table.rounds):
+        for members in _together(policy, table):
+            decision = policy.decide(round=k, outputs=table.outputs[: k + 1, members])
+            here = members[(stop[members] == table.rounds) & np.atleast_1d(decision.stops)]
+            at = np.isin(members, here)
+            lower[here] = decision.interval.lower.reshape(len(members), tasks)[at]
+            upper[here] = decision.interval.upper.reshape(len(members), tasks)[at]
+            stop[here] = k
+    source = f"{policy.kind} at alpha {policy.alpha:g}"
+    promise = "guaranteed" if policy.is_guaranteed else "measured"
+    rates = [*map(float, table.accelerations), 1.0]
+    for i in range(n):
+        is_known = stop[i] == table.rounds
+        targets = np.atleast_1d(table.targets_at(min(int(stop[i]), table.rounds - 1))[i])
+        for t, name in enumerate(table.task_names):
+            z = float(targets[t]) if table.has_targets else None
+            # Everything measured means the target is known, where the table holds it.
+            ends = (z if z is not None else np.nan,) * 2 if is_known else (lower[i, t], upper[i, t])
+            yield CaseReport(
+                *_who(table, i), source, promise, name, rates[stop[i]], float(ends[0]),
+                float(ends[1]), z, True,
+            )  # fmt: skip
+
+
+def bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[CaseReport]:
+    """Apply a bound to every case of a table."""
+    k = 0 if bound.acceleration is None else table.round_at(bound.acceleration)
+    if bound.acceleration is None and table.rounds > 1:
+        raise InputError("it does not say which of the table's accelerations it is for")
+    if table.tasks > 1:
+        raise InputError("it is for one task, the table has several")
+    outputs = table.until(k) if bound.rounds > 1 else table.outputs[k]
+    interval = bound(outputs)
+    targets = table.targets_at(k)
+    source = f"{score_name(bound.score)} at alpha {bound.alpha:g}"
+    for i in range(table.cases):
+        yield CaseReport(
+            *_who(table, i), source, "guaranteed", table.task_names[0], bound.acceleration,
+            float(interval.lower[i]), float(interval.upper[i]),
+            float(targets[i]) if table.has_targets else None, False,
+        )  # fmt: skip
+
+
+def _who(table: TaskOutputs, i: int) -> tuple[str, str, str]:
+    return (
+        str(i if table.case is None else table.case[i]),
+        "" if table.group is None else str(table.group[i]),
+        "" if table.label is None else str(table.label[i]),
+    )
+
+
+def _together(policy: Policy, table: TaskOutputs) -> list[np.ndarray]:
+    """Cases that are decided jointly: all of them, or group by group."""
+    if not policy.whole_group:
+        return [np.arange(table.cases)]
+    if table.group is None:
+        raise InputError("it decides about whole groups, the table has none")
+    return [np.flatnonzero(table.group == g) for g in np.unique(table.group)]
+
+
+def interval_table(reports: Sequence[CaseReport]) -> Table:
+    rows = tuple(tuple(getattr(report, name) for name in _COLUMNS) for report in reports)
+    return Table("intervals", "The interval of each case.", _COLUMNS, rows)
+
+
+def patient_table(table: TaskOutputs | None, reports: Sequence[CaseReport]) -> Table | None:
+    """Return one row for each group of a table."""
+    if table is None or table.group is None:
+        return None
+    groups = [str(g) for g in dict.fromkeys(table.group.tolist())]
+    counts = Counter(str(g) for g in table.group.tolist())
+    sources = list(dict.fromkeys((r.source, r.acceleration) for r in reports if not r.is_stopped))
+    stopped = [r for r in reports if r.is_stopped]
+    tasks = list(dict.fromkeys(r.task for r in stopped))
+    labels = [] if table.label is None else sorted({str(v) for v in table.label.tolist()})
+    labels = labels if len(labels) <= 4 else []
+    columns = ["group", "cases", *(f"label {name}" for name in labels)]
+    if stopped:
+        of = [f" of {task}" for task in tasks] if len(tasks) > 1 else [""]
+        columns += ["stopped early", "average R", *(f"mean width{task}" for task in of), "missed"]
+    columns += [
+        f"missed by {source}" + ("" if R is None else f", R = {R:g}") for source, R in sources
+    ]
+    by_group: dict[str, list[CaseReport]] = {g: [] for g in groups}
+    for report in reports:
+        by_group[report.group].append(report)
+    rows = []
+    for g in groups:
+        row: list[object] = [g, counts[g]]
+        if labels:
+            assert table.label is not None
+            kinds = Counter(map(str, table.label[table.group.astype(str) == g].tolist()))
+            row += [kinds[name] for name in labels]
+        if stopped:
+            row += _stopping([r for r in by_group[g] if r.is_stopped], tasks)
+        mine = [r for r in by_group[g] if not r.is_stopped]
+        row += [_missed([r for r in mine if (r.source, r.acceleration) == at]) for at in sources]
+        rows.append(tuple(row))
+    caption = f"The {len(groups)} groups of the table, one row each."
+    if stopped:
+        caption += (
+            f" Scans are stopped by the stored policy ({stopped[0].source}, {stopped[0].promise}); "
+            "the table may hold the cases it was calibrated on, so these rows describe and do not "
+            "prove."
+        )
+    return Table("groups", caption, tuple(columns), tuple(rows))
+
+
+def task_table(reports: Sequence[CaseReport]) -> Table | None:
+    """Return the reports of the policy task by task, if there are several tasks."""
+    tasks: dict[str, list[CaseReport]] = {}
+    for report in reports:
+        if report.is_stopped:
+            tasks.setdefault(report.task, []).append(report)
+    if len(tasks) < 2:
+        return None
+    first = next(iter(tasks.values()))[0]
+    rows = []
+    for task, of in tasks.items():
+        early = _early(of)
+        errors = [abs(r.target - (r.lower + r.upper) / 2) for r in early if r.target is not None]
+        rows.append((task, len(early), _mean([r.width for r in early]), _mean(errors), _missed(of)))
+    caption = (
+        f"Reports of the stored policy ({first.source}, {first.promise}) task by task, each in its "
+        "own unit. The table may hold the cases it was calibrated on, so these rows describe and "
+        "do not prove."
+    )
+    head = ("task", "early reports", "mean width", "mean centre error", "missed")
+    return Table("tasks", caption, head, tuple(rows))
+
+
+def _stopping(reports: list[CaseReport], tasks: Sequence[str]) -> list[object]:
+    """Stopping columns of one group; a scan reports on all tasks at once."""
+    early = _early(reports)
+    # The tasks of a case stop together, so that one of them counts scans.
+    scans = [r for r in reports if r.task == tasks[0]]
+    rates = [r.acceleration or 1.0 for r in scans]
+    widths = [_mean([r.width for r in early if r.task == task]) for task in tasks]
+    missed = _missed(early)
+    if len(tasks) > 1 and missed:
+        missed = len({r.case for r in early if r.covered is False})
+    return [len(_early(scans)), float(1 / np.mean([1 / R for R in rates])), *widths, missed]
+
+
+def _early(reports: Sequence[CaseReport]) -> list[CaseReport]:
+    return [r for r in reports if (r.acceleration or 1.0) > 1]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _missed(reports: list[CaseReport]) -> int | None:
+    known = [r.covered for r in reports if r.covered is not None]
+    return sum(not covered for covered in known) if known or not reports else None

@@ -1,0 +1,620 @@
+"""Data of the explorer: stored arrays, numbers and pictures."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from taskuq.calibration.family import AnchoredFamily, family_of
+from taskuq.calibration.scores import resolve_score
+from taskuq.calibration.tuning import is_steady, target_share, tuned_score, tuning_units
+from taskuq.calibration.units import take_units, unit_named
+from taskuq.checks import as_array, as_ids, as_range, require_finite
+from taskuq.decide.fixed_width import window_law, window_place
+from taskuq.decide.goal import Goal
+from taskuq.decide.kinds import POLICIES, PolicyPlan, Statistic
+from taskuq.errors import InputError
+from taskuq.files import open_npz, whole_file
+from taskuq.interval import FloatArray, TaskRange
+from taskuq.protocols import Score, SteadyScore
+from taskuq.words import Words, round_label
+
+SEEN = ("truth", "estimate", "mean", "sd", "samples", "point")
+
+
+class OneTask(NamedTuple):
+    """Arrays of one task, without the task axis."""
+
+    name: str
+    task_range: TaskRange
+    outputs: FloatArray  # (S, T, p)
+    targets: FloatArray  # (S,)
+    point_outputs: FloatArray | None  # (S, T)
+    calibration_outputs: FloatArray  # (n, T, p)
+    calibration_targets: FloatArray  # (n,)
+
+
+@dataclass(frozen=True, eq=False)
+class Explorer:
+    """Shown slices and the stored calibration set.
+
+    S slices in T rounds, with J of the p posterior samples as pictures of H x W. Several tasks
+    have a last axis in outputs and targets; colours have one in all pictures but ``sd``.
+    """
+
+    case: np.ndarray  # (S,)
+    group: np.ndarray  # (S,), patient or volume
+    accelerations: FloatArray  # (T,), decreasing
+    truth: FloatArray  # (S, H, W)
+    mean: FloatArray  # (S, T, H, W)
+    sd: FloatArray  # (S, T, H, W)
+    outputs: FloatArray
+    targets: FloatArray
+    calibration_outputs: FloatArray
+    calibration_targets: FloatArray
+    estimate: FloatArray | None = None  # (S, T, H, W): zero-filled, back-projected
+    label: np.ndarray | None = None  # (S,), class
+    masks: np.ndarray | None = None  # (T, line), or (S, T, line) where a rule chose
+    samples: FloatArray | None = None  # (S, T, J, H, W)
+    point: FloatArray | None = None  # (S, T, H, W), a second recovery
+    point_outputs: FloatArray | None = None
+    calibration_group: np.ndarray | None = None  # (n,)
+    task_range: tuple[float, float] | None = None
+    round_names: np.ndarray | None = None  # (T,)
+    task_names: np.ndarray | None = None  # (task,)
+    task_ranges: FloatArray | None = None  # (task, 2), infinite if unbounded
+
+    @property
+    def tasks(self) -> int:
+        return 1 if self.outputs.ndim == 3 else int(self.outputs.shape[3])
+
+    def of(self, task: int) -> OneTask:
+        def part(values: FloatArray | None) -> Any:
+            return values if values is None or self.outputs.ndim == 3 else values[..., task]
+
+        name = f"task {task + 1}" if self.tasks > 1 else "task"
+        own = None if self.task_ranges is None else tuple(map(float, self.task_ranges[task]))
+        return OneTask(
+            name if self.task_names is None else str(self.task_names[task]),
+            self.task_range if own is None or not np.isfinite(own).any() else (own[0], own[1]),
+            *map(part, (self.outputs, self.targets, self.point_outputs, self.calibration_outputs,
+                        self.calibration_targets)),
+        )  # fmt: skip
+
+    @property
+    def labels(self) -> list[str]:
+        names = [None] * self.rounds if self.round_names is None else self.round_names.tolist()
+        return [round_label(float(R), n) for R, n in zip(self.accelerations, names, strict=True)]
+
+    @property
+    def slices(self) -> int:
+        return len(self.truth)
+
+    @property
+    def rounds(self) -> int:
+        return len(self.accelerations)
+
+
+NAMES = tuple(field.name for field in fields(Explorer))
+NEEDED = tuple(field.name for field in fields(Explorer) if field.default is MISSING)
+IDS = ("case", "group", "label", "calibration_group", "round_names", "task_names")
+
+
+def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
+    """Check the arrays of an explorer and write them as one ``.npz`` file.
+
+    S slices in T rounds, with J of the p posterior samples as pictures of H x W; n calibration
+    cases. Needed: ``case``, ``group`` (S,), ``accelerations`` (T,), ``truth`` (S, H, W), ``mean``,
+    ``sd`` (S, T, H, W), ``outputs`` (S, T, p), ``targets`` (S,), ``calibration_outputs``
+    (n, T, p), ``calibration_targets`` (n,). The rest of :class:`Explorer` is optional.
+
+    Args:
+        path: The file, ``explorer.npz`` in a run's folder.
+        arrays: The arrays by name; tensors are accepted.
+
+    Example:
+        >>> import tempfile
+        >>> picture, outputs = np.zeros((1, 2, 8, 8)), rng.random((1, 2, 4))
+        >>> path = save_explorer(
+        ...     tempfile.mkdtemp() + "/explorer.npz", case=["slice 3"], group=["patient 1"],
+        ...     accelerations=[8, 4], truth=picture[:, 0], estimate=picture, mean=picture,
+        ...     sd=picture, outputs=outputs, targets=[0.4],
+        ...     calibration_outputs=rng.random((20, 2, 4)), calibration_targets=rng.random(20))
+        >>> load_explorer(path).slices
+        1
+    """
+    kept = {name: v for name, v in vars(check_explorer(arrays)).items() if v is not None}
+    target = Path(path)
+    with whole_file(target) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **kept)
+    return target
+
+
+def load_explorer(path: str | os.PathLike[str]) -> Explorer:
+    with open_npz(path, "pictures") as archive:
+        return check_explorer({name: archive[name] for name in archive if name in NAMES})
+
+
+def check_explorer(arrays: Mapping[str, Any]) -> Explorer:
+    """Check arrays, by name, against each other."""
+    unknown = sorted(set(arrays) - set(NAMES))
+    missing = [name for name in NEEDED if arrays.get(name) is None]
+    if unknown or missing:
+        what = f"does not know {unknown[0]!r}" if unknown else f"needs {', '.join(missing)}"
+        raise InputError(f"the explorer {what}; give the arrays that its description names")
+    given = {name: value for name, value in arrays.items() if value is not None}
+    x = {n: as_array(given[n], n) for n in given if n not in IDS}
+    outputs, calibration = x["outputs"], x["calibration_outputs"]
+    is_picture = x["truth"].ndim == 3 or (x["truth"].ndim == 4 and x["truth"].shape[-1] == 3)
+    if outputs.ndim not in (3, 4) or not is_picture:
+        raise InputError(
+            "outputs must be (slice, round, sample), with a last axis for several tasks, and truth "
+            f"(slice, height, width), with a last axis of 3 for colours, got {outputs.shape} and "
+            f"{x['truth'].shape}; bring them to these axes"
+        )
+    S, T, p, *tasks = outputs.shape
+    H, W, *colour = x["truth"].shape[1:]
+    n = len(calibration)
+    J = x["samples"].shape[2] if "samples" in x and x["samples"].ndim > 2 else 0
+    _require_shapes(x, tuple(tasks), tuple(colour), S=S, T=T, p=p, H=H, W=W, n=n, J=J)
+    if min(S, T, p, H, W, *tasks) < 1 or n < 2:
+        raise InputError(f"the explorer needs slices and calibration cases, got {S} and {n}")
+    for name, value in x.items():
+        if name in SEEN and not np.isfinite(value).all():
+            raise InputError(f"{name} holds values that are no numbers; repair those images first")
+        if name not in (*SEEN, "task_range", "task_ranges"):
+            require_finite(np.asarray(value, dtype=float), name)
+    rates = x["accelerations"].astype(float)
+    if (rates <= 1).any() or (np.diff(rates) >= 0).any():
+        raise InputError(f"accelerations must decrease and stay above 1, got {rates.tolist()}")
+    lengths = {"case": S, "group": S, "label": S, "calibration_group": n, "round_names": T,
+               "task_names": tasks[0] if tasks else 1}  # fmt: skip
+    ids = {name: as_ids(given[name], name, lengths[name]) for name in IDS if name in given}
+    parts: dict[str, Any] = {name: _kept(value, name) for name, value in x.items()}
+    parts |= {name: value.astype(str) for name, value in ids.items()}
+    parts["task_range"] = as_range(x["task_range"]) if "task_range" in x else None
+    return Explorer(**parts)
+
+
+def _require_shapes(
+    x: Mapping[str, np.ndarray], tasks: tuple[int, ...], colour: tuple[int, ...], **n: int
+) -> None:
+    S, T, H, W = n["S"], n["T"], n["H"], n["W"]
+    expected: dict[str, tuple[int, ...]] = {
+        "accelerations": (T,), "truth": (S, H, W, *colour), "outputs": (S, T, n["p"], *tasks),
+        "targets": (S, *tasks), "calibration_outputs": (n["n"], T, n["p"], *tasks),
+        "calibration_targets": (n["n"], *tasks), "point_outputs": (S, T, *tasks),
+        "samples": (S, T, n["J"], H, W, *colour), "task_range": (2,),
+        "task_ranges": (*(tasks or (1,)), 2),
+        **dict.fromkeys(("estimate", "mean", "point"), (S, T, H, W, *colour)), "sd": (S, T, H, W),
+    }  # fmt: skip
+    if "masks" in x and x["masks"].shape[:-1] not in ((T,), (S, T)):
+        raise InputError(
+            f"masks must be (round, line) with {T} rounds, or the same for each of {S} slices, got "
+            f"{x['masks'].shape}"
+        )
+    for name, value in x.items():
+        if name in expected and value.shape != expected[name]:
+            raise InputError(
+                f"{name} has shape {value.shape}, but outputs and truth ask for {expected[name]}; "
+                "give one entry for each slice, round and sample"
+            )
+
+
+def _kept(value: np.ndarray, name: str) -> np.ndarray:
+    """Keep float32 and float64 outputs; pictures need less."""
+    if name == "masks":
+        return value.astype(bool)
+    if name in ("targets", "calibration_targets", "accelerations", "task_ranges"):
+        return value.astype(float)
+    if name in SEEN:
+        # Pictures are shown in 256 greys; half precision is plenty where it does not overflow.
+        fits = np.abs(value).max(initial=0) < float(np.finfo(np.float16).max)
+        return value.astype(np.float16 if fits or value.dtype == np.float16 else np.float32)
+    return value if value.dtype in (np.float32, np.float64) else value.astype(float)
+
+
+# Below this many calibration cases the learned score takes more than it gives.
+FEWEST_FOR_LEARNED = 400
+# More sample values than this would make the page too large to open.
+MOST_SAMPLES = 3_000_000
+
+# Stopping rules of the explorer, and titles of its scores.
+RULES: dict[str, dict[str, Any]] = {
+    "fixed-width": {"kind": "fixed-width", "statistic": "spread", "name": "Fixed width"},
+    "fixed-width-learned": {"kind": "fixed-width", "statistic": "learned-window",
+                            "name": "Fixed width, learned risk"},
+    "adaptive": {"kind": "adaptive", "name": "Adaptive width"},
+    "anytime": {"kind": "anytime", "name": "Any time"},
+    "paper": {"kind": "paper", "name": "The paper's, round by round"},
+}  # fmt: skip
+# The statistics of windows, by what the explorer calls the score behind each.
+WINDOWS: dict[str, Statistic] = {"spread": "spread", "learned-window": "learned"}
+TITLES = {
+    "ar": "AR, absolute residual",
+    "lwr": "LWR, residual over spread",
+    "cqr": "CQR, sample quantiles",
+    "mlwr": "MLWR, steadied spread",
+    "learned": "Learned location and scale",
+}
+
+
+def explorer_numbers(
+    explorer: Explorer,
+    *,
+    alpha: float,
+    max_widths: Sequence[float],
+    unit: str,
+    task_ranges: Sequence[TaskRange],
+) -> dict[str, Any]:
+    """Return settings, calibration set and interval families for JSON."""
+    group = explorer.calibration_group
+    unit = unit if group is not None else "case"
+    tasks: list[dict[str, Any]] = []
+    for k, (width, range_) in enumerate(zip(max_widths, task_ranges, strict=True)):
+        one = explorer.of(k)
+        plans = {
+            name: PolicyPlan("fixed-width", alpha, Goal(max_width=width), statistic=statistic)
+            for name, statistic in WINDOWS.items()
+        }
+        tasks.append({
+            "name": one.name,
+            "range": None if range_ is None else [_word(v) for v in range_],
+            "targets": packed(one.calibration_targets.astype("<f8")),
+            "scores": _scores(explorer, one, plans, unit, range_),
+        })  # fmt: skip
+    # Only what every task knows can be asked of all of them.
+    scores = set.intersection(*(set(task["scores"]) for task in tasks))
+    policies = {
+        key: {**rule, "guaranteed": POLICIES[rule["kind"]].is_guaranteed}
+        for key, rule in RULES.items()
+        if rule.get("statistic", "spread") in scores
+    }
+    return {
+        "alpha": f"{alpha!r}",
+        "tau": ",".join(f"{width!r}" for width in max_widths),
+        "unit": unit,
+        "units": ["case"] if group is None else ["group", "case"],
+        "samples": int(explorer.outputs.shape[2]),
+        "accelerations": [float(R) for R in explorer.accelerations],
+        "calibration_group": None if group is None else packed(_numbered(group)),
+        "tasks": tasks,
+        "score_names": {name: title for name, title in TITLES.items() if name in scores},
+        "policies": policies,
+    }
+
+
+def packed(array: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
+
+
+def learning_cases(
+    score: Score, cases: int, alpha: float, group: np.ndarray | None, unit: str
+) -> np.ndarray:
+    """Return the calibration cases that a score learns from."""
+    whom = unit_named(unit)
+    index = whom.index(cases, group)
+    take = tuning_units(score, whom, int(index.max()) + 1, alpha, None)
+    return take_units(index, take, None)
+
+
+def tuned_scores(
+    score: Score,
+    outputs: FloatArray,
+    targets: FloatArray,
+    aside: np.ndarray,
+    task_range: TaskRange,
+    group: np.ndarray | None,
+) -> list[Score]:
+    """Return the score of each round after learning from the cases set aside."""
+    members = None if group is None else group[aside]
+    return [
+        tuned_score(score, outputs[: k + 1, aside], targets[aside], task_range, members)
+        for k in range(len(outputs))
+    ]
+
+
+def _scores(
+    explorer: Explorer,
+    task: OneTask,
+    plans: Mapping[str, PolicyPlan],
+    unit: str,
+    task_range: TaskRange,
+) -> dict[str, Any]:
+    alpha = next(iter(plans.values())).alpha
+    x, shown = (np.moveaxis(v, 1, 0) for v in (task.calibration_outputs, task.outputs))
+    z, group = task.calibration_targets, explorer.calibration_group
+    scores: dict[str, Any] = {}
+    for name in ("ar", "lwr"):
+        scores[name] = _anchored([resolve_score(name, alpha)] * len(x), x, shown, None)
+    if x.size * explorer.tasks <= MOST_SAMPLES:
+        scores["cqr"] = {"calibration": _ordered(x), "shown": _ordered(shown)}
+    bases = {
+        "mlwr": resolve_score("mlwr", alpha),
+        "spread": plans["spread"].base,
+        "learned": resolve_score("learned", alpha),
+        "learned-window": plans["learned-window"].base,
+    }
+    for name, base in bases.items():
+        if target_share(base) and x.shape[1] < FEWEST_FOR_LEARNED:
+            continue
+        if is_steady(base):
+            scores[name] = _steady(base, x, shown, group, task_range)
+            if name in plans:
+                places = [task_range] * len(x)
+                scores[name] |= _windows(plans[name], places, explorer.accelerations)
+            continue
+        aside = learning_cases(base, x.shape[1], alpha, group, unit)
+        try:
+            tuned = tuned_scores(base, x, z, aside, task_range, group)
+        except InputError:
+            continue  # too few groups to learn from
+        scores[name] = _anchored(tuned, x, shown, np.flatnonzero(~aside))
+        if name in plans:
+            places = [window_place(score, task_range) for score in tuned]
+            laws = [window_law(score, x[: k + 1, aside], z[aside]) for k, score in enumerate(tuned)]
+            scores[name] |= _windows(plans[name], places, explorer.accelerations)
+            scores[name]["residuals"] = [law and law.quantiles for law in laws]
+    return scores
+
+
+def _steady(
+    score: SteadyScore,
+    x: FloatArray,
+    shown: FloatArray,
+    group: np.ndarray | None,
+    task_range: TaskRange,
+) -> dict[str, Any]:
+    """Families of a score that learns from all calibration cases, for each unit."""
+    everyone = np.ones(x.shape[1], dtype=bool)
+    reads, seen = [score.read(of_round) for of_round in x], [score.read(r) for r in shown]
+    scales: dict[str, dict[str, dict[str, str]]] = {"calibration": {}, "shown": {}}
+    for unit in ("case",) if group is None else ("group", "case"):
+        index = unit_named(unit).index(x.shape[1], group)
+        learnt = [score.learner(read, task_range).learn(everyone, index) for read in reads]
+        narrow, wide = (_scales([one[end] for one in learnt], reads) for end in (1, 2))
+        scales["calibration"][unit] = {"scale": narrow, "wide": wide}
+        scales["shown"][unit] = {"scale": _scales([one.score for one in learnt], seen)}
+    return {
+        "index": None,
+        **{
+            which: {
+                "center": packed(np.stack([read.mean for read in some]).astype("<f8")),
+                "scales": scales[which],
+                "links": None,
+            }
+            for which, some in (("calibration", reads), ("shown", seen))
+        },
+    }
+
+
+def _scales(scores: list[SteadyScore], reads: list[Any]) -> str:
+    families = [score.grown(read) for score, read in zip(scores, reads, strict=True)]
+    return packed(np.stack([f.scale for f in families]).astype("<f8"))  # type: ignore[attr-defined]  # anchored
+
+
+def _windows(
+    plan: PolicyPlan, places: list[TaskRange], accelerations: FloatArray
+) -> dict[str, Any]:
+    """Places of the windows, and weights of the rounds."""
+    return {
+        "places": [None if place is None else [_word(v) for v in place] for place in places],
+        "weights": [float(R**plan.lateness) for R in accelerations],
+    }
+
+
+def _anchored(
+    scores: list[Score], x: FloatArray, shown: FloatArray, kept: np.ndarray | None
+) -> dict[str, Any]:
+    calibration = x if kept is None else x[:, kept]
+    return {
+        "index": None if kept is None else packed(kept.astype("<i4")),
+        "calibration": _centers(scores, calibration),
+        "shown": _centers(scores, shown),
+    }
+
+
+def _centers(scores: list[Score], outputs: FloatArray) -> Mapping[str, Any]:
+    families = [family_of(score, outputs[: k + 1]) for k, score in enumerate(scores)]
+    assert all(isinstance(f, AnchoredFamily) for f in families)
+    center = np.stack([f.low for f in families])  # type: ignore[attr-defined]  # checked above
+    scale = np.stack([f.scale for f in families])  # type: ignore[attr-defined]  # checked above
+    links = [f.link for f in families]  # type: ignore[attr-defined]  # checked above
+    is_plain = all(link.is_identity for link in links)
+    return {
+        "center": packed(center.astype("<f8")),
+        "scale": None if (scale == 1).all() else packed(scale.astype("<f8")),
+        "links": None
+        if is_plain
+        else [{"kind": link.kind, "low": link.low, "high": link.high} for link in links],
+    }
+
+
+def _ordered(outputs: FloatArray) -> dict[str, Any]:
+    kind = "f4" if outputs.dtype == np.float32 else "f8"
+    return {"ordered": {"type": kind, "data": packed(np.sort(outputs, axis=2).astype(f"<{kind}"))}}
+
+
+def _numbered(group: np.ndarray) -> np.ndarray:
+    return np.unique(group, return_inverse=True)[1].astype("<i4")
+
+
+def _word(value: float) -> float | str:
+    """A number as JavaScript reads it; JSON has no infinity."""
+    return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+# The first of these (quality, shrinking) at which all pictures fit into the budget is taken.
+STEPS = ((84, 1), (72, 1), (60, 1), (48, 1), (80, 2), (64, 2), (48, 2), (64, 4))
+BUDGET = 12_000_000
+# JPEG works on blocks of 8 x 8; tiles that start on a block do not bleed into each other.
+BLOCK = 8
+# Pictures of at most so many pixels a side are kept exactly, and shown pixel by pixel.
+SMALL = 64
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Compressed pictures of the shown slices."""
+
+    tiles: list[str]
+    height: int
+    width: int
+    shrink: int
+    truth: list[str]
+    rounds: list[list[str]]
+    doubt: list[float]
+
+
+def explorer_payload(
+    explorer: Explorer, numbers: Mapping[str, Any], words: Words
+) -> dict[str, Any]:
+    """Return everything that the explorer reads, for JSON."""
+    made = slice_pictures(explorer)
+    tasks = [explorer.of(task) for task in range(explorer.tasks)]
+    return {
+        **numbers,
+        "words": words.to_dict()
+        | {f"{name}s": words.many(name) for name in ("case", "group", "measurement")},
+        "round_names": explorer.labels,
+        "lines": _lines(explorer.masks),
+        "tiles": made.tiles,
+        "size": [made.height, made.width],
+        "shrink": made.shrink,
+        "is_small": max(made.height, made.width) <= SMALL,
+        "slices": [
+            {
+                "case": str(explorer.case[s]),
+                "group": str(explorer.group[s]),
+                "label": None if explorer.label is None else str(explorer.label[s]),
+                "targets": [float(task.targets[s]) for task in tasks],
+                "outputs": [task.outputs[s].astype(float).tolist() for task in tasks],
+                "point": None
+                if explorer.point_outputs is None
+                else [np.asarray(task.point_outputs)[s].astype(float).tolist() for task in tasks],
+                "doubt": made.doubt[s],
+                "truth": made.truth[s],
+                "rounds": made.rounds[s],
+                "lines": _lines(explorer.masks, s),
+            }
+            for s in range(explorer.slices)
+        ],
+    }
+
+
+def slice_pictures(explorer: Explorer, budget: int = BUDGET) -> Pictures:
+    """Compress the pictures; quality gives way to the budget first, then size."""
+    S, H, W = explorer.truth.shape[:3]
+    J = 0 if explorer.samples is None else explorer.samples.shape[2]
+    tiles = ["estimate"] if explorer.estimate is not None else []
+    tiles += ["mean", "sd", "error"]
+    tiles += ["point"] if explorer.point is not None else []
+    tiles += [f"sample-{j + 1}" for j in range(J)]
+    for quality, shrink in STEPS:
+        # A few sheets tell what all of them will take, and spare encoding them in vain.
+        some = [(s, s % explorer.rounds) for s in range(0, S, max(1, S // 5))]
+        probes = [_encoded_slice(explorer, s, quality, shrink, (k,)) for s, k in some]
+        if _length(probes) * S * explorer.rounds > budget * len(probes):
+            continue
+        encoded = [_encoded_slice(explorer, s, quality, shrink) for s in range(S)]
+        if _length(encoded) <= budget:
+            break
+    else:
+        encoded = [_encoded_slice(explorer, s, quality, shrink) for s in range(S)]
+    height, width = -(-H // shrink), -(-W // shrink)
+    pictures = [t for t, _ in encoded], [r for _, r in encoded]
+    doubt = [_doubt(explorer, s) for s in range(S)]
+    return Pictures(tiles, height, width, shrink, *pictures, doubt)
+
+
+def _lines(masks: np.ndarray | None, s: int | None = None) -> dict[str, Any] | None:
+    """Lines that each round adds: of all slices, or of one."""
+    if masks is None or (masks.ndim == 3) != (s is not None):
+        return None
+    masks = masks if s is None else masks[s]
+    before = np.vstack([np.zeros_like(masks[:1]), np.logical_or.accumulate(masks)[:-1]])
+    new = [np.flatnonzero(row).tolist() for row in masks & ~before]
+    return {"all": masks.shape[1], "new": new}
+
+
+def _doubt(explorer: Explorer, s: int) -> float:
+    """Common scale of spread and error of a slice, over all rounds."""
+    both = np.concatenate([explorer.sd[s].astype(np.float32), _error(explorer, s)])
+    return float(np.quantile(both, 0.999)) or 1.0
+
+
+def _error(explorer: Explorer, s: int) -> FloatArray:
+    """Errors of the posterior means of a slice (round, height, width)."""
+    true = explorer.truth[s].astype(np.float32)
+    error = np.abs(explorer.mean[s].astype(np.float32) - true)
+    return np.asarray(error.mean(-1) if true.ndim == 3 else error)
+
+
+def thumbnail(image: FloatArray, low: float, top: float, side: int = 96, quality: int = 70) -> str:
+    return _encoded([_grey(image, top, max(1, min(image.shape[:2]) // side), low)], quality)
+
+
+def _length(encoded: list[tuple[str, list[str]]]) -> int:
+    return sum(len(truth) + sum(map(len, sheets)) for truth, sheets in encoded)
+
+
+def _encoded_slice(
+    explorer: Explorer, s: int, quality: int, shrink: int, rounds: Sequence[int] | None = None
+) -> tuple[str, list[str]]:
+    true = explorer.truth[s].astype(np.float32)
+    low, top = brightness(true)
+    error, doubt = _error(explorer, s), _doubt(explorer, s)
+    sheets = []
+    for k in range(explorer.rounds) if rounds is None else rounds:
+        images = [] if explorer.estimate is None else [explorer.estimate[s, k]]
+        row = [_grey(image, top, shrink, low) for image in (*images, explorer.mean[s, k])]
+        row += [_grey(explorer.sd[s, k], doubt, shrink), _grey(error[k], doubt, shrink)]
+        images = [] if explorer.point is None else [explorer.point[s, k]]
+        images += [] if explorer.samples is None else list(explorer.samples[s, k])
+        row += [_grey(image, top, shrink, low) for image in images]
+        sheets.append(_encoded(row, quality))
+    return _encoded([_grey(true, top, shrink, low)], quality), sheets
+
+
+def brightness(image: FloatArray) -> tuple[float, float]:
+    """Return the values shown as black and white."""
+    low, top = min(0.0, float(image.min())), float(image.max())
+    return low, top if top > low else low + 1.0
+
+
+def _grey(image: FloatArray, top: float, shrink: int, low: float = 0.0) -> np.ndarray:
+    """Quantise an image to 256 levels and shrink it."""
+    scaled = (np.asarray(image, dtype=np.float32) - low) * (255 / (top - low))
+    if shrink > 1:
+        H, W = scaled.shape[:2]
+        rest = ((0, -H % shrink), (0, -W % shrink), *((0, 0),) * (scaled.ndim - 2))
+        scaled = np.pad(scaled, rest, mode="edge")
+        parts = [scaled[i::shrink, j::shrink] for i in range(shrink) for j in range(shrink)]
+        scaled = sum(parts[1:], parts[0]) / shrink**2
+    return np.asarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))
+
+
+def _encoded(tiles: list[np.ndarray], quality: int) -> str:
+    from PIL import Image
+
+    H, W = tiles[0].shape[:2]
+    if any(tile.ndim == 3 for tile in tiles):
+        # What has no colour is grey among what has.
+        tiles = [tile if tile.ndim == 3 else np.stack([tile] * 3, axis=-1) for tile in tiles]
+    # A picture by itself has nobody to bleed into, and its edge is seen as it is.
+    block = BLOCK if len(tiles) > 1 else 1
+    pad = ((0, -H % block), (0, -W % block), *((0, 0),) * (tiles[0].ndim - 2))
+    sheet = Image.fromarray(np.concatenate([np.pad(t, pad, mode="edge") for t in tiles], axis=1))
+    file, kind = io.BytesIO(), "png" if max(H, W) <= SMALL else "jpeg"
+    # Colours at full resolution: at half of it tiles would bleed into each other.
+    how = {} if kind == "png" else {"quality": quality, "subsampling": 0}
+    sheet.save(file, kind, optimize=True, **how)
+    return f"data:image/{kind};base64," + base64.b64encode(file.getvalue()).decode("ascii")

@@ -1,0 +1,431 @@
+"""HTML report, its sentences, and exports."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup, escape
+
+import taskuq
+from taskuq.files import whole_file, write_json
+from taskuq.outputs.undeclared import undeclared_range
+from taskuq.report._answer import UNPROMISED, answer_of
+from taskuq.report._contents import STORY, Contents, interval_table, patient_table, task_table
+from taskuq.report._explorer import explorer_payload
+from taskuq.report._records import (
+    DATA_CHECK,
+    STATUS,
+    SUMMARY,
+    Record,
+    Table,
+    figure_table,
+    latex_table,
+    number,
+    policy_name,
+    round_called,
+    shown,
+    slug,
+    title_of,
+    two_digits,
+    write_csv,
+)
+from taskuq.report._scan import scan_picture
+from taskuq.report.figures import Figure, draw_all, figure_svg, legend_of, plain_values
+
+# Experiments about what precedes the statistics, folded in the report.
+APPENDICES = ("recovery-quality", "classifier-quality", "masks", "data-splits")
+ASSETS = Path(__file__).parent / "assets"
+SCRIPTS = ("statistics.js", "model.js", "pictures.js", "play.js", "explorer.js")
+MOST_ROWS = 400
+# A table with more rows than this scrolls by itself.
+TALL = 8
+# How a text about cases and groups is said.
+Say = Callable[[str], str]
+
+
+def write_page(contents: Contents) -> Path:
+    text = page_text(contents)
+    target = contents.folder.path / "report.html"
+    with whole_file(target) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return target
+
+
+def page_text(contents: Contents) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["explained"] = explained
+    return environment.get_template("report.html").render(**_context(contents))
+
+
+def _grid(table: Table, say: Say = str) -> dict[str, Any]:
+    """A table for the template: cells as text, and the columns that hold text."""
+    return {
+        "name": slug(table.name),
+        "label": f"Table: {table.name}",
+        "caption": say(table.caption),
+        "columns": [say(column) for column in table.columns],
+        "rows": [[shown(cell) for cell in row] for row in table.rows[:MOST_ROWS]],
+        "text": [
+            k
+            for k in range(len(table.columns))
+            if k == 0 or any(isinstance(row[k], str) for row in table.rows[:50])
+        ],
+        "left_out": max(0, len(table.rows) - MOST_ROWS),
+        "tall": len(table.rows) > TALL,
+    }
+
+
+def _plate(figure: Figure, used: set[str], short: str, say: Say = str) -> dict[str, Any]:
+    identity = f"fig-{slug(figure.name)}"
+    while identity in used:
+        identity += "-again"
+    used.add(identity)
+    texts = {name: say(getattr(figure, name)) for name in ("caption", "x_label", "y_label")}
+    figure = replace(figure, **texts)
+    return {
+        "id": identity,
+        "name": figure.name,
+        "title": say(short),
+        "caption": figure.caption,
+        "legend": legend_of(figure),
+        "svg": figure_svg(figure, identity),
+        "table": _grid(figure_table(figure)),
+    }
+
+
+def _context(contents: Contents) -> dict[str, Any]:
+    folder, words, run = contents.folder, contents.words, contents.folder.run
+    used: set[str] = set()
+    say = words.said
+    explorer, notes = _explorer(contents)
+    failures, counted = failure_tables(contents)
+    patients, by_task = patient_table(folder.table, contents.cases), task_table(contents.cases)
+    of_policies = [t for t in contents.tables if t.name in contents.simulations]
+    others = [t for t in contents.tables if t.name not in contents.simulations]
+    rows = [row for results in contents.simulations.values() for row in results]
+    scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    scan, key = contents.scan, key_table(contents)
+    return {
+        "title": str(run.get("title") or "A run without a title"),
+        "words": words,
+        "answer": answer_of(contents),
+        "unpromised": UNPROMISED,
+        "scan": None if scan is None else scan_picture(scan, folder.explorer, words),
+        "explorer": explorer,
+        "key_table": key and _grid(key, say),
+        "key_alpha": key and _key_evaluation(contents)[1]["results"][0]["alpha"],
+        "tables": [_grid(t, say) for t in (*of_policies, *filter(None, [by_task]))],
+        "more_tables": [_grid(t, say) for t in others],
+        "figures": [
+            (heading, say(reading), [_plate(figure, used, title, say) for title, figure in under])
+            for heading, reading, under in contents.sections
+        ],
+        "experiments": _experiments(contents, used),
+        "guarantees": contents.guarantees[1:],
+        "unit": "group" if contents.is_by_group else "case",
+        "what": run["what"] if isinstance(run.get("what"), Mapping) else {},
+        "undeclared": folder.table and undeclared_range(folder.table),
+        "measured": sorted({policy_name(row) for row in rows if not row["guaranteed"]}),
+        "is_synthetic": run.get("title") and "synthetic" in str(run.get("what", "")).lower(),
+        "facts": facts(contents),
+        "networks": [
+            (str(n.get("name") or "without a name"),
+             [(str(k), _words(v)) for k, v in n.items() if k != "name"])
+            for n in run.get("networks") or () if isinstance(n, Mapping)
+        ],
+        "patients": patients and _grid(patients, say),
+        "has_table": folder.table is not None,
+        "failures": [_grid(t, say) for t in failures],
+        "counted": say(counted),
+        "notes": [
+            *contents.notes,
+            *notes,
+            *(f"{path} is {schema}, which has no place in this report."
+              for path, schema in folder.others),
+            *(f"{path} could not be read: {reason}" for path, reason in folder.unreadable),
+        ],
+        "commands": [str(c) for c in run.get("commands") or ()],
+        "revision": str(run["revision"]) if run.get("revision") else None,
+        "folder_name": folder.path.resolve().name or "RUN_DIR",
+        "version": taskuq.__version__,
+        "glossary": TERMS.items(),
+        "css": Markup((ASSETS / "report.css").read_text(encoding="utf-8")),
+        "scripts": [Markup(script) for script in scripts],
+        "script_hashes": Markup(" ".join(map(_hash, scripts)) if explorer else "'none'"),
+    }  # fmt: skip
+
+
+def _experiments(contents: Contents, used: set[str]) -> list[dict[str, Any]]:
+    found = []
+    for identity, e in zip(contents.experiment_ids, contents.experiments, strict=True):
+        first = next((t for t in e.tables if t.name == SUMMARY), next(iter(e.tables), None))
+        # Somebody else's experiment has words of its own.
+        say = contents.words.said if e.name in STORY else str
+        found.append(
+            {
+                "id": identity,
+                "title": e.title,
+                "claim": say(e.claim),
+                "finding": say(e.finding),
+                "verdict": e.verdict or "measured",
+                "is_appendix": e.name in APPENDICES,
+                "figures": [_plate(f, used, title_of(f.name), say) for f in e.figures],
+                "table": first and _grid(first, say),
+                "tables": [_grid(t, say) for t in e.tables if t is not first],
+                "settings": [(str(k), _words(v)) for k, v in e.settings.items()],
+            }
+        )
+    return found
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}: {_words(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_words, value))
+    return shown(value)
+
+
+def _explorer(contents: Contents) -> tuple[dict[str, Any] | None, list[str]]:
+    found = contents.folder.explorer
+    if found is None or contents.numbers is None:
+        return None, []
+    payload = explorer_payload(found, contents.numbers, contents.words)
+    notes = []
+    if payload["shrink"] > 1:
+        notes.append(
+            f"The explorer's pictures are {payload['shrink']} times smaller than the stored ones, "
+            f"so that the page stays small; store fewer {contents.words.many('case')} or samples "
+            "to see them whole."
+        )
+    # Inside a script element only "<" could end it.
+    text = json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    has = {"has_point": found.point_outputs, "has_estimate": found.estimate}
+    return {"json": Markup(text), **{k: v is not None for k, v in has.items()}}, notes
+
+
+def _hash(script: str) -> str:
+    """Hash of a script for the content security policy."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+WHAT = {"data": "Data", "measure": "Measurement h", "recover": "Recovery g", "task": "Task f"}
+
+
+def facts(contents: Contents) -> list[tuple[str, str]]:
+    """Return the settings of the run."""
+    run, table, words = contents.folder.run, contents.folder.table, contents.words
+    what = run.get("what")
+    found = []
+    if isinstance(what, Mapping):
+        found += [(WHAT.get(str(k), str(k)), str(v)) for k, v in what.items()]
+    alpha, tau = contents.alpha, contents.max_width
+    if alpha is not None:
+        found.append(("Error rate α", f"{alpha:g}"))
+    of = ((contents.policy or {}).get("goal") or {}).get("tasks", ())
+    widths = [f"{one['task']} {one['max_width']:g}" for one in of if one["max_width"] is not None]
+    if tau is not None or widths:
+        found.append(("Width τ to stop at", ", ".join(widths) or f"{tau:g}"))
+    if table is not None:
+        found.append(("Posterior samples p", f"{table.samples}"))
+        groups = "" if table.group is None else f" in {len(set(table.group.tolist()))} groups"
+        found.append((words.many("case").capitalize(), f"{table.cases}{words.said(groups)}"))
+        if not np.isnan(table.accelerations).any():
+            rounds = ", ".join(table.round_labels)
+            found.append((words.many("round").capitalize(), f"{rounds}, then everything"))
+        if table.task_names != ("task",):
+            found.append(("Task outputs", ", ".join(table.task_names)))
+    elif isinstance(run.get("samples"), int):
+        found.append(("Posterior samples p", str(run["samples"])))
+    if run.get("unit"):
+        found.append(("Unit of the promise", words.said(str(run["unit"]))))
+    certificate = (contents.policy or {}).get("certificate", {})
+    if "certified" in certificate:
+        found.append((
+            "Average acceleration, certified",
+            f"at least {number(certificate['certified']):.2f} for "
+            f"{words.said(certificate['mean_over'])}, but for {certificate['delta']:g} of "
+            "calibration sets",
+        ))  # fmt: skip
+    if run.get("seed") is not None:
+        found.append(("Seed", str(run["seed"])))
+    versions = run.get("versions")
+    if isinstance(versions, Mapping) and versions:
+        found.append(("Versions", ", ".join(f"{k} {v}" for k, v in versions.items())))
+    if run.get("revision"):
+        found.append(("Revision", str(run["revision"])))
+    if isinstance(seconds := run.get("seconds"), int | float):
+        long = f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+        found.append(("Time it took", f"{seconds:.0f} seconds" if seconds < 120 else long))
+    return found
+
+
+def _key_evaluation(contents: Contents) -> tuple[str, Record]:
+    """Return the first evaluation by the run's own unit, or else the first one."""
+    unit, every = contents.folder.run.get("unit"), list(contents.evaluations.items())
+    mine = (of for of in every if unit is None or of[1]["results"][0]["unit"] == unit)
+    return next(mine, every[0])
+
+
+def key_table(contents: Contents) -> Table | None:
+    """Return the first table of results: widths by score and round."""
+    if not contents.evaluations:
+        return None
+    name, record = _key_evaluation(contents)
+    most = max(r["samples"] for r in record["results"])
+    rows = [r for r in record["results"] if r["samples"] == most]
+    tasks = list(dict.fromkeys(r.get("task") for r in rows))
+    rates = list(dict.fromkeys(r["acceleration"] for r in rows))
+    scores = list(dict.fromkeys(r["score"] for r in rows))
+    at = {(r.get("task"), r["score"], r["acceleration"]): r for r in rows}
+
+    def cell(*place: Any) -> Any:
+        width = at[place]["width"] if place in at else None
+        if width is None:
+            return None
+        mean, sd = shown(number(width["mean"])), number(width["sd"])
+        return mean if math.isnan(sd) else f"{mean} ± {two_digits(sd)}"
+
+    several = ("task",) if len(tasks) > 1 else ()
+    columns = (*several, "score",
+               *(f"width at {round_called(record, R)}" if R else "width" for R in rates),
+               "least coverage")  # fmt: skip
+    body = []
+    for task, score in product(tasks, scores):
+        found = [at[task, score, R] for R in rates if (task, score, R) in at]
+        if found:
+            least = min(number(r["coverage"]["mean"]) for r in found)
+            widths = (cell(task, score, R) for R in rates)
+            body.append((*((task,) if several else ()), score, *widths, least))
+    samples = f"{most} {'sample' if most == 1 else 'samples'}"
+    caption = f"Mean interval width ± standard deviation over splits, {samples} ({name})."
+    return Table("key", caption, columns, tuple(body))
+
+
+def failure_tables(contents: Contents) -> tuple[list[Table], str]:
+    """Return tables of failed and skipped cases, and a sentence that counts them."""
+    folder = contents.folder
+    failed: dict[str, str] = {}
+    skipped: list[tuple[str, str]] = []
+    if folder.table is not None:
+        failed |= dict.fromkeys(folder.table.missing, "not finished; the run gives no reason")
+    for found in folder.of(STATUS):
+        reasons = found.record.get("failed")
+        if isinstance(reasons, dict):
+            failed |= {str(case): str(reason) for case, reason in reasons.items()}
+    failed |= contents.failed
+    for found in folder.of(DATA_CHECK):
+        files = found.record.get("files")
+        for row in files if isinstance(files, list) else ():
+            if isinstance(row, dict) and not row.get("used", True):
+                name = next((str(v) for k, v in row.items() if k in ("file", "name", "path")), "?")
+                skipped.append((name, str(row.get("reason", ""))))
+    sentence = "Cases that failed or were not finished; they are not in the table."
+    tables = [
+        Table("failed", sentence, ("case", "reason"), tuple(failed.items())),
+        Table("skipped", "Files that were skipped before the run.", ("file", "reason"),
+              tuple(skipped)),
+    ]  # fmt: skip
+    if folder.table is None:
+        known = "No table of task outputs is stored here, so failed cases cannot be counted."
+    elif failed:
+        one = len(failed) == 1
+        known = (
+            f"{len(failed)} {'case' if one else 'cases'} failed or {'is' if one else 'are'} "
+            f"unfinished; {folder.table.cases} are complete."
+        )
+    else:
+        known = f"All {folder.table.cases} cases of the table are complete."
+    return [table for table in tables if table.rows], known + (
+        f" {len(skipped)} files were skipped." if skipped else ""
+    )
+
+
+# In the order in which the page lists them.
+TERMS = {
+    "AR": "absolute residual: an interval of one width around a point estimate",
+    "LWR": "locally weighted residual: as wide as the samples spread",
+    "CQR": "conformalized quantile regression: from one sample quantile to another, widened",
+    "MLWR": "moderated LWR: a spread that is steadied by all cases' spreads",
+    "α": "the error rate: at most this share of reports may miss the truth",
+    "τ": "the width at which a scan may stop",
+    "R̄": "the average acceleration: a full scan's measurements over those taken, harmonic mean",
+    "q̂": "the calibrated quantile that intervals are widened by",
+    "coverage": "how often reports or intervals contain the truth",
+    "exchangeable": "as if new and calibration units had been shuffled: none is special",
+}
+LETTERS = ("AR", "LWR", "CQR", "MLWR", "α", "τ", "R̄", "q̂")
+# Scores stand in tables and legends under the names that commands know; "ar" only by itself.
+_NAMES = {name.lower(): name for name in LETTERS if name.isascii()}
+_WRITTEN = sorted([*LETTERS, *(name for name in _NAMES if name != "ar")], key=len, reverse=True)
+_FOUND = re.compile(rf"(?<![\w-])({'|'.join(_WRITTEN)})(?![\w-])")
+
+
+def explained(text: str) -> Markup:
+    """Explain acronyms and letters on hover; everything is escaped."""
+    whole = _NAMES.get(text)
+    if whole is not None:
+        return _abbr(text, whole)
+    pieces = _FOUND.split(str(text))
+    return Markup("").join(
+        _abbr(piece, _NAMES.get(piece, piece)) if k % 2 else escape(piece)
+        for k, piece in enumerate(pieces)
+    )
+
+
+def _abbr(text: str, term: str) -> Markup:
+    return Markup('<abbr title="{}">{}</abbr>').format(TERMS[term], text)
+
+
+ENDINGS = (".svg", ".png", ".pdf")
+
+
+def write_exports(contents: Contents, endings: Sequence[str] = ENDINGS) -> Path:
+    """Write tables, numbers, figures and intervals; return the folder of the tables."""
+    folder = contents.folder
+    target = folder.path / "exports"
+    patients = patient_table(folder.table, contents.cases)
+    found = (key_table(contents), *contents.all_tables, task_table(contents.cases), patients)
+    tables = [table for table in found if table is not None]
+    for table in tables:
+        write_csv(target / f"{table.name}.csv", table)
+        with whole_file(target / f"{table.name}.tex") as partial:
+            partial.write_text(latex_table(table) + "\n", encoding="utf-8")
+    for figure in contents.all_figures:
+        name = slug(figure.name)
+        write_csv(target / f"figure-{name}.csv", figure_table(figure))
+        draw_all(figure, [folder.path / "figures" / f"{name}{ending}" for ending in endings])
+    write_json(target / "results.json", _exported(contents, tables))
+    if contents.cases:
+        write_csv(folder.path / "intervals.csv", interval_table(contents.cases))
+    return target
+
+
+def _exported(contents: Contents, tables: Sequence[Table]) -> dict[str, Any]:
+    return {
+        "schema": "taskuq.results/1",
+        "run": plain_values(contents.folder.run),
+        "tables": [
+            {"name": t.name, "caption": t.caption, "columns": list(t.columns),
+             "rows": plain_values([list(row) for row in t.rows])}
+            for t in tables
+        ],
+        "figures": [figure.to_dict() for figure in contents.all_figures],
+        "notes": list(contents.notes),
+    }  # fmt: skip

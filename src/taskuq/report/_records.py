@@ -1,0 +1,468 @@
+"""Stored records, tables of numbers, and the folder of a run."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from taskuq.errors import InputError
+from taskuq.files import number_from_json, parsed_json, whole_file
+from taskuq.fingerprints import SEAL, require_seal
+from taskuq.outputs import TaskOutputs
+from taskuq.outputs.shards import HEADER
+from taskuq.report._explorer import Explorer, load_explorer
+from taskuq.report.figures import FIGURES, Figure, plain_values
+from taskuq.words import round_label
+
+RUN = "taskuq.run/1"
+EXPERIMENT = "taskuq.experiment/1"
+EVALUATE = "taskuq.evaluate/1"
+SIMULATE = "taskuq.simulate/1"
+QUALITY = "taskuq.quality/1"
+TASK = "taskuq.task/1"
+SPLIT = "taskuq.split/1"
+MASKS = "taskuq.masks/1"
+LINES = "taskuq.lines/1"
+PLAN_SIZE = "taskuq.plan-size/1"
+STATUS = "taskuq.status/1"
+DATA_CHECK = "taskuq.data-check/1"
+POLICY = "taskuq.policy/1"
+BOUND = "taskuq.bound/1"
+MONITOR = "taskuq.monitor/1"
+
+Record = Mapping[str, Any]
+# What a claim comes to.
+HELD, IN_PART, NOT_HELD, NOT_MEASURED = "held", "held in part", "not held", "not measured"
+VERDICTS = (HELD, IN_PART, NOT_HELD, NOT_MEASURED)
+SUMMARY = "summary"
+ACRONYMS = ("psnr", "ssim", "roc", "ar", "lwr", "cqr", "mlwr")
+# A standard error below this is that of rounding.
+ROUNDING = 1e-12
+
+
+def experiment_record(
+    name: str,
+    title: str,
+    claim: str,
+    finding: str,
+    settings: Mapping[str, Any],
+    figures: Sequence[Figure],
+    tables: Sequence[Mapping[str, Any]] = (),
+    *,
+    verdict: str | None = None,
+    number: str | None = None,
+) -> dict[str, Any]:
+    """Return the record of an experiment, which the report shows as one section.
+
+    Args:
+        name: A short name for files and links.
+        title: The heading.
+        claim: The claim, in a sentence.
+        finding: The finding, in at most two sentences computed from the numbers.
+        settings: The settings that decided the numbers; values that JSON can hold.
+        figures: Figures as data.
+        tables: Tables with ``name``, ``caption``, ``columns`` and ``rows``; one called ``summary``
+            is shown first and the others are folded.
+        verdict: 'held', 'held in part', 'not held' or 'not measured'.
+        number: The one number to remember, in a few words.
+
+    Example:
+        >>> table = {"name": "t", "caption": "Widths.", "columns": ["R", "w"], "rows": [[8, 0.2]]}
+        >>> record = experiment_record("width", "Widths", "They fall.", "They do.", {}, [], [table])
+        >>> record["schema"], record["tables"][0]["rows"]
+        ('taskuq.experiment/1', [[8, 0.2]])
+    """
+    for table in tables:
+        require_table(table)
+    return {
+        "schema": EXPERIMENT,
+        "name": str(name),
+        "title": str(title),
+        "claim": str(claim),
+        "finding": str(finding),
+        "verdict": verdict,
+        "number": number,
+        "settings": plain_values(dict(settings)),
+        "figures": [figure.to_dict() for figure in figures],
+        "tables": [
+            {"name": str(t["name"]), "caption": str(t["caption"]),
+             "columns": [str(c) for c in t["columns"]],
+             "rows": plain_values([list(row) for row in t["rows"]])}
+            for t in tables
+        ],
+    }  # fmt: skip
+
+
+def require_table(table: Any) -> None:
+    """Refuse a table whose rows do not fit its columns."""
+    if not isinstance(table, Mapping) or not {"name", "caption", "columns", "rows"} <= set(table):
+        raise InputError(
+            f"a table needs name, caption, columns and rows, got {table!s:.60}; give all four"
+        )
+    columns = len(table["columns"])
+    for row in table["rows"]:
+        if len(row) != columns:
+            raise InputError(
+                f"table {table['name']!r:.40} has {columns} columns and a row of {len(row)}; give "
+                "each row one value per column"
+            )
+
+
+def number(value: Any) -> float:
+    """Read a number of a record: NaN for null, infinity as text."""
+    return math.nan if value is None else number_from_json(value)
+
+
+def round_called(record: Record, acceleration: float) -> str:
+    inputs = record.get("inputs")
+    names = inputs.get("round_names") if isinstance(inputs, Mapping) else None
+    known = names if isinstance(names, Mapping) else {}
+    return round_label(acceleration, known.get(f"{acceleration:g}"))
+
+
+def policy_name(row: Record) -> str:
+    """Return kind, score or statistic, budget and condition of a policy."""
+    budget = "" if row["budget"] == 1 else f" {row['budget']:g}"
+    given = f" given {row['given']}" if row.get("given") else ""
+    return f"{row['policy']} {row['statistic'] or row['score']}{budget}{given}"
+
+
+def has_several_tasks(record: Record) -> bool:
+    inputs, goal = record.get("inputs"), record.get("goal")
+    names = inputs.get("task_names") if isinstance(inputs, Mapping) else None
+    # Records of earlier revisions name tasks where each has a goal of its own.
+    goals = goal.get("tasks") if isinstance(goal, Mapping) else None
+    return len(names or goals or ()) > 1
+
+
+def score_table(record: Record, name: str) -> Table:
+    rows = record["results"]
+    first = rows[0]
+    several = len({r.get("task") for r in rows}) > 1
+    how = "all splits at once, exactly"
+    how = how if first["trials"] is None else f"{first['trials']} random splits"
+    caption = (
+        f"Scores judged over {how}, by {first['unit']}: {first['n_calibration']} to calibrate and "
+        f"{first['n_test']} to test. Coverage, of {first['coverage_of']}, is guaranteed to be at "
+        f"least {1 - first['alpha']:g} on average; widths are measured, for {first['mean_over']}."
+    )
+    named = any(r.get("round_name") for r in rows)
+    head: tuple[str, ...] = (
+        "round" if named else "R", "score", "p", "coverage", "coverage sd", "coverage of cases",
+        "width", "width sd", "centre error", "infinite",
+    )  # fmt: skip
+    body: list[tuple[Any, ...]] = [
+        (
+            (r.get("round_name") if named else None) or r["acceleration"],
+            r["score"], r["samples"], number(r["coverage"]["mean"]),
+            number(r["coverage"]["sd"]), number(r["case_coverage"]["mean"]),
+            number(r["width"]["mean"]), number(r["width"]["sd"]),
+            number(r["center_error"]["mean"]), r["infinite"],
+        )
+        for r in rows
+    ]  # fmt: skip
+    if several:
+        head = ("task", *head)
+        body = [(r["task"], *row) for r, row in zip(rows, body, strict=True)]
+    return Table(name, caption, head, tuple(body))
+
+
+def policy_table(record: Record, name: str) -> Table:
+    first = record["results"][0]
+    of = first["mean_over"]
+    others = "" if of == first["coverage_of"] else f" for {of}"
+    caption = (
+        f"Stopping rules over {first['trials']} random splits by {first['unit']}, until "
+        f"{record['until']}. Coverage {1 - first['alpha']:g} of {first['coverage_of']} is "
+        f"guaranteed where it says so; all else is measured{others}, ± is one standard error."
+    )
+    widths: tuple[tuple[str, str], ...] = (("width", "width"), ("centre error", "center_error"))
+    if has_several_tasks(record):
+        # A mean over tasks, or the widest of them, would mix their units.
+        widths = ()
+        caption += (
+            " Widths and centre errors have the units of their tasks: they stand task by task."
+        )
+    if record.get("choosing") and len(record["results"]) > 1:
+        caption += f" {record['choosing']}"
+    rates = tuple(
+        "went to the end"
+        if s["acceleration"] == 1
+        else f"stopped at {round_called(record, s['acceleration'])}"
+        for s in first["stops"]
+    )
+    head = (
+        "policy", "promise", "p", "average R", "± R", "average R by case", "coverage",
+        "± coverage", "coverage of cases", "coverage of early stops", "stopped early",
+        *(column for column, _ in widths), *rates,
+    )  # fmt: skip
+    measured = ("case_coverage", "coverage_early", "early", *(what for _, what in widths))
+    rows = tuple(
+        (
+            policy_name(r), "guaranteed" if r["guaranteed"] else "measured", int(r["samples"]),
+            number(r["mean_acceleration"]), _error(r, "mean_acceleration"),
+            number(r["mean_acceleration_of_cases"]), number(r["coverage"]), _error(r, "coverage"),
+            *(number(r[what]) for what in measured), *(number(s["fraction"]) for s in r["stops"]),
+        )
+        for r in record["results"]
+    )  # fmt: skip
+    return Table(name, caption, head, rows)
+
+
+def _error(row: Record, name: str) -> float:
+    """Standard error without rounding noise."""
+    found = number(row["standard_errors"][name])
+    return 0.0 if abs(found) < ROUNDING else found
+
+
+def quality_table(record: Record, name: str) -> Table:
+    rows = tuple(
+        (
+            # A volume that is recovered exactly leaves its row without a mean PSNR.
+            float(row["acceleration"]), str(row["method"]), number(row["psnr"]["mean"]),
+            row["psnr"]["standard_error"], number(row["ssim"]["mean"]),
+            row["ssim"]["standard_error"], row.get("fid"), row.get("volumes"),
+        )
+        for row in record["results"]
+    )  # fmt: skip
+    caption = "Image quality of whole volumes; errors are standard errors over volumes. Measured."
+    head = ("R", "method", "PSNR", "± PSNR", "SSIM", "± SSIM", "FID", "volumes")
+    return Table(name, caption, head, rows)
+
+
+def network_table(record: Record, name: str) -> Table:
+    measures = ("auroc", "accuracy", "precision", "recall", "robust_accuracy", "error")
+    rows = [(part, row) for part, of in record["parts"].items() for row in of]
+    kept = [m for m in measures if any(row.get(m) is not None for _, row in rows)]
+    head = ("part", "task", "cases", "groups", *(m.replace("_", " ") for m in kept))
+    body = tuple(
+        (part, str(row["task"]), row["cases"], row["groups"], *(row.get(m) for m in kept))
+        for part, row in rows
+    )
+    return Table(name, "The task network on patients it did not learn from. Measured.", head, body)
+
+
+# A cell that starts like this is run as a formula when a spreadsheet opens the file.
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+SPECIAL = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "∞": r"$\infty$", "±": r"$\pm$", "–": "--",
+    "−": "$-$", "α": r"$\alpha$", "τ": r"$\tau$", "\n": " ", "\r": " ",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with numbers as numbers, and a caption."""
+
+    name: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+def shown(value: Any) -> str:
+    """Format a value with four significant digits."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        if math.isinf(value):
+            return "∞" if value > 0 else "-∞"
+        return f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return str(value)
+
+
+def two_digits(value: float) -> str:
+    """Format an error with two significant digits."""
+    return f"{float(f'{value:.2g}'):g}"
+
+
+def figure_table(figure: Figure) -> Table:
+    if figure.is_strip:
+        marks = tuple((s.name, sum(map(bool, s.y)), len(s.y)) for s in figure.series)
+        return Table(figure.name, figure.caption, ("series", "marked", "of"), marks)
+    has_error = any(series.error for series in figure.series)
+    columns = ("series", figure.x_label, figure.y_label, *(("±",) if has_error else ()))
+    points = tuple(
+        (series.name, x, series.y[i], *((series.error and series.error[i],) if has_error else ()))
+        for series in figure.series
+        for i, x in enumerate(series.x)
+    )
+    return Table(figure.name, figure.caption, columns, points)
+
+
+def cell(value: Any) -> str:
+    """Format a CSV cell: all digits, no text that becomes a formula."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value)
+    return f"'{text}" if text.lstrip(" ").startswith(FORMULA) else text
+
+
+def write_csv(path: Path, table: Table) -> Path:
+    with whole_file(path) as partial, partial.open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.writer(file)
+        writer.writerow([cell(str(column)) for column in table.columns])
+        writer.writerows([cell(value) for value in row] for row in table.rows)
+    return path
+
+
+def escaped(text: str) -> str:
+    """Escape text for LaTeX."""
+    return "".join(SPECIAL.get(c, c) for c in text)
+
+
+def latex_table(table: Table) -> str:
+    """Return a table as LaTeX (package booktabs)."""
+    count = len(table.columns)
+    words = [k == 0 or any(isinstance(row[k], str) for row in table.rows) for k in range(count)]
+    kinds = "".join("l" if word else "r" for word in words)
+    head = " & ".join(map(escaped, table.columns))
+    body = [" & ".join(escaped(shown(v)) for v in row) + r" \\" for row in table.rows]
+    return "\n".join([
+        rf"\begin{{table}}\caption{{{escaped(table.caption)}}}\label{{tab:{table.name}}}",
+        rf"\begin{{tabular}}{{{kinds}}}\toprule", rf"{head} \\\midrule", *body,
+        r"\bottomrule\end{tabular}", r"\end{table}",
+    ])  # fmt: skip
+
+
+# Records of the report without figures; unknown ones are listed by name.
+SHOWN = (EXPERIMENT, STATUS, DATA_CHECK, POLICY, BOUND)
+# Written by the report itself, or pictures of what is read elsewhere.
+NOT_RESULTS = ("figures", "exports", "report.html")
+LARGEST_RECORD = 200_000_000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    path: str
+    schema: str
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Results in the folder of a run."""
+
+    path: Path
+    run: dict[str, Any] = field(default_factory=dict)
+    records: tuple[StoredRecord, ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
+    unreadable: tuple[tuple[str, str], ...] = ()
+    unchecked: tuple[str, ...] = ()
+    table: TaskOutputs | None = None
+    table_path: str | None = None
+    explorer: Explorer | None = None
+
+    def of(self, schema: str) -> list[StoredRecord]:
+        return [found for found in self.records if found.schema == schema]
+
+
+def read_folder(path: Path) -> RunFolder:
+    """Read the folder of a run; unreadable files are listed, not raised."""
+    if not path.is_dir():
+        raise InputError(f"there is no folder {path}; give the folder of a run")
+    unreadable: list[tuple[str, str]] = []
+    run: dict[str, Any] = {}
+    records, others, unchecked = [], [], []
+    shown = {*SHOWN, *(FIGURES[name].schema for name in FIGURES)}
+    for file in _json_files(path):
+        record, name = _tried(_read, file, path, unreadable), file.relative_to(path).as_posix()
+        if record is None:
+            continue
+        schema = str(record.get("schema") or "no schema")
+        if record.pop(SEAL, None) is None:
+            unchecked.append(name)
+        if schema == RUN:
+            run = run or record
+        elif schema in shown:
+            records.append(StoredRecord(name, schema, record))
+        else:
+            others.append((name, schema))
+    table, table_path = _table(path, unreadable)
+    explorer = path / "explorer.npz"
+    found = _tried(load_explorer, explorer, path, unreadable) if explorer.exists() else None
+    return RunFolder(
+        path, run, tuple(records), tuple(others), tuple(unreadable), tuple(unchecked), table,
+        table_path, found,
+    )  # fmt: skip
+
+
+def _tried(
+    read: Callable[[Path], T], file: Path, path: Path, unreadable: list[tuple[str, str]]
+) -> T | None:
+    """Read a file, or list why it cannot be read."""
+    try:
+        return read(file)
+    except InputError as error:
+        name, reason = file.relative_to(path).as_posix(), str(error).replace(str(path), ".")
+        unreadable.append((name, reason))
+        return None
+
+
+def _json_files(path: Path) -> list[Path]:
+    tables = {header.parent for header in path.rglob(HEADER)}
+    return [
+        file
+        for file in sorted(path.rglob("*.json"))
+        if file.relative_to(path).parts[0] not in NOT_RESULTS and tables.isdisjoint(file.parents)
+    ]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        if not file.is_file():
+            raise InputError("is a folder or a pipe and not a file; remove it")
+        if file.stat().st_size > LARGEST_RECORD:
+            raise InputError("is too large for a record; leave it out of the run's folder")
+        record = parsed_json(file)
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise InputError("is not JSON, or it is truncated; write it again") from None
+    if not isinstance(record, dict):
+        raise InputError("holds no record; write it again")
+    if SEAL in record:
+        require_seal(record, file)
+    return record
+
+
+def _table(path: Path, unreadable: list[tuple[str, str]]) -> tuple[TaskOutputs | None, str | None]:
+    """Find the table: a folder of shards, table.npz, or another file of arrays."""
+    candidates = [path / "table", path / "table.npz"]
+    candidates += sorted(header.parent for header in path.glob(f"*/{HEADER}"))
+    candidates += sorted(p for p in path.glob("*.npz") if p.name != "explorer.npz")
+    for candidate in dict.fromkeys(candidates):
+        if candidate.exists() and candidate.name not in NOT_RESULTS:
+            table = _tried(TaskOutputs.load, candidate, path, unreadable)
+            if table is not None:
+                return table, candidate.relative_to(path).as_posix()
+    return None, None
+
+
+def slug(text: str) -> str:
+    """Return a name for files and links: letters, digits and hyphens."""
+    plain = "".join(c if c.isascii() else f"x{ord(c):x}" for c in text.lower())
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:80] or "unnamed"
+
+
+def title_of(name: str) -> str:
+    words = name.replace("_", "-").split("-")
+    words = [word.upper() if word in ACRONYMS else word for word in words]
+    words = [re.sub(r"^R(\d+(\.\d+)?)$", r"R = \1", word) for word in words]
+    text = " ".join(words).replace(" R = ", ", R = ")
+    text = re.sub(r"(R = [\d.]+) ", r"\1, ", text)
+    return text[:1].upper() + text[1:]

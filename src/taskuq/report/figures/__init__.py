@@ -1,0 +1,553 @@
+"""Figures as data, the registry of figures, and their matplotlib renderer."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+from markupsafe import Markup
+
+from taskuq.errors import InputError
+from taskuq.files import whole_file
+from taskuq.kinds import Kinds
+
+Style = Literal["line", "bars", "points", "step", "strip"]
+XScale = Literal["linear", "log2", "category"]
+Row = TypeVar("Row")
+
+# One unit is a pixel of the report and a point on paper.
+_WIDTH, _HEIGHT = 520, 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 34, 50
+_LEGEND_ROW = 18
+# The report's light colours, which colour-blind readers can tell apart; its style sheet has dark
+# ones under the same names.
+_COLOURS = ("#0072b2", "#c4550a", "#00855f", "#b04f86", "#b07d00", "#3d93c2", "#4a4f57")
+_SOFT, _RULE, _SUNK = "#555f6d", "#e3e0da", "#f2f0ec"
+_VARIABLES = {colour: f"var(--c{k})" for k, colour in enumerate(_COLOURS)} | {
+    _SOFT: "var(--soft)", _RULE: "var(--rule)", _SUNK: "var(--sunk)",
+}  # fmt: skip
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_SWATCHES = ("●", "■", "▲", "◆", "▼", "✚", "✖")
+# Font sizes by which the style sheet tells texts apart.
+_TICK, _LABEL, _NOTE = 12.0, 12.5, 11.5
+_CLASSES = {"12": "tick", "12.5": "label", "11.5": "note"}
+# Positive values below this cannot be placed on a logarithmic axis.
+_SMALLEST = 1e-280
+_MOST_MARKERS = 60
+_Point = tuple[float, float, float]  # position, value, error
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line, or one set of bars or marks.
+
+    Args:
+        name: Name in the legend.
+        x: Positions, numbers or categories.
+        y: Values; None if missing.
+        error: Half-lengths of the error bars.
+        style: 'line', 'bars', 'points', 'step', or 'strip': one row of marks at the positions,
+            fainter for values further below 1.
+    """
+
+    name: str
+    x: tuple[float | str, ...]
+    y: tuple[float | None, ...]
+    error: tuple[float | None, ...] | None = None
+    style: Style = "line"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure as data.
+
+    Args:
+        name: Name for files.
+        caption: A sentence that says what is shown.
+        x_label: Label of the horizontal axis.
+        y_label: Label of the vertical axis.
+        series: The series.
+        x_scale: 'linear', 'log2' (accelerations, sample counts) or 'category'.
+        y_scale: 'linear' or 'log'.
+        x_reversed: True to put large values on the left.
+        reference: Horizontal lines with a name, such as the target coverage.
+    """
+
+    name: str
+    caption: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    x_scale: XScale = "linear"
+    y_scale: Literal["linear", "log"] = "linear"
+    x_reversed: bool = False
+    reference: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is no number to draw."""
+        return not any(_is_number(y) for series in self.series for y in series.y)
+
+    @property
+    def is_strip(self) -> bool:
+        """True if its series are rows of marks."""
+        return any(series.style == "strip" for series in self.series)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figure's numbers for JSON; values that are not finite are null."""
+        return dict(plain_values(asdict(self)))
+
+
+@dataclass(frozen=True)
+class FigureKind:
+    """One kind of figure and its place in the report.
+
+    Args:
+        schema: Schema of the records it is drawn from, e.g. ``"taskuq.evaluate/1"``.
+        describe: Function from such a record to its figures.
+        heading: Heading in the report.
+        title: Title of each figure; by default its name in words.
+        reading: Function from a record to a sentence on how to read the figures.
+    """
+
+    schema: str
+    describe: Callable[[Mapping[str, Any]], Sequence[Figure]]
+    heading: str = "Further figures"
+    title: str | None = None
+    reading: Callable[[Mapping[str, Any]], str] = lambda record: ""
+
+
+FIGURES: Kinds[FigureKind] = Kinds(
+    "figure",
+    {
+        "width-against-acceleration": "taskuq.report.figures.evaluation:AGAINST_ACCELERATION",
+        "width-against-samples": "taskuq.report.figures.evaluation:AGAINST_SAMPLES",
+        "coverage": "taskuq.report.figures.evaluation:LAW",
+        "conditional-coverage": "taskuq.report.figures.evaluation:CONDITIONAL",
+        "accepted-by-acceleration": "taskuq.report.figures.policy:ACCEPTED",
+        "coverage-by-stop": "taskuq.report.figures.policy:COVERAGE",
+        "acceleration-against-width": "taskuq.report.figures.policy:TRADE_OFF",
+        "image-quality": "taskuq.report.figures.imaging:QUALITY",
+        "task-network": "taskuq.report.figures.imaging:TASK",
+        "split": "taskuq.report.figures.imaging:SPLIT",
+        "masks": "taskuq.report.figures.imaging:MASKS",
+        "lines": "taskuq.report.figures.policy:LINES",
+        "calibration-size": "taskuq.report.figures.imaging:PLANNER",
+        "evidence": "taskuq.report.figures.policy:EVIDENCE",
+    },
+)
+
+
+def figures_of(record: Mapping[str, Any]) -> list[tuple[FigureKind, Figure]]:
+    """Return every figure that a record with a ``schema`` supports, with its kind.
+
+    Example:
+        >>> split = {"schema": "taskuq.split/1", "train": ["a", "b"], "tune": ["c"], "judge": ["d"]}
+        >>> [figure.series[0].y for _, figure in figures_of(split)]
+        [(2.0, 1.0, 1.0)]
+    """
+    kinds = [kind for kind in map(FIGURES.__getitem__, FIGURES) if kind.schema == record["schema"]]
+    return [(kind, figure) for kind in kinds for figure in kind.describe(record)]
+
+
+def series_of(
+    rows: Iterable[Row],
+    by: Callable[[Row], str],
+    x: Callable[[Row], float | str],
+    y: Callable[[Row], float | None],
+    error: Callable[[Row], float | None] | None = None,
+    style: Style = "line",
+) -> tuple[Series, ...]:
+    """Group rows, one point each, into one series for each name.
+
+    Args:
+        rows: The points.
+        by: Function from a row to the name of its series.
+        x: Function from a row to its position.
+        y: Function from a row to its value.
+        error: Function from a row to the half-length of its error bar.
+        style: Style of all series.
+
+    Example:
+        >>> rows = [("ar", 16, 0.2), ("lwr", 16, 0.1), ("ar", 8, 0.1)]
+        >>> series_of(rows, lambda r: r[0], lambda r: r[1], lambda r: r[2])[0]
+        Series(name='ar', x=(16, 8), y=(0.2, 0.1), error=None, style='line')
+    """
+    named: dict[str, list[Row]] = {}
+    for row in rows:
+        named.setdefault(by(row), []).append(row)
+    return tuple(
+        Series(name, tuple(map(x, of)), tuple(map(y, of)), error and tuple(map(error, of)), style)
+        for name, of in named.items()
+    )
+
+
+def figure_from_dict(record: Any) -> Figure:
+    """Return the figure that :meth:`Figure.to_dict` described; the record may be hand-written."""
+    try:
+        figure = Figure(
+            **{name: str(record[name]) for name in ("name", "caption", "x_label", "y_label")},
+            series=tuple(map(_series_from_dict, record["series"])),
+            x_scale=record.get("x_scale", "linear"),
+            y_scale=record.get("y_scale", "linear"),
+            x_reversed=bool(record.get("x_reversed", False)),
+            reference=tuple((str(n), float(y)) for n, y in record.get("reference", ())),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"a figure is not complete ({error!r:.80}); write it again") from None
+    if figure.x_scale not in get_args(XScale) or figure.y_scale not in ("linear", "log"):
+        raise InputError(f"figure {figure.name!r:.40} has an unknown scale; write it again")
+    return figure
+
+
+def _series_from_dict(record: Mapping[str, Any]) -> Series:
+    def numbers(values: Any) -> tuple[float | None, ...]:
+        return tuple(None if v is None else float(v) for v in values)
+
+    x = tuple(v if isinstance(v, int | float) else str(v) for v in record["x"])
+    y, error = numbers(record["y"]), record.get("error")
+    reach = None if error is None else numbers(error)
+    found = Series(str(record["name"]), x, y, reach, record.get("style", "line"))
+    lengths = {len(x), len(y), len(y if reach is None else reach)}
+    if len(lengths) > 1 or found.style not in get_args(Style):
+        raise ValueError(f"series {found.name!r:.40} does not fit together")
+    return found
+
+
+def plain_values(value: Any) -> Any:
+    """Return values that JSON can hold: arrays as lists, numbers that are not finite as null."""
+    if isinstance(value, Mapping):
+        return {str(k): plain_values(v) for k, v in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple | set):
+        return [plain_values(v) for v in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, str | int | bool | None) else str(value)
+
+
+def draw(figure: Figure, path: str | Path) -> Path:
+    """Draw a figure to a file; the ending selects SVG, PNG or PDF."""
+    return draw_all(figure, [Path(path)])[0]
+
+
+def draw_all(figure: Figure, paths: Sequence[Path]) -> list[Path]:
+    """Draw a figure once and write it to several files."""
+    if not paths:
+        return []
+    with _settings():
+        canvas = _drawn(figure, legend=True)
+        for path in paths:
+            undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+            with whole_file(path) as partial:
+                canvas.savefig(
+                    partial, format=path.suffix[1:], dpi=160, metadata=undated.get(path.suffix)
+                )
+    return list(paths)
+
+
+def draw_record(
+    record: Mapping[str, Any], folder: Path, endings: Sequence[str] = (".svg", ".png")
+) -> Path:
+    """Draw every figure that a record supports into a folder, and return the folder."""
+    for _, figure in figures_of(record):
+        draw_all(figure, [folder / f"{figure.name}{ending}" for ending in endings])
+    return folder
+
+
+def figure_svg(figure: Figure, identity: str = "fig") -> Markup:
+    """Return a figure as an SVG element of the report; its ids begin with ``identity``."""
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    file = io.StringIO()
+    with _settings():
+        canvas = _drawn(figure, legend=False)
+        for part in (canvas, *canvas.axes):
+            part.patch.set_visible(False)
+        canvas.savefig(file, format="svg", metadata=nothing)
+        height = round(canvas.get_figheight() * 72)
+    # Groups carry no style here. What is left are paths, marks and texts.
+    text = re.sub(r"<\?xml.*?<svg.*?>|<defs>\s*<style.*?</defs>|</?g\b[^>]*>|</svg>", "",
+                  file.getvalue(), count=0, flags=re.DOTALL)  # fmt: skip
+    text = re.sub(r"<[^>]+>\s*", lambda tag: _short_tag(tag[0], identity), text)
+    return Markup(
+        '<svg class="plot" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
+    ).format(_WIDTH, height, figure.caption, Markup(text.strip()))
+
+
+def legend_of(figure: Figure) -> list[tuple[Markup, str]]:
+    """Return the swatch and the name of each series, if there are several."""
+    if len(figure.series) < 2 or figure.is_strip:
+        return []
+    swatch = Markup('<span class="swatch c{}" aria-hidden="true">{}</span>')
+    signs = [
+        {"bars": "■", "step": "━"}.get(series.style, _SWATCHES[_turn(k)])
+        for k, series in enumerate(figure.series)
+    ]
+    names = [series.name for series in figure.series]
+    return [(swatch.format(k % 7, signs[k]), name) for k, name in enumerate(names)]
+
+
+def _short_tag(tag: str, identity: str) -> str:
+    """Shorten one SVG tag: one decimal, CSS variables for colours, classes for fonts."""
+    tag = re.sub(r"-?\d+\.\d+", lambda n: f"{float(n[0]):.1f}".removesuffix(".0"), tag)
+    tag = re.sub(r"#[0-9a-f]{6}\b", lambda c: _VARIABLES.get(c[0], c[0]), tag)
+    tag = re.sub(r'(id="|href="#)m', rf"\1{identity}-m", tag).replace("xlink:href", "href")
+    tag = re.sub(
+        r' transform="rotate\(-0 [^"]*"|; stroke-line\w+: \w+|stroke-dashoffset: 0; ', "", tag
+    )
+    if style := re.match(r'<text style="font-size: ([\d.]+)px[^"]*"', tag):
+        anchor = re.search(r"anchor: (\w+)", style[0])
+        place = f' text-anchor="{anchor[1]}"' if anchor else ""
+        tag = f'<text class="{_CLASSES[style[1]]}"{place}{tag[style.end() :]}'
+    return re.sub(r"\s*\n\s*|(?<=[;:]) ", "", tag)
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Settings of matplotlib: text as text, the same file for the same numbers, no formulas."""
+    import matplotlib as mpl
+
+    settings: Any = {
+        "svg.fonttype": "none", "svg.hashsalt": "taskuq", "text.parse_math": False,
+        "path.simplify": False, "axes.unicode_minus": False,
+    }  # fmt: skip
+    with mpl.rc_context(settings), warnings.catch_warnings():
+        # Letters that the font lacks become boxes in PNG and PDF, and stay letters in SVG.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        yield
+
+
+def _drawn(figure: Figure, *, legend: bool) -> Any:
+    """Return a matplotlib figure; the report has its legend in HTML."""
+    from matplotlib.figure import Figure as MplFigure
+
+    if figure.is_strip:
+        return _drawn_strips(figure)
+    names = [series.name for series in figure.series] if legend and len(figure.series) > 1 else []
+    columns = max(1, _WIDTH // (40 + 7 * min(40, max(map(len, names), default=0))))
+    top = _TOP + _LEGEND_ROW * -(-len(names) // columns)
+    height = _HEIGHT - _TOP + top
+    canvas = MplFigure(figsize=(_WIDTH / 72, height / 72), dpi=72)
+    size = (_WIDTH - _LEFT - _RIGHT) / _WIDTH, (height - top - _BOTTOM) / height
+    axes = canvas.add_axes((_LEFT / _WIDTH, _BOTTOM / height, *size))
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set(color=_SOFT, alpha=0.55)
+    axes.tick_params(length=0, labelsize=_TICK, labelcolor=_SOFT, pad=7)
+    axes.grid(axis="y", color=_RULE, linewidth=1, clip_on=False)
+    axes.set_axisbelow(True)
+    _scale(axes, figure)
+    for k, series in enumerate(figure.series):
+        _draw_series(axes, figure, series, k)
+    for name, value in figure.reference:
+        axes.axhline(value, color=_SOFT, linewidth=1, linestyle=(0, (5, 4)), clip_on=False)
+        axes.annotate(
+            f"{name} {value:.4g}", (1, value), (-2, 4), xycoords=("axes fraction", "data"),
+            textcoords="offset points", ha="right", color=_SOFT, size=_NOTE,
+        )  # fmt: skip
+    axes.set_xlabel(figure.x_label, color=_SOFT, size=_LABEL, labelpad=8)
+    # Upright above the axis, so that no tick is in its way however large the text is.
+    axes.annotate(figure.y_label, (0, 1), (4 - _LEFT, 10), xycoords="axes fraction",
+                  textcoords="offset points", color=_SOFT, size=_LABEL)  # fmt: skip
+    if names:
+        canvas.legend(
+            *axes.get_legend_handles_labels(), loc="upper left", ncols=columns, frameon=False,
+            fontsize=_NOTE, labelcolor=_SOFT, borderpad=0.2, borderaxespad=0, handlelength=1.4,
+        )  # fmt: skip
+    return canvas
+
+
+def _drawn_strips(figure: Figure) -> Any:
+    """One row of marks for each series, with its name above it."""
+    from matplotlib.figure import Figure as MplFigure
+
+    # Many rows are narrow ones.
+    row, gap = (30, 12) if len(figure.series) <= 8 else (10, 2)
+    numbers = [float(x) for s in figure.series for x in s.x if _is_number(x)]
+    low, high = min(numbers, default=0.0), max(numbers, default=1.0)
+    left, wide = 12, _WIDTH - 24
+    unit = wide / (high - low + 1)
+    height = len(figure.series) * (row + gap + 16) + 24
+    canvas = MplFigure(figsize=(_WIDTH / 72, height / 72), dpi=72)
+    axes = canvas.add_axes((0, 0, 1, 1), xlim=(0, _WIDTH), ylim=(height, 0))
+    axes.axis("off")
+    for k, series in enumerate(figure.series):
+        top = 22 + k * (row + gap + 16)
+        axes.text(left, top - 5, series.name, color=_SOFT, size=_TICK)
+        _draw_boxes(axes, [(left, top, left + wide, top + row)], color=_SUNK)
+        colour = _COLOURS[0 if len(figure.series) > 8 else k % 7]
+        for shade, places in _shades(series):
+            starts = [left + (x - low) * unit for x in places]
+            boxes = [(x, top, x + 0.82 * unit, top + row) for x in starts]
+            _draw_boxes(axes, boxes, color=colour, alpha=None if shade == 1 else shade)
+    axes.text(_WIDTH / 2, height - 10, figure.x_label, color=_SOFT, size=_LABEL, ha="center")
+    return canvas
+
+
+def _shades(series: Series) -> list[tuple[float, list[float]]]:
+    """Places of a row of marks by their darkness in tenths."""
+    found: dict[float, list[float]] = {}
+    for x, y in zip(series.x, series.y, strict=True):
+        if _is_number(x) and _is_number(y) and y:
+            shade = min(1.0, max(0.1, round(float(y), 1)))
+            found.setdefault(shade, []).append(float(x))
+    return sorted(found.items())
+
+
+def _draw_series(axes: Any, figure: Figure, series: Series, k: int) -> None:
+    colour, points = _COLOURS[k % 7], _points(figure, series)
+    if not points:
+        return
+    xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
+    if series.style == "bars":
+        _draw_bars(axes, figure, series, points, k)
+    elif series.style == "step":
+        axes.step(xs, ys, where="mid", color=colour, label=series.name, linewidth=2, clip_on=False)
+    else:
+        axes.plot(
+            xs, ys, color=colour, linewidth=2 if series.style == "line" else 0, clip_on=False,
+            marker=_MARKERS[_turn(k)] if len(points) <= _MOST_MARKERS else "", markersize=7,
+            markeredgewidth=0, label=series.name, solid_capstyle="butt",
+        )  # fmt: skip
+    low, high = axes.get_ylim()
+    ends = [(x, max(y - e, low), min(y + e, high)) for x, y, e in points if e]
+    if ends:
+        axes.plot(
+            [v for x, _, _ in ends for v in (x, x, math.nan)],
+            [v for _, a, b in ends for v in (a, b, math.nan)],
+            color=colour, alpha=0.75, linewidth=1.4, clip_on=False, solid_capstyle="butt",
+        )  # fmt: skip
+
+
+def _turn(k: int) -> int:
+    """Index of the marker: past the seventh series, colours repeat with another one."""
+    return (k + 3 * (k // 7)) % 7
+
+
+def _draw_bars(axes: Any, figure: Figure, series: Series, points: list[_Point], k: int) -> None:
+    # Bars are equally wide on the scale of the axis.
+    scale = axes.xaxis.get_transform()
+    places = scale.transform([x for x, _, _ in points])
+    if figure.x_scale == "category":
+        half = 0.4 / sum(s.style == "bars" for s in figure.series)
+    else:
+        gaps = np.diff(np.unique(places))
+        half = 0.48 * (gaps.min() if len(gaps) else np.ptp(scale.transform(axes.get_xlim())) / 20)
+    left, right = (scale.inverted().transform(places + side) for side in (-half, half))
+    floor = axes.get_ylim()[0] if figure.y_scale == "log" else 0.0
+    boxes = [(a, floor, b, y) for a, b, (_, y, _) in zip(left, right, points, strict=True)]
+    hatch = (None, "//", "..")[k // 7 % 3]
+    _draw_boxes(axes, boxes, color=_COLOURS[k % 7], alpha=0.82, label=series.name, hatch=hatch)
+
+
+def _draw_boxes(axes: Any, boxes: Sequence[tuple[float, ...]], **look: Any) -> None:
+    """Draw rectangles as one path, which keeps the file small."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
+
+    corners = [[(a, b), (c, b), (c, d), (a, d), (a, b)] for a, b, c, d in boxes]
+    codes = [Outline.MOVETO, Outline.LINETO, Outline.LINETO, Outline.LINETO, Outline.CLOSEPOLY]
+    outline = Outline(np.reshape(corners, (-1, 2)), codes * len(boxes))
+    axes.add_patch(PathPatch(outline, linewidth=0, clip_on=False, **look))
+
+
+def _points(figure: Figure, series: Series) -> list[_Point]:
+    shift, found = _offset(figure, series), []
+    categories = _categories(figure)
+    for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
+        place = categories.index(x) + shift if categories else x
+        if not _is_number(y) or not _is_number(place):
+            continue
+        is_off = figure.y_scale == "log" and not (y or 0) > _SMALLEST
+        if is_off or (figure.x_scale == "log2" and not float(place) > _SMALLEST):
+            continue
+        reach = series.error[i] if series.error else None
+        found.append((float(place), float(y or 0), float(reach or 0) if _is_number(reach) else 0.0))
+    return found
+
+
+def _offset(figure: Figure, series: Series) -> float:
+    """Shift of a series within its category."""
+    if figure.x_scale != "category" or series.style not in ("bars", "points"):
+        return 0.0
+    alike = [s for s in figure.series if s.style == series.style]
+    place = next(i for i, s in enumerate(alike) if s is series)
+    return (place - (len(alike) - 1) / 2) * 0.8 / len(alike)
+
+
+def _categories(figure: Figure) -> list[float | str]:
+    is_category = figure.x_scale == "category"
+    return list(dict.fromkeys(x for s in figure.series for x in s.x)) if is_category else []
+
+
+def _scale(axes: Any, figure: Figure) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    numbers = [float(x) for s in figure.series for x in s.x if _is_number(x)]
+    names = _categories(figure)
+    if names:
+        axes.set_xlim(-0.5, len(names) - 0.5)
+        _name_ticks(axes, list(range(len(names))), list(map(str, names)))
+    elif figure.x_scale == "log2":
+        places = sorted({x for x in numbers if x > _SMALLEST}) or [1.0]
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(places[0] / 1.15, places[-1] * 1.15)
+        _name_ticks(axes, places, [f"{x:g}" for x in places])
+    else:
+        has_width = any(s.style in ("bars", "points") for s in figure.series)
+        axes.set_xlim(*_ends(numbers, pad=0.06 if has_width else 0.02))
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axes.xaxis.set_major_formatter("{x:.6g}")
+    if figure.x_reversed:
+        axes.invert_xaxis()
+    values = [reference for _, reference in figure.reference]
+    for series in figure.series:
+        values += [v for _, y, e in _points(figure, series) for v in (y - e, y, y + e)]
+    if figure.y_scale == "log":
+        positive = [y for y in values if y > _SMALLEST] or [1.0, 10.0]
+        first = math.floor(math.log10(min(positive)) + 1e-9)
+        last = max(math.ceil(math.log10(max(positive)) - 1e-9), first + 1)
+        axes.set_yscale("log")
+        axes.set_ylim(10.0**first, 10.0**last)
+        axes.yaxis.set_major_formatter("{x:g}")
+    else:
+        # The length of a bar is read from zero; points and lines may leave zero out.
+        has_bars = any(s.style == "bars" for s in figure.series)
+        if has_bars or 0 <= min(values, default=0.0) < 0.5 * max(values, default=1.0):
+            values.append(0.0)
+        axes.set_ylim(*_ends(values, pad=0.06))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axes.yaxis.set_major_formatter("{x:.6g}")
+    axes.minorticks_off()
+
+
+def _name_ticks(axes: Any, places: Sequence[float], names: Sequence[str]) -> None:
+    """Name positions of the horizontal axis; leave out or shorten names that would collide."""
+    inside = _WIDTH - _LEFT - _RIGHT
+    wide = 7 * min(max(map(len, names)), 10) + 10
+    step = max(1, -(-len(names) * wide // inside))
+    most = max(6, int(inside / (6.6 * -(-len(names) // step))))
+    short = [text if len(text) <= most else f"{text[: most - 1]}…" for text in names[::step]]
+    axes.set_xticks(places[::step], short)
+
+
+def _ends(values: Sequence[float], pad: float) -> tuple[float, float]:
+    """Ends of a linear axis around values; an end at zero stays there."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), _SMALLEST):
+        size = max(abs(low), abs(high)) or 1.0
+        low, high = low - 0.1 * size, high + 0.1 * size
+    room = pad * (high - low)
+    return low if low == 0 else low - room, high if high == 0 else high + room
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
