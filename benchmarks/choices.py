@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from taskuq.data.atlas import AtlasData
-from taskuq.data.chest import Chest
-from taskuq.data.readers import open_all
-from taskuq.decide.already_read import AlreadyRead
-from taskuq.measure.adaptive import Choosing
-from taskuq.measure.masks import MaskConfig
-from taskuq.measure.systems import System
-from taskuq.measure.tomography import TomographyConfig
-from taskuq.recover import open_recovery
-from taskuq.task.air import AirShare
-from taskuq.task.classifier_training import ClassifierMethod
+from taskuq.data._atlas import AtlasData
+from taskuq.data._chest import _ChestPhantom
+from taskuq.data._readers import open_all
+from taskuq.measure import _MeasureConfig
+from taskuq.measure._adaptive import AdaptiveConfig
+from taskuq.measure._mri import MaskConfig
+from taskuq.measure._tomography import TomographyConfig
+from taskuq.recover._methods import open_recovery
+from taskuq.scan._round import _CachedTask
+from taskuq.task._classifier_training import _ClassifierMethod
+from taskuq.task._methods import AirFraction
 
 SAMPLES, REPEATS = 32, 5
 RATES = (16.0, 8.0, 4.0, 2.0)
@@ -33,27 +33,31 @@ def main() -> None:
     print(f"One case, {SAMPLES} samples; medians of {REPEATS}, in ms\n")
     print(f"{'':<26}{'aim':<12}{'R':>4}{'drawing':>10}{'choosing':>10}{'ratio':>8}")
     head = open_all(AtlasData(seed=1, patients=1, size=128, slices=1, coils=8))[0].image
-    lesion = ClassifierMethod(Path("classifier-atlas")).open("cpu")
+    lesion = _ClassifierMethod(Path("classifier-atlas")).open("cpu")
     flow = open_recovery("flow-atlas")
     for aim in ("gradient", "outputs", "variance"):
         _compare("atlas, flow", MaskConfig(RATES), head, flow, lesion, aim)
-    chest = Chest(patients=1, seed=1, size=64)[0].image
+    chest = _ChestPhantom(patients=1, seed=1, size=64)[0].image
     views = TomographyConfig(RATES, views=96, photons=1e5)
     for aim in ("outputs", "variance"):
         _compare(
-            "chest, sampler", views, chest, open_recovery("views-sampler-chest"), AirShare(), aim
+            "chest, sampler", views, chest, open_recovery("views-sampler-chest"), AirFraction(), aim
         )
 
 
-def _compare(name: str, system: System, image: Any, recover: Any, task: Any, aim: Any) -> None:
+def _compare(
+    name: str, system: _MeasureConfig, image: Any, recover: Any, task: Any, aim: Any
+) -> None:
     masks = system.masks(image.shape[-1])
-    rule = Choosing(aim).rule(system.scanner(image.shape[-1], noise=0.0, seed=0), masks, RATES)
+    rule = AdaptiveConfig(aim).rule(
+        system.scanner(image.shape[-1], noise=0.0, seed=0), masks, RATES
+    )
     for k, R in enumerate(RATES[:-1]):
         scan = rule.take(image, R, masks[k])
         drawn = recover(scan, samples=SAMPLES, seed=0)
         draw = _median(lambda: recover(scan, samples=SAMPLES, seed=0))  # noqa: B023  # called at once
         with torch.no_grad():
-            told = AlreadyRead.of(task, drawn)  # as in a scan
+            told = _CachedTask.of(task, drawn)  # as in a scan
             choose = _median(lambda: rule.choose(k, scan, drawn, told, masks[k]))  # noqa: B023  # called at once
         print(
             f"{name:<26}{aim:<12}{R:>4.0f}{1e3 * draw:>10.1f}{1e3 * choose:>10.1f}"

@@ -22,8 +22,8 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 import numpy as np  # noqa: E402 after the number of threads is set
 
 import taskuq as tq  # noqa: E402 the same
-from taskuq.evaluation.montecarlo import evaluate_scores  # noqa: E402 the same
-from taskuq.evaluation.pools import check_cases  # noqa: E402 the same
+from taskuq.conformal._evaluate import _evaluate_scores  # noqa: E402 the same
+from taskuq.conformal._splits import check_cases  # noqa: E402 the same
 
 ALPHA, TRIALS, SPLIT = 0.05, 10_000, 0.7
 SCORES = ("ar", "lwr", "cqr")
@@ -74,7 +74,7 @@ def random_splits(outputs: np.ndarray, targets: np.ndarray) -> None:
     cases = check_cases(outputs, targets, share=SPLIT)
 
     def ours() -> object:
-        return evaluate_scores(
+        return _evaluate_scores(
             cases, SCORES, alpha=ALPHA, trials=TRIALS, rng=np.random.default_rng(1)
         )
 

@@ -9,11 +9,11 @@ from unittest.mock import patch
 import numpy as np
 
 import taskuq as tq
-from taskuq.decide import simulation
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.simulation import simulate
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.policy import _simulate as simulation
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._simulate import simulate
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 SPLITS = 10_000
 # Splits in a run, and runs, where the time of one split is measured.
@@ -38,7 +38,7 @@ LEARNING = [
 
 
 def main() -> None:
-    table = synthetic_outputs(SyntheticScanner(), seed=0)
+    table = synthetic_outputs(SyntheticTable(), seed=0)
     print(f"Policies on a synthetic table: {table}\n")
     print(f"{'policy':<22}{'decide, ms per case':>22}{f'{SPLITS} splits, s':>22}")
     goal, total = Goal(max_width=WIDTH), 0.0
@@ -47,7 +47,7 @@ def main() -> None:
         last = table.rounds - 1
         decide = _median(lambda: policy.decide(last, table.outputs[:, 0]), repeats=200)  # noqa: B023  # called at once
         detail = {k: v for k, v in options.items() if k != "policy"}
-        spec = PolicyPlan(options["policy"], ALPHA, goal, **detail)
+        spec = PolicySpec(options["policy"], ALPHA, goal, **detail)
         _judge(table, spec, 1000)  # compiles, or reads what was compiled before
         seconds = _judge(table, spec, SPLITS)
         total += seconds
@@ -56,12 +56,12 @@ def main() -> None:
     print("\nThose that learn from each calibration fold, beside a fixed one: CPU ms per split\n")
     print(f"{'unit':<14}{'policy':<16}{'learning':>10}{'fixed (lwr)':>14}")
     for unit, kind in LEARNING:
-        spec, fixed = PolicyPlan(kind, ALPHA, goal), PolicyPlan("adaptive", ALPHA, goal, "lwr")
+        spec, fixed = PolicySpec(kind, ALPHA, goal), PolicySpec("adaptive", ALPHA, goal, "lwr")
         learning, plain = (_per_split(table, each, unit) for each in (spec, fixed))
         print(f"{unit:<14}{kind:<16}{learning:>10.2f}{plain:>14.2f}")
 
 
-def _per_split(table: tq.TaskOutputs, spec: PolicyPlan, unit: str) -> float:
+def _per_split(table: tq.TaskOutputs, spec: PolicySpec, unit: str) -> float:
     """CPU milliseconds of a split, the quickest of several runs; errors are not judged."""
 
     def seconds(trials: int) -> float:
@@ -70,15 +70,15 @@ def _per_split(table: tq.TaskOutputs, spec: PolicyPlan, unit: str) -> float:
         return time.process_time() - start
 
     with (
-        patch.object(simulation, "compiled", lambda work: True),
-        patch.object(simulation, "left_out", lambda *arguments, **options: None),
+        patch.object(simulation, "use_numba", lambda work: True),
+        patch.object(simulation, "_jackknife_folds", lambda *arguments, **options: None),
     ):
         seconds(1)  # compiles, or reads what was compiled before
         once = min(seconds(1) for _ in range(RUNS))
         return 1e3 * (min(seconds(SOME) for _ in range(RUNS)) - once) / (SOME - 1)
 
 
-def _judge(table: tq.TaskOutputs, spec: PolicyPlan, trials: int) -> float:
+def _judge(table: tq.TaskOutputs, spec: PolicySpec, trials: int) -> float:
     start = time.perf_counter()
     simulate(table, [spec], trials=trials, rng=np.random.default_rng(0), unit="case")
     return time.perf_counter() - start

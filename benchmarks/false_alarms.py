@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import taskuq as tq
-from taskuq.decide.evidence import BETS, after_unit, evidence
-from taskuq.decide.watching import watch_table
-from taskuq.runs.stored import stored_table
+from taskuq.scan._monitor import BETS, _total_wealth, _update_wealth, monitor_table
+from taskuq.table._examples import stored_table
 
 RUNS, CASES, CALIBRATION = 1000, 10_000, 200
 DELTAS = (0.1, 0.05, 0.01)
@@ -44,8 +43,8 @@ def largest(values: NDArray[np.float64], calibration: int) -> NDArray[np.float64
     found = np.empty((len(values), values.shape[1] - calibration))
     for k in range(found.shape[1]):
         r = rank[:, calibration + k]
-        capital = after_unit(capital, k, r, r, calibration + k + 1)
-        found[:, k] = evidence(capital, k + 1)
+        capital = _update_wealth(capital, k, r, r, calibration + k + 1)
+        found[:, k] = _total_wealth(capital, k + 1)
     return np.maximum.accumulate(found, axis=1)
 
 
@@ -86,7 +85,7 @@ def adversary() -> None:
 
 def _withdrawn(policy: tq.Policy, table: tq.TaskOutputs, *, audited: bool) -> str:
     monitor = tq.Monitor(policy, delta=0.01)
-    watch_table(monitor, table, audited=audited)
+    monitor_table(monitor, table, audited=audited)
     after = monitor.withdrawn_after
     return f"never (evidence {monitor.evidence:.2g})" if after is None else f"after {after}"
 

@@ -24,9 +24,9 @@ import numpy as np
 from benchmarks.core import synthetic, table
 
 from taskuq import TaskOutputs
-from taskuq.commands.app import main as taskuq
-from taskuq.commands.bounds import _load as load_bound
-from taskuq.evaluation.pools import Pool
+from taskuq.cli.app import main as taskuq
+from taskuq.cli.calibrate import _load as load_bound
+from taskuq.conformal._splits import Pool
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 EVALUATE = ("--exact", "--score", "lwr,mlwr", "--alpha", "0.05")

@@ -17,11 +17,10 @@ from pathlib import Path
 import numpy as np
 
 import taskuq as tq
-from taskuq.data.atlas import Atlas
-from taskuq.data.patient import PatientPlan
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.report import save_explorer
-from taskuq.report import write_report
+from taskuq.data._atlas import Atlas, PatientDistribution
+from taskuq.report._explorer import save_explorer
+from taskuq.report._report import write_report
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 SHOWN, SIZE, SAMPLES, DRAWN = 20, 128, 32, 8
 # What a page of 500 patients may take.
@@ -31,7 +30,7 @@ SECONDS, MEGABYTES = 5.0, 25.0
 def pictures(rounds: int) -> dict[str, np.ndarray]:
     """Slices of the atlas, and samples around them that vary less from round to round."""
     rng = np.random.default_rng(0)
-    atlas = Atlas(SHOWN // 2, seed=0, coils=0, plan=PatientPlan(size=SIZE, slices=2))
+    atlas = Atlas(SHOWN // 2, seed=0, coils=0, plan=PatientDistribution(size=SIZE, slices=2))
     truth = np.concatenate([atlas.patient(k).images for k in range(atlas.patients)])
     spread = 0.1 / np.arange(1, rounds + 1)[:, None, None, None]
     noise = rng.standard_normal((SHOWN, rounds, DRAWN, SIZE, SIZE)).astype(np.float32)
@@ -42,7 +41,7 @@ def pictures(rounds: int) -> dict[str, np.ndarray]:
 
 def write_run(folder: Path, patients: int) -> int:
     """Write a run, and return how many slices its table has."""
-    table = synthetic_outputs(SyntheticScanner(volumes=patients, samples=SAMPLES), seed=0)
+    table = synthetic_outputs(SyntheticTable(volumes=patients, samples=SAMPLES), seed=0)
     table.save(folder / "table.npz")
     tq.plan(table, alpha=0.1, max_width=0.1, unit="group").save(folder / "policy.json")
     outputs = np.moveaxis(table.outputs, 0, 1)

@@ -28,8 +28,8 @@ import numpy as np  # isort: skip
 from benchmarks._peer import ALPHA, PEERS, SCORES, SPLIT, Cases, lines_of, ranks, timed
 
 import taskuq as tq
-from taskuq.evaluation.montecarlo import evaluate_scores
-from taskuq.evaluation.pools import check_cases
+from taskuq.conformal._evaluate import _evaluate_scores
+from taskuq.conformal._splits import check_cases
 
 SCRIPT = Path(__file__).with_name("_peer.py")
 TRIALS = 10_000
@@ -76,9 +76,9 @@ def measure_ours(outputs: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
     x, rng = Cases(outputs, targets), np.random.default_rng(1)
     scores = {score: timed(ours, x, score, takes_samples=True) for score in SCORES}
     cases = check_cases(outputs, targets, share=SPLIT)
-    evaluate_scores(cases, SCORES, alpha=ALPHA, trials=10, rng=rng)
+    _evaluate_scores(cases, SCORES, alpha=ALPHA, trials=10, rng=rng)
     start = time.process_time()
-    evaluate_scores(cases, SCORES, alpha=ALPHA, trials=TRIALS, rng=rng)
+    _evaluate_scores(cases, SCORES, alpha=ALPHA, trials=TRIALS, rng=rng)
     many = time.process_time() - start
     start = time.process_time()
     for score in SCORES:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import taskuq as tq
-from taskuq.pipeline import RayOptions
+from taskuq.pipeline._engines import RayOptions
 
 RATES = (16.0, 8.0, 4.0, 2.0)
 FIGURES = Path(__file__).resolve().parents[1] / "docs/figures"
@@ -33,22 +33,21 @@ def seconds(work: Callable[[], object]) -> float:
 
 def against_a_loop(repeats: int = 7) -> None:
     """The atlas with zero-filled recovery and the built-in task, in memory, one case at a time."""
-    from taskuq.data.atlas import Atlas
-    from taskuq.data.patient import PatientPlan
-    from taskuq.measure.masks import nested_masks
-    from taskuq.measure.mri import MultiCoilMRI
-    from taskuq.pipeline.chain import true_image
-    from taskuq.recover import ZeroFilled
-    from taskuq.task import MeanIntensity
+    from taskuq.data._atlas import Atlas, PatientDistribution
+    from taskuq.measure._masks import nested_masks
+    from taskuq.measure._mri import MultiCoilMRI
+    from taskuq.pipeline._executor import reference_image
+    from taskuq.recover._methods import ZeroFilled
+    from taskuq.task._methods import MeanIntensity
 
-    atlas = Atlas(25, 0, coils=8, plan=PatientPlan(size=128, slices=8))
+    atlas = Atlas(25, 0, coils=8, plan=PatientDistribution(size=128, slices=8))
     images = [atlas[i].image for i in range(len(atlas))]
     measure = MultiCoilMRI(nested_masks(128, RATES, rng=np.random.default_rng(0)), RATES)
     recover, task = ZeroFilled(), MeanIntensity()
 
     def loop() -> None:
         for image in images:
-            float(task(true_image(image)[None]))
+            float(task(reference_image(image)[None]))
             for R in RATES:
                 float(task(recover(measure(image, R), samples=32, seed=0)))
 
@@ -156,8 +155,7 @@ def on_ray(pause: float = 0.2, batches: int = 200) -> None:
 
 def scaling(pause: float = 1.0, each: int = 10) -> None:
     """Sleeping workers on this machine: which share of their rate does the driver keep up with?"""
-    from taskuq.report.figures import Figure, Series
-    from taskuq.report.figures import draw
+    from taskuq.report.figures import Figure, Series, draw
 
     counts, shares = (1, 2, 4, 8, 16, 32, 64), []
     for workers in counts:

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taskuq.data.atlas import Atlas
-from taskuq.measure.coils import rss
-from taskuq.measure.fourier import fft2c
-from taskuq.measure.masks import nested_masks
-from taskuq.recover import RECOVERIES, central_lines
-from taskuq.recover.folded_varnet import fold_varnet
-from taskuq.weights import locate
+from taskuq.data._atlas import Atlas
+from taskuq.measure._coils import rss
+from taskuq.measure._fourier import central_lines, fft2c
+from taskuq.measure._masks import nested_masks
+from taskuq.recover._compiled import _fold_varnet
+from taskuq.recover._methods import RECOVERIES
+from taskuq.training._weights import locate
 
 RATES = (16.0, 8.0, 4.0, 2.0)
 PATIENTS, SLICES = 2, (2, 5)
@@ -48,7 +48,7 @@ def main() -> None:
         plain = net(*arguments)
         line = [f"R = {rate:<4g} plain {decibels(plain, truth, peak):.3f}"]
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            found = fold_varnet(net, device="cpu", dtype=dtype)(*arguments)
+            found = _fold_varnet(net, device="cpu", dtype=dtype)(*arguments)
             near = decibels(found, plain, peak)
             shown = "" if math.isinf(near) else f" ({near:.1f})"
             line.append(f"{str(dtype)[6:]} {decibels(found, truth, peak):.3f}{shown}")

@@ -21,14 +21,13 @@ import h5py
 import numpy as np
 import torch
 
-from taskuq.data.atlas import Atlas
-from taskuq.data.fastmri import FastMRI
-from taskuq.data.memory import InMemory
-from taskuq.data.preparation import Preparation
-from taskuq.data.store import keep_slices
-from taskuq.measure.coils import rss
+from taskuq.data._atlas import Atlas
+from taskuq.data._dataset import InMemoryDataset
+from taskuq.data._fastmri import FastMRIDataset, prepare_slices
+from taskuq.data._volume import FastMRIPreprocessing
+from taskuq.measure._coils import rss
 from taskuq.task import load
-from taskuq.weights import locate
+from taskuq.training._weights import locate
 
 SLICES, VOLUMES, PASSES = 8, 2, 10
 SHAPE = (SLICES, 15, 640, 368)
@@ -69,7 +68,7 @@ def _rates(folder: Path) -> Iterable[tuple[str, float]]:
     yield "raw files: h5py's read of k-space alone", _rate(_raw(folder))
     for precision in ("half", "single"):
         rate = _rate(
-            keep_slices(volume, Preparation(), _cache(folder, precision), precision)  # type: ignore[arg-type]
+            prepare_slices(volume, FastMRIPreprocessing(), _cache(folder, precision), precision)  # type: ignore[arg-type]
             for volume in _data(folder).volumes
         )
         yield f"data prepare, {precision} precision (once)", SLICES * rate
@@ -120,7 +119,7 @@ def _copies(folder: Path) -> Any:
 
 
 def _shared(folder: Path) -> Any:
-    kept = InMemory.of(_data(folder, cache=folder / "coils"))
+    kept = InMemoryDataset.of(_data(folder, cache=folder / "coils"))
     for item in kept.items:
         item.image.abs().sum()
     return kept
@@ -175,8 +174,8 @@ def _pss() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1000
 
 
-def _data(folder: Path, **more: Any) -> FastMRI:
-    return FastMRI(folder / "volumes", Preparation(slices="all"), **more)
+def _data(folder: Path, **more: Any) -> FastMRIDataset:
+    return FastMRIDataset(folder / "volumes", FastMRIPreprocessing(slices="all"), **more)
 
 
 def _cache(folder: Path, precision: str) -> Path:

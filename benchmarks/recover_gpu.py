@@ -25,27 +25,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from taskuq.data.arrays import ArrayDataset
-from taskuq.measure.coils import rss, to_channels, to_complex
-from taskuq.measure.fourier import fft2c
-from taskuq.measure.masks import nested_masks
-from taskuq.measure.mri import Measurement
-from taskuq.measure.projections import data_consistent, keep_measured, null_space
+from taskuq.data._arrays import ArrayDataset
+from taskuq.measure._coils import rss, to_channels, to_complex
+from taskuq.measure._fourier import _data_consistency, fft2c, project_measured, project_null_space
+from taskuq.measure._masks import nested_masks
+from taskuq.measure._mri import MRIMeasurement
 from taskuq.recover import build
-from taskuq.recover.cases import MeasuredCases
-from taskuq.recover.flow import ConditionalFlow, FlowConfig
-from taskuq.recover.flow.sampler import Sampler
-from taskuq.recover.flow_training import PAPER, flow_recipe
-from taskuq.recover.folded_varnet import fold_varnet
-from taskuq.recover.folds import FoldedCases, HonestEstimates, collate
-from taskuq.recover.recorded import Recorded
-from taskuq.recover.sampler.learning import Scored, sampler_recipe
-from taskuq.recover.sampler.recovery import SamplerRecovery
-from taskuq.recover.sampler_training import PAPER as SAMPLER_PAPER
-from taskuq.recover.sampler_training import PRESETS, VarNetEstimates
-from taskuq.recover.varnet import VarNet
-from taskuq.training.fit import foresee
-from taskuq.training.seeds import gaussian_rows
+from taskuq.recover._cases import MaskedDataset
+from taskuq.recover._compiled import CudaGraph, _fold_varnet
+from taskuq.recover._estimate import CrossFitDataset, CrossFitEstimates, collate
+from taskuq.recover._varnet import VarNet
+from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
+from taskuq.recover.flow._sample import FlowSampler
+from taskuq.recover.flow._train import PAPER, _flow_recipe
+from taskuq.recover.sampler._sample import SamplerRecovery
+from taskuq.recover.sampler._train import PAPER as SAMPLER_PAPER
+from taskuq.recover.sampler._train import PRESETS, SamplerLoss, _VarNetEstimator, sampler_recipe
+from taskuq.training._determinism import gaussian_rows
+from taskuq.training._fit import _estimate_training_cost
 
 SIZE, COILS = 320, 8
 
@@ -149,7 +146,7 @@ def case(generator: torch.Generator, batch: int = 1) -> tuple[Tensor, Tensor, Te
     mask = torch.zeros(batch, SIZE, dtype=torch.bool, device="cuda")
     mask[:, ::12] = True
     mask[:, 152:168] = True
-    return x, keep_measured(x, mask), mask
+    return x, project_measured(x, mask), mask
 
 
 def start(flow: ConditionalFlow, generator: torch.Generator) -> None:
@@ -157,7 +154,7 @@ def start(flow: ConditionalFlow, generator: torch.Generator) -> None:
     x, y, mask = case(generator, batch=2)
     with torch.no_grad():
         conditions = flow.condition(to_channels(y))
-        flow(to_channels(null_space(x, mask)), conditions, start=True)
+        flow(to_channels(project_null_space(x, mask)), conditions, start=True)
     flow.eval()
 
 
@@ -176,7 +173,7 @@ def plain_outputs(
                 for part, (c, h, w) in zip(chunk.split(sizes, dim=1), shapes, strict=True)
             ]
             x = flow.inverse(latents, conditions)
-            images = data_consistent(to_complex(x), y, mask[0])
+            images = _data_consistency(to_complex(x), y, mask[0])
             outputs.append(classifier(rss(images)))
     return torch.cat(outputs)
 
@@ -212,7 +209,7 @@ def flow() -> None:
     del plain_classifier
     gc.collect()  # recorded graphs of earlier sections hold memory until they are collected
     torch.cuda.empty_cache()
-    sampler = Sampler(net, device="cuda", finish=lambda images: classifier(rss(images)))
+    sampler = FlowSampler(net, device="cuda", finish=lambda images: classifier(rss(images)))
 
     def slice_at(p: int) -> tuple[float, float]:
         outputs = sampler(y, mask, samples=p, seeds=[5]).images[0].float()
@@ -236,7 +233,7 @@ def flow() -> None:
         report(f"flow, 16 slices in one call, p={p}, per slice", f"{ms / 16:.2f} ms", "", goal)
 
 
-def parts(sampler: Sampler, classifier: nn.Module) -> None:
+def parts(sampler: FlowSampler, classifier: nn.Module) -> None:
     recording = sampler._recording(1, 32, SIZE, SIZE)
     (condition, _), (draws, _) = recording.steps
     report("  condition alone", f"{milliseconds(condition.replay):.2f} ms", "", "14.9 ms")
@@ -247,7 +244,7 @@ def parts(sampler: Sampler, classifier: nn.Module) -> None:
     seeds = list(range(32))
     report("  latents, p=32", f"{milliseconds(lambda: gaussian_rows(recording.z, seeds)):.2f} ms")
     magnitude = torch.rand(32, SIZE, SIZE, device="cuda")
-    recorded = Recorded(classifier)
+    recorded = CudaGraph(classifier)
     report(
         "  ResNet-50, 32 images",
         f"{milliseconds(lambda: recorded(magnitude)):.2f} ms",
@@ -260,7 +257,7 @@ def precision(flow: ConditionalFlow, classifier: nn.Module, y: Tensor, mask: Ten
     """How far bfloat16 moves the task output, beside the posterior's own spread."""
     results = {}
     for dtype in (torch.float32, torch.bfloat16):
-        sampler = Sampler(flow, device="cuda", dtype=dtype, graphs=False, finish=rss)
+        sampler = FlowSampler(flow, device="cuda", dtype=dtype, graphs=False, finish=rss)
         images = sampler(y, mask, samples=32, seeds=[5]).images[0]
         with torch.no_grad():
             results[dtype] = torch.cat([classifier(part) for part in images.split(8)])
@@ -289,8 +286,8 @@ def varnet() -> None:
     _, y, mask = case(torch.Generator("cuda").manual_seed(0), batch=16)
     kspace, lines = fft2c(y), torch.full((16,), 16, device="cuda")
     exact = torch.cat([net(kspace[i, None], mask[i, None], lines[i, None]) for i in range(16)])
-    folded = Recorded(fold_varnet(net, device="cuda", dtype=torch.float16))
-    for name, way in (("folded, float16", folded), ("plain", Recorded(net))):
+    folded = CudaGraph(_fold_varnet(net, device="cuda", dtype=torch.float16))
+    for name, way in (("folded, float16", folded), ("plain", CudaGraph(net))):
         for batch, authors in ((1, "53 to 73 ms"), (16, "10.9 ms")):
             inputs = kspace[:batch], mask[:batch], lines[:batch]
             error = decibels(way(*inputs), exact[:batch])
@@ -305,11 +302,11 @@ def sampler() -> None:
     torch.manual_seed(0)
     net = build("sampler", preset="paper").cuda().eval()
     nn.init.normal_(net.out.weight, std=0.1)
-    recover = SamplerRecovery(net, VarNetEstimates(VarNet().cuda().eval()))
+    recover = SamplerRecovery(net, _VarNetEstimator(VarNet().cuda().eval()))
     classifier = Classifier().eval().to("cuda", torch.bfloat16)
-    task = Recorded(classifier.to(memory_format=torch.channels_last))
+    task = CudaGraph(classifier.to(memory_format=torch.channels_last))
     _, y, mask = case(torch.Generator("cuda").manual_seed(0), batch=16)
-    scans = [Measurement(y[i], mask[i], 8.0) for i in range(16)]
+    scans = [MRIMeasurement(y[i], mask[i], 8.0) for i in range(16)]
 
     def intervals(count: int, p: int) -> list[float]:
         images = recover.batch(scans[:count], samples=p, seeds=list(range(count)))
@@ -347,16 +344,18 @@ def step() -> None:
     mask[::12], mask[SIZE // 2 - 8 : SIZE // 2 + 8] = True, True
     how = replace(PAPER, compile=True, precision="bf16-mixed", workers=8)
     slices = Slices(images[:16], mask, 10_000)
-    recipe = flow_recipe(FlowConfig(noise=0.05), compiled=True)
-    took = foresee(recipe, slices, replace(slices, count=2 * how.batch), how, steps=14)
+    recipe = _flow_recipe(FlowConfig(noise=0.05), compiled=True)
+    took = _estimate_training_cost(
+        recipe, slices, replace(slices, count=2 * how.batch), how, steps=14
+    )
     report_step(f"training step of the flow, {how.batch} slices", took, "421 ms, 42.7 GiB")
     data = ArrayDataset(images.numpy(), label=[0] * 64, group="each", normalise=False)
     masks = nested_masks(SIZE, (16.0, 8.0, 4.0, 2.0), rng=np.random.default_rng(0))
-    cases = FoldedCases(MeasuredCases(data, masks, seed=0), np.arange(64) % 2)
-    honest = HonestEstimates([build("varnet", preset="paper") for _ in range(2)], None)
-    scored = replace(sampler_recipe(PRESETS["paper"], Scored(), honest), collate=collate)
+    cases = CrossFitDataset(MaskedDataset(data, masks, seed=0), np.arange(64) % 2)
+    honest = CrossFitEstimates([build("varnet", preset="paper") for _ in range(2)], None)
+    scored = replace(sampler_recipe(PRESETS["paper"], SamplerLoss(), honest), collate=collate)
     how = replace(SAMPLER_PAPER, epochs=40, workers=8)
-    took = foresee(scored, cases, cases, how, steps=12)
+    took = _estimate_training_cost(scored, cases, cases, how, steps=12)
     report_step(f"training step of the sampler, {how.batch} slices of 4 samples", took)
 
 

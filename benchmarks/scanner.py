@@ -32,17 +32,15 @@ import torch
 from torch import Tensor
 
 import taskuq as tq
-from taskuq.data.atlas import Atlas
-from taskuq.measure.fourier import fft2c
-from taskuq.measure.masks import MaskConfig, nested_masks
-from taskuq.measure.mri import SimulatedScanner, added_columns
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.runs.mrd.header import ScanHeader
-from taskuq.runs.mrd.replay import StoredScan, play
-from taskuq.runs.mrd.service import LOOPBACK, Service, settle
-from taskuq.runs.mrd.session import Chain
-from taskuq.runs.mrd.stored import atlas_scans
-from taskuq.runs.stored import stored_table
+from taskuq.data._atlas import Atlas
+from taskuq.measure._fourier import fft2c
+from taskuq.measure._masks import nested_masks
+from taskuq.measure._mri import MaskConfig, SimulatedMRIScanner, added_columns
+from taskuq.service._mrd import ScanHeader
+from taskuq.service._replay import _StoredScan, replay_scan, simulate_atlas_scans
+from taskuq.service._server import LOOPBACK, Service, freeze_gc
+from taskuq.service._session import ServiceModel
+from taskuq.table._examples import SyntheticTable, stored_table, synthetic_outputs
 
 RATES, SIZE, FIRST, SEED = (16.0, 8.0, 4.0, 2.0), 128, 3000, 1
 ROUNDS, PATIENTS, SLICES = 100, 13, 1000
@@ -69,10 +67,10 @@ class Timed:
 
 
 @contextmanager
-def serving(chain: Chain) -> Iterator[Service]:
+def serving(chain: ServiceModel) -> Iterator[Service]:
     """A service over loopback, on a port that is free."""
     service = Service(chain, port=0)
-    settle()
+    freeze_gc()
     service.start()
     try:
         yield service
@@ -83,9 +81,9 @@ def serving(chain: Chain) -> Iterator[Service]:
 
 def networks() -> tuple[Any, Any]:
     """The embedded recovery and task."""
-    from taskuq.runs.live import embedded_networks
+    from taskuq.experiments._demo import _bundled_networks
 
-    found = embedded_networks()
+    found = _bundled_networks()
     return found.sampler, found.task
 
 
@@ -109,10 +107,10 @@ def latency(rounds: int = ROUNDS) -> None:
     found: list[float] = []
     masks = MaskConfig(accelerations=RATES).masks(SIZE)
     with tempfile.TemporaryDirectory() as folder:
-        chain = Chain(atlas_policy(32), recover, task, added_columns(masks), Path(folder))
+        chain = ServiceModel(atlas_policy(32), recover, task, added_columns(masks), Path(folder))
         with serving(chain) as service:
-            for scan in atlas_scans(rounds, SEED, FIRST, 8):
-                found += play(scan, LOOPBACK, service.port, every=EVERY).latencies
+            for scan in simulate_atlas_scans(rounds, SEED, FIRST, 8):
+                found += replay_scan(scan, LOOPBACK, service.port, every=EVERY).latencies
                 if len(found) >= rounds:
                     break
     print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, 8 coils, {SIZE} x {SIZE}, "
@@ -127,8 +125,9 @@ def latency(rounds: int = ROUNDS) -> None:
 
 def published(slices: int = 27, warm: int = 2) -> None:
     """Print the latency with networks of the published size; the first slices are not counted."""
-    from taskuq.recover import SamplerRecovery, build
-    from taskuq.recover.sampler_training import VarNetEstimates
+    from taskuq.recover import build
+    from taskuq.recover.sampler._sample import SamplerRecovery
+    from taskuq.recover.sampler._train import _VarNetEstimator
     from taskuq.task import build as build_task
 
     if not torch.cuda.is_available():
@@ -142,7 +141,7 @@ def published(slices: int = 27, warm: int = 2) -> None:
         with torch.autocast("cuda", torch.bfloat16):
             return classifier(images).float()
 
-    table = synthetic_outputs(SyntheticScanner(volumes=5, samples=32), seed=0)
+    table = synthetic_outputs(SyntheticTable(volumes=5, samples=32), seed=0)
     # No threshold is beyond infinity: no scan stops before its end.
     policy = replace(
         tq.plan(table, alpha=0.1, max_width=0.1, unit="case"), thresholds=(np.inf,) * len(RATES)
@@ -151,12 +150,12 @@ def published(slices: int = 27, warm: int = 2) -> None:
     print(f"{torch.cuda.get_device_name()}, 8 coils, 320 x 320, p = 32, over loopback")
     print(f"{f'{(slices - warm) * len(RATES)} rounds':<44}{'median ms':>10}{'worst ms':>10}")
     for name, judge in (("bfloat16", half), ("float32", classifier)):
-        recover, task = Timed(SamplerRecovery(net, VarNetEstimates(estimating))), Timed(judge)
+        recover, task = Timed(SamplerRecovery(net, _VarNetEstimator(estimating))), Timed(judge)
         scanner = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         with (
             tempfile.TemporaryDirectory() as folder,
             scanner,
-            serving(Chain(policy, recover, task, columns, Path(folder))) as service,
+            serving(ServiceModel(policy, recover, task, columns, Path(folder))) as service,
         ):
             found = scanner.submit(_played, service.port, slices).result()
         if not len(found) == len(task.seconds) == slices * (len(RATES) + 1):
@@ -170,8 +169,8 @@ def published(slices: int = 27, warm: int = 2) -> None:
 def _played(port: int, slices: int) -> list[float]:
     """Latencies of slices that are played against a service."""
     kspace = {k: _smooth(k, (8, 320, 320)) for k in range(slices)}
-    scan = StoredScan(ScanHeader("MR", "patient", (8, 320, 320), slices), kspace)
-    return play(scan, LOOPBACK, port, every=EVERY).latencies
+    scan = _StoredScan(ScanHeader("MR", "patient", (8, 320, 320), slices), kspace)
+    return replay_scan(scan, LOOPBACK, port, every=EVERY).latencies
 
 
 def _smooth(seed: int, shape: tuple[int, int, int]) -> Any:
@@ -189,11 +188,11 @@ def equality(patients: int = PATIENTS) -> None:
     masks = MaskConfig(accelerations=RATES).masks(SIZE)
     atlas, same, slices = Atlas(patients, SEED, first=FIRST, coils=8), 0, 0
     with tempfile.TemporaryDirectory() as folder:
-        chain = Chain(policy, recover, task, added_columns(masks), Path(folder))
+        chain = ServiceModel(policy, recover, task, added_columns(masks), Path(folder))
         with serving(chain) as service:
-            for scan in atlas_scans(patients, SEED, FIRST, 8):
-                for k, decision in play(scan, LOOPBACK, service.port).decisions.items():
-                    scanner = SimulatedScanner(atlas[slices].image, masks, RATES)
+            for scan in simulate_atlas_scans(patients, SEED, FIRST, 8):
+                for k, decision in replay_scan(scan, LOOPBACK, service.port).decisions.items():
+                    scanner = SimulatedMRIScanner(atlas[slices].image, masks, RATES)
                     whole = tq.acquire(policy, scanner, recover=recover, task=task, samples=4,
                                        case=scan.header.case(k))  # fmt: skip
                     last = whole.rounds[-1].to_dict()
@@ -214,21 +213,21 @@ def brightness(images: Tensor) -> Tensor:
     return torch.sigmoid(images[..., 8:24, 8:24].mean((-2, -1)) - 1)
 
 
-def small_scan(number: int, slices: int = 8, size: int = 32) -> StoredScan:
+def small_scan(number: int, slices: int = 8, size: int = 32) -> _StoredScan:
     """A scan of noise."""
     generator = torch.Generator().manual_seed(number)
     noise = torch.randn(2, slices, 2, size, size, generator=generator)
     kspace = {k: fft2c(torch.complex(*noise[:, k])).numpy() for k in range(slices)}
     name = f"small-{number}"
-    return StoredScan(ScanHeader(name, name, (2, size, size), slices), kspace)
+    return _StoredScan(ScanHeader(name, name, (2, size, size), slices), kspace)
 
 
-def small_chain(folder: Path, size: int = 32) -> Chain:
+def small_chain(folder: Path, size: int = 32) -> ServiceModel:
     """What decides about small scans."""
-    table = synthetic_outputs(SyntheticScanner(volumes=5, samples=4), seed=0)
+    table = synthetic_outputs(SyntheticTable(volumes=5, samples=4), seed=0)
     policy = tq.plan(table, alpha=0.1, max_width=0.1, unit="case")
     masks = nested_masks(size, RATES, rng=np.random.default_rng(0))
-    return Chain(policy, noisy, brightness, added_columns(masks), folder)
+    return ServiceModel(policy, noisy, brightness, added_columns(masks), folder)
 
 
 def resident() -> float:
@@ -242,7 +241,7 @@ def memory(slices: int = SLICES, shown: int = 5) -> list[float]:
     found = []
     with tempfile.TemporaryDirectory() as folder, serving(small_chain(Path(folder))) as service:
         for number in range(slices // 8):
-            play(small_scan(number), LOOPBACK, service.port)
+            replay_scan(small_scan(number), LOOPBACK, service.port)
             if (number + 1) % max(1, slices // 8 // shown) == 0:
                 gc.collect()
                 found.append(resident())

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from taskuq import TaskOutputs
-from taskuq.outputs.shards import Header, TableWriter
-from taskuq.pipeline.device import peak_host_bytes
+from taskuq.pipeline._executor import peak_host_bytes
+from taskuq.table._parquet import TableHeader, TableWriter
 
 ROUNDS, SAMPLES = (16.0, 8.0, 4.0, 2.0), 32
 
@@ -50,7 +50,7 @@ def write_whole(folder: Path, cases: int) -> None:
 
 def write_shards(folder: Path, cases: int, each: int = 10_000) -> None:
     """Write shards as the workers of a run do."""
-    writer = TableWriter(folder, Header(ROUNDS, SAMPLES, task_ranges=((0.0, 1.0),)))
+    writer = TableWriter(folder, TableHeader(ROUNDS, SAMPLES, task_ranges=((0.0, 1.0),)))
     for start in range(0, cases, each):
         stop = min(start + each, cases)
         targets = outputs_of(start, stop, len(ROUNDS) - 1)[:, 0]

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from taskuq.calibration import summaries
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.simulation import simulate
-from taskuq.outputs import TaskOutputs
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.conformal import _family as summaries
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._simulate import simulate
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
+from taskuq.table._table import TaskOutputs
 
 TABLES, TRIALS, ALPHA = 100, 100, 0.1
 # Policy, score, unit, volumes, whether only one case of each volume is kept, width to stop at.
@@ -38,10 +38,10 @@ def main() -> None:
     print("| policy | unit | table | of R̄ | of coverage |")
     print("|---|---|---|---|---|")
     for kind, score, unit, volumes, is_one_each, width in SETTINGS:
-        spec = PolicyPlan(kind, ALPHA, Goal(max_width=width), score=score)
+        spec = PolicySpec(kind, ALPHA, Goal(max_width=width), score=score)
         found = []
         for seed in range(TABLES):
-            table = synthetic_outputs(SyntheticScanner(volumes=volumes, samples=4), seed=seed)
+            table = synthetic_outputs(SyntheticTable(volumes=volumes, samples=4), seed=seed)
             table = _one_of_each(table) if is_one_each else table
             rng = np.random.default_rng(seed)
             (one,) = simulate(table, [spec], trials=TRIALS, rng=rng, unit=unit)

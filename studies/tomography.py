@@ -26,13 +26,13 @@ import torch
 from studies.paper import put
 
 import taskuq as tq
-from taskuq.data.air import air_share
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.simulation import simulate
-from taskuq.measure.tomography import TomographyConfig
-from taskuq.recover import open_recovery
-from taskuq.recover.tomography.classical import BackProjection
+from taskuq.data._chest import air_fraction
+from taskuq.measure._tomography import TomographyConfig
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._simulate import simulate
+from taskuq.recover._methods import open_recovery
+from taskuq.recover._tomography import FilteredBackProjection
 
 SAMPLES = 32
 ALPHA = 0.1
@@ -88,14 +88,14 @@ def image_quality(
     """PSNR and error of the share of air, by method and round; printed as they come."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     methods: dict[str, tuple[str, Any]] = {
-        "back-projection": ("taskuq", BackProjection()),
-        "back-projection, hann": ("taskuq", BackProjection("hann")),
-        "back-projection, hat footprint": ("hat", BackProjection()),
+        "back-projection": ("taskuq", FilteredBackProjection()),
+        "back-projection, hann": ("taskuq", FilteredBackProjection("hann")),
+        "back-projection, hat footprint": ("hat", FilteredBackProjection()),
     }
     for name, weights in (("unrolled", unrolled), ("sampler's mean", sampler)):
         if weights is not None:
             methods[name] = ("taskuq", open_recovery(weights, device=device))
-    truth = air_share(images.numpy())
+    truth = air_fraction(images.numpy())
     quality = {}
     for name, (operator, recover) in methods.items():
         system = TomographyConfig(config.accelerations, config.views, operator=operator)
@@ -119,7 +119,7 @@ def judged(
     for number, (image, share) in enumerate(zip(images, truth, strict=True)):
         samples = recover(scanner(image, rate), samples=SAMPLES, seed=number).cpu()
         decibels.append(-10 * float(torch.log10((samples.mean(0) - image).square().mean())))
-        errors.append(abs(float(air_share(samples.numpy()).mean()) - share))
+        errors.append(abs(float(air_fraction(samples.numpy()).mean()) - share))
     return float(np.mean(decibels)), float(np.mean(errors))
 
 
@@ -153,7 +153,7 @@ def rules_of(drawn: tq.TaskOutputs, trials: int) -> str:
     columns = ["rule", "promise", *(f"R̄ (coverage) at {width}" for width in WIDTHS)]
     rows = []
     for name, rule in RULES.items():
-        plans = [PolicyPlan(alpha=ALPHA, goal=Goal(max_width=width), **rule) for width in WIDTHS]
+        plans = [PolicySpec(alpha=ALPHA, goal=Goal(max_width=width), **rule) for width in WIDTHS]
         found = simulate(drawn, plans, trials=trials, rng=np.random.default_rng(0))
         spent = [
             f"{one.mean_acceleration:.2f} ± {one.standard_errors['mean_acceleration']:.2f} "

@@ -20,15 +20,13 @@ from pathlib import Path
 import numpy as np
 
 import taskuq as tq
-from taskuq.data.arrays import NpzData
-from taskuq.data.atlas import Atlas
-from taskuq.data.dataset import Dataset
-from taskuq.data.patient import PatientPlan
-from taskuq.data.readers import open_all
-from taskuq.measure.masks import MaskConfig
-from taskuq.measure.mri import MultiCoilMRI
-from taskuq.runs.live import Networks, embedded_networks
-from taskuq.runs.stored import stored_table
+from taskuq.data._arrays import NpzData
+from taskuq.data._atlas import Atlas, PatientDistribution
+from taskuq.data._dataset import Dataset
+from taskuq.data._readers import open_all
+from taskuq.experiments._demo import _bundled_networks, _DemoNetworks
+from taskuq.measure._mri import MaskConfig, MultiCoilMRI
+from taskuq.table._examples import stored_table
 
 # Patients of the seed of the stored table, beyond those it holds and those of the demo.
 SEED, FIRST, SLICES, COILS, NOISE = 1, 2000, 8, 8, 0.02
@@ -38,7 +36,7 @@ def populations(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, 
     """New patients: what they are, their images, and the noise in k-space."""
 
     def atlas(coils: int = COILS, **plan: str) -> Dataset:
-        made = PatientPlan(slices=SLICES, **plan)  # type: ignore[arg-type]  # a contrast
+        made = PatientDistribution(slices=SLICES, **plan)  # type: ignore[arg-type]  # a contrast
         return Atlas(asked.patients, SEED, first=FIRST, coils=coils, plan=made)
 
     if asked.lgg is not None:
@@ -74,7 +72,7 @@ def main() -> None:
     table = stored_table("atlas-sampler")
     step = SLICES // asked.slices
     policy = tq.plan(table.select(cases=np.arange(0, table.cases, step)), alpha=0.1, max_width=0.2)
-    networks = embedded_networks()
+    networks = _bundled_networks()
     with tempfile.TemporaryDirectory() as folder:
         for name, images, noise in populations(asked, Path(folder)):
             begun, monitor = time.time(), tq.Monitor(policy, delta=asked.delta)
@@ -84,7 +82,7 @@ def main() -> None:
 
 
 def watch(
-    monitor: tq.Monitor, images: Dataset, noise: float, networks: Networks, step: int
+    monitor: tq.Monitor, images: Dataset, noise: float, networks: _DemoNetworks, step: int
 ) -> None:
     """Show patients to a monitor until it withdraws the promise."""
     rates = tuple(monitor.policy.accelerations)

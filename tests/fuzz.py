@@ -68,7 +68,7 @@ class End:
 
 def call(words):
     """Run a command; or, for 'python', a function that reads a file, as a command would."""
-    from taskuq.commands import app
+    from taskuq.cli import app
 
     if words[0] != "python":
         app.main(list(words))

@@ -11,7 +11,7 @@ import zipfile
 
 import numpy as np
 
-from taskuq.fingerprints import sealed
+from taskuq._io import with_checksum
 
 ODD = (
     None, True, 0, -1, 3, 0.1, 1e308, 10**30, "", "abc", "inf", "nan", [], {}, [1, 2],
@@ -68,7 +68,7 @@ def exchanged(dice, record):
 
 def forged(record):
     """With a checksum that is right again, so that what lies behind it is tried."""
-    return sealed(record) if isinstance(record, dict) else record
+    return with_checksum(record) if isinstance(record, dict) else record
 
 
 def in_json(dice, content):

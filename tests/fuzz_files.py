@@ -115,11 +115,11 @@ def make(folder):
         Kind("scan/scan.json", stored, None, in_json, True),
         Kind("scan/scan.json-round0.npz", stored, None, in_archive, True),
         # What a training reads when it goes on; the training itself would take too long.
-        Kind("split.json", ("python", "taskuq.data.splits:load_split", "split.json"), None, in_json,
+        Kind("split.json", ("python", "taskuq.data._dataset:_load_split", "split.json"), None, in_json,
              True),
-        Kind("resume.safetensors", ("python", "taskuq.training.state:load_state",
+        Kind("resume.safetensors", ("python", "taskuq.training._checkpoints:_load_state",
                                     "resume.safetensors")),
-        Kind("metrics.csv", ("python", "taskuq.training.log:read_log", "metrics.csv"), None,
+        Kind("metrics.csv", ("python", "taskuq.training._checkpoints:_read_log", "metrics.csv"), None,
              in_text),
     ]  # fmt: skip
     return kinds
@@ -131,18 +131,17 @@ def _shard():
 
 def _tables():
     import taskuq as tq
-    from taskuq.outputs.columns import write_roster
-    from taskuq.outputs.shards import Header, TableWriter
-    from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-    from taskuq.pipeline.log import RunLog
+    from taskuq.pipeline._executor import RunLog
+    from taskuq.table._examples import SyntheticTable, synthetic_outputs
+    from taskuq.table._parquet import TableHeader, TableWriter, write_case_list
 
-    made = synthetic_outputs(SyntheticScanner(volumes=8, samples=4), seed=0)
+    made = synthetic_outputs(SyntheticTable(volumes=8, samples=4), seed=0)
     made = made.select(accelerations=[8, 4], cases=np.arange(0, made.cases, 7))
     made.save("table.npz")
-    header = Header(tuple(map(float, made.accelerations)), made.samples, order="roster",
+    header = TableHeader(tuple(map(float, made.accelerations)), made.samples, order="roster",
                     task_ranges=(made.task_range,), provenance={"seed": 3})  # fmt: skip
     writer, case = TableWriter("table", header), [f"case {i}" for i in range(made.cases)]
-    write_roster(Path("table"), [*case, "late"])
+    write_case_list(Path("table"), [*case, "late"])
     for k, R in enumerate(made.accelerations):
         writer.write(case, float(R), made.outputs[k], made.targets_at(k), group=made.group)
     RunLog(Path("table")).failed("late", ValueError("no image"))
@@ -165,10 +164,11 @@ def _tables():
 
 
 def _records():
-    import taskuq as tq
-    from taskuq.commands.app import main
-    from taskuq.files import write_json
     from taskuq.report.explorer import save_explorer
+
+    import taskuq as tq
+    from taskuq._io import write_json
+    from taskuq.cli.app import main
 
     Path("page").mkdir()
     table = tq.TaskOutputs.load("table.npz")
@@ -193,7 +193,7 @@ def _records():
         calibration_outputs=table.outputs.transpose(1, 0, 2),
         calibration_targets=table.targets_at(0),
     )  # fmt: skip
-    from taskuq.runs.stored import stored_quality
+    from taskuq.table._examples import stored_quality
 
     write_json("quality.json", stored_quality())
 
@@ -225,9 +225,9 @@ def _scan():
 def read_scan(path):
     """Read a stored scan with everything in it, as going on with it would."""
     import taskuq as tq
-    from taskuq.decide import load_acquisition
+    from taskuq.scan._state import load_scan
 
-    scan = load_acquisition(path, tq.load_policy(path.with_name("policy.json")))
+    scan = load_scan(path, tq.load_policy(path.with_name("policy.json")))
     return [one.to_dict() for one in scan.rounds], [np.asarray(p).tolist() for p in scan.pieces]
 
 
@@ -302,17 +302,16 @@ def _volumes():
 
 
 def _networks():
-    from taskuq.data.splits import Split, save_split
-    from taskuq.recover.varnet import VarNet, VarNetConfig
-    from taskuq.training.log import log_epoch
-    from taskuq.training.state import save_state
-    from taskuq.weights.files import save_weights
+    from taskuq.data._dataset import Split, _save_split
+    from taskuq.recover._varnet import VarNet, VarNetConfig
+    from taskuq.training._checkpoints import _log_epoch, _save_state
+    from taskuq.training._weights import save_weights
 
     config = VarNetConfig(cascades=1, width=2, pools=1, sensitivity_width=2, sensitivity_pools=1)
     save_weights(VarNet(config), "net.safetensors", kind="varnet", config=config)
     Path("varnet.toml").write_text(VARNET)
-    save_split(Split(("0",), ("1",), ("2",)), "split.json")
-    save_state({"step": 3, "loss": 0.5, "weights": VarNet(config).state_dict()},
+    _save_split(Split(("0",), ("1",), ("2",)), "split.json")
+    _save_state({"step": 3, "loss": 0.5, "weights": VarNet(config).state_dict()},
                "resume.safetensors")  # fmt: skip
     for epoch in range(3):
-        log_epoch(Path("metrics.csv"), {"epoch": epoch, "loss": 1.0 / (1 + epoch)})
+        _log_epoch(Path("metrics.csv"), {"epoch": epoch, "loss": 1.0 / (1 + epoch)})

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
-from taskuq.kinds import Kinds
+from taskuq._registry import Registry
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = re.compile(r"# ([\w-]+\.\w+)\n")
@@ -75,7 +75,7 @@ def run_document(text, name, folder):
         elif block.language == "console":
             for environment, arguments in commands_of(block.code):
                 # The command as this Python has it, whether or not a script is on the path.
-                run_program(["-m", "taskuq.commands.app", *arguments], folder, environment)
+                run_program(["-m", "taskuq.cli.app", *arguments], folder, environment)
         elif has_files:
             run_program(["-c", block.code], folder)
         else:
@@ -92,14 +92,14 @@ def documents():
 @pytest.fixture
 def _forgets(monkeypatch):
     """What a document registers is taken off its list again: other tests look at whole lists."""
-    register, added = Kinds.register, []
+    register, added = Registry.register, []
 
     def noted(kinds, name, thing):
         if name not in tuple(kinds):
             added.append((kinds, name))
         return register(kinds, name, thing)
 
-    monkeypatch.setattr(Kinds, "register", noted)
+    monkeypatch.setattr(Registry, "register", noted)
     yield
     for kinds, name in added:
         kinds._known.pop(name, None)

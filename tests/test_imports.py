@@ -140,8 +140,8 @@ def test_no_folder_is_called_after_what_has_no_name():
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("from taskuq.evaluation.exact import Moments", {"evaluation"}),
-        ("import taskuq.decide", {"decide"}),
+        ("from taskuq.conformal._exact import Moments", {"evaluation"}),
+        ("import taskuq.policy", {"decide"}),
         ("def f():\n    from taskuq import evaluation", {"evaluation"}),
         ("from ..evaluation import exact", {"evaluation"}),
         ("from taskuq.errors import InputError\nfrom . import rank", set()),

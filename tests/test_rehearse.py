@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from taskuq.commands.app import main
+from taskuq._config import read_toml
+from taskuq._io import read_json
+from taskuq.cli.app import main
 from taskuq.errors import InputError
-from taskuq.files import read_json
-from taskuq.outputs import TaskOutputs
-from taskuq.runs import rehearse
-from taskuq.runs.rehearse import Ended, Rehearsal, rehearsal_markdown
-from taskuq.settings import read_toml
+from taskuq.experiments import _rehearse as rehearse
+from taskuq.experiments._rehearse import Rehearsal, _Ended, rehearsal_markdown
+from taskuq.table._table import TaskOutputs
 
 ROOT = Path(__file__).parents[1]
 CONFIGS, DOCUMENT = ROOT / "configs/fastmri-knee", (ROOT / "docs/fastmri.md").read_text()
@@ -48,11 +48,11 @@ def in_this_process(words, folder, log):
         status = stopped.code or 0
     finally:
         os.chdir(before)
-    return Ended(status, 1.0, 2**30)
+    return _Ended(status, 1.0, 2**30)
 
 
 def test_every_command_of_the_document_passes_and_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(rehearse, "run_command", in_this_process)
+    monkeypatch.setattr(rehearse, "_run_command", in_this_process)
     rehearsal = Rehearsal(tmp_path, CONFIGS, volumes=4, toy=True)
     record = rehearsal.run()
 
@@ -75,7 +75,7 @@ def test_every_command_of_the_document_passes_and_is_kept(tmp_path, monkeypatch)
     shipped = read_toml(CONFIGS / "flow.toml")
     assert used["training"]["epochs"] == shipped["training"]["epochs"]
     assert used["trial"] == {"steps": 3}
-    monkeypatch.setattr(rehearse, "run_command", None)
+    monkeypatch.setattr(rehearse, "_run_command", None)
     assert all(r["kept"] for r in rehearsal.run()["lines"])
 
 
@@ -89,9 +89,9 @@ def start(tmp_path, monkeypatch):
 
         def run_command(words, folder, log):
             ran.append(words[words.index("-o") + 1])
-            return Ended(int(any(word in failing for word in words)), 1.0, 2**30, "Traceback")
+            return _Ended(int(any(word in failing for word in words)), 1.0, 2**30, "Traceback")
 
-        monkeypatch.setattr(rehearse, "run_command", run_command)
+        monkeypatch.setattr(rehearse, "_run_command", run_command)
         recipe = rehearse._read_recipe(text)
         record = Rehearsal(tmp_path / "out", CONFIGS, toy=True, recipe=recipe).run(fresh=fresh)
         return [r["status"] for r in record["lines"]], ran
@@ -140,7 +140,7 @@ def test_other_things_and_other_settings_are_refused(start, tmp_path):
 
 
 def test_a_process_is_measured(tmp_path):
-    ended = rehearse.run_command(["status", "absent", "--traceback"], tmp_path, tmp_path / "log")
+    ended = rehearse._run_command(["status", "absent", "--traceback"], tmp_path, tmp_path / "log")
     assert ended.status == 2
     assert "Traceback" in ended.output
     # Memory is its own, not that of the tests, which torch has made large.
@@ -154,5 +154,5 @@ def test_a_training_is_scaled_to_all_slices_and_epochs():
     }  # fmt: skip
     # 1027 steps and 54 batches of validation in each epoch, and 20 s of compiling.
     hours = (50 * (1027 * 0.4 + 54 * 0.2 + 1) + 20) / 3600
-    assert rehearse.full_training(trial, 16422) == pytest.approx(hours)
-    assert rehearse.full_training(trial | {"before": trial}, 16422) == pytest.approx(2 * hours)
+    assert rehearse._full_training(trial, 16422) == pytest.approx(hours)
+    assert rehearse._full_training(trial | {"before": trial}, 16422) == pytest.approx(2 * hours)

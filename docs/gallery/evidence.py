@@ -5,14 +5,14 @@ drifts after 60 cases: the evidence grows, and where it reaches the line the pro
 """
 
 import taskuq as tq
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 from taskuq.report.figures import figures_of
 from taskuq.report.figures import draw
 
-table = synthetic_outputs(SyntheticScanner(), seed=0)
+table = synthetic_outputs(SyntheticTable(), seed=0)
 policy = tq.plan(table, alpha=0.1, max_width=0.2, unit="case")
 monitor = tq.Monitor(policy, delta=0.05)
-new = synthetic_outputs(SyntheticScanner(), seed=1)
+new = synthetic_outputs(SyntheticTable(), seed=1)
 for k in range(150):
     outputs = new.outputs[:, k]
     drifted = 0.3 + 0.5 * outputs  # everybody looks moderately ill

@@ -4,9 +4,9 @@ The lines of k-space that each round of a scan measures. A round keeps what the 
 measured, so that going on costs only the difference.
 """
 
-from taskuq.measure.masks import MaskConfig
+from taskuq.measure._mri import MaskConfig
 from taskuq.report.figures import draw
-from taskuq.report.figures.imaging import masks_figure
+from taskuq.report.figures._imaging import masks_figure
 
 config = MaskConfig()
 draw(masks_figure(config.masks(64), config.accelerations), "masks.svg")

@@ -4,15 +4,15 @@ How many posterior samples are worth drawing: `lwr` needs many, since it trusts 
 it has; `mlwr` moderates that spread by what is typical and does well with four.
 """
 
-from taskuq.evaluation.comparison import Comparison, compare
+from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 from taskuq.report.figures import figures_of
 from taskuq.report.figures import draw
-from taskuq.runs.stored import stored_table
+from taskuq.table._examples import stored_table
 
-question = Comparison(
+question = EvaluationGrid(
     scores=("lwr", "cqr", "mlwr"), alpha=0.1, accelerations=(8,), samples=(4, 8, 16, 32), trials=None,
     unit="case",
 )  # fmt: skip
-record = compare(stored_table("atlas-sampler"), question)
+record = evaluate_table(stored_table("atlas-sampler"), question)
 figures = {figure.name: figure for _, figure in figures_of(record.to_dict())}
 draw(figures["width-against-samples"], "samples.svg")

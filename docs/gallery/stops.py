@@ -7,18 +7,18 @@ intervals of all rounds at once, which takes longer scans.
 
 import numpy as np
 
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.simulation import simulate
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._simulate import simulate
 from taskuq.report.figures import draw
-from taskuq.report.figures.policy import accepted
-from taskuq.runs.stored import stored_table
+from taskuq.report.figures._policy import accepted
+from taskuq.table._examples import stored_table
 
 goal = Goal(max_width=0.2)
 plans = [
-    PolicyPlan("paper", 0.1, goal, score="lwr"),
-    PolicyPlan("fixed-width", 0.1, goal),
-    PolicyPlan("anytime", 0.1, goal),
+    PolicySpec("paper", 0.1, goal, score="lwr"),
+    PolicySpec("fixed-width", 0.1, goal),
+    PolicySpec("anytime", 0.1, goal),
 ]
 found = simulate(
     stored_table("atlas-sampler"), plans, trials=100, rng=np.random.default_rng(0), unit="case"

@@ -1,5 +1,7 @@
 """Intervals with a guarantee for what a task network would have said about the true image."""
 
+from __future__ import annotations
+
 import lazy_loader
 
 __version__ = "0.1.0"

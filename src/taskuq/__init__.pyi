@@ -1,29 +1,32 @@
-from .calibration import (
+from .conformal import (
     Bound,
+    Evaluation,
     calibrate,
     calibrate_joint,
     calibrate_online,
     calibration_size,
-    load_bound,
-)
-from .decide import (
-    Monitor,
-    Policy,
-    acquire,
-    load_policy,
-    plan,
-)
-from .errors import InputError
-from .evaluation import (
-    Evaluation,
     evaluate,
     evaluate_exact,
+    load_bound,
 )
+from .errors import InputError
 from .interval import Interval
-from .outputs import TaskOutputs
 from .pipeline import Pipeline
+from .policy import (
+    Policy,
+    Simulation,
+    load_policy,
+    plan,
+    simulate,
+)
 from .report import make_report
-from .words import Words
+from .scan import (
+    Monitor,
+    Scan,
+    acquire,
+    load_scan,
+)
+from .table import TaskOutputs, Terminology
 
 __version__: str
 
@@ -35,8 +38,10 @@ __all__ = [
     "Monitor",
     "Pipeline",
     "Policy",
+    "Scan",
+    "Simulation",
     "TaskOutputs",
-    "Words",
+    "Terminology",
     "__version__",
     "acquire",
     "calibrate",
@@ -47,6 +52,8 @@ __all__ = [
     "evaluate_exact",
     "load_bound",
     "load_policy",
+    "load_scan",
     "make_report",
     "plan",
+    "simulate",
 ]

@@ -1,6 +1,8 @@
-"""``python -m taskuq`` is the command taskuq, also where no script of that name is on the path."""
+"""Entry point of python -m taskuq."""
 
-from taskuq.commands.app import main
+from __future__ import annotations
+
+from taskuq.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,6 @@
-"""Errors and warnings of the package, each one sentence that a user can act on."""
+"""Errors with a code."""
+
+from __future__ import annotations
 
 import sys
 from typing import Literal
@@ -35,7 +37,7 @@ class InputError(ValueError):
         self.code = code
 
 
-class OtherTableError(InputError):
+class TableMismatchError(InputError):
     """A folder that holds the table of another run, which the caller may overwrite."""
 
     def __init__(self, message: str = "", *, code: Code = "resume.mismatch") -> None:
@@ -49,25 +51,25 @@ class MachineError(RuntimeError):
     """
 
 
-class TakenError(Exception):
+class FileExistsError(Exception):
     """File that must be new but exists already."""
 
 
-class VoidWarning(UserWarning):
+class GuaranteeWarning(UserWarning):
     """Use of a policy outside its guarantee; the message gives the reason."""
 
 
-class UncheckedWarning(UserWarning):
+class ChecksumWarning(UserWarning):
     """File without a checksum, whose damage cannot be detected."""
 
 
-def whole_sentence(error: BaseException, most: int = 300) -> str:
+def describe_error(error: BaseException, most: int = 300) -> str:
     r"""Return an error on one line: its name, message (at most ``most`` characters) and notes.
 
     Example:
         >>> error = ZeroDivisionError("division\nby zero")
         >>> error.add_note("in recover, mine.py line 3, case a at R = 8")
-        >>> whole_sentence(error)
+        >>> describe_error(error)
         'ZeroDivisionError: division by zero (in recover, mine.py line 3, case a at R = 8)'
     """
     message = " ".join(str(error).split())[:most]

@@ -1,4 +1,4 @@
-"""Intervals as pairs of arrays: one lower and one upper end for each case."""
+"""Intervals as pairs of arrays."""
 
 from __future__ import annotations
 

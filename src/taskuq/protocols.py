@@ -1,9 +1,4 @@
-"""The call signatures at which a user's own code joins, and what such code may be able to do.
-
-Measure, Scanner, Recover, Task and Score are needed, and looked for where the object is handed in.
-Every other protocol here is a capability: whoever has it is asked, whoever lacks it is served
-without. It is looked for by ``isinstance``, in the one place or the few that make use of it.
-"""
+"""Protocols where user code joins."""
 
 from __future__ import annotations
 
@@ -29,7 +24,7 @@ class Measure(Protocol):
 
 
 @runtime_checkable
-class PicturedMeasurement(Protocol):
+class DisplayableMeasurement(Protocol):
     """A measurement that can be looked at: zero-filled, back-projected, blurred."""
 
     @property
@@ -62,7 +57,7 @@ class LineMeasure(Measure, Protocol):
 
 
 @runtime_checkable
-class ChoosingMeasure(Measure, Protocol):
+class AdaptiveMeasure(Measure, Protocol):
     """A rule, frozen before calibration, that chooses what a case is measured by, round by round.
 
     It may look at everything that was measured and drawn of this case, and at nothing of others.
@@ -111,7 +106,7 @@ class CombiningScanner(Scanner, Protocol):
 
 
 @runtime_checkable
-class CompleteScanner(Scanner, Protocol):
+class CompletableScanner(Scanner, Protocol):
     """A scanner that can tell whether its pieces are everything there is to measure."""
 
     def is_complete(self, pieces: list[Any]) -> bool:
@@ -119,7 +114,7 @@ class CompleteScanner(Scanner, Protocol):
 
 
 @runtime_checkable
-class AskedScanner(Scanner, Protocol):
+class AdaptiveScanner(Scanner, Protocol):
     """A scanner that measures the lines it is asked for; a rule that chooses them needs one."""
 
     def want(self, round: int, lines: NDArray[np.int64]) -> None:
@@ -127,7 +122,7 @@ class AskedScanner(Scanner, Protocol):
 
 
 @runtime_checkable
-class RepeatingScanner(Scanner, Protocol):
+class VerifiableScanner(Scanner, Protocol):
     """A scanner that is not believed to be the one whose scan was stored until it shows it."""
 
     def again(self, round: int, piece: Any) -> None:
@@ -135,7 +130,7 @@ class RepeatingScanner(Scanner, Protocol):
 
 
 @runtime_checkable
-class SettlingScanner(Scanner, Protocol):
+class FinalizingScanner(Scanner, Protocol):
     """A scanner whose measurements may turn out wrong while a round is computed from them."""
 
     def settle(self) -> str | None:
@@ -143,7 +138,7 @@ class SettlingScanner(Scanner, Protocol):
 
 
 @runtime_checkable
-class NamedPart(Protocol):
+class Fingerprinted(Protocol):
     """A recovery or a task that says which one it is, e.g. by the SHA-256 of its weights."""
 
     @property
@@ -185,7 +180,7 @@ class PosteriorRecover(Recover, Protocol):
 
 
 @runtime_checkable
-class StoredRecoveries(Protocol):
+class StoredRecover(Protocol):
     """Recoveries that were made elsewhere: found by the name of the case, not by a measurement."""
 
     def stored(self, case: str, acceleration: float, *, samples: int) -> Any:
@@ -281,7 +276,7 @@ class Score(Protocol):
         """
 
 
-class Family(Protocol):
+class IntervalFamily(Protocol):
     """The nested intervals of a fixed set of cases."""
 
     def score(self, targets: FloatArray) -> FloatArray:
@@ -290,7 +285,7 @@ class Family(Protocol):
     def interval(self, quantile: ArrayLike) -> Interval:
         """Return the interval of each case for one quantile, or for one quantile per case."""
 
-    def take(self, index: NDArray[np.int64]) -> Family:
+    def take(self, index: NDArray[np.int64]) -> IntervalFamily:
         """Return the family of some of the cases, in the given order."""
 
 
@@ -298,12 +293,12 @@ class Family(Protocol):
 class NestedScore(Score, Protocol):
     """A score that gives the nested intervals of some cases once, to be read many times."""
 
-    def family(self, outputs: FloatArray) -> Family:
+    def family(self, outputs: FloatArray) -> IntervalFamily:
         """Return the nested intervals of some cases."""
 
 
 @runtime_checkable
-class RoundsScore(Score, Protocol):
+class MultiRoundScore(Score, Protocol):
     """A score that can read the earlier rounds of a scan too."""
 
     @property
@@ -336,7 +331,7 @@ class TunableScore(Score, Protocol):
 
 
 @runtime_checkable
-class LearningScore(TunableScore, Protocol):
+class FittedScore(TunableScore, Protocol):
     """A score that learns, and says what it needs for that; whoever can be tuned has to."""
 
     @property
@@ -352,7 +347,7 @@ class LearningScore(TunableScore, Protocol):
         """Whether it looks at targets, and not at outputs alone."""
 
 
-class Steadied(NamedTuple):
+class SelfTuned(NamedTuple):
     """A score that has learnt from calibration units, and what it could be for each of them.
 
     Arguments:
@@ -362,32 +357,32 @@ class Steadied(NamedTuple):
         wide: The same with the largest scale.
     """
 
-    score: SteadyScore
-    narrow: SteadyScore
-    wide: SteadyScore
+    score: SelfTunedScore
+    narrow: SelfTunedScore
+    wide: SelfTunedScore
 
 
 @runtime_checkable
-class SteadyScore(LearningScore, Protocol):
+class SelfTunedScore(FittedScore, Protocol):
     """A score that learns from the outputs of the calibration units themselves."""
 
     def read(self, outputs: FloatArray) -> Any:
         """Return all that it reads of outputs (case, sample); ``take`` selects some cases."""
 
-    def grown(self, read: Any) -> Family:
+    def grown(self, read: Any) -> IntervalFamily:
         """Return the nested intervals of cases from what was read of their outputs."""
 
-    def learner(self, read: Any, range_: TaskRange) -> Learner:
+    def learner(self, read: Any, range_: TaskRange) -> LeaveOneOutFit:
         """Return what learns from any calibration units among the cases that were read."""
 
 
-class Learner(Protocol):
+class LeaveOneOutFit(Protocol):
     """What a steady score learns with."""
 
-    def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> Steadied:
+    def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
         """Learn from some cases, the unit of each of them given."""
 
     def between(
         self, kept: BoolArray, index: NDArray[np.int64], margin: float
-    ) -> tuple[SteadyScore, SteadyScore]:
+    ) -> tuple[SelfTunedScore, SelfTunedScore]:
         """Return the ends of what it is if quantiles over units are off by up to a margin."""

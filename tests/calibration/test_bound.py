@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration import load_joint_bound, load_online_bound
+from taskuq.conformal._joint import load_joint_bound
+from taskuq.conformal._online import load_online_bound
 
 RNG = np.random.default_rng(6)
 TRUTH = RNG.random(120)

@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.calibration.rank import coverage_rank, pac_rank
-from taskuq.calibration.threshold import WeightedQuantile
+from taskuq.conformal._bound import WeightedQuantile
+from taskuq.conformal._quantiles import _pac_rank, coverage_rank
 
 ALPHAS = (0.1, 0.2, 0.25, 0.34, 0.5, 0.8)
 # (score, class) of each case; with output 0 the AR score is the target itself.
@@ -124,9 +124,9 @@ def test_a_weighted_bound_survives_a_file(tmp_path):
 def test_a_pac_bound_uses_the_pac_rank(n):
     bound = tq.calibrate(np.zeros((n, 1)), np.arange(1.0, n + 1), alpha=0.1, delta=0.1, score="ar")
 
-    assert bound.quantile == pac_rank(n, 0.1, 0.1)
+    assert bound.quantile == _pac_rank(n, 0.1, 0.1)
     assert bound.quantile > coverage_rank(n, 0.1)
-    assert bound.coverage_law(10).rank == pac_rank(n, 0.1, 0.1)
+    assert bound.coverage_law(10).rank == _pac_rank(n, 0.1, 0.1)
 
 
 def test_a_pac_bound_of_too_few_cases_says_how_many_are_needed():

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.calibration import LWR
-from taskuq.calibration.guarantee import Guarantee
-from taskuq.calibration.threshold import EndQuantiles, OneQuantile
+from taskuq.conformal._bound import EndQuantiles, SingleQuantile
+from taskuq.conformal._guarantee import Guarantee
+from taskuq.conformal.scores._paper import LWR
 
 ALPHAS = (0.2, 0.25, 0.34, 0.5, 0.8, 0.9)
 # A case is its target and the spread of two samples around 0; small numbers bring many ties, and
@@ -304,7 +304,7 @@ def test_the_file_holds_a_threshold_for_each_end_and_refuses_others(tmp_path):
     assert "below, " in str(bound)
     with pytest.raises(tq.InputError, match="do not fit"):
         type(bound).from_dict(record | {"threshold": record["threshold"]["lower"]})
-    nested = EndQuantiles(bound.threshold, OneQuantile(1.0)).to_dict()
+    nested = EndQuantiles(bound.threshold, SingleQuantile(1.0)).to_dict()
     with pytest.raises(tq.InputError, match="two thresholds for one end"):
         type(bound).from_dict(record | {"threshold": nested})
 

@@ -9,11 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.calibration.groups import (
-    hierarchical_quantile,
-    quantile_of_mean_loss,
-    worst_scores,
-)
+from taskuq.conformal._units import _hierarchical_quantile, _worst_scores, quantile_of_mean_loss
 
 ALPHAS = (0.1, 0.2, 0.25, 0.34, 0.5, 0.8)
 # A population is some groups of some whole scores each; small numbers bring many ties.
@@ -81,7 +77,7 @@ def test_sums_of_losses_are_exact_whatever_the_sizes_of_groups(alpha, largest):
 
     expected = brute_force(scores, group, allowed) if allowed >= 0 else inf
 
-    assert hierarchical_quantile(scores, group, alpha) == expected
+    assert _hierarchical_quantile(scores, group, alpha) == expected
 
 
 @given(
@@ -110,7 +106,7 @@ def test_the_worst_score_is_the_smallest_that_covers_the_share(scores, share):
         if Fraction(int((values <= q).sum()), len(values)) >= Fraction(str(share))
     ]
 
-    assert worst_scores(values, np.zeros(len(values), int), share).tolist() == [good[0]]
+    assert _worst_scores(values, np.zeros(len(values), int), share).tolist() == [good[0]]
 
 
 @pytest.mark.parametrize(("groups", "finite"), [(18, False), (19, True)])
@@ -131,7 +127,7 @@ def test_too_few_groups_give_the_range_and_say_how_many_are_needed(groups, finit
 def test_single_case_groups_give_the_rank_of_cases():
     scores = np.random.default_rng(3).permutation(40).astype(float)
     for alpha in (0.05, 0.1, 0.3):
-        assert hierarchical_quantile(scores, np.arange(40), alpha) == (
+        assert _hierarchical_quantile(scores, np.arange(40), alpha) == (
             tq.calibrate(np.zeros((40, 1)), scores, alpha=alpha, score="ar").quantile
         )
 

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.calibration import load_joint_bound
-from taskuq.calibration.joint import max_rank_quantiles
-from taskuq.calibration.rank import coverage_rank
-from taskuq.calibration.scales import MonotoneScale
-from taskuq.calibration.units import take_units
+from taskuq.conformal._joint import _max_rank_quantiles, _MonotoneScale, load_joint_bound
+from taskuq.conformal._quantiles import coverage_rank
+from taskuq.conformal._units import choose_units
 
 ALPHAS = (0.1, 0.2, 0.25, 0.34, 0.5)
 METHODS = ("max", "scale", "minimax", "rank")
@@ -30,7 +28,7 @@ def covered_rotations(population, alpha, method):
     trial = tq.calibrate_joint(
         np.zeros((n, 1, targets.shape[1])), targets[:n], alpha=alpha, score="ar", method=method
     )
-    aside = take_units(np.arange(n), trial.provenance["tuning_cases"], None)
+    aside = choose_units(np.arange(n), trial.provenance["tuning_cases"], None)
     tuning, turning = targets[: aside.sum()], targets[aside.sum() :]
     covered = 0
     for new in range(len(turning)):
@@ -83,7 +81,7 @@ def test_the_textbook_rank_without_plus_one_falls_short_and_ours_does_not():
     population = np.stack([up, up[::-1]], axis=1)
     alpha = 0.3
     counts = {}
-    for name, rule in (("textbook", textbook_max_rank), ("ours", max_rank_quantiles)):
+    for name, rule in (("textbook", textbook_max_rank), ("ours", _max_rank_quantiles)):
         counts[name] = sum(
             bool((case <= rule(np.delete(population, i, axis=0), alpha)).all())
             for i, case in enumerate(population)
@@ -99,7 +97,7 @@ def test_the_textbook_rank_without_plus_one_falls_short_and_ours_does_not():
 )
 def test_a_scale_there_and_back_never_falls_below_the_score(knots, gap, scores):
     rising = np.sort(knots) * gap
-    scale = MonotoneScale(tuple(rising), tuple(np.arange(1, len(rising) + 1) / (len(rising) + 1)))
+    scale = _MonotoneScale(tuple(rising), tuple(np.arange(1, len(rising) + 1) / (len(rising) + 1)))
     for score in scores:
         back = scale.inverse(float(scale(np.array([score]))[0]))
 
@@ -108,7 +106,7 @@ def test_a_scale_there_and_back_never_falls_below_the_score(knots, gap, scores):
 
 
 def test_a_scale_keeps_infinity_at_both_ends():
-    scale = MonotoneScale((-1.0, 1.0), (0.3, 0.6))
+    scale = _MonotoneScale((-1.0, 1.0), (0.3, 0.6))
 
     assert (scale.inverse(inf), scale.inverse(-inf)) == (inf, -inf)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration import load_online_bound
+from taskuq.conformal._online import load_online_bound
 
 OUTPUT = np.zeros(1)
 

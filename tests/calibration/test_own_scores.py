@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration import AR
-from taskuq.calibration.scores import SCORES, resolve_score, score_from_dict, score_to_dict
-from taskuq.commands.app import main
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.simulation import simulate
+from taskuq._io import write_json
+from taskuq.cli.app import main
+from taskuq.conformal.scores import SCORES, resolve_score, score_from_dict, score_to_dict
+from taskuq.conformal.scores._paper import AR
 from taskuq.errors import InputError
-from taskuq.files import write_json
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._simulate import simulate
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 RNG = np.random.default_rng(8)
 TRUTH = RNG.random(100)
 OUTPUTS = TRUTH[:, None] + 0.1 * RNG.standard_normal((100, 5))
-TABLE = synthetic_outputs(SyntheticScanner(volumes=20, samples=5), seed=0)
+TABLE = synthetic_outputs(SyntheticTable(volumes=20, samples=5), seed=0)
 
 
 class AroundTheMean:
@@ -101,7 +101,7 @@ def test_a_policy_by_name_is_that_of_the_object(tmp_path):
 
 
 def test_a_simulation_by_name_is_called_by_it():
-    plan = PolicyPlan("adaptive", 0.2, Goal(max_width=0.3), "mean")
+    plan = PolicySpec("adaptive", 0.2, Goal(max_width=0.3), "mean")
     (result,) = simulate(TABLE, [plan], trials=3, rng=np.random.default_rng(0))
 
     assert result.score == "mean"

@@ -7,8 +7,7 @@ import pytest
 from scipy.stats import beta, betabinom
 
 import taskuq as tq
-from taskuq.calibration.law import CoverageLaw
-from taskuq.calibration.rank import coverage_rank
+from taskuq.conformal._quantiles import CoverageLaw, coverage_rank
 
 # (alpha, epsilon, delta, two-sided size, one-sided size): worked out apart from this code.
 TABLE = [

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration import groups, joint, rank, units
-from taskuq.evaluation import closed_form
+from taskuq.conformal import _exact as closed_form
+from taskuq.conformal import _joint as joint
+from taskuq.conformal import _quantiles as rank
+from taskuq.conformal import _units as groups
+from taskuq.conformal import _units as units
 
 RNG = np.random.default_rng(77)
 SCORES = RNG.permutation(20).astype(float) + 1
@@ -124,9 +127,9 @@ def largest_instead_of_infinity(monkeypatch):
 
 def group_losses_without_the_new_group(monkeypatch):
     def without(count, alpha, delta):
-        return rank.exact_level(alpha) * count
+        return rank.exact_alpha(alpha) * count
 
-    monkeypatch.setattr(groups, "mean_loss_allowed", without)
+    monkeypatch.setattr(groups, "_allowed_total_loss", without)
 
 
 def max_rank_without_plus_one(monkeypatch):
@@ -136,7 +139,7 @@ def max_rank_without_plus_one(monkeypatch):
         r = int(np.sort(ranks)[n - floor(alpha * (n + 1))])
         return tuple(np.sort(scores, axis=0)[r - 1])
 
-    monkeypatch.setattr(joint, "max_rank_quantiles", textbook)
+    monkeypatch.setattr(joint, "_max_rank_quantiles", textbook)
 
 
 # Which laws see which fault. The others may or may not.
@@ -175,7 +178,7 @@ def test_a_simulated_histogram_sees_a_wrong_quantile(monkeypatch):
     truth = RNG.random(149)
     outputs = truth[:, None] + 0.1 * RNG.standard_normal((149, 2))
     # The law beside the histogram keeps the right rank.
-    monkeypatch.setattr(units, "promised_rank", lambda n, alpha, delta: RIGHT_RANK(n, alpha) + 1)
+    monkeypatch.setattr(units, "guaranteed_rank", lambda n, alpha, delta: RIGHT_RANK(n, alpha) + 1)
     result = tq.evaluate(
         outputs, truth, alpha=0.1, score="ar", trials=4000, rng=np.random.default_rng(5)
     )

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.calibration.rank import (
-    cases_needed,
+from taskuq.conformal._quantiles import (
+    _pac_rank,
     conformal_quantile,
     coverage_rank,
-    exact_level,
+    exact_alpha,
+    min_calibration_size,
     order_statistic,
-    pac_rank,
 )
 
 ALPHAS = (0.01, 0.05, 0.059, 0.1, 0.18, 0.25, 0.44, 0.45, 0.5, 0.7, 0.9, 0.99)
@@ -75,7 +75,7 @@ def test_the_rank_is_right_on_a_grid_of_percentages():
 
 @pytest.mark.parametrize("alpha", [0.01, 0.05, 0.1, 0.3, 0.5])
 def test_a_finite_bound_exists_from_cases_needed_on(alpha):
-    n = cases_needed(alpha)
+    n = min_calibration_size(alpha)
 
     assert coverage_rank(n, alpha) <= n
     assert n == 1 or coverage_rank(n - 1, alpha) > n - 1
@@ -85,20 +85,20 @@ def test_a_finite_bound_exists_from_cases_needed_on(alpha):
 @pytest.mark.parametrize(("alpha", "delta"), [(0.05, 0.1), (0.1, 0.1), (0.2, 0.01), (0.5, 0.5)])
 def test_the_pac_rank_is_the_smallest_whose_binomial_tail_is_allowed(n, alpha, delta):
     # Exact: P(Beta(k, n+1-k) < 1-alpha) = P(Bin(n, 1-alpha) >= k), in integers.
-    good = 1 - exact_level(alpha)
+    good = 1 - exact_alpha(alpha)
     tail = [
         sum(comb(n, j) * good**j * (1 - good) ** (n - j) for j in range(k, n + 1))
         for k in range(1, n + 1)
     ]
-    allowed = [k for k, chance in enumerate(tail, start=1) if chance <= exact_level(delta)]
+    allowed = [k for k, chance in enumerate(tail, start=1) if chance <= exact_alpha(delta)]
 
-    assert pac_rank(n, alpha, delta) == (allowed[0] if allowed else n + 1)
+    assert _pac_rank(n, alpha, delta) == (allowed[0] if allowed else n + 1)
 
 
 def test_the_pac_promise_holds_by_enumeration_of_a_discrete_population():
     # Scores uniform on {0..5}: conditional coverage of q is (q+1)/6; enumerate all 6^5 sets.
     n, alpha, delta = 5, 0.4, 0.3
-    rank = pac_rank(n, alpha, delta)
+    rank = _pac_rank(n, alpha, delta)
     draws = np.indices((6,) * n).reshape(n, -1)
     coverage = (np.sort(draws, axis=0)[rank - 1] + 1) / 6
 

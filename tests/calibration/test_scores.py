@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.calibration import AR, CQR, LWR, MLWR, Learned
-from taskuq.calibration.family import family_of
-from taskuq.calibration.rank import coverage_rank
-from taskuq.calibration.summaries import mean_and_variance, sample_quantiles
-from taskuq.calibration.tuning import tuning_units
-from taskuq.calibration.units import NewCase, take_units
+from taskuq.conformal._calibrate import tuning_units
+from taskuq.conformal._family import interval_family, mean_and_variance, sample_quantiles
+from taskuq.conformal._quantiles import coverage_rank
+from taskuq.conformal._units import CaseUnit, choose_units
+from taskuq.conformal.scores._learned import LearnedScore
+from taskuq.conformal.scores._mlwr import MLWR
+from taskuq.conformal.scores._paper import AR, CQR, LWR
 
 SIDES = ("two", "upper", "lower")
 NAMES = ("ar", "lwr", "cqr", "mlwr", "learned")
@@ -47,8 +48,8 @@ def scores_of(side, samples):
         MLWR(side),
         MLWR(side).tuned(outputs),
         MLWR(side).tuned(outputs, range_=(0, 1)),
-        Learned(side).tuned(outputs, truth, range_=(0, 1)),
-        Learned(side).tuned(10 * outputs - 5, 10 * truth - 5),
+        LearnedScore(side).tuned(outputs, truth, range_=(0, 1)),
+        LearnedScore(side).tuned(10 * outputs - 5, 10 * truth - 5),
     ]
 
 
@@ -79,7 +80,7 @@ def test_a_target_in_the_interval_scores_at_most_the_quantile(side, cases, quant
     outputs = np.array([samples for samples, _ in cases])
     targets = np.array([target for _, target in cases])
     for score in scores_of(side, outputs.shape[1]):
-        family = family_of(score, outputs)
+        family = interval_family(score, outputs)
         inside = family.interval(quantile).contains(targets)
         # In units of the score: a part in 1e9 of the quantile, and of the anchors over the scale.
         unit = np.maximum(family.scale, 1e-300)
@@ -149,7 +150,7 @@ def test_sample_quantiles_are_numpys_to_the_last_bit(p, dtype):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("levels", [(0.025, 0.975), (0.05, 0.95), (0.005, 0.995), (0.2, 0.5, 0.8)])
 def test_compiled_summaries_equal_numpys(p, dtype, levels, monkeypatch):
-    from taskuq.calibration import summaries
+    from taskuq.conformal import _family as summaries
 
     x = np.random.default_rng(p).random((4000, p)).astype(dtype)
     plain = (*mean_and_variance(x, ddof=1), *sample_quantiles(x, levels))
@@ -251,7 +252,9 @@ def test_tuning_cases_set_aside_do_not_spoil_the_promise(seed):
     rng = np.random.default_rng(seed)
     truth = rng.random(101)
     outputs = truth[:, None] + 0.3 * rng.random((101, 1)) * rng.standard_normal((101, 3))
-    aside = take_units(np.arange(100), tuning_units(Learned(), NewCase(), 100, 0.1, None), None)
+    aside = choose_units(
+        np.arange(100), tuning_units(LearnedScore(), CaseUnit(), 100, 0.1, None), None
+    )
     assert aside.any()
     turning = np.append(np.flatnonzero(~aside), 100)
     covered = 0

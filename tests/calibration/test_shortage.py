@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration.scores.learned import fit_robust_ridge
+from taskuq.conformal.scores._learned import _fit_robust_ridge
 
 RNG = np.random.default_rng(6)
 TRUTH = RNG.random(500)
@@ -140,7 +140,7 @@ def test_the_learned_score_takes_numbers_far_from_zero(offset):
 
 def test_a_feature_that_is_constant_but_for_rounding_does_not_count():
     large = np.full(50, 0.1) * 1e30 + np.tile([0.0, 1e14], 25)
-    fit = fit_robust_ridge(np.stack([large, TRUTH[:50]], axis=1), 2 * TRUTH[:50])
+    fit = _fit_robust_ridge(np.stack([large, TRUTH[:50]], axis=1), 2 * TRUTH[:50])
 
     assert fit.coefficients[0] == 0
     assert fit.coefficients[1] > 0

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration import MLWR
-from taskuq.calibration.medians import unit_median, unit_quantile
-from taskuq.calibration.scores.mlwr import SteadyMLWR
-from taskuq.protocols import Steadied
+from taskuq.conformal.scores._mlwr import MLWR, _SelfTunedMLWR, _unit_median, _unit_quantile
+from taskuq.protocols import SelfTuned
 
 POPULATIONS = 120
 SETTINGS = [
@@ -43,9 +41,9 @@ def median_by_hand(values, index):
 def test_a_median_over_units_lies_in_its_range_whatever_replaces_a_unit(seed):
     rng = np.random.default_rng(seed)
     values, index = units_of(rng)
-    found = unit_median(values, index)
+    found = _unit_median(values, index)
 
-    assert found.value == median_by_hand(values, index) == unit_quantile(values, index, 0.5)
+    assert found.value == median_by_hand(values, index) == _unit_quantile(values, index, 0.5)
     units = int(index.max()) + 1
     for i in range(units):
         others = index != i
@@ -58,7 +56,7 @@ def test_a_median_over_units_lies_in_its_range_whatever_replaces_a_unit(seed):
 
 def test_the_range_of_a_median_is_reached_by_cases_beyond_all_others():
     values = np.random.default_rng(0).normal(size=9)
-    found = unit_median(values, np.arange(9))
+    found = _unit_median(values, np.arange(9))
     for i in range(9):
         others = np.delete(values, i)
         for end, new in ((found.low, -9.0), (found.high, 9.0)):
@@ -131,7 +129,7 @@ def test_scores_by_the_prior_of_all_calibration_units_alone_would_break_it(monke
     def optimistic(self, kept, index):
         prior = self.levels.at(kept, index, 0.5)
         score = MLWR(self.score.side, self.score.floor, prior, self.score.link)
-        return Steadied(score, score, score)
+        return SelfTuned(score, score, score)
 
     # A new case of small spread finds a prior of large ones, and the other way round; what is
     # far below an upper bound then scores worst in both.
@@ -141,7 +139,7 @@ def test_scores_by_the_prior_of_all_calibration_units_alone_would_break_it(monke
     everyone = outputs, targets, np.arange(8), 0.5
     assert missed_share(*everyone, side="upper")[0] <= Fraction(1, 2)
 
-    monkeypatch.setattr(SteadyMLWR, "learn", optimistic)
+    monkeypatch.setattr(_SelfTunedMLWR, "learn", optimistic)
 
     assert missed_share(*everyone, side="upper")[0] > Fraction(1, 2)
 

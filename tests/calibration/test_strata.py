@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration import strata as within_strata
-from taskuq.calibration import units
-from taskuq.calibration.groups import hierarchical_quantile
-from taskuq.calibration.guarantee import Guarantee
-from taskuq.calibration.strata import quantiles_within
+from taskuq.conformal import _guarantee as within_strata
+from taskuq.conformal import _units as units
+from taskuq.conformal._guarantee import Guarantee, quantiles_within
+from taskuq.conformal._units import _hierarchical_quantile
 
 ALPHAS = (0.1, 0.2, 0.25, 0.34, 0.5)
 # Populations for each kind of promise; every group of each is once the new one.
@@ -343,26 +342,26 @@ def groups_count_alike(monkeypatch):
     """Within a stratum, whatever share of a group's cases lies there."""
 
     def alike(scores, index, sizes, alpha, delta=None):
-        return hierarchical_quantile(scores, index, alpha, delta)
+        return _hierarchical_quantile(scores, index, alpha, delta)
 
-    monkeypatch.setattr(within_strata, "quantile_given_stratum", alike)
+    monkeypatch.setattr(within_strata, "_quantile_given_stratum", alike)
 
 
 def no_room_for_the_new_group(monkeypatch):
-    right = within_strata.quantile_given_stratum
+    right = within_strata._quantile_given_stratum
 
     def lax(scores, index, sizes, alpha, delta=None):
         # A group more, full of cases of the stratum that are never missed.
         return right(np.r_[scores, -1.0], np.r_[index, len(sizes)], np.r_[sizes, 1], alpha, delta)
 
-    monkeypatch.setattr(within_strata, "quantile_given_stratum", lax)
+    monkeypatch.setattr(within_strata, "_quantile_given_stratum", lax)
 
 
 def cases_count_alike(monkeypatch):
     def alike(self, scores, group, alpha, delta):
-        return hierarchical_quantile(scores, np.arange(len(scores)), alpha, delta)
+        return _hierarchical_quantile(scores, np.arange(len(scores)), alpha, delta)
 
-    monkeypatch.setattr(units.RandomCase, "quantile", alike)
+    monkeypatch.setattr(units.RandomCaseUnit, "quantile", alike)
 
 
 @pytest.mark.parametrize(
@@ -387,6 +386,6 @@ def test_groups_that_count_alike_make_too_many_sets_unlucky(monkeypatch):
 
 def test_delta_that_is_not_divided_is_noticed(monkeypatch):
     monkeypatch.setattr(within_strata, "as_delta_for", lambda *asked: "each")
-    monkeypatch.setattr("taskuq.calibration.single.as_delta_for", lambda *asked: "each")
+    monkeypatch.setattr("taskuq.conformal._calibrate.as_delta_for", lambda *asked: "each")
 
     assert some_of_ten_strata_falls_short(delta_for="all")[0] > 0.1

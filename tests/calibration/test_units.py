@@ -6,13 +6,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from taskuq.calibration.units import NewCase, RandomCase, ShareOfCases, as_unit, unit_named
+from taskuq.conformal._units import CaseUnit, RandomCaseUnit, _GroupFractionUnit, as_unit, make_unit
 from taskuq.errors import InputError
 
 RNG = np.random.default_rng(3)
 SCORES = RNG.integers(0, 30, 60).astype(float)
 GROUP = RNG.permutation(np.repeat(np.arange(20), 3))
-UNITS = (NewCase(), RandomCase(), ShareOfCases("all"), ShareOfCases(0.5))
+UNITS = (CaseUnit(), RandomCaseUnit(), _GroupFractionUnit("all"), _GroupFractionUnit(0.5))
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda u: u.who)
@@ -67,7 +67,7 @@ def test_a_unit_is_found_again_by_its_name_and_record(name, cases):
     unit = as_unit(name, cases, has_groups=True, whole=True)
 
     assert unit.name == name
-    assert unit_named(unit.name, unit.record["cases"], whole=True) == unit
+    assert make_unit(unit.name, unit.record["cases"], whole=True) == unit
     assert unit.stops_together == (name == "whole-group")
     assert unit.counted == ("case" if name == "case" else "group")
 
@@ -80,11 +80,11 @@ def test_one_new_case_has_no_share_of_cases(unit, cases):
 
 
 def test_groups_are_the_default_where_they_are_given():
-    assert as_unit(None, has_groups=True) == RandomCase()
-    assert as_unit(None, has_groups=False) == NewCase()
+    assert as_unit(None, has_groups=True) == RandomCaseUnit()
+    assert as_unit(None, has_groups=False) == CaseUnit()
 
 
 @pytest.mark.parametrize("cases", [0, 1.5, "most", -0.1, "nan"])
 def test_shares_outside_zero_and_one_are_refused(cases):
     with pytest.raises(InputError, match=r"'random', 'all' or a share in \(0, 1\]"):
-        ShareOfCases(cases)
+        _GroupFractionUnit(cases)

@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.commands import app
-from taskuq.commands.app import main
-from taskuq.commands.bounds import calibrate
-from taskuq.commands.evaluate import evaluate
-from taskuq.commands.policies import plan, simulate
+from taskuq.cli import app
+from taskuq.cli.app import main
+from taskuq.cli.calibrate import calibrate, evaluate
+from taskuq.cli.plan import plan, simulate
 from taskuq.errors import InputError
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.outputs.table import FRAME, READERS
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
+from taskuq.table._table import FRAME, READERS
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    made = synthetic_outputs(SyntheticScanner(volumes=30, samples=8), seed=0)
+    made = synthetic_outputs(SyntheticTable(volumes=30, samples=8), seed=0)
     return str(made.save(tmp_path_factory.mktemp("table") / "table.npz"))
 
 
@@ -184,7 +183,7 @@ def test_a_bound_of_another_kind_than_asked_is_refused(asked, table, tmp_path, c
 
 def test_help_loads_neither_numpy_nor_torch():
     code = (
-        "import sys; from taskuq.commands.app import app\n"
+        "import sys; from taskuq.cli.app import app\n"
         "app(['--help']); app(['evaluate', '--help'])\n"
         "sys.exit(sum(name in sys.modules for name in ('numpy', 'torch', 'matplotlib')))"
     )
@@ -194,9 +193,9 @@ def test_help_loads_neither_numpy_nor_torch():
 def test_a_missing_extra_is_named(monkeypatch, capsys, tmp_path):
     (tmp_path / "scan.h5").touch()
     monkeypatch.setitem(sys.modules, "h5py", None)
-    monkeypatch.delitem(sys.modules, "taskuq.data.fastmri", raising=False)
-    monkeypatch.delitem(sys.modules, "taskuq.data.volume", raising=False)
-    monkeypatch.delitem(sys.modules, "taskuq.data.check", raising=False)
+    monkeypatch.delitem(sys.modules, "taskuq.data._fastmri", raising=False)
+    monkeypatch.delitem(sys.modules, "taskuq.data._volume", raising=False)
+    monkeypatch.delitem(sys.modules, "taskuq.data._readers", raising=False)
 
     assert "taskuq[mri]" in refused(capsys, "data", "check", tmp_path)
 
@@ -223,7 +222,7 @@ def test_classes_of_groups_are_read_in_either_way(table, capsys, tmp_path):
 
 
 def test_a_table_is_cut_into_two_by_its_groups(tmp_path):
-    whole = synthetic_outputs(SyntheticScanner(volumes=10), seed=0)
+    whole = synthetic_outputs(SyntheticTable(volumes=10), seed=0)
     whole.save(tmp_path / "table.npz")
     part, rest = tmp_path / "part.npz", tmp_path / "rest.npz"
     main(f"table {tmp_path}/table.npz --share 0.3 -o {part} --rest {rest}".split())

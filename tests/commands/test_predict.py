@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.commands import bounds
-from taskuq.commands.app import main
+from taskuq.cli import calibrate as bounds
+from taskuq.cli.app import main
 
 RNG = np.random.default_rng(3)
 TRUTH = RNG.random((60, 2))

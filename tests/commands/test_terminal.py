@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from taskuq.commands.terminal import WIDEST, say_paragraphs
+from taskuq.cli.app import WIDEST, print_wrapped
 
 LINES = ["One sentence that is longer than a narrow terminal is wide.", "  0.2 ± 0  is the width"]
 
@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 def test_a_terminal_gets_no_line_that_is_too_long_and_every_word(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr("sys.stderr", Terminal())
-    say_paragraphs([*LINES, "word " * 50])
+    print_wrapped([*LINES, "word " * 50])
 
     said = sys.stderr.getvalue()
     assert max(map(len, said.splitlines())) <= min(columns, WIDEST)
@@ -27,6 +27,6 @@ def test_a_terminal_gets_no_line_that_is_too_long_and_every_word(monkeypatch, co
 
 
 def test_a_file_gets_one_line_for_each(capsys):
-    say_paragraphs(LINES)
+    print_wrapped(LINES)
 
     assert capsys.readouterr().err.splitlines() == LINES

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import taskuq as tq
-from taskuq.calibration import load_joint_bound, load_online_bound
-from taskuq.fingerprints import sealed
-from taskuq.outputs.shards import shard_paths
+from taskuq._io import with_checksum
+from taskuq.conformal._joint import load_joint_bound
+from taskuq.conformal._online import load_online_bound
+from taskuq.table._parquet import _shard_paths
 
 RNG = np.random.default_rng(5)
 X, Z = RNG.random((1, 5, 3)).astype(np.float32), RNG.random(5)
@@ -37,12 +38,12 @@ def folder(tmp_path):
 def header(folder, **changes):
     """A header that somebody changed, and its checksum with it."""
     path = folder / "table.json"
-    path.write_text(json.dumps(sealed(json.loads(path.read_text()) | changes)))
+    path.write_text(json.dumps(with_checksum(json.loads(path.read_text()) | changes)))
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, 0.5, 0.99])
 def test_a_truncated_shard_is_named(folder, kept):
-    shard = shard_paths(folder)[0]
+    shard = _shard_paths(folder)[0]
     whole = shard.read_bytes()
     shard.write_bytes(whole[: int(kept * len(whole)) if kept < 1 and kept else int(kept)])
 
@@ -50,9 +51,9 @@ def test_a_truncated_shard_is_named(folder, kept):
 
 
 def test_a_table_from_a_newer_version_asks_for_an_update(folder):
-    header(folder, schema="taskuq.outputs/2")
+    header(folder, schema="taskuq.table/2")
 
-    refused(tq.TaskOutputs.load, folder, "taskuq.outputs/2", "update taskuq")
+    refused(tq.TaskOutputs.load, folder, "taskuq.table/2", "update taskuq")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_a_header_that_does_not_fit_its_rows_is_refused(folder, changes):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", json.dumps(sealed({"schema": "taskuq.outputs/1"})), "[" * 10**5],
+    ["", "{", "[]", "null", json.dumps(with_checksum({"schema": "taskuq.table/1"})), "[" * 10**5],
 )
 def test_a_header_that_is_no_header_is_refused(folder, text):
     (folder / "table.json").write_text(text)
@@ -94,7 +95,7 @@ def test_a_header_that_is_no_header_is_refused(folder, text):
 
 
 def test_a_folder_that_is_no_table_says_so(tmp_path, folder):
-    for shard in shard_paths(folder):
+    for shard in _shard_paths(folder):
         shard.unlink()
 
     refused(tq.TaskOutputs.load, tmp_path, "not a table")
@@ -133,13 +134,13 @@ FOREIGN = {
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_a_foreign_shard_is_refused(folder, kind):
     columns = {k: v for k, v in (COLUMNS | FOREIGN[kind]).items() if v is not None}
-    pq.write_table(pa.table(columns), shard_paths(folder)[0])
+    pq.write_table(pa.table(columns), _shard_paths(folder)[0])
 
     refused(tq.TaskOutputs.load, folder)
 
 
 def test_a_foreign_shard_of_the_right_columns_is_read(folder):
-    pq.write_table(pa.table(COLUMNS), shard_paths(folder)[0])
+    pq.write_table(pa.table(COLUMNS), _shard_paths(folder)[0])
 
     np.testing.assert_array_equal(tq.TaskOutputs.load(folder).outputs, X)
 
@@ -268,12 +269,12 @@ def test_a_bound_with_a_part_missing_or_of_another_kind_is_refused(kind, tmp_pat
     }  # fmt: skip
     for name in used - {"schema"}:
         for value in ("abc", [[]], {"name": "abc"}, -7.5):
-            path.write_text(json.dumps(sealed(record | {name: value})))
+            path.write_text(json.dumps(with_checksum(record | {name: value})))
             if not (
                 name in ("level", "step", "audits", "misses", "samples", "rounds") and value == -7.5
             ):
                 refused(load, path)
-        path.write_text(json.dumps(sealed({k: v for k, v in record.items() if k != name})))
+        path.write_text(json.dumps(with_checksum({k: v for k, v in record.items() if k != name})))
         refused(load, path)
 
 
@@ -284,7 +285,7 @@ def test_a_bound_from_a_newer_version_or_another_kind_is_refused(kind, tmp_path)
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"schema": record["schema"][:-1] + "2"}))
     refused(load, path, "update taskuq")
-    path.write_text(json.dumps(record | {"schema": "taskuq.outputs/1"}))
+    path.write_text(json.dumps(record | {"schema": "taskuq.table/1"}))
     refused(load, path, "is needed")
     path.write_text(json.dumps(record)[:-20])
     refused(load, path, "truncated")
@@ -297,6 +298,6 @@ def test_a_learned_score_whose_parts_do_not_fit_is_refused(part, value, tmp_path
     path = tq.calibrate(x, z, alpha=0.2, score="learned").save(tmp_path / "bound.json")
     record = json.loads(path.read_text())
     record["score"]["fit"][part] = value
-    path.write_text(json.dumps(sealed(record)))
+    path.write_text(json.dumps(with_checksum(record)))
 
     refused(tq.load_bound, path)

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import taskuq as tq
-from taskuq.commands.app import main
+from taskuq.cli.app import main
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import pytest
 
 import taskuq as tq
 from fuzz_changes import Dice, exchanged, forged, mutated
-from taskuq.calibration import load_joint_bound, load_online_bound
-from taskuq.outputs.shards import shard_paths
+from taskuq.conformal._joint import load_joint_bound
+from taskuq.conformal._online import load_online_bound
+from taskuq.table._parquet import _shard_paths
 
 # Values that have broken programs before.
 VALUES = (0.0, 1.0, -1.0, 0.5, 0.1, 1e-300, 5e-324, 1e99, -1e99, 1e300, np.nan, np.inf, -np.inf)
@@ -260,7 +261,7 @@ def test_two_thousand_damaged_tables(tmp_path):
     )
     file, folder = table.save(tmp_path / "table.npz"), table.save(tmp_path / "folder")
     whole = file.read_bytes()
-    header, shards = folder / "table.json", shard_paths(folder)
+    header, shards = folder / "table.json", _shard_paths(folder)
     text, kept = header.read_text(), [shard.read_bytes() for shard in shards]
     for _ in range(1_000):
         file.write_bytes(mutated(calls, whole))

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import taskuq as tq
-from taskuq.files import write_json
-from taskuq.outputs.shards import Header, TableWriter, shard_paths
+from taskuq._io import write_json
+from taskuq.table._parquet import TableHeader, TableWriter, _shard_paths
 
 
 class Bomb:
@@ -63,7 +63,7 @@ def test_a_table_with_objects_is_refused_and_not_run(tmp_path, write, name):
 @pytest.mark.parametrize("part", ["header", "roster", "shard"])
 def test_a_folder_with_a_pickle_in_it_is_refused_and_not_run(tmp_path, part):
     folder = tmp_path / "t"
-    writer = TableWriter(folder, Header((4.0,), 3, order="roster"))
+    writer = TableWriter(folder, TableHeader((4.0,), 3, order="roster"))
     shard = writer.write(["a"], 4.0, np.zeros((1, 3)), [0.0])
     names = {"header": "table.json", "roster": "_cases.parquet", "shard": shard.name}
     pickled(folder / names[part], Bomb(tmp_path / "boom"))
@@ -88,7 +88,7 @@ def test_weights_with_objects_are_refused_and_not_run(tmp_path, name):
 
 
 def table_of(folder, samples):
-    writer = TableWriter(folder, Header((4.0,), samples))
+    writer = TableWriter(folder, TableHeader((4.0,), samples))
     writer.write(["a", "b"], 4.0, np.ones((2, samples)), [0.0, 1.0])
     return folder
 
@@ -96,7 +96,7 @@ def table_of(folder, samples):
 @pytest.mark.parametrize("claimed", [16, 64, 10**15])
 def test_a_header_that_lies_about_samples_is_refused_before_memory_is_taken(tmp_path, claimed):
     folder = table_of(tmp_path / "t", 32)
-    (shard,) = shard_paths(folder)
+    (shard,) = _shard_paths(folder)
     # Somebody who means it takes the checksums away.
     pq.write_table(pq.read_table(shard).replace_schema_metadata(None), shard)
     header = folder / "table.json"
@@ -108,7 +108,7 @@ def test_a_header_that_lies_about_samples_is_refused_before_memory_is_taken(tmp_
 
 def test_a_shard_among_others_that_holds_fewer_samples_is_refused(tmp_path):
     folder = table_of(tmp_path / "t", 32)
-    few = shard_paths(table_of(tmp_path / "few", 16))[0]
+    few = _shard_paths(table_of(tmp_path / "few", 16))[0]
     few.rename(folder / few.name)
 
     with pytest.raises(tq.InputError, match="is of another table"):
@@ -117,7 +117,7 @@ def test_a_shard_among_others_that_holds_fewer_samples_is_refused(tmp_path):
 
 def test_lists_of_unequal_length_behind_a_schema_that_claims_equal_ones_are_refused(tmp_path):
     folder = table_of(tmp_path / "t", 3)
-    (shard,) = shard_paths(folder)
+    (shard,) = _shard_paths(folder)
     honest = pq.read_table(shard)
     unequal = honest.set_column(
         honest.column_names.index("outputs"), "outputs",
@@ -135,7 +135,7 @@ def test_lists_of_unequal_length_behind_a_schema_that_claims_equal_ones_are_refu
 
 
 def test_a_name_as_long_as_a_book_is_refused(tmp_path):
-    writer = TableWriter(tmp_path / "t", Header((4.0,), 3))
+    writer = TableWriter(tmp_path / "t", TableHeader((4.0,), 3))
     writer.write(["a", "b" * 10**6], 4.0, np.ones((2, 3)), [0.0, 1.0])
 
     with pytest.raises(tq.InputError, match="1000 are the most"):

@@ -4,17 +4,17 @@ import sys
 
 import pytest
 
-import taskuq.kinds
+import taskuq._registry
 from raising import refused
-from taskuq.kinds import VARIABLE, Kinds
+from taskuq._registry import VARIABLE, Registry
 
-SHAPES = Kinds("shape", {})
+SHAPES = Registry("shape", {})
 
 
 @pytest.fixture
 def extension(tmp_path, monkeypatch):
     """Write an extension, name it in the environment, and forget it afterwards."""
-    monkeypatch.setattr(taskuq.kinds, "_loaded", set())
+    monkeypatch.setattr(taskuq._registry, "_loaded", set())
     monkeypatch.setattr(SHAPES, "_known", {})
     monkeypatch.setitem(sys.modules, "its_test", sys.modules[__name__])
 

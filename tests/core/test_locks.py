@@ -8,14 +8,14 @@ import fcntl
 import pytest
 
 from raising import refused
-from taskuq.locks import locked
+from taskuq._io import file_lock
 
 
 def test_a_second_holder_is_refused(tmp_path):
     path = tmp_path / "l"
-    with locked(path, what="it"), refused("file.exists", "it"), locked(path, what="it"):
+    with file_lock(path, what="it"), refused("file.exists", "it"), file_lock(path, what="it"):
         pass
-    with locked(path):
+    with file_lock(path):
         pass
 
 
@@ -25,6 +25,6 @@ def test_a_missing_lock_is_a_warning(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", none)
     done = []
-    with pytest.warns(UserWarning, match="has no locks"), locked(tmp_path / "l", what="it"):
+    with pytest.warns(UserWarning, match="has no locks"), file_lock(tmp_path / "l", what="it"):
         done.append(True)
     assert done

@@ -18,7 +18,7 @@ import json, sys, tempfile
 from pathlib import Path
 import numpy as np
 import taskuq as tq
-from taskuq.outputs.shards import Header, TableWriter
+from taskuq.table._parquet import TableHeader, TableWriter
 
 RATES = (16.0, 8.0, 4.0, 2.0)
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import pytest
 
 from raising import refused
-from taskuq.kinds import Kinds
-from taskuq.settings import from_table, read_settings, read_toml, to_table, toml_text
+from taskuq._config import from_toml_table, read_config, read_toml, to_toml_table, toml_text
+from taskuq._registry import Registry
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Box:
     names: tuple[str, ...] = ("a", "b")
 
 
-SHAPES: Kinds[type[Disc | Box]] = Kinds("shape", {})
+SHAPES: Registry[type[Disc | Box]] = Registry("shape", {})
 SHAPES.register("disc", Disc)
 SHAPES.register("box", Box)
 
@@ -38,7 +38,7 @@ class Drawing:
 
 def read(tmp_path, text):
     (tmp_path / "a.toml").write_text(text)
-    return read_settings(Drawing, tmp_path / "a.toml")
+    return read_config(Drawing, tmp_path / "a.toml")
 
 
 @pytest.mark.parametrize(
@@ -79,23 +79,23 @@ def test_what_does_not_belong_to_the_kind_is_refused(tmp_path, text, code, names
 
 @pytest.mark.parametrize("drawing", [Drawing(), Drawing(Box(1, ("c",)), Disc(2.0), "yours")])
 def test_a_drawing_survives_toml(tmp_path, drawing):
-    (tmp_path / "a.toml").write_text(toml_text(to_table(drawing)))
-    assert from_table(Drawing, read_toml(tmp_path / "a.toml")) == drawing
+    (tmp_path / "a.toml").write_text(toml_text(to_toml_table(drawing)))
+    assert from_toml_table(Drawing, read_toml(tmp_path / "a.toml")) == drawing
 
 
 def test_a_complete_table_names_what_is_not_set_and_is_json():
-    table = to_table(Drawing(), complete=True)
+    table = to_toml_table(Drawing(), complete=True)
     assert json.loads(json.dumps(table)) == table == {
         "shape": {"kind": "disc", "radius": 3.0, "filled": None}, "frame": None, "title": "mine",
     }  # fmt: skip
 
 
 def test_a_class_that_nobody_listed_has_no_kind():
-    other: Kinds[type] = Kinds("shape", {"disc": "elsewhere:Disc"})
+    other: Registry[type] = Registry("shape", {"disc": "elsewhere:Disc"})
     with refused("choice.unknown", "shape"):
         other.name_of(Disc)
 
 
 def test_a_kind_that_is_not_loaded_yet_is_found_by_its_place():
-    listed: Kinds[type] = Kinds("fraction", {"exact": "fractions:Fraction"})
+    listed: Registry[type] = Registry("fraction", {"exact": "fractions:Fraction"})
     assert listed.name_of(Fraction) == "exact"

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.outputs.shards import Header, TableWriter, shard_paths
+from taskuq.table._parquet import TableHeader, TableWriter, _shard_paths
 
-HEADER = Header(accelerations=(4.0, 2.0), samples=3, provenance={"sizes": (1, 2)})
+HEADER = TableHeader(accelerations=(4.0, 2.0), samples=3, provenance={"sizes": (1, 2)})
 
 
 def rows(cases, acceleration):
@@ -73,7 +73,7 @@ def test_half_written_files_are_not_part_of_the_table(tmp_path):
     (tmp_path / "notes.txt").write_text("beside the table")
 
     assert_holds(tq.TaskOutputs.load(tmp_path), ["case 1"])
-    assert shard_paths(tmp_path) == sorted(paths)
+    assert _shard_paths(tmp_path) == sorted(paths)
 
 
 def test_a_failed_write_leaves_nothing(tmp_path):
@@ -88,7 +88,7 @@ def test_another_header_is_refused_and_the_same_is_not(tmp_path):
     TableWriter(tmp_path, HEADER)
     TableWriter(tmp_path, HEADER)
     with pytest.raises(tq.InputError, match="samples was 3, but now it is 4"):
-        TableWriter(tmp_path, Header(accelerations=(4.0, 2.0), samples=4))
+        TableWriter(tmp_path, TableHeader(accelerations=(4.0, 2.0), samples=4))
 
 
 def test_groups_and_labels_travel_with_their_cases(tmp_path):
@@ -104,7 +104,7 @@ def test_groups_and_labels_travel_with_their_cases(tmp_path):
 WRITE_FOR_EVER = """
 import itertools, sys
 import numpy as np
-from taskuq.outputs.shards import Header, TableWriter
+from taskuq.table._parquet import TableHeader, TableWriter
 
 writer = TableWriter(sys.argv[1], Header(accelerations=(2.0,), samples=64))
 for i in itertools.count():

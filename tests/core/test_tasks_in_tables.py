@@ -7,8 +7,8 @@ import pytest
 import taskuq as tq
 from raising import refused
 from taskuq.errors import InputError
-from taskuq.outputs.joining import join_tasks
-from taskuq.outputs.rounds import as_rounds
+from taskuq.table._formats import _join_tasks
+from taskuq.table._table import as_rounds
 
 NAMES = ("12 views", "24 views")
 PARTS = ("outputs", "targets", "accelerations", "case", "group", "label")
@@ -165,4 +165,4 @@ def test_tasks_with_other_rounds_are_not_joined():
     one, other = table.select(task="lesion"), table.select(task="area", accelerations=[8])
 
     with pytest.raises(InputError, match="every task needs the same"):
-        join_tasks({"lesion": one, "area": other})
+        _join_tasks({"lesion": one, "area": other})

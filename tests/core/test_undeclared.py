@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.outputs.undeclared import undeclared_range
+from taskuq.cli.app import main
+from taskuq.table._table import suggest_range
 
 rng = np.random.default_rng(0)
 OUTPUTS, TARGETS = rng.random((2, 60, 4)), rng.random(60)
@@ -23,13 +23,13 @@ ASKED = {"alpha": 0.2, "max_width": 0.5}
     ],
 )
 def test_what_is_declared_or_reaches_beyond_is_not_spoken_of(table):
-    assert undeclared_range(table) is None
-    assert "--range 0,1 " in undeclared_range(PLAIN)
+    assert suggest_range(table) is None
+    assert "--range 0,1 " in suggest_range(PLAIN)
 
 
 def test_of_several_tasks_those_are_named_that_may_be_probabilities():
     x, z = np.stack([OUTPUTS, 90 * OUTPUTS], -1), np.stack([TARGETS, 90 * TARGETS], -1)
-    said = undeclared_range(tq.TaskOutputs(x, z, (8, 4), task_names=["tear", "area"]))
+    said = suggest_range(tq.TaskOutputs(x, z, (8, 4), task_names=["tear", "area"]))
 
     assert "targets of tear lie" in said
     assert "--range tear=0:1 " in said

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from raising import refused
+from taskuq._config import from_toml_table
+from taskuq._io import write_json
 from taskuq.errors import InputError
-from taskuq.files import write_json
-from taskuq.report import save_explorer
-from taskuq.report import write_report
-from taskuq.settings import from_table
-from taskuq.words import MRI, Words, as_words, round_label
+from taskuq.report._explorer import save_explorer
+from taskuq.report._report import write_report
+from taskuq.table._terminology import MRI, Terminology, as_terminology, round_label
 
 
 @pytest.fixture
@@ -57,7 +57,9 @@ def test_a_page_speaks_the_words_it_is_given(tmp_path, rng):
     assert "Pick one of the <bdi>scenes</bdi>" in text
     assert "<bdi>Film</bdi> by <bdi>film</bdi>" in text
     assert stored(text)["round_names"] == ["short", "long"]
-    assert Words(case="scene", group="film").to_dict().items() <= stored(text)["words"].items()
+    assert (
+        Terminology(case="scene", group="film").to_dict().items() <= stored(text)["words"].items()
+    )
 
 
 def test_mri_keeps_its_terms(tmp_path, rng):
@@ -80,9 +82,9 @@ def test_mri_keeps_its_terms(tmp_path, rng):
 )
 def test_words_that_are_none_are_refused_and_do_not_end_a_page(tmp_path, rng, words, code):
     with refused(code):
-        as_words(words)
+        as_terminology(words)
     said = stored(page(tmp_path, rng, words))["words"]
-    assert Words().to_dict().items() <= said.items()
+    assert Terminology().to_dict().items() <= said.items()
 
 
 def test_names_of_rounds_are_one_for_each(tmp_path, rng):
@@ -92,13 +94,13 @@ def test_names_of_rounds_are_one_for_each(tmp_path, rng):
 
 
 def test_a_run_takes_the_words_of_its_system_or_of_its_file():
-    run_module = pytest.importorskip("taskuq.runs.run")
+    run_module = pytest.importorskip("taskuq.experiments._run")
     settings = [{}, {"measure": {"kind": "tomography"}}, {"words": {"case": "head"}}]
     said = [
-        run_module.Run(None, None, from_table(run_module.RunConfig, table), None).words
+        run_module.Run(None, None, from_toml_table(run_module.RunConfig, table), None).words
         for table in settings
     ]
 
     assert said[0] == MRI
     assert said[1].measurement == "view"
-    assert said[2] == Words(case="head")
+    assert said[2] == Terminology(case="head")

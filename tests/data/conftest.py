@@ -23,6 +23,6 @@ def write_volume(tmp_path):
 @pytest.fixture
 def small_preparation():
     """The paper's preparation, for small test volumes."""
-    from taskuq.data.preparation import Preparation
+    from taskuq.data._volume import FastMRIPreprocessing
 
-    return Preparation(size=32, minimum_width=32, first_acceleration=4, slices="all")
+    return FastMRIPreprocessing(size=32, minimum_width=32, first_acceleration=4, slices="all")

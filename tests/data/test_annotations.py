@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from raising import refused
-from taskuq.data.annotations import Annotation, read_annotations, read_file_list
+from taskuq.data._volume import _Annotation, read_annotations, read_file_list
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "../shared/data/fastmri_plus"
 published = pytest.mark.skipif(not PUBLISHED.exists(), reason="the fastMRI+ files are not here")
@@ -71,7 +71,7 @@ def test_a_file_with_other_columns_is_refused(tmp_path):
 
 def test_a_box_is_flipped_back_into_the_stored_image():
     # A mark in row 5 of a 10-row image is seen in row 4 of the flipped one.
-    rows, columns = Annotation("a", 0, False, (2, 4, 3, 1), "Mass").rows_and_columns(10)
+    rows, columns = _Annotation("a", 0, False, (2, 4, 3, 1), "Mass").rows_and_columns(10)
     assert (rows, columns) == (slice(5, 6), slice(2, 5))
-    outside = Annotation("a", 0, False, (2, -1, 3, 4), "Mass").rows_and_columns(10)
+    outside = _Annotation("a", 0, False, (2, -1, 3, 4), "Mass").rows_and_columns(10)
     assert outside[0] == slice(7, 10)

@@ -9,16 +9,22 @@ import pytest
 import torch
 
 from raising import refused
-from taskuq.data.anatomy import load_anatomy, save_anatomy
-from taskuq.data.arrays import read_npz
-from taskuq.data.atlas import Atlas, draw_patients, save_atlas
-from taskuq.data.dataset import Dataset
-from taskuq.data.lesions import LesionPlan
-from taskuq.data.patient import PatientPlan, draw_patient
-from taskuq.data.sheet import contact_sheet
-from taskuq.measure.coils import rss
+from taskuq.data._arrays import read_npz
+from taskuq.data._atlas import (
+    Atlas,
+    LesionDistribution,
+    PatientDistribution,
+    _draw_patients,
+    draw_patient,
+    load_anatomy,
+    save_anatomy,
+    save_atlas,
+)
+from taskuq.data._dataset import Dataset
+from taskuq.data._readers import plot_contact_sheet
+from taskuq.measure._coils import rss
 
-PLAN = PatientPlan(size=64, slices=4)
+PLAN = PatientDistribution(size=64, slices=4)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +54,8 @@ def test_other_seeds_and_other_patients_are_other_images(atlas):
 
 def test_slices_of_a_patient_agree_more_than_slices_of_patients():
     # Slices 1 mm apart, so that only what is drawn for each patient can differ.
-    plan = PatientPlan(size=64, slices=2, spacing=1.0, lowest=(80.0, 80.0))
-    patients = draw_patients(Atlas(patients=6, seed=0, plan=plan))
+    plan = PatientDistribution(size=64, slices=2, spacing=1.0, lowest=(80.0, 80.0))
+    patients = _draw_patients(Atlas(patients=6, seed=0, plan=plan))
     within = [np.corrcoef(p.images[0].ravel(), p.images[1].ravel())[0, 1] for p in patients]
     between = [
         np.corrcoef(p.images[0].ravel(), q.images[0].ravel())[0, 1] for p, q in pairwise(patients)
@@ -74,7 +80,7 @@ def test_labels_masks_and_areas_tell_the_same(atlas):
 
 
 def test_lesions_change_the_image_where_their_mask_is_and_nowhere_else():
-    plan = replace(PLAN, lesions=LesionPlan(patients=1.0, mass=1.0, visibility=(1.0, 1.0)))
+    plan = replace(PLAN, lesions=LesionDistribution(patients=1.0, mass=1.0, visibility=(1.0, 1.0)))
     free = replace(plan, lesions=replace(plan.lesions, visibility=(0.0, 0.0)))
     ill, well = (
         draw_patient(p, load_anatomy(), rng=np.random.default_rng(4)) for p in (plan, free)
@@ -85,13 +91,15 @@ def test_lesions_change_the_image_where_their_mask_is_and_nowhere_else():
 
 
 def test_about_a_third_of_slices_has_a_lesion():
-    labels = Atlas(patients=60, seed=5, plan=PatientPlan(size=48)).labels
+    labels = Atlas(patients=60, seed=5, plan=PatientDistribution(size=48)).labels
     # 60 patients of a share near a third: five standard errors are 0.2.
     assert 0.2 < labels.mean() < 0.5
 
 
 def test_flair_shows_the_brain_of_t1_with_grey_and_white_exchanged():
-    plan = replace(PLAN, size=128, noise=(0.0, 0.0), lesions=LesionPlan(patients=0.0, dots=0.0))
+    plan = replace(
+        PLAN, size=128, noise=(0.0, 0.0), lesions=LesionDistribution(patients=0.0, dots=0.0)
+    )
     t1, flair = (
         draw_patient(replace(plan, contrast=name), load_anatomy(), rng=np.random.default_rng(2))
         for name in ("t1", "flair")
@@ -102,7 +110,7 @@ def test_flair_shows_the_brain_of_t1_with_grey_and_white_exchanged():
 
 
 def test_t2_shows_the_same_patient_with_bright_fluid():
-    plan = PatientPlan(size=64, slices=2, lesions=LesionPlan(patients=1.0))
+    plan = PatientDistribution(size=64, slices=2, lesions=LesionDistribution(patients=1.0))
     flair, t2 = (
         draw_patient(replace(plan, contrast=name), load_anatomy(), rng=np.random.default_rng(2))
         for name in ("flair", "t2")
@@ -114,7 +122,7 @@ def test_t2_shows_the_same_patient_with_bright_fluid():
 
 
 def test_mixed_patients_have_all_contrasts():
-    plan = PatientPlan(size=16, slices=1, contrast="mixed")
+    plan = PatientDistribution(size=16, slices=1, contrast="mixed")
     seen = {Atlas(12, seed=0, plan=plan).patient(k).contrast for k in range(12)}
     assert seen == {"t1", "t2", "flair"}
 
@@ -129,7 +137,7 @@ def test_a_base_file_stands_for_nilearn(atlas, tmp_path, monkeypatch):
 
 
 def test_without_nilearn_or_a_base_file_the_extra_is_named(tmp_path, monkeypatch):
-    from taskuq.data import anatomy
+    from taskuq.data import _atlas as anatomy
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(anatomy, "find_spec", lambda name: None)
@@ -157,7 +165,9 @@ def test_an_atlas_travels_to_workers(atlas):
 def test_a_contact_sheet_is_a_picture(atlas, tmp_path):
     from PIL import Image
 
-    path = contact_sheet(atlas, tmp_path / "sheet.png", indices=range(8), outline=atlas.lesion_mask)
+    path = plot_contact_sheet(
+        atlas, tmp_path / "sheet.png", indices=range(8), outline=atlas.lesion_mask
+    )
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("L"), dtype=float)
     assert pixels.std() > 10

@@ -4,22 +4,24 @@ import numpy as np
 import pytest
 
 from raising import refused
-from taskuq.data.air import air_share
-from taskuq.data.chest import Chest, ChestData
-from taskuq.data.readers import open_task_data
-from taskuq.task.air import AirShare
+from taskuq.data._chest import ChestData, _ChestPhantom, air_fraction
+from taskuq.data._readers import open_task_data
+from taskuq.task._methods import AirFraction
 
 
 def test_a_patient_is_the_same_in_any_company():
-    many, one = Chest(4, seed=7, size=32, slices=2), Chest(1, seed=7, size=32, slices=2, first=3)
+    many, one = (
+        _ChestPhantom(4, seed=7, size=32, slices=2),
+        _ChestPhantom(1, seed=7, size=32, slices=2, first=3),
+    )
     assert np.array_equal(many[6].image, one[0].image)
     assert many[6].case == one[0].case == "patient-3-slice-0"
     assert not np.array_equal(many[6].image, many[4].image)
-    assert not np.array_equal(many[0].image, Chest(1, seed=8, size=32, slices=2)[0].image)
+    assert not np.array_equal(many[0].image, _ChestPhantom(1, seed=8, size=32, slices=2)[0].image)
 
 
 def test_chests_differ_in_air_and_have_values_of_a_chest():
-    chest = Chest(12, seed=0, size=64)
+    chest = _ChestPhantom(12, seed=0, size=64)
     images = np.stack([chest[k].image for k in range(len(chest))])
     assert images.min() == 0
     assert images.max() <= 1
@@ -35,18 +37,18 @@ def test_air_is_counted_inside_the_body_alone(size):
     body, lung = radius < 0.8, radius < 0.4
     image = np.where(lung, 0.1, np.where(body, 0.7, 0.0))
     image[-1:] = 0.9  # a table, which is thin
-    assert air_share(image[None])[0] == pytest.approx(lung.sum() / body.sum(), rel=0.03)
-    assert air_share(np.zeros((1, size, size)))[0] == 0
+    assert air_fraction(image[None])[0] == pytest.approx(lung.sum() / body.sum(), rel=0.03)
+    assert air_fraction(np.zeros((1, size, size)))[0] == 0
 
 
 def test_what_a_network_should_say_is_what_is_computed():
     part = open_task_data(ChestData(patients=2, size=32, slices=2))
     images = np.stack([part.cases[k].image for k in range(4)])
-    assert np.allclose(part.targets[:, 0], AirShare()(images))
+    assert np.allclose(part.targets[:, 0], AirFraction()(images))
 
 
 def test_impossible_chests_and_images_are_refused():
     with refused("value.invalid"):
-        Chest(0, seed=0)
+        _ChestPhantom(0, seed=0)
     with refused("shape.axes"):
-        air_share(np.ones((4, 4)))
+        air_fraction(np.ones((4, 4)))

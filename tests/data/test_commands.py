@@ -8,11 +8,10 @@ import pytest
 from PIL import Image
 
 from raising import refused
-from taskuq.commands.data import atlas, atlas_base, check, prepare, sheet
-from taskuq.commands.masks import masks
-from taskuq.data.arrays import read_npz
+from taskuq.cli.data import atlas, atlas_base, check, masks, prepare, sheet
+from taskuq.data._arrays import read_npz
 from taskuq.errors import InputError
-from taskuq.measure.masks import published_masks
+from taskuq.measure._masks import published_masks
 
 SMALL = {"size": 32, "minimum_width": 32, "slices": "all"}
 NOTES = "file,slice,study_level,x,y,width,height,label\n"

@@ -10,25 +10,29 @@ import pytest
 import torch
 
 from raising import refused
-from taskuq.data.annotations import Annotation, Annotations, Labels
-from taskuq.data.dataset import Dataset
-from taskuq.data.fastmri import FastMRI, survey
-from taskuq.data.preparation import Preparation, cached_coils
-from taskuq.data.volume import open_volume
-from taskuq.measure.coils import compression_matrix, rss
-from taskuq.measure.fourier import ifft2c
-from taskuq.measure.projections import keep_measured
+from taskuq.data._dataset import Dataset
+from taskuq.data._fastmri import FastMRIDataset, _survey
+from taskuq.data._volume import (
+    AnnotationLabels,
+    FastMRIPreprocessing,
+    _Annotation,
+    _Annotations,
+    cached_coils,
+    open_volume,
+)
+from taskuq.measure._coils import compression_matrix, rss
+from taskuq.measure._fourier import ifft2c, project_measured
 
-TEAR = Annotation("file1000001", 1, False, (1, 2, 3, 4), "Meniscus Tear")
+TEAR = _Annotation("file1000001", 1, False, (1, 2, 3, 4), "Meniscus Tear")
 
 
 def test_an_item_is_the_cropped_compressed_scaled_slice(write_volume, small_preparation, tmp_path):
     _, kspace = write_volume(slices=2)
-    data = FastMRI(tmp_path, small_preparation)
+    data = FastMRIDataset(tmp_path, small_preparation)
     assert isinstance(data, Dataset)
     item = data[1]
     full = ifft2c(torch.as_tensor(kspace[1]))[:, 8:40, 4:36]
-    C = compression_matrix(keep_measured(full, small_preparation.first_mask), 8)
+    C = compression_matrix(project_measured(full, small_preparation.first_mask), 8)
     expected = torch.einsum("bv,bhw->vhw", C, full)
     assert item.image.shape == (8, 32, 32)
     assert torch.allclose(item.image * item.scale, expected, rtol=1e-4, atol=1e-9)
@@ -39,9 +43,9 @@ def test_the_scale_is_the_quantile_of_the_first_round_of_the_whole_volume(
     write_volume, small_preparation, tmp_path
 ):
     write_volume(slices=4)
-    data = FastMRI(tmp_path, small_preparation)
+    data = FastMRIDataset(tmp_path, small_preparation)
     zero_filled = torch.stack(
-        [keep_measured(item.image * item.scale, small_preparation.first_mask) for item in data]
+        [project_measured(item.image * item.scale, small_preparation.first_mask) for item in data]
     )
     assert data[0].scale == pytest.approx(np.quantile(zero_filled.abs().numpy(), 0.95), rel=1e-4)
     assert len({item.scale for item in data}) == 1
@@ -53,13 +57,13 @@ def test_full_compression_keeps_at_least_the_energy_of_measured_compression(
     write_volume()
     energy = {}
     for compression in ("measured", "full"):
-        item = FastMRI(tmp_path, replace(small_preparation, compression=compression))[0]
+        item = FastMRIDataset(tmp_path, replace(small_preparation, compression=compression))[0]
         energy[compression] = (rss(item.image * item.scale) ** 2).sum().item()
     assert energy["full"] >= energy["measured"] * (1 - 1e-6)
 
 
 def test_the_published_rule_and_the_stated_rule_differ():
-    published, stated = Preparation(), Preparation(slices="central-80")
+    published, stated = FastMRIPreprocessing(), FastMRIPreprocessing(slices="central-80")
     # 5 to 23, 6 to 27, 7 to 27, 7 to 31: where a fifth is whole, the float below it counts.
     assert [len(published.chosen_slices(n)) for n in (30, 35, 36, 40)] == [19, 22, 21, 25]
     assert [len(stated.chosen_slices(n)) for n in (30, 35, 36, 40)] == [24, 28, 29, 32]
@@ -74,7 +78,7 @@ def test_every_unusable_file_is_listed_with_its_reason(write_volume, small_prepa
     broken, _ = write_volume("broken.h5")
     broken.write_bytes(broken.read_bytes()[:1000])
     (tmp_path / "volumes" / "text.h5").write_text("not HDF5")
-    reasons = {f.file.stem: f.reason for f in survey(tmp_path, small_preparation)}
+    reasons = {f.file.stem: f.reason for f in _survey(tmp_path, small_preparation)}
     assert reasons.pop("good") == ""
     assert reasons["fat"] == "acquisition is CORPDFS_FBK, not CORPD_FBK"
     assert reasons["few"] == "4 coils, at least 9 are needed"
@@ -90,31 +94,40 @@ def test_strict_stops_at_a_fault_with_one_sentence(
     write_volume("a.h5")
     write_volume("b.h5", **fault)
     with refused("file.format", "b.h5", "--strict"):
-        survey(tmp_path, small_preparation, strict=True)
+        _survey(tmp_path, small_preparation, strict=True)
 
 
 def test_strict_does_not_mind_another_acquisition(write_volume, small_preparation, tmp_path):
     write_volume("a.h5")
     write_volume("b.h5", acquisition="CORPDFS_FBK")
-    assert len(FastMRI(tmp_path, small_preparation, strict=True).volumes) == 1
+    assert len(FastMRIDataset(tmp_path, small_preparation, strict=True).volumes) == 1
 
 
 def test_a_folder_without_a_usable_volume_says_why(write_volume, small_preparation, tmp_path):
     with refused("file.missing", str(tmp_path)):
-        FastMRI(tmp_path, small_preparation)
+        FastMRIDataset(tmp_path, small_preparation)
     write_volume(coils=4)
     with refused("file.format", "4 coils"):
-        FastMRI(tmp_path, small_preparation)
+        FastMRIDataset(tmp_path, small_preparation)
 
 
 def test_labels_come_from_the_annotations(write_volume, small_preparation, tmp_path):
     write_volume("file1000001.h5")
     write_volume("file1000002.h5")
-    notes = Annotations((TEAR,))
-    assert FastMRI(tmp_path, small_preparation, Labels(notes)).labels.tolist() == [0, 1, 0, 0, 0, 0]
-    by_volume = FastMRI(tmp_path, small_preparation, Labels(notes, per="volume"))
+    notes = _Annotations((TEAR,))
+    assert FastMRIDataset(tmp_path, small_preparation, AnnotationLabels(notes)).labels.tolist() == [
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+    ]
+    by_volume = FastMRIDataset(tmp_path, small_preparation, AnnotationLabels(notes, per="volume"))
     assert by_volume.labels.tolist() == [1, 1, 1, 0, 0, 0]
-    listed = FastMRI(tmp_path, small_preparation, Labels(notes, files=frozenset({"file1000001"})))
+    listed = FastMRIDataset(
+        tmp_path, small_preparation, AnnotationLabels(notes, files=frozenset({"file1000001"}))
+    )
     assert set(listed.groups) == {"file1000001"}
 
 
@@ -122,8 +135,8 @@ def test_the_cache_gives_the_same_numbers_and_is_read(write_volume, small_prepar
     path, _ = write_volume()
     cache = tmp_path / "cache"
     fresh, first = (
-        FastMRI(tmp_path, small_preparation)[0],
-        FastMRI(tmp_path, small_preparation, cache=cache)[0],
+        FastMRIDataset(tmp_path, small_preparation)[0],
+        FastMRIDataset(tmp_path, small_preparation, cache=cache)[0],
     )
     assert torch.equal(fresh.image, first.image)
     (kept,) = cache.rglob("*.npz")
@@ -175,9 +188,9 @@ def test_a_volume_that_breaks_off_leaves_nothing_in_the_cache(
         raw.write(b"\0" * length)
     cache = tmp_path / "cache"
     with refused("file.format", "slice 3"):
-        FastMRI(tmp_path, small_preparation, cache=cache)[0]
+        FastMRIDataset(tmp_path, small_preparation, cache=cache)[0]
     assert [f for f in cache.rglob("*") if f.is_file()] == []
-    (finding,) = survey(tmp_path, small_preparation, thorough=True)
+    (finding,) = _survey(tmp_path, small_preparation, thorough=True)
     assert "breaks off in slice 3" in finding.reason
 
 
@@ -192,7 +205,7 @@ def test_many_workers_may_prepare_the_same_volume(write_volume, small_preparatio
 
 def test_a_data_set_travels_to_dataloader_workers(write_volume, small_preparation, tmp_path):
     write_volume(slices=4)
-    data = FastMRI(tmp_path, small_preparation, cache=tmp_path / "cache")
+    data = FastMRIDataset(tmp_path, small_preparation, cache=tmp_path / "cache")
     copy = pickle.loads(pickle.dumps(data))
     assert torch.equal(copy[2].image, data[2].image)
     loader = torch.utils.data.DataLoader(

@@ -5,9 +5,8 @@ import pytest
 from PIL import Image
 
 from raising import refused
-from taskuq.data.dataset import Dataset
-from taskuq.data.folder import ImageFolder, center_fit
-from taskuq.data.formats import count_frames, read_frame
+from taskuq.data._dataset import Dataset
+from taskuq.data._folder import ImageFolder, _center_fit, _count_frames, _read_frame
 
 PIXELS = np.arange(48, dtype=np.uint16).reshape(6, 8) * 100
 
@@ -43,21 +42,21 @@ def write_dicom(path, pixels, number=1, series="1.2.3", slope=2.0, intercept=-5.
 @pytest.mark.parametrize("ending", ["png", "tif"])
 def test_sixteen_bit_pictures_read_back_exactly(tmp_path, ending):
     Image.fromarray(PIXELS).save(tmp_path / f"a.{ending}")
-    assert np.array_equal(read_frame(tmp_path / f"a.{ending}", 0), PIXELS)
+    assert np.array_equal(_read_frame(tmp_path / f"a.{ending}", 0), PIXELS)
 
 
 def test_a_colour_picture_is_refused(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     with refused("file.format", "a.png"):
-        read_frame(tmp_path / "a.png", 0)
+        _read_frame(tmp_path / "a.png", 0)
 
 
 def test_nifti_slices_are_turned_so_that_the_first_axis_runs_from_left_to_right(tmp_path):
     nibabel = pytest.importorskip("nibabel")
     volume = np.arange(60, dtype=np.float32).reshape(5, 4, 3)
     nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / "a.nii.gz")
-    assert count_frames(tmp_path / "a.nii.gz") == 3
-    image = read_frame(tmp_path / "a.nii.gz", 2)
+    assert _count_frames(tmp_path / "a.nii.gz") == 3
+    image = _read_frame(tmp_path / "a.nii.gz", 2)
     assert image.shape == (4, 5)
     assert np.array_equal(image[::-1].T, volume[:, :, 2])
 
@@ -65,23 +64,23 @@ def test_nifti_slices_are_turned_so_that_the_first_axis_runs_from_left_to_right(
 def test_a_dicom_series_is_ordered_by_instance_and_rescaled(tmp_path):
     write_dicom(tmp_path / "series" / "b.dcm", PIXELS, number=1)
     write_dicom(tmp_path / "series" / "a.dcm", PIXELS + 1, number=2)
-    assert count_frames(tmp_path / "series") == 2
-    assert np.array_equal(read_frame(tmp_path / "series", 0), PIXELS * 2.0 - 5)
-    assert np.array_equal(read_frame(tmp_path / "series", 1), (PIXELS + 1) * 2.0 - 5)
+    assert _count_frames(tmp_path / "series") == 2
+    assert np.array_equal(_read_frame(tmp_path / "series", 0), PIXELS * 2.0 - 5)
+    assert np.array_equal(_read_frame(tmp_path / "series", 1), (PIXELS + 1) * 2.0 - 5)
 
 
 def test_two_series_in_one_folder_are_refused(tmp_path):
     write_dicom(tmp_path / "two" / "a.dcm", PIXELS, number=1, series="1.2.3")
     write_dicom(tmp_path / "two" / "b.dcm", PIXELS, number=2, series="1.2.4")
     with refused("file.format", "2 DICOM series"):
-        count_frames(tmp_path / "two")
+        _count_frames(tmp_path / "two")
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif", "a.nii", "a.dcm"])
 def test_a_broken_file_is_refused_in_one_sentence(tmp_path, name):
     (tmp_path / name).write_bytes(b"nothing of the kind")
     with refused("file.format", name):
-        read_frame(tmp_path / name, 0)
+        _read_frame(tmp_path / name, 0)
 
 
 def test_formats_can_be_mixed_and_groups_are_normalised(tmp_path, table):
@@ -130,6 +129,6 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path, table, rows, code):
 def test_fitting_keeps_the_centre_in_the_centre(size):
     image = np.zeros((6, 8), dtype=np.float32)
     image[3, 4] = 1
-    fitted = center_fit(image, *size)
+    fitted = _center_fit(image, *size)
     assert fitted.shape == size
     assert np.argwhere(fitted).tolist() == [[size[0] // 2, size[1] // 2]]

@@ -4,19 +4,18 @@ import h5py
 import numpy as np
 import pytest
 
-from taskuq.data.annotations import read_annotations, read_file_list
-from taskuq.data.made_fastmri import (
+from taskuq.data._synthetic_fastmri import (
     FINDING,
     UNIT,
-    Layout,
-    MadeVolume,
+    FastMRILayout,
+    _make_volume,
     _patient,
+    _SyntheticVolume,
     make_fastmri,
-    make_volume,
 )
-from taskuq.data.volume import open_volume
+from taskuq.data._volume import open_volume, read_annotations, read_file_list
 
-SMALL = Layout(height=80, width=72, coils=9, recon=64)
+SMALL = FastMRILayout(height=80, width=72, coils=9, recon=64)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,7 @@ def made(tmp_path_factory):
 
 
 def test_the_layout_is_the_published_one_by_default(tmp_path):
-    make_volume(MadeVolume(tmp_path / "file1000000.h5", slices=1, number=0), Layout())
+    _make_volume(_SyntheticVolume(tmp_path / "file1000000.h5", slices=1, number=0), FastMRILayout())
     volume = open_volume(tmp_path / "file1000000.h5")
 
     assert (volume.coils, volume.height, volume.width) == (15, 640, 368)
@@ -62,7 +61,7 @@ def test_lines_that_the_header_calls_unacquired_are_zero_and_no_others(made):
 
 def test_boxes_are_where_the_lesions_are(made):
     notes = read_annotations(made / "knee.csv", strict=True)
-    lesions = _patient(MadeVolume(made, slices=6, number=1), 64).lesion
+    lesions = _patient(_SyntheticVolume(made, slices=6, number=1), 64).lesion
     rows = [row for row in notes.rows if row.file == "file1000001" and row.label == FINDING]
 
     assert rows
@@ -88,7 +87,7 @@ def test_the_list_names_what_annotators_saw(made):
 
 def test_the_same_volume_is_made_every_time(tmp_path):
     for name in ("a", "b"):
-        make_volume(MadeVolume(tmp_path / f"{name}.h5", slices=1, number=7), SMALL)
+        _make_volume(_SyntheticVolume(tmp_path / f"{name}.h5", slices=1, number=7), SMALL)
     first, second = (open_volume(tmp_path / f"{name}.h5").kspace(0) for name in ("a", "b"))
 
     assert np.array_equal(first, second)

@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from taskuq.data import memory
-from taskuq.data.arrays import ArrayDataset
-from taskuq.data.atlas import Atlas
-from taskuq.data.dataset import Changed, Subset
-from taskuq.data.memory import InMemory
-from taskuq.data.patient import PatientPlan
+from taskuq.data import _dataset as memory
+from taskuq.data._arrays import ArrayDataset
+from taskuq.data._atlas import Atlas, PatientDistribution
+from taskuq.data._dataset import InMemoryDataset, MappedDataset, Subset
 
 COUNT, SIDE = 40, 512  # 42 MB
 
@@ -41,7 +39,7 @@ class Counted:
 
 def _sum_elsewhere(pipe, ends_badly):
     source = Counted()
-    kept = InMemory.of(source)
+    kept = InMemoryDataset.of(source)
     source.data = None  # its own images go, so that what is left is the shared ones
     gc.collect()
     total = sum(float(item.image.double().sum()) for item in kept)
@@ -88,7 +86,7 @@ def elsewhere():
 def test_a_second_process_reads_nothing_and_takes_no_memory_of_its_own(elsewhere):
     start, _ = elsewhere
     source = Counted()
-    kept = InMemory.of(source)
+    kept = InMemoryDataset.of(source)
     total = sum(float(item.image.double().sum()) for item in kept)
     asked, found, known, pss = start()
 
@@ -105,7 +103,7 @@ def test_what_a_killed_process_kept_is_read_again(elsewhere):
     assert len(set(start(ends_badly=True)[0])) == COUNT
     let_go()
     source = Counted()
-    InMemory.of(source)
+    InMemoryDataset.of(source)
 
     assert len(set(source.asked)) == COUNT
 
@@ -113,7 +111,7 @@ def test_what_a_killed_process_kept_is_read_again(elsewhere):
 def test_those_who_share_go_on_when_the_first_has_ended(elsewhere):
     start, let_go = elsewhere
     start()
-    kept = InMemory.of(Counted())
+    kept = InMemoryDataset.of(Counted())
     let_go()
 
     assert torch.equal(kept[7].image, Counted().data[7].image)
@@ -125,7 +123,7 @@ CHANGES = ["first image", "other cases", "another job", "a later one"]
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_cases_are_not_taken_for_the_same(change, monkeypatch):
-    kept = InMemory.of(Counted())
+    kept = InMemoryDataset.of(Counted())
     source = Counted(seed=int(change == "first image"))
     if change == "a later one":
         source.data.images[7] += 1  # 0, 19 and 39 are compared
@@ -134,7 +132,7 @@ def test_other_cases_are_not_taken_for_the_same(change, monkeypatch):
     if change == "another job":
         monkeypatch.setenv("SLURM_JOB_ID", "17")
         monkeypatch.setenv("SLURM_STEP_ID", "0")
-    other = InMemory.of(Subset(source, range(30)) if change == "other cases" else source)
+    other = InMemoryDataset.of(Subset(source, range(30)) if change == "other cases" else source)
 
     assert len(set(source.asked)) == len(other)
     assert torch.equal(kept[0].image, other[0].image) == (change != "first image")
@@ -144,18 +142,18 @@ def test_other_cases_are_not_taken_for_the_same(change, monkeypatch):
 def test_the_same_images_with_other_labels_are_others():
     images, group = np.random.default_rng(0).random((4, 8, 8)), [0, 0, 1, 1]
     sources = [ArrayDataset(images, label, group) for label in ([0, 1, 0, 1], [0, 1, 1, 1])]
-    kept = [InMemory.of(source) for source in sources]
+    kept = [InMemoryDataset.of(source) for source in sources]
 
     assert [one.labels.tolist() for one in kept] == [[0, 1, 0, 1], [0, 1, 1, 1]]
     assert [item.label for item in kept[1]] == [0, 1, 1, 1]
 
 
 def test_labels_that_cost_reading_are_not_asked_for_beforehand(monkeypatch):
-    atlas = Atlas(2, seed=7, coils=0, plan=PatientPlan(size=32, slices=3))
-    expected = Atlas(2, seed=7, coils=0, plan=PatientPlan(size=32, slices=3)).labels
+    atlas = Atlas(2, seed=7, coils=0, plan=PatientDistribution(size=32, slices=3))
+    expected = Atlas(2, seed=7, coils=0, plan=PatientDistribution(size=32, slices=3)).labels
     with monkeypatch.context() as patch:
         patch.setattr(Atlas, "labels", property(lambda self: pytest.fail("labels were asked for")))
-        kept = InMemory.of(atlas)
+        kept = InMemoryDataset.of(atlas)
 
     assert kept.labels.tolist() == expected.tolist()
 
@@ -163,7 +161,7 @@ def test_labels_that_cost_reading_are_not_asked_for_beforehand(monkeypatch):
 def test_who_changes_an_image_changes_it_for_himself(elsewhere):
     start, _ = elsewhere
     source = Counted()
-    kept = InMemory.of(source)
+    kept = InMemoryDataset.of(source)
     kept[0].image.zero_()
 
     assert start()[1] == pytest.approx(float(np.sum(source.data.images, dtype=np.float64)))
@@ -172,8 +170,8 @@ def test_who_changes_an_image_changes_it_for_himself(elsewhere):
 def test_images_of_several_sizes_and_types_are_kept_as_they_are():
     data = ArrayDataset(np.ones((3, 9, 7)), label=[0, 1, 0], group="each", normalise=False)
     kinds = [torch.float32, torch.complex64, torch.float16]
-    mixed = Changed(data, lambda item: item._replace(
+    mixed = MappedDataset(data, lambda item: item._replace(
         image=item.image[: 3 + int(item.case)].to(kinds[int(item.case)])))  # fmt: skip
-    for one, other in zip(mixed, InMemory.of(mixed), strict=True):
+    for one, other in zip(mixed, InMemoryDataset.of(mixed), strict=True):
         assert torch.equal(one.image, other.image)
         assert (one.image.dtype, one[1:]) == (other.image.dtype, other[1:])

@@ -12,22 +12,22 @@ import torch
 from volumes import write_volume
 
 from raising import refused
-from taskuq.commands.app import main
-from taskuq.data.arrays import ArrayDataset, NpzData
-from taskuq.data.atlas import AtlasData
-from taskuq.data.dataset import Dataset
-from taskuq.data.fastmri import FastMRIData
-from taskuq.data.folder import FolderData
-from taskuq.data.readers import READERS, Reader, open_all, open_data, open_task_data, read_data
-from taskuq.data.splits import SplitConfig
+from taskuq._config import read_toml, toml_text
+from taskuq.cli.app import main
+from taskuq.data._arrays import ArrayDataset, NpzData
+from taskuq.data._atlas import AtlasData
+from taskuq.data._dataset import Dataset, SplitConfig
+from taskuq.data._fastmri import FastMRIData
+from taskuq.data._folder import FolderData
+from taskuq.data._readers import READERS, DataConfig, open_all, open_data, open_task_data, read_data
 from taskuq.errors import InputError
-from taskuq.outputs.table import TaskOutputs
-from taskuq.settings import read_toml, toml_text
-from taskuq.task import BackboneConfig, ClassifierConfig
-from taskuq.task.cases import TaskCases
-from taskuq.task.classifier_training import ClassifierTraining
-from taskuq.training.config import TrainingConfig
-from taskuq.training.fit import Machine, train
+from taskuq.table._table import TaskOutputs
+from taskuq.task._backbone import BackboneConfig
+from taskuq.task._cases import TaskDataset
+from taskuq.task._classifier import ClassifierConfig
+from taskuq.task._classifier_training import _ClassifierTraining
+from taskuq.training._config import TrainingConfig
+from taskuq.training._fit import TrainerOptions, train
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LGG = Path(__file__).resolve().parents[2] / "../shared/data/lgg/lgg_flair_128_all_dev.npz"
@@ -46,7 +46,7 @@ GROUP = np.repeat([f"patient-{k}" for k in range(GROUPS)], SLICES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mine(Reader):
+class Mine(DataConfig):
     """A reader of one's own: nothing but settings and a data set."""
 
     brightness: float = 1.0
@@ -223,8 +223,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taskuq.data.arrays import ArrayDataset
-from taskuq.data.readers import READERS, Reader
+from taskuq.data._arrays import ArrayDataset
+from taskuq.data._readers import READERS, DataConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,7 +345,7 @@ def test_fastmri_slices_come_as_magnitudes_with_their_labels(tmp_path):
     (tmp_path / "knee.csv").write_text(notes)
     config = FastMRIData(path=tmp_path, labels=tmp_path / "knee.csv")
     part = open_task_data(config)
-    case = TaskCases(part.cases, part.targets)[0, 1]
+    case = TaskDataset(part.cases, part.targets)[0, 1]
 
     assert part.targets.sum() == 1
     assert case["image"].shape == (320, 320)
@@ -361,13 +361,13 @@ def test_a_folder_of_mixed_sizes_is_refused_and_can_be_cut(tmp_path):
         rows.append(f"{k}.png,{k // 2 % 2},{k // 4}")
     (tmp_path / "labels.csv").write_text("\n".join(rows))
     data = FolderData(path=tmp_path, labels=tmp_path / "labels.csv")
-    settings = ClassifierTraining(
+    settings = _ClassifierTraining(
         network=ClassifierConfig(BackboneConfig("small", width=4, blocks=(1,)), hidden=(4,)),
         training=TrainingConfig(epochs=1, batch=4),
         data=data,
         split=SplitConfig(train=0.4, tune=0.4),
     )
-    machine = Machine("cpu", progress=False)
+    machine = TrainerOptions("cpu", progress=False)
     with pytest.raises(InputError, match="images are of size 16×16 and 17×16"):
         train(settings, tmp_path / "run", machine=machine)
     cut = replace(data, cut=16)
@@ -377,7 +377,7 @@ def test_a_folder_of_mixed_sizes_is_refused_and_can_be_cut(tmp_path):
 @pytest.mark.skipif(not LGG.exists(), reason="the real slices are not part of this project")
 def test_real_slices_are_split_by_patient():
     data = NpzData(path=LGG, keep="central")
-    settings = ClassifierTraining(data=data, split=SplitConfig(train=0.5, tune=0.1))
+    settings = _ClassifierTraining(data=data, split=SplitConfig(train=0.5, tune=0.1))
     parts = settings.open_parts()
     patients = [set(part.cases.groups) for part in parts]
 

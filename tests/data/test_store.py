@@ -11,15 +11,20 @@ import pytest
 import torch
 
 from raising import refused
-from taskuq.commands.data import prepare
-from taskuq.data import fastmri, store
-from taskuq.data.dataset import Subset, precision_of
-from taskuq.data.fastmri import FastMRI, FastMRIData
-from taskuq.data.preparation import Preparation
-from taskuq.data.store import StoredSlices, keep_slices, stored_slices
-from taskuq.data.volume import Volume, open_volume
+from taskuq.cli.data import prepare
+from taskuq.data import _fastmri as fastmri
+from taskuq.data import _fastmri as store
+from taskuq.data._dataset import Subset, precision_of
+from taskuq.data._fastmri import (
+    FastMRIData,
+    FastMRIDataset,
+    _stored_slices,
+    _StoredSlices,
+    prepare_slices,
+)
+from taskuq.data._volume import FastMRIPreprocessing, Volume, open_volume
 from taskuq.errors import MachineError
-from taskuq.measure.coils import magnitude, rss
+from taskuq.measure._coils import magnitude, rss
 
 NETWORKS = {
     "varnet": "[network]\ncascades = 1\nwidth = 1\npools = 1\nsensitivity_width = 1\n"
@@ -43,7 +48,7 @@ def kept(volumes, small_preparation, tmp_path):
 
     def keep(precision="half", preparation=small_preparation):
         for path in sorted(volumes.glob("*.h5")):
-            keep_slices(open_volume(path), preparation, tmp_path / "cache", precision)
+            prepare_slices(open_volume(path), preparation, tmp_path / "cache", precision)
         return tmp_path / "cache"
 
     return keep
@@ -63,10 +68,10 @@ def no_kspace(monkeypatch):
 def test_single_precision_is_what_raw_files_give_to_the_bit(
     volumes, small_preparation, kept, no_kspace, combined
 ):
-    raw = list(FastMRI(volumes, small_preparation, combined=combined))
+    raw = list(FastMRIDataset(volumes, small_preparation, combined=combined))
     cache = kept("single")
     no_kspace()
-    data = FastMRI(volumes, small_preparation, cache=cache, combined=combined, exact=True)
+    data = FastMRIDataset(volumes, small_preparation, cache=cache, combined=combined, exact=True)
 
     assert (data.raw_because, data.precision, len(data)) == ("", "single", 5)
     for one, other in zip(raw, data, strict=True):
@@ -75,8 +80,8 @@ def test_single_precision_is_what_raw_files_give_to_the_bit(
 
 
 def test_half_precision_rounds_each_number_and_nothing_else(volumes, small_preparation, kept):
-    data = FastMRI(volumes, small_preparation, cache=kept())
-    for one, other in zip(FastMRI(volumes, small_preparation), data, strict=True):
+    data = FastMRIDataset(volumes, small_preparation, cache=kept())
+    for one, other in zip(FastMRIDataset(volumes, small_preparation), data, strict=True):
         raw, stored = torch.view_as_real(one.image), torch.view_as_real(other.image)
         # Eleven significant bits; below the smallest normal number, steps of 2⁻²⁴.
         assert ((raw - stored).abs() <= raw.abs() * 2**-11 + 2**-25).all()
@@ -87,10 +92,10 @@ def test_half_precision_rounds_each_number_and_nothing_else(volumes, small_prepa
 
 def test_half_precision_is_far_below_the_noise_at_full_size(tmp_path, write_volume):
     path, _ = write_volume("knee.h5", slices=1, height=640, width=368, recon=320)
-    paper = Preparation(slices="all")
-    keep_slices(open_volume(path), paper, tmp_path / "cache")
+    paper = FastMRIPreprocessing(slices="all")
+    prepare_slices(open_volume(path), paper, tmp_path / "cache")
     raw, stored = (
-        rss(FastMRI(path.parent, paper, cache=cache)[0].image)
+        rss(FastMRIDataset(path.parent, paper, cache=cache)[0].image)
         for cache in (None, tmp_path / "cache")
     )
 
@@ -99,9 +104,9 @@ def test_half_precision_is_far_below_the_noise_at_full_size(tmp_path, write_volu
 
 def test_half_precision_moves_no_task_output_by_a_thousandth():
     pytest.importorskip("nilearn")
-    from taskuq.data.atlas import Atlas
+    from taskuq.data._atlas import Atlas
     from taskuq.task import load
-    from taskuq.weights import locate
+    from taskuq.training._weights import locate
 
     coils = torch.stack([item.image for item in Atlas(patients=3, seed=5)])
     rounded = torch.view_as_complex(torch.view_as_real(coils).half().float())
@@ -114,15 +119,15 @@ def test_half_precision_moves_no_task_output_by_a_thousandth():
 
 def test_magnitudes_are_those_of_the_coils(volumes, small_preparation, kept):
     cache = kept()
-    coils = FastMRI(volumes, small_preparation, cache=cache)
-    for one, other in zip(coils, FastMRI(volumes, small_preparation, cache=cache, combined=True),
+    coils = FastMRIDataset(volumes, small_preparation, cache=cache)
+    for one, other in zip(coils, FastMRIDataset(volumes, small_preparation, cache=cache, combined=True),
                           strict=True):  # fmt: skip
         assert torch.allclose(magnitude(one.image), other.image, rtol=2**-10, atol=1e-6)
 
 
 def test_training_reads_a_store_that_rounds_and_judgement_does_not(volumes, kept, capsys):
     reader = FastMRIData(path=volumes, validation_path=volumes, size=32, minimum_width=32)
-    at_16 = Preparation(size=32, minimum_width=32, slices="all")
+    at_16 = FastMRIPreprocessing(size=32, minimum_width=32, slices="all")
     reader = replace(reader, cache=kept("half", at_16))
     fastmri._said.clear()
 
@@ -175,19 +180,19 @@ def test_a_store_that_lacks_a_volume_is_left_alone_with_the_reason(
     where, break_, words = FAULTS[fault]
     (path,) = tmp_path.glob(where)
     break_(path)
-    data = FastMRI(volumes, small_preparation, cache=cache)
+    data = FastMRIDataset(volumes, small_preparation, cache=cache)
 
     assert data.raw_because.startswith(f"1 of 2 volumes cannot be taken from {cache}: ")
     assert words in data.raw_because
     assert data.precision == "single"
     kept()
-    assert FastMRI(volumes, small_preparation, cache=cache).raw_because == ""
+    assert FastMRIDataset(volumes, small_preparation, cache=cache).raw_because == ""
 
 
 def test_a_store_of_other_settings_is_not_taken(volumes, small_preparation, kept):
     cache = kept()
     for change in ({"coils": 4}, {"size": 24}, {"compression": "full"}, {"first_acceleration": 8}):
-        data = FastMRI(volumes, replace(small_preparation, **change), cache=cache)
+        data = FastMRIDataset(volumes, replace(small_preparation, **change), cache=cache)
         assert "which holds some that were prepared with other settings" in data.raw_because
 
 
@@ -211,7 +216,7 @@ def test_a_copy_of_the_file_is_the_same_file(volumes, small_preparation, kept, n
     for path in volumes.glob("*.h5"):
         _touch(path)
     no_kspace()
-    assert FastMRI(volumes, small_preparation, cache=cache)[0].image.shape == (8, 32, 32)
+    assert FastMRIDataset(volumes, small_preparation, cache=cache)[0].image.shape == (8, 32, 32)
 
 
 @pytest.mark.parametrize("array", ["coils", "magnitude"])
@@ -221,7 +226,7 @@ def test_a_flipped_bit_is_refused_with_its_slice(volumes, small_preparation, kep
     content = bytearray(path.read_bytes())
     content[-1] ^= 1  # in the last of three slices
     path.write_bytes(content)
-    data = FastMRI(volumes, small_preparation, cache=cache, combined=array == "magnitude")
+    data = FastMRIDataset(volumes, small_preparation, cache=cache, combined=array == "magnitude")
 
     assert data[1].image.isfinite().all()
     with refused("file.damaged", f"file1.{array}.npy", "slice 2"):
@@ -233,7 +238,7 @@ def test_numbers_of_another_type_are_refused_though_their_bytes_agree(
 ):
     (path,) = kept().rglob("file1.magnitude.npy")
     path.write_bytes(path.read_bytes().replace(b"<f2", b"<i2"))
-    data = FastMRI(volumes, small_preparation, cache=path.parents[1], combined=True)
+    data = FastMRIDataset(volumes, small_preparation, cache=path.parents[1], combined=True)
     with refused("file.damaged"):
         data[0]
 
@@ -280,11 +285,11 @@ def test_several_processes_prepare_side_by_side_and_the_same_volume_at_once(
     cache = tmp_path / "cache"
     jobs = [(open_volume(p), small_preparation, cache) for p in sorted(volumes.glob("*.h5"))] * 2
     with get_context("spawn").Pool(2) as pool:
-        found = pool.starmap(keep_slices, jobs, chunksize=1)
+        found = pool.starmap(prepare_slices, jobs, chunksize=1)
 
     assert [one.sums for one in found[:2]] == [one.sums for one in found[2:]]
     assert not list(cache.rglob("*.partial"))
-    assert FastMRI(volumes, small_preparation, cache=cache).raw_because == ""
+    assert FastMRIDataset(volumes, small_preparation, cache=cache).raw_because == ""
 
 
 def test_half_does_not_take_the_place_of_single_but_single_of_half(
@@ -292,7 +297,7 @@ def test_half_does_not_take_the_place_of_single_but_single_of_half(
 ):
     for precision, expected in (("half", "half"), ("single", "single"), ("half", "single")):
         cache = kept(precision)
-        found = stored_slices(open_volume(volumes / "file1.h5"), small_preparation, cache)
+        found = _stored_slices(open_volume(volumes / "file1.h5"), small_preparation, cache)
         assert found.precision == expected
 
 
@@ -311,20 +316,20 @@ def test_numbers_beyond_half_precision_are_refused_and_single_holds_them(
     monkeypatch.setattr(store, "cropped_coils", lambda *given: read(*given) * 1e6)
     volume = open_volume(volumes / "file1.h5")
     with refused("value.nonfinite", "--precision single"):
-        keep_slices(volume, small_preparation, tmp_path / "cache")
+        prepare_slices(volume, small_preparation, tmp_path / "cache")
     assert not list(tmp_path.rglob("file1.json"))
     assert isinstance(
-        keep_slices(volume, small_preparation, tmp_path / "cache", "single"), StoredSlices
+        prepare_slices(volume, small_preparation, tmp_path / "cache", "single"), _StoredSlices
     )
 
 
 def test_a_table_names_how_exact_its_images_were_and_is_not_gone_on_with_otherwise(
     volumes, kept, tmp_path, capsys
 ):
-    from taskuq.commands.app import main
-    from taskuq.outputs import TaskOutputs
+    from taskuq.cli.app import main
+    from taskuq.table._table import TaskOutputs
 
-    at_16 = Preparation(size=32, minimum_width=32, slices="all")
+    at_16 = FastMRIPreprocessing(size=32, minimum_width=32, slices="all")
     config, table = tmp_path / "run.toml", tmp_path / "table"
     config.write_text(
         f'part = "training"\nsamples = 1\n[measure]\naccelerations = [4, 2]\n[data]\n'
@@ -349,9 +354,9 @@ def test_a_table_names_how_exact_its_images_were_and_is_not_gone_on_with_otherwi
 def test_a_training_goes_on_with_images_as_exact_as_those_it_began_with(
     volumes, kept, tmp_path, capsys, kind
 ):
-    from taskuq.commands.app import main
+    from taskuq.cli.app import main
 
-    at_16 = Preparation(size=32, minimum_width=32, slices="all")
+    at_16 = FastMRIPreprocessing(size=32, minimum_width=32, slices="all")
     config, folder = tmp_path / "config.toml", tmp_path / "run"
     (tmp_path / "knee.csv").write_text(
         "file,slice,study_level,x,y,width,height,label\n"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from raising import refused
-from taskuq.data.volume import Header, open_volume, read_header
+from taskuq.data._volume import _read_header, _VolumeHeader, open_volume
 
 
 @pytest.mark.parametrize(
@@ -28,12 +28,12 @@ def test_attributes_and_header_are_read(write_volume):
     volume = open_volume(write_volume("file1000052.h5", height=48, width=40, recon=32)[0])
     assert (volume.name, volume.acquisition, volume.patient) == ("file1000052", "CORPD_FBK", "0a1b")
     # Half of 40 lines less a centre at 18: 2 lines of padding before, 36 acquired ones.
-    assert volume.header == Header((48, 40, 1), (32, 32, 1), (2, 38))
+    assert volume.header == _VolumeHeader((48, 40, 1), (32, 32, 1), (2, 38))
 
 
 def test_missing_fields_are_missing_and_not_guessed(write_volume):
     volume = open_volume(write_volume(header=False, acquisition=None, rss=False)[0])
-    assert volume.header == Header()
+    assert volume.header == _VolumeHeader()
     assert volume.acquisition == ""
     with refused("file.format", "reconstruction_rss"):
         volume.reconstruction_rss(0)
@@ -42,10 +42,10 @@ def test_missing_fields_are_missing_and_not_guessed(write_volume):
 def test_a_header_without_limits_still_has_its_sizes():
     size = "<matrixSize><x>5</x><y>6</y><z>7</z></matrixSize>"
     xml = f"<h><encoding><encodedSpace>{size}</encodedSpace></encoding></h>"
-    assert read_header(xml) == Header(encoded_size=(5, 6, 7))
-    assert read_header(xml.replace("<y>6</y>", "<y>many</y>")) == Header()
+    assert _read_header(xml) == _VolumeHeader(encoded_size=(5, 6, 7))
+    assert _read_header(xml.replace("<y>6</y>", "<y>many</y>")) == _VolumeHeader()
     with refused("file.format"):
-        read_header("<h><encoding>")
+        _read_header("<h><encoding>")
 
 
 def test_a_truncated_file_is_refused_in_one_sentence(write_volume):

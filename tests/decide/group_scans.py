@@ -4,10 +4,10 @@ import numpy as np
 import toy_scanner as toy
 
 import taskuq as tq
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
-TABLE = synthetic_outputs(SyntheticScanner(volumes=40, samples=8), seed=3)
-NEW = synthetic_outputs(SyntheticScanner(volumes=30, samples=8), seed=4)
+TABLE = synthetic_outputs(SyntheticTable(volumes=40, samples=8), seed=3)
+NEW = synthetic_outputs(SyntheticTable(volumes=30, samples=8), seed=4)
 
 
 def planned(unit, **options):

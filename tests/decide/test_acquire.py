@@ -13,10 +13,10 @@ import torch
 from toy_scanner import PowerCutError, failing
 
 import taskuq as tq
-from taskuq.decide import Acquisition, load_acquisition
+from taskuq._io import write_json
+from taskuq._seeds import case_seed
 from taskuq.errors import InputError
-from taskuq.files import write_json
-from taskuq.seeds import case_seed
+from taskuq.scan._state import Scan, load_scan
 
 SEEDS = range(1000, 1012)
 
@@ -147,7 +147,7 @@ def test_the_state_of_another_policy_is_refused(toy, toy_policy, longest, tmp_pa
 def test_two_scans_in_one_folder_do_not_mix(toy, toy_policy, longest, tmp_path, names):
     half_done(toy, toy_policy, longest, tmp_path / names[0])
     half_done(toy, toy_policy, longest + 1, tmp_path / names[1], rounds=1)
-    scan = load_acquisition(tmp_path / names[0], toy_policy)
+    scan = load_scan(tmp_path / names[0], toy_policy)
 
     assert (scan.pieces[0]["lines"] == toy.scanner_of(longest).measure(0)["lines"]).all()
 
@@ -260,7 +260,7 @@ def test_rounds_out_of_order_in_the_state_are_refused(toy, toy_policy, longest, 
     write_json(state, stored)
 
     with pytest.raises(InputError, match="out of order"):
-        load_acquisition(state, toy_policy)
+        load_scan(state, toy_policy)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -294,7 +294,7 @@ def test_every_round_is_shown_as_it_happens(toy, toy_policy, longest):
     scan = toy.scan(toy.scanner_of(longest), policy=toy_policy, on_round=shown.append)
 
     assert tuple(shown) == scan.rounds
-    assert isinstance(scan, Acquisition)
+    assert isinstance(scan, Scan)
 
 
 @pytest.mark.parametrize(

@@ -7,25 +7,24 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.decide import acquisition
-from taskuq.decide.aside import beside
-from taskuq.decide.audit import append, read_trail
-from taskuq.decide.scan_state import StateFile, load_acquisition
+from taskuq._io import fingerprint
 from taskuq.errors import MachineError
-from taskuq.fingerprints import fingerprint
+from taskuq.scan import _acquire as acquisition
+from taskuq.scan._audit import append_entries, read_audit_log
+from taskuq.scan._state import ScanState, background, load_scan
 
 
 @pytest.fixture
 def storing(monkeypatch):
     """Do something before a round is stored."""
-    keep = StateFile.keep_measured
+    keep = ScanState.keep_measured
 
     def first(act):
         def keep_measured(*arguments):
             act()
             keep(*arguments)
 
-        monkeypatch.setattr(StateFile, "keep_measured", keep_measured)
+        monkeypatch.setattr(ScanState, "keep_measured", keep_measured)
 
     return first
 
@@ -61,7 +60,7 @@ def test_nobody_hears_of_a_round_that_cannot_be_stored(toy, toy_policy, tmp_path
     with pytest.raises(MachineError, match="full"):
         toy.scan(toy.scanner_of(5), policy=toy_policy, state=tmp_path / "scan.json",
                  monitor=monitor, on_round=heard.append)  # fmt: skip
-    assert heard == read_trail(tmp_path / "log.jsonl") == []
+    assert heard == read_audit_log(tmp_path / "log.jsonl") == []
     assert monitor.units == 0
 
 
@@ -82,7 +81,7 @@ def test_what_is_stored_was_measured_whatever_a_recovery_writes_into_it(
     storing(lambda: written.wait(20))
     state = tmp_path / "scan.json"
     scan = toy.scan(Bare(), policy=toy_policy, recover=recover, state=state)
-    found = load_acquisition(state, toy_policy)
+    found = load_scan(state, toy_policy)
 
     assert [piece[0] for piece in found.pieces] == [k + 1.0 for k in range(len(scan.rounds))]
 
@@ -92,10 +91,10 @@ def test_work_beside_has_ended_and_says_what_went_wrong():
         raise MachineError("no disk")
 
     for work in (None, lambda: None):
-        with beside(work):
+        with background(work):
             pass
     before = threading.active_count()
-    with pytest.raises(MachineError, match="no disk"), beside(fail):
+    with pytest.raises(MachineError, match="no disk"), background(fail):
         pass
     assert threading.active_count() == before
 
@@ -106,19 +105,19 @@ def test_where_there_is_no_thread_the_work_is_done_first(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     done = []
-    with beside(lambda: done.append(1)):
+    with background(lambda: done.append(1)):
         assert done == [1]
 
 
 def test_work_that_waits_begins_when_it_is_told_to_or_is_done_in_the_end():
     done = []
-    with beside(lambda: done.append(threading.current_thread()), waits=True) as begin:
+    with background(lambda: done.append(threading.current_thread()), waits=True) as begin:
         assert done == []
         begin()
         begin()
     assert len(done) == 1
     assert done[0] is not threading.main_thread()
-    with beside(lambda: done.append("late"), waits=True) as begin:
+    with background(lambda: done.append("late"), waits=True) as begin:
         pass
     begin()
     assert done[1:] == ["late"]
@@ -145,10 +144,10 @@ def test_a_state_has_no_round_before_the_trail_tells_of_it(toy, toy_policy, tmp_
     def told(path, lines):
         if lines:
             time.sleep(0.05)  # time enough for whoever writes the state meanwhile
-            seen.append(len(load_acquisition(state, toy_policy).rounds))
-        append(path, lines)
+            seen.append(len(load_scan(state, toy_policy).rounds))
+        append_entries(path, lines)
 
-    monkeypatch.setattr(acquisition, "append", told)
+    monkeypatch.setattr(acquisition, "append_entries", told)
     scan = toy.scan(toy.scanner_of(5), policy=toy_policy, state=state)
     assert seen == [*range(len(scan.rounds))]
 
@@ -162,10 +161,10 @@ def test_a_round_that_the_trail_cannot_tell_is_not_in_the_state(
         if lines:
             raise MachineError("the disk is full")
 
-    monkeypatch.setattr(acquisition, "append", full)
+    monkeypatch.setattr(acquisition, "append_entries", full)
     with pytest.raises(MachineError, match="full"):
         toy.scan(toy.scanner_of(5), policy=toy_policy, state=state)
-    assert load_acquisition(state, toy_policy).rounds == ()
+    assert load_scan(state, toy_policy).rounds == ()
 
 
 def test_a_policy_names_what_it_holds(toy_policy):

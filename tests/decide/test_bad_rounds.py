@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.decide.faults import piece_fault
-from taskuq.decide.kinds import POLICIES
 from taskuq.errors import InputError
+from taskuq.policy._kinds import POLICIES
+from taskuq.scan._state import measurement_fault
 
 BAD_PIECES = {
     "measured nothing": lambda piece, before: {n: v[..., :0] for n, v in piece.items()},
@@ -75,10 +75,10 @@ LOOKED_INTO = {
 def test_the_largest_arrays_of_a_piece_are_what_was_measured(reason):
     earlier = [{"round": 0, "columns": np.arange(4), "lines": ONES}]
 
-    assert reason.strip() in piece_fault(LOOKED_INTO[reason], earlier, round=1, scan_id="a")
+    assert reason.strip() in measurement_fault(LOOKED_INTO[reason], earlier, round=1, scan_id="a")
     sound = {"columns": np.arange(4, 8), "lines": 2 * ONES, "scan_id": "a", "tr": 0.0}
-    assert piece_fault(sound, earlier, round=1, scan_id="a") is None
-    assert piece_fault(sound, earlier, round=1, scan_id=None) is None
+    assert measurement_fault(sound, earlier, round=1, scan_id="a") is None
+    assert measurement_fault(sound, earlier, round=1, scan_id=None) is None
 
 
 def test_a_piece_may_name_its_round_and_scan(toy, toy_policy, easy):

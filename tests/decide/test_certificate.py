@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.decide.certificate import certified_acceleration, mean_cost
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.policy._stopping import _certified_acceleration, mean_cost
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 RATES = np.array([8.0, 2.0])
 # Thresholds below which each of five kinds of case stops, in two rounds.
@@ -33,7 +33,7 @@ def failure(n, delta, *, slack=1.0):
     for weight, draws in weights_and_draws(n):
         total += weight * any(
             truth[t] * slack
-            < certified_acceleration(
+            < _certified_acceleration(
                 mean_cost(OPEN[:, draws], KINDS[:, draws], RATES, t), RATES, n, delta, groups=False
             )
             - 1e-12
@@ -63,7 +63,7 @@ def test_groups_are_certified_too(delta):
         cases = [k for d in draws for k in pairs[d]]
         failed += weight * any(
             1 / mean_cost(OPEN[:, every], KINDS[:, every], RATES, t)
-            < certified_acceleration(
+            < _certified_acceleration(
                 mean_cost(OPEN[:, cases], KINDS[:, cases], RATES, t), RATES, n, delta, groups=True
             )
             - 1e-12
@@ -90,7 +90,7 @@ def test_the_mean_cost_is_the_sum_over_rounds_of_those_who_go_on(largest, t):
 
 @pytest.mark.parametrize("groups", [False, True])
 def test_a_certificate_grows_with_the_units_and_stays_below_the_estimate(groups):
-    found = [certified_acceleration(0.1, RATES, n, 0.1, groups=groups) for n in (10, 100, 10**6)]
+    found = [_certified_acceleration(0.1, RATES, n, 0.1, groups=groups) for n in (10, 100, 10**6)]
 
     assert 1 <= found[0] < found[1] < found[2] < 10
 
@@ -98,7 +98,7 @@ def test_a_certificate_grows_with_the_units_and_stays_below_the_estimate(groups)
 @pytest.mark.parametrize("options", [{}, {"unit": "group"}, {"unit": "whole-group"},
                                      {"policy": "adaptive"}])  # fmt: skip
 def test_a_planned_policy_carries_its_certificate(options):
-    table = synthetic_outputs(SyntheticScanner(volumes=40, samples=4), seed=2)
+    table = synthetic_outputs(SyntheticTable(volumes=40, samples=4), seed=2)
     policy = tq.plan(table, **{"alpha": 0.1, "max_width": 0.2, "unit": "case", **options})
 
     assert 1 <= policy.certificate["certified"] < policy.certificate["mean_acceleration"]
@@ -106,7 +106,7 @@ def test_a_planned_policy_carries_its_certificate(options):
 
 @pytest.mark.parametrize("options", [{"policy": "paper"}, {"policy": "adaptive", "score": "cqr"}])
 def test_no_certificate_where_going_on_is_not_monotone(options):
-    table = synthetic_outputs(SyntheticScanner(volumes=40, samples=4), seed=2)
+    table = synthetic_outputs(SyntheticTable(volumes=40, samples=4), seed=2)
     policy = tq.plan(table, alpha=0.1, max_width=0.2, unit="case", **options)
 
     assert "certified" not in policy.certificate

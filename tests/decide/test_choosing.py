@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration import MLWR
-from taskuq.calibration.tuning import tuning_count
-from taskuq.calibration.units import take_units
-from taskuq.commands.app import main
-from taskuq.decide import choosing, planning
-from taskuq.decide.choosing import as_plan, plan_name
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyPlan
+from taskuq.cli.app import main
+from taskuq.conformal._calibrate import tuning_count
+from taskuq.conformal._units import choose_units
+from taskuq.conformal.scores._mlwr import MLWR
 from taskuq.errors import InputError
-from taskuq.outputs import TaskOutputs
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.report import write_report
+from taskuq.policy import _plan as choosing
+from taskuq.policy import _plan as planning
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._plan import _parse_policy, _policy_name
+from taskuq.report._report import write_report
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
+from taskuq.table._table import TaskOutputs
 
 ALPHA, WIDTH = 0.25, 1.0
 # Eleven policies, as the referee had.
@@ -51,7 +52,9 @@ def without(table, case):
 
 
 def best_on_the_calibration_set(table):
-    plans = [as_plan(p, PolicyPlan("adaptive", ALPHA, Goal(max_width=WIDTH))) for p in POLICIES]
+    plans = [
+        _parse_policy(p, PolicySpec("adaptive", ALPHA, Goal(max_width=WIDTH))) for p in POLICIES
+    ]
     made = [
         tq.plan(
             table, alpha=ALPHA, max_width=WIDTH, policy=p.kind, score=p.score, lateness=p.lateness
@@ -118,22 +121,22 @@ def test_the_policy_chosen_on_its_calibration_set_breaks_it():
 
 
 def test_a_choice_that_looks_at_the_calibration_cases_is_caught(monkeypatch):
-    honest = choosing.choose
+    honest = choosing._choose_policy
 
     def peeking(named, asked, table, unit, make, rng):
         found = honest(named, asked, table, unit, make, rng)
         rest = table.select(cases=~found.aside)
-        plans = [as_plan(one, asked) for one in named]
+        plans = [_parse_policy(one, asked) for one in named]
         best = max(plans, key=lambda p: make(p, rest).certificate["mean_acceleration"])
         return replace(found, best=best)
 
-    monkeypatch.setattr(planning, "choose_policy", peeking)
+    monkeypatch.setattr(planning, "_choose_policy", peeking)
     aside = (0, 4, 8, 10)
 
     assert max(miss_of_chosen(population(seed), aside) for seed in range(8)) > Fraction(1, 4)
 
 
-TABLE = synthetic_outputs(SyntheticScanner(volumes=40), seed=0)
+TABLE = synthetic_outputs(SyntheticTable(volumes=40), seed=0)
 ASKED = {"alpha": 0.1, "max_width": 0.2}
 NAMES = ["fixed-width:spread", "fixed-width:learned", "adaptive:mlwr"]
 
@@ -167,7 +170,7 @@ def test_sizes_of_groups_do_not_move_what_is_set_aside():
 
 def test_the_chosen_policy_is_planned_on_the_other_cases_alone():
     made = tq.plan(TABLE, unit="case", choose=NAMES[:1], **ASKED)
-    aside = take_units(np.arange(TABLE.cases), tuning_count(TABLE.cases, 0.3, 0.1), None)
+    aside = choose_units(np.arange(TABLE.cases), tuning_count(TABLE.cases, 0.3, 0.1), None)
     alone = tq.plan(TABLE.select(cases=~aside), unit="case", **ASKED)
 
     assert made.thresholds == alone.thresholds
@@ -186,7 +189,7 @@ def test_choosing_goes_with_promises_given_the_calibration_set():
     "name", [*NAMES, "fixed-width:learned:budget=0.5:lateness=1", "paper:cqr", "anytime:ar"]
 )
 def test_a_plan_is_found_again_by_its_name(name):
-    assert plan_name(as_plan(name, PolicyPlan("paper", 0.1, Goal(max_width=0.1)))) == name
+    assert _policy_name(_parse_policy(name, PolicySpec("paper", 0.1, Goal(max_width=0.1)))) == name
 
 
 @pytest.mark.parametrize(
@@ -204,7 +207,7 @@ def test_a_plan_is_found_again_by_its_name(name):
         ([{"kind": "adaptive", "colour": "red"}], "got 'colour'"),
         (["fixed-width:budget=much"], "budget must be a number, got 'much'"),
         ([{"kind": "adaptive", "alpha": 0.5}], "got 'alpha'"),
-        ([PolicyPlan("paper", 0.2, Goal(max_width=0.1))], "the alpha and the goal asked for"),
+        ([PolicySpec("paper", 0.2, Goal(max_width=0.1))], "the alpha and the goal asked for"),
     ],
 )
 def test_what_cannot_be_chosen_among_is_refused(choose, sentence):
@@ -214,7 +217,7 @@ def test_what_cannot_be_chosen_among_is_refused(choose, sentence):
 
 def test_every_policy_is_listed_though_two_share_a_name():
     twins = [
-        PolicyPlan("adaptive", 0.1, Goal(max_width=0.2), score=score) for score in (MLWR(),) * 2
+        PolicySpec("adaptive", 0.1, Goal(max_width=0.2), score=score) for score in (MLWR(),) * 2
     ]
     made = tq.plan(TABLE, unit="case", choose=twins, **ASKED)
 
@@ -245,7 +248,7 @@ def test_the_command_line_chooses_and_simulate_says_what_choosing_costs(tmp_path
 
 
 def test_a_policy_without_a_promise_cannot_be_chosen():
-    table = synthetic_outputs(SyntheticScanner(volumes=10), seed=0)
+    table = synthetic_outputs(SyntheticTable(volumes=10), seed=0)
     with pytest.raises(InputError, match="promises nothing"):
         tq.plan(table, alpha=0.1, max_width=0.2, choose=["adaptive:lwr", "paper:cqr"])
 
@@ -253,4 +256,4 @@ def test_a_policy_without_a_promise_cannot_be_chosen():
 @pytest.mark.parametrize("named", ["adaptive:budget=0.5", "anytime:lateness=7", 3])
 def test_what_a_policy_would_not_read_is_refused(named):
     with pytest.raises(InputError, match="is named by"):
-        as_plan(named, PolicyPlan("fixed-width", 0.1, Goal(max_width=0.1)))
+        _parse_policy(named, PolicySpec("fixed-width", 0.1, Goal(max_width=0.1)))

@@ -5,10 +5,10 @@ import json
 import pytest
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.cli.app import main
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
-TABLE = synthetic_outputs(SyntheticScanner(volumes=12, samples=4), seed=0)
+TABLE = synthetic_outputs(SyntheticTable(volumes=12, samples=4), seed=0)
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.simulation import simulate
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._simulate import simulate
 
 
 def exact_table():
@@ -38,7 +38,7 @@ def test_exact_outputs_stop_at_once_with_windows(budget, unit):
 @pytest.mark.parametrize("unit", ["case", "group"])
 def test_replays_of_exact_outputs_stop_at_once_too(unit):
     goal = Goal(max_width=0.1)
-    plans = [PolicyPlan("adaptive", 0.2, goal, score=s) for s in ("ar", "cqr")]
+    plans = [PolicySpec("adaptive", 0.2, goal, score=s) for s in ("ar", "cqr")]
 
     found = simulate(exact_table(), plans, trials=3, rng=np.random.default_rng(0), unit=unit)
 

@@ -9,29 +9,28 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration.guarantee import Guarantee
-from taskuq.calibration.units import NewCase, RandomCase, take_units, unit_index
-from taskuq.commands.app import main
-from taskuq.decide import early
-from taskuq.decide.early import boldest_certified, ladder, stops_at
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.learning import examined, set_aside
-from taskuq.decide.planning import OneSet, policy_unit
-from taskuq.decide.rules import Examination
-from taskuq.decide.splits import Splits
+from taskuq.cli.app import main
+from taskuq.conformal._guarantee import Guarantee
+from taskuq.conformal._splits import Splits
+from taskuq.conformal._units import CaseUnit, RandomCaseUnit, choose_units, unit_index
 from taskuq.errors import InputError
-from taskuq.evaluation.trials import Splitting
-from taskuq.outputs import TaskOutputs
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.outputs.table import replace_arrays
+from taskuq.policy import _stopping as early
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._learned import evaluate_rules, set_aside
+from taskuq.policy._plan import SingleSetCalibrator, policy_unit
+from taskuq.policy._rules import StoppingStatistics
+from taskuq.policy._simulate import _SplitCalibrator
+from taskuq.policy._stopping import _stops_at, last_certified, threshold_grid
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
+from taskuq.table._table import TaskOutputs, replace_arrays
 
 RUNGS = np.array([4.0, 3.0, 2.0, 1.0, 0.0])
 
 
 def examination(largest, score):
     """Cases whose intervals are never empty, from two arrays (round, case)."""
-    return Examination(np.full(largest.shape, -np.inf), largest, score, ())
+    return StoppingStatistics(np.full(largest.shape, -np.inf), largest, score, ())
 
 
 class Law:
@@ -45,7 +44,7 @@ class Law:
         self.score = rng.choice([-9.0, 1.5, 2.5, 99.0], shape, p=[0.6, 0.1, 0.1, 0.2])
         self.weights = [int(w) for w in rng.integers(1, 6, types)]
         self.types, self.size = types, size
-        self.unit = NewCase() if size == 1 else RandomCase()
+        self.unit = CaseUnit() if size == 1 else RandomCaseUnit()
 
     def seen(self, drawn):
         """The cases of the drawn types, and the unit of each."""
@@ -61,7 +60,7 @@ class Law:
         if threshold == np.inf:
             return False
         seen, index = self.seen(list(range(self.types)))
-        stops = stops_at(seen, np.array([threshold]), self.unit, index)
+        stops = _stops_at(seen, np.array([threshold]), self.unit, index)
         early, missed = (
             sum(w * int(each[0, index == t].sum()) for t, w in enumerate(self.weights))
             for each in stops
@@ -69,7 +68,7 @@ class Law:
         return missed > alpha * early
 
 
-def unlucky(law, units, alpha, delta, found=boldest_certified):
+def unlucky(law, units, alpha, delta, found=last_certified):
     """The probability, over all calibration sets, of a threshold that breaks the promise."""
     promise = Guarantee(float(alpha), law.unit.counted, 1, delta=float(delta))
     total = Fraction(0)
@@ -78,7 +77,7 @@ def unlucky(law, units, alpha, delta, found=boldest_certified):
     every = combinations_with_replacement if by_count else lambda t, r: product(t, repeat=r)
     for drawn in every(range(law.types), units):
         seen, index = law.seen(list(drawn))
-        (threshold,) = found(seen, OneSet(promise, law.unit, index), RUNGS)
+        (threshold,) = found(seen, SingleSetCalibrator(promise, law.unit, index), RUNGS)
         if law.is_broken(threshold, alpha):
             counts = [drawn.count(t) for t in range(law.types)]
             orders = math.factorial(units) // math.prod(map(math.factorial, counts))
@@ -101,7 +100,7 @@ def test_groups_break_the_promise_with_probability_delta_at_most(seed):
 
 def boldest_of_all(seen, calibrator, rungs):
     """A fault: the boldest threshold that passes by itself, whatever failed before it."""
-    return min(boldest_certified(seen, calibrator, np.array([rung])) for rung in rungs)
+    return min(last_certified(seen, calibrator, np.array([rung])) for rung in rungs)
 
 
 def always_too_many(weights):
@@ -124,17 +123,17 @@ def test_the_boldest_threshold_that_passes_by_itself_is_caught():
 
 
 def test_misses_among_all_cases_instead_of_early_ones_are_caught(monkeypatch):
-    certified = early.certified_cases
+    certified = early._certified_cases
 
     def among_all(stopped, missed, alpha, delta):
         return certified(np.ones_like(stopped), missed, alpha, delta)
 
-    monkeypatch.setattr(early, "certified_cases", among_all)
+    monkeypatch.setattr(early, "_certified_cases", among_all)
 
     assert max(unlucky(Law(seed), 10, ALPHA, DELTA) for seed in range(40)) > DELTA
 
 
-TABLE = synthetic_outputs(SyntheticScanner(volumes=60), seed=0)
+TABLE = synthetic_outputs(SyntheticTable(volumes=60), seed=0)
 ASKED = {"alpha": 0.1, "max_width": 0.2, "delta": 0.1, "given": "early"}
 
 
@@ -192,16 +191,18 @@ def test_early_stops_that_are_always_wrong_are_told():
 
 
 def test_thresholds_to_test_do_not_look_at_calibration_units():
-    spec = PolicyPlan("fixed-width", 0.1, Goal(max_width=0.2), given="early")
-    unit, aside = NewCase(), np.arange(TABLE.cases) % 10 == 0
+    spec = PolicySpec("fixed-width", 0.1, Goal(max_width=0.2), given="early")
+    unit, aside = CaseUnit(), np.arange(TABLE.cases) % 10 == 0
     shuffled = TABLE.targets.copy()
     shuffled[~aside] = np.random.default_rng(0).permutation(shuffled[~aside])
     rungs = []
     for table in (TABLE, replace_arrays(TABLE, targets=shuffled)):
-        rules, seen = examined(spec, table, aside, ~aside)
+        rules, seen = evaluate_rules(spec, table, aside, ~aside)
         promise = Guarantee(0.1, "case", seen.cases, delta=0.1, given="early")
-        calibrator = OneSet(promise, unit, np.arange(seen.cases))
-        rungs.append(ladder(set_aside(rules, table, aside, np.arange(table.cases)), calibrator))
+        calibrator = SingleSetCalibrator(promise, unit, np.arange(seen.cases))
+        rungs.append(
+            threshold_grid(set_aside(rules, table, aside, np.arange(table.cases)), calibrator)
+        )
 
     np.testing.assert_array_equal(*rungs)
     assert (np.diff(rungs[0]) < 0).all()
@@ -209,24 +210,28 @@ def test_thresholds_to_test_do_not_look_at_calibration_units():
 
 @pytest.mark.parametrize("unit", ["case", "group"])
 def test_a_replayed_fold_is_calibrated_as_if_it_were_all_there_is(unit):
-    spec = PolicyPlan("fixed-width", 0.1, Goal(max_width=0.2), given="early")
+    spec = PolicySpec("fixed-width", 0.1, Goal(max_width=0.2), given="early")
     whom = policy_unit(TABLE, unit, "random")
     index = whom.index(TABLE.cases, TABLE.group)
-    aside = take_units(index, 6, None)
-    rules, seen = examined(spec, TABLE, aside, ~aside)
+    aside = choose_units(index, 6, None)
+    rules, seen = evaluate_rules(spec, TABLE, aside, ~aside)
     promise = Guarantee(0.1, whom.counted, seen.cases, delta=0.1, given="early")
     kept = unit_index(seen.cases, index[~aside])
     units = int(kept.max()) + 1
     of_case = kept if whom.is_group else np.empty(0, np.int64)
-    splitting = Splitting(units, 3, 6, 5, of_case)
-    rungs = ladder(set_aside(rules, TABLE, aside, index), OneSet(promise, whom, kept))
-    (found,) = boldest_certified(seen, Splits(promise, whom, kept, splitting), rungs)
+    splitting = Splits(units, 3, 6, 5, of_case)
+    rungs = threshold_grid(
+        set_aside(rules, TABLE, aside, index), SingleSetCalibrator(promise, whom, kept)
+    )
+    (found,) = last_certified(seen, _SplitCalibrator(promise, whom, kept, splitting), rungs)
     for t, fold in enumerate(splitting.folds(np.arange(6))):
         inside = fold[kept] == 0
-        part = Examination(*(a[:, inside] for a in (seen.lowest, seen.largest, seen.score)), ())
-        alone = OneSet(promise, whom, unit_index(part.cases, kept[inside]))
+        part = StoppingStatistics(
+            *(a[:, inside] for a in (seen.lowest, seen.largest, seen.score)), ()
+        )
+        alone = SingleSetCalibrator(promise, whom, unit_index(part.cases, kept[inside]))
 
-        assert boldest_certified(part, alone, rungs) == found[t] < np.inf
+        assert last_certified(part, alone, rungs) == found[t] < np.inf
 
 
 def test_a_simulation_judges_the_promise_about_early_stops(tmp_path, capsys):

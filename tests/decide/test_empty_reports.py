@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration import AR, CQR, LWR, MLWR, Learned
-from taskuq.calibration.family import AnchoredFamily, FamilyScore
-from taskuq.calibration.link import Link
-from taskuq.decide.fixed_width import WindowRule
-from taskuq.decide.goal import Goal
-from taskuq.decide.rules import FamilyRule
+from taskuq.conformal._family import LinearFamily, Link, NestedIntervalScore
+from taskuq.conformal.scores._learned import LearnedScore
+from taskuq.conformal.scores._mlwr import MLWR
+from taskuq.conformal.scores._paper import AR, CQR, LWR
+from taskuq.policy._fixed_width import WindowRule
+from taskuq.policy._goal import Goal
+from taskuq.policy._rules import IntervalRule
 
 WIDTH = Goal(max_width=0.2)
 LEVEL = Goal(level=0.3, side="lower")
@@ -30,32 +31,32 @@ class Crossing:
         return tq.Interval(outputs.min(axis=1) - quantile, outputs.max(axis=1) + quantile)
 
 
-class BeyondTheRange(FamilyScore):
+class BeyondTheRange(NestedIntervalScore):
     """A prediction outside [0, 1], as an extrapolating fit makes it on the logit's tangent."""
 
     def family(self, outputs):
         link = Link("logit")
         center = link(np.full(outputs.shape[0], 1.05))
-        return AnchoredFamily(center, center, np.ones(outputs.shape[0]), "two", link)
+        return LinearFamily(center, center, np.ones(outputs.shape[0]), "two", link)
 
 
 def learned():
     rng = np.random.default_rng(3)
     truth = rng.uniform(0.9, 1.0, 80)
-    return Learned().tuned(np.clip(truth[:, None] - 0.05 * rng.random((80, 2)), 0, 1), truth)
+    return LearnedScore().tuned(np.clip(truth[:, None] - 0.05 * rng.random((80, 2)), 0, 1), truth)
 
 
 RULES = {
-    "ar": FamilyRule(AR(), WIDTH, RANGE),
-    "lwr": FamilyRule(LWR(), WIDTH, RANGE),
-    "lwr unbounded": FamilyRule(LWR(), WIDTH, None),
-    "cqr": FamilyRule(CQR(alpha=0.1), WIDTH, RANGE),
-    "mlwr": FamilyRule(MLWR(), WIDTH, RANGE),
-    "learned": FamilyRule(learned(), WIDTH, RANGE),
-    "own score": FamilyRule(Crossing(), WIDTH, RANGE),
-    "beyond the range": FamilyRule(BeyondTheRange(), WIDTH, RANGE),
-    "level": FamilyRule(LWR("lower"), LEVEL, RANGE),
-    "level unbounded": FamilyRule(AR("lower"), LEVEL, None),
+    "ar": IntervalRule(AR(), WIDTH, RANGE),
+    "lwr": IntervalRule(LWR(), WIDTH, RANGE),
+    "lwr unbounded": IntervalRule(LWR(), WIDTH, None),
+    "cqr": IntervalRule(CQR(alpha=0.1), WIDTH, RANGE),
+    "mlwr": IntervalRule(MLWR(), WIDTH, RANGE),
+    "learned": IntervalRule(learned(), WIDTH, RANGE),
+    "own score": IntervalRule(Crossing(), WIDTH, RANGE),
+    "beyond the range": IntervalRule(BeyondTheRange(), WIDTH, RANGE),
+    "level": IntervalRule(LWR("lower"), LEVEL, RANGE),
+    "level unbounded": IntervalRule(AR("lower"), LEVEL, None),
     "window": WindowRule(AR(), WIDTH, RANGE, 1.0),
     "two-phase": WindowRule(AR(), WIDTH, RANGE, 1.0, (50.0, 1.0)),
     "two-phase level": WindowRule(AR("lower"), LEVEL, None, 1.0, (50.0, 1.0)),

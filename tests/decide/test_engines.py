@@ -7,28 +7,27 @@ import pytest
 from watching import watched
 
 import taskuq as tq
-from taskuq.calibration.family import AnchoredFamily, FamilyScore
-from taskuq.calibration.link import Link
-from taskuq.decide import simulation
-from taskuq.decide.fixed_width import STATISTICS, spread_score
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.simulation import simulate
+from taskuq.conformal import _splits as splits
+from taskuq.conformal._family import LinearFamily, Link, NestedIntervalScore
 from taskuq.errors import InputError
-from taskuq.evaluation import splits
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.policy import _simulate as simulation
+from taskuq.policy._fixed_width import STATISTICS, _spread_score
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._simulate import simulate
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
-TABLE = synthetic_outputs(SyntheticScanner(volumes=20, samples=4), seed=1)
+TABLE = synthetic_outputs(SyntheticTable(volumes=20, samples=4), seed=1)
 TWO = Goal(max_width=0.2)
 
 
-class BeyondTheRange(FamilyScore):
+class BeyondTheRange(NestedIntervalScore):
     """Predictions on both sides of the end of the range."""
 
     def family(self, outputs):
         link = Link("logit")
         center = link(outputs[:, 0] + 0.5)
-        return AnchoredFamily(center, center, 0.1 + outputs.std(axis=1), "two", link)
+        return LinearFamily(center, center, 0.1 + outputs.std(axis=1), "two", link)
 
 
 def two_tasks():
@@ -40,20 +39,20 @@ def two_tasks():
 
 
 PLANS = {
-    "paper lwr": PolicyPlan("paper", 0.1, TWO, score="lwr"),
-    "spread": PolicyPlan("fixed-width", 0.1, TWO),
-    "learned": PolicyPlan("fixed-width", 0.1, TWO, statistic="learned"),
-    "two-phase": PolicyPlan("fixed-width", 0.1, TWO, budget=0.5),
-    "two-phase learned": PolicyPlan("fixed-width", 0.1, TWO, budget=0.5, statistic="learned"),
-    "adaptive ar": PolicyPlan("adaptive", 0.1, TWO, score="ar"),
-    "adaptive cqr": PolicyPlan("adaptive", 0.1, TWO, score="cqr"),
-    "adaptive mlwr": PolicyPlan("adaptive", 0.1, TWO),
-    "adaptive learned": PolicyPlan("adaptive", 0.1, TWO, score="learned"),
-    "adaptive beyond": PolicyPlan("adaptive", 0.5, Goal(max_width=0.6), score=BeyondTheRange()),
-    "anytime mlwr": PolicyPlan("anytime", 0.1, TWO),
-    "lower": PolicyPlan("adaptive", 0.1, Goal(max_width=0.1, side="lower")),
-    "at most": PolicyPlan("fixed-width", 0.1, Goal(level=0.5, side="upper")),
-    "two-phase at least": PolicyPlan(
+    "paper lwr": PolicySpec("paper", 0.1, TWO, score="lwr"),
+    "spread": PolicySpec("fixed-width", 0.1, TWO),
+    "learned": PolicySpec("fixed-width", 0.1, TWO, statistic="learned"),
+    "two-phase": PolicySpec("fixed-width", 0.1, TWO, budget=0.5),
+    "two-phase learned": PolicySpec("fixed-width", 0.1, TWO, budget=0.5, statistic="learned"),
+    "adaptive ar": PolicySpec("adaptive", 0.1, TWO, score="ar"),
+    "adaptive cqr": PolicySpec("adaptive", 0.1, TWO, score="cqr"),
+    "adaptive mlwr": PolicySpec("adaptive", 0.1, TWO),
+    "adaptive learned": PolicySpec("adaptive", 0.1, TWO, score="learned"),
+    "adaptive beyond": PolicySpec("adaptive", 0.5, Goal(max_width=0.6), score=BeyondTheRange()),
+    "anytime mlwr": PolicySpec("anytime", 0.1, TWO),
+    "lower": PolicySpec("adaptive", 0.1, Goal(max_width=0.1, side="lower")),
+    "at most": PolicySpec("fixed-width", 0.1, Goal(level=0.5, side="upper")),
+    "two-phase at least": PolicySpec(
         "fixed-width", 0.1, Goal(level=0.05, side="lower"), budget=0.5
     ),
 }
@@ -74,8 +73,8 @@ def replays(monkeypatch, is_compiled, table, spec, unit):
         return lambda *arguments: kept.append(original(*arguments)) or kept[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(simulation, "compiled", lambda work: is_compiled)
-        patch.setattr(simulation, "replay", keeping(simulation.replay))
+        patch.setattr(simulation, "use_numba", lambda work: is_compiled)
+        patch.setattr(simulation, "simulate_splits", keeping(simulation.simulate_splits))
         patch.setattr(simulation, "replay_each", keeping(simulation.replay_each))
         simulate(table, [spec], trials=12, rng=np.random.default_rng(7), unit=unit, tunings=2)
     return kept
@@ -155,9 +154,9 @@ def tied_table():
 @pytest.mark.parametrize("kind", ["fixed-width", "adaptive", "anytime", "paper"])
 def test_a_replayed_trial_is_what_the_rules_say(monkeypatch, kind, is_compiled):
     # A score that knows its prior makes the rules of a window fixed, too.
-    known = spread_score("two").tuned(tied_table().outputs[0], range_=(0.0, 1.0))
+    known = _spread_score("two").tuned(tied_table().outputs[0], range_=(0.0, 1.0))
     monkeypatch.setitem(STATISTICS, "spread", lambda side: known)
-    table, spec = tied_table(), PolicyPlan(kind, 0.1, Goal(max_width=0.1), score="lwr")
+    table, spec = tied_table(), PolicySpec(kind, 0.1, Goal(max_width=0.1), score="lwr")
     found, scans, splitting, thresholds = watched(
         monkeypatch, table, spec, 1, is_compiled, unit="case"
     )
@@ -190,7 +189,7 @@ PROMISES = [
 
 @pytest.mark.parametrize("promise", PROMISES, ids=str)
 def test_the_threshold_of_a_trial_is_the_planned_one(monkeypatch, promise):
-    spec = PolicyPlan("adaptive", 0.2, TWO, score="lwr")
+    spec = PolicySpec("adaptive", 0.2, TWO, score="lwr")
     _, _, splitting, thresholds = watched(monkeypatch, TABLE, spec, 3, **promise)
 
     for t in range(3):
@@ -221,7 +220,7 @@ def test_a_trial_of_a_policy_that_learns_is_a_plan_and_its_decisions(name, promi
     by_group = promise["unit"] != "case"
     n = int(group.max()) + 1 if by_group else table.cases
     early, hits = [], []
-    for fold in splits.test_folds(seed, 0, 2, n, n - floor(0.7 * n)).astype(bool):
+    for fold in splits.test_sets(seed, 0, 2, n, n - floor(0.7 * n)).astype(bool):
         test = fold[group] if by_group else fold
         policy = tq.plan(
             table.select(cases=~test), alpha=spec.alpha, max_width=spec.goal.max_width,

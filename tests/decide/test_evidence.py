@@ -6,8 +6,13 @@ from itertools import combinations, permutations, product
 import numpy as np
 import pytest
 
-from taskuq.decide.evidence import BETS, after_unit, evidence, payoffs
-from taskuq.decide.monitor import Stream
+from taskuq.scan._monitor import (
+    BETS,
+    _betting_payoffs,
+    _MartingaleStream,
+    _total_wealth,
+    _update_wealth,
+)
 
 CALIBRATION, NEW = 3, 5
 POPULATIONS = {
@@ -22,8 +27,8 @@ def largest(ranks, units):
     """The evidence after each unit for sequences of ranks (sequence, unit)."""
     capital, found = np.zeros((len(ranks), BETS)), []
     for k in range(ranks.shape[1]):
-        capital = after_unit(capital, k, ranks[:, k], ranks[:, k], units[k])
-        found.append(evidence(capital, k + 1))
+        capital = _update_wealth(capital, k, ranks[:, k], ranks[:, k], units[k])
+        found.append(_total_wealth(capital, k + 1))
     return np.stack(found, axis=1)
 
 
@@ -38,7 +43,7 @@ def broken(tops):
 def test_every_bet_is_fair_over_the_ranks(units):
     ranks = np.arange(1, units + 1)
 
-    assert np.allclose(payoffs(ranks, ranks, units).mean(axis=0), 1, rtol=1e-12)
+    assert np.allclose(_betting_payoffs(ranks, ranks, units).mean(axis=0), 1, rtol=1e-12)
 
 
 def test_over_all_ranks_the_evidence_is_worth_1_at_any_time_and_seldom_large():
@@ -57,7 +62,7 @@ def test_no_order_of_a_population_breaks_the_law(population):
     for chosen in combinations(range(7), CALIBRATION):
         calibration = tuple(sorted(population[k] for k in chosen))
         for order in permutations(set(range(7)) - set(chosen)):
-            stream = Stream(calibration)
+            stream = _MartingaleStream(calibration)
             for k in order:
                 stream.add(population[k], None)
             tops.append(stream.largest)
@@ -80,14 +85,14 @@ def test_ranks_among_the_calibration_units_alone_would_break_the_law():
 
 def test_a_tie_is_paid_for_its_worst_rank():
     low, high, units = 4, 9, 20
-    inside = payoffs(np.arange(low, high + 1), np.arange(low, high + 1), units)
+    inside = _betting_payoffs(np.arange(low, high + 1), np.arange(low, high + 1), units)
 
-    assert (payoffs(low, high, units) <= inside.min(axis=0) + 1e-12).all()
+    assert (_betting_payoffs(low, high, units) <= inside.min(axis=0) + 1e-12).all()
 
 
 def test_evidence_ends_before_floats_do():
     capital = np.zeros(BETS)
     for k in range(3000):
-        capital = after_unit(capital, k, 1, 1, 10**6)
+        capital = _update_wealth(capital, k, 1, 1, 10**6)
 
-    assert np.isfinite(evidence(capital, 3000))
+    assert np.isfinite(_total_wealth(capital, 3000))

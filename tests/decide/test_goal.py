@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.calibration.family import AnchoredFamily
-from taskuq.calibration.link import IDENTITY, Link
-from taskuq.decide.goal import Goal, _balanced, _searched
+from taskuq.conformal._family import IDENTITY, LinearFamily, Link
 from taskuq.errors import InputError
+from taskuq.policy._goal import Goal, _balanced, _searched
 
 LOGIT = Link("logit")
 INSIDE = st.floats(0.01, 0.99)
@@ -37,7 +36,7 @@ def test_the_goal_is_achieved_below_the_largest_threshold(
     side, link, range_, low, gap, scale, width
 ):
     anchors = link(np.array([[low], [min(low + gap, 0.99)]]))
-    family = AnchoredFamily(*anchors, np.array([scale]), side, link)
+    family = LinearFamily(*anchors, np.array([scale]), side, link)
     goal = Goal(max_width=width, side=side)
 
     largest = goal.largest_threshold(family, range_)[0]
@@ -54,7 +53,7 @@ def test_the_goal_is_achieved_below_the_largest_threshold(
 @given(low=INSIDE, scale=SCALE, width=WIDTH)
 def test_the_goal_is_not_achieved_above_it(side, link, range_, low, scale, width):
     anchor = link(np.array([low]))
-    family = AnchoredFamily(anchor, anchor, np.array([scale]), side, link)
+    family = LinearFamily(anchor, anchor, np.array([scale]), side, link)
     goal = Goal(max_width=width, side=side)
 
     largest = goal.largest_threshold(family, range_)[0]
@@ -65,7 +64,7 @@ def test_the_goal_is_not_achieved_above_it(side, link, range_, low, scale, width
 @given(low=INSIDE, gap=st.floats(0, 0.3), scale=SCALE, width=WIDTH)
 def test_clipping_to_the_range_is_accounted_for_exactly(low, gap, scale, width):
     high = min(low + gap, 0.99)
-    family = AnchoredFamily(np.array([low]), np.array([high]), np.array([scale]))
+    family = LinearFamily(np.array([low]), np.array([high]), np.array([scale]))
     goal = Goal(max_width=width)
     bisected = goal._search(family, (0.0, 1.0))[0]
 
@@ -79,7 +78,7 @@ def test_a_level_is_passed_exactly_below_the_largest_threshold(
     link, side, sign, anchor, level, scale
 ):
     center = link(np.array([anchor]))
-    family = AnchoredFamily(center, center, np.array([scale]), side, link)
+    family = LinearFamily(center, center, np.array([scale]), side, link)
     goal = Goal(level=level, side=side)
 
     largest = goal.largest_threshold(family, None)[0]

@@ -10,13 +10,13 @@ from group_scans import NEW, TABLE, groups_of, planned, record, toy_scan, toy_sc
 from stored_scanner import StoredScanner, recover, scan_stored, scanners_of
 
 import taskuq as tq
-from taskuq.calibration.units import unit_index
-from taskuq.decide import Acquisition, GroupAcquisition
-from taskuq.decide.planning import round_arrays
-from taskuq.decide.replay import Scans, replay
-from taskuq.decide.rules import examine
+from taskuq.conformal._splits import Splits
+from taskuq.conformal._units import unit_index
 from taskuq.errors import InputError
-from taskuq.evaluation.trials import Splitting
+from taskuq.policy._learned import round_arrays
+from taskuq.policy._replay import StoredScans, simulate_splits
+from taskuq.policy._rules import stopping_statistics
+from taskuq.scan._state import GroupScan, Scan
 
 PLANS = {
     "fixed-width": {},
@@ -36,8 +36,8 @@ def stop_by_table(policy, outputs):
 def replayed(policy, table, is_compiled):
     """The cost and the covered cases of each group under a policy, as ``simulate`` replays them."""
     x, z = round_arrays(table)
-    index, seen = unit_index(table.cases, table.group), examine(policy.rules, x, z)
-    scans = Scans(
+    index, seen = unit_index(table.cases, table.group), stopping_statistics(policy.rules, x, z)
+    scans = StoredScans(
         seen=seen,
         targets=z,
         accelerations=table.accelerations,
@@ -49,8 +49,8 @@ def replayed(policy, table, is_compiled):
     )
     # One group is tested in a trial; in so many, every group is.
     groups, trials = int(index.max()) + 1, 400
-    splitting = Splitting(groups, 1, trials, 5, index, is_compiled)
-    found = replay(scans, splitting, np.tile(np.array(policy.thresholds)[:, None], trials))
+    splitting = Splits(groups, 1, trials, 5, index, is_compiled)
+    found = simulate_splits(scans, splitting, np.tile(np.array(policy.thresholds)[:, None], trials))
     tested = splitting.folds(np.arange(trials)).argmax(axis=1)
     assert set(tested) == set(range(groups))
     first = np.array([np.flatnonzero(tested == g)[0] for g in range(groups)])
@@ -91,7 +91,7 @@ def test_cases_that_stop_on_their_own_stop_as_if_scanned_alone(options, unit, sh
         scan_stored(policy, outputs, targets) if shared else tq.acquire(policy, scanners, **steps)
     )
 
-    assert record(together) == record(GroupAcquisition(alone))
+    assert record(together) == record(GroupScan(alone))
     lengths = [len(case.rounds) for case in together.cases.values()]
     assert len(set(lengths)) > 1
     if not shared:  # those that have stopped are not measured any more
@@ -169,7 +169,7 @@ def test_a_group_scan_sums_up_its_cases(toy, whole):
     assert scan.is_finished
     assert scan.mean_acceleration == 1
     assert scan.interval.lower.tolist() == [float(toy.task(toy.image(s))) for s in seeds]
-    assert not GroupAcquisition({**scan.cases, "next": Acquisition()}).is_finished
+    assert not GroupScan({**scan.cases, "next": Scan()}).is_finished
 
 
 def test_one_scanner_of_one_case_is_refused_before_anything_is_measured(toy, whole):

@@ -9,9 +9,9 @@ from stored_scanner import recover, scan_stored, scanners_of
 from toy_scanner import PowerCutError, failing
 
 import taskuq as tq
-from taskuq.decide import Acquisition, load_acquisition
+from taskuq._io import write_json
 from taskuq.errors import InputError
-from taskuq.files import write_json
+from taskuq.scan._state import Scan, load_scan
 
 
 def cut_off(scanners, at_round, at_case):
@@ -33,7 +33,7 @@ def test_a_power_cut_in_any_round_loses_nothing(toy, whole, tmp_path, at_round, 
     assert record(resumed) == record(toy_scan(policy, seeds))
     rest = np.concatenate(toy.ADDED[at_round:]).tolist()
     assert [s.measured for s in scanners.values()] == [rest] * 3
-    assert record(load_acquisition(state, policy)) == record(resumed)
+    assert record(load_scan(state, policy)) == record(resumed)
 
 
 @pytest.mark.parametrize("unit", ["case", "group", "whole-group"])
@@ -94,7 +94,7 @@ def test_the_state_of_one_case_holds_its_rounds(toy, toy_policy, tmp_path):
     assert stored["schema"] == "taskuq.acquisition/1"
     assert stored["rounds"] == [r.to_dict() for r in scan.rounds]
     assert stored["cases"] == ["a"]
-    assert isinstance(load_acquisition(state, toy_policy), Acquisition)
+    assert isinstance(load_scan(state, toy_policy), Scan)
 
 
 def damage(state, change):

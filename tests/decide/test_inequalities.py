@@ -7,27 +7,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskuq.calibration import AR, CQR, LWR, MLWR
-from taskuq.calibration.moderation import SpreadPrior
-from taskuq.calibration.units import RandomCase, ShareOfCases
-from taskuq.decide import stopping
-from taskuq.decide.fixed_width import WindowRule, spread_score
-from taskuq.decide.goal import Goal
-from taskuq.decide.rules import FamilyRule, examine, joint_report
-from taskuq.decide.stopping import group_losses, search_allowed, stopping_score
+from taskuq.conformal._units import RandomCaseUnit, _GroupFractionUnit
+from taskuq.conformal.scores._mlwr import MLWR, SpreadPrior
+from taskuq.conformal.scores._paper import AR, CQR, LWR
+from taskuq.policy import _stopping as stopping
+from taskuq.policy._fixed_width import WindowRule, _spread_score
+from taskuq.policy._goal import Goal
+from taskuq.policy._rules import IntervalRule, joint_report, stopping_statistics
+from taskuq.policy._stopping import _group_losses, search_allowed, stopping_score
 
 WIDTH = Goal(max_width=0.3)
 RANGE = (0.0, 1.0)
 PRIOR = SpreadPrior((-6.0, 0.0, 0.0), degrees=3.0, covariate_range=(0.0, 0.0), typical=0.05)
 RULES = {
-    "ar": FamilyRule(AR(), WIDTH, RANGE),
-    "lwr": FamilyRule(LWR(), WIDTH, RANGE),
-    "cqr": FamilyRule(CQR(alpha=0.2), WIDTH, RANGE),
-    "mlwr": FamilyRule(MLWR(prior=PRIOR), WIDTH, None),
-    "lower bound": FamilyRule(LWR("lower"), Goal(max_width=0.2, side="lower"), RANGE),
-    "level": FamilyRule(AR("upper"), Goal(level=0.7, side="upper"), None),
-    "window": WindowRule(spread_score("two"), WIDTH, RANGE, 1.0),
-    "two-phase": WindowRule(spread_score("two"), WIDTH, RANGE, 1.5, (2.0, 0.7)),
+    "ar": IntervalRule(AR(), WIDTH, RANGE),
+    "lwr": IntervalRule(LWR(), WIDTH, RANGE),
+    "cqr": IntervalRule(CQR(alpha=0.2), WIDTH, RANGE),
+    "mlwr": IntervalRule(MLWR(prior=PRIOR), WIDTH, None),
+    "lower bound": IntervalRule(LWR("lower"), Goal(max_width=0.2, side="lower"), RANGE),
+    "level": IntervalRule(AR("upper"), Goal(level=0.7, side="upper"), None),
+    "window": WindowRule(_spread_score("two"), WIDTH, RANGE, 1.0),
+    "two-phase": WindowRule(_spread_score("two"), WIDTH, RANGE, 1.5, (2.0, 0.7)),
 }
 SEEDS = st.integers(0, 10**6)
 
@@ -43,7 +43,7 @@ def population(seed, rounds=3, cases=12, tasks=1):
 def rounds_of(rule, seed):
     """What a rule sees of a population in each round, with its scores and targets."""
     outputs, targets = population(seed)
-    seen = examine([[rule]] * 3, outputs, targets)
+    seen = stopping_statistics([[rule]] * 3, outputs, targets)
     for k, (examined,) in enumerate(seen.rounds):
         yield examined, seen.score[k], targets[k, :, 0]
 
@@ -76,7 +76,7 @@ def run(seen, targets, threshold):
 @given(seed=SEEDS)
 def test_a_policy_misses_only_below_the_stopping_score(rule, tasks, seed):
     outputs, targets = population(seed, tasks=tasks)
-    seen = examine([[rule] * tasks] * 3, outputs, targets)
+    seen = stopping_statistics([[rule] * tasks] * 3, outputs, targets)
     Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
 
     for threshold in thresholds_of(seen):
@@ -88,7 +88,7 @@ def test_a_policy_misses_only_below_the_stopping_score(rule, tasks, seed):
 @settings(max_examples=15)
 @given(seed=SEEDS)
 def test_reports_at_the_stop_are_as_narrow_as_asked_and_never_empty(name, seed):
-    seen = examine([[RULES[name]]] * 3, *population(seed))
+    seen = stopping_statistics([[RULES[name]]] * 3, *population(seed))
 
     for threshold in thresholds_of(seen):
         for report in run(seen, population(seed)[1], threshold)[1]:
@@ -123,7 +123,7 @@ def test_a_report_does_not_contain_the_target_below_its_score(rule, seed):
 @given(seed=SEEDS)
 def test_several_tasks_stop_when_each_of_them_would(seed):
     rules = [RULES["lwr"], RULES["cqr"]]
-    seen = examine([rules] * 3, *population(seed, tasks=2))
+    seen = stopping_statistics([rules] * 3, *population(seed, tasks=2))
     for threshold in thresholds_of(seen):
         for k in range(3):
             each = [e.stops(threshold) for e in seen.rounds[k]]
@@ -134,7 +134,7 @@ def test_several_tasks_stop_when_each_of_them_would(seed):
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @given(seed=SEEDS)
 def test_the_stopping_score_is_at_most_the_simultaneous_one(rule, seed):
-    seen = examine([[rule]] * 3, *population(seed))
+    seen = stopping_statistics([[rule]] * 3, *population(seed))
     Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
 
     assert (Lambda <= seen.score.max(axis=0)).all()
@@ -145,7 +145,7 @@ def test_the_stopping_score_is_at_most_the_simultaneous_one(rule, seed):
 @given(seed=SEEDS)
 def test_at_the_simultaneous_score_all_rounds_contain_the_target(rule, seed):
     outputs, targets = population(seed)
-    seen = examine([[rule]] * 3, outputs, targets)
+    seen = stopping_statistics([[rule]] * 3, outputs, targets)
     worst = seen.score.max(axis=0)
     known = np.isfinite(worst)
     for k in range(3):
@@ -179,7 +179,7 @@ GRID = np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
 
 @given(case=groups())
 def test_monotone_losses_fall_and_are_the_smallest_that_dominate(case):
-    losses = group_losses(*case, GRID, RandomCase())
+    losses = _group_losses(*case, GRID, RandomCaseUnit())
     plain = np.array([[plain_loss(*case, v, t) for t in GRID] for v in range(3)])
     envelope = np.maximum.accumulate(plain[:, ::-1], axis=1)[:, ::-1]
 
@@ -192,9 +192,9 @@ def test_monotone_losses_fall_and_are_the_smallest_that_dominate(case):
 def test_losses_do_not_depend_on_how_many_are_computed_at_a_time(case, block):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stopping, "BLOCK", block)
-        some = group_losses(*case, GRID, ShareOfCases(0.6))
+        some = _group_losses(*case, GRID, _GroupFractionUnit(0.6))
 
-    assert (some == group_losses(*case, GRID, ShareOfCases(0.6))).all()
+    assert (some == _group_losses(*case, GRID, _GroupFractionUnit(0.6))).all()
 
 
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 129, 4097])
@@ -217,4 +217,4 @@ def test_the_check_of_monotone_losses_can_fail():
     plain = [plain_loss(allowance, score, index, 0, t) for t in GRID]
 
     assert (np.diff(plain) > 0).any()
-    assert (group_losses(allowance, score, index, GRID, RandomCase())[0] >= plain).all()
+    assert (_group_losses(allowance, score, index, GRID, RandomCaseUnit())[0] >= plain).all()

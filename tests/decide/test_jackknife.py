@@ -5,15 +5,14 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from taskuq.calibration import MLWR
-from taskuq.decide import simulation
-from taskuq.decide.fixed_width import STATISTICS
-from taskuq.decide.goal import Goal
-from taskuq.decide.jackknife import Replicates, jackknife_variance
-from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.simulation import simulate
-from taskuq.outputs import TaskOutputs
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.conformal.scores._mlwr import MLWR
+from taskuq.policy import _simulate as simulation
+from taskuq.policy._fixed_width import STATISTICS
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._simulate import _jackknife_variance, _JackknifeReplicates, simulate
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
+from taskuq.table._table import TaskOutputs
 
 TABLES = 120
 RNG = np.random.default_rng(5)
@@ -34,7 +33,7 @@ OFTEN = 400
 @pytest.mark.parametrize(("n", "k"), [(5, 3), (6, 4), (8, 4), (7, 5)])
 def test_the_variance_of_a_mean_is_that_of_the_numbers_over_their_count(n, k):
     numbers, kept = RNG.random(n), np.tile(every_rest(n, k), (OFTEN, 1))
-    found = jackknife_variance(kept @ numbers / k, kept, k / n)
+    found = _jackknife_variance(kept @ numbers / k, kept, k / n)
 
     assert found == pytest.approx(numbers.var(ddof=1) / n, rel=0.002)
 
@@ -50,14 +49,14 @@ def test_what_is_not_linear_counts_as_of_one_order(n, k):
 
     for c in (2, 3):
         expected = r**c / (1 - r**c) * values.var()
-        assert jackknife_variance(values, kept, r, c) == pytest.approx(expected, rel=0.002)
+        assert _jackknife_variance(values, kept, r, c) == pytest.approx(expected, rel=0.002)
 
 
 def test_few_replicates_of_many_groups_take_all_variance_for_linear():
     values, kept = RNG.random(40), RNG.integers(0, 2, (40, 500)).astype(float)
 
-    assert jackknife_variance(values, kept, 0.75) == pytest.approx(3 * values.var(ddof=1))
-    assert np.isnan(jackknife_variance(values[:1], kept[:1], 0.75))
+    assert _jackknife_variance(values, kept, 0.75) == pytest.approx(3 * values.var(ddof=1))
+    assert np.isnan(_jackknife_variance(values[:1], kept[:1], 0.75))
 
 
 def without_groups(table):
@@ -69,7 +68,7 @@ def without_groups(table):
 
 
 def by_group(volumes):
-    return lambda seed: synthetic_outputs(SyntheticScanner(volumes=volumes, samples=4), seed=seed)
+    return lambda seed: synthetic_outputs(SyntheticTable(volumes=volumes, samples=4), seed=seed)
 
 
 def by_case(cases):
@@ -91,10 +90,10 @@ SETTINGS = {
 
 def ratios(monkeypatch, kind, make, unit, width=0.2, tables=TABLES):
     """Mean standard errors over the deviations between independent tables, of R and coverage."""
-    monkeypatch.setattr(simulation, "compiled", lambda work: True)
+    monkeypatch.setattr(simulation, "use_numba", lambda work: True)
     statistic = MLWR(floor=0.25).tuned(ELSEWHERE, range_=(0.0, 1.0))
     monkeypatch.setitem(STATISTICS, "spread", lambda side: statistic)
-    return measured_ratios(PolicyPlan(kind, 0.1, Goal(max_width=width), score="lwr"), make, unit,
+    return measured_ratios(PolicySpec(kind, 0.1, Goal(max_width=width), score="lwr"), make, unit,
                            trials=200, tables=tables)  # fmt: skip
 
 
@@ -118,8 +117,8 @@ def test_standard_errors_are_the_deviations_between_independent_tables(monkeypat
 
 def test_standard_errors_know_what_rules_learn_from_their_calibration_set(monkeypatch):
     pytest.importorskip("numba")
-    monkeypatch.setattr(simulation, "compiled", lambda work: True)
-    spec = PolicyPlan("fixed-width", 0.1, Goal(max_width=0.2))
+    monkeypatch.setattr(simulation, "use_numba", lambda work: True)
+    spec = PolicySpec("fixed-width", 0.1, Goal(max_width=0.2))
     of_R, of_coverage = measured_ratios(spec, by_group(20), "group", trials=40, tables=80)
 
     assert 0.8 <= of_R <= 1.25
@@ -130,13 +129,13 @@ def test_standard_errors_know_what_rules_learn_from_their_calibration_set(monkey
 @pytest.mark.parametrize("kind", ["fixed-width", "adaptive"])
 def test_a_jackknife_that_does_not_recalibrate_would_say_too_little(monkeypatch, kind):
     pytest.importorskip("numba")
-    measured = Replicates.measured
+    measured = _JackknifeReplicates.measured
 
     def not_again(planned, splitting, *rest):
         middle = np.median([planned(r)[1] for r in range(splitting.trials)], axis=0)
         return measured(lambda r: (planned(r)[0], middle), splitting, *rest)
 
-    monkeypatch.setattr(Replicates, "measured", not_again)
+    monkeypatch.setattr(_JackknifeReplicates, "measured", not_again)
     of_R, of_coverage = ratios(monkeypatch, kind, by_group(20), "group", tables=60)
 
     assert of_R < 0.8

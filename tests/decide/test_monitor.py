@@ -9,12 +9,12 @@ import pytest
 from test_evidence import broken
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.decide.audit import read_trail
-from taskuq.decide.seen import statistics
-from taskuq.decide.watching import watch_table
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.report import write_report
+from taskuq.cli.app import main
+from taskuq.policy._policy import monitor_statistics
+from taskuq.report._report import write_report
+from taskuq.scan._audit import read_audit_log
+from taskuq.scan._monitor import monitor_table
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_in_every_order_of_a_population_alarms_are_as_seldom_as_promised(toy_pol
     x = np.concatenate([rng.random((4, 6)), rng.random((3, 6)) / 9 + 0.2])
     found = []
     for chosen in combinations(range(7), 3):
-        seen = statistics(x[list(chosen), :, None], np.arange(3), ["task"])
+        seen = monitor_statistics(x[list(chosen), :, None], np.arange(3), ["task"])
         policy = replace(toy_policy, watch={**seen, "error": (0.1, 0.2, 0.3)})
         orders = permutations(set(range(7)) - set(chosen))
         found += [watched(policy, x[list(order)]).evidence for order in orders]
@@ -59,7 +59,7 @@ def test_other_cases_withdraw_the_promise_and_it_stays_withdrawn(toy, toy_policy
 def test_cases_like_those_before_do_not(toy, toy_policy):
     table = toy.table(cases=120)
     monitor = tq.Monitor(toy_policy)
-    watch_table(monitor, table.select(cases=np.arange(60, 120)))
+    monitor_table(monitor, table.select(cases=np.arange(60, 120)))
 
     assert monitor.units == 60
     assert not monitor.is_withdrawn
@@ -120,7 +120,7 @@ def test_no_scan_stops_early_once_the_promise_is_withdrawn(toy, toy_policy, stra
 
     assert scan.acceleration == 1
     assert "The promise is withdrawn" in scan.rounds[0].reason
-    assert [line["withdrawn"] for line in read_trail(log)] == [True] * 4
+    assert [line["withdrawn"] for line in read_audit_log(log)] == [True] * 4
     decision = toy_policy.decide(0, scan.rounds[0].outputs)
     assert decision.stop
     assert not monitor.judge(decision).stop
@@ -182,14 +182,16 @@ def test_the_command_goes_on_and_the_page_withdraws_the_promise(
 
 @pytest.mark.parametrize("rates", [(12, 8, 4, 2), (8, 4, 2)])
 def test_a_table_of_other_rounds_is_not_watched(rates):
-    table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
+    table = synthetic_outputs(SyntheticTable(volumes=30), seed=0)
     policy = tq.plan(table, alpha=0.2, max_width=0.2)
     other = replace(
         table, outputs=table.outputs[-len(rates) :], accelerations=np.array(rates, dtype=float)
     )
     monitor = tq.Monitor(policy)
     with pytest.raises(tq.InputError, match="rounds of acceleration 16, 8, 4, 2, and the table"):
-        watch_table(monitor, other)
+        monitor_table(monitor, other)
     assert monitor.units == 0
-    watch_table(monitor, replace(table, outputs=table.outputs[:1], accelerations=np.array([16.0])))
+    monitor_table(
+        monitor, replace(table, outputs=table.outputs[:1], accelerations=np.array([16.0]))
+    )
     assert monitor.units == 30

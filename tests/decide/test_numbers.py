@@ -7,11 +7,11 @@ import pytest
 from watching import watched
 
 import taskuq as tq
-from taskuq.decide import replay
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.simulation import simulate
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.policy import _replay as replay
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._simulate import simulate
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 GOAL = Goal(max_width=0.3)
 SCORED = {
@@ -58,7 +58,7 @@ def gap(monkeypatch, steps, name, is_compiled, trials=12):
     kind, options = SCORED[name]
     table = on_a_grid(steps, steps)
     found, folds = with_folds(
-        monkeypatch, table, PolicyPlan(kind, 0.3, GOAL, **options), trials, is_compiled, unit="case"
+        monkeypatch, table, PolicySpec(kind, 0.3, GOAL, **options), trials, is_compiled, unit="case"
     )
     cost, covered = [], []
     for test in folds:
@@ -79,7 +79,7 @@ def test_a_simulation_on_a_grid_is_planning_and_scanning(monkeypatch, steps, nam
 
 
 def test_scores_compared_exactly_would_miss_what_reports_contain(monkeypatch):
-    monkeypatch.setattr(replay, "covered_from", lambda scores, thresholds, contains: scores)
+    monkeypatch.setattr(replay, "covering_quantile", lambda scores, thresholds, contains: scores)
 
     assert (
         max(gap(monkeypatch, steps, name, False) for steps in (255, 10) for name in SCORED) > 0.01
@@ -88,7 +88,7 @@ def test_scores_compared_exactly_would_miss_what_reports_contain(monkeypatch):
 
 SIZES = np.r_[[40, 30], np.full(22, 3), np.full(6, 7)]
 GROUP = np.repeat(np.arange(len(SIZES)), SIZES)
-UNEQUAL = synthetic_outputs(SyntheticScanner(volumes=10, samples=4), seed=4)
+UNEQUAL = synthetic_outputs(SyntheticTable(volumes=10, samples=4), seed=4)
 UNEQUAL = tq.TaskOutputs(
     UNEQUAL.outputs[:, : len(GROUP)], UNEQUAL.targets[: len(GROUP)], UNEQUAL.accelerations,
     group=GROUP, task_range=(0.0, 1.0),
@@ -106,7 +106,7 @@ def test_coverage_is_what_is_promised_and_means_are_for_what_they_name(
     monkeypatch, unit, cases, is_compiled
 ):
     options = {"alpha": 0.2, "max_width": 0.25, "policy": "adaptive", "score": "lwr"}
-    spec = PolicyPlan("adaptive", 0.2, Goal(max_width=0.25), score="lwr")
+    spec = PolicySpec("adaptive", 0.2, Goal(max_width=0.25), score="lwr")
     found, folds = with_folds(monkeypatch, UNEQUAL, spec, 6, is_compiled, unit=unit, cases=cases)
     kept, alike, plain, by_case = [], [], [], []
     for test in folds:
@@ -136,7 +136,7 @@ def test_coverage_is_what_is_promised_and_means_are_for_what_they_name(
 )  # fmt: skip
 def test_the_certificate_and_the_simulation_name_the_same_random_thing(unit, over):
     policy = tq.plan(UNEQUAL, alpha=0.2, max_width=0.25, unit=unit)
-    spec = PolicyPlan("fixed-width", 0.2, Goal(max_width=0.25))
+    spec = PolicySpec("fixed-width", 0.2, Goal(max_width=0.25))
     (found,) = simulate(UNEQUAL, [spec], trials=5, rng=np.random.default_rng(0), unit=unit)
 
     assert policy.certificate["mean_over"] == found.mean_over == over
@@ -159,7 +159,7 @@ def test_the_certificate_counts_groups_alike_and_cases_alike_beside_it():
 def test_missing_errors_are_null_and_everything_else_is_a_number():
     one = tq.TaskOutputs(UNEQUAL.outputs, UNEQUAL.targets, UNEQUAL.accelerations,
                          group=np.zeros(len(GROUP), int), task_range=(0.0, 1.0))  # fmt: skip
-    spec = PolicyPlan("adaptive", 0.2, Goal(max_width=0.25), score="lwr")
+    spec = PolicySpec("adaptive", 0.2, Goal(max_width=0.25), score="lwr")
     for table, unit in ((one, "case"), (UNEQUAL, "case")):
         (found,) = simulate(table, [spec], trials=5, rng=np.random.default_rng(0), unit=unit)
         errors = found.to_dict()["standard_errors"]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.commands.policies import Promise
-from taskuq.commands.policies import plan as plan_command
+from taskuq.cli.plan import _GuaranteeOptions
+from taskuq.cli.plan import plan as plan_command
 
 RNG = np.random.default_rng(2)
 TRUTH = RNG.uniform(0.3, 0.7, 200)
@@ -92,7 +92,9 @@ def test_the_outlook_survives_a_file(tmp_path):
 
 def test_the_command_says_what_infinite_thresholds_come_to(tmp_path, capsys):
     path = table(SURE).save(tmp_path / "table.npz")
-    plan_command(path, promise=Promise(alpha=0.1, max_width="0.5"), output=tmp_path / "policy.json")
+    plan_command(
+        path, promise=_GuaranteeOptions(alpha=0.1, max_width="0.5"), output=tmp_path / "policy.json"
+    )
     said = " ".join(capsys.readouterr().err.split())
 
     assert "every scan stops in the first round" in said

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.decide import POLICIES, PolicyPlan, simulate
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import NestedPolicy
+from taskuq.cli.app import main
 from taskuq.errors import InputError
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import POLICIES, PolicySpec, _NestedPolicy
+from taskuq.policy._simulate import simulate
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
-TABLE = synthetic_outputs(SyntheticScanner(volumes=20, samples=4), seed=1)
-NEW = synthetic_outputs(SyntheticScanner(volumes=2, samples=4), seed=2).outputs
+TABLE = synthetic_outputs(SyntheticTable(volumes=20, samples=4), seed=1)
+NEW = synthetic_outputs(SyntheticTable(volumes=2, samples=4), seed=2).outputs
 UNITS = ("case", "group", "whole-group")
 
 
-class Mine(NestedPolicy):
+class Mine(_NestedPolicy):
     """The adaptive policy under a name that nothing in the package knows."""
 
     is_guaranteed = True
@@ -31,7 +31,7 @@ class Mine(NestedPolicy):
         return f"Mine: {promise}"
 
 
-class Halved(NestedPolicy):
+class Halved(_NestedPolicy):
     """Half of each round's own quantile: narrower, and without any promise."""
 
     is_guaranteed = False
@@ -70,7 +70,7 @@ def test_a_kind_under_another_name_plans_the_same_policy(unit):
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_kind_under_another_name_simulates_the_same(unit):
-    plans = [PolicyPlan(p, 0.2, Goal(max_width=0.2), score="lwr") for p in ("mine", "adaptive")]
+    plans = [PolicySpec(p, 0.2, Goal(max_width=0.2), score="lwr") for p in ("mine", "adaptive")]
     mine, adaptive = simulate(TABLE, plans, trials=9, rng=np.random.default_rng(0), unit=unit)
 
     assert mine.policy == "mine"

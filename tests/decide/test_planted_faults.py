@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration.guarantee import Guarantee
-from taskuq.calibration.rank import order_statistic
-from taskuq.decide import stopping
-from taskuq.decide.rules import Examined
+from taskuq.conformal._guarantee import Guarantee
+from taskuq.conformal._quantiles import order_statistic
+from taskuq.policy import _stopping as stopping
+from taskuq.policy._rules import RoundStatistics
 
 ALPHA = 0.25
 # Spreads per round, and whether the target lies in the window (of half width 1) around 0.
@@ -57,7 +57,9 @@ def test_the_policies_are_valid_on_these_populations(cases, options):
 
 
 def test_stopping_at_equality_is_caught(monkeypatch):
-    monkeypatch.setattr(Examined, "stops", lambda self, t: (self.lowest <= t) & (t <= self.largest))
+    monkeypatch.setattr(
+        RoundStatistics, "stops", lambda self, t: (self.lowest <= t) & (t <= self.largest)
+    )
 
     assert not is_valid(TIED)
 

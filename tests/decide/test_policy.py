@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration import AR
+from taskuq._io import write_json
+from taskuq.conformal.scores._paper import AR
 from taskuq.errors import InputError
-from taskuq.files import write_json
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
-TABLE = synthetic_outputs(SyntheticScanner(volumes=24, samples=8), seed=3)
-NEW = synthetic_outputs(SyntheticScanner(volumes=4, samples=8), seed=4).outputs
+TABLE = synthetic_outputs(SyntheticTable(volumes=24, samples=8), seed=3)
+NEW = synthetic_outputs(SyntheticTable(volumes=4, samples=8), seed=4).outputs
 
 
 class OwnScore:

@@ -3,16 +3,16 @@
 import numpy as np
 
 import taskuq as tq
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.simulation import simulate
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._simulate import simulate
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
-TABLE = synthetic_outputs(SyntheticScanner(volumes=20), seed=0)
+TABLE = synthetic_outputs(SyntheticTable(volumes=20), seed=0)
 
 
 def test_a_simulation_prints_its_numbers():
-    plans = [PolicyPlan(kind, 0.2, Goal(max_width=0.3)) for kind in ("fixed-width", "paper")]
+    plans = [PolicySpec(kind, 0.2, Goal(max_width=0.3)) for kind in ("fixed-width", "paper")]
     rule, paper = simulate(TABLE, plans, trials=3, rng=np.random.default_rng(0))
     first, *rows = repr(rule).splitlines()
 

@@ -9,29 +9,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.calibration.family import AnchoredFamily
-from taskuq.calibration.link import IDENTITY, Link
-from taskuq.decide.fixed_width import WindowRule, spread_score
-from taskuq.decide.goal import Goal
-from taskuq.decide.probable import LOG_ODDS, ResidualLaw, fit_residual_law, probable_window
+from taskuq._io import write_json
+from taskuq.conformal._family import IDENTITY, LinearFamily, Link
 from taskuq.errors import InputError
-from taskuq.files import write_json
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.policy._fixed_width import (
+    LOG_ODDS,
+    WindowRule,
+    _fit_residual_law,
+    _most_probable_window,
+    _ResidualDistribution,
+    _spread_score,
+)
+from taskuq.policy._goal import Goal
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
-LOGISTIC = ResidualLaw(tuple(LOG_ODDS))
+LOGISTIC = _ResidualDistribution(tuple(LOG_ODDS))
 STEPS = st.lists(st.floats(0.01, 10), min_size=LOG_ODDS.size, max_size=LOG_ODDS.size)
-LAWS = STEPS.map(lambda steps: ResidualLaw(tuple(np.cumsum(steps) - sum(steps) / 2)))
+LAWS = STEPS.map(lambda steps: _ResidualDistribution(tuple(np.cumsum(steps) - sum(steps) / 2)))
 CENTERS = st.lists(st.floats(-8, 8), min_size=1, max_size=5)
 WIDTHS = st.floats(0.01, 1.5)
 PLACES = {"soft": (Link("logit"), (0.0, 1.0)), "counted": (IDENTITY, (-2.0, np.inf)),
           "anywhere": (IDENTITY, None)}  # fmt: skip
-TABLE = synthetic_outputs(SyntheticScanner(volumes=24, samples=8), seed=3)
-NEW = synthetic_outputs(SyntheticScanner(volumes=4, samples=8), seed=4).outputs
+TABLE = synthetic_outputs(SyntheticTable(volumes=24, samples=8), seed=3)
+NEW = synthetic_outputs(SyntheticTable(volumes=4, samples=8), seed=4).outputs
 
 
 def families(centers, link, scale=0.7):
     m = np.array(centers)
-    return AnchoredFamily(m, m, scale * np.linspace(0.2, 3, len(m)), link=link)
+    return LinearFamily(m, m, scale * np.linspace(0.2, 3, len(m)), link=link)
 
 
 def missed(window, family, law, place):
@@ -60,7 +65,7 @@ def test_a_law_rises_through_its_quantiles_and_gives_each_side_its_share(law, en
 )
 def test_a_law_moves_and_grows_and_turns_with_its_residuals(residuals, shift, factor):
     r = np.array(residuals)
-    law, moved, turned = (fit_residual_law(v).quantiles for v in (r, shift + factor * r, -r))
+    law, moved, turned = (_fit_residual_law(v).quantiles for v in (r, shift + factor * r, -r))
     off = 1e-6 * factor * (1 + abs(shift) + np.abs(law).max()) / min(factor, 1)
 
     assert moved == pytest.approx(shift + factor * np.array(law), abs=off)
@@ -69,14 +74,14 @@ def test_a_law_moves_and_grows_and_turns_with_its_residuals(residuals, shift, fa
 
 def test_the_law_of_many_logistic_residuals_is_nearly_the_logistic_one():
     share = (np.arange(20_000) + 0.5) / 20_000
-    law = fit_residual_law(np.log(share / (1 - share)))
+    law = _fit_residual_law(np.log(share / (1 - share)))
 
     # The kernel adds its own spread, which shrinks with the fifth root of their number.
     assert law.quantiles == pytest.approx(LOGISTIC.quantiles, rel=0.02, abs=1e-6)
 
 
 def test_residuals_that_are_all_the_same_have_a_law():
-    law = fit_residual_law(np.full(12, 0.3))
+    law = _fit_residual_law(np.full(12, 0.3))
 
     assert law.outside(np.array(0.29), np.array(0.31)) < 1e-9
 
@@ -85,7 +90,7 @@ def test_residuals_that_are_all_the_same_have_a_law():
 @given(law=LAWS, centers=CENTERS, tau=WIDTHS)
 def test_no_window_around_the_centre_misses_less(link, place, law, centers, tau):
     family, goal = families(centers, link), Goal(max_width=tau)
-    window, p = probable_window(family, law, goal, place)
+    window, p = _most_probable_window(family, law, goal, place)
     around, _ = goal.window(family.high, link, place)
 
     assert missed(window, family, law, place) == pytest.approx(p, rel=1e-6, abs=1e-12)
@@ -95,7 +100,7 @@ def test_no_window_around_the_centre_misses_less(link, place, law, centers, tau)
 @given(law=LAWS, centers=CENTERS, tau=st.floats(0.01, 0.9), lower=st.floats(0, 1))
 def test_hardly_any_window_at_all_misses_less(law, centers, tau, lower):
     family, place = families(centers, Link("logit")), (0.0, 1.0)
-    _, p = probable_window(family, law, Goal(max_width=tau), place)
+    _, p = _most_probable_window(family, law, Goal(max_width=tau), place)
     start = np.full(len(centers), lower * (1 - tau))
     other = missed(tq.Interval(start, start + tau), family, law, place)
 
@@ -106,7 +111,7 @@ def test_hardly_any_window_at_all_misses_less(law, centers, tau, lower):
 @pytest.mark.parametrize(("link", "place"), PLACES.values(), ids=PLACES)
 @given(law=LAWS, centers=CENTERS, tau=WIDTHS)
 def test_windows_have_their_width_and_stay_in_their_place(link, place, law, centers, tau):
-    window, _ = probable_window(families(centers, link), law, Goal(max_width=tau), place)
+    window, _ = _most_probable_window(families(centers, link), law, Goal(max_width=tau), place)
     low, high = place or (-np.inf, np.inf)
 
     assert window.width == pytest.approx(tau, rel=1e-9)
@@ -115,7 +120,9 @@ def test_windows_have_their_width_and_stay_in_their_place(link, place, law, cent
 
 
 def test_a_window_as_wide_as_the_range_has_no_risk():
-    window, p = probable_window(families([0.3], Link("logit")), LOGISTIC, Goal(1.0), (0.0, 1.0))
+    window, p = _most_probable_window(
+        families([0.3], Link("logit")), LOGISTIC, Goal(1.0), (0.0, 1.0)
+    )
 
     assert (window.lower[0], window.upper[0], p[0]) == (0, 1, 0)
 
@@ -123,8 +130,8 @@ def test_a_window_as_wide_as_the_range_has_no_risk():
 @pytest.mark.parametrize("scale", [0.01, 0.02])
 def test_far_out_under_a_logistic_law_the_risk_is_the_scale_over_the_reach(scale):
     m = np.linspace(-1, 1, 5)
-    family = AnchoredFamily(m, m, np.full(5, scale))
-    around = WindowRule(spread_score("two"), Goal(max_width=0.8), None, 1.5)
+    family = LinearFamily(m, m, np.full(5, scale))
+    around = WindowRule(_spread_score("two"), Goal(max_width=0.8), None, 1.5)
 
     risk, window, _ = replace(around, residuals=LOGISTIC).risk(family)
 
@@ -135,7 +142,7 @@ def test_far_out_under_a_logistic_law_the_risk_is_the_scale_over_the_reach(scale
 
 def test_what_cannot_be_missed_has_no_risk():
     family, goal = families([0.3, 5], Link("logit")), Goal(max_width=1.0)
-    rule = WindowRule(spread_score("two"), goal, (0.0, 1.0), 2.0, residuals=LOGISTIC)
+    rule = WindowRule(_spread_score("two"), goal, (0.0, 1.0), 2.0, residuals=LOGISTIC)
 
     assert rule.risk(family)[0].tolist() == [0, 0]
 
@@ -144,7 +151,7 @@ def test_a_window_at_the_end_of_the_range_loses_no_target_to_rounding():
     place = (0.0, 1 / 3)
     tau = next(k / 97 for k in range(1, 32) if (1 / 3 - k / 97) + k / 97 < 1 / 3)
     family = families([8.0], Link("logit", *place))
-    window, _ = probable_window(family, LOGISTIC, Goal(max_width=tau), place)
+    window, _ = _most_probable_window(family, LOGISTIC, Goal(max_width=tau), place)
 
     assert window.upper[0] == 1 / 3
 
@@ -152,16 +159,16 @@ def test_a_window_at_the_end_of_the_range_loses_no_target_to_rounding():
 @given(law=LAWS, centers=CENTERS, tau=WIDTHS)
 def test_a_window_does_not_depend_on_the_cases_beside_it(law, centers, tau):
     family, link = families(centers, Link("logit")), Link("logit")
-    window, p = probable_window(family, law, Goal(max_width=tau), (0.0, 1.0))
+    window, p = _most_probable_window(family, law, Goal(max_width=tau), (0.0, 1.0))
     for i in range(len(centers)):
-        alone = AnchoredFamily(family.low[[i]], family.high[[i]], family.scale[[i]], link=link)
-        one, risk = probable_window(alone, law, Goal(max_width=tau), (0.0, 1.0))
+        alone = LinearFamily(family.low[[i]], family.high[[i]], family.scale[[i]], link=link)
+        one, risk = _most_probable_window(alone, law, Goal(max_width=tau), (0.0, 1.0))
         assert (one.lower[0], risk[0]) == (window.lower[i], p[i])
 
 
 def test_who_is_undecided_between_two_ends_gets_a_window_at_one():
     family = families([0.4], Link("logit"), scale=15.0)
-    window, p = probable_window(family, LOGISTIC, Goal(max_width=0.2), (0.0, 1.0))
+    window, p = _most_probable_window(family, LOGISTIC, Goal(max_width=0.2), (0.0, 1.0))
 
     assert window.upper == 1
     assert p < missed(tq.Interval([0.4], [0.6]), family, LOGISTIC, (0.0, 1.0))

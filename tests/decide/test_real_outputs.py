@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.simulation import simulate
+from taskuq.cli.app import main
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._simulate import simulate
 
 FOLDER = Path(__file__).resolve().parents[2] / "../shared/data/fastmri_outputs"
 TRIALS = 600
@@ -27,7 +27,7 @@ def table(name="meniscus_tear", samples=32):
 
 
 def judged(kind, alpha, *, unit="case", samples=32, tunings=10, **options):
-    spec = PolicyPlan(kind, alpha, WIDTH, **options)
+    spec = PolicySpec(kind, alpha, WIDTH, **options)
     rng = np.random.default_rng(0)
     (found,) = simulate(
         table(samples=samples), [spec], trials=TRIALS, rng=rng, unit=unit, tunings=tunings
@@ -103,7 +103,7 @@ def test_the_same_commands_run_on_the_other_tables(arguments, tmp_path):
 
 @pytest.mark.parametrize(("samples", "statistic"), [(2, "spread"), (32, "spread"), (32, "learned")])
 def test_early_stops_keep_their_own_promise_at_a_small_price(samples, statistic):
-    plans = [PolicyPlan("fixed-width", 0.05, WIDTH, statistic=statistic, given=g)
+    plans = [PolicySpec("fixed-width", 0.05, WIDTH, statistic=statistic, given=g)
              for g in (None, "early")]  # fmt: skip
     (plain,), (early,) = (
         simulate(table(samples=samples), [p], trials=200, rng=np.random.default_rng(0),
@@ -117,7 +117,7 @@ def test_early_stops_keep_their_own_promise_at_a_small_price(samples, statistic)
 
 def test_volumes_keep_the_promise_about_early_stops_at_a_small_price_beside_delta():
     plain, early = (
-        simulate(table(), [PolicyPlan("fixed-width", 0.05, WIDTH, given=g)], trials=100,
+        simulate(table(), [PolicySpec("fixed-width", 0.05, WIDTH, given=g)], trials=100,
                  rng=np.random.default_rng(0), unit="group", delta=0.1)[0]
         for g in (None, "early")
     )  # fmt: skip

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.data.atlas import Atlas
-from taskuq.measure.masks import MaskConfig
-from taskuq.measure.mri import MultiCoilMRI, SimulatedScanner
-from taskuq.recover import open_recovery
-from taskuq.runs.stored import stored_table
+from taskuq.data._atlas import Atlas
+from taskuq.measure._mri import MaskConfig, MultiCoilMRI, SimulatedMRIScanner
+from taskuq.recover._methods import open_recovery
+from taskuq.table._examples import stored_table
 from taskuq.task import load
-from taskuq.weights import locate
+from taskuq.training._weights import locate
 
 
 def outputs(scan):
@@ -74,7 +73,7 @@ def test_a_scan_with_the_shipped_networks_repeats_a_stored_case():
     policy = replace(tq.plan(stored, alpha=0.1, max_width=0.2), thresholds=(inf, inf))
     steps = {"recover": recover, "task": task}
     scan = tq.acquire(
-        policy, SimulatedScanner(item.image, masks, rates), **steps, samples=2, case=item.case
+        policy, SimulatedMRIScanner(item.image, masks, rates), **steps, samples=2, case=item.case
     )
     table = tq.Pipeline(MultiCoilMRI(masks, rates), **steps).run(
         [item.image], accelerations=rates, samples=2, seed=0, case=[item.case], quiet=True

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from toy_scanner import PowerCutError, failing
 
-from taskuq.commands.app import main
-from taskuq.decide.audit import append, read_trail
-from taskuq.decide.scan_state import StateFile
+from taskuq._io import file_lock, write_json
+from taskuq.cli.app import main
 from taskuq.errors import InputError
-from taskuq.files import write_json
-from taskuq.locks import locked
+from taskuq.scan._audit import append_entries, read_audit_log
+from taskuq.scan._state import ScanState
 
 
 @pytest.fixture
@@ -140,7 +139,7 @@ def test_what_was_measured_is_not_measured_again_when_the_recovery_dies(
 LOCKER = """
 import sys, time
 from pathlib import Path
-from taskuq.locks import locked
+from taskuq._io import file_lock
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -155,7 +154,7 @@ def test_one_process_at_a_time(toy, toy_policy, half_done):
         refused(toy, toy_policy, half_done, "another process is working on")
         other.kill()
     # The lock ends with the process that held it.
-    with locked(lock):
+    with file_lock(lock):
         pass
 
 
@@ -163,7 +162,7 @@ def test_every_round_is_told_in_a_chain(toy, toy_policy, tmp_path):
     for seed in range(1000, 1005):
         toy.scan(toy.scanner_of(seed), policy=toy_policy, state=tmp_path / f"{seed}.json",
                  scan_id=f"scan-{seed}")  # fmt: skip
-    lines = read_trail(tmp_path / "log.jsonl")
+    lines = read_audit_log(tmp_path / "log.jsonl")
 
     assert {line["scan_id"] for line in lines} == {f"scan-{s}" for s in range(1000, 1005)}
     assert sum(line["stop"] for line in lines) == 5
@@ -214,7 +213,7 @@ def test_nothing_is_added_to_a_file_that_is_no_trail(tmp_path, content):
     path.write_text(content)
 
     with pytest.raises(InputError, match="audit trail"):
-        append(path, [{"schema": "taskuq.audit/1"}])
+        append_entries(path, [{"schema": "taskuq.audit/1"}])
     assert path.read_text() == content
 
 
@@ -227,20 +226,20 @@ def test_a_log_of_something_else_is_refused_before_anything_is_measured(toy, toy
 def test_a_line_that_a_power_cut_tore_does_not_stop_the_next_scan(toy, toy_policy, tmp_path):
     path = tmp_path / "log.jsonl"
     toy.scan(toy.scanner_of(1000), policy=toy_policy, log=path)
-    before = read_trail(path)
+    before = read_audit_log(path)
     with path.open("ab") as file:
         file.write(b'{"schema": "taskuq.audit/1", "time": "2026')
     toy.scan(toy.scanner_of(1001), policy=toy_policy, log=path)
 
-    assert read_trail(path)[: len(before)] == before
-    assert len(read_trail(path)) > len(before)
+    assert read_audit_log(path)[: len(before)] == before
+    assert len(read_audit_log(path)) > len(before)
 
 
 def test_a_cut_between_trail_and_state_loses_no_line(
     toy, toy_policy, longest, tmp_path, monkeypatch
 ):
     state = tmp_path / "scan.json"
-    keep = StateFile.keep
+    keep = ScanState.keep
 
     def cut(self, scans, *, pieces_stored, first=None):
         if first is not None and len(next(iter(scans.values())).rounds) == 2:
@@ -249,26 +248,26 @@ def test_a_cut_between_trail_and_state_loses_no_line(
         keep(self, scans, pieces_stored=pieces_stored, first=first)
 
     with monkeypatch.context() as patch:
-        patch.setattr(StateFile, "keep", cut)
+        patch.setattr(ScanState, "keep", cut)
         with pytest.raises(PowerCutError):
             toy.scan(toy.scanner_of(longest), policy=toy_policy, state=state)
     toy.scan(toy.scanner_of(longest), policy=toy_policy, state=state)
 
-    told = [line["round"] for line in read_trail(tmp_path / "log.jsonl")]
+    told = [line["round"] for line in read_audit_log(tmp_path / "log.jsonl")]
     assert told == [0, 1, 1, 2, 3]
 
 
 def test_two_processes_may_tell_one_trail(tmp_path):
     code = (
-        "import sys; from taskuq.decide.audit import append\n"
+        "import sys; from taskuq.scan._audit import append\n"
         "for i in range(20): append(sys.argv[1], [{'schema': 'taskuq.audit/1', 'scan_id': str(i)}])"
     )
     path = tmp_path / "log.jsonl"
     both = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(2)]
     assert [one.wait() for one in both] == [0, 0]
 
-    assert len(read_trail(path)) == 40
-    assert np.unique([line["hash"] for line in read_trail(path)]).size == 40
+    assert len(read_audit_log(path)) == 40
+    assert np.unique([line["hash"] for line in read_audit_log(path)]).size == 40
 
 
 class Marked:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.decide.goal import Goal, Goals
+from taskuq.cli.app import main
 from taskuq.errors import InputError
+from taskuq.policy._goal import Goal, Goals
 
 NAMES = ("lesion", "area", "volume")
 # Powers of two, so that units change no digit.

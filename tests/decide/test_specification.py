@@ -11,11 +11,10 @@ import pytest
 from vectors import PATH, policies, vectors
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.decide.specification import decision_vectors, specification
-from taskuq.files import json_text, read_json
-from taskuq.fingerprints import sealed
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq._io import json_text, read_json, with_checksum
+from taskuq.cli.app import main
+from taskuq.policy._specification import export_policy, export_test_vectors
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "runtime"
@@ -26,7 +25,7 @@ COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 @pytest.fixture(scope="module")
 def stored():
-    return read_json(PATH, "taskuq.decide-vectors/1")["policies"]
+    return read_json(PATH, "taskuq.policy-vectors/1")["policies"]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,7 @@ def asked(program, specification, lines, folder):
     """What the program answers to lines; the specification may be a text of any kind."""
     path = folder / "decide.json"
     is_text = isinstance(specification, str)
-    path.write_text(specification if is_text else json.dumps(sealed(specification)))
+    path.write_text(specification if is_text else json.dumps(with_checksum(specification)))
     done = subprocess.run(
         [program, path], input="\n".join(lines), capture_output=True, text=True,
         env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0"},
@@ -112,7 +111,7 @@ def test_a_changed_specification_decides_otherwise(program, stored, tmp_path):
 
 
 @pytest.mark.parametrize("spoil", [
-    {"schema": "taskuq.decide/2"}, {"samples": 0}, {"samples": "4"}, {"thresholds": [0.1]},
+    {"schema": "taskuq.policy/2"}, {"samples": 0}, {"samples": "4"}, {"thresholds": [0.1]},
     {"rules": []}, {"tasks": []}, {"ranges": [[1, 0]]}, {"more": 1}, {"refuse_identical": 0},
 ])  # fmt: skip
 def test_c_refuses_what_it_does_not_know(program, stored, tmp_path, spoil):
@@ -164,7 +163,7 @@ def test_c_answers_or_refuses_1000_spoilt_lines_and_150_spoilt_files(program, st
 def as_if_written(text):
     """A text with the checksum of what it holds, where it holds something: all of it is read."""
     try:
-        return json.dumps(sealed(json.loads(text)))
+        return json.dumps(with_checksum(json.loads(text)))
     except (ValueError, TypeError):
         return text
 
@@ -197,7 +196,7 @@ def test_a_line_longer_than_4_mib_is_refused_and_the_next_one_answered(program, 
     done, found = asked(program, specified, [longer, fits, longer, line], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert [answer.get("stop") for answer in found] == [None, True, None, True]
-    done, _ = asked(program, json.dumps(sealed(specified)) + " " * 2**22, [line], tmp_path)
+    done, _ = asked(program, json.dumps(with_checksum(specified)) + " " * 2**22, [line], tmp_path)
     assert done.returncode == 2
 
 
@@ -226,7 +225,7 @@ def test_c_refuses_a_line_that_others_read_otherwise(program, stored, tmp_path, 
 ])  # fmt: skip
 def test_c_refuses_names_twice_and_names_of_several_words(program, stored, tmp_path, more):
     specified, good = stopping(stored)
-    whole = json.dumps(sealed(specified))
+    whole = json.dumps(with_checksum(specified))
     done, found = asked(program, whole, [line_of(good)], tmp_path)
     assert (done.returncode, len(found)) == (0, 1)
     for text in (f"{whole[:-1]}, {more}}}", whole + "\0"):
@@ -242,7 +241,7 @@ def test_c_refuses_a_file_without_a_checksum_as_python_does(program, stored, tmp
     assert (done.returncode, found) == (2, [])
     assert "no sha256" in done.stderr
     with pytest.raises(tq.InputError, match="sha256"):
-        read_json(tmp_path / "decide.json", "taskuq.decide/1")
+        read_json(tmp_path / "decide.json", "taskuq.policy/1")
 
 
 def test_c_refuses_a_file_that_is_not_as_it_was_written(program, stored, tmp_path):
@@ -286,7 +285,7 @@ def test_c_refuses_the_large_numbers_that_python_refuses(program, tmp_path):
             continue
         shapes = [b * np.array(s) for b in large for s in ([1, -1, 1, -1], [1, 1, 1, 1 - 1e-7])]
         lines = [json.dumps({"round": 0, "outputs": [[[b] for b in x]]}) for x in shapes]
-        _, found = asked(program, specification(policy), lines, tmp_path)
+        _, found = asked(program, export_policy(policy), lines, tmp_path)
         for x, answer in zip(shapes, found, strict=True):
             try:
                 said = policy.decide(0, x[None]).stop
@@ -296,12 +295,12 @@ def test_c_refuses_the_large_numbers_that_python_refuses(program, tmp_path):
 
 
 def test_what_the_specification_has_no_words_for_is_refused():
-    table = synthetic_outputs(SyntheticScanner(volumes=30, samples=4), seed=0)
+    table = synthetic_outputs(SyntheticTable(volumes=30, samples=4), seed=0)
     for options in ({"unit": "whole-group"}, {"statistic": "learned"}, {"budget": 0.5},
                     {"policy": "adaptive", "score": "learned"}):  # fmt: skip
         policy = tq.plan(table, alpha=0.2, max_width=0.2, **options)
         with pytest.raises(tq.InputError):
-            specification(policy)
+            export_policy(policy)
 
 
 def test_the_specification_keeps_its_schema(stored):
@@ -316,11 +315,11 @@ def test_the_specification_keeps_its_schema(stored):
 
 def test_the_command_writes_specification_and_cases(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    table = synthetic_outputs(SyntheticScanner(volumes=6, samples=4), seed=0)
+    table = synthetic_outputs(SyntheticTable(volumes=6, samples=4), seed=0)
     policy = tq.plan(table, alpha=0.2, max_width=0.2, unit="case")
     policy.save("policy.json")
     main(["specify", "policy.json", "--vectors", "cases.json", "--cases", "2"])
 
-    assert read_json("decide.json", "taskuq.decide/1")["samples"] == 4
-    written = read_json("cases.json", "taskuq.decide-vectors/1")
-    assert written["vectors"] == decision_vectors(policy, cases=2, seed=0)["vectors"]
+    assert read_json("decide.json", "taskuq.policy/1")["samples"] == 4
+    written = read_json("cases.json", "taskuq.policy-vectors/1")
+    assert written["vectors"] == export_test_vectors(policy, cases=2, seed=0)["vectors"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskuq.decide.stopping import stopping_score
+from taskuq.policy._stopping import stopping_score
 
 # Few whole numbers and infinities bring many ties.
 LEVEL = st.sampled_from([-inf, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, inf])

@@ -11,17 +11,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.calibration import AR, CQR, LWR, MLWR, Guarantee, Learned
-from taskuq.calibration.moderation import SpreadPrior
-from taskuq.calibration.units import unit_named
-from taskuq.decide.fixed_width import WindowRule, spread_score
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.planning import OneSet
-from taskuq.decide.policy import Policy
-from taskuq.decide.probable import LOG_ODDS, ResidualLaw
-from taskuq.decide.rules import FamilyRule, examine, group_allowance
-from taskuq.decide.stopping import stopping_score
+from taskuq.conformal._guarantee import Guarantee
+from taskuq.conformal._units import make_unit
+from taskuq.conformal.scores._learned import LearnedScore
+from taskuq.conformal.scores._mlwr import MLWR, SpreadPrior
+from taskuq.conformal.scores._paper import AR, CQR, LWR
+from taskuq.policy._fixed_width import LOG_ODDS, WindowRule, _ResidualDistribution, _spread_score
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._plan import SingleSetCalibrator
+from taskuq.policy._policy import Policy
+from taskuq.policy._rules import IntervalRule, group_allowance, stopping_statistics
+from taskuq.policy._stopping import stopping_score
 
 ALPHAS = (0.125, 0.25, 0.3, 0.5, 0.75)
 GOAL = Goal(max_width=2.0)
@@ -58,7 +59,7 @@ def learned_elsewhere(rounds):
     rng = np.random.default_rng(5)
     truth = rng.normal(size=60)
     outputs = truth[:, None] + rng.normal(size=(rounds, 60, 2))
-    return Learned().tuned(outputs, truth)
+    return LearnedScore().tuned(outputs, truth)
 
 
 PRIOR = SpreadPrior((0.0, 0.0, 0.0), degrees=2.0, covariate_range=(0.0, 0.0), typical=1.0)
@@ -74,14 +75,18 @@ FAMILIES = {
 def rules_of(name):
     """The rules of three rounds and one task, fixed before any case is seen."""
     if name in FAMILIES:
-        return tuple((FamilyRule(FAMILIES[name], GOAL, None),) for _ in RATES)
+        return tuple((IntervalRule(FAMILIES[name], GOAL, None),) for _ in RATES)
     if name in ("learned", "probable"):
-        law = ResidualLaw(tuple(LOG_ODDS**3 / 30 + LOG_ODDS)) if name == "probable" else None
+        law = (
+            _ResidualDistribution(tuple(LOG_ODDS**3 / 30 + LOG_ODDS))
+            if name == "probable"
+            else None
+        )
         return tuple(
             (WindowRule(learned_elsewhere(k + 1), GOAL, None, 1.0, None, law),) for k in range(3)
         )
     narrowing = {"spread": None, "two-phase": (2.5, 0.5)}[name]
-    return tuple((WindowRule(spread_score("two"), GOAL, None, 1.0, narrowing),) for _ in RATES)
+    return tuple((WindowRule(_spread_score("two"), GOAL, None, 1.0, narrowing),) for _ in RATES)
 
 
 WINDOWS = ("spread", "learned", "two-phase")
@@ -99,9 +104,9 @@ def make_policy(name, calibration, alpha, kind=None, group=None, whole=False, **
     """Calibrate fixed rules on some cases."""
     outputs, targets = arrays_of(calibration)
     rules = rules_of(name)
-    seen = examine(rules, outputs[..., None], np.stack([targets[:, None]] * 3))
+    seen = stopping_statistics(rules, outputs[..., None], np.stack([targets[:, None]] * 3))
     kind = kind or ("fixed-width" if name in WINDOWS else "adaptive")
-    spec = PolicyPlan(kind, alpha, GOAL, budget=0.5 if name == "two-phase" else 1.0)
+    spec = PolicySpec(kind, alpha, GOAL, budget=0.5 if name == "two-phase" else 1.0)
     guarantee = Guarantee(
         alpha=alpha,
         unit="case" if group is None else "group",
@@ -109,9 +114,9 @@ def make_policy(name, calibration, alpha, kind=None, group=None, whole=False, **
         n_groups=None if group is None else len(set(group)),
         **promise,
     )
-    whom = unit_named("whole-group" if whole else guarantee.unit, guarantee.cases, whole=True)
+    whom = make_unit("whole-group" if whole else guarantee.unit, guarantee.cases, whole=True)
     index = whom.index(len(calibration), None if group is None else np.array(group))
-    thresholds = tuple(spec.thresholds(seen, OneSet(guarantee, whom, index)))
+    thresholds = tuple(spec.thresholds(seen, SingleSetCalibrator(guarantee, whom, index)))
     smallest = int(np.bincount(index).min()) if whole else None
     return Policy(kind, GOAL, RATES, rules, thresholds, guarantee, 2, whole, smallest)
 
@@ -184,7 +189,7 @@ def test_the_promises_hold_for_a_score_of_your_own(cases, alpha):
 def test_a_learned_statistic_fitted_elsewhere_keeps_the_promise(name, cases, alpha):
     # All cases are examined together: equal cases then have equal scores to the last bit.
     outputs, targets = arrays_of(cases)
-    seen = examine(rules_of(name), outputs[..., None], np.stack([targets[:, None]] * 3))
+    seen = stopping_statistics(rules_of(name), outputs[..., None], np.stack([targets[:, None]] * 3))
     Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
     promise = Guarantee(alpha=alpha, unit="case", n_cases=len(cases) - 1)
     misses = 0

@@ -11,7 +11,7 @@ from test_validity import ALPHAS, arrays_of, joined, make_policy
 
 import taskuq as tq
 from taskuq.errors import InputError
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 POPULATIONS = 90
 PROMISES = [(name, cases) for name in ("spread", "lwr") for cases in ("random", "all", 0.6)]
@@ -88,7 +88,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize(("name", "promise"), PROMISES)
 def test_a_group_that_stops_by_one_of_its_cases_is_caught(monkeypatch, name, promise, fault):
-    monkeypatch.setattr("taskuq.decide.policy.group_allowance", fault)
+    monkeypatch.setattr("taskuq.policy._policy.group_allowance", fault)
 
     assert not all(keeps(n, name, promise, missed_together) for n in range(POPULATIONS))
 
@@ -140,7 +140,7 @@ def test_the_first_round_of_one_case_is_refused_without_its_round_axis_too(polic
 
 
 def test_one_case_of_several_tasks_is_refused():
-    table = synthetic_outputs(SyntheticScanner(volumes=24, samples=4), seed=3)
+    table = synthetic_outputs(SyntheticTable(volumes=24, samples=4), seed=3)
     two = tq.TaskOutputs(
         np.stack([table.outputs, 1 - table.outputs], axis=-1),
         np.stack([table.targets, 1 - table.targets], axis=-1),
@@ -176,7 +176,7 @@ def test_a_group_of_one_is_decided_where_calibration_had_one():
 
 
 def test_a_planned_policy_knows_its_smallest_group(tmp_path):
-    table = synthetic_outputs(SyntheticScanner(volumes=24, samples=4), seed=3)
+    table = synthetic_outputs(SyntheticTable(volumes=24, samples=4), seed=3)
     sizes = np.bincount(np.unique(table.group, return_inverse=True)[1])
     policy = tq.plan(table, alpha=0.1, max_width=0.2, unit="whole-group", policy="adaptive",
                      score="lwr")  # fmt: skip

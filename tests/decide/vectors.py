@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 import taskuq as tq
-from taskuq.decide.specification import VECTORS, decision_vectors
-from taskuq.files import whole_file
-from taskuq.fingerprints import sealed
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq._io import atomic_write, with_checksum
+from taskuq.policy._specification import VECTORS, export_test_vectors
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 PATH = Path(__file__).resolve().parents[2] / "docs" / "schemas" / "decide-vectors.json"
 CASES, SAMPLES, ALPHA = 8, 4, 0.1
@@ -28,7 +27,7 @@ SCORES = ("ar", "lwr", "cqr", "mlwr")
 
 def policies() -> Iterator[tuple[str, tq.Policy]]:
     """Policies of every kind and score, on both sides, with and without a range, of two tasks."""
-    made = SyntheticScanner(
+    made = SyntheticTable(
         volumes=6, samples=SAMPLES, accelerations=(8, 2), error=(0.3, 0.1), bias=(0.4, -0.4)
     )
     table = synthetic_outputs(made, seed=0)
@@ -72,7 +71,7 @@ def vectors() -> dict[str, Any]:
     return {
         "schema": VECTORS,
         "policies": [
-            {"name": name, **decision_vectors(policy, cases=CASES, seed=k)}
+            {"name": name, **export_test_vectors(policy, cases=CASES, seed=k)}
             for k, (name, policy) in enumerate(policies())
         ],
     }
@@ -80,7 +79,7 @@ def vectors() -> dict[str, Any]:
 
 def laid_out(record: Mapping[str, Any]) -> str:
     """Return all policies as JSON with a line for each case, so that a change shows which it is."""
-    whole = sealed(record)
+    whole = with_checksum(record)
     policies = []
     for policy in whole["policies"]:
         about = {name: value for name, value in policy.items() if name != "vectors"}
@@ -96,7 +95,7 @@ def _text(value: Any) -> str:
 
 
 def main() -> None:
-    with whole_file(PATH) as partial:
+    with atomic_write(PATH) as partial:
         partial.write_text(laid_out(vectors()), encoding="utf-8")
     print(PATH)
 

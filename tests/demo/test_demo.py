@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from browsing import on_screen, unfold, violations
-from taskuq.decide import plan
-from taskuq.experiments.claims import EXPERIMENTS
-from taskuq.outputs import TaskOutputs
+from taskuq.experiments._claims import EXPERIMENTS
+from taskuq.experiments._demo import ALPHA, FIRST, MAX_WIDTH, SEED, DemoSettings, run_demo
+from taskuq.experiments._run import open_run, read_run
+from taskuq.policy._plan import plan
 from taskuq.report._explorer import load_explorer, save_explorer
-from taskuq.runs.demo import ALPHA, FIRST, MAX_WIDTH, SEED, DemoSettings, run_demo
-from taskuq.report.report import answer_lines, write_report
-from taskuq.runs.run import open_run, read_run
-from taskuq.runs.stored import stored, stored_table
+from taskuq.report._report import answer_lines, write_report
+from taskuq.table._examples import stored, stored_table
+from taskuq.table._table import TaskOutputs
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "atlas"
 SMALL = DemoSettings(patients=1, slices=2, shown=2, trials=40)

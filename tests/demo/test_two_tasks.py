@@ -8,8 +8,8 @@ import numpy as np
 import tomli_w
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.files import open_npz
+from taskuq._io import open_npz
+from taskuq.cli.app import main
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "atlas"
 LESION, AREA = "lesion", "lesion area (mm²)"

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.evaluation import splits
-from taskuq.evaluation.comparison import Comparison, compare
-from taskuq.evaluation.splits import fold_sizes
-from taskuq.outputs import TaskOutputs
+from taskuq.conformal import _splits as splits
+from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
+from taskuq.conformal._splits import fold_sizes
+from taskuq.table._table import TaskOutputs
 
 RNG = np.random.default_rng(8)
 N, TRIALS, ALPHA = 90, 25, 0.3
@@ -32,7 +32,7 @@ def counted(options, score="lwr", **extra):
     units = int(unit.max()) + 1
     seed = int(np.random.default_rng(3).integers(2**63))
     found = []
-    for fold in splits.test_folds(seed, 0, TRIALS, units, fold_sizes(units)[1]).astype(bool):
+    for fold in splits.test_sets(seed, 0, TRIALS, units, fold_sizes(units)[1]).astype(bool):
         test = fold[unit]
         own = options | ({} if group is None else {"group": group[~test]})
         bound = tq.calibrate(
@@ -89,7 +89,7 @@ def test_classes_and_whole_groups_are_counted_on_the_splits():
 def test_a_comparison_says_what_one_quantile_would_give():
     table = TaskOutputs(OUTPUTS[None], TRUTH)
     each, two = (
-        compare(table, Comparison(("ar",), ALPHA, trials=50, side=side)).results[0]
+        evaluate_table(table, EvaluationGrid(("ar",), ALPHA, trials=50, side=side)).results[0]
         for side in ("each", "two")
     )
 

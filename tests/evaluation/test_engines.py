@@ -6,18 +6,20 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration import MLWR, summaries
-from taskuq.calibration.groups import group_index, hierarchical_quantile
-from taskuq.calibration.guarantee import Guarantee
-from taskuq.evaluation import splits
-from taskuq.evaluation.splits import fold_sizes, hash_word
-from taskuq.evaluation.trials import (
-    Ranking,
-    Splitting,
-    promised_ranking,
-    run_trials,
+from taskuq.conformal import _family as summaries
+from taskuq.conformal import _splits as splits
+from taskuq.conformal._guarantee import Guarantee
+from taskuq.conformal._splits import (
+    RankedScores,
+    Splits,
+    fold_sizes,
+    rank_for_guarantee,
+    run_splits,
+    splitmix64,
     sums_at_quantiles,
 )
+from taskuq.conformal._units import _hierarchical_quantile, group_index
+from taskuq.conformal.scores._mlwr import MLWR
 
 RNG = np.random.default_rng(31)
 N, P = 180, 4
@@ -31,14 +33,14 @@ LABEL = (TRUTH > 0.8).astype(int)
 
 
 def folds_of(units, n_test, trials, seed):
-    return splits.test_folds(seed, 0, trials, units, n_test).astype(bool)
+    return splits.test_sets(seed, 0, trials, units, n_test).astype(bool)
 
 
 @pytest.mark.parametrize(("units", "n_test"), [(2, 1), (7, 2), (10, 3), (100, 30), (2188, 657)])
 def test_the_compiled_splits_are_numpys_bit_for_bit(units, n_test):
-    kernels = pytest.importorskip("taskuq.evaluation.kernels")
+    kernels = pytest.importorskip("taskuq.conformal._kernels")
     words, fold = np.empty(-(-units // 8), np.uint64), np.empty(units, np.uint8)
-    for trial, expected in enumerate(splits.test_folds(9, 0, 20, units, n_test)):
+    for trial, expected in enumerate(splits.test_sets(9, 0, 20, units, n_test)):
         kernels.fill_test_fold(
             np.uint64(9), trial, units, n_test, splits.byte_threshold(units, n_test), words, fold
         )
@@ -62,13 +64,13 @@ def test_the_groups_of_each_fold_are_bet_on_as_if_they_were_all_there_are(is_com
     promise = Guarantee(alpha=0.2, unit="group", delta=0.1, n_cases=N)
     scores, group = np.round(RNG.exponential(size=N), 1), group_index(GROUP)[0]
     units = int(group.max()) + 1
-    ranking = promised_ranking(scores, promise, units - units // 3, group)
-    splitting = Splitting(units, units // 3, 20, 5, group, is_compiled)
-    found = run_trials(splitting, [ranking], np.zeros((1, 0, N)))
+    ranking = rank_for_guarantee(scores, promise, units - units // 3, group)
+    splitting = Splits(units, units // 3, 20, 5, group, is_compiled)
+    found = run_splits(splitting, [ranking], np.zeros((1, 0, N)))
     for t, fold in enumerate(folds_of(units, units // 3, 20, seed=5)):
         kept, q = ~fold[group], ranking.quantiles(found.position[0])[t]
 
-        assert q == hierarchical_quantile(scores[kept], group[kept], 0.2, 0.1) < np.inf
+        assert q == _hierarchical_quantile(scores[kept], group[kept], 0.2, 0.1) < np.inf
         above = [np.mean(scores[group == v] > q) for v in np.flatnonzero(fold)]
         assert found.test_above[0, t] == pytest.approx(sum(above), abs=1e-9)
 
@@ -84,13 +86,13 @@ def test_both_engines_find_the_same_positions_and_sums(grouped, allowed):
     weight = RNG.random(N) if grouped else np.ones(N)
     other = RNG.permutation(N)
     covered = np.minimum(np.searchsorted(scores, scores, side="right") + 3, N)
-    ranking = Ranking(scores, unit, weight, allowed, unit[other], weight[other], covered)
+    ranking = RankedScores(scores, unit, weight, allowed, unit[other], weight[other], covered)
     features = RNG.standard_normal((1, 3, N))
 
     def run(is_compiled):
         of_case = present.astype(np.int64) if grouped else np.empty(0, np.int64)
-        splitting = Splitting(units, units // 3, 200, 5, of_case, is_compiled)
-        found = run_trials(splitting, [ranking], features)
+        splitting = Splits(units, units // 3, 200, 5, of_case, is_compiled)
+        found = run_splits(splitting, [ranking], features)
         return found, sums_at_quantiles(splitting, ranking.quantiles(found.position[0]), waves)
 
     def waves(quantiles):
@@ -108,7 +110,7 @@ def test_both_engines_find_the_same_positions_and_sums(grouped, allowed):
 def test_sums_at_quantiles_are_over_the_cases_of_the_tested_groups(is_compiled):
     of_case = RNG.permutation(np.unique(GROUP, return_inverse=True)[1]).astype(np.int64)
     units, numbers, at = int(of_case.max()) + 1, RNG.random((2, 4, N)), RNG.integers(0, 4, 30)
-    splitting = Splitting(units, units // 3, 30, 5, of_case, is_compiled)
+    splitting = Splits(units, units // 3, 30, 5, of_case, is_compiled)
     found = sums_at_quantiles(splitting, at.astype(float), lambda q: numbers[:, q.astype(int)])
     folds = folds_of(units, units // 3, 30, seed=5)
     expected = [(numbers[:, k] * folds[t][of_case]).sum(axis=1) for t, k in enumerate(at)]
@@ -274,6 +276,6 @@ def test_the_hash_is_splitmix64():
     # The first outputs of the published generator seeded with 0.
     states = [(k * splits.GOLDEN) & splits.FULL for k in (1, 2, 3)]
 
-    assert [hash_word(s) for s in states] == [
+    assert [splitmix64(s) for s in states] == [
         0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F,
     ]  # fmt: skip

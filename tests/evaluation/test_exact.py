@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.calibration import MLWR
-from taskuq.calibration.law import CoverageLaw
-from taskuq.calibration.rank import conformal_quantile, coverage_rank
-from taskuq.evaluation import sums
-from taskuq.evaluation.exact import quantile_position
-from taskuq.evaluation.splits import fold_sizes
+from taskuq.conformal import _exact as sums
+from taskuq.conformal._exact import quantile_position
+from taskuq.conformal._quantiles import CoverageLaw, conformal_quantile, coverage_rank
+from taskuq.conformal._splits import fold_sizes
+from taskuq.conformal.scores._mlwr import MLWR
 
 SIZES = [(n, m) for n in range(1, 8) for m in range(1, 11 - n) if n + m <= 9]
 

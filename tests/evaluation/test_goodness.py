@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.evaluation import montecarlo
-from taskuq.evaluation.exact import coverage_histogram
+from taskuq.conformal import _evaluate as montecarlo
+from taskuq.conformal._exact import coverage_histogram
 
 TRUTH = np.random.default_rng(17).random(149)
 OUTPUTS = TRUTH[:, None] + 0.1 * np.random.default_rng(18).standard_normal((149, 4))
@@ -30,13 +30,13 @@ def test_coverage_follows_its_law_with_ties():
 
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_a_rank_off_by_one_is_seen(shift, monkeypatch):
-    ranking = montecarlo.promised_ranking
+    ranking = montecarlo.rank_for_guarantee
 
     def off_by_one(*arguments):
         right = ranking(*arguments)
         return replace(right, allowed=right.allowed - shift)
 
-    monkeypatch.setattr(montecarlo, "promised_ranking", off_by_one)
+    monkeypatch.setattr(montecarlo, "rank_for_guarantee", off_by_one)
 
     assert p_value() < 1e-6
 

@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taskuq.conformal._diagnose import (
+    _group_statistics,
+    _outside_fraction,
+    _rank_histogram,
+    _rank_histogram_deviation,
+    crps,
+)
 from taskuq.errors import InputError
-from taskuq.evaluation.predictive import crps, outside, over_groups, rank_histogram, unevenness
 
 # Few different numbers: ties are common.
 pools = st.lists(st.integers(0, 6), min_size=3, max_size=9)
@@ -43,34 +49,34 @@ def test_no_law_scores_better_than_that_of_the_target():
 def test_ranks_of_exchangeable_numbers_are_flat(pool):
     outputs, targets = each_as_the_truth(pool)
 
-    np.testing.assert_allclose(rank_histogram(outputs, targets), 1 / len(pool), atol=1e-12)
+    np.testing.assert_allclose(_rank_histogram(outputs, targets), 1 / len(pool), atol=1e-12)
 
 
 def test_exchangeable_numbers_without_ties_are_outside_twice():
     outputs, targets = each_as_the_truth([3, 1, 4, 15, 9, 2, 6])
 
-    assert outside(outputs, targets).sum() == 2
+    assert _outside_fraction(outputs, targets).sum() == 2
 
 
 def test_flat_shares_are_even_and_one_rank_alone_is_not():
-    assert unevenness(np.full(5, 0.2)) == pytest.approx(0)
-    assert unevenness(np.array([0, 0, 1.0, 0, 0])) == pytest.approx(0.8)
+    assert _rank_histogram_deviation(np.full(5, 0.2)) == pytest.approx(0)
+    assert _rank_histogram_deviation(np.array([0, 0, 1.0, 0, 0])) == pytest.approx(0.8)
 
 
 def test_the_error_of_a_ratio_of_equals_is_nothing():
     parts = np.random.default_rng(0).random((6, 2, 3))
     parts[:, 1] = 2 * parts[:, 0]
-    value, error = over_groups(lambda sums: sums[1] / sums[0], parts)
+    value, error = _group_statistics(lambda sums: sums[1] / sums[0], parts)
 
     np.testing.assert_allclose(value, 2)
     np.testing.assert_allclose(error, 0, atol=1e-12)
 
 
 def test_one_group_has_no_standard_error():
-    assert np.isnan(over_groups(lambda sums: sums, np.ones((1, 2)))[1]).all()
+    assert np.isnan(_group_statistics(lambda sums: sums, np.ones((1, 2)))[1]).all()
 
 
-@pytest.mark.parametrize("score", [crps, rank_histogram, outside])
+@pytest.mark.parametrize("score", [crps, _rank_histogram, _outside_fraction])
 def test_one_sample_is_refused(score):
     with pytest.raises(InputError, match="two samples at least"):
         score([[0.5]], [0.5])

@@ -7,9 +7,9 @@ import pytest
 
 import taskuq as tq
 from hoeffding_bentkus import hoeffding_bentkus
-from taskuq.calibration import LWR
-from taskuq.calibration.groups import group_index, hierarchical_quantile, quantile_of_mean_loss
-from taskuq.evaluation.comparison import Comparison, compare
+from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
+from taskuq.conformal._units import _hierarchical_quantile, group_index, quantile_of_mean_loss
+from taskuq.conformal.scores._paper import LWR
 
 FOLDER = Path(__file__).resolve().parents[2] / "../shared/data/fastmri_outputs"
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="the fastMRI outputs are not here")
@@ -104,8 +104,8 @@ def test_quality_is_bounded_from_below_in_each_round():
 @pytest.mark.parametrize("task", ["meniscus_tear", "joint_effusion"])
 def test_a_quantile_for_each_end_is_shorter_on_average_by_slice(task):
     table = tq.TaskOutputs.load(FOLDER / f"{task}.npz", task_range=(0, 1))
-    asked = Comparison(("mlwr",), trials=300, unit="case", side="each")
-    results = compare(table, asked).results
+    asked = EvaluationGrid(("mlwr",), trials=300, unit="case", side="each")
+    results = evaluate_table(table, asked).results
 
     assert np.mean([r.width.mean / r.width_by_one.mean for r in results]) < 0.98
     assert all(abs(r.coverage.mean - 0.95) < 0.005 for r in results)
@@ -135,7 +135,7 @@ def test_group_bounds_given_the_set_use_the_delta_they_are_allowed(
     for _ in range(100):
         chosen = np.isin(number, rng.permutation(volumes)[:groups])
         index, sizes = group_index(number[chosen])
-        q = hierarchical_quantile(scores[chosen], index, alpha, 0.1)
+        q = _hierarchical_quantile(scores[chosen], index, alpha, 0.1)
         assert q <= quantile_of_mean_loss(scores[chosen], index, sizes, allowed)
         unlucky += (weight * (scores > q))[~chosen].sum() > alpha * (volumes - groups)
 

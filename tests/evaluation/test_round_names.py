@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.experiments.claims import ClaimSettings
-from taskuq.experiments.data_splits import data_splits
-from taskuq.experiments.inputs import Inputs
+from taskuq.cli.app import main
+from taskuq.experiments._claims import ClaimInputs, ClaimSettings
+from taskuq.experiments._data_splits import _data_splits
 
 NAMES = ["one frame", "four frames"]
 
@@ -61,6 +60,6 @@ def test_commands_take_rounds_by_name(table, tmp_path, capsys):
 
 
 def test_cases_without_groups_are_counted_one_by_one(table):
-    parts, _ = data_splits(Inputs(table), ClaimSettings())["tables"]
+    parts, _ = _data_splits(ClaimInputs(table), ClaimSettings())["tables"]
 
     assert parts["rows"] == [["calibrate and test", 60, None, None, None]]

@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.calibration.family import AnchoredFamily
-from taskuq.evaluation import sums
-from taskuq.evaluation.closed_form import evaluate_exact
-from taskuq.evaluation.pools import Pool
+from taskuq.conformal import _exact as sums
+from taskuq.conformal._exact import evaluate_exact
+from taskuq.conformal._family import LinearFamily
+from taskuq.conformal._splits import Pool
 
 RANGES = [None, (0.0, 1.0), (-0.25, np.inf), (-np.inf, 0.75)]
 
@@ -26,7 +26,7 @@ def drawn_pool(seed, cases, task_range, side, kind):
     if kind == "grid":
         low = np.round(low * 8) / 8
         high, scale, targets = low, np.full(cases, 0.25), np.round(targets * 8) / 8
-    family = AnchoredFamily(low, high, scale, side)
+    family = LinearFamily(low, high, scale, side)
     pool = Pool(np.arange(cases), family, targets, family.score(targets), task_range, cases, 0)
     return pool.take(np.argsort(pool.scores, kind="stable"))
 
@@ -34,7 +34,7 @@ def drawn_pool(seed, cases, task_range, side, kind):
 def sums_with(pool, table):
     position = np.arange(1, len(pool.scores) + 1)
     with mock.patch.object(sums, "TABLE", table), np.errstate(invalid="ignore"):
-        return sums.pool_sums(pool, position)
+        return sums._pool_sums(pool, position)
 
 
 @given(
@@ -79,16 +79,16 @@ def asked_intervals(cases, monkeypatch):
     truth = rng.random(cases)
     outputs = np.clip(truth[:, None] + 0.2 * rng.standard_normal((cases, 2)), 0, 1)
     count = []
-    ours = AnchoredFamily.interval
+    ours = LinearFamily.interval
 
     def counted(self, quantile):
         interval = ours(self, quantile)
         count.append(interval.lower.size)
         return interval
 
-    monkeypatch.setattr(AnchoredFamily, "interval", counted)
+    monkeypatch.setattr(LinearFamily, "interval", counted)
     tq.evaluate_exact(outputs, truth, alpha=0.05, score="lwr", task_range=(0, 1))
-    monkeypatch.setattr(AnchoredFamily, "interval", ours)
+    monkeypatch.setattr(LinearFamily, "interval", ours)
     return sum(count) / cases
 
 

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration import MLWR
-from taskuq.calibration.family import AnchoredFamily
-from taskuq.calibration.link import Link
-from taskuq.evaluation import pools
-from taskuq.evaluation.splits import fold_sizes
-from taskuq.evaluation.ties import covered_from
+from taskuq.conformal import _splits as pools
+from taskuq.conformal._family import LinearFamily, Link
+from taskuq.conformal._splits import covering_quantile, fold_sizes
+from taskuq.conformal.scores._mlwr import MLWR
 
 STEPS = (255, 10, 3)
 SCORES = ("ar", "lwr", "cqr", "mlwr")
@@ -64,7 +62,7 @@ def test_evaluation_counts_on_a_grid_what_the_intervals_contain(steps, score, ta
 
 @pytest.mark.parametrize("steps", [255, 10])
 def test_scores_compared_exactly_would_count_too_few(steps, monkeypatch):
-    monkeypatch.setattr(pools, "covered_from", lambda scores, ordered, contains: scores)
+    monkeypatch.setattr(pools, "covering_quantile", lambda scores, ordered, contains: scores)
 
     assert max(gaps(steps, score, None, "two").max() for score in SCORES) > 0.01
 
@@ -83,7 +81,7 @@ def test_each_case_is_covered_from_the_smallest_quantile_that_will_do():
     rng = np.random.default_rng(0)
     starts, quantiles = rng.integers(0, 12, 400), np.arange(10.0)
     scores = starts + rng.integers(0, 3, 400) + 0.0
-    found = covered_from(scores, quantiles, lambda cases, q: starts[cases] <= q)
+    found = covering_quantile(scores, quantiles, lambda cases, q: starts[cases] <= q)
 
     assert (found == np.where(starts < 10, starts, np.inf)).all()
 
@@ -95,7 +93,7 @@ def test_intervals_are_nested_and_have_what_scores_at_most_the_quantile(side, li
     cases = 500
     z = rng.integers(0, 256, cases) / 255
     a, b = np.sort(link(rng.integers(0, 256, (2, cases)) / 255), axis=0)
-    family = AnchoredFamily(a, b, rng.integers(0, 9, cases) / 9, side, link)
+    family = LinearFamily(a, b, rng.integers(0, 9, cases) / 9, side, link)
     scores = family.score(z)
     finite = scores[np.isfinite(scores)]
     levels = np.unique(np.r_[finite, np.nextafter(finite, -np.inf), -1e-17, 0.0, 1e-17])

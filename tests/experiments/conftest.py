@@ -2,9 +2,9 @@
 
 import pytest
 
-from taskuq.experiments.inputs import ClaimSettings
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.outputs.table import replace_arrays
+from taskuq.experiments._claims import ClaimSettings
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
+from taskuq.table._table import replace_arrays
 
 FEW = ClaimSettings(
     trials=60,
@@ -18,7 +18,7 @@ FEW = ClaimSettings(
 
 @pytest.fixture(scope="session")
 def table():
-    made = synthetic_outputs(SyntheticScanner(volumes=24, samples=8), seed=3)
+    made = synthetic_outputs(SyntheticTable(volumes=24, samples=8), seed=3)
     return replace_arrays(made, case=[f"slice-{k}" for k in range(made.cases)])
 
 

@@ -10,13 +10,11 @@ import pytest
 
 import taskuq as tq
 from taskuq.errors import InputError
-from taskuq.experiments.claims import EXPERIMENTS, run_all, run_one
-from taskuq.experiments.inputs import ClaimSettings, make_inputs
-from taskuq.experiments.interval_length import interval_length
-from taskuq.outputs.table import replace_arrays
+from taskuq.experiments._claims import EXPERIMENTS, ClaimSettings, make_inputs, run_all, run_one
+from taskuq.experiments._interval_length import _interval_length
 from taskuq.report._contents import STORY, build_contents
-from taskuq.report._records import read_folder
-from taskuq.report._records import VERDICTS
+from taskuq.report._records import VERDICTS, read_folder
+from taskuq.table._table import replace_arrays
 
 FASTMRI = Path(__file__).resolve().parents[2] / "../shared/data/fastmri_outputs/meniscus_tear.npz"
 REFERENCE = {
@@ -92,8 +90,8 @@ def test_the_report_shows_every_record(records, tmp_path):
 
 
 def test_ar_follows_the_point_estimates_and_nothing_else_does(table, point, few):
-    with_point = rows(interval_length(make_inputs(table, point), few), "by-case")
-    without = rows(interval_length(make_inputs(table), few), "by-case")
+    with_point = rows(_interval_length(make_inputs(table, point), few), "by-case")
+    without = rows(_interval_length(make_inputs(table), few), "by-case")
     changed = {a["score"] for a, b in zip(with_point, without, strict=True) if a != b}
 
     assert changed == {"ar"}
@@ -101,7 +99,7 @@ def test_ar_follows_the_point_estimates_and_nothing_else_does(table, point, few)
 
 @pytest.mark.parametrize("score", ["cqr", "learned"])
 def test_lengths_by_case_are_exact(table, few, score):
-    found = rows(interval_length(make_inputs(table), few), "by-case")
+    found = rows(_interval_length(make_inputs(table), few), "by-case")
     exact = tq.evaluate_exact(
         table.outputs[:2] if score == "learned" else table.outputs[1], table.targets,
         alpha=few.alpha, score=score, task_range=(0, 1),
@@ -126,7 +124,7 @@ def test_shuffled_point_estimates_find_their_cases(table, point, few):
     shuffled = make_inputs(table, point.select(cases=order))
 
     assert np.array_equal(shuffled.point.targets, table.targets)
-    assert interval_length(shuffled, few) == interval_length(make_inputs(table, point), few)
+    assert _interval_length(shuffled, few) == _interval_length(make_inputs(table, point), few)
 
 
 def test_tables_of_other_cases_are_refused(table, point):
@@ -163,7 +161,7 @@ def test_one_round_and_few_groups_are_enough_for_the_rest(table, few):
 @pytest.mark.skipif(not FASTMRI.exists(), reason="the fastMRI outputs are not here")
 def test_lengths_on_fastmri_are_the_published_reference():
     real = make_inputs(tq.TaskOutputs.load(FASTMRI, task_range=(0, 1)))
-    record = interval_length(real, ClaimSettings(trials=20, ours=("mlwr",)))
+    record = _interval_length(real, ClaimSettings(trials=20, ours=("mlwr",)))
     found = {
         (r["R"], r["score"]): f"{r['length not cut']:.5f}"[1:]
         for r in rows(record, "by-case")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.experiments.inputs import Inputs
-from taskuq.outputs.table import replace_arrays
-from taskuq.words import MRI
+from taskuq.cli.app import main
+from taskuq.experiments._claims import ClaimInputs
+from taskuq.table._table import replace_arrays
+from taskuq.table._terminology import MRI
 
 
 def run(*arguments):
@@ -53,8 +53,8 @@ def test_widths_bins_and_scores_are_the_users(tmp_path, capsys):
 def test_masks_are_shown_for_a_table_of_mri(table, few):
     of_mri = replace_arrays(table, provenance={"words": MRI.to_dict()})
 
-    assert Inputs(of_mri).lacks(("masks",)) is None
-    assert "not of MRI" in Inputs(table).lacks(("masks",))
+    assert ClaimInputs(of_mri).lacks(("masks",)) is None
+    assert "not of MRI" in ClaimInputs(table).lacks(("masks",))
 
 
 def test_masks_need_no_table(tmp_path):

@@ -7,16 +7,28 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.calibration.units import NewCase, RandomCase
-from taskuq.experiments import coverage_law as law_module
-from taskuq.experiments.claims import run_one
-from taskuq.experiments.data_splits import _shared
-from taskuq.experiments.inputs import ClaimSettings, Inputs, Members, make_inputs
-from taskuq.experiments.judging import judge_scores
-from taskuq.experiments.paper_protocol import Drawn, _draws, _families, _found, _scan, _table
-from taskuq.experiments.wording import shortage
-from taskuq.measure.masks import nested_masks
-from taskuq.outputs.table import replace_arrays
+from taskuq.conformal._units import CaseUnit, RandomCaseUnit
+from taskuq.experiments import _coverage as law_module
+from taskuq.experiments._claims import (
+    ClaimInputs,
+    ClaimSettings,
+    SubsetMembers,
+    evaluate_scores,
+    make_inputs,
+    no_finite_interval,
+    run_one,
+)
+from taskuq.experiments._data_splits import _shared
+from taskuq.experiments._paper_protocol import (
+    _draws,
+    _families,
+    _found,
+    _ProtocolDraw,
+    _scan,
+    _table,
+)
+from taskuq.measure._masks import nested_masks
+from taskuq.table._table import replace_arrays
 
 
 def tables(record):
@@ -42,21 +54,21 @@ def test_a_perfect_point_estimate_refutes_shorter_adaptive_intervals(table, few)
 
 
 def test_coverage_off_its_law_is_seen(table, few):
-    found = judge_scores(make_inputs(table), few, NewCase(), accelerations=[8.0])
+    found = evaluate_scores(make_inputs(table), few, CaseUnit(), accelerations=[8.0])
     law = law_module._law(found[0])
     lower = [replace(r, coverage=replace(r.coverage, mean=0.9)) for r in found]
 
-    assert all(law_module._parts(found, NewCase(), law).values())
-    assert not all(law_module._parts(lower, NewCase(), law).values())
+    assert all(law_module._parts(found, CaseUnit(), law).values())
+    assert not all(law_module._parts(lower, CaseUnit(), law).values())
 
 
 def test_groups_that_are_covered_too_rarely_are_seen(table, few):
-    found = judge_scores(make_inputs(table), few, RandomCase(), accelerations=[8.0])
+    found = evaluate_scores(make_inputs(table), few, RandomCaseUnit(), accelerations=[8.0])
     law = law_module._law(found[0])
     lower = [replace(r, coverage=replace(r.coverage, mean=0.8)) for r in found]
 
-    assert all(law_module._parts(found, RandomCase(), law).values())
-    assert not any(law_module._parts(lower, RandomCase(), law).values())
+    assert all(law_module._parts(found, RandomCaseUnit(), law).values())
+    assert not any(law_module._parts(lower, RandomCaseUnit(), law).values())
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +150,9 @@ def test_masks_that_are_not_nested_are_called_so():
     masks = np.zeros((2, 32), dtype=bool)
     masks[0, 14:18] = True
     masks[1, 16:24] = True
-    record = run_one("masks", Inputs(masks=masks, mask_accelerations=(8.0, 4.0)), ClaimSettings())
+    record = run_one(
+        "masks", ClaimInputs(masks=masks, mask_accelerations=(8.0, 4.0)), ClaimSettings()
+    )
 
     assert "are not nested" in record["finding"]
     assert record["verdict"] == "held in part"
@@ -146,8 +160,8 @@ def test_masks_that_are_not_nested_are_called_so():
 
 def test_lines_are_those_that_were_measured_or_said_to_be_the_papers():
     own = nested_masks(128, (8.0, 4.0), rng=np.random.default_rng(0))
-    given = Inputs(masks=own, mask_accelerations=(8.0, 4.0), published=True)
-    measured, paper = (run_one("masks", one, ClaimSettings()) for one in (given, Inputs()))
+    given = ClaimInputs(masks=own, mask_accelerations=(8.0, 4.0), published=True)
+    measured, paper = (run_one("masks", one, ClaimSettings()) for one in (given, ClaimInputs()))
 
     assert measured["number"] == "16, 32 of 128 lines"
     assert set(tables(measured)) == {"masks", "published", "rule"}
@@ -163,7 +177,7 @@ def test_groups_in_both_folds_are_counted_as_enumeration_does(size, n, total):
 
 
 def test_parts_of_the_data_are_counted(table):
-    part = Members("train", np.array(["a", "a", "b"]), np.array([0, 1, 0]))
+    part = SubsetMembers("train", np.array(["a", "a", "b"]), np.array([0, 1, 0]))
     found = tables(run_one("data-splits", make_inputs(table, parts=(part,)), ClaimSettings()))
 
     assert found["parts"]["rows"][0] == ["train", 3, 2, 1, pytest.approx(1 / 3)]
@@ -171,7 +185,7 @@ def test_parts_of_the_data_are_counted(table):
 
 
 def test_quality_reads_as_the_papers_table(quality):
-    record = run_one("recovery-quality", Inputs(quality=quality), ClaimSettings())
+    record = run_one("recovery-quality", ClaimInputs(quality=quality), ClaimSettings())
 
     assert record["finding"].startswith("Held:")
     assert "6.0 to 7.0 dB above zero-filling" in record["finding"]
@@ -179,7 +193,7 @@ def test_quality_reads_as_the_papers_table(quality):
 
 def test_quality_that_gets_worse_with_more_measurements_is_seen(quality):
     swapped = [{**r, "acceleration": 64 / r["acceleration"]} for r in quality["results"]]
-    record = run_one("recovery-quality", Inputs(quality={"results": swapped}), ClaimSettings())
+    record = run_one("recovery-quality", ClaimInputs(quality={"results": swapped}), ClaimSettings())
 
     assert record["finding"].startswith("Held in part:")
     assert "Not so: varnet gets worse as R grows" in record["finding"]
@@ -209,15 +223,15 @@ def test_too_few_groups_to_promise_anything_are_said_and_not_judged(table, few, 
 def test_infinite_scores_are_not_called_too_few_cases(table, few):
     # All samples agree and are wrong: no score but ar is finite.
     flat = replace_arrays(table, outputs=np.repeat(table.outputs[..., :1], table.samples, axis=-1))
-    found = judge_scores(make_inputs(flat), few, NewCase(), accelerations=[8.0])
+    found = evaluate_scores(make_inputs(flat), few, CaseUnit(), accelerations=[8.0])
     lwr = [r for r in found if r.score == "lwr"]
 
-    assert shortage(lwr).startswith("too many scores are infinite for an error rate of")
+    assert no_finite_interval(lwr).startswith("too many scores are infinite for an error rate of")
 
 
 def test_what_never_happens_is_missing_and_not_a_number(table):
-    never = Drawn(1.0, 1.0, np.nan, np.array([0.0, 1.0]))
-    often = Drawn(2.0, 0.95, 0.05, np.array([0.6, 0.4]))
+    never = _ProtocolDraw(1.0, 1.0, np.nan, np.array([0.0, 1.0]))
+    often = _ProtocolDraw(2.0, 0.95, 0.05, np.array([0.6, 0.4]))
     found = {"ar": [never, never], "lwr": [often, often]}
     told = _found(found, 0.1)
     rows = {row[0]: row for row in _table(found, 0.1, 0.2, 5, make_inputs(table))["rows"]}

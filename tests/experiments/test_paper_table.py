@@ -8,7 +8,7 @@ from studies.paper import table as markdown
 from studies.real_data import NETWORKS, TABLES
 from studies.real_data import main as collect
 
-from taskuq.experiments.claims import EXPERIMENTS, run_all
+from taskuq.experiments._claims import EXPERIMENTS, run_all
 
 
 def test_every_entry_names_an_experiment():

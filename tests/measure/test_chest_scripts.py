@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from taskuq.commands.app import main
+from taskuq.cli.app import main
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "luna"
 SMALL = {
@@ -24,9 +24,9 @@ ESTIMATE = {
 @pytest.fixture
 def source(tmp_path):
     """A file as that of the real scans: 25 scans of two slices, twice the size that is used."""
-    from taskuq.data.chest import Chest
+    from taskuq.data._chest import _ChestPhantom
 
-    chests = Chest(patients=25, seed=3, size=64, slices=2)
+    chests = _ChestPhantom(patients=25, seed=3, size=64, slices=2)
     images = np.stack([chests[k].image.numpy() for k in range(len(chests))])
     path = tmp_path / "source.npz"
     groups = [chests[k].group for k in range(len(chests))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from taskuq.measure.coils import rss
+from taskuq.measure._coils import rss
 
 
 @pytest.mark.parametrize("axis", [-3, 1, 0])

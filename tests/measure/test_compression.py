@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskuq.measure.coils import compress_coils, compression_matrix
-from taskuq.measure.projections import keep_measured
+from taskuq.measure._coils import compress_coils, compression_matrix
+from taskuq.measure._fourier import project_measured
 
 
 def coil_images(seed, coils):
@@ -44,17 +44,17 @@ def test_virtual_coils_do_not_depend_on_coil_order_but_for_sign(coils, seed):
 @given(**drawn)
 def test_masking_lines_and_mixing_coils_commute(coils, seed):
     x, mask = coil_images(seed, coils), np.array([0, 1, 1, 0, 1, 0, 1], dtype=bool)
-    C = compression_matrix(keep_measured(x, mask), 2)
+    C = compression_matrix(project_measured(x, mask), 2)
     assert torch.allclose(
-        keep_measured(compress_coils(x, C), mask), compress_coils(keep_measured(x, mask), C)
+        project_measured(compress_coils(x, C), mask), compress_coils(project_measured(x, mask), C)
     )
 
 
 def test_a_matrix_from_measured_lines_does_not_see_the_others():
     x, mask = coil_images(0, 5), np.array([0, 1, 1, 0, 1, 0, 1], dtype=bool)
-    unseen = x - keep_measured(x, mask)
+    unseen = x - project_measured(x, mask)
     changed = x + 3 * unseen
-    one, other = (compression_matrix(keep_measured(a, mask), 3) for a in (x, changed))
+    one, other = (compression_matrix(project_measured(a, mask), 3) for a in (x, changed))
     assert torch.allclose(one, other)
     assert not torch.allclose(compression_matrix(x, 3), compression_matrix(changed, 3))
 

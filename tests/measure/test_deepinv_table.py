@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from taskuq.runs.run import RunConfig, open_run
-from taskuq.settings import from_table
+from taskuq._config import from_toml_table
+from taskuq.experiments._run import RunConfig, open_run
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "ct"
 
@@ -18,7 +18,7 @@ def table_of(name, operator):
     settings = tomllib.loads((CONFIGS / f"{name}.toml").read_text()) | {"samples": 4}
     settings["data"] |= {"patients": 6, "slices": 1}
     settings["measure"] |= {"photons": 0.0, "operator": operator}
-    run = open_run(from_table(RunConfig, settings), "cpu")
+    run = open_run(from_toml_table(RunConfig, settings), "cpu")
     rates = settings["measure"]["accelerations"]
     return run.pipeline.run(run.images, accelerations=rates, samples=4, seed=0, quiet=True)
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskuq.measure.coils import to_channels, to_complex
-from taskuq.measure.fourier import fft2c, ifft2c
+from taskuq.measure._coils import to_channels, to_complex
+from taskuq.measure._fourier import fft2c, ifft2c
 
 
 def complex_images(seed, *shape):

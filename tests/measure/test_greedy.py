@@ -12,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskuq.errors import InputError
-from taskuq.measure import greedy
-from taskuq.measure.greedy import TOGETHER, FewNumbers, Spread, few_noise, ridge_noise, together
+from taskuq.measure import _adaptive as greedy
+from taskuq.measure._adaptive import (
+    TOGETHER,
+    _LineCovariance,
+    _low_rank_noise,
+    _LowRankCovariance,
+    _regularisation_noise,
+    stack_cases,
+)
 
 LINES, NUMBERS = 24, 3
 
@@ -33,7 +40,7 @@ def spread_of(root, operators, task, noise):
     p = len(deviations)
     grams = np.einsum("ljn,lkn->ljk", contents, contents)[None] / (p - 1)
     z = deviations @ task
-    return Spread(grams, np.outer(z, z)[None] / (p - 1), np.array([noise]))
+    return _LineCovariance(grams, np.outer(z, z)[None] / (p - 1), np.array([noise]))
 
 
 def posterior_variance(root, operators, task, noise, lines):
@@ -73,20 +80,22 @@ def test_few_numbers_of_each_line_give_what_their_gram_matrices_give(seed, numbe
     rng = np.random.default_rng([24, seed])
     told, z = rng.normal(size=(3, LINES, 9, numbers)), rng.normal(size=(3, 9, 2))
     noise = rng.uniform(0.1, 2, 3)
-    few = FewNumbers(told, z, noise)
-    whole = Spread(told @ told.swapaxes(2, 3), z @ z.swapaxes(1, 2), noise)
+    few = _LowRankCovariance(told, z, noise)
+    whole = _LineCovariance(told @ told.swapaxes(2, 3), z @ z.swapaxes(1, 2), noise)
     measured = np.arange(LINES) == 5
     assert np.isclose(few.left([3, 8]), whole.left([3, 8]))
     (lines, gains), (others, expected) = (one.greedy(6, measured) for one in (few, whole))
     assert lines == others
     assert np.allclose(gains, expected)
-    assert np.allclose(few_noise(told, measured, 0.3), ridge_noise(whole.grams, measured, 0.3))
+    assert np.allclose(
+        _low_rank_noise(told, measured, 0.3), _regularisation_noise(whole.grams, measured, 0.3)
+    )
 
 
 def test_few_numbers_that_say_nothing_leave_the_line_that_varies_most():
     told = np.random.default_rng(0).normal(size=(1, LINES, 5, 1))
     own = np.square(told).sum(axis=(0, 2, 3))
-    settled = FewNumbers(told, np.zeros((1, 5, 1)), np.ones(1))
+    settled = _LowRankCovariance(told, np.zeros((1, 5, 1)), np.ones(1))
     assert settled.greedy(3, np.zeros(LINES, bool))[0] == np.argsort(-own)[:3].tolist()
 
 
@@ -96,7 +105,7 @@ def test_bounds_are_cut_off_without_missing_the_best():
     loud, plain = np.diag([400.0, 0.0]), np.diag([0.0, 30.0])
     grams = np.stack([loud] * (TOGETHER + 1) + [plain])[None]
     aims = np.array([[[1.0, 0.0], [0.0, 12.0]]])
-    spread = Spread(grams, aims, np.ones(1))
+    spread = _LineCovariance(grams, aims, np.ones(1))
 
     assert spread.greedy(1, np.zeros(TOGETHER + 2, dtype=bool))[0] == [TOGETHER + 1]
     assert np.isclose(spread.left([TOGETHER + 1]), 1 + 12 / 31)
@@ -105,7 +114,7 @@ def test_bounds_are_cut_off_without_missing_the_best():
 @given(st.integers(0, 40), st.integers(1, 4))
 def test_cases_count_alike_and_their_order_does_not_matter(seed, cases):
     each = [spread_of(*normal_model(seed + k), 1.0 + k) for k in range(cases)]
-    both = [together(order) for order in (each, each[::-1])]
+    both = [stack_cases(order) for order in (each, each[::-1])]
     assert np.isclose(both[0].left([1, 2]), np.mean([one.left([1, 2]) for one in each]))
     assert (
         both[0].greedy(3, np.zeros(LINES, bool))[0] == both[1].greedy(3, np.zeros(LINES, bool))[0]
@@ -120,7 +129,7 @@ def test_a_measured_line_is_not_chosen_again():
 
 def test_where_nothing_is_left_to_gain_the_line_that_varies_most_is_next():
     spread = spread_of(*normal_model(1), 1.0)
-    settled = Spread(spread.grams, np.zeros_like(spread.aims), spread.noise)
+    settled = _LineCovariance(spread.grams, np.zeros_like(spread.aims), spread.noise)
     own = np.trace(spread.grams[0], axis1=1, axis2=2)
     assert settled.greedy(3, np.zeros(LINES, bool)) == (np.argsort(-own)[:3].tolist(), [0.0] * 3)
 
@@ -134,13 +143,13 @@ def test_more_lines_than_there_are_is_refused(count):
 def test_noise_must_be_above_nothing():
     spread = spread_of(*normal_model(0), 1.0)
     with pytest.raises(InputError, match="noise above 0"):
-        Spread(spread.grams, spread.aims, np.zeros(1))
+        _LineCovariance(spread.grams, spread.aims, np.zeros(1))
     with pytest.raises(InputError, match="ridge"):
-        ridge_noise(spread.grams, np.zeros(LINES, bool), 0.0)
+        _regularisation_noise(spread.grams, np.zeros(LINES, bool), 0.0)
 
 
 def test_samples_that_agree_have_no_noise_of_their_own():
-    assert ridge_noise(np.zeros((1, 4, 2, 2)), np.zeros(4, bool), 0.1) == np.array([0.1])
+    assert _regularisation_noise(np.zeros((1, 4, 2, 2)), np.zeros(4, bool), 0.1) == np.array([0.1])
 
 
 def test_what_was_chosen_before_is_known():
@@ -149,9 +158,9 @@ def test_what_was_chosen_before_is_known():
     told = rng.standard_normal((1, 3, 6, 1))
     told[0, 1] = told[0, 0]
     outputs = told[:, 0] + 0.3 * told[:, 2]
-    few = FewNumbers(told, outputs, np.full(1, 1e-3))
+    few = _LowRankCovariance(told, outputs, np.full(1, 1e-3))
     grams = told @ told.swapaxes(2, 3)
-    spread = Spread(grams, outputs @ outputs.swapaxes(1, 2), np.full(1, 1e-3))
+    spread = _LineCovariance(grams, outputs @ outputs.swapaxes(1, 2), np.full(1, 1e-3))
     measured = np.array([True, False, False])
     for expected in (few, spread):
         assert expected.greedy(1, measured)[0] == [1]
@@ -168,14 +177,14 @@ def test_a_choice_that_goes_on_is_the_choice_that_begins_anew(numbers, monkeypat
     rng = np.random.default_rng(31)
     told, z = rng.normal(size=(2, LINES, 8, numbers)), rng.normal(size=(2, 8, numbers))
     free, measured = np.zeros(LINES, dtype=bool), []
-    kind = greedy._OneNumber if numbers == 1 else greedy._SeveralNumbers
+    kind = greedy._ScalarUpdate if numbers == 1 else greedy._VectorUpdate
     measure = kind.measure
     monkeypatch.setattr(
         kind, "measure", lambda self, line: (measured.append(line), measure(self, line))
     )
 
     def fresh():
-        return FewNumbers(told, z, noise=few_noise(told, free, 0.3))
+        return _LowRankCovariance(told, z, noise=_low_rank_noise(told, free, 0.3))
 
     going_on, whole = fresh(), fresh().greedy(11, free)
     first, gains = going_on.greedy(5, free)

@@ -5,8 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskuq.measure.centre import acs_width, center_lines
-from taskuq.measure.masks import gro_lines, gro_mask, nested_masks, published_masks
+from taskuq.measure._masks import (
+    _gro_lines,
+    acs_width,
+    center_lines,
+    gro_mask,
+    nested_masks,
+    published_masks,
+)
 
 # Lines of the published files, 0-based, the zero frequency at 160.
 FIRST_ROUND = [0, 86, 126, 144, 151, 154, *range(156, 165), 166, 169, 176, 194, 234]
@@ -72,7 +78,7 @@ def test_gro_has_exactly_the_lines_asked_for_and_the_central_one(
 
 
 def test_gro_is_the_published_first_round():
-    assert gro_lines(320, 20) == FIRST_ROUND
+    assert _gro_lines(320, 20) == FIRST_ROUND
     assert (
         np.flatnonzero(nested_masks(320, (16,), rng=np.random.default_rng(0))[0]).tolist()
         == FIRST_ROUND
@@ -87,7 +93,7 @@ def test_the_center_lies_where_the_published_boxes_lie(lines, first, last):
 
 
 def test_gro_loses_lines_where_positions_coincide():
-    assert [len(gro_lines(320, n)) for n in (40, 80, 160)] == [32, 50, 80]
+    assert [len(_gro_lines(320, n)) for n in (40, 80, 160)] == [32, 50, 80]
 
 
 def test_published_masks_have_their_documented_shape():

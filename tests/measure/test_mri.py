@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from taskuq.measure.coils import rss
-from taskuq.measure.fourier import fft2c
-from taskuq.measure.masks import nested_masks
-from taskuq.measure.mri import MultiCoilMRI
-from taskuq.measure.projections import keep_measured
-from taskuq.measure.sensitivity import coil_sensitivities, simulate_coils, smooth_phase
+from taskuq.measure._coils import coil_sensitivities, rss, simulate_coils, smooth_phase
+from taskuq.measure._fourier import fft2c, project_measured
+from taskuq.measure._masks import nested_masks
+from taskuq.measure._mri import MultiCoilMRI
 from taskuq.protocols import Measure
 
 RATES = (8, 4, 2)
@@ -30,7 +28,7 @@ def test_without_noise_a_measurement_is_the_zero_filled_image(masks, image):
     scanner = MultiCoilMRI(masks, RATES)
     assert isinstance(scanner, Measure)
     for mask, R in zip(masks, RATES, strict=True):
-        assert torch.equal(scanner(image, R).zero_filled, keep_measured(image, mask))
+        assert torch.equal(scanner(image, R).zero_filled, project_measured(image, mask))
 
 
 def test_everything_is_measured_at_r_1(masks, image):

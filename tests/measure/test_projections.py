@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskuq.measure.coils import rss
-from taskuq.measure.fourier import fft2c
-from taskuq.measure.projections import (
+from taskuq.measure._coils import rss
+from taskuq.measure._fourier import (
+    _data_consistency,
     broadcast_mask,
-    data_consistent,
-    keep_measured,
-    null_space,
+    fft2c,
+    project_measured,
+    project_null_space,
 )
 
 
@@ -40,44 +40,44 @@ def images_and_mask(draw):
 @given(images_and_mask())
 def test_masking_is_an_orthogonal_projection(drawn):
     x, y, mask = drawn
-    Ax, Ay = keep_measured(x, mask), keep_measured(y, mask)
-    assert torch.allclose(keep_measured(Ax, mask), Ax)
+    Ax, Ay = project_measured(x, mask), project_measured(y, mask)
+    assert torch.allclose(project_measured(Ax, mask), Ax)
     assert torch.allclose(torch.vdot(Ax.ravel(), y.ravel()), torch.vdot(x.ravel(), Ay.ravel()))
-    assert torch.allclose(keep_measured(2 * x - 3j * y, mask), 2 * Ax - 3j * Ay)
+    assert torch.allclose(project_measured(2 * x - 3j * y, mask), 2 * Ax - 3j * Ay)
 
 
 @settings(max_examples=60, deadline=None)
 @given(images_and_mask())
 def test_range_and_null_space_split_an_image(drawn):
     x, _, mask = drawn
-    seen, unseen = keep_measured(x, mask), null_space(x, mask)
+    seen, unseen = project_measured(x, mask), project_null_space(x, mask)
     assert torch.allclose(seen + unseen, x)
     assert abs(torch.vdot(seen.ravel(), unseen.ravel())) < 1e-9
-    assert torch.allclose(keep_measured(unseen, mask), torch.zeros_like(x), atol=1e-12)
+    assert torch.allclose(project_measured(unseen, mask), torch.zeros_like(x), atol=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
 @given(images_and_mask())
 def test_consistent_recoveries_agree_with_the_measurement_and_else_with_the_recovery(drawn):
     truth, recovery, mask = drawn
-    repaired = data_consistent(recovery, keep_measured(truth, mask), mask)
-    assert torch.allclose(keep_measured(repaired, mask), keep_measured(truth, mask))
-    assert torch.allclose(null_space(repaired, mask), null_space(recovery, mask))
+    repaired = _data_consistency(recovery, project_measured(truth, mask), mask)
+    assert torch.allclose(project_measured(repaired, mask), project_measured(truth, mask))
+    assert torch.allclose(project_null_space(repaired, mask), project_null_space(recovery, mask))
 
 
 def test_each_case_of_a_batch_can_have_its_own_mask():
     x = complex_images(0, 3, 2, 4, 6)
     masks = np.array([[1, 0, 0, 1, 0, 0], [0, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]], dtype=bool)
-    together = keep_measured(x, masks)
+    together = project_measured(x, masks)
     assert torch.allclose(
-        together, torch.stack([keep_measured(a, m) for a, m in zip(x, masks, strict=True)])
+        together, torch.stack([project_measured(a, m) for a, m in zip(x, masks, strict=True)])
     )
 
 
 def test_the_last_axis_of_a_mask_is_the_column():
     x = complex_images(1, 5, 5)
     mask = np.array([0, 0, 1, 0, 0], dtype=bool)
-    assert fft2c(keep_measured(x, mask)).abs().sum(0).gt(1e-9).tolist() == mask.tolist()
+    assert fft2c(project_measured(x, mask)).abs().sum(0).gt(1e-9).tolist() == mask.tolist()
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (2, 6), (3, 2, 5, 6, 6)])

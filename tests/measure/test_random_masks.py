@@ -8,8 +8,8 @@ import torch
 from scipy.stats import binom
 
 from taskuq.errors import InputError
-from taskuq.measure.centre import acs_width, center_lines
-from taskuq.measure.random_masks import RandomMasks
+from taskuq.measure._masks import acs_width, center_lines
+from taskuq.recover._cases import _RandomMasks
 
 
 def generator(seed=0):
@@ -18,7 +18,7 @@ def generator(seed=0):
 
 @pytest.mark.parametrize("width", [16, 63, 128])
 def test_lines_lie_between_the_accelerations_and_the_centre_is_whole(width):
-    masks = RandomMasks(accelerations=(2, 16), centre=(0.3, 0.6))(400, width, generator())[:, 0]
+    masks = _RandomMasks(accelerations=(2, 16), centre=(0.3, 0.6))(400, width, generator())[:, 0]
     lines = masks.sum(1)
     assert lines.min() == round(width / 16)
     assert lines.max() <= round(width / 2)
@@ -27,21 +27,21 @@ def test_lines_lie_between_the_accelerations_and_the_centre_is_whole(width):
 
 
 def test_rounds_are_nested_and_none_has_fewer_lines():
-    masks = RandomMasks()(50, 64, generator(), rounds=4)
+    masks = _RandomMasks()(50, 64, generator(), rounds=4)
     assert bool((masks[:, 1:] >= masks[:, :-1]).all())
     assert bool((masks.sum(2) >= 4).all())
 
 
 def test_the_numbers_of_lines_are_log_uniform():
     """Between R = 2 and 8 half of the cases are below R = 4."""
-    lines = RandomMasks(accelerations=(2, 8))(4000, 512, generator())[:, 0].sum(1)
+    lines = _RandomMasks(accelerations=(2, 8))(4000, 512, generator())[:, 0].sum(1)
     few = int((lines < 128).sum())
     low, high = binom.ppf([1e-9, 1 - 1e-9], 4000, 0.5)
     assert low <= few <= high
 
 
 def test_equidistant_lines_differ_by_one_step_at_most():
-    draw = RandomMasks(accelerations=(3, 9), centre=(0.3, 0.3), rules=("equidistant",))
+    draw = _RandomMasks(accelerations=(3, 9), centre=(0.3, 0.3), rules=("equidistant",))
     for mask in draw(100, 90, generator())[:, 0]:
         centre = max(1, round(0.3 * int(mask.sum())))
         others = mask.numpy()[~center_lines(90, centre)]
@@ -52,7 +52,7 @@ def test_equidistant_lines_differ_by_one_step_at_most():
 @pytest.mark.parametrize("rule", ["uniform", "inverse-distance"])
 def test_a_line_outside_the_centre_is_drawn_by_its_weight(rule):
     """Two lines of 16, one of them the centre: the other is line l with its weight's share."""
-    draw = RandomMasks(accelerations=(8, 8), centre=(0.5, 0.5), rules=(rule,))
+    draw = _RandomMasks(accelerations=(8, 8), centre=(0.5, 0.5), rules=(rule,))
     times = draw(20_000, 16, generator())[:, 0].sum(0).numpy()
     distance = np.abs(np.arange(16) - 8.0)
     weight = np.where(distance > 0, 1.0 if rule == "uniform" else 1 / distance.clip(1), 0)
@@ -64,7 +64,7 @@ def test_a_line_outside_the_centre_is_drawn_by_its_weight(rule):
 
 
 def test_the_same_generator_gives_the_same_masks_and_another_does_not():
-    draw = RandomMasks()
+    draw = _RandomMasks()
     assert torch.equal(draw(8, 64, generator()), draw(8, 64, generator()))
     assert not torch.equal(draw(8, 64, generator()), draw(8, 64, generator(1)))
 
@@ -79,4 +79,4 @@ def test_the_same_generator_gives_the_same_masks_and_another_does_not():
 )
 def test_bad_settings_are_one_sentence(settings, sentence):
     with pytest.raises(InputError, match=sentence):
-        RandomMasks(**settings)
+        _RandomMasks(**settings)

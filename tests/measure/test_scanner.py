@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from taskuq.errors import InputError
-from taskuq.measure.masks import nested_masks
-from taskuq.measure.mri import MultiCoilMRI, SimulatedScanner
+from taskuq.measure._masks import nested_masks
+from taskuq.measure._mri import MultiCoilMRI, SimulatedMRIScanner
 
 RATES = (8.0, 4.0, 2.0)
 
 
 @pytest.fixture
-def scanner() -> SimulatedScanner:
+def scanner() -> SimulatedMRIScanner:
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(3, 12, 32, dtype=torch.complex64, generator=generator)
-    return SimulatedScanner(image, nested_masks(32, RATES, rng=np.random.default_rng(0)), RATES)
+    return SimulatedMRIScanner(image, nested_masks(32, RATES, rng=np.random.default_rng(0)), RATES)
 
 
 def test_pieces_together_are_the_measurement(scanner):

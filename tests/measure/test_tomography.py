@@ -8,20 +8,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskuq.measure.radon import Radon
-from taskuq.measure.sinograms import (
-    Sinograms,
-    arcs,
-    filtered_back_projection,
-    restored,
-    stacked,
-)
-from taskuq.measure.tomography import (
-    Counts,
+from taskuq.measure._tomography import (
     ParallelBeamCT,
-    SimulatedCT,
+    Radon,
+    SinogramBatch,
     TomographyConfig,
-    nested_views,
+    _nested_views,
+    _PhotonNoise,
+    _SimulatedCTScanner,
+    _view_weights,
+    filtered_back_projection,
+    landweber_update,
+    stack_sinograms,
 )
 from taskuq.protocols import Measure
 
@@ -73,14 +71,14 @@ def test_gradients_flow_through_projection_and_back():
 @settings(max_examples=60, deadline=None)
 @given(views=st.integers(16, 400))
 def test_views_are_nested_and_as_many_as_promised(views):
-    rounds = nested_views(views, RATES)
+    rounds = _nested_views(views, RATES)
     assert [len(chosen) for chosen in rounds] == [round(views / R) for R in RATES]
     assert all(set(a) < set(b) for a, b in pairwise(rounds))
 
 
 @pytest.mark.parametrize("views", [64, 192])
 def test_views_of_halving_rounds_are_evenly_spread(views):
-    assert all(len(set(np.diff(chosen))) == 1 for chosen in nested_views(views, RATES))
+    assert all(len(set(np.diff(chosen))) == 1 for chosen in _nested_views(views, RATES))
 
 
 def test_projections_equal_scikit_image():
@@ -117,16 +115,18 @@ def test_recovery_gets_better_with_every_round():
 @pytest.mark.parametrize("views", [8, 16, 64])
 def test_restoring_closes_the_gap_and_leaves_what_views_cannot_see(views):
     scan = ParallelBeamCT(32, views, accelerations=(1.5,))(disc(32).float(), 1)
-    sinograms = stacked([scan])
+    sinograms = stack_sinograms([scan])
     start = torch.randn(1, 32, 32, generator=torch.Generator().manual_seed(0))
     gaps = [
-        (sinograms.radon(restored(start, sinograms, steps=n)) - scan.projections).norm().item()
+        (sinograms.radon(landweber_update(start, sinograms, steps=n)) - scan.projections)
+        .norm()
+        .item()
         for n in range(4)
     ]
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[3] < 0.2 * gaps[0]
     # A change lies in the range of the adjoint: orthogonal to whatever has no projections.
-    change = (restored(start, sinograms) - start)[0].double()
+    change = (landweber_update(start, sinograms) - start)[0].double()
     matrix = sinograms.radon(torch.eye(1024).reshape(-1, 32, 32).double()).flatten(1).T
     unseen = torch.eye(1024) - torch.linalg.pinv(matrix, rtol=1e-6) @ matrix
     assert (unseen @ change.flatten()).norm() < 1e-4 * change.norm()
@@ -149,7 +149,7 @@ def chosen_views(kind, cases=12, views=48):
 @pytest.mark.parametrize("kind", ["even", "crowds", "any"])
 def test_views_share_half_a_turn(kind):
     masks = chosen_views(kind)
-    found = arcs(masks, np.arange(48) * np.pi / 48)
+    found = _view_weights(masks, np.arange(48) * np.pi / 48)
     assert torch.allclose(found.sum(1), torch.tensor(np.pi, dtype=torch.float32))
     assert (found[~masks] == 0).all()
     assert (found[masks] > 0).all()
@@ -164,12 +164,12 @@ def test_restoring_never_moves_away_whatever_views_were_measured(kind):
     radon = Radon(size, tuple((np.arange(48) * np.pi / 48).tolist()))
     nothing = torch.zeros(len(masks), 48, radon.detectors)
     share, variance = masks.float().mean(1), torch.zeros(len(masks))
-    views = Sinograms(nothing, masks, radon, share, variance)
+    views = SinogramBatch(nothing, masks, radon, share, variance)
     images = torch.randn(len(masks), size, size, generator=torch.Generator().manual_seed(0))
     # What is seen of noise is taken away, and nothing is ever added.
     seen = [(radon(images) * masks[..., None]).flatten(1).norm(dim=1)]
     for _ in range(12):
-        images = restored(images, views, steps=1)
+        images = landweber_update(images, views, steps=1)
         seen.append((radon(images) * masks[..., None]).flatten(1).norm(dim=1))
     assert all((later <= 1.001 * before).all() for before, later in pairwise(seen))
     assert (seen[-1] < 0.2 * seen[0]).all()
@@ -177,29 +177,36 @@ def test_restoring_never_moves_away_whatever_views_were_measured(kind):
 
 def test_restoring_goes_as_far_as_the_noise():
     truth = disc(32).float()
-    scan = ParallelBeamCT(32, 48, (2,), Counts(photons=1e3), seed=0)(truth, 2)
-    sinograms = stacked([scan])
+    scan = ParallelBeamCT(32, 48, (2,), _PhotonNoise(photons=1e3), seed=0)(truth, 2)
+    sinograms = stack_sinograms([scan])
     # The truth is as far from its views as the noise: it stays, up to the chance in a mean.
-    assert (restored(truth[None], sinograms) - truth).norm() < 0.1 * (
-        restored(torch.zeros_like(truth)[None], sinograms).norm()
+    assert (landweber_update(truth[None], sinograms) - truth).norm() < 0.1 * (
+        landweber_update(torch.zeros_like(truth)[None], sinograms).norm()
     )
-    gap = sinograms.radon(restored(torch.zeros(1, 32, 32), sinograms, steps=20)) - scan.projections
+    gap = (
+        sinograms.radon(landweber_update(torch.zeros(1, 32, 32), sinograms, steps=20))
+        - scan.projections
+    )
     assert 0.5 < (gap.square().mean() / scan.variance).item() < 2
 
 
 def test_cases_of_other_rounds_are_stacked_and_restored_as_alone():
     scanner = ParallelBeamCT(32, 32, accelerations=(8, 4))
     scans = [scanner(disc(32).float() * (1 + R), R) for R in (8, 4)]
-    both = restored(torch.zeros(2, 32, 32), stacked(scans))
-    alone = torch.cat([restored(torch.zeros(1, 32, 32), stacked([scan])) for scan in scans])
+    both = landweber_update(torch.zeros(2, 32, 32), stack_sinograms(scans))
+    alone = torch.cat(
+        [landweber_update(torch.zeros(1, 32, 32), stack_sinograms([scan])) for scan in scans]
+    )
     assert torch.allclose(both, alone, atol=1e-4)
     assert torch.allclose(
-        filtered_back_projection(stacked(scans))[0], filtered_back_projection(scans[0]), atol=1e-5
+        filtered_back_projection(stack_sinograms(scans))[0],
+        filtered_back_projection(scans[0]),
+        atol=1e-5,
     )
 
 
 def test_a_view_keeps_its_counts_in_later_rounds():
-    scanner = ParallelBeamCT(16, 32, (8, 4), Counts(photons=100.0), seed=0)
+    scanner = ParallelBeamCT(16, 32, (8, 4), _PhotonNoise(photons=100.0), seed=0)
     early, late = scanner(disc(16), 8), scanner(disc(16), 4)
     shared = [i for i, angle in enumerate(late.angles) if angle in early.angles]
     assert torch.equal(late.projections[shared], early.projections)
@@ -208,8 +215,8 @@ def test_a_view_keeps_its_counts_in_later_rounds():
 
 @pytest.mark.parametrize("photons", [0.0, 100.0])
 def test_a_scan_round_by_round_is_the_scan_at_once(photons):
-    scanner = ParallelBeamCT(16, 32, (8, 4, 2), Counts(photons), seed=0)
-    patient = SimulatedCT(disc(16), scanner)
+    scanner = ParallelBeamCT(16, 32, (8, 4, 2), _PhotonNoise(photons), seed=0)
+    patient = _SimulatedCTScanner(disc(16), scanner)
     pieces = [patient.measure(k) for k in range(4)]
     taken = np.concatenate([piece["views"] for piece in pieces])
     assert sorted(taken) == list(range(32))
@@ -221,7 +228,7 @@ def test_a_scan_round_by_round_is_the_scan_at_once(photons):
 
 
 def test_counts_have_the_variance_that_is_told():
-    counts = Counts(photons=1e5)
+    counts = _PhotonNoise(photons=1e5)
     scanner = ParallelBeamCT(64, 64, (2,), counts, seed=1)
     scan, exact = scanner(disc(64), 2), ParallelBeamCT(64, 64, (2,))(disc(64), 2)
     off = (scan.projections - exact.projections).square()
@@ -235,21 +242,21 @@ def test_impossible_scanners_and_images_are_refused():
     with pytest.raises(ValueError, match="decreasing"):
         ParallelBeamCT(size=16, views=32, accelerations=(4, 8))
     with pytest.raises(ValueError, match="seed"):
-        ParallelBeamCT(16, 32, (8,), Counts(photons=1.0))
+        ParallelBeamCT(16, 32, (8,), _PhotonNoise(photons=1.0))
     with pytest.raises(ValueError, match="16, 16"):
         ParallelBeamCT(size=16, views=32, accelerations=(8,))(torch.ones(8, 8), 8)
     with pytest.raises(ValueError, match=r"measure\.photons"):
         TomographyConfig().scanner(16, noise=0.1, seed=0)
     with pytest.raises(ValueError, match="photons are -1"):
-        Counts(photons=-1)
+        _PhotonNoise(photons=-1)
 
 
 @pytest.mark.parametrize("size", [64, 65, 128])
 def test_deepinv_projects_as_we_do(deepinv, size):
-    from taskuq.data.chest import Chest
-    from taskuq.measure.deepinv_radon import DeepinvRadon
+    from taskuq.data._chest import _ChestPhantom
+    from taskuq.measure._tomography import DeepinvRadon
 
-    image = Chest(1, seed=0, size=size, slices=1)[0].image
+    image = _ChestPhantom(1, seed=0, size=size, slices=1)[0].image
     angles = (0.0, 0.3, 1.0, np.pi / 2, 2.5)
     ours, theirs = Radon(size, angles)(image), DeepinvRadon(size, angles)(image)
     # Two ways to share a pixel between bins. A bin off the centre would differ by a tenth.

@@ -8,11 +8,11 @@ import torch
 
 import taskuq as tq
 from orders.toy import RATES, SIZE, Draws, corner, patients, scanner
+from taskuq._seeds import case_seed
 from taskuq.errors import InputError
-from taskuq.measure.adaptive import AdaptiveLines, Choosing
-from taskuq.outputs import TaskOutputs
-from taskuq.outputs.joining import join_tasks
-from taskuq.seeds import case_seed
+from taskuq.measure._adaptive import AdaptiveConfig, AdaptiveLines
+from taskuq.table._formats import _join_tasks
+from taskuq.table._table import TaskOutputs
 
 CASES = patients(5, seed=3)
 NAMES = list("abcde")
@@ -122,7 +122,7 @@ def test_a_table_keeps_its_lines(table, tmp_path, name):
 def test_smaller_tables_keep_theirs(table):
     small = table.select(accelerations=[4, 2], cases=[3, 1])
     assert np.array_equal(small.lines, table.lines[1:][:, [3, 1]])
-    assert np.array_equal(join_tasks({"a": table, "b": table}).lines, table.lines)
+    assert np.array_equal(_join_tasks({"a": table, "b": table}).lines, table.lines)
 
 
 def test_a_table_with_lines_plans_and_decides_as_any_other(table):
@@ -160,15 +160,15 @@ def test_a_ridge_that_is_none_is_refused_before_anything_is_drawn(ridge):
 
 @pytest.mark.parametrize(("aim", "needed"), [("gradient", 2), ("variance", 2), ("outputs", 3)])
 def test_fewer_samples_than_lines_are_chosen_by_are_refused_by_their_number(aim, needed):
-    Choosing(aim).require_samples(needed)
+    AdaptiveConfig(aim).require_samples(needed)
     with pytest.raises(InputError, match=f"samples is {needed - 1}.*draw at least {needed}"):
-        Choosing(aim).require_samples(needed - 1)
+        AdaptiveConfig(aim).require_samples(needed - 1)
 
 
 def test_nobody_looks_at_more_samples_than_are_drawn():
-    Choosing(looks=4).require_samples(4)
+    AdaptiveConfig(looks=4).require_samples(4)
     with pytest.raises(InputError, match=r"looks is 5 of .choose., and 4 samples are drawn"):
-        Choosing(looks=5).require_samples(4)
+        AdaptiveConfig(looks=5).require_samples(4)
 
 
 def test_a_rule_that_forgets_a_line_is_refused():

@@ -8,9 +8,9 @@ import torch
 
 import taskuq as tq
 from orders.toy import RATES, Draws, corner, patients, scanner
-from taskuq.decide.already_read import AlreadyRead
-from taskuq.measure.adaptive import AdaptiveLines
-from taskuq.measure.mri import AskedMRI
+from taskuq.measure._adaptive import AdaptiveLines
+from taskuq.measure._mri import _AdaptiveMRIScanner
+from taskuq.scan._round import _CachedTask
 
 CASES = patients(8, seed=6)
 NAMES = [f"patient-{k}" for k in range(8)]
@@ -38,7 +38,7 @@ def test_a_scan_runs_the_task_again_only_for_what_it_has_not_read(aim, looks, ti
     )
     policy = tq.plan(table, alpha=0.3, max_width=1e-6)  # so narrow that no scan stops early
     scan = tq.acquire(
-        policy, AskedMRI(CASES[1], RATES), recover=Draws(), task=task, samples=6, case=NAMES[1],
+        policy, _AdaptiveMRIScanner(CASES[1], RATES), recover=Draws(), task=task, samples=6, case=NAMES[1],
         rule=rule,
     )  # fmt: skip
     assert len(RATES) == 3
@@ -54,7 +54,7 @@ def rendered():
 def test_images_with_other_numbers_are_read_again():
     images, task = rendered(), Asked()
     with torch.no_grad():
-        told = AlreadyRead.of(task, images)
+        told = _CachedTask.of(task, images)
         assert torch.equal(told(images.detach()[:]), corner(images))
         assert task.times == 1
         for times, other in enumerate((images.clone(), images.mT, images[:2], -images), start=2):
@@ -68,7 +68,7 @@ def test_images_with_other_numbers_are_read_again():
 def test_the_conjugate_of_images_is_not_taken_for_them():
     images = torch.complex(rendered(), rendered().flip(0))
     with torch.no_grad():
-        told = AlreadyRead.of(lambda x: x.imag.mean((1, 2)), images)
+        told = _CachedTask.of(lambda x: x.imag.mean((1, 2)), images)
         assert torch.allclose(told(images.conj()), -told(images))
 
 
@@ -78,7 +78,7 @@ def test_a_task_that_writes_into_its_images_is_run_on_what_it_made_of_them():
 
     images, alone = rendered(), rendered()
     with torch.no_grad():
-        told = AlreadyRead.of(writing, images)
+        told = _CachedTask.of(writing, images)
         assert torch.equal(told.outputs, writing(alone))
         assert torch.equal(told(images), writing(alone))
 
@@ -94,7 +94,7 @@ def test_what_a_rule_does_with_outputs_is_its_own_affair(kind):
         return buffer[0]
 
     with torch.no_grad():
-        told = AlreadyRead.of(task, images)
+        told = _CachedTask.of(task, images)
         first, known = told(images), kind(corner(images))
         first -= 1
         told(images[:].clone() * 2)
@@ -107,7 +107,7 @@ def test_what_a_rule_does_with_outputs_is_its_own_affair(kind):
 def test_gradients_are_left_to_the_task(is_remembering):
     images, task = rendered(), Asked()
     with torch.no_grad():
-        told = AlreadyRead.of(task, images)
+        told = _CachedTask.of(task, images)
     with torch.set_grad_enabled(is_remembering):
         slopes = torch.func.grad(lambda x: told(x).sum())(images)
         _, along = torch.func.jvp(told, (images,), (torch.ones_like(images),))
@@ -124,9 +124,9 @@ def test_arrays_and_inference_tensors_are_left_to_the_task():
     task = Asked()
     with torch.inference_mode():
         images = rendered()
-        told = AlreadyRead.of(task, images)
+        told = _CachedTask.of(task, images)
         told(images)
-    arrays = AlreadyRead.of(task, rendered().numpy())
+    arrays = _CachedTask.of(task, rendered().numpy())
     arrays(rendered().numpy())
     assert task.times == 4
 
@@ -135,7 +135,7 @@ def test_what_a_task_says_of_itself_is_still_said():
     class Named(Asked):
         range = (0, 1)
 
-    told = AlreadyRead.of(Named(), rendered())
+    told = _CachedTask.of(Named(), rendered())
     assert told.range == (0, 1)
     with pytest.raises(AttributeError, match="names"):
         told.names  # noqa: B018  # asking is what is tested

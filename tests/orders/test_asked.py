@@ -10,11 +10,11 @@ import torch
 
 import taskuq as tq
 from orders.toy import RATES, SIZE, Draws, corner, patients, scanner
-from taskuq.decide.audit import read_trail
 from taskuq.errors import InputError
-from taskuq.measure.adaptive import AdaptiveLines
-from taskuq.measure.mri import AskedMRI, SimulatedScanner
-from taskuq.measure.tomography import AskedCT, Counts, ParallelBeamCT
+from taskuq.measure._adaptive import AdaptiveLines
+from taskuq.measure._mri import SimulatedMRIScanner, _AdaptiveMRIScanner
+from taskuq.measure._tomography import ParallelBeamCT, _AdaptiveCTScanner, _PhotonNoise
+from taskuq.scan._audit import read_audit_log
 
 CASES = patients(12, seed=5)
 NAMES = [f"patient-{k}" for k in range(12)]
@@ -37,7 +37,7 @@ def policy(table):
 
 def acquired(policy, k, rule=RULE, recover=None, scanner=None, **options):
     return tq.acquire(
-        policy, scanner or AskedMRI(CASES[k], RATES), recover=recover or Draws(), task=corner,
+        policy, scanner or _AdaptiveMRIScanner(CASES[k], RATES), recover=recover or Draws(), task=corner,
         samples=6, case=NAMES[k], rule=rule, **options,
     )  # fmt: skip
 
@@ -120,7 +120,7 @@ def test_a_rule_that_failed_once_stops_nothing_later_even_where_any_stop_would_h
 
 def test_a_scan_is_not_taken_up_under_another_rule_or_none(policy, tmp_path):
     other = AdaptiveLines(scanner(), scanner().masks, RATES, "variance")
-    fixed = SimulatedScanner(CASES[2], scanner().masks, RATES)
+    fixed = SimulatedMRIScanner(CASES[2], scanner().masks, RATES)
     # What is looked at here is the state, not whether the policy is about the rule.
     known = {n: v for n, v in policy.provenance.items() if n != "fingerprints"}
     policy = replace(policy, provenance=known)
@@ -156,11 +156,11 @@ def test_lines_are_chosen_again_on_resuming_and_have_to_agree(policy, tmp_path):
 
 def test_the_audit_trail_names_the_rule(policy, tmp_path):
     acquired(policy, 2, log=tmp_path / "log.jsonl")
-    lines = read_trail(tmp_path / "log.jsonl")
+    lines = read_audit_log(tmp_path / "log.jsonl")
     assert {line["rule"] for line in lines} == {RULE.fingerprint}
 
 
-class Stubborn(AskedMRI):
+class Stubborn(_AdaptiveMRIScanner):
     """A scanner that measures other lines than it is asked for."""
 
     def want(self, round, lines):
@@ -174,13 +174,13 @@ def test_a_scanner_that_measures_other_lines_is_found_out(policy):
 
 def test_a_scanner_that_cannot_be_asked_is_refused(policy):
     with pytest.raises(InputError, match=r"want\(round, lines\)"):
-        acquired(policy, 0, scanner=SimulatedScanner(CASES[0], scanner().masks, RATES))
+        acquired(policy, 0, scanner=SimulatedMRIScanner(CASES[0], scanner().masks, RATES))
     with pytest.raises(InputError, match="first, take, choose"):
         acquired(policy, 0, rule=scanner())
 
 
 def test_a_tomograph_is_asked_for_views():
-    ct = ParallelBeamCT(16, 32, (8.0, 4.0), Counts(1e4), seed=0)
+    ct = ParallelBeamCT(16, 32, (8.0, 4.0), _PhotonNoise(1e4), seed=0)
     masks = np.stack([ct.begin(4), ct.begin(8)])
     rule = AdaptiveLines(ct, masks, (8.0, 4.0), "outputs")
     images = torch.rand(10, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -189,7 +189,7 @@ def test_a_tomograph_is_asked_for_views():
     )
     policy = tq.plan(table, alpha=0.3, max_width=1e-9)
     scan = tq.acquire(
-        policy, AskedCT(images[3], ct), recover=back_projected, task=corner, samples=5, case="3",
+        policy, _AdaptiveCTScanner(images[3], ct), recover=back_projected, task=corner, samples=5, case="3",
         rule=rule,
     )  # fmt: skip
     assert np.array_equal(np.sort(scan.pieces[0]["views"]), np.flatnonzero(table.lines[0, 3]))
@@ -205,7 +205,7 @@ def back_projected(measurement, *, samples, seed):
 
 
 def test_a_group_is_asked_case_by_case(policy, table):
-    scanners = {NAMES[k]: AskedMRI(CASES[k], RATES) for k in (4, 5)}
+    scanners = {NAMES[k]: _AdaptiveMRIScanner(CASES[k], RATES) for k in (4, 5)}
     scan = tq.acquire(
         policy, scanners, recover=Draws(), task=corner, samples=6, rule=RULE, scan_id="g"
     )
@@ -215,7 +215,7 @@ def test_a_group_is_asked_case_by_case(policy, table):
 
 def test_a_scan_without_the_rule_that_chose_the_tables_lines_is_warned_of(table, policy):
     assert "fingerprints" not in table.provenance["configuration"]
-    fixed = SimulatedScanner(CASES[0], scanner().masks, RATES)
+    fixed = SimulatedMRIScanner(CASES[0], scanner().masks, RATES)
     with pytest.warns(UserWarning, match="a rule chose"):
         acquired(policy, 0, rule=None, scanner=fixed)
 

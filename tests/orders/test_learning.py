@@ -9,15 +9,14 @@ import pytest
 import torch
 
 from orders.toy import RATES, SIZE, Draws, corner, learner, patients, scanner
-from taskuq.commands.app import main
+from taskuq._io import open_npz
+from taskuq.cli.app import main
 from taskuq.errors import InputError
-from taskuq.files import open_npz
-from taskuq.measure.centre import center_lines
-from taskuq.measure.masks import MaskConfig
-from taskuq.measure.mri import MultiCoilMRI
-from taskuq.measure.samples import mean_gradients, spread_of
-from taskuq.measure.tomography import ParallelBeamCT, TomographyConfig
-from taskuq.runs.orders.learning import learn_masks
+from taskuq.experiments._mask_learning import learn_masks
+from taskuq.measure._adaptive import _mean_gradients, line_covariance
+from taskuq.measure._masks import center_lines
+from taskuq.measure._mri import MaskConfig, MultiCoilMRI
+from taskuq.measure._tomography import ParallelBeamCT, TomographyConfig
 
 
 def test_masks_are_nested_hold_the_centre_and_follow_the_order(tmp_path):
@@ -112,7 +111,10 @@ def test_a_linear_task_has_one_variance_by_gradient_and_by_outputs():
     def linear(x):
         return torch.stack([x[:, 3].mean(1), 2 * x[:, :, 4].sum(1)], dim=1)
 
-    by = {a: spread_of(system, scan, drawn, linear, first, aim=a) for a in ("gradient", "outputs")}
+    by = {
+        a: line_covariance(system, scan, drawn, linear, first, aim=a)
+        for a in ("gradient", "outputs")
+    }
     assert np.isclose(by["gradient"].left([]), by["outputs"].left([]), rtol=1e-4)
     assert np.isclose(by["outputs"].left([]), linear(drawn).var(0).sum(), rtol=1e-4)
 
@@ -136,7 +138,7 @@ def test_where_lines_are_independent_what_matters_for_the_task_tells_all(lines):
     first = center_lines(8, 1)
     scan = system.take(torch.ones(1, 8, 8) + 0j, 8.0, first)
     weights = torch.as_tensor(a.reshape(8, 8))
-    spread = spread_of(
+    spread = line_covariance(
         system, scan, torch.as_tensor(samples), lambda x: (x * weights).sum((1, 2)), first,
         ridge=1e-9,
     )  # fmt: skip
@@ -155,7 +157,7 @@ def test_what_lines_hold_of_the_task_adds_up_to_it():
     scan = system.take(patients(1)[0], 8.0, first)
     drawn = Draws()(scan, samples=5, seed=0)
     deviations = drawn - drawn.mean(0)
-    slope = mean_gradients(corner, drawn)
+    slope = _mean_gradients(corner, drawn)
     held, direction = system.contents(deviations, scan), system.contents(slope, scan)
     told = (held @ direction.mH).real.sum(0)[:, 0]
     assert torch.allclose(told, deviations.flatten(1) @ slope[0].flatten(), atol=1e-5)
@@ -166,7 +168,7 @@ def test_the_plain_aim_is_the_variance_of_the_image():
     first = center_lines(SIZE, 2)
     drawn = torch.rand(5, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
     scan = system.take(image, 8.0, first)
-    spread = spread_of(system, scan, drawn, corner, first, aim="variance")
+    spread = line_covariance(system, scan, drawn, corner, first, aim="variance")
     assert np.isclose(spread.left([]), drawn.var(0).sum(), rtol=1e-4)
 
 
@@ -175,11 +177,11 @@ def test_a_task_without_a_gradient_is_refused_and_one_sample_too():
     scan = system.take(patients(1)[0], 8.0, first)
     drawn = Draws()(scan, samples=3, seed=0)
     with pytest.raises(InputError, match="choose the aim 'outputs'"):
-        spread_of(system, scan, drawn, lambda x: corner(x.detach()), first)
+        line_covariance(system, scan, drawn, lambda x: corner(x.detach()), first)
     with pytest.raises(InputError, match="at least 2"):
-        spread_of(system, scan, drawn[:1], corner, first)
+        line_covariance(system, scan, drawn[:1], corner, first)
     with pytest.raises(InputError, match="at least 3"):
-        spread_of(system, scan, drawn[:2], corner, first, aim="outputs")
+        line_covariance(system, scan, drawn[:2], corner, first, aim="outputs")
 
 
 def test_the_command_learns_views_of_chests(tmp_path, capsys):

@@ -10,11 +10,11 @@ import torch
 
 from orders.toy import RATES, SIZE, Draws, learner, scanner
 from taskuq.errors import InputError
-from taskuq.measure.centre import center_lines
-from taskuq.measure.samples import spread_of
-from taskuq.measure.tomography import ParallelBeamCT
-from taskuq.pipeline.cases import as_cases
-from taskuq.runs.orders.learning import OrderConfig, learn_masks
+from taskuq.experiments._mask_learning import MaskLearningConfig, learn_masks
+from taskuq.measure._adaptive import line_covariance
+from taskuq.measure._masks import center_lines
+from taskuq.measure._tomography import ParallelBeamCT
+from taskuq.pipeline._executor import as_cases
 
 # Fine stripes, which lie in two columns of k-space: 8 - 5 and 8 + 5.
 STRIPES = torch.cos(2 * torch.pi * 5 * torch.arange(SIZE) / SIZE)
@@ -124,7 +124,7 @@ def test_no_round_ends_inside_a_block(tmp_path):
 def test_tries_need_a_task_and_a_number():
     for settings in ({"tries": -1}, {"tries": 2, "aim": "variance"}):
         with pytest.raises(InputError, match="tries are"):
-            OrderConfig(**settings)
+            MaskLearningConfig(**settings)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -160,7 +160,7 @@ def test_by_outputs_every_sample_is_looked_at_in_the_direction_that_the_others_g
     def task(x):
         return x[:, :, 3].mean(1) ** 2
 
-    found = spread_of(system, scan, drawn, task, first, aim="outputs")
+    found = line_covariance(system, scan, drawn, task, first, aim="outputs")
     held, z = system.contents(drawn, scan), task(drawn)
     told = []
     for j in range(40):
@@ -179,7 +179,7 @@ def test_by_outputs_every_sample_is_looked_at_in_the_direction_that_the_others_g
 
 def test_lines_that_have_nothing_to_do_with_the_task_seem_to_tell_little():
     """By the samples' own directions they would seem to tell as much as the line that is all."""
-    from taskuq.measure.samples import _without_itself
+    from taskuq.measure._adaptive import _without_itself
 
     generator = torch.Generator().manual_seed(0)
     held = torch.randn(20, 32, 90, generator=generator)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from taskuq.measure.masks import nested_masks
-from taskuq.measure.mri import MultiCoilMRI
-from taskuq.pipeline.cases import as_cases
-from taskuq.runs.orders.learning import Learner, OrderConfig
+from taskuq.experiments._mask_learning import MaskLearningConfig, _MaskLearner
+from taskuq.measure._masks import nested_masks
+from taskuq.measure._mri import MultiCoilMRI
+from taskuq.pipeline._executor import as_cases
 
 SIZE, RATES = 16, (8.0, 4.0, 2.0)
 
@@ -58,8 +58,8 @@ def corner(images: Any) -> torch.Tensor:
     return torch.sigmoid(seen)
 
 
-def learner(recover: Any, **settings: Any) -> Learner:
+def learner(recover: Any, **settings: Any) -> _MaskLearner:
     """What learns an order from the toy's patients."""
-    config = OrderConfig(samples=6, cases=3, block=2, **settings)
+    config = MaskLearningConfig(samples=6, cases=3, block=2, **settings)
     object.__setattr__(config.measure, "accelerations", RATES)
-    return Learner(config, scanner(), recover, corner, as_cases(patients()), "cpu")
+    return _MaskLearner(config, scanner(), recover, corner, as_cases(patients()), "cpu")

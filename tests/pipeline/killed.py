@@ -12,7 +12,8 @@ CASES = 24
 def run(engine, store):
     import toy
 
-    from taskuq.pipeline import RayOptions, SlurmOptions, local
+    from taskuq.pipeline import _local as local
+    from taskuq.pipeline._engines import RayOptions, SlurmOptions
 
     local.SECONDS = 0.0  # a shard for every case
     engines = {

@@ -8,13 +8,15 @@ import torch
 import toy
 
 import taskuq as tq
-from taskuq.measure.masks import nested_masks
-from taskuq.measure.mri import MultiCoilMRI
-from taskuq.pipeline import status
-from taskuq.pipeline.batches import batch_size
-from taskuq.pipeline.log import RunLog
-from taskuq.recover import FlowRecovery, VarNetRecovery, ZeroFilled, build
-from taskuq.task import MeanIntensity
+from taskuq.measure._masks import nested_masks
+from taskuq.measure._mri import MultiCoilMRI
+from taskuq.pipeline._executor import RunLog, batch_size
+from taskuq.pipeline._pipeline import status
+from taskuq.recover import build
+from taskuq.recover._methods import ZeroFilled
+from taskuq.recover._varnet_training import VarNetRecovery
+from taskuq.recover.flow._train import FlowRecovery
+from taskuq.task._methods import MeanIntensity
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
 RATES = (8.0, 4.0)

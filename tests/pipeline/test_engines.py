@@ -12,8 +12,8 @@ import pytest
 import toy
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.pipeline import ENGINES, RayOptions, SlurmOptions
+from taskuq.cli.app import main
+from taskuq.pipeline._engines import ENGINES, RayOptions, SlurmOptions
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
 SLOW = tq.Pipeline(toy.measure, toy.slow_recover, toy.task)

@@ -9,14 +9,14 @@ import numpy as np
 import toy
 
 import taskuq as tq
-from taskuq.pipeline import status
+from taskuq.pipeline._pipeline import status
 
 SCRIPT = """
 import sys
 sys.path.insert(0, {here!r})
 import toy
 import taskuq as tq
-from taskuq.pipeline import local
+from taskuq.pipeline import _local as local
 local.SECONDS = 0.0
 pipeline = tq.Pipeline(toy.measure, toy.slow_recover, toy.task)
 print("ready", flush=True)

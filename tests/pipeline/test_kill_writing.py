@@ -9,7 +9,7 @@ import pytest
 import toy
 
 import taskuq as tq
-from taskuq.pipeline import status
+from taskuq.pipeline._pipeline import status
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
 
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import toy
 import taskuq as tq
 from taskuq import files
-from taskuq.pipeline import local
+from taskuq.pipeline import _local as local
 
 local.SECONDS = 0.0  # a shard for every case
 count = 0

@@ -10,7 +10,7 @@ import pytest
 import toy
 
 import taskuq as tq
-from taskuq.pipeline import RayOptions
+from taskuq.pipeline._engines import RayOptions
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
 # A dead node, which refuses connections, is noticed in two seconds instead of half a minute; a

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import taskuq as tq
-from taskuq.measure.adapters import PhysicsMeasure
-from taskuq.pipeline import PhysicsRecovery
-from taskuq.task import MeanIntensity
+from taskuq.measure._adapters import _DeepinvMeasure
+from taskuq.pipeline._adapters import DeepinvRecover
+from taskuq.task._methods import MeanIntensity
 
 SCAN = SimpleNamespace(y=torch.zeros(1, 1, 4, 4), physics=None)
 
@@ -29,7 +29,7 @@ def seeded_sampler(y, physics, seed=None):
 
 def test_samples_repeat_and_differ_and_leave_the_generators_alone():
     for model in (torch_only, seeded_sampler):
-        recover = PhysicsRecovery(model)
+        recover = DeepinvRecover(model)
         torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1]  # noqa: NPY002
         one, again = (recover(SCAN, samples=3, seed=5) for _ in range(2))
         assert torch.equal(one, again)
@@ -40,7 +40,7 @@ def test_samples_repeat_and_differ_and_leave_the_generators_alone():
 
 
 def test_a_reconstructor_gives_one_image():
-    recover = PhysicsRecovery(lambda y, physics: y + 1, kind="point")
+    recover = DeepinvRecover(lambda y, physics: y + 1, kind="point")
 
     assert recover(SCAN, samples=32, seed=0).tolist() == torch.ones(1, 4, 4).tolist()
 
@@ -52,23 +52,23 @@ def test_samples_can_be_drawn_together():
         sizes.append(len(y))
         return y
 
-    assert PhysicsRecovery(model, together=3)(SCAN, samples=7, seed=0).shape == (7, 4, 4)
+    assert DeepinvRecover(model, together=3)(SCAN, samples=7, seed=0).shape == (7, 4, 4)
     assert sizes == [3, 3, 1]
 
 
 def test_real_and_imaginary_channels_become_a_magnitude():
-    recover = PhysicsRecovery(lambda y, physics: torch.tensor([3.0, 4.0]).view(1, 2, 1, 1))
+    recover = DeepinvRecover(lambda y, physics: torch.tensor([3.0, 4.0]).view(1, 2, 1, 1))
 
     assert recover(SCAN, samples=1, seed=0).item() == 5.0
 
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(tq.InputError, match="keeps no chain"):
-        PhysicsRecovery(torch_only, kind="chain")
+        DeepinvRecover(torch_only, kind="chain")
     with pytest.raises(tq.InputError, match="choose point, sampler"):
-        PhysicsRecovery(torch_only, kind="mean")
+        DeepinvRecover(torch_only, kind="mean")
     with pytest.raises(tq.InputError, match="gave shape"):
-        PhysicsRecovery(lambda y, physics: y[0])(SCAN, samples=1, seed=0)
+        DeepinvRecover(lambda y, physics: y[0])(SCAN, samples=1, seed=0)
 
 
 def models(deepinv):
@@ -84,11 +84,11 @@ def models(deepinv):
         history_size=True, params_algo={"step_size": 1e-3, "alpha": 1.0, "sigma": 0.05},
     )  # fmt: skip
     return {
-        "point": PhysicsRecovery(lambda y, physics: physics.A_dagger(y), kind="point"),
-        "sampler": PhysicsRecovery(
+        "point": DeepinvRecover(lambda y, physics: physics.A_dagger(y), kind="point"),
+        "sampler": DeepinvRecover(
             deepinv.sampling.DDRM(denoiser=denoiser, sigmas=np.linspace(1, 0, 5), verbose=False)
         ),
-        "chain": PhysicsRecovery(chain, kind="chain"),
+        "chain": DeepinvRecover(chain, kind="chain"),
     }
 
 
@@ -98,7 +98,7 @@ def test_deepinv_models_run_in_the_pipeline(deepinv, kind):
     masks = {R: (torch.arange(256).view(1, 16, 16) % R == 0).float() for R in (8, 4)}
     physics = {R: deepinv.physics.Inpainting((1, 16, 16), mask=mask) for R, mask in masks.items()}
     images = [torch.rand(16, 16, generator=torch.Generator().manual_seed(k)) for k in range(3)]
-    pipeline = tq.Pipeline(PhysicsMeasure(physics), models(deepinv)[kind], MeanIntensity())
+    pipeline = tq.Pipeline(_DeepinvMeasure(physics), models(deepinv)[kind], MeanIntensity())
     run = {"accelerations": (8, 4), "samples": 4, "quiet": True}
     one, again, other = (pipeline.run(images, seed=seed, **run) for seed in (0, 0, 1))
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from taskuq._io import open_npz
+from taskuq._seeds import case_seed
 from taskuq.errors import InputError
-from taskuq.files import open_npz
-from taskuq.pipeline.log import RunLog
-from taskuq.pipeline.pictures import as_picture
-from taskuq.seeds import case_seed
+from taskuq.pipeline._executor import RunLog
+from taskuq.pipeline._local import as_picture
 
 RATES = (8, 2)
 

@@ -8,10 +8,11 @@ import torch
 import toy
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.pipeline import RecoveryFolder, status
-from taskuq.seeds import case_seed
-from taskuq.task import MeanIntensity
+from taskuq._seeds import case_seed
+from taskuq.cli.app import main
+from taskuq.pipeline._adapters import RecoveryFolder
+from taskuq.pipeline._pipeline import status
+from taskuq.task._methods import MeanIntensity
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
 NAMES = ["a", "b", "ward-2/c"]

@@ -7,8 +7,8 @@ import pytest
 import toy
 
 import taskuq as tq
-from taskuq.pipeline import progress
-from taskuq.pipeline.progress import Progress
+from taskuq.pipeline import _progress as progress
+from taskuq.pipeline._progress import Progress
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3}
 PIPELINE = tq.Pipeline(toy.measure, toy.recover, toy.task)

@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from taskuq.commands.app import main
-from taskuq.data.arrays import ArrayDataset
+from taskuq._config import read_config
+from taskuq._io import read_json
+from taskuq.cli.app import main
+from taskuq.data._arrays import ArrayDataset
 from taskuq.errors import InputError
-from taskuq.files import read_json
+from taskuq.experiments._quality import QualityConfig, _QualityChunk, _QualityWork, evaluate_quality
 from taskuq.recover import build
-from taskuq.recover.methods import ZeroFilled
-from taskuq.runs.judging import Judging, Piece
-from taskuq.runs.quality import QualityConfig, judge
-from taskuq.settings import read_settings
-from taskuq.weights.files import save_weights
+from taskuq.recover._methods import ZeroFilled
+from taskuq.training._weights import save_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 
@@ -68,12 +67,12 @@ class Moments(torch.nn.Module):
 
 
 def test_a_judgement_that_was_stopped_goes_on(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("taskuq.runs.quality.load_vgg", Moments)
+    monkeypatch.setattr("taskuq.experiments._quality._load_vgg", Moments)
     (tmp_path / "vgg.safetensors").write_text("weights")
     config.write_text(f"features = '{tmp_path}/vgg.safetensors'\n{config.read_text()}")
-    settings, store = read_settings(QualityConfig, config), tmp_path / "pieces"
-    alone = judge(settings, quiet=True)
-    whole, seen = Judging.judged, []
+    settings, store = read_config(QualityConfig, config), tmp_path / "pieces"
+    alone = evaluate_quality(settings, quiet=True)
+    whole, seen = _QualityWork.judged, []
 
     def stopping(self, piece):
         seen.append(piece)
@@ -81,19 +80,19 @@ def test_a_judgement_that_was_stopped_goes_on(config, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return whole(self, piece)
 
-    monkeypatch.setattr(Judging, "judged", stopping)
+    monkeypatch.setattr(_QualityWork, "judged", stopping)
     with pytest.raises(KeyboardInterrupt):
-        judge(settings, store=store, quiet=True)
+        evaluate_quality(settings, store=store, quiet=True)
     assert len(list(store.glob("piece-*.npz"))) == 3
-    assert judge(settings, store=store, quiet=True) == alone
+    assert evaluate_quality(settings, store=store, quiet=True) == alone
     assert len(seen) == 4 + 6  # nine pieces, of which three were kept
     assert all(row["fid"] > 0 for row in alone["results"])
     assert not store.exists()
 
 
 def test_a_judgement_goes_on_with_the_threads_it_began_with(config, tmp_path, monkeypatch):
-    settings, store, seen = read_settings(QualityConfig, config), tmp_path / "pieces", []
-    whole = Judging.judged
+    settings, store, seen = read_config(QualityConfig, config), tmp_path / "pieces", []
+    whole = _QualityWork.judged
 
     def watched(self, piece):
         seen.append(torch.get_num_threads())
@@ -101,42 +100,44 @@ def test_a_judgement_goes_on_with_the_threads_it_began_with(config, tmp_path, mo
             raise KeyboardInterrupt
         return whole(self, piece)
 
-    monkeypatch.setattr(Judging, "judged", watched)
+    monkeypatch.setattr(_QualityWork, "judged", watched)
     with pytest.raises(KeyboardInterrupt):
-        judge(settings, store=store, quiet=True, threads=2)
+        evaluate_quality(settings, store=store, quiet=True, threads=2)
     # On another machine the usual number is another.
-    monkeypatch.setattr("taskuq.runs.quality.threads_here", lambda: 3)
-    judge(settings, store=store, quiet=True)
+    monkeypatch.setattr("taskuq.experiments._quality.num_threads", lambda: 3)
+    evaluate_quality(settings, store=store, quiet=True)
     assert set(seen) == {2}
 
 
 def test_an_exact_recovery_of_the_reference_looks_like_the_reference(config, tmp_path):
     images = np.random.default_rng(0).random((4, 8, 8)) * np.array([1, 2, 3, 9])[:, None, None]
     data = ArrayDataset(images, [0] * 4, [0] * 4, normalise=False)
-    masks = read_settings(QualityConfig, config).measure
+    masks = read_config(QualityConfig, config).measure
     methods, cases = {"zero-filled": ZeroFilled()}, (0, 1, 2, 3)
-    work = Judging([], tmp_path, data, data, methods, Moments(None), masks, 1, 0)
+    work = _QualityWork([], tmp_path, data, data, methods, Moments(None), masks, 1, 0)
     # At R = 1 everything is measured.
-    recovered, reference = (work.judged(Piece(name, 1.0, cases)) for name in (*methods, None))
+    recovered, reference = (
+        work.judged(_QualityChunk(name, 1.0, cases)) for name in (*methods, None)
+    )
     np.testing.assert_allclose(recovered.features, reference.features, rtol=1e-5)
 
 
 @pytest.mark.parametrize("change", ["seed", "weights", "threads"])
 def test_pieces_of_another_judgement_are_refused(config, tmp_path, monkeypatch, change):
-    settings, store = read_settings(QualityConfig, config), tmp_path / "pieces"
+    settings, store = read_config(QualityConfig, config), tmp_path / "pieces"
 
     def stopping(self, piece):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Judging, "judged", stopping)
+    monkeypatch.setattr(_QualityWork, "judged", stopping)
     with pytest.raises(KeyboardInterrupt):
-        judge(settings, store=store, quiet=True)
+        evaluate_quality(settings, store=store, quiet=True)
     if change == "seed":
         config.write_text("seed = 1\n" + config.read_text())
     elif change == "weights":
         net = build("varnet", preset="tiny")
         save_weights(net, tmp_path / "v.safetensors", kind="varnet", config=net.config)
-    settings = read_settings(QualityConfig, config)
+    settings = read_config(QualityConfig, config)
     threads = 7 if change == "threads" else None
     with pytest.raises(InputError, match="holds pieces of another judgement"):
-        judge(settings, store=store, quiet=True, threads=threads)
+        evaluate_quality(settings, store=store, quiet=True, threads=threads)

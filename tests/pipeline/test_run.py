@@ -5,8 +5,9 @@ import pytest
 import toy
 
 import taskuq as tq
-from taskuq.pipeline import local, status
-from taskuq.pipeline.chain import Chain
+from taskuq.pipeline import _local as local
+from taskuq.pipeline._executor import Executor
+from taskuq.pipeline._pipeline import status
 
 RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
 PIPELINE = tq.Pipeline(toy.measure, toy.recover, toy.task)
@@ -24,7 +25,7 @@ def test_the_table_holds_what_a_plain_loop_computes(tmp_path):
     images = toy.images(5)
     table = PIPELINE.run(images, store=tmp_path / "t", group=list("aabbc"), **RUN)
 
-    chain = Chain(toy.measure, toy.recover, toy.task, toy.ACCELERATIONS, samples=4, seed=3)
+    chain = Executor(toy.measure, toy.recover, toy.task, toy.ACCELERATIONS, samples=4, seed=3)
     for i, image in enumerate(images):
         (one,) = chain.scan([image], [str(i)])
         assert np.array_equal(table.outputs[:, i], one.outputs[..., 0].astype(np.float32))

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.simulation import simulate
+from taskuq.cli.app import main
 from taskuq.errors import InputError
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._simulate import simulate
 
 SECONDS, FULL = {"1 s": 1, "2 s": 2, "4 s": 4}, 16
 RANGES = {"mean": (0, 1), "height": (0, np.inf)}
@@ -104,7 +104,7 @@ def test_results_print_as_sentences_or_short_tables(run):
     mean, rng = table.select(task="mean"), np.random.default_rng(0)
     policy = tq.plan(mean, alpha=0.2, max_width=0.2)
     bound = tq.calibrate(mean, acceleration="1 s", alpha=0.2)
-    plans = [PolicyPlan("fixed-width", 0.2, Goal(max_width=0.2))]
+    plans = [PolicySpec("fixed-width", 0.2, Goal(max_width=0.2))]
     results = [
         bound, bound(mean.outputs[:1]), policy, policy.decide(0, mean.outputs[:1, 0]),
         tq.evaluate_exact(mean, acceleration="1 s", alpha=0.2), tq.Monitor(policy),

@@ -13,12 +13,14 @@ from promises.book import PROMISES, groups, scans
 from promises.enumeration import Looking, Promise, a_random_case, given_its_stratum
 from promises.populations import Population, Unit
 from promises.trials import bound, given, planned, scan, stopped, told
-from taskuq.calibration import groups as grouped
-from taskuq.calibration import joint, threshold, units
-from taskuq.decide import stopping
+from taskuq.conformal import _bound as threshold
+from taskuq.conformal import _joint as joint
+from taskuq.conformal import _units as grouped
+from taskuq.conformal import _units as units
+from taskuq.policy import _stopping as stopping
 
 BOOK = {promise.name: promise for promise in PROMISES}
-RIGHT_RANK = units.promised_rank
+RIGHT_RANK = units.guaranteed_rank
 
 
 def is_broken(promise):
@@ -27,12 +29,12 @@ def is_broken(promise):
 
 
 def rank_one_too_low(monkeypatch):
-    monkeypatch.setattr(units, "promised_rank", lambda *asked: max(1, RIGHT_RANK(*asked) - 1))
+    monkeypatch.setattr(units, "guaranteed_rank", lambda *asked: max(1, RIGHT_RANK(*asked) - 1))
 
 
 def new_group_forgotten(monkeypatch):
     """Allow the calibration groups alpha of their own number, without the one of the new group."""
-    allowed = lambda count, alpha, delta: grouped.exact_level(alpha) * count  # noqa: E731 short
+    allowed = lambda count, alpha, delta: grouped.exact_alpha(alpha) * count  # noqa: E731 short
     for module in (units, grouped):
         monkeypatch.setattr(module, "mean_loss_allowed", allowed)
 
@@ -52,7 +54,7 @@ def ranks_without_the_new_case(monkeypatch):
         k = min(RIGHT_RANK(len(scores), alpha, None), len(scores))
         return tuple(ordered[np.sort(ranks)[k - 1] - 1])
 
-    monkeypatch.setattr(joint, "max_rank_quantiles", textbook)
+    monkeypatch.setattr(joint, "_max_rank_quantiles", textbook)
 
 
 def aside_by_share_of_cases(monkeypatch):
@@ -64,7 +66,7 @@ def aside_by_share_of_cases(monkeypatch):
         count = 1 + int(np.searchsorted(np.cumsum(sizes[order]), 0.3 * len(index)))
         return np.isin(index, order[:count])
 
-    monkeypatch.setattr(joint, "take_units", largest_first)
+    monkeypatch.setattr(joint, "choose_units", largest_first)
 
 
 def first_round_only(monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from taskuq.recover.flow import ConditionalFlow, FlowConfig
+from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
 
 SMALL = FlowConfig(
     coils=2, unet_width=4, unet_pools=2, condition_channels=6, layers=2, steps=3, limit=1e12

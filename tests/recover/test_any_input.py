@@ -13,19 +13,16 @@ import pytest
 import torch
 
 from taskuq.errors import InputError
-from taskuq.measure.coils import rss
-from taskuq.measure.mri import Measurement
-from taskuq.measure.projections import keep_measured
-from taskuq.measure.random_masks import RandomMasks
-from taskuq.measure.sensitivity import random_sensitivities
-from taskuq.recover import RECOVERIES, open_recovery
-from taskuq.recover.estimate import estimate
-from taskuq.recover.scan import DrawsCoilImages, unit_sized
-from taskuq.recover.varnet import VarNet, VarNetConfig
-from taskuq.training.networks import NETWORKS
-from taskuq.training.seeds import own_randomness
-from taskuq.weights import shipped
-from taskuq.weights.files import save_weights
+from taskuq.measure._coils import random_sensitivities, rss
+from taskuq.measure._fourier import project_measured
+from taskuq.measure._mri import MRIMeasurement
+from taskuq.recover._cases import _RandomMasks
+from taskuq.recover._estimate import varnet_estimate
+from taskuq.recover._methods import RECOVERIES, _SamplesCoilImages, open_recovery, rescale_pow2
+from taskuq.recover._varnet import VarNet, VarNetConfig
+from taskuq.training._determinism import seeded
+from taskuq.training._networks import NETWORKS
+from taskuq.training._weights import save_weights, shipped
 
 CLAIMS = [kind for kind in RECOVERIES.networks() if NETWORKS[kind].any_input]
 SHIPPED = [f"{kind}-atlas" for kind in CLAIMS if f"{kind}-atlas" in shipped()]
@@ -67,7 +64,7 @@ IMAGES = {
 
 def masks(width):
     """Random ones, and those that nobody would measure."""
-    drawn = list(RandomMasks()(3, width, torch.Generator().manual_seed(width))[:, 0])
+    drawn = list(_RandomMasks()(3, width, torch.Generator().manual_seed(width))[:, 0])
     column = torch.arange(width)
     return [
         *drawn,
@@ -84,7 +81,7 @@ def opened(kind, folder):
     """A recovery with random weights, around estimates of such a network where it needs one."""
     paths = {}
     for name in {kind, "varnet"}:
-        with own_randomness(1):
+        with seeded(1):
             net = RECOVERIES.build(name, preset="tiny")
         paths[name] = folder / f"{name}.safetensors"
         save_weights(net, paths[name], kind=name, config=net.config, notes={})
@@ -100,16 +97,16 @@ def folder(tmp_path_factory):
 
 def hold(recover, images, mask, seed=0):
     """A recovery's claim, for one measurement."""
-    measured = keep_measured(images, mask)
-    scan = Measurement(measured, mask, 1.0)
+    measured = project_measured(images, mask)
+    scan = MRIMeasurement(measured, mask, 1.0)
     drawn = recover(scan, samples=SAMPLES, seed=seed)
     assert drawn.shape[1:] == images.shape[1:]
     assert torch.isfinite(drawn).all()
     assert getattr(recover, "rejected", 0) == 0
-    if isinstance(recover, DrawsCoilImages):
+    if isinstance(recover, _SamplesCoilImages):
         coils = recover.coil_images(scan, samples=SAMPLES, seed=seed)
-        kept = keep_measured(coils, mask.expand(len(coils), -1))
-        expected, size = unit_sized(measured[None])
+        kept = project_measured(coils, mask.expand(len(coils), -1))
+        expected, size = rescale_pow2(measured[None])
         assert (kept.to(torch.complex64) / size - expected).abs().max() < 1e-5
 
 
@@ -135,9 +132,9 @@ def test_shipped_networks_take_any_measurement(name, what):
 def test_the_size_of_numbers_changes_no_digit(kind, power, folder):
     images, recover = head(3, 4, 32, 32), opened(kind, folder)
     mask = masks(32)[0]
-    measured = keep_measured(images, mask)
+    measured = project_measured(images, mask)
     plain, changed = (
-        recover(Measurement(y, mask, 1.0), samples=SAMPLES, seed=5)
+        recover(MRIMeasurement(y, mask, 1.0), samples=SAMPLES, seed=5)
         for y in (measured, measured * 2.0**power)
     )
     assert torch.equal(changed, plain * 2.0**power)
@@ -149,15 +146,15 @@ def test_what_is_no_number_is_refused_in_a_sentence(kind, value, folder):
     images = head(3, 4, 32, 32)
     images[1, 4, 4] = value
     with pytest.raises(InputError, match="NaN or infinite values; measure that case again"):
-        opened(kind, folder)(Measurement(images, masks(32)[0], 1.0), samples=2, seed=0)
+        opened(kind, folder)(MRIMeasurement(images, masks(32)[0], 1.0), samples=2, seed=0)
 
 
 def test_samplers_show_whether_they_agree(folder):
     """Whoever draws more than one image is asked; a point estimate promises no agreement."""
     recoveries = [opened(kind, folder) for kind in CLAIMS]
-    scan = Measurement(keep_measured(head(3, 4, 32, 32), masks(32)[0]), masks(32)[0], 1.0)
+    scan = MRIMeasurement(project_measured(head(3, 4, 32, 32), masks(32)[0]), masks(32)[0], 1.0)
     many = [r for r in recoveries if len(r(scan, samples=2, seed=0)) == 2]
-    assert all(isinstance(recover, DrawsCoilImages) for recover in many)
+    assert all(isinstance(recover, _SamplesCoilImages) for recover in many)
     for recover in many:
         coils = recover.coil_images(scan, samples=2, seed=0)
         assert torch.allclose(rss(coils), recover(scan, samples=2, seed=0), atol=1e-5)
@@ -167,7 +164,7 @@ def test_samplers_show_whether_they_agree(folder):
 def test_a_network_of_many_halvings_takes_a_small_image():
     net = VarNet(VarNetConfig(cascades=1, width=2, pools=4, sensitivity_width=2)).eval()
     images, mask = head(2, 3, 16, 16), masks(16)[0]
-    found = estimate(net, keep_measured(images, mask)[None], mask[None])
+    found = varnet_estimate(net, project_measured(images, mask)[None], mask[None])
     assert torch.isfinite(found.inputs()).all()
     assert found.inputs().shape == (1, 6, 16, 16)
 

@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from taskuq.data.arrays import ArrayDataset
-from taskuq.data.dataset import Changed
-from taskuq.data.simulate import simulated_coils
+from taskuq.data._arrays import ArrayDataset
+from taskuq.data._dataset import MappedDataset
+from taskuq.data._readers import _simulate_coil_dataset
 from taskuq.errors import InputError
-from taskuq.measure.coils import to_complex
-from taskuq.measure.mri import MultiCoilMRI
-from taskuq.measure.projections import keep_measured
-from taskuq.recover import around
-from taskuq.recover.around import AroundEstimate, temperature_at
-from taskuq.recover.cases import MeasuredCases
-from taskuq.recover.estimate import TOGETHER, EstimatedCases, estimate
-from taskuq.recover.flow import ConditionalFlow, FlowConfig
-from taskuq.recover.flow.folded import fold
-from taskuq.recover.flow.sampler import case_scale
-from taskuq.recover.flow_training import FlowMethod, FlowTraining, around_recipe
-from taskuq.recover.methods import open_recovery
-from taskuq.recover.varnet import VarNet, VarNetConfig
-from taskuq.training.seeds import own_randomness
-from taskuq.weights.files import save_weights
+from taskuq.measure._coils import to_complex
+from taskuq.measure._fourier import project_measured
+from taskuq.measure._mri import MultiCoilMRI
+from taskuq.recover._cases import MaskedDataset
+from taskuq.recover._estimate import TOGETHER, EstimateDataset, varnet_estimate
+from taskuq.recover._methods import open_recovery
+from taskuq.recover._varnet import VarNet, VarNetConfig
+from taskuq.recover.flow import _around as around
+from taskuq.recover.flow._around import ResidualFlowSampler, temperature_at
+from taskuq.recover.flow._folded import fold
+from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
+from taskuq.recover.flow._sample import case_scale
+from taskuq.recover.flow._train import FlowMethod, _FlowTraining, _residual_flow_recipe
+from taskuq.training._determinism import seeded
+from taskuq.training._weights import save_weights
 
 SIZE = 16
 MASKS = np.zeros((2, SIZE), dtype=bool)
@@ -40,13 +40,13 @@ SMALL = FlowConfig(
 
 @pytest.fixture
 def net() -> VarNet:
-    with own_randomness(1):
+    with seeded(1):
         return VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2)).eval()
 
 
 @pytest.fixture
 def flow() -> ConditionalFlow:
-    with own_randomness(2):
+    with seeded(2):
         flow = ConditionalFlow(SMALL).eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -57,13 +57,13 @@ def flow() -> ConditionalFlow:
 
 
 @pytest.fixture
-def images() -> Changed:
+def images() -> MappedDataset:
     pictures = np.random.default_rng(0).random((6, SIZE, SIZE)) + 0.5
     data = ArrayDataset(pictures, label=[0] * 6, group=[0, 0, 1, 1, 2, 2])
-    return simulated_coils(data, 4, seed=0)
+    return _simulate_coil_dataset(data, 4, seed=0)
 
 
-def scans(images: Changed, acceleration: float) -> list:
+def scans(images: MappedDataset, acceleration: float) -> list:
     scanner = MultiCoilMRI(MASKS, (4, 2))
     return [scanner(images[k].image, acceleration) for k in range(len(images))]
 
@@ -71,14 +71,14 @@ def scans(images: Changed, acceleration: float) -> list:
 @pytest.mark.parametrize("acceleration", [4, 2])
 def test_samples_agree_with_the_measurement(net, flow, images, acceleration):
     scan = scans(images, acceleration)[0]
-    drawn = AroundEstimate(flow, net).coil_images(scan, samples=5, seed=0)
-    kept = keep_measured(drawn, scan.mask.expand(5, -1))
+    drawn = ResidualFlowSampler(flow, net).coil_images(scan, samples=5, seed=0)
+    kept = project_measured(drawn, scan.mask.expand(5, -1))
     assert (kept - scan.zero_filled).abs().max() < 1e-5
     assert drawn.std(0).max() > 1e-3  # and differ elsewhere
 
 
 def test_a_sample_depends_on_its_case_seed_and_number_alone(net, flow, images):
-    recover, both = AroundEstimate(flow, net), scans(images, 4)[:3]
+    recover, both = ResidualFlowSampler(flow, net), scans(images, 4)[:3]
     alone = [recover(scan, samples=4, seed=7 + k) for k, scan in enumerate(both)]
     together = recover.batch(both, samples=70, seeds=[7, 8, 9])
     for k in range(3):
@@ -90,17 +90,17 @@ def test_a_sample_depends_on_its_case_seed_and_number_alone(net, flow, images):
 def test_samples_follow_the_scale_of_the_measurement(net, flow, images):
     scan = scans(images, 4)[0]
     louder = replace(scan, zero_filled=10 * scan.zero_filled)
-    recover = AroundEstimate(flow, net)
+    recover = ResidualFlowSampler(flow, net)
     quiet, loud = (recover(s, samples=3, seed=0) for s in (scan, louder))
     assert torch.allclose(loud, 10 * quiet, rtol=1e-3, atol=1e-3)
 
 
 def test_the_error_is_what_lies_between_the_estimate_and_the_truth(net, images):
     """With one coil the combination loses nothing: estimate and error give the truth."""
-    coil = simulated_coils(images.source, 1, seed=0)
+    coil = _simulate_coil_dataset(images.source, 1, seed=0)
     truth = coil[0].image[None]
     mask = torch.as_tensor(MASKS[:1])
-    found = estimate(net, keep_measured(truth, mask), mask)
+    found = varnet_estimate(net, project_measured(truth, mask), mask)
     error = torch.complex(*found.error(truth)[0])
     assert torch.allclose(found.coil_images(0, error[None, None]), truth, atol=1e-5)
 
@@ -109,7 +109,9 @@ def test_a_change_of_phase_changes_nothing_the_flow_sees(net, images):
     """Errors and inputs are turned to the estimate's phase; only magnitudes are left to learn."""
     truth, mask = images[0].image[None], torch.as_tensor(MASKS[:1])
     turn = torch.polar(torch.tensor(1.0), torch.tensor(2.1))
-    plain, turned = (estimate(net, keep_measured(x, mask), mask) for x in (truth, turn * truth))
+    plain, turned = (
+        varnet_estimate(net, project_measured(x, mask), mask) for x in (truth, turn * truth)
+    )
     assert turned.phase.abs().sub(1).abs().max() < 1e-5
     # The network itself hardly depends on the phase: what is left is its own change.
     off = (turned.image - turn * plain.image).abs().max()
@@ -122,7 +124,7 @@ def test_direct_conditions_see_what_instance_normalisation_hides():
     """Twice the signal: the U-Net's features are the same, the flow's conditions are not."""
     told = torch.rand(1, 6, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
     for direct in (False, True):
-        with own_randomness(4):
+        with seeded(4):
             flow = ConditionalFlow(replace(SMALL, direct=direct)).eval()
         with torch.no_grad():
             plain, louder = flow.condition(told), flow.condition(2 * told)
@@ -138,12 +140,12 @@ def test_direct_conditions_see_what_instance_normalisation_hides():
 
 def test_what_measured_lines_take_away_is_given_in_advance(net, images):
     """Errors in all lines alike spread as far as they were drawn, however much is measured."""
-    with own_randomness(2):
+    with seeded(2):
         flow = ConditionalFlow(SMALL).eval()  # a new flow has no preference for any line
-    coil = simulated_coils(images.source, 1, seed=0)
+    coil = _simulate_coil_dataset(images.source, 1, seed=0)
     spread = []
     for scan in (scans(coil, 4)[0], scans(coil, 2)[0]):
-        drawn = AroundEstimate(flow, net).coil_images(scan, samples=256, seed=0)
+        drawn = ResidualFlowSampler(flow, net).coil_images(scan, samples=256, seed=0)
         scale = case_scale(scan.zero_filled[None])
         spread.append(float((drawn - drawn.mean(0)).abs().square().mean().sqrt() / scale))
     assert spread[0] == pytest.approx(spread[1], rel=0.02)
@@ -153,7 +155,7 @@ def test_what_measured_lines_take_away_is_given_in_advance(net, images):
 def test_latents_are_widened_as_far_as_at_half_the_lines(net, images, unmeasured, widening):
     mask = torch.zeros(1, SIZE, dtype=torch.bool)
     mask[:, unmeasured // 2 : unmeasured // 2 + SIZE - unmeasured] = True
-    found = estimate(net, images[0].image[None], mask)
+    found = varnet_estimate(net, images[0].image[None], mask)
     assert found.widening(0) == pytest.approx(widening**0.5)
 
 
@@ -161,19 +163,19 @@ def test_what_was_not_measured_is_not_used(net, flow, images):
     """A zero-filled image that still holds other lines gives the samples of its measured ones."""
     scan = scans(images, 4)[0]
     whole = replace(scan, zero_filled=images[0].image)
-    recover = AroundEstimate(flow, net)
+    recover = ResidualFlowSampler(flow, net)
     a, b = (recover.coil_images(s, samples=2, seed=0) for s in (scan, whole))
     assert torch.allclose(a, b, atol=1e-5)
 
 
 def test_no_temperature_gives_one_image(net, flow, images):
-    drawn = AroundEstimate(flow, net, temperature=0)(scans(images, 4)[0], samples=3, seed=0)
+    drawn = ResidualFlowSampler(flow, net, temperature=0)(scans(images, 4)[0], samples=3, seed=0)
     assert drawn.std(0).max() < 1e-6
 
 
 def test_a_draw_beyond_the_limit_is_counted_and_drawn_again(net, images):
     tight = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "limit": 4.2})).eval()
-    recover = AroundEstimate(tight, net)
+    recover = ResidualFlowSampler(tight, net)
     drawn = recover(scans(images, 4)[0], samples=40, seed=0)
     assert recover.rejected > 0
     assert torch.isfinite(drawn).all()
@@ -183,7 +185,7 @@ def test_a_draw_beyond_the_limit_is_counted_and_drawn_again(net, images):
 def test_latents_are_halved_where_no_draw_is_within_the_limit(net, images):
     """A new flow gives its latents: of 512 numbers the largest is far above 1, and not above 9."""
     narrow = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "limit": 1.0})).eval()
-    recover = AroundEstimate(narrow, net)
+    recover = ResidualFlowSampler(narrow, net)
     drawn = recover(scans(images, 4)[0], samples=5, seed=0)
     assert torch.isfinite(drawn).all()
     assert recover.cooled == 5
@@ -192,11 +194,11 @@ def test_latents_are_halved_where_no_draw_is_within_the_limit(net, images):
     assert torch.allclose(first, drawn[:2], atol=1e-5)
     hopeless = ConditionalFlow(FlowConfig(**{**SMALL.__dict__, "limit": 1e-3})).eval()
     with pytest.raises(InputError, match=r"beyond 0\.001 after 16 draws, .* lower temperatures"):
-        AroundEstimate(hopeless, net)(scans(images, 4)[0], samples=2, seed=0)
+        ResidualFlowSampler(hopeless, net)(scans(images, 4)[0], samples=2, seed=0)
 
 
 def test_an_estimate_that_is_not_finite_is_said_to_be_so(net, flow, images):
-    recover = AroundEstimate(flow, net)
+    recover = ResidualFlowSampler(flow, net)
     with torch.no_grad():
         next(net.parameters()).fill_(torch.nan)
     with pytest.raises(InputError, match="estimate to draw around is not finite"):
@@ -205,7 +207,7 @@ def test_an_estimate_that_is_not_finite_is_said_to_be_so(net, flow, images):
 
 def test_a_flow_that_is_asked_for_float32_estimates_so(net, flow, tmp_path, monkeypatch):
     kinds = []
-    monkeypatch.setattr(around, "quick_varnet", lambda net, dtype: kinds.append(dtype) or net)
+    monkeypatch.setattr(around, "inference_varnet", lambda net, dtype: kinds.append(dtype) or net)
     other = save_weights(net, tmp_path / "net.safetensors", kind="varnet", config=net.config)
     path = save_weights(flow, tmp_path / "flow.safetensors", kind="flow", config=flow.config)
     for precision in ("auto", "float32"):
@@ -215,7 +217,7 @@ def test_a_flow_that_is_asked_for_float32_estimates_so(net, flow, tmp_path, monk
 
 def test_the_last_draw_counts(net, flow, images, monkeypatch):
     """Ten draws that are not numbers and an eleventh that is: it is taken."""
-    recover, draws = AroundEstimate(flow, net), []
+    recover, draws = ResidualFlowSampler(flow, net), []
 
     def inverse(inputs, shares, rows, spread):
         draws.append(len(rows))
@@ -229,14 +231,14 @@ def test_the_last_draw_counts(net, flow, images, monkeypatch):
 
 def test_training_cases_take_their_masks_in_turn(net, images, monkeypatch):
     monkeypatch.setitem(TOGETHER, "cpu", 4)  # the last ones are fewer
-    cases = MeasuredCases(images, MASKS, seed=0)
-    estimated = EstimatedCases.of(cases, net, quiet=True)
+    cases = MaskedDataset(images, MASKS, seed=0)
+    estimated = EstimateDataset.of(cases, net, quiet=True)
     assert len(estimated) == 6
     for epoch in range(4):
         for index in range(6):
             item, mask = estimated[epoch, index], cases[epoch, index]["mask"][None]
             truth = images[index].image[None]
-            found = estimate(net, keep_measured(truth, mask), mask)
+            found = varnet_estimate(net, project_measured(truth, mask), mask)
             assert torch.allclose(item["inputs"], found.inputs()[0], atol=1e-5)
             assert torch.allclose(item["error"], found.error(truth)[0], atol=1e-5)
 
@@ -246,8 +248,8 @@ def test_it_learns_how_large_errors_are_and_where(net):
     config = FlowConfig(
         coils=1, inputs=6, unet_width=8, unet_pools=2, condition_channels=8, layers=1, steps=4
     )
-    with own_randomness(0):
-        recipe = around_recipe(config)
+    with seeded(0):
+        recipe = _residual_flow_recipe(config)
     flow, generator = recipe.network, torch.Generator().manual_seed(0)
     spread = torch.ones(SIZE) * 0.06
     spread[SIZE // 2 :] = 0.2
@@ -315,19 +317,19 @@ def test_temperatures_are_interpolated_between_accelerations(step, expected):
 
 def test_temperatures_of_a_configuration_are_checked():
     with pytest.raises(InputError, match="for a flow around estimates"):
-        FlowTraining(temperatures=((16, 0.9),))
+        _FlowTraining(temperatures=((16, 0.9),))
     for wrong in ((0.5, 1.0), (16.0, -1.0), (16.0, float("nan")), (16.0,), (16.0, 1.0, 1.0)):
         with pytest.raises(InputError, match="or pairs of an acceleration"):
-            FlowTraining(estimate=Path("varnet-atlas"), temperatures=(wrong,))
+            _FlowTraining(estimate=Path("varnet-atlas"), temperatures=(wrong,))
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan"), ()])
 def test_a_temperature_that_is_none_is_refused(net, flow, wrong):
     with pytest.raises(InputError, match="the temperature is"):
-        AroundEstimate(flow, net, temperature=wrong)
+        ResidualFlowSampler(flow, net, temperature=wrong)
 
 
 def test_a_flow_of_whole_images_is_no_flow_around_estimates(net):
     whole = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4))
     with pytest.raises(InputError, match="coils = 1 and inputs = 6"):
-        AroundEstimate(whole, net)
+        ResidualFlowSampler(whole, net)

@@ -7,17 +7,20 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from taskuq._config import to_toml_table
 from taskuq.errors import InputError
-from taskuq.measure.mri import Measurement
-from taskuq.measure.projections import keep_measured
-from taskuq.recover import RECOVERIES
-from taskuq.recover.ensemble import Ensemble, EnsembleMethod
-from taskuq.recover.methods import ZeroFilled
-from taskuq.recover.scan import DrawsCoilImages
-from taskuq.runs.run import RunConfig, files_of, read_run
-from taskuq.settings import to_table
-from taskuq.training.seeds import gaussian_rows, own_randomness
-from taskuq.weights.files import save_weights
+from taskuq.experiments._run import RunConfig, read_run
+from taskuq.measure._fourier import project_measured
+from taskuq.measure._mri import MRIMeasurement
+from taskuq.recover._methods import (
+    RECOVERIES,
+    Ensemble,
+    EnsembleMethod,
+    ZeroFilled,
+    _SamplesCoilImages,
+)
+from taskuq.training._determinism import gaussian_rows, seeded
+from taskuq.training._weights import referenced_files, save_weights
 
 SIDE = 16
 
@@ -44,7 +47,7 @@ class Batched(Member):
 def scans(draw):
     mask = torch.arange(SIDE) % 3 == 1
     images = torch.complex(*draw(2, 3, 4, SIDE, SIDE)).to(torch.complex64)
-    return [Measurement(keep_measured(image, mask), mask, 3.0) for image in images]
+    return [MRIMeasurement(project_measured(image, mask), mask, 3.0) for image in images]
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def samplers(tmp_path):
     """Files of two samplers with random weights, and of the network that they draw around."""
     paths = []
     for name, seed in (("varnet", 0), ("sampler", 1), ("sampler", 2)):
-        with own_randomness(seed):
+        with seeded(seed):
             net = RECOVERIES.build(name, preset="tiny")
         paths.append(tmp_path / f"{name}-{seed}.safetensors")
         notes = {"estimate": {"weights": str(paths[0])}} if name == "sampler" else {}
@@ -111,10 +114,10 @@ def test_bad_input_is_one_sentence(make, sentence, scans):
 
 def test_a_table_opens_members_whose_samples_agree_with_the_measurement(scans, samplers):
     recover = RECOVERIES["ensemble"](members=tuple(samplers[1:])).open("cpu")
-    assert isinstance(recover, DrawsCoilImages)
+    assert isinstance(recover, _SamplesCoilImages)
     coils = recover.coil_images(scans[0], samples=4, seed=0)
     mask = scans[0].mask.expand(4, -1)
-    assert (keep_measured(coils, mask) - scans[0].zero_filled).abs().max() < 1e-5
+    assert (project_measured(coils, mask) - scans[0].zero_filled).abs().max() < 1e-5
     drawn = recover(scans[0], samples=4, seed=0)
     assert torch.allclose(coils.abs().square().sum(1).sqrt(), drawn, atol=1e-5)
     assert recover.rejected == 0
@@ -125,8 +128,8 @@ def test_provenance_names_all_members_and_whatever_they_draw_around(tmp_path, sa
     config = tmp_path / "run.toml"
     config.write_text(f"[recover]\nkind = 'ensemble'\nmembers = [{names}]\n")
     run: RunConfig = read_run(config)
-    assert to_table(run)["recover"] == {
+    assert to_toml_table(run)["recover"] == {
         "kind": "ensemble",
         "members": [str(path) for path in samplers[1:]],
     }
-    assert set(samplers) <= set(files_of(run.recover))
+    assert set(samplers) <= set(referenced_files(run.recover))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from taskuq.recover.flow import ConditionalFlow, bits_per_dimension
-from taskuq.recover.flow_compiled import compile_flow
-from taskuq.recover.unet import InstanceNorm
+from taskuq.recover._varnet import _InstanceNorm
+from taskuq.recover.flow._model import ConditionalFlow, bits_per_dimension
+from taskuq.recover.flow._train import _compile_flow
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def loss_and_gradients(flow, x, y):
 def test_training_is_compiled_and_the_same(counted, small_flow, draw):
     x, y = (draw(3, 4, 16, 16, dtype=torch.float32) for _ in range(2))
     expected = loss_and_gradients(small_flow, x, y)
-    compile_flow(small_flow)
+    _compile_flow(small_flow)
     found = loss_and_gradients(small_flow, x, y)
     assert len(counted) == 1 + steps(small_flow)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
@@ -46,7 +46,7 @@ def test_training_is_compiled_and_the_same(counted, small_flow, draw):
 
 def test_other_batches_and_validation_are_not_compiled(counted, small_flow, draw):
     x, y = (draw(3, 4, 16, 16, dtype=torch.float32) for _ in range(2))
-    compile_flow(small_flow)
+    _compile_flow(small_flow)
     with torch.no_grad():
         small_flow(x, small_flow.condition(y), start=True)
     assert not counted
@@ -59,9 +59,9 @@ def test_other_batches_and_validation_are_not_compiled(counted, small_flow, draw
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
 def test_normalisation_is_the_same_where_it_is_compiled(monkeypatch, draw, dtype, tolerance):
     x = (3 + 2 * draw(2, 5, 7, 9)).to(dtype).contiguous(memory_format=torch.channels_last)
-    expected = InstanceNorm()(x)
+    expected = _InstanceNorm()(x)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    found = InstanceNorm()(x)
+    found = _InstanceNorm()(x)
     assert found.dtype == dtype
     assert found.is_contiguous(memory_format=torch.channels_last)
     assert (found - expected).abs().max() < tolerance * expected.abs().max()

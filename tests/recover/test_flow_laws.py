@@ -7,12 +7,19 @@ import torch
 from torch.func import jacrev
 
 from taskuq.errors import InputError
-from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
-from taskuq.recover.flow.affine import ActNorm
-from taskuq.recover.flow.coupling import Coupling
-from taskuq.recover.flow.imap import IMap, stripes
-from taskuq.recover.flow.layer import Layer, Step
-from taskuq.recover.flow.model import squeeze, unsqueeze
+from taskuq.recover.flow._model import (
+    ConditionalFlow,
+    FlowConfig,
+    FlowLayer,
+    FlowStep,
+    _ActNorm,
+    _Coupling,
+    _InvertibleAttention,
+    _stripes,
+    bits_per_dimension,
+    squeeze,
+    unsqueeze,
+)
 
 CHANNELS, CONDITION, SIDE = 4, 2, 4
 
@@ -20,19 +27,19 @@ CHANNELS, CONDITION, SIDE = 4, 2, 4
 def parts():
     generator = torch.Generator().manual_seed(5)
     return {
-        "actnorm": ActNorm(CHANNELS),
-        "coupling-1": Coupling(CHANNELS, CONDITION, kernel=1),
-        "coupling-3": Coupling(CHANNELS, CONDITION, kernel=3),
-        "imap": IMap(CHANNELS),
-        "step": Step(CHANNELS, CONDITION, kernel=3, generator=generator),
-        "layer": Layer(CHANNELS, CONDITION, steps=2, generator=generator),
+        "actnorm": _ActNorm(CHANNELS),
+        "coupling-1": _Coupling(CHANNELS, CONDITION, kernel=1),
+        "coupling-3": _Coupling(CHANNELS, CONDITION, kernel=3),
+        "imap": _InvertibleAttention(CHANNELS),
+        "step": FlowStep(CHANNELS, CONDITION, kernel=3, generator=generator),
+        "layer": FlowLayer(CHANNELS, CONDITION, steps=2, generator=generator),
     }
 
 
 @pytest.fixture(params=list(parts()))
 def part(request, randomise):
     module = randomise(parts()[request.param].double())
-    takes_condition = not isinstance(module, ActNorm | IMap)
+    takes_condition = not isinstance(module, _ActNorm | _InvertibleAttention)
     condition = torch.linspace(-1, 1, CONDITION * SIDE * SIDE, dtype=torch.float64)
     arguments = [condition.view(1, CONDITION, SIDE, SIDE)] if takes_condition else []
     return (lambda x: module(x, *arguments)), (lambda y: module.inverse(y, *arguments))
@@ -91,14 +98,14 @@ def test_published_parameter_counts():
 
 def test_collapsed_attention_is_the_mean_of_the_full_map(draw):
     full, bias, r = draw(6, 6), draw(6), draw(1)[0]
-    attend, x = IMap(6).double(), draw(2, 6, 4, 4)
+    attend, x = _InvertibleAttention(6).double(), draw(2, 6, 4, 4)
     with torch.no_grad():
         attend.filter.copy_(full.mean(0))
         attend.offset.copy_(bias.mean() + r)
-    masked = torch.where(stripes(x), x, 0)
+    masked = torch.where(_stripes(x), x, 0)
     mean = (torch.einsum("oc,bchw->bohw", full, masked) + bias.view(-1, 1, 1)).mean(1, True)
     expected = x * torch.where(
-        stripes(x), attend.gates().view(-1, 1, 1), torch.sigmoid(mean + r) + 1e-5
+        _stripes(x), attend.gates().view(-1, 1, 1), torch.sigmoid(mean + r) + 1e-5
     )
     assert (attend(x)[0] - expected).abs().max() < 1e-12
 

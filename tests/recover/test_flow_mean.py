@@ -10,23 +10,31 @@ import pytest
 import torch
 from torch.func import jacrev
 
-from taskuq.data.arrays import ArrayDataset
-from taskuq.data.simulate import simulated_coils
+from taskuq._seeds import mix_seeds
+from taskuq.data._arrays import ArrayDataset
+from taskuq.data._readers import _simulate_coil_dataset
 from taskuq.errors import InputError
-from taskuq.measure.coils import rss, to_channels, to_complex
-from taskuq.measure.projections import keep_measured, null_space
-from taskuq.recover.cases import MeasuredCases
-from taskuq.recover.flow import ConditionalFlow, FlowConfig
-from taskuq.recover.flow.expected import Expected, expected
-from taskuq.recover.flow.sampler import Sampler
-from taskuq.recover.flow.size import ACCELERATIONS, widening_at
-from taskuq.recover.flow.turn import Turn, smoothed
-from taskuq.recover.flow_targets import flow_target, residual_fill, unexplained
-from taskuq.recover.flow_training import FlowTraining
-from taskuq.recover.flow_widening import _factors, set_widening
-from taskuq.seeds import mixed_seed
-from taskuq.training.config import TrainingConfig
-from taskuq.training.seeds import gaussian_rows, own_randomness
+from taskuq.measure._coils import rss, to_channels, to_complex
+from taskuq.measure._fourier import project_measured, project_null_space
+from taskuq.recover._cases import MaskedDataset
+from taskuq.recover.flow._model import ACCELERATIONS, ConditionalFlow, FlowConfig, inflation_at
+from taskuq.recover.flow._sample import (
+    FlowSampler,
+    PosteriorMean,
+    _CoilRotation,
+    gaussian_blur,
+    posterior_mean,
+)
+from taskuq.recover.flow._train import (
+    _factors,
+    _fit_inflation,
+    _FlowTraining,
+    _null_space_target,
+    _residual_fill,
+    _residual_fraction,
+)
+from taskuq.training._config import TrainingConfig
+from taskuq.training._determinism import gaussian_rows, seeded
 
 WHOLE = FlowConfig(
     coils=2, unet_width=4, unet_pools=2, condition_channels=6, layers=2, steps=3, limit=1e12,
@@ -36,7 +44,7 @@ WHOLE = FlowConfig(
 
 def made(config):
     """The same flow every time."""
-    with own_randomness(1):
+    with seeded(1):
         return ConditionalFlow(config)
 
 
@@ -56,12 +64,12 @@ def flow(randomise):
 def measurement(complex_normal):
     x = complex_normal(2, 2, 16, 24).to(torch.complex64)
     mask = torch.arange(24) % torch.tensor([[3], [5]]) == 0
-    return x, keep_measured(x, mask), mask
+    return x, project_measured(x, mask), mask
 
 
 def test_a_turn_is_unitary_at_every_pixel(complex_normal):
     x, y = complex_normal(2, 4, 8, 12), complex_normal(2, 4, 8, 12)
-    turn = Turn.of(y)
+    turn = _CoilRotation.of(y)
     assert (rss(turn(x)) - rss(x)).abs().max() < 1e-12
     assert (turn.back(turn(x)) - x).abs().max() < 1e-12
     inner = (turn(x).conj() * turn(y)).sum(1) - (x.conj() * y).sum(1)
@@ -70,14 +78,14 @@ def test_a_turn_is_unitary_at_every_pixel(complex_normal):
 
 def test_the_first_turned_coil_is_the_combined_image(complex_normal):
     y = complex_normal(1, 3, 16, 16)
-    low = smoothed(y, 2.5 / 128 * 16)
-    turned = Turn.of(y)(low)
+    low = gaussian_blur(y, 2.5 / 128 * 16)
+    turned = _CoilRotation.of(y)(low)
     assert (turned[:, 0] - rss(low)).abs().max() < 1e-9
     assert turned[:, 1:].abs().max() < 1e-9
 
 
 def test_a_pixel_without_signal_is_turned_too():
-    turn, x = Turn.of(torch.zeros(1, 2, 4, 4) + 0j), torch.ones(1, 2, 4, 4) + 0j
+    turn, x = _CoilRotation.of(torch.zeros(1, 2, 4, 4) + 0j), torch.ones(1, 2, 4, 4) + 0j
     assert torch.allclose(turn.back(turn(x)), x)
 
 
@@ -85,11 +93,11 @@ def test_a_pixel_without_signal_is_turned_too():
 def test_what_is_expected_agrees_with_the_measurement_after_every_pass(flow, measurement, turned):
     _, y, mask = measurement
     with torch.no_grad():
-        found = expected(replace(WHOLE, turned=turned), y, mask, flow.predict)
+        found = posterior_mean(replace(WHOLE, turned=turned), y, mask, flow.predict)
     assert len(found.images) == 2
     assert found.told.shape[1] == WHOLE.told
     for image in found.images:
-        assert (keep_measured(image, mask) - y).abs().max() < 1e-5 * image.abs().max()
+        assert (project_measured(image, mask) - y).abs().max() < 1e-5 * image.abs().max()
     assert (found.images[0] - found.images[1]).abs().max() > 1e-2
 
 
@@ -113,8 +121,8 @@ def test_it_inverts_and_its_log_determinant_is_that_of_the_jacobian(randomise, d
 def test_samples_are_data_consistent(randomise, measurement, change):
     _, y, mask = measurement
     flow = randomise(made(replace(WHOLE, **change))).eval()
-    samples = Sampler(flow)(y, mask, samples=3, seeds=[1, 2], temperature=0.5).images
-    again = keep_measured(samples.transpose(0, 1).contiguous(), mask.expand(3, 2, 24))
+    samples = FlowSampler(flow)(y, mask, samples=3, seeds=[1, 2], temperature=0.5).images
+    again = project_measured(samples.transpose(0, 1).contiguous(), mask.expand(3, 2, 24))
     assert (again.transpose(0, 1) - y[:, None]).abs().max() < 1e-5 * samples.abs().max()
 
 
@@ -122,42 +130,42 @@ def test_a_sample_is_what_is_expected_and_a_widened_residual(flow, measurement):
     """Drawn by the plain network, in the words of the documentation."""
     _, y, mask = measurement
     flow.config = replace(flow.config, normalise=False)
-    sampler = Sampler(flow)
+    sampler = FlowSampler(flow)
     samples = sampler(y, mask, samples=2, seeds=[1, 2]).images
     shapes = flow.latent_shapes(16, 24)
     numbers = [c * h * w for c, h, w in shapes]
     for case, seed in enumerate((1, 2)):
         one, lines = y[case : case + 1], mask[case : case + 1]
-        rows = gaussian_rows(torch.empty(2, sum(numbers)), [mixed_seed(seed, j, 0) for j in (0, 1)])
+        rows = gaussian_rows(torch.empty(2, sum(numbers)), [mix_seeds(seed, j, 0) for j in (0, 1)])
         z = [
             part.view(2, h, w, c).movedim(-1, 1)
             for part, (c, h, w) in zip(rows.split(numbers, 1), shapes, strict=True)
         ]
         with torch.no_grad():
-            found = expected(flow.config, one, lines, flow.predict)
+            found = posterior_mean(flow.config, one, lines, flow.predict)
             residual = flow.inverse(
                 z, [c.expand(2, -1, -1, -1) for c in flow.condition(found.told)]
             )
-        residual = residual * widening_at(flow.widening, lines)[:, :, None, None]
+        residual = residual * inflation_at(flow.widening, lines)[:, :, None, None]
         drawn = found.images[-1] + found.back(to_complex(residual))
-        plain = null_space(drawn, lines.expand(2, -1)) + one
+        plain = project_null_space(drawn, lines.expand(2, -1)) + one
         assert (samples[case] - plain).abs().max() < 1e-4 * plain.abs().max()
 
 
 def test_a_sample_does_not_depend_on_what_is_drawn_beside_it(flow, measurement):
     _, y, mask = measurement
-    both = Sampler(flow)(y, mask, samples=5, seeds=[1, 2]).images
-    alone = Sampler(flow, memory=1)(y[1:], mask[1:], samples=2, seeds=[2]).images
+    both = FlowSampler(flow)(y, mask, samples=5, seeds=[1, 2]).images
+    alone = FlowSampler(flow, memory=1)(y[1:], mask[1:], samples=2, seeds=[2]).images
     assert (both[1, :2] - alone[0]).abs().max() < 1e-4 * both.abs().max()
 
 
 def test_the_target_is_what_the_expected_image_lacks(flow, measurement):
     x, y, mask = measurement
     flow.config = replace(flow.config, normalise=False, null_noise=0.0)
-    told, target = flow_target(flow, x, mask, torch.Generator().manual_seed(0))
+    told, target = _null_space_target(flow, x, mask, torch.Generator().manual_seed(0))
     with torch.no_grad():
-        found = expected(flow.config, y, mask, flow.predict)
-    missing = null_space(found.back(to_complex(target)), mask) + found.images[-1]
+        found = posterior_mean(flow.config, y, mask, flow.predict)
+    missing = project_null_space(found.back(to_complex(target)), mask) + found.images[-1]
     assert (missing - x).abs().max() < 1e-4
     assert torch.allclose(told, found.told)
     assert not target.requires_grad
@@ -171,10 +179,10 @@ def test_the_fill_lies_in_measured_lines_and_is_as_dense_as_the_residual(complex
     x = torch.fft.ifft2(
         torch.fft.ifftshift(window) * torch.fft.fft2(complex_normal(1, 4, 128, 128))
     )
-    residual = null_space(x, mask)
+    residual = project_null_space(x, mask)
     noise = complex_normal(1, 4, 128, 128)
-    fill = residual_fill(Expected(None, (), x.real), residual, mask, noise)
-    assert null_space(fill, mask).abs().max() < 1e-12 * fill.abs().max()
+    fill = _residual_fill(PosteriorMean(None, (), x.real), residual, mask, noise)
+    assert project_null_space(fill, mask).abs().max() < 1e-12 * fill.abs().max()
     in_lines = [
         torch.fft.fftshift(torch.fft.fft2(part), dim=(-1, -2)).abs().square().sum((0, 1, 2))
         for part in (fill, residual)
@@ -193,8 +201,10 @@ def test_the_fill_is_where_the_residual_is(complex_normal):
     mask = (torch.arange(128) % 4 == 0)[None]
     x = complex_normal(1, 2, 128, 128)
     x[..., :64, :] *= 0.01
-    residual = null_space(x, mask)
-    fill = residual_fill(Expected(None, (), x.real), residual, mask, complex_normal(1, 2, 128, 128))
+    residual = project_null_space(x, mask)
+    fill = _residual_fill(
+        PosteriorMean(None, (), x.real), residual, mask, complex_normal(1, 2, 128, 128)
+    )
     assert fill[..., 8:56, :].norm() < 0.05 * fill[..., 72:120, :].norm()
 
 
@@ -202,38 +212,40 @@ def test_nothing_is_filled_and_nothing_unexplained_where_everything_is_measured(
     x, _, mask = measurement
     full = torch.ones_like(mask)
     flow.config = replace(flow.config, null_noise=0.0)
-    _, target = flow_target(flow, x, full, torch.Generator())
+    _, target = _null_space_target(flow, x, full, torch.Generator())
     assert target.abs().max() < 1e-5
-    assert max(share.max() for share in unexplained(flow, x, full)) < 1e38
+    assert max(share.max() for share in _residual_fraction(flow, x, full)) < 1e38
 
 
 def test_what_a_perfect_network_leaves_unexplained_is_nothing(flow, measurement, monkeypatch):
     x, _, mask = measurement
     flow.config = replace(flow.config, normalise=False, turned=False)
-    missing = to_channels(null_space(x, mask))
+    missing = to_channels(project_null_space(x, mask))
     for part in (1.0, 0.5):
         said = iter([part * missing, 0 * missing])
         monkeypatch.setattr(flow, "predict", lambda read, said=said: (read, next(said)))
-        assert unexplained(flow, x, mask)[-1].tolist() == pytest.approx(2 * [1 - part], abs=1e-5)
+        assert _residual_fraction(flow, x, mask)[-1].tolist() == pytest.approx(
+            2 * [1 - part], abs=1e-5
+        )
 
 
 def test_widening_is_interpolated_and_stays_beyond_the_ends():
     factors = torch.arange(7.0)[:, None]
     mask = torch.arange(256)[None] % torch.tensor([[1], [4], [128]]) == 0
-    assert widening_at(factors, mask)[:, 0].tolist() == [0, 2, 6]
+    assert inflation_at(factors, mask)[:, 0].tolist() == [0, 2, 6]
     assert len(ACCELERATIONS) == 7
 
 
 def test_widened_residuals_are_as_large_as_errors(randomise):
     flow = randomise(made(WHOLE), scale=0.05).eval()
     images = np.random.default_rng(0).random((6, 16, 16)) + np.eye(16)
-    data = simulated_coils(ArrayDataset(images, label=6 * [0], group="each"), 2, seed=0)
-    cases = MeasuredCases(data, abs(np.arange(16) - 8) < [[2], [4]], seed=None)
+    data = _simulate_coil_dataset(ArrayDataset(images, label=6 * [0], group="each"), 2, seed=0)
+    cases = MaskedDataset(data, abs(np.arange(16) - 8) < [[2], [4]], seed=None)
     with torch.no_grad():
         flow.size.third.bias.add_(-1.0)
-    set_widening(flow, cases, device="cpu")
+    _fit_inflation(flow, cases, device="cpu")
     assert (flow.widening[2:4].amax(1) > 1.5).all(), "too narrow at first"
-    masks, sampler = torch.as_tensor(cases.masks), Sampler(flow)
+    masks, sampler = torch.as_tensor(cases.masks), FlowSampler(flow)
     for place, mask in enumerate(masks):
         # Not to the last digit: measured lines tie the channels to each other.
         assert _factors(sampler, cases, mask, place) == pytest.approx(np.ones(4), abs=0.1)
@@ -245,7 +257,9 @@ def test_residuals_that_are_as_large_as_errors_are_left_alone(complex_normal):
 
     def draw(measured, lines, *, samples, seeds):
         shape = len(measured), samples, *measured.shape[1:]
-        return SimpleNamespace(images=null_space(complex_normal(*shape), lines) + measured[:, None])
+        return SimpleNamespace(
+            images=project_null_space(complex_normal(*shape), lines) + measured[:, None]
+        )
 
     draw.config, draw.device = config, "cpu"
     draw.folded = SimpleNamespace(unet=SimpleNamespace(predict=None))
@@ -267,9 +281,9 @@ def test_a_flow_as_the_paper_has_it_knows_nothing_of_all_this():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: FlowTraining(network=WHOLE), "add the table pretrain"),
+        (lambda: _FlowTraining(network=WHOLE), "add the table pretrain"),
         (
-            lambda: FlowTraining(estimate="varnet-atlas", pretrain=TrainingConfig()),
+            lambda: _FlowTraining(estimate="varnet-atlas", pretrain=TrainingConfig()),
             "for flows of whole images",
         ),
         (lambda: FlowConfig(inputs=6, turned=True), "for flows of whole images"),

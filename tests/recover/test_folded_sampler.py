@@ -5,15 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from taskuq.measure.mri import Measurement
-from taskuq.measure.projections import keep_measured
-from taskuq.recover import RECOVERIES
-from taskuq.recover.columns import central_window
-from taskuq.recover.sampler import SamplerConfig, SamplerNet
-from taskuq.recover.sampler.folded import fold_sampler
-from taskuq.recover.sampler.recovery import drawn
-from taskuq.recover.sampler.replayed import ReplayedDraws
-from taskuq.recover.sampler_training import VarNetEstimates
+from taskuq.measure._fourier import _central_window, project_measured
+from taskuq.measure._mri import MRIMeasurement
+from taskuq.recover._methods import RECOVERIES
+from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
+from taskuq.recover.sampler._sample import _fold_sampler, _GraphedSampler, _sample_images
+from taskuq.recover.sampler._train import _VarNetEstimator
 
 
 @pytest.fixture
@@ -23,9 +20,9 @@ def net(randomise):
 
 def scan(seed):
     generator = torch.Generator().manual_seed(seed)
-    mask = central_window(torch.tensor([8]), 24)[0]
+    mask = _central_window(torch.tensor([8]), 24)[0]
     image = torch.complex(*torch.randn(2, 3, 16, 24, generator=generator))
-    return Measurement(keep_measured(image, mask), mask, 3.0)
+    return MRIMeasurement(project_measured(image, mask), mask, 3.0)
 
 
 @pytest.mark.parametrize("size", [(16, 24), (13, 18)])  # also sides that are filled up
@@ -36,7 +33,7 @@ def test_folded_sampler_is_the_sampler(net, randomise, draw, size, numbers):
         net = randomise(SamplerNet(config)).eval()
     told, share = draw(2, 6, *size, dtype=torch.float32), torch.tensor([0.1, 0.5])
     noise = draw(2, 3, net.noise_size(*size), dtype=torch.float32)
-    folded = fold_sampler(net, device="cpu", dtype=torch.float32)
+    folded = _fold_sampler(net, device="cpu", dtype=torch.float32)
     with torch.no_grad():
         known = net.know(told, share)
         expected, found = net.draw(known, noise), folded.draw(folded.rows(known), noise)
@@ -47,12 +44,12 @@ def test_folded_sampler_is_the_sampler(net, randomise, draw, size, numbers):
 
 def test_replayed_draws_are_draws(net):
     """What a GPU replays, step by step: neither chunks nor the number of samples matter."""
-    estimating = VarNetEstimates(RECOVERIES.build("varnet", preset="tiny"))
-    folded = fold_sampler(net, device="cpu", dtype=torch.float32)
+    estimating = _VarNetEstimator(RECOVERIES.build("varnet", preset="tiny"))
+    folded = _fold_sampler(net, device="cpu", dtype=torch.float32)
     cases = [scan(seed) for seed in range(2)]
-    expected = drawn(net, estimating(cases), samples=5, seeds=[3, 4])
+    expected = _sample_images(net, estimating(cases), samples=5, seeds=[3, 4])
     for together in (1, 2 * 2 * 16 * 24, 10**6):
-        draws = ReplayedDraws(folded, estimating, together=together, graphs=False)
+        draws = _GraphedSampler(folded, estimating, together=together, graphs=False)
         for samples in (5, 2):
             found = draws(cases, samples=samples, seeds=[3, 4])
             assert (found - expected[:, :samples]).abs().max() < 1e-4 * expected.max()

@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from taskuq.measure.coils import rss
-from taskuq.measure.fourier import fft2c, ifft2c
-from taskuq.recover.columns import central_lines, central_window
-from taskuq.recover.folded_unet import fold_unet
-from taskuq.recover.folded_varnet import fold_varnet
-from taskuq.recover.unet import UNet
-from taskuq.recover.varnet import VarNet, VarNetConfig
+from taskuq.measure._coils import rss
+from taskuq.measure._fourier import _central_window, central_lines, fft2c, ifft2c
+from taskuq.recover._compiled import _fold_varnet, fuse_unet
+from taskuq.recover._varnet import UNet, VarNet, VarNetConfig
 
 SMALL = VarNetConfig(cascades=3, width=4, pools=2, sensitivity_width=4, sensitivity_pools=2)
 
@@ -25,7 +22,7 @@ def net(randomise):
 def scan(draw):
     """Three cases, the last of them fully measured; sides that must be padded, one of them odd."""
     images = torch.complex(draw(3, 4, 21, 26), draw(3, 4, 21, 26))
-    mask = central_window(torch.tensor([4, 7, 26]), 26)
+    mask = _central_window(torch.tensor([4, 7, 26]), 26)
     mask[:, ::5] = True
     return torch.where(mask[:, None, None], fft2c(images), 0), mask
 
@@ -39,7 +36,7 @@ def test_folded_network_is_the_network(net, scan, dtype, tolerance):
     kspace, mask = scan[0].to(dtype.to_complex()), scan[1]
     arguments = kspace, mask, central_lines(mask)
     net = net.to(dtype)
-    quick = fold_varnet(net, device="cpu", dtype=dtype)
+    quick = _fold_varnet(net, device="cpu", dtype=dtype)
     with torch.no_grad():
         pairs = zip(quick.maps_and_images(*arguments), net.maps_and_images(*arguments), strict=True)
         assert all(nearly(found, expected, tolerance) for found, expected in pairs)
@@ -53,7 +50,7 @@ def test_refinements_use_their_own_step(net, scan):
 
 def test_everything_measured_is_returned_as_it_is(net, scan):
     kspace, mask = scan[0].to(torch.complex64), scan[1]
-    quick = fold_varnet(net, device="cpu", dtype=torch.float32)
+    quick = _fold_varnet(net, device="cpu", dtype=torch.float32)
     images = quick(kspace, mask, central_lines(mask))
     assert torch.equal(images[2], rss(ifft2c(kspace))[2])
 
@@ -65,14 +62,14 @@ def test_small_sides_and_masks_without_a_centre_fold_as_well(net, draw, side):
     mask[1, 13] = True
     arguments = torch.where(mask[:, None, None], fft2c(images), 0), mask, central_lines(mask)
     net = net.double()
-    quick = fold_varnet(net, device="cpu", dtype=torch.float64)
+    quick = _fold_varnet(net, device="cpu", dtype=torch.float64)
     with torch.no_grad():
         assert nearly(quick(*arguments), net(*arguments), 1e-11)
 
 
 def test_no_signal_gives_no_image(net, scan):
     kspace, mask = torch.zeros_like(scan[0]).to(torch.complex64), scan[1]
-    quick = fold_varnet(net, device="cpu", dtype=torch.float32)
+    quick = _fold_varnet(net, device="cpu", dtype=torch.float32)
     arguments = kspace, mask, central_lines(mask)
     with torch.no_grad():
         assert nearly(quick(*arguments) + 1, net(*arguments) + 1, 1e-5)
@@ -88,7 +85,7 @@ def test_half_precision_does_not_overflow(net, scan):
             if "layers" in name:
                 weight.mul_(1e6)
         assert nearly(net(*arguments), expected, 1e-3)
-        found = fold_varnet(net, device="cpu", dtype=torch.float16)(*arguments)
+        found = _fold_varnet(net, device="cpu", dtype=torch.float16)(*arguments)
     assert nearly(found, expected, 3e-2)
 
 
@@ -96,7 +93,7 @@ def test_half_precision_does_not_overflow(net, scan):
 def test_filled_up_channels_change_nothing(randomise, draw, side):
     unet = randomise(UNet(3, 2, width=5, pools=2)).double().eval()
     x = draw(2, 3, side, side)
-    folded = fold_unet(unet, torch.device("cpu"), torch.float64, aligned=8)
+    folded = fuse_unet(unet, torch.device("cpu"), torch.float64, aligned=8)
     assert {len(part.weight) % 8 for pair in folded.joined for part in pair} == {0}
     with torch.no_grad():
         features, said = folded.predict(x)

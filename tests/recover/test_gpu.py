@@ -8,38 +8,42 @@ import numpy as np
 import pytest
 import torch
 
-from taskuq.data.arrays import ArrayDataset
-from taskuq.data.memory import InMemory
-from taskuq.measure.mri import Measurement
-from taskuq.measure.projections import keep_measured
-from taskuq.recover import build, compiled
-from taskuq.recover.cases import MeasuredCases
-from taskuq.recover.columns import central_window
-from taskuq.recover.flow import FlowConfig, rows
-from taskuq.recover.flow.rows import Attend, Fold, Subnet
-from taskuq.recover.flow_training import around_recipe, flow_recipe
-from taskuq.recover.folded_unet import normalise_leaky, pool
-from taskuq.recover.folds import FoldedCases, HonestEstimates
-from taskuq.recover.quick_steps import quick_steps
-from taskuq.recover.sampler import SamplerConfig, SamplerNet
-from taskuq.recover.sampler.folded import blend, finish
-from taskuq.recover.sampler.learning import Scored, TaskTerms, sampler_recipe
-from taskuq.recover.sampler.losses import ImageScore
-from taskuq.recover.sampler.noise import normal_numbers
-from taskuq.recover.sampler.recovery import SamplerRecovery, drawn
-from taskuq.recover.sampler_training import VarNetEstimates
-from taskuq.recover.scans import AnyScan
-from taskuq.recover.varnet import VarNetConfig
-from taskuq.recover.varnet_training import varnet_recipe
-from taskuq.recover.views import CoilViews
-from taskuq.task.backbone import BackboneConfig
-from taskuq.task.classifier import Classifier, ClassifierConfig
-from taskuq.training.config import TrainingConfig
-from taskuq.training.feed import Feed, stock_of
-from taskuq.training.fit import Machine, fit
-from taskuq.training.log import read_log
-from taskuq.training.order import EpochOrder
-from taskuq.training.seeds import own_randomness
+from taskuq.data._arrays import ArrayDataset
+from taskuq.data._dataset import InMemoryDataset
+from taskuq.measure._fourier import _central_window, project_measured
+from taskuq.measure._mri import MRIMeasurement
+from taskuq.recover import _triton as compiled
+from taskuq.recover import build
+from taskuq.recover._cases import CoilAugmentation, MaskedDataset, ScanRandomisation
+from taskuq.recover._compiled import _normalise_leaky, _pool, accelerate
+from taskuq.recover._estimate import CrossFitDataset, CrossFitEstimates
+from taskuq.recover._varnet import VarNetConfig
+from taskuq.recover._varnet_training import _varnet_recipe
+from taskuq.recover.flow import _folded as rows
+from taskuq.recover.flow._folded import _FusedAffine, _FusedAttention, _FusedCouplingNet
+from taskuq.recover.flow._model import FlowConfig
+from taskuq.recover.flow._train import _flow_recipe, _residual_flow_recipe
+from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
+from taskuq.recover.sampler._sample import (
+    SamplerRecovery,
+    _mix_noise,
+    _norm_film_silu,
+    _sample_images,
+    counter_normal,
+)
+from taskuq.recover.sampler._train import (
+    ImageLossConfig,
+    SamplerLoss,
+    TaskLossConfig,
+    _VarNetEstimator,
+    sampler_recipe,
+)
+from taskuq.task._backbone import BackboneConfig
+from taskuq.task._classifier import Classifier, ClassifierConfig
+from taskuq.training._checkpoints import _read_log
+from taskuq.training._config import TrainingConfig
+from taskuq.training._determinism import DeviceLoader, EpochSampler, preload, seeded
+from taskuq.training._fit import TrainerOptions, _fit
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and compiled.is_available()), reason="needs a GPU with Triton"
@@ -71,12 +75,12 @@ def distance(found, expected):
 @pytest.mark.parametrize("channels", [64, 128])
 def test_between_is_its_twin(plain, channels, pixels):
     matrix = torch.linalg.qr(random(channels, channels))[0]
-    fold = Fold.of(random(channels), matrix, random(channels, 1)[:, 0])
-    attend = Attend(0.1 * random(channels), random(channels).exp(), random(1)[0])
+    fold = _FusedAffine.of(random(channels), matrix, random(channels, 1)[:, 0])
+    attend = _FusedAttention(0.1 * random(channels), random(channels).exp(), random(1)[0])
     for parts in ((fold, attend), (fold, None), (None, attend)):
         x, raw = random(3, pixels, channels), random(3, pixels, channels) if parts[0] else None
-        expected, kept = plain(rows.between, x.clone(), raw, *parts, torch.float32)
-        found, fused_kept = rows.between(x.clone(), raw, *parts, torch.float32)
+        expected, kept = plain(rows._fused_step_reference, x.clone(), raw, *parts, torch.float32)
+        found, fused_kept = rows._fused_step_reference(x.clone(), raw, *parts, torch.float32)
         assert distance(found, expected) < 3e-5
         assert kept is None or distance(fused_kept, kept) < 3e-5
 
@@ -85,28 +89,28 @@ def test_between_is_its_twin(plain, channels, pixels):
 def test_leaky_is_its_twin(plain, channels):
     for add, samples in ((random(channels), 1), (random(2, 30, channels), 3)):
         y = random(6, 30, channels)
-        expected = plain(rows.leaky, y.clone(), add, 0.01, samples)
-        torch.testing.assert_close(rows.leaky(y.clone(), add, 0.01, samples), expected)
+        expected = plain(rows._leaky, y.clone(), add, 0.01, samples)
+        torch.testing.assert_close(rows._leaky(y.clone(), add, 0.01, samples), expected)
 
 
 @pytest.mark.parametrize("shape", [(1, 25600, 96), (3, 77, 18), (2, 400, 1024), (16, 6400, 40)])
 def test_normalise_is_its_twin(plain, shape):
     x = 2 + random(*shape)
-    expected = plain(normalise_leaky, x.clone(), 0.2)
-    torch.testing.assert_close(normalise_leaky(x.clone(), 0.2), expected, rtol=1e-4, atol=1e-4)
+    expected = plain(_normalise_leaky, x.clone(), 0.2)
+    torch.testing.assert_close(_normalise_leaky(x.clone(), 0.2), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_normalised_blocks_are_put_in_order_beside_others(plain):
     x, both = 2 + random(3, 4 * 35, 24), [random(3, 4 * 35, 48) for _ in range(2)]
-    plain(lambda: normalise_leaky(x.clone(), 0.2, out=both[0][..., 24:], coarse=7))
-    normalise_leaky(x.clone(), 0.2, out=both[1][..., 24:], coarse=7)
+    plain(lambda: _normalise_leaky(x.clone(), 0.2, out=both[0][..., 24:], coarse=7))
+    _normalise_leaky(x.clone(), 0.2, out=both[1][..., 24:], coarse=7)
     torch.testing.assert_close(*both, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("height", "width"), [(6, 10), (7, 9)])
 def test_pool_is_its_twin(plain, height, width):
     part = random(2, height * width, 48)[..., 24:]
-    torch.testing.assert_close(pool(part, height, width), plain(pool, part, height, width))
+    torch.testing.assert_close(_pool(part, height, width), plain(_pool, part, height, width))
 
 
 @pytest.mark.parametrize("channels", [24, 48, 128])
@@ -121,33 +125,33 @@ def test_finish_is_its_twin(plain, channels):
         ((vectors[0], *vectors), {"after": maps[1], "below": below}),
         ((vectors[0], *vectors), {"after": maps[1]}),
     ):
-        expected = plain(lambda: finish(x.clone(), *given, **options, **more))  # noqa: B023
-        found = finish(x.clone(), *given, **options, **more)
+        expected = plain(lambda: _norm_film_silu(x.clone(), *given, **options, **more))  # noqa: B023
+        found = _norm_film_silu(x.clone(), *given, **options, **more)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_blend_is_its_twin(plain):
     noise, loud = random(6, 500)[:, 100:292], random(2, 96, 2)
     for below in (random(6, 24, 5), None):
-        expected = plain(blend, below, noise, loud, 8, 12)
-        torch.testing.assert_close(blend(below, noise, loud, 8, 12), expected)
+        expected = plain(_mix_noise, below, noise, loud, 8, 12)
+        torch.testing.assert_close(_mix_noise(below, noise, loud, 8, 12), expected)
 
 
 def test_normal_numbers_are_those_of_a_cpu():
     seeds = torch.tensor([0, 5, 2**62 + 3, -7])
-    found = normal_numbers(seeds.cuda(), 1001).cpu()
-    torch.testing.assert_close(found, normal_numbers(seeds, 1001), rtol=1e-4, atol=1e-4)
+    found = counter_normal(seeds.cuda(), 1001).cpu()
+    torch.testing.assert_close(found, counter_normal(seeds, 1001), rtol=1e-4, atol=1e-4)
 
 
 def test_replayed_samples_are_drawn_samples():
     net = SamplerNet(SamplerConfig(width=8, drawn=(16, 24, 32))).cuda().eval()
     torch.nn.init.normal_(net.out.weight, std=0.3)
-    mask = central_window(torch.tensor([8]), 48)[0]
+    mask = _central_window(torch.tensor([8]), 48)[0]
     images = torch.complex(*(random(2, 3, 4, 32, 48)))
-    scans = [Measurement(keep_measured(image, mask), mask, 6.0) for image in images]
-    estimating = VarNetEstimates(build("varnet", preset="tiny").cuda(), dtype=torch.float32)
+    scans = [MRIMeasurement(project_measured(image, mask), mask, 6.0) for image in images]
+    estimating = _VarNetEstimator(build("varnet", preset="tiny").cuda(), dtype=torch.float32)
     recover = SamplerRecovery(net, estimating, dtype=torch.float32)
-    expected = drawn(net, estimating(scans), samples=5, seeds=[1, 2, 3])
+    expected = _sample_images(net, estimating(scans), samples=5, seeds=[1, 2, 3])
     assert expected.std(1).mean() > 1e-2 * expected.mean()
     for cases in (slice(0, 3), slice(1, 2)):  # recorded, and recorded anew
         for _ in range(2):
@@ -160,11 +164,11 @@ def test_replayed_samples_are_drawn_samples():
 @pytest.mark.parametrize(("half", "hidden"), [(32, 192), (64, 256)])
 def test_pixelwise_is_its_twin(plain, half, hidden):
     shapes = (half, hidden), (hidden, hidden), (hidden,), (hidden, 2 * half)
-    net = Subnet(*(0.1 * random(*shape) for shape in shapes))
+    net = _FusedCouplingNet(*(0.1 * random(*shape) for shape in shapes))
     x, share = random(6, 77, half), random(2, 77, hidden)
-    expected = plain(rows.pixelwise, x, share, net, 0.01, 3)
-    rounded = Subnet(*(w.bfloat16() if w.ndim == 2 else w for w in net))
-    found = rows.pixelwise(x.bfloat16(), share.bfloat16(), rounded, 0.01, 3)
+    expected = plain(rows._pixelwise, x, share, net, 0.01, 3)
+    rounded = _FusedCouplingNet(*(w.bfloat16() if w.ndim == 2 else w for w in net))
+    found = rows._pixelwise(x.bfloat16(), share.bfloat16(), rounded, 0.01, 3)
     assert distance(found, expected) < 1e-2
 
 
@@ -212,11 +216,11 @@ can_be_told = pytest.mark.filterwarnings("ignore:Synchronization debug mode:User
 @can_be_told
 def test_a_batch_of_cases_on_the_gpu_never_waits_for_it():
     images = np.random.default_rng(0).random((8, 32, 32), dtype=np.float32)
-    source = InMemory.of(ArrayDataset(images, label=8 * [0], group="each"))
-    cases = MeasuredCases(source, abs(np.arange(32) - 16) < [[4], [8]], seed=0)
-    folded = FoldedCases(cases, np.arange(8) % 2)
-    stock = stock_of(folded, "auto", on_gpu=True, is_alone=True)
-    batches = iter(Feed(stock, EpochOrder(8, 0, batch=2), 2))
+    source = InMemoryDataset.of(ArrayDataset(images, label=8 * [0], group="each"))
+    cases = MaskedDataset(source, abs(np.arange(32) - 16) < [[4], [8]], seed=0)
+    folded = CrossFitDataset(cases, np.arange(8) % 2)
+    stock = preload(folded, "auto", on_gpu=True, is_alone=True)
+    batches = iter(DeviceLoader(stock, EpochSampler(8, 0, batch=2), 2))
     next(batches)  # the rows of the whole epoch go there
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -252,31 +256,31 @@ def test_a_flow_trains_in_bfloat16_with_clipped_gradients(tmp_path):
     config = FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4, steps=2)
     images = np.random.default_rng(0).random((8, 32, 32), dtype=np.float32)
     masks = abs(np.arange(32) - 16) < [[4], [8]]
-    cases = MeasuredCases(ArrayDataset(images, label=8 * [0], group="each"), masks, seed=0)
+    cases = MaskedDataset(ArrayDataset(images, label=8 * [0], group="each"), masks, seed=0)
     settings = TrainingConfig(epochs=2, batch=4, clip=1.0, precision="bf16-mixed")
-    machine = Machine(accelerator="gpu", progress=False)
-    fit(flow_recipe(config), cases, cases, settings, tmp_path, machine=machine)
-    assert [row["epoch"] for row in read_log(tmp_path / "metrics.csv")] == [0, 1]
+    machine = TrainerOptions(accelerator="gpu", progress=False)
+    _fit(_flow_recipe(config), cases, cases, settings, tmp_path, machine=machine)
+    assert [row["epoch"] for row in _read_log(tmp_path / "metrics.csv")] == [0, 1]
 
 
 def _recipe(kind, replayed):
     if kind == "flow":
         config = FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2,
                             condition_channels=4, layers=2, steps=2)  # fmt: skip
-        return around_recipe(config, replayed=replayed)
+        return _residual_flow_recipe(config, replayed=replayed)
     if kind in ("sampler", "task"):
-        with own_randomness(0):  # what is not trained is the same in both
+        with seeded(0):  # what is not trained is the same in both
             nets = [build("varnet", preset="tiny") for _ in range(2)]
             small = ClassifierConfig(backbone=BackboneConfig("small", width=8), hidden=(8,))
             task = Classifier(small).eval().requires_grad_(False)
-        honest = HonestEstimates(nets, CoilViews(), replayed=replayed)
-        quick = partial(quick_steps, is_replayed=replayed)
-        terms = (TaskTerms(), task) if kind == "task" else ()
+        honest = CrossFitEstimates(nets, CoilAugmentation(), replayed=replayed)
+        quick = partial(accelerate, is_replayed=replayed)
+        terms = (TaskLossConfig(), task) if kind == "task" else ()
         config = SamplerConfig(width=8, drawn=(8, 16))
-        return sampler_recipe(config, Scored(ImageScore(), 3, *terms), honest, quick)
-    scans = AnyScan(coils=(3, 5)) if kind == "any scan" else None
+        return sampler_recipe(config, SamplerLoss(ImageLossConfig(), 3, *terms), honest, quick)
+    scans = ScanRandomisation(coils=(3, 5)) if kind == "any scan" else None
     config = VarNetConfig(cascades=2, width=4, pools=2)
-    return varnet_recipe(config, replayed=replayed, scans=scans)
+    return _varnet_recipe(config, replayed=replayed, scans=scans)
 
 
 def _step(recipe, batch, step):

@@ -11,26 +11,30 @@ import numpy as np
 import pytest
 import torch
 
-from taskuq.commands.quality import quality, table
-from taskuq.data.arrays import ArrayDataset, save_npz
+from taskuq._config import toml_text
+from taskuq._io import read_json
+from taskuq.cli.experiments import quality, table
+from taskuq.data._arrays import ArrayDataset, _save_npz
 from taskuq.errors import InputError
-from taskuq.files import read_json
-from taskuq.measure.coils import rss
-from taskuq.measure.mri import MultiCoilMRI
-from taskuq.protocols import Recover
-from taskuq.recover import FlowRecovery, VarNetRecovery, ZeroFilled, build
-from taskuq.recover.metrics import (
-    frechet_distance,
-    rank_correlation,
-    spread_error_correlation,
-    volume_psnr,
-    volume_ssim,
+from taskuq.experiments._quality import (
+    QualityConfig,
+    _frechet_distance,
+    _rank_correlation,
+    _size_ratio,
+    _some_pixels,
+    _spread_error_correlation,
+    _volume_psnr,
+    _volume_ssim,
 )
-from taskuq.runs.judging import _some_pixels
-from taskuq.runs.quality import QualityConfig, _size_ratio
-from taskuq.report import write_report
-from taskuq.settings import toml_text
-from taskuq.weights.files import save_weights
+from taskuq.measure._coils import rss
+from taskuq.measure._mri import MultiCoilMRI
+from taskuq.protocols import Recover
+from taskuq.recover import build
+from taskuq.recover._methods import ZeroFilled
+from taskuq.recover._varnet_training import VarNetRecovery
+from taskuq.recover.flow._train import FlowRecovery
+from taskuq.report._report import write_report
+from taskuq.training._weights import save_weights
 
 
 @pytest.fixture
@@ -95,12 +99,12 @@ def test_psnr_and_ssim_of_a_volume_follow_fastmri():
     found = truth + 0.2 * rng.standard_normal(truth.shape)
     peak = truth.max()
     expected = metrics.peak_signal_noise_ratio(truth, found, data_range=peak)
-    assert volume_psnr(*map(torch.as_tensor, (found, truth))) == pytest.approx(expected)
+    assert _volume_psnr(*map(torch.as_tensor, (found, truth))) == pytest.approx(expected)
     slices = [
         metrics.structural_similarity(t, f, data_range=peak)
         for t, f in zip(truth, found, strict=True)
     ]
-    assert volume_ssim(*map(torch.as_tensor, (found, truth))) == pytest.approx(np.mean(slices))
+    assert _volume_ssim(*map(torch.as_tensor, (found, truth))) == pytest.approx(np.mean(slices))
 
 
 def test_frechet_distance_of_gaussians_is_the_closed_form():
@@ -109,8 +113,8 @@ def test_frechet_distance_of_gaussians_is_the_closed_form():
     white = (white - white.mean(0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(white.T))).T
     first, second = white * [1.0, 2.0, 3.0], white * [2.0, 2.0, 1.0] + [1.0, 0.0, 2.0]
     # Diagonal covariances: |shift|² + sum of squared differences of the deviations.
-    assert frechet_distance(first, second) == pytest.approx(5 + 1 + 0 + 4)
-    assert frechet_distance(first, first) == pytest.approx(0, abs=1e-9)
+    assert _frechet_distance(first, second) == pytest.approx(5 + 1 + 0 + 4)
+    assert _frechet_distance(first, first) == pytest.approx(0, abs=1e-9)
 
 
 def judge_twice(folder, randomise, name):
@@ -124,7 +128,7 @@ def judge_twice(folder, randomise, name):
     settings = {
         "varnet": paths[0],
         "recoveries": paths[1:],
-        "data": {"kind": "npz", "path": str(save_npz(data, folder / "images.npz")), "coils": 2,
+        "data": {"kind": "npz", "path": str(_save_npz(data, folder / "images.npz")), "coils": 2,
                  "validation": 0.5},
         "measure": {"accelerations": [4], "published": False},
     }  # fmt: skip
@@ -151,7 +155,7 @@ def test_the_table_of_image_quality(tmp_path, small_flow, randomise, capsys):
     rng = np.random.default_rng(1)
     images = np.kron(rng.random((8, 8, 8)), np.ones((4, 4)))
     data = ArrayDataset(images, label=[0] * 8, group=np.arange(8) // 2)
-    path = save_npz(data, tmp_path / "images.npz")
+    path = _save_npz(data, tmp_path / "images.npz")
     net = randomise(build("varnet", preset="tiny"))
     save_weights(net, tmp_path / "v.safetensors", kind="varnet", config=net.config)
     save_weights(small_flow, tmp_path / "f.safetensors", kind="flow", config=small_flow.config)
@@ -178,7 +182,7 @@ def test_the_table_of_image_quality(tmp_path, small_flow, randomise, capsys):
 def test_all_cases_are_judged_where_nobody_was_trained_on(tmp_path, capsys):
     images = np.kron(np.random.default_rng(1).random((4, 8, 8)), np.ones((4, 4)))
     data = ArrayDataset(images, label=[0] * 4, group=np.arange(4) // 2)
-    path = str(save_npz(data, tmp_path / "images.npz"))
+    path = str(_save_npz(data, tmp_path / "images.npz"))
     settings = {
         "part": "all",
         "data": {"kind": "npz", "path": path, "coils": 2},
@@ -196,7 +200,7 @@ def test_an_exact_recovery_has_no_psnr_in_its_record(tmp_path, capsys):
     # All energy of a constant image lies in the central line, which every round measures.
     data = ArrayDataset(np.ones((4, 32, 32)), label=[0] * 4, group=[0, 1, 2, 3], normalise=False)
     settings = {
-        "data": {"kind": "npz", "path": str(save_npz(data, tmp_path / "a.npz")), "coils": 0,
+        "data": {"kind": "npz", "path": str(_save_npz(data, tmp_path / "a.npz")), "coils": 0,
                  "validation": 0.5},
         "measure": {"accelerations": [4], "published": False},
     }  # fmt: skip
@@ -218,11 +222,11 @@ def test_pooled_pixels_rank_slices_against_each_other():
         truth = torch.ones(32, 32)
         noise = torch.as_tensor(rng.standard_normal((8, 32, 32)) * level)
         alone = _some_pixels(truth + noise, truth + level * torch.sign(noise[0]), seed=0)
-        assert abs(rank_correlation(*alone)) < 0.3
+        assert abs(_rank_correlation(*alone)) < 0.3
         spread.append(alone[0])
         error.append(alone[1])
     assert alone.shape == (2, 1024)
-    assert rank_correlation(np.concatenate(spread), np.concatenate(error)) > 0.7
+    assert _rank_correlation(np.concatenate(spread), np.concatenate(error)) > 0.7
 
 
 @pytest.mark.parametrize("samples", [2, 64])
@@ -243,4 +247,4 @@ def test_sizes_of_spread_and_error_are_compared(size, samples):
 
 def test_nothing_is_ranked_where_samples_do_not_differ():
     truth = torch.linspace(1, 2, 16).reshape(4, 4)
-    assert math.isnan(spread_error_correlation(torch.stack([truth, truth]), truth))
+    assert math.isnan(_spread_error_correlation(torch.stack([truth, truth]), truth))

@@ -10,26 +10,34 @@ import pytest
 import torch
 from torch import Tensor
 
-from taskuq.data.arrays import ArrayDataset
-from taskuq.data.simulate import simulated_coils
+from taskuq.data._arrays import ArrayDataset
+from taskuq.data._readers import _simulate_coil_dataset
 from taskuq.errors import InputError
-from taskuq.measure.mri import Measurement, MultiCoilMRI
-from taskuq.measure.projections import keep_measured
-from taskuq.recover import SamplerConfig, SamplerNet, SamplerRecovery, build
-from taskuq.recover.estimate import estimate
-from taskuq.recover.folds import HonestEstimates, fold_of
-from taskuq.recover.quick_steps import quick_steps
-from taskuq.recover.sampler.learning import Scored, TaskTerms, sampler_recipe
-from taskuq.recover.sampler.losses import ImageScore
-from taskuq.recover.sampler.noise import normal_numbers
-from taskuq.recover.sampler.recovery import drawn
-from taskuq.recover.sampler.widening import Louder, loudness_of
-from taskuq.recover.sampler_training import VarNetEstimates
-from taskuq.recover.varnet import VarNet, VarNetConfig
-from taskuq.training.config import TrainingConfig
-from taskuq.training.fit import Machine, fit
-from taskuq.training.log import read_log
-from taskuq.training.seeds import own_randomness
+from taskuq.measure._fourier import project_measured
+from taskuq.measure._mri import MRIMeasurement, MultiCoilMRI
+from taskuq.recover import build
+from taskuq.recover._compiled import accelerate
+from taskuq.recover._estimate import CrossFitEstimates, assign_folds, varnet_estimate
+from taskuq.recover._varnet import VarNet, VarNetConfig
+from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
+from taskuq.recover.sampler._sample import (
+    SamplerRecovery,
+    _sample_images,
+    _ScaledNoise,
+    counter_normal,
+    fit_noise_scale,
+)
+from taskuq.recover.sampler._train import (
+    ImageLossConfig,
+    SamplerLoss,
+    TaskLossConfig,
+    _VarNetEstimator,
+    sampler_recipe,
+)
+from taskuq.training._checkpoints import _read_log
+from taskuq.training._config import TrainingConfig
+from taskuq.training._determinism import seeded
+from taskuq.training._fit import TrainerOptions, _fit
 
 SIZE = 16
 MASKS = np.zeros((2, SIZE), dtype=bool)
@@ -40,7 +48,7 @@ SMALL = SamplerConfig(width=4, drawn=(4, 6, 8))
 
 def loud(config: SamplerConfig) -> SamplerNet:
     """A network with something to say: the last convolutions of a new one are nearly 0."""
-    with own_randomness(2):
+    with seeded(2):
         net = SamplerNet(config).eval()
         for last in (net.mean, net.out):
             torch.nn.init.normal_(last.weight, std=0.3)
@@ -54,18 +62,20 @@ def net() -> SamplerNet:
 
 @pytest.fixture
 def varnet() -> VarNet:
-    with own_randomness(1):
+    with seeded(1):
         return VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2)).eval()
 
 
 @pytest.fixture
 def recover(net, varnet) -> SamplerRecovery:
-    return SamplerRecovery(net, VarNetEstimates(varnet))
+    return SamplerRecovery(net, _VarNetEstimator(varnet))
 
 
-def scans(acceleration: float, count: int = 3) -> list[Measurement]:
+def scans(acceleration: float, count: int = 3) -> list[MRIMeasurement]:
     pictures = np.random.default_rng(0).random((count, SIZE, SIZE)) + 0.5
-    data = simulated_coils(ArrayDataset(pictures, label=[0] * count, group="each"), 4, seed=0)
+    data = _simulate_coil_dataset(
+        ArrayDataset(pictures, label=[0] * count, group="each"), 4, seed=0
+    )
     scanner = MultiCoilMRI(MASKS, (4, 2))
     return [scanner(data[k].image, acceleration) for k in range(count)]
 
@@ -73,12 +83,12 @@ def scans(acceleration: float, count: int = 3) -> list[Measurement]:
 @pytest.mark.parametrize("acceleration", [4, 2])
 def test_samples_agree_with_the_measurement(net, varnet, acceleration):
     cases = scans(acceleration)
-    found = VarNetEstimates(varnet)(cases)
+    found = _VarNetEstimator(varnet)(cases)
     noise = torch.randn(3, 5, net.noise_size(SIZE, SIZE), generator=torch.Generator())
     residuals = net(found.inputs(), found.share(), noise)
     assert residuals.std(1).mean() > 1e-2  # samples differ
     coils, mask = found.coils(residuals), torch.stack([scan.mask for scan in cases])
-    kept = keep_measured(coils.flatten(0, 1), mask.repeat_interleave(5, 0))
+    kept = project_measured(coils.flatten(0, 1), mask.repeat_interleave(5, 0))
     measured = torch.stack([scan.zero_filled for scan in cases])
     assert (kept - measured.repeat_interleave(5, 0)).abs().max() < 1e-5
     one = found.found.coil_images(2, torch.complex(*residuals[2].unbind(1))[:, None])
@@ -123,16 +133,16 @@ def test_every_draw_is_finite(net, varnet, what, sides):
     y = y * {"loud": 1e15, "quiet": 1e-15}.get(what, 1.0)
     mask = torch.zeros(2, sides[1], dtype=torch.bool)
     mask[:, sides[1] // 2 - 1 : sides[1] // 2 + 1] = True
-    found = estimate(varnet, keep_measured(y, mask), mask)
-    images = drawn(net, found, samples=4, seeds=[0, 1])
+    found = varnet_estimate(varnet, project_measured(y, mask), mask)
+    images = _sample_images(net, found, samples=4, seeds=[0, 1])
     assert images.shape == (2, 4, *sides)
     assert bool(torch.isfinite(images).all())
 
 
 def test_bfloat16_draws_nearly_the_same(net, varnet):
-    found = VarNetEstimates(varnet)(scans(4))
+    found = _VarNetEstimator(varnet)(scans(4))
     exact, short = (
-        drawn(net, found, samples=3, seeds=[1, 2, 3], dtype=dtype)
+        _sample_images(net, found, samples=3, seeds=[1, 2, 3], dtype=dtype)
         for dtype in (torch.float32, torch.bfloat16)
     )
     assert (exact - short).abs().max() < 0.05 * exact.abs().max()
@@ -141,7 +151,7 @@ def test_bfloat16_draws_nearly_the_same(net, varnet):
 
 def test_normal_numbers_are_normal_and_their_rows_unrelated():
     """Moments of two million numbers, each within six of its standard errors."""
-    numbers = normal_numbers(torch.arange(200), 10_001).double()
+    numbers = counter_normal(torch.arange(200), 10_001).double()
     count = numbers.numel()
     for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
         assert abs(float((numbers**power).mean()) - moment) < 6 * (variance / count) ** 0.5
@@ -193,7 +203,7 @@ def test_samples_of_another_operator_agree_with_what_it_saw():
     net = loud(SamplerConfig(inputs=1, outputs=1, width=4, drawn=(4, 6)))
     truth = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(1))
     found, _ = slab({"image": truth}, torch.Generator())
-    images = drawn(net, found, samples=6, seeds=[0, 1, 2])
+    images = _sample_images(net, found, samples=6, seeds=[0, 1, 2])
     assert (images.flatten(2) @ MATRIX.T - found.seen[:, None]).abs().max() < 1e-3
     assert images.std(1).mean() > 0.1
 
@@ -210,7 +220,7 @@ class Waves:
         return {"image": torch.nn.functional.interpolate(coarse, 8, mode="bilinear")[0, 0]}
 
 
-CPU = Machine(accelerator="cpu", progress=False)
+CPU = TrainerOptions(accelerator="cpu", progress=False)
 HOW = TrainingConfig(epochs=5, batch=8, learning_rate=1e-2, average=0.5, clip=1.0)
 
 
@@ -218,13 +228,13 @@ SLAB = SamplerConfig(inputs=1, outputs=1, width=8, drawn=(8, 8), numbers=4)
 
 
 def slab_recipe(**options):
-    with own_randomness(0):
-        return sampler_recipe(SLAB, Scored(ImageScore(pools=(2, 4)), **options), slab)
+    with seeded(0):
+        return sampler_recipe(SLAB, SamplerLoss(ImageLossConfig(pools=(2, 4)), **options), slab)
 
 
 def test_a_sampler_of_another_operator_learns(tmp_path):
-    fit(slab_recipe(), Waves(), Waves(), HOW, tmp_path, machine=CPU)
-    first, *_, last = read_log(tmp_path / "metrics.csv")
+    _fit(slab_recipe(), Waves(), Waves(), HOW, tmp_path, machine=CPU)
+    first, *_, last = _read_log(tmp_path / "metrics.csv")
     assert last["validation_loss"] < 0.6 * first["validation_loss"]
     assert 0.5 < last["validation_spread_2"] < 2
 
@@ -254,9 +264,9 @@ def test_quick_steps_are_steps(monkeypatch, quick):
     )
     batch = {"image": torch.stack([Waves()[0, k]["image"] for k in range(4)]), "progress": 1.0}
     found = []
-    for make in (None, partial(quick_steps, **quick)):
-        with own_randomness(0):
-            recipe = sampler_recipe(SLAB, Scored(ImageScore(pools=(2, 4))), slab, make)
+    for make in (None, partial(accelerate, **quick)):
+        with seeded(0):
+            recipe = sampler_recipe(SLAB, SamplerLoss(ImageLossConfig(pools=(2, 4))), slab, make)
         recipe.loss(recipe.network, batch, torch.Generator().manual_seed(0)).backward()
         recipe.validate(recipe.network, batch, torch.Generator().manual_seed(0))
         grads = [p.grad for p in recipe.network.parameters() if p.grad is not None]
@@ -274,16 +284,16 @@ def test_a_network_is_compiled_in_one_piece(net):
 
 def test_task_terms_pull_no_harder_than_their_limit_and_not_before_they_begin():
     plain = gradient_of(1.0, None)
-    assert torch.allclose(gradient_of(0.3, TaskTerms()), plain)
-    assert torch.allclose(gradient_of(1.0, TaskTerms(limit=0.0)), plain, atol=1e-6)
-    free = gradient_of(1.0, TaskTerms(limit=1e9)) - plain
-    held = gradient_of(1.0, TaskTerms(limit=0.01)) - plain
+    assert torch.allclose(gradient_of(0.3, TaskLossConfig()), plain)
+    assert torch.allclose(gradient_of(1.0, TaskLossConfig(limit=0.0)), plain, atol=1e-6)
+    free = gradient_of(1.0, TaskLossConfig(limit=1e9)) - plain
+    held = gradient_of(1.0, TaskLossConfig(limit=0.01)) - plain
     assert 0 < held.norm() < 0.1 * free.norm()
 
 
 def test_gradients_flow_through_consistency(net, varnet):
     """What data consistency takes out of a residual has no gradient."""
-    found = VarNetEstimates(varnet)(scans(2)).found
+    found = _VarNetEstimator(varnet)(scans(2)).found
     residuals = torch.zeros(3, 2, 2, SIZE, SIZE, requires_grad=True)
     found.images(residuals).square().sum().backward()
     grad = residuals.grad
@@ -325,39 +335,41 @@ def test_noise_becomes_as_loud_as_held_out_cases_ask_for():
     scale = torch.rand(400, generator=generator) + 0.5
     white = torch.randn(400, 8, 8, generator=generator) * scale.view(-1, 1, 1)
     cases = [(Blind(0.25, scale), 0.6 * white), (Blind(0.0625, scale), 0.45 * white)]
-    loudness = loudness_of(net, cases)
+    loudness = fit_noise_scale(net, cases)
     assert loudness == pytest.approx([1.2, 1.2, 1.2, 1.05, 0.9, 0.9, 0.9], abs=0.02)
     widened, plain = (
-        drawn(one, cases[0][0], samples=2, seeds=range(400))
-        for one in (Louder(net, torch.tensor(loudness)), net)
+        _sample_images(one, cases[0][0], samples=2, seeds=range(400))
+        for one in (_ScaledNoise(net, torch.tensor(loudness)), net)
     )
     assert torch.allclose(widened, loudness[2] * plain, atol=1e-5)
 
 
 def test_each_case_is_estimated_by_its_own_network(varnet):
-    with own_randomness(5):
+    with seeded(5):
         other = VarNet(varnet.config).eval()
     numbers = (1, 1, 0, 1, 1, 1)  # five are more than are filled up to
     images = torch.stack([scan.zero_filled for scan in scans(2, len(numbers))])
     mask = torch.as_tensor(MASKS[[0, 1, 0, 0, 1, 1]])
     batch = {"image": images, "mask": mask, "network": numbers}
-    found, truth = HonestEstimates([varnet, other], None)(batch, torch.Generator())
+    found, truth = CrossFitEstimates([varnet, other], None)(batch, torch.Generator())
     assert len(found.image) == len(numbers)
     for k, net in enumerate((varnet, other)[number] for number in numbers):
-        one = estimate(net, keep_measured(images[k : k + 1], mask[k : k + 1]), mask[k : k + 1])
+        one = varnet_estimate(
+            net, project_measured(images[k : k + 1], mask[k : k + 1]), mask[k : k + 1]
+        )
         assert torch.allclose(found.image[k], one.image[0], atol=1e-5)
         assert torch.allclose(truth[k], images[k].abs().square().sum(0).sqrt(), atol=1e-5)
 
 
 def test_folds_split_patients_evenly_and_keep_them_whole():
     groups = np.repeat([f"p{k}" for k in range(11)], 3)
-    parts = fold_of(groups, 4, seed=0)
+    parts = assign_folds(groups, 4, seed=0)
     assert all(len(set(parts[groups == name])) == 1 for name in set(groups))
     counts = np.bincount(parts) // 3
     assert counts.max() - counts.min() <= 1
-    assert not np.array_equal(parts, fold_of(groups, 4, seed=1))
+    assert not np.array_equal(parts, assign_folds(groups, 4, seed=1))
     with pytest.raises(InputError, match="11 groups are too few for 12 folds"):
-        fold_of(groups, 12, seed=0)
+        assign_folds(groups, 12, seed=0)
 
 
 def test_presets_have_the_sizes_that_they_say():

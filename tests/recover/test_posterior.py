@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from taskuq.recover.flow import ConditionalFlow, FlowConfig, bits_per_dimension
-from taskuq.recover.flow.model import squeeze
+from taskuq.recover.flow._model import ConditionalFlow, FlowConfig, bits_per_dimension, squeeze
 
 CONFIG = FlowConfig(
     coils=1, unet_width=2, unet_pools=1, condition_channels=8, layers=1, steps=4, limit=1e3
@@ -76,20 +75,21 @@ def test_likelihood_is_the_entropy_of_the_posterior(trained):
 
 
 def test_training_noise_fills_the_subspaces_it_is_meant_for():
-    from taskuq.measure.coils import to_complex
-    from taskuq.measure.projections import keep_measured, null_space
-    from taskuq.recover.flow_targets import flow_target
+    from taskuq.measure._coils import to_complex
+    from taskuq.measure._fourier import project_measured, project_null_space
+    from taskuq.recover.flow._train import _null_space_target
 
     x = torch.randn(1, 2, 64, 64, generator=torch.Generator().manual_seed(0)) + 0j
     mask = torch.arange(64)[None] % 4 == 0
     for noise, null_noise in ((0.5, 0.0), (0.0, 0.25)):
         config = replace(CONFIG, coils=2, noise=noise, null_noise=null_noise)
         flow = ConditionalFlow(config)
-        y, target = flow_target(flow, x, mask, torch.Generator().manual_seed(1))
-        added = to_complex(target) - null_space(x, mask)
-        assert torch.allclose(to_complex(y), keep_measured(x, mask), atol=1e-6)
+        y, target = _null_space_target(flow, x, mask, torch.Generator().manual_seed(1))
+        added = to_complex(target) - project_null_space(x, mask)
+        assert torch.allclose(to_complex(y), project_measured(x, mask), atol=1e-6)
         # A projection on a quarter of the lines keeps a quarter of the energy of white noise.
         energies = [
-            part(added, mask).abs().square().mean().item() for part in (keep_measured, null_space)
+            part(added, mask).abs().square().mean().item()
+            for part in (project_measured, project_null_space)
         ]
         assert energies == pytest.approx([noise**2 / 2, null_noise**2 * 3 / 2], rel=0.05, abs=1e-9)

@@ -8,19 +8,18 @@ import pytest
 import torch
 
 from taskuq.errors import InputError
-from taskuq.measure.coils import to_channels, to_complex
-from taskuq.measure.projections import data_consistent, keep_measured
-from taskuq.recover.columns import consistent_columns
-from taskuq.recover.flow import ConditionalFlow
-from taskuq.recover.flow.folded import fold
-from taskuq.recover.flow.sampler import Sampler, case_scale
+from taskuq.measure._coils import to_channels, to_complex
+from taskuq.measure._fourier import _data_consistency, data_consistency_1d, project_measured
+from taskuq.recover.flow._folded import fold
+from taskuq.recover.flow._model import ConditionalFlow
+from taskuq.recover.flow._sample import FlowSampler, case_scale
 
 
 @pytest.fixture
 def measurement(draw):
     x = torch.complex(draw(2, 2, 16, 24), draw(2, 2, 16, 24)).to(torch.complex64)
     mask = torch.arange(24) % torch.tensor([[3], [5]]) == 0
-    return keep_measured(x, mask), mask
+    return project_measured(x, mask), mask
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])
@@ -42,23 +41,23 @@ def test_folded_flow_is_the_flow(small_flow, randomise, draw, dtype, tolerance, 
 
 def test_samples_are_data_consistent(small_flow, measurement):
     y, mask = measurement
-    samples = Sampler(small_flow)(y, mask, samples=3, seeds=[1, 2], temperature=0.5).images
-    again = keep_measured(samples.transpose(0, 1).contiguous(), mask.expand(3, 2, 24))
+    samples = FlowSampler(small_flow)(y, mask, samples=3, seeds=[1, 2], temperature=0.5).images
+    again = project_measured(samples.transpose(0, 1).contiguous(), mask.expand(3, 2, 24))
     assert (again.transpose(0, 1) - y[:, None]).abs().max() < 1e-5 * samples.abs().max()
 
 
 def test_one_dimensional_consistency_is_the_full_one(measurement, draw):
     y, mask = (tensor[0] for tensor in measurement)
     x = torch.complex(draw(4, 2, 16, 24), draw(4, 2, 16, 24)).to(torch.complex64)
-    difference = consistent_columns(x, y, mask) - data_consistent(x, y, mask)
+    difference = data_consistency_1d(x, y, mask) - _data_consistency(x, y, mask)
     assert difference.abs().max() < 1e-5
 
 
 def test_a_sample_does_not_depend_on_what_is_drawn_beside_it(small_flow, measurement):
     y, mask = measurement
-    both = Sampler(small_flow)(y, mask, samples=5, seeds=[1, 2]).images
+    both = FlowSampler(small_flow)(y, mask, samples=5, seeds=[1, 2]).images
     # 1 byte of memory: every sample is a chunk of its own.
-    alone = Sampler(small_flow, memory=1)(y[1:], mask[1:], samples=2, seeds=[2]).images
+    alone = FlowSampler(small_flow, memory=1)(y[1:], mask[1:], samples=2, seeds=[2]).images
     assert (both[1, :2] - alone[0]).abs().max() < 1e-4 * both.abs().max()
     assert (both[0, 0] - both[0, 1]).abs().max() > 1e-2 * both.abs().max()
 
@@ -67,12 +66,14 @@ def test_a_sample_does_not_depend_on_what_is_drawn_beside_it(small_flow, measure
 def test_batches_of_cases_are_equal_and_lose_none(small_flow, draw, cases, each):
     y = torch.complex(draw(cases, 2, 16, 16), draw(cases, 2, 16, 16)).to(torch.complex64)
     mask = torch.arange(16).expand(cases, -1) % 3 == 0
-    y, seeds = keep_measured(y, mask), list(range(cases))
-    sampler = Sampler(small_flow)
+    y, seeds = project_measured(y, mask), list(range(cases))
+    sampler = FlowSampler(small_flow)
     sampler.memory *= 2 * each / sampler.chunk_limit(16, 16) * (1 + 1e-9)
     assert len({len(batch) for batch in sampler._batches(cases, 2, 16, 16)}) == 1
     found = sampler(y, mask, samples=2, seeds=seeds)
-    alone = [Sampler(small_flow)(y[i, None], mask[i, None], samples=2, seeds=[i]) for i in seeds]
+    alone = [
+        FlowSampler(small_flow)(y[i, None], mask[i, None], samples=2, seeds=[i]) for i in seeds
+    ]
     expected = torch.cat([one.images for one in alone])
     assert found.images.shape == expected.shape
     assert (found.images - expected).abs().max() < 1e-4 * expected.abs().max()
@@ -80,10 +81,12 @@ def test_batches_of_cases_are_equal_and_lose_none(small_flow, draw, cases, each)
 
 def test_temperature_scales_the_latents(small_flow, measurement):
     y, mask = measurement
-    cold = Sampler(small_flow)(y, mask, samples=2, seeds=[1, 2], temperature=0.0).images
+    cold = FlowSampler(small_flow)(y, mask, samples=2, seeds=[1, 2], temperature=0.0).images
     assert (cold[:, 0] - cold[:, 1]).abs().max() < 1e-6 * cold.abs().max()
     spread = [
-        Sampler(small_flow)(y, mask, samples=8, seeds=[1, 2], temperature=t).images.std(1).mean()
+        FlowSampler(small_flow)(y, mask, samples=8, seeds=[1, 2], temperature=t)
+        .images.std(1)
+        .mean()
         for t in (0.1, 0.2)
     ]
     assert spread[1] > 1.5 * spread[0]
@@ -91,11 +94,11 @@ def test_temperature_scales_the_latents(small_flow, measurement):
 
 def test_samples_beyond_the_limit_are_drawn_again_and_counted(small_flow, measurement):
     y, mask = measurement
-    free = Sampler(small_flow)(y, mask, samples=20, seeds=[1, 2])
+    free = FlowSampler(small_flow)(y, mask, samples=20, seeds=[1, 2])
     largest = [_largest(small_flow, y, mask, seed) for seed in (1, 2)]
     limit = torch.cat(largest).sort().values[19:21].mean().item()
     small_flow.config = replace(small_flow.config, limit=limit)
-    kept = Sampler(small_flow)(y, mask, samples=20, seeds=[1, 2])
+    kept = FlowSampler(small_flow)(y, mask, samples=20, seeds=[1, 2])
     assert free.rejected.tolist() == [0, 0]
     over = [int((sizes > limit).sum()) for sizes in largest]
     assert all(count >= first for count, first in zip(kept.rejected.tolist(), over, strict=True))
@@ -106,13 +109,13 @@ def test_samples_beyond_the_limit_are_drawn_again_and_counted(small_flow, measur
 
 def _largest(flow, y, mask, seed):
     """The largest value of each of 20 unconstrained draws, read through a full set of nulls."""
-    from taskuq.recover.flow.sampler import _Recording
-    from taskuq.seeds import mixed_seed
+    from taskuq._seeds import mix_seeds
+    from taskuq.recover.flow._sample import _FlowGraph
 
     case = seed - 1
-    recording = _Recording(Sampler(flow), 1, 20, *y.shape[-2:])
+    recording = _FlowGraph(FlowSampler(flow), 1, 20, *y.shape[-2:])
     recording.measure(y[case : case + 1], torch.ones(1), mask[case : case + 1])
-    recording.draw([mixed_seed(seed, j, 0) for j in range(20)], 1.0)
+    recording.draw([mix_seeds(seed, j, 0) for j in range(20)], 1.0)
     latents, start = [], 0
     for c, h, w in recording.shapes:
         latents.append(recording.z[:, start : start + c * h * w].view(-1, h, w, c))
@@ -126,14 +129,14 @@ def test_a_flow_that_only_gives_nonsense_is_refused(small_flow, measurement):
     with torch.no_grad():
         small_flow.layers[0].norm.bias.fill_(float("nan"))
     with pytest.raises(InputError, match="not finite or beyond"):
-        Sampler(small_flow)(y, mask, samples=2, seeds=[1, 2])
+        FlowSampler(small_flow)(y, mask, samples=2, seeds=[1, 2])
 
 
 def test_a_normalising_flow_follows_the_scale_of_its_input(small_flow, measurement):
     y, mask = measurement
     small_flow.config = replace(small_flow.config, normalise=True)
-    once = Sampler(small_flow)(y, mask, samples=2, seeds=[1, 2]).images
-    thousand = Sampler(small_flow)(1000 * y, mask, samples=2, seeds=[1, 2]).images
+    once = FlowSampler(small_flow)(y, mask, samples=2, seeds=[1, 2]).images
+    thousand = FlowSampler(small_flow)(1000 * y, mask, samples=2, seeds=[1, 2]).images
     assert (thousand / 1000 - once).abs().max() < 1e-4 * once.abs().max()
 
 
@@ -156,4 +159,4 @@ def test_case_scale_is_the_95_percent_quantile():
 def test_bad_input_is_one_sentence(small_flow, measurement, change, sentence):
     y, mask, seeds = change(*measurement)
     with pytest.raises(InputError, match=sentence):
-        Sampler(small_flow)(y, mask, samples=1, seeds=seeds)
+        FlowSampler(small_flow)(y, mask, samples=1, seeds=seeds)

@@ -9,14 +9,11 @@ import pytest
 import torch
 
 from taskuq.errors import InputError
-from taskuq.measure.coils import rss
-from taskuq.measure.fourier import fft2c
-from taskuq.measure.projections import broadcast_mask
-from taskuq.measure.random_masks import RandomMasks
-from taskuq.measure.sensitivity import random_sensitivities
-from taskuq.recover.scans import AnyScan, measured, remapped
+from taskuq.measure._coils import random_sensitivities, rss
+from taskuq.measure._fourier import broadcast_mask, fft2c
+from taskuq.recover._cases import ScanRandomisation, _random_contrast, _RandomMasks, simulate_scan
 
-PLAIN = AnyScan(rounds=1.0, noisy=0.0, contrast=0.0)
+PLAIN = ScanRandomisation(rounds=1.0, noisy=0.0, contrast=0.0)
 
 
 def generator(seed=0):
@@ -30,7 +27,10 @@ def batch(draw):
 
 
 def test_nothing_to_vary_is_the_plain_measurement(batch):
-    plain, varied = measured(batch, generator()), measured(batch, generator(), scans=PLAIN)
+    plain, varied = (
+        simulate_scan(batch, generator()),
+        simulate_scan(batch, generator(), scans=PLAIN),
+    )
     assert torch.equal(plain["kspace"], varied["kspace"])
     assert torch.equal(varied["mask"], batch["mask"])
 
@@ -69,7 +69,7 @@ def test_noise_has_the_size_it_was_asked_for_and_the_truth_has_none(batch):
 
 
 def test_masks_of_their_own_are_never_a_round(batch):
-    scans = replace(PLAIN, rounds=0.0, masks=RandomMasks(accelerations=(6, 6)))
+    scans = replace(PLAIN, rounds=0.0, masks=_RandomMasks(accelerations=(6, 6)))
     mask = scans(batch, generator())["mask"]
     assert mask.sum(1).tolist() == [4] * 5
     assert mask[:, 12].all()
@@ -79,7 +79,7 @@ def test_masks_of_their_own_are_never_a_round(batch):
 def test_a_map_of_magnitudes_is_increasing_and_keeps_zero_and_the_largest(batch, strength):
     images = batch["image"] * torch.polar(torch.ones(()), torch.tensor(0.7))
     images[:, :, 0, 0] = 0
-    mapped = remapped(images, strength, generator())
+    mapped = _random_contrast(images, strength, generator())
     before, after = images.abs().flatten(1), mapped.abs().flatten(1)
     order = before.argsort(1)
     assert (after.take_along_dim(order, 1).diff(dim=1) >= -1e-6).all()
@@ -91,7 +91,7 @@ def test_a_map_of_magnitudes_is_increasing_and_keeps_zero_and_the_largest(batch,
 
 def test_an_empty_image_stays_empty(batch):
     empty = {**batch, "image": torch.zeros_like(batch["image"])}
-    seen = AnyScan(coils=(4,), noisy=1.0)(empty, generator())
+    seen = ScanRandomisation(coils=(4,), noisy=1.0)(empty, generator())
     assert float(seen["kspace"].abs().max()) == 0
     assert torch.isfinite(rss(seen["image"])).all()
 
@@ -106,10 +106,10 @@ def test_an_empty_image_stays_empty(batch):
 )
 def test_bad_settings_are_one_sentence(settings, sentence):
     with pytest.raises(InputError, match=sentence):
-        AnyScan(**settings)
+        ScanRandomisation(**settings)
 
 
 def test_coils_are_not_simulated_upon_coils(batch):
     two = {**batch, "image": batch["image"].expand(-1, 2, -1, -1)}
     with pytest.raises(InputError, match="have 2 already; set coils = 0"):
-        AnyScan(coils=(4,))(two, generator())
+        ScanRandomisation(coils=(4,))(two, generator())

@@ -8,8 +8,14 @@ import pytest
 import torch
 
 from taskuq.errors import InputError
-from taskuq.recover.sampler.learning import Scored, TaskTerms, sizes_after
-from taskuq.recover.sampler.losses import ImageScore, energy_score, fair_crps
+from taskuq.recover.sampler._train import (
+    ImageLossConfig,
+    SamplerLoss,
+    TaskLossConfig,
+    _energy_score,
+    _fair_crps,
+    _update_running_means,
+)
 
 # Finite distributions of pairs of numbers: support and probabilities.
 SUPPORT = torch.tensor([[0.0, 1.0], [2.0, -1.0], [0.5, 3.0]], dtype=torch.float64)
@@ -32,7 +38,7 @@ def euclidean(x):
     return x.norm() / len(x) ** 0.5
 
 
-SCORES = [(fair_crps, absolute), (energy_score, euclidean)]
+SCORES = [(_fair_crps, absolute), (_energy_score, euclidean)]
 
 
 @pytest.mark.parametrize(("score", "distance"), SCORES)
@@ -78,7 +84,7 @@ def test_no_other_distribution_scores_better_than_the_true_one(score, distance):
 def test_the_crps_of_normal_samples_is_the_closed_form():
     """E|X - x| - E|X - X'| / 2 of a standard normal at x = 0: sqrt(2/pi) - 1/sqrt(pi)."""
     quantiles = torch.special.ndtri((torch.arange(4000, dtype=torch.float64) + 0.5) / 4000)
-    score = fair_crps(quantiles[None], torch.zeros(1, dtype=torch.float64))
+    score = _fair_crps(quantiles[None], torch.zeros(1, dtype=torch.float64))
     assert score.item() == pytest.approx((2 / torch.pi) ** 0.5 - torch.pi**-0.5, abs=1e-3)
 
 
@@ -89,11 +95,11 @@ def test_images_are_scored_in_all_sizes():
     truth = truth.expand(-1, 16, 16)
     together = torch.randn(64, 4, 1, 1, generator=generator).expand(-1, -1, 16, 16)
     alone = torch.randn(64, 4, 16, 16, generator=generator)
-    pixels = ImageScore(energy=0.0, pooled=0.0)
+    pixels = ImageLossConfig(energy=0.0, pooled=0.0)
     assert pixels(alone, truth).mean().item() == pytest.approx(
         pixels(together, truth).mean().item(), abs=0.1
     )
-    for score in (ImageScore(pixels=0.0, energy=0.0), ImageScore(pixels=0.0, pooled=0.0)):
+    for score in (ImageLossConfig(pixels=0.0, energy=0.0), ImageLossConfig(pixels=0.0, pooled=0.0)):
         assert score(together, truth).mean() < score(alone, truth).mean() - 0.03
 
 
@@ -101,24 +107,24 @@ def test_small_images_are_not_averaged_over_large_squares():
     truth = torch.zeros(1, 4, 4)
     samples = torch.ones(1, 2, 4, 4)
     # Pixels 1, energy .5, squares of 2 and 4 pixels .5 each.
-    assert ImageScore()(samples, truth).item() == pytest.approx(1 + 0.5 + 2 * 0.5)
+    assert ImageLossConfig()(samples, truth).item() == pytest.approx(1 + 0.5 + 2 * 0.5)
 
 
 def test_one_sample_cannot_be_scored():
     with pytest.raises(InputError, match="at least two samples"):
-        fair_crps(torch.zeros(3, 1), torch.zeros(3))
+        _fair_crps(torch.zeros(3, 1), torch.zeros(3))
     with pytest.raises(InputError, match="one above it"):
-        ImageScore(0.0, 0.0, 0.0)
+        ImageLossConfig(0.0, 0.0, 0.0)
     with pytest.raises(InputError, match="both up to 1"):
-        TaskTerms(begin=2.0)
+        TaskLossConfig(begin=2.0)
 
 
 def test_running_means_follow_each_acceleration_alone():
     sizes = torch.zeros(3, 2)
     place = torch.tensor([0, 2, 2])
-    first = sizes_after(sizes, place, torch.tensor([[1.0], [2.0], [4.0]]))
+    first = _update_running_means(sizes, place, torch.tensor([[1.0], [2.0], [4.0]]))
     assert first[:, 0].tolist() == [1, 3, 3]
-    sizes_after(sizes, torch.tensor([2]), torch.tensor([[13.0]]))
+    _update_running_means(sizes, torch.tensor([2]), torch.tensor([[13.0]]))
     assert sizes[:, 0].tolist() == pytest.approx([1, 0, 3 + 0.02 * 10])
     assert sizes[:, 1].tolist() == [0, 0, 0]
 
@@ -134,6 +140,6 @@ class Corner:
 def test_task_terms_are_scores_of_what_the_task_says():
     generator = torch.Generator().manual_seed(0)
     images, truth = torch.randn(5, 4, 6, 6, generator=generator), torch.zeros(5, 6, 6)
-    found = Scored(terms=TaskTerms(), task=Corner()).task_scores(images, truth)
-    assert torch.allclose(found[:, 0], fair_crps(images[:, :, 0, 0], truth[:, 0, 0]))
-    assert torch.allclose(found[:, 2], energy_score(images.flatten(2)[..., :3], torch.zeros(5, 3)))
+    found = SamplerLoss(terms=TaskLossConfig(), task=Corner()).task_scores(images, truth)
+    assert torch.allclose(found[:, 0], _fair_crps(images[:, :, 0, 0], truth[:, 0, 0]))
+    assert torch.allclose(found[:, 2], _energy_score(images.flatten(2)[..., :3], torch.zeros(5, 3)))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from taskuq.recover.metrics import ssim
+from taskuq.recover._varnet_training import _ssim
 
 
 def test_parity_with_scikit_image_and_a_range_of_its_own_for_each_case():
@@ -15,7 +15,7 @@ def test_parity_with_scikit_image_and_a_range_of_its_own_for_each_case():
     x = rng.random((3, 40, 36))
     y = x + 0.1 * rng.standard_normal(x.shape)
     ranges = np.array([0.5, 1.0, 2.0])
-    found = ssim(torch.as_tensor(y), torch.as_tensor(x), torch.as_tensor(ranges))
+    found = _ssim(torch.as_tensor(y), torch.as_tensor(x), torch.as_tensor(ranges))
     expected = []
     for a, b, r in zip(y, x, ranges, strict=True):
         # Its mean leaves out a border of 3 pixels, where its windows would be padded.

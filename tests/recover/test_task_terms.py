@@ -8,10 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from taskuq.recover.sampler.config import SamplerConfig
-from taskuq.recover.sampler.learning import Scored, TaskTerms, sampler_recipe, sizes_after
-from taskuq.recover.sampler.losses import ImageScore
-from taskuq.recover.sampler.network import SamplerNet
+from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
+from taskuq.recover.sampler._train import (
+    ImageLossConfig,
+    SamplerLoss,
+    TaskLossConfig,
+    _update_running_means,
+    sampler_recipe,
+)
 
 CASES, SIDE = 20_000, 2
 
@@ -60,11 +64,11 @@ def truths(batch, generator):
     return Unseen(batch["share"]), batch["image"]
 
 
-def slope(deviation: float, terms: TaskTerms | None) -> float:
+def slope(deviation: float, terms: TaskLossConfig | None) -> float:
     """How the loss changes with the deviation of samples; truths have deviation 1."""
     net = Spread(deviation)
     task = None if terms is None else Steep()
-    scored = Scored(ImageScore(pools=()), 4, terms, task)
+    scored = SamplerLoss(ImageLossConfig(pools=()), 4, terms, task)
     recipe = sampler_recipe(net.config, scored, truths, lambda *_: net)
     generator = torch.Generator().manual_seed(0)
     batch = {
@@ -76,7 +80,7 @@ def slope(deviation: float, terms: TaskTerms | None) -> float:
     return float(net.deviation.grad)
 
 
-def balanced(terms: TaskTerms | None) -> float:
+def balanced(terms: TaskLossConfig | None) -> float:
     """The deviation at which samples would stay, by halving."""
     low, high = 0.5, 1.6
     for _ in range(9):
@@ -86,7 +90,13 @@ def balanced(terms: TaskTerms | None) -> float:
 
 
 @pytest.mark.parametrize(
-    "terms", [None, TaskTerms(), TaskTerms(limit=0.05), TaskTerms(10.0, 10.0, 10.0, limit=5.0)]
+    "terms",
+    [
+        None,
+        TaskLossConfig(),
+        TaskLossConfig(limit=0.05),
+        TaskLossConfig(10.0, 10.0, 10.0, limit=5.0),
+    ],
 )
 def test_the_true_spread_is_the_best_one_with_and_without_task_terms(terms):
     assert balanced(terms) == pytest.approx(1.0, abs=0.02)
@@ -111,9 +121,9 @@ def test_beyond_the_limit_terms_count_by_how_uncertain_the_output_is():
     samples = size.view(-1, 1, 1, 1) * torch.randn(100, 4, SIDE, SIDE, generator=generator)
     batch = {"image": truth, "share": shares, "progress": 1.0}
     gradients = []
-    for terms in (None, TaskTerms(10.0, 10.0, 10.0, limit=0.5)):
+    for terms in (None, TaskLossConfig(10.0, 10.0, 10.0, limit=0.5)):
         net = Given(samples)
-        scored = Scored(ImageScore(pools=()), 4, terms, Steep() if terms else None)
+        scored = SamplerLoss(ImageLossConfig(pools=()), 4, terms, Steep() if terms else None)
         recipe = sampler_recipe(net.config, scored, truths, lambda *_, net=net: net)
         recipe.loss(net, batch, generator).backward()
         gradients.append(net.samples.grad)
@@ -127,7 +137,7 @@ def test_beyond_the_limit_terms_count_by_how_uncertain_the_output_is():
 
 def test_a_case_is_divided_by_what_was_seen_before_it():
     sizes = torch.zeros(2, 1)
-    sizes_after(sizes, torch.tensor([1]), torch.tensor([[4.0]]))
-    loud = sizes_after(sizes, torch.tensor([1]), torch.tensor([[400.0]]))
+    _update_running_means(sizes, torch.tensor([1]), torch.tensor([[4.0]]))
+    loud = _update_running_means(sizes, torch.tensor([1]), torch.tensor([[400.0]]))
     assert loud.tolist() == [[4.0]]
     assert sizes.flatten().tolist() == pytest.approx([0.0, 0.98 * 4 + 0.02 * 400])

@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from taskuq.errors import InputError
-from taskuq.measure.coils import rss
-from taskuq.measure.fourier import fft2c, ifft2c
-from taskuq.recover.columns import central_lines, central_window
-from taskuq.recover.unet import UNet
-from taskuq.recover.varnet import VarNet, VarNetConfig
+from taskuq.measure._coils import rss
+from taskuq.measure._fourier import _central_window, central_lines, fft2c, ifft2c
+from taskuq.recover._varnet import UNet, VarNet, VarNetConfig
 
 SMALL = VarNetConfig(cascades=2, width=4, pools=2, sensitivity_width=4, sensitivity_pools=2)
 
@@ -23,7 +21,7 @@ def net(randomise):
 @pytest.fixture
 def scan(draw):
     images = torch.complex(draw(3, 4, 20, 24), draw(3, 4, 20, 24)).to(torch.complex64)
-    mask = central_window(torch.tensor([4, 7, 10]), 24)
+    mask = _central_window(torch.tensor([4, 7, 10]), 24)
     mask[:, ::5] = True
     return torch.where(mask[:, None, None], fft2c(images), 0), mask
 
@@ -67,7 +65,7 @@ def test_everything_measured_is_returned_as_it_is(net, scan):
 def test_sensitivities_see_only_the_given_lines(net, scan):
     kspace, _ = scan
     count = torch.tensor([4, 4, 4])
-    outside = ~central_window(count, 24)[:, None, None]
+    outside = ~_central_window(count, 24)[:, None, None]
     changed = kspace + torch.where(outside, 1.0, 0.0)
     with torch.no_grad():
         assert torch.equal(net.sens_net(changed, count), net.sens_net(kspace, count))
@@ -86,7 +84,7 @@ def test_central_lines_is_the_largest_measured_window(width):
     bits = torch.arange(2**width)[:, None] >> torch.arange(width) & 1
     masks = bits.bool()[bits[:, width // 2] == 1]
     counts = torch.arange(1, width + 1)
-    windows = central_window(counts, width)
+    windows = _central_window(counts, width)
     fits = (masks[:, None] | ~windows).all(-1)
     assert torch.equal(central_lines(masks), torch.where(fits, counts, 0).amax(1))
 

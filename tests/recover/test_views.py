@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from taskuq.errors import InputError
-from taskuq.recover.views import CoilViews, _resampled, sheared
+from taskuq.recover._cases import CoilAugmentation, _resampled, _shear
 
 STILL = {"rotation": 0.0, "shift": 0.0, "stretch": 0.0, "flip": 0.0}
 
@@ -26,18 +26,18 @@ def generator():
 
 def test_no_move_changes_the_phase_alone(draw):
     x = torch.complex(draw(2, 3, 16, 16), draw(2, 3, 16, 16)).to(torch.complex64)
-    factor = CoilViews(**STILL)(x, generator()) / x
+    factor = CoilAugmentation(**STILL)(x, generator()) / x
     assert torch.allclose(factor.abs(), torch.ones(()), atol=1e-4)
     assert (factor - factor[:, :1, :1, :1]).abs().max() < 1e-3
 
 
 def test_turning_keeps_all_energy_and_can_be_undone(draw):
     x = torch.complex(draw(2, 3, 16, 16), draw(2, 3, 16, 16)).to(torch.complex64)
-    turned = CoilViews(**(STILL | {"rotation": 20.0}))(x, generator())
+    turned = CoilAugmentation(**(STILL | {"rotation": 20.0}))(x, generator())
     assert turned.norm().item() == pytest.approx(x.norm().item(), rel=1e-5)
     slope = torch.tensor([0.2, -0.3])
     for axis in (-1, -2):
-        assert torch.allclose(sheared(sheared(x, slope, axis), -slope, axis), x, atol=1e-5)
+        assert torch.allclose(_shear(_shear(x, slope, axis), -slope, axis), x, atol=1e-5)
 
 
 def test_three_shears_are_a_rotation():
@@ -45,7 +45,7 @@ def test_three_shears_are_a_rotation():
     across, along = -torch.tan(angle / 2), torch.sin(angle)
     image = blob(8.0, 3.0)
     for axis, slope in ((-1, across), (-2, along), (-1, across)):
-        image = sheared(image, slope, axis)
+        image = _shear(image, slope, axis)
     c, s = math.cos(angle), math.sin(angle)
     expected = blob(c * 8 - s * 3, s * 8 + c * 3)
     assert (image - expected).abs().max() < 1e-3
@@ -62,9 +62,9 @@ def test_stretching_and_shifting_put_things_where_they_belong(scale):
 
 def test_the_same_generator_gives_the_same_view(draw):
     x = torch.complex(draw(2, 3, 16, 16), draw(2, 3, 16, 16)).to(torch.complex64)
-    assert torch.equal(CoilViews()(x, generator()), CoilViews()(x, generator()))
+    assert torch.equal(CoilAugmentation()(x, generator()), CoilAugmentation()(x, generator()))
 
 
 def test_moves_that_are_none_are_refused():
     with pytest.raises(InputError, match="at most 45 degrees"):
-        CoilViews(rotation=60)
+        CoilAugmentation(rotation=60)

@@ -14,7 +14,7 @@ def run_dir(tmp_path_factory):
     """A run with everything, and its page."""
     import run_folder
 
-    from taskuq.report import write_report
+    from taskuq.report._report import write_report
 
     folder = run_folder.write_run(tmp_path_factory.mktemp("run") / "knee")
     write_report(folder)

@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 
 import taskuq as tq
-from taskuq.calibration.guarantee import Guarantee
-from taskuq.calibration.scores import resolve_score
-from taskuq.calibration.scores.learned import Learned
-from taskuq.decide.fixed_width import WindowRule, window_law
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.planning import OneSet
-from taskuq.decide.rules import FamilyRule, examine
-from taskuq.report._explorer import FEWEST_FOR_LEARNED, RULES, learning_cases, tuned_scores
+from taskuq.conformal._guarantee import Guarantee
+from taskuq.conformal.scores import resolve_score
+from taskuq.conformal.scores._learned import LearnedScore
+from taskuq.policy._fixed_width import WindowRule, window_law
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._plan import SingleSetCalibrator
+from taskuq.policy._rules import IntervalRule, stopping_statistics
+from taskuq.report._explorer import FEWEST_FOR_LEARNED, RULES, _learning_cases, _tuned_scores
 
 
 class Truth:
@@ -38,10 +38,10 @@ class Truth:
         self.bases = {}
         self.known = {}
         if len(self.z) >= FEWEST_FOR_LEARNED:
-            base = Learned()
-            aside = learning_cases(base, len(self.z), alpha, self.group, unit)
+            base = LearnedScore()
+            aside = _learning_cases(base, len(self.z), alpha, self.group, unit)
             tuned = [
-                tuned_scores(base, self.x[..., t], self.z[:, t], aside, self.ranges[t], self.group)
+                _tuned_scores(base, self.x[..., t], self.z[:, t], aside, self.ranges[t], self.group)
                 for t in range(self.tasks)
             ]
             self.bases["learned"] = (tuned, ~aside)
@@ -91,7 +91,7 @@ class Truth:
                 return WindowRule(
                     scores[t][k], goal, range_, float(self.rates[k] ** 0.25), None, law
                 )
-            return FamilyRule(scores[t][k], goal, range_)
+            return IntervalRule(scores[t][k], goal, range_)
 
         rules = tuple(tuple(rule(k, t) for t in range(self.tasks)) for k in range(len(self.rates)))
         by_group = setting["unit"] == "group"
@@ -102,10 +102,10 @@ class Truth:
         )  # fmt: skip
         x, z = self.x[:, kept], np.tile(self.z[kept][None], (len(rules), 1, 1))
         goal = Goal(max_width=widths[0])
-        spec = PolicyPlan(entry["kind"], alpha, goal, statistic=statistic or "spread")
-        seen = examine(rules, x, z)
+        spec = PolicySpec(entry["kind"], alpha, goal, statistic=statistic or "spread")
+        seen = stopping_statistics(rules, x, z)
         index = promise.whom.index(seen.cases, group)
-        thresholds = spec.thresholds(seen, OneSet(promise, promise.whom, index))
+        thresholds = spec.thresholds(seen, SingleSetCalibrator(promise, promise.whom, index))
         return replace(
             self.planned(setting | {"policy": "paper"}, "paper"), kind=entry["kind"],
             rules=rules, thresholds=tuple(map(float, thresholds)), guarantee=promise,

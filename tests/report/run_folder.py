@@ -5,18 +5,19 @@ from pathlib import Path
 import numpy as np
 
 import taskuq as tq
-from taskuq.data.atlas import Atlas
-from taskuq.data.patient import PatientPlan
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import PolicyPlan
-from taskuq.decide.simulation import simulate
-from taskuq.evaluation.comparison import Comparison, compare
-from taskuq.files import write_json
-from taskuq.measure.masks import nested_masks
-from taskuq.outputs import TaskOutputs
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.report import experiment_record, save_explorer, write_report
+from taskuq._io import write_json
+from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
+from taskuq.data._atlas import Atlas, PatientDistribution
+from taskuq.measure._masks import nested_masks
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import PolicySpec
+from taskuq.policy._simulate import simulate
+from taskuq.report._explorer import save_explorer
+from taskuq.report._records import experiment_record
+from taskuq.report._report import write_report
 from taskuq.report.figures import Figure, Series
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
+from taskuq.table._table import TaskOutputs
 
 HOSTILE = (
     "<script>alert('name')</script>",
@@ -35,7 +36,7 @@ def pictures(slices, size=64, samples=4, seed=0):
     """Truth, zero-filled images and posterior-like samples of atlas slices, in NumPy alone."""
     rng = np.random.default_rng(seed)
     masks = nested_masks(size, RATES, rng=rng)
-    plan = PatientPlan(size=size, slices=2)
+    plan = PatientDistribution(size=size, slices=2)
     atlas = Atlas(patients=(slices + 1) // 2, seed=seed, coils=0, plan=plan)
     truth = np.concatenate([atlas.patient(k).images for k in range(atlas.patients)])[:slices]
     spectrum = np.fft.fftshift(np.fft.fft2(truth), axes=(-2, -1))
@@ -61,7 +62,7 @@ def _image(spectrum):
 
 def table_of(volumes=30, samples=16, seed=0):
     """A synthetic table whose cases and groups have names."""
-    made = synthetic_outputs(SyntheticScanner(volumes=volumes, samples=samples), seed=seed)
+    made = synthetic_outputs(SyntheticTable(volumes=volumes, samples=samples), seed=seed)
     names = [f"patient-{g:02d}" for g in made.group]
     return TaskOutputs(
         made.outputs, made.targets, made.accelerations, group=names, label=made.label,
@@ -92,12 +93,12 @@ def write_run(folder, *, volumes=30, samples=16, trials=200, slices=6, size=64, 
     table.save(folder / "table.npz")
     write_explorer(folder, table, slices, size, shown)
     for unit in ("case", "group"):
-        record = compare(table, Comparison(scores=("ar", "lwr", "cqr", "mlwr"), trials=trials,
+        record = evaluate_table(table, EvaluationGrid(scores=("ar", "lwr", "cqr", "mlwr"), trials=trials,
                                            unit=unit, alpha=0.1))  # fmt: skip
         write(folder / f"evaluate-by-{unit}.json", record.to_dict())
     goal = Goal(max_width=0.1)
-    plans = [PolicyPlan("paper", 0.1, goal, score="lwr"), PolicyPlan("fixed-width", 0.1, goal),
-             PolicyPlan("adaptive", 0.1, goal, score="lwr")]  # fmt: skip
+    plans = [PolicySpec("paper", 0.1, goal, score="lwr"), PolicySpec("fixed-width", 0.1, goal),
+             PolicySpec("adaptive", 0.1, goal, score="lwr")]  # fmt: skip
     found = simulate(table, plans, trials=trials, rng=np.random.default_rng(0), unit="group")
     write(folder / "simulate.json", {
         "schema": "taskuq.simulate/1", "alpha": 0.1, "goal": goal.to_dict(), "unit": "group",

@@ -7,10 +7,10 @@ import pytest
 
 import taskuq as tq
 from taskuq.errors import InputError
-from taskuq.report._explorer import check_explorer, explorer_payload, load_explorer
+from taskuq.report._explorer import _check_explorer, explorer_payload, load_explorer
 from taskuq.report.figures import figure_svg
-from taskuq.report.figures.policy import lines_figures, lines_record
-from taskuq.words import Words
+from taskuq.report.figures._policy import _lines_figures, lines_record
+from taskuq.table._terminology import Terminology
 
 RATES, LINES = (4.0, 2.0), 8
 
@@ -65,7 +65,7 @@ def test_the_page_draws_both_maps(made):
 
 def test_shares_and_rounds_are_those_of_the_table(made):
     table, _ = made
-    by_round, by_case = lines_figures(lines_record(table, Words()))
+    by_round, by_case = _lines_figures(lines_record(table, Terminology()))
     for k, series in enumerate(by_round.series):
         assert np.allclose(series.y, table.lines[k].mean(axis=0))
     names = [str(c) for c in table.case]
@@ -76,14 +76,14 @@ def test_shares_and_rounds_are_those_of_the_table(made):
 
 
 def test_shades_follow_shares(made):
-    drawn = str(figure_svg(lines_figures(lines_record(made[0], Words()))[0]))
+    drawn = str(figure_svg(_lines_figures(lines_record(made[0], Terminology()))[0]))
     assert 'fill-opacity="0.' in drawn
 
 
 def test_the_player_has_the_lines_of_each_slice(made):
     table, page = made
     explorer = load_explorer(page.parent / "explorer.npz")
-    payload = explorer_payload(explorer, {}, Words())
+    payload = explorer_payload(explorer, {}, Terminology())
     names = [str(c) for c in table.case]
     assert payload["lines"] is None
     for one in payload["slices"]:
@@ -97,4 +97,4 @@ def test_masks_of_another_number_of_slices_are_refused(made):
     explorer = load_explorer(made[1].parent / "explorer.npz")
     arrays = {**vars(explorer), "masks": explorer.masks[:-1]}
     with pytest.raises(InputError, match="masks must be"):
-        check_explorer(arrays)
+        _check_explorer(arrays)

@@ -11,9 +11,9 @@ import python_truth
 import run_folder
 
 import taskuq as tq
-from taskuq.outputs import TaskOutputs
-from taskuq.report import write_report
 from taskuq.report._explorer import RULES, TITLES, load_explorer
+from taskuq.report._report import write_report
+from taskuq.table._table import TaskOutputs
 
 ALPHA, TAU = 0.1, 0.1
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.outputs import TaskOutputs
-from taskuq.report._contents import policy_reports
-from taskuq.report._records import Table, cell, escaped, latex_table, read_folder, write_csv
-from taskuq.report.report import export
+from taskuq.report._contents import _policy_reports
+from taskuq.report._records import Table, _escaped, cell, latex_table, read_folder, write_csv
+from taskuq.report._report import export
+from taskuq.table._table import TaskOutputs
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_intervals_are_the_policys_and_the_bounds(exported):
     bound = tq.load_bound(exported / "bound-16.json")(table.outputs[0])
     rows = rows_of(exported / "intervals.csv")
     mine = [r for r in rows if r["source"].startswith("lwr")]
-    stopped = list(policy_reports(tq.load_policy(exported / "policy.json"), table))
+    stopped = list(_policy_reports(tq.load_policy(exported / "policy.json"), table))
 
     assert [float(r["lower"]) for r in mine] == bound.lower.tolist()
     assert [r["case"] for r in mine] == table.case.tolist()
@@ -58,7 +58,7 @@ def test_intervals_are_the_policys_and_the_bounds(exported):
 def test_a_scan_that_never_stops_reports_the_target_at_one():
     table = run_folder.table_of(volumes=12, samples=4)
     policy = tq.plan(table, alpha=0.01, max_width=0.1)  # 12 groups are too few for that
-    reports = list(policy_reports(policy, table))
+    reports = list(_policy_reports(policy, table))
 
     assert {r.acceleration for r in reports} == {1.0}
     assert [r.lower for r in reports] == table.targets.tolist()
@@ -68,7 +68,7 @@ def test_whole_groups_stop_together():
     table = run_folder.table_of(volumes=30, samples=4)
     policy = tq.plan(table, alpha=0.1, max_width=0.12, unit="whole-group")
     rates = {}
-    for report in policy_reports(policy, table):
+    for report in _policy_reports(policy, table):
         rates.setdefault(report.group, set()).add(report.acceleration)
 
     assert all(len(r) == 1 for r in rates.values())
@@ -80,7 +80,7 @@ def test_whole_groups_cannot_be_stopped_in_a_table_without_groups():
     policy = tq.plan(table, alpha=0.1, max_width=0.12, unit="whole-group")
 
     with pytest.raises(tq.InputError, match="decides about whole groups, the table has none"):
-        list(policy_reports(policy, replace(table, group=None)))
+        list(_policy_reports(policy, replace(table, group=None)))
 
 
 @given(st.text(max_size=20))
@@ -145,7 +145,7 @@ def test_exports_are_not_read_as_results(exported):
 
 @given(st.text(st.characters(codec="ascii"), max_size=30))
 def test_latex_text_has_no_live_characters(text):
-    plain = escaped(text)
+    plain = _escaped(text)
     for command in (r"\textbackslash{}", r"\textasciitilde{}", r"\textasciicircum{}",
                     r"\textless{}", r"\textgreater{}"):  # fmt: skip
         plain = plain.replace(command, "")
@@ -172,7 +172,7 @@ def test_latex_tables_compile_where_latex_is(tmp_path):
 
 def test_the_command_builds_the_page_and_prints_its_path(tmp_path):
     run_folder.write_small_records(tmp_path)
-    code = "from taskuq.commands.app import main; main()"
+    code = "from taskuq.cli.app import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "report", str(tmp_path)],
                           capture_output=True, text=True)  # fmt: skip
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import taskuq as tq
-from taskuq.calibration.law import calibration_size
-from taskuq.evaluation.comparison import Comparison, compare
+from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
+from taskuq.conformal._quantiles import calibration_size
 from taskuq.report._contents import build_contents
 from taskuq.report._records import figure_table, read_folder, slug, title_of
 from taskuq.report.figures import (
@@ -29,12 +29,12 @@ from taskuq.report.figures import (
     x_axis,
     y_axis,
 )
-from taskuq.report.figures.imaging import (
+from taskuq.report.figures._imaging import (
+    _planner_figure,
+    _split_figure,
     calibration_sizes,
     masks_figure,
-    planner_figure,
     quality_figures,
-    split_figure,
 )
 
 texts = st.text(max_size=12)
@@ -100,7 +100,7 @@ def test_bars_start_at_zero():
 
 
 def test_the_planner_draws_what_the_planner_says():
-    figure = planner_figure(calibration_sizes(0.1, delta=0.1, have=500))
+    figure = _planner_figure(calibration_sizes(0.1, delta=0.1, have=500))
     both, lower = figure.series
 
     for x, y in zip(both.x, both.y, strict=True):
@@ -126,12 +126,12 @@ def test_quality_and_split_figures_hold_their_records(run_dir):
 
     assert psnr.series[1].y == tuple(row["psnr"]["mean"] for row in flow)
     assert ssim.series[1].error == tuple(row["ssim"]["standard_error"] for row in flow)
-    assert split_figure(found.of("taskuq.split/1")[0].record).series[0].y == (3.0, 1.0, 2.0)
+    assert _split_figure(found.of("taskuq.split/1")[0].record).series[0].y == (3.0, 1.0, 2.0)
 
 
 def test_a_record_draws_the_same_before_and_after_it_is_written(run_dir):
     table = run_folder.table_of(volumes=8, samples=4)
-    record = compare(table, Comparison(trials=30, unit="case", alpha=0.2)).to_dict()
+    record = evaluate_table(table, EvaluationGrid(trials=30, unit="case", alpha=0.2)).to_dict()
     stored = read_folder(run_dir).of("taskuq.simulate/1")[0].record
     for one in (record, stored):
         drawn = [figure.to_dict() for _, figure in figures_of(one)]
@@ -205,7 +205,7 @@ def test_a_figure_of_ones_own_is_one_file(run_dir, tmp_path):
     run_folder.write(run / "diary.json", {"schema": "diary/1", "days": [[1, 4], [2, 7]]})
     (run / "evaluate.json").symlink_to(run_dir / "evaluate-by-case.json")
     done = subprocess.run(
-        [sys.executable, "-m", "taskuq.commands.app", "report", str(run), "--export"],
+        [sys.executable, "-m", "taskuq.cli.app", "report", str(run), "--export"],
         env={**os.environ, "TASKUQ_EXTENSIONS": str(tmp_path / "own.py")}, capture_output=True,
         text=True,
     )  # fmt: skip

@@ -11,14 +11,13 @@ import run_folder
 
 import taskuq as tq
 from browsing import on_screen
-from taskuq.decide.records import simulation_record
-from taskuq.outputs import TaskOutputs
-from taskuq.report import experiment_record
+from taskuq.policy._simulate import simulation_record
 from taskuq.report._answer import answer_of
-from taskuq.report._records import read_folder
+from taskuq.report._records import experiment_record, read_folder
+from taskuq.report._report import answer_lines, write_report
 from taskuq.report._scan import one_scan, scan_picture
-from taskuq.report.report import answer_lines, write_report
-from taskuq.words import Words
+from taskuq.table._table import TaskOutputs
+from taskuq.table._terminology import Terminology
 
 SCREENS = {"desktop": (1280, 800), "phone": (390, 844)}
 PARTS = ("[data-part=sentence]", "[data-part=tiles]", ".first .promise")
@@ -317,13 +316,13 @@ def test_a_case_that_the_policy_was_calibrated_on_is_called_so(run_dir):
     own = one_scan(tq.plan(table, **asked), folder)
     others = one_scan(tq.plan(table.select(cases=rest), **asked), folder)
     half = tq.plan(table.select(cases=~np.isin(table.group, table.group[:8])), **asked)
-    caption = scan_picture(own, explorer, Words(case="scene"))["caption"]
+    caption = scan_picture(own, explorer, Terminology(case="scene"))["caption"]
 
     assert (own.calibrated, own.without) == (table.cases, int(rest.sum()))
     assert f"own {table.cases} calibration scenes; the explorer below" in caption
     assert f"on {rest.sum()}, without it." in caption
     assert (others.calibrated, others.without) == (None, None)
-    assert "calibration" not in scan_picture(others, explorer, Words())["caption"]
+    assert "calibration" not in scan_picture(others, explorer, Terminology())["caption"]
     assert one_scan(half, folder).calibrated is None  # another table, not known to hold it
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.commands.app import main
+from taskuq.cli.app import main
 from taskuq.errors import InputError
 from taskuq.report._answer import answer_of
 from taskuq.report._contents import build_contents, patient_table, task_table
-from taskuq.report._page import facts
+from taskuq.report._page import _facts
 from taskuq.report._records import read_folder
 
 # What nobody wants to read who has no scanner.
@@ -243,7 +243,7 @@ def test_intervals_of_unlike_tasks_are_not_compared_where_nothing_was_planned(tm
 def test_what_was_run_is_said_in_the_users_words(tmp_path):
     words = {"case": "eye", "group": "owl"}
     contents = build_contents(read_folder(unlike(tmp_path, max_width=WIDTHS, words=words)))
-    said = dict(facts(contents))
+    said = dict(_facts(contents))
 
     assert said["Eyes"] == "80 in 20 owls"
     assert said["Unit of the promise"] == "owl"

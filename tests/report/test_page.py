@@ -15,9 +15,9 @@ from PIL import Image
 
 import taskuq as tq
 from taskuq.errors import InputError
-from taskuq.outputs import TaskOutputs
-from taskuq.report import write_report
-from taskuq.report._explorer import check_explorer, load_explorer, save_explorer, slice_pictures
+from taskuq.report._explorer import _check_explorer, _slice_pictures, load_explorer, save_explorer
+from taskuq.report._report import write_report
+from taskuq.table._table import TaskOutputs
 
 
 class Tables(HTMLParser):
@@ -232,9 +232,9 @@ def test_arrays_that_do_not_fit_are_refused(change, sentence):
         "targets": np.zeros(2), "calibration_outputs": np.zeros((9, 4, 3)),
         "calibration_targets": np.zeros(9),
     }  # fmt: skip
-    check_explorer(arrays)
+    _check_explorer(arrays)
     with pytest.raises(InputError, match=sentence):
-        check_explorer(arrays | change)
+        _check_explorer(arrays | change)
 
 
 def test_the_explorers_file_comes_back_as_it_was(tmp_path):
@@ -251,7 +251,7 @@ def test_pictures_give_way_before_the_page_grows_too_large(tmp_path):
     table = run_folder.table_of(volumes=12, samples=4)
     path = run_folder.write_explorer(tmp_path, table, slices=2, size=66, samples=2)
     explorer = load_explorer(path)
-    whole, small = slice_pictures(explorer), slice_pictures(explorer, budget=9_000)
+    whole, small = _slice_pictures(explorer), _slice_pictures(explorer, budget=9_000)
     length = [sum(len(sheet) for row in p.rounds for sheet in row) for p in (whole, small)]
 
     assert (whole.shrink, whole.height, whole.width) == (1, 66, 66)
@@ -265,7 +265,7 @@ def test_tiles_are_the_pictures_they_say(tmp_path, size):
     explorer = load_explorer(
         run_folder.write_explorer(tmp_path, table, slices=2, size=size, samples=2)
     )
-    made = slice_pictures(explorer)
+    made = _slice_pictures(explorer)
     sheet = np.asarray(Image.open(io.BytesIO(base64.b64decode(made.rounds[1][2].split(",")[1]))))
     stride = -(-size // 8) * 8
     wanted = explorer.samples[1, 2, 1].astype(float) / explorer.truth[1].max() * 255

@@ -10,14 +10,14 @@ from PIL import Image
 
 import taskuq as tq
 from taskuq.errors import InputError
-from taskuq.report import write_report
 from taskuq.report._explorer import (
+    _check_explorer,
+    _slice_pictures,
     brightness,
-    check_explorer,
     save_explorer,
-    slice_pictures,
     thumbnail,
 )
+from taskuq.report._report import write_report
 
 
 def stored(size=(8, 8), colours=(), tasks=(), **changes):
@@ -42,8 +42,8 @@ def decoded(uri):
 
 @pytest.mark.parametrize("colours", [(), (3,)])
 def test_small_pictures_lose_nothing(colours):
-    explorer = check_explorer(stored(colours=colours))
-    made = slice_pictures(explorer)
+    explorer = _check_explorer(stored(colours=colours))
+    made = _slice_pictures(explorer)
     sheet = decoded(made.rounds[1][0])
 
     np.testing.assert_array_equal(decoded(made.truth[1])[:8, :8], explorer.truth[1])
@@ -56,7 +56,7 @@ def test_small_pictures_lose_nothing(colours):
 def test_large_colours_stay_colours_and_tiles_keep_to_themselves():
     size = (72, 72)
     red, blue = (np.broadcast_to(c, (2, 2, *size, 3)) for c in ([255.0, 0, 0], [0, 0, 255.0]))
-    made = slice_pictures(check_explorer(stored(size, (3,), estimate=red, mean=blue)))
+    made = _slice_pictures(_check_explorer(stored(size, (3,), estimate=red, mean=blue)))
     sheet = decoded(made.rounds[0][0]).astype(int)
 
     # The two tiles beside each other, to their very edges.
@@ -66,7 +66,7 @@ def test_large_colours_stay_colours_and_tiles_keep_to_themselves():
 
 def test_signals_below_zero_are_not_cut_off():
     truth = np.linspace(-1, 1, 64).reshape(1, 8, 8).repeat(2, axis=0)
-    made = slice_pictures(check_explorer(stored(truth=truth)))
+    made = _slice_pictures(_check_explorer(stored(truth=truth)))
 
     shown = decoded(made.truth[0])[:8, :8].ravel()
     assert shown[0] == 0
@@ -95,7 +95,7 @@ def test_an_estimate_is_shown_where_there_is_one(tmp_path):
 )
 def test_pictures_that_do_not_fit_are_refused(changes):
     with pytest.raises(InputError, match=r"axes|shape"):
-        check_explorer(stored(colours=(3,)) | changes)
+        _check_explorer(stored(colours=(3,)) | changes)
 
 
 def test_a_browser_shows_small_pictures_pixel_by_pixel(open_page, tmp_path, keep):

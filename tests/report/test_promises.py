@@ -7,9 +7,9 @@ import numpy as np
 import run_folder
 
 import taskuq as tq
-from taskuq.evaluation.comparison import Comparison, compare
-from taskuq.outputs import TaskOutputs
-from taskuq.report import write_report
+from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
+from taskuq.report._report import write_report
+from taskuq.table._table import TaskOutputs
 
 
 class Boxes(HTMLParser):
@@ -81,7 +81,9 @@ def test_a_record_from_before_shortages_were_stored_does_not_look_fine(tmp_path,
 def test_splits_without_a_finite_interval_are_told(tmp_path):
     rng = np.random.default_rng(0)
     table = TaskOutputs(rng.random((1, 20, 4)), rng.random(20), accelerations=[8])
-    record = compare(table, Comparison(scores=("lwr",), trials=5, unit="case", alpha=0.01))
+    record = evaluate_table(
+        table, EvaluationGrid(scores=("lwr",), trials=5, unit="case", alpha=0.01)
+    )
     run_folder.write(tmp_path / "evaluate.json", record.to_dict())
     ((said,),) = Boxes(write_report(tmp_path)).found.values()
 

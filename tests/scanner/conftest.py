@@ -24,14 +24,14 @@ def small_policy(small):
 @pytest.fixture
 def serving(small, small_policy, tmp_path):
     """Start services; all of them are stopped in the end."""
-    from taskuq.runs.mrd.service import Service
-    from taskuq.runs.mrd.session import Chain
+    from taskuq.service._server import Service
+    from taskuq.service._session import ServiceModel
 
     started = []
 
     def serve(limits=None, port=0, **options):
         given = {"policy": small_policy, "recover": small.recover, "task": small.task}
-        chain = Chain(
+        chain = ServiceModel(
             **{**given, "columns": small.COLUMNS, "folder": tmp_path / "states", **options}
         )
         extra = {} if limits is None else {"limits": limits}
@@ -48,12 +48,14 @@ def serving(small, small_policy, tmp_path):
 @pytest.fixture
 def connect():
     """Connect to services; all connections are closed in the end."""
-    from taskuq.runs.mrd.messages import Limits, Wire
+    from taskuq.service._mrd import Connection, StreamLimits
 
     opened = []
 
     def connection(service):
-        opened.append(Wire(socket.create_connection(("127.0.0.1", service.port)), Limits()))
+        opened.append(
+            Connection(socket.create_connection(("127.0.0.1", service.port)), StreamLimits())
+        )
         return opened[-1]
 
     yield connection

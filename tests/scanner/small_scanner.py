@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 import taskuq as tq
-from taskuq.measure.fourier import fft2c
-from taskuq.measure.masks import nested_masks
-from taskuq.measure.mri import MultiCoilMRI, SimulatedScanner, added_columns
-from taskuq.runs.mrd.header import ScanHeader
-from taskuq.runs.mrd.replay import StoredScan
+from taskuq.measure._fourier import fft2c
+from taskuq.measure._masks import nested_masks
+from taskuq.measure._mri import MultiCoilMRI, SimulatedMRIScanner, added_columns
+from taskuq.service._mrd import ScanHeader
+from taskuq.service._replay import _StoredScan
 
 SIZE, COILS, RATES, SAMPLES = 16, 2, (8.0, 4.0, 2.0), 4
 MASKS = nested_masks(SIZE, RATES, rng=np.random.default_rng(0))
@@ -58,15 +58,17 @@ def scan_of(number, slices=3):
     """A scan of some slices, as a file or a scanner would have it."""
     kspace = {k: fft2c(image(1000 + 10 * number + k)).numpy() for k in range(slices)}
     name = f"patient-{number}"
-    return StoredScan(ScanHeader(f"MR-{number}", name, (COILS, SIZE, SIZE), slices), kspace)
+    return _StoredScan(ScanHeader(f"MR-{number}", name, (COILS, SIZE, SIZE), slices), kspace)
 
 
 def serve(folder, port):
     """A service in a process of its own, until it is killed."""
-    from taskuq.runs.mrd.service import Service
-    from taskuq.runs.mrd.session import Chain
+    from taskuq.service._server import Service
+    from taskuq.service._session import ServiceModel
 
-    chain = Chain(tq.load_policy(folder / "policy.json"), recover, task, COLUMNS, folder / "states")
+    chain = ServiceModel(
+        tq.load_policy(folder / "policy.json"), recover, task, COLUMNS, folder / "states"
+    )
     Service(chain, port=port).start()
     while True:
         time.sleep(1)
@@ -74,7 +76,7 @@ def serve(folder, port):
 
 def acquired(policy, number, slice_, **options):
     """The same slice, scanned by acquire."""
-    scanner = SimulatedScanner(image(1000 + 10 * number + slice_), MASKS, RATES)
+    scanner = SimulatedMRIScanner(image(1000 + 10 * number + slice_), MASKS, RATES)
     return tq.acquire(policy, scanner, recover=recover, task=task, samples=SAMPLES,
                       case=f"patient-{number}-slice-{slice_}", **options)  # fmt: skip
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from taskuq.runs.mrd import replay
-from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE
-from taskuq.runs.mrd.replay import StoredScan, header_xml, play
+from taskuq.service import _replay as replay
+from taskuq.service._mrd import ACQUISITION, CLOSE, HEADER, IMAGE, header_xml
+from taskuq.service._replay import _StoredScan, replay_scan
 
 pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 HOST, WIDTH, NUMBER, OTHER = "127.0.0.1", 0.1, 1, 7
@@ -16,12 +16,12 @@ HOST, WIDTH, NUMBER, OTHER = "127.0.0.1", 0.1, 1, 7
 def anothers(small, scan, difference):
     """A scan with the same header and other lines: of another patient, or in one number only."""
     if difference == "all lines":
-        return StoredScan(scan.header, small.scan_of(OTHER).kspace)
+        return _StoredScan(scan.header, small.scan_of(OTHER).kspace)
     kspace = {k: lines.copy() for k, lines in scan.kspace.items()}
     for lines in kspace.values():
         place = (0, 0, small.COLUMNS[0][0])
         lines[place] = np.nextafter(lines[place].real, np.float32(9)) + 1j * lines[place].imag
-    return StoredScan(scan.header, kspace)
+    return _StoredScan(scan.header, kspace)
 
 
 def answers(connect, service, scan, slices, columns):
@@ -44,7 +44,7 @@ def answers(connect, service, scan, slices, columns):
 def stored(small, connect, service, scan, how):
     """Let a scan be stored up to its stop, or cut it off after its first round."""
     if how == "finished":
-        decisions = play(scan, HOST, service.port).decisions
+        decisions = replay_scan(scan, HOST, service.port).decisions
         assert any(d["acceleration"] > 1 for d in decisions.values())
     else:
         images, _ = answers(connect, service, scan, range(3), small.COLUMNS[0])
@@ -70,7 +70,7 @@ def test_other_lines_under_the_same_name_are_told_nothing(
 def test_a_line_without_numbers_after_a_finished_scan_is_told_nothing(small, serving, connect):
     service, scan = serving(policy=small.policy(width=WIDTH)), small.scan_of(NUMBER)
     stored(small, connect, service, scan, "finished")
-    nothing = StoredScan(scan.header, {k: np.nan * one for k, one in scan.kspace.items()})
+    nothing = _StoredScan(scan.header, {k: np.nan * one for k, one in scan.kspace.items()})
     images, said = answers(connect, service, nothing, range(3), [15])
 
     assert images == []
@@ -80,9 +80,9 @@ def test_a_line_without_numbers_after_a_finished_scan_is_told_nothing(small, ser
 def test_another_patient_under_the_same_name_has_a_scan_of_their_own(small, serving):
     policy = small.policy(width=WIDTH)
     service, scan, other = serving(policy=policy), small.scan_of(NUMBER), small.scan_of(OTHER)
-    first = play(scan, HOST, service.port)
+    first = replay_scan(scan, HOST, service.port)
     header = replace(other.header, scan_id=scan.header.scan_id)
-    second = play(StoredScan(header, other.kspace), HOST, service.port)
+    second = replay_scan(_StoredScan(header, other.kspace), HOST, service.port)
 
     for number, played in ((NUMBER, first), (OTHER, second)):
         for slice_, decision in played.decisions.items():
@@ -95,7 +95,7 @@ def test_another_patient_under_the_same_name_has_a_scan_of_their_own(small, serv
 def test_the_same_scan_again_hears_the_same_again(small, serving, unit):
     policy = small.policy(unit, width=0.2 if unit == "whole-group" else WIDTH)
     service, scan = serving(policy=policy), small.scan_of(2)
-    first, again = (play(scan, HOST, service.port) for _ in range(2))
+    first, again = (replay_scan(scan, HOST, service.port) for _ in range(2))
 
     assert again.lines == first.lines
     for slice_, decision in first.decisions.items():

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from taskuq.decide.audit import read_trail
-from taskuq.runs.mrd import replay
-from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE
-from taskuq.runs.mrd.replay import header_xml
+from taskuq.scan._audit import read_audit_log
+from taskuq.service import _replay as replay
+from taskuq.service._mrd import ACQUISITION, CLOSE, HEADER, IMAGE, header_xml
 
 pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 
@@ -85,15 +84,15 @@ def test_a_line_that_changes_while_its_round_is_computed_never_stops_a_scan(
     assert not any(one["would_stop"] == "true" for one in first + again)
     assert all("came twice" in one["fault"] for one in first)
     assert len(again) > len(first) == len(scan.kspace)
-    told = read_trail(tmp_path / "states" / "log.jsonl")
+    told = read_audit_log(tmp_path / "states" / "log.jsonl")
     assert not any(line["stop"] for line in told)
 
 
 def test_a_line_that_changes_after_a_stop_does_not_take_it_back(small, stopping):
-    from taskuq.runs.mrd.arriving import ArrivingSlice
+    from taskuq.service._session import _StreamedSlice
 
     policy, scan = stopping
-    slice_ = ArrivingSlice(small.COLUMNS, scan.header.shape, policy.accelerations, "MR")
+    slice_ = _StreamedSlice(small.COLUMNS, scan.header.shape, policy.accelerations, "MR")
     line = scan.kspace[0][..., 3]
     assert slice_.add(3, line) is None
     assert slice_.settle() is None

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from taskuq.measure.masks import nested_masks
-from taskuq.measure.mri import added_columns, joined
-from taskuq.runs.mrd.arriving import ROOM, ArrivingSlice, with_canvases
+from taskuq.measure._masks import nested_masks
+from taskuq.measure._mri import _combine_columns, added_columns
+from taskuq.service._session import ROOM, _assign_buffers, _StreamedSlice
 
 RATES = (8.0, 4.0, 2.0)
 
@@ -17,13 +17,13 @@ RATES = (8.0, 4.0, 2.0)
 @pytest.mark.parametrize("rounds", [1, 2, 4])
 def test_a_measurement_is_that_of_joined_pieces_to_the_bit(height, width, rounds, drawn):
     columns = added_columns(nested_masks(width, RATES, rng=np.random.default_rng(0)))
-    slice_ = ArrivingSlice(columns, (3, height, width), RATES, "MR")
-    assert with_canvases([slice_] if drawn else [], []) == [slice_] * drawn
+    slice_ = _StreamedSlice(columns, (3, height, width), RATES, "MR")
+    assert _assign_buffers([slice_] if drawn else [], []) == [slice_] * drawn
     noise = np.random.default_rng(1).standard_normal((2, 3, height, width))
     for column in range(width):
         assert slice_.add(column, noise[0, ..., column] + 1j * noise[1, ..., column]) is None
     pieces = [slice_.measure(k) for k in range(rounds)]
-    found, wanted = slice_.combine(pieces), joined(pieces, slice_.shape, RATES)
+    found, wanted = slice_.combine(pieces), _combine_columns(pieces, slice_.shape, RATES)
 
     assert torch.equal(found.zero_filled, wanted.zero_filled)
     assert torch.equal(found.mask, wanted.mask)
@@ -33,8 +33,8 @@ def test_a_measurement_is_that_of_joined_pieces_to_the_bit(height, width, rounds
 
 def arriving(height=20, width=32):
     columns = added_columns(nested_masks(width, RATES, rng=np.random.default_rng(0)))
-    slice_ = ArrivingSlice(columns, (3, height, width), RATES, "MR")
-    return with_canvases([slice_], [])[0]
+    slice_ = _StreamedSlice(columns, (3, height, width), RATES, "MR")
+    return _assign_buffers([slice_], [])[0]
 
 
 def line_of(column, height=20):
@@ -50,7 +50,7 @@ def test_lines_that_come_round_by_round_twice_and_early_are_put_once():
             assert slice_.add(column, line_of(column)) is None
         pieces.append(slice_.measure(k))
         assert slice_._is_drawn(pieces)
-        found, wanted = slice_.combine(pieces), joined(pieces, slice_.shape, RATES)
+        found, wanted = slice_.combine(pieces), _combine_columns(pieces, slice_.shape, RATES)
         assert torch.equal(found.zero_filled, wanted.zero_filled)
         slice_.combine(pieces).zero_filled.zero_()  # whoever is given it may write into it
 
@@ -60,15 +60,15 @@ def test_pieces_of_elsewhere_are_not_taken_for_the_lines_that_came():
     for column in range(32):
         slice_.add(column, line_of(column))
     other = {**slice_.measure(0), "kspace": 2 * slice_.measure(0)["kspace"]}
-    found, wanted = slice_.combine([other]), joined([other], slice_.shape, RATES)
+    found, wanted = slice_.combine([other]), _combine_columns([other], slice_.shape, RATES)
     assert torch.equal(found.zero_filled, wanted.zero_filled)
 
 
 def test_canvases_take_no_more_than_their_room():
     shape = (8, 320, 320)
-    each = [ArrivingSlice([np.arange(320)], shape, RATES, "MR") for _ in range(50)]
-    assert sum(s.canvas is not None for s in with_canvases(each[:3], [])) == 3
-    assert sum(s.canvas is not None for s in with_canvases(each[3:], each[:3])) == 2
-    large = ArrivingSlice([np.arange(4096)], (128, 4096, 4096), RATES, "MR")
+    each = [_StreamedSlice([np.arange(320)], shape, RATES, "MR") for _ in range(50)]
+    assert sum(s.canvas is not None for s in _assign_buffers(each[:3], [])) == 3
+    assert sum(s.canvas is not None for s in _assign_buffers(each[3:], each[:3])) == 2
+    large = _StreamedSlice([np.arange(4096)], (128, 4096, 4096), RATES, "MR")
     assert ROOM < 8 * 128 * 4096**2
-    assert with_canvases([large], [])[0].canvas is None
+    assert _assign_buffers([large], [])[0].canvas is None

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from taskuq.runs.mrd import lines, replay
-from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE
-from taskuq.runs.mrd.replay import header_xml
-from taskuq.runs.mrd.stored import read_scan
+from taskuq.service import _mrd as lines
+from taskuq.service import _replay as replay
+from taskuq.service._mrd import ACQUISITION, CLOSE, HEADER, IMAGE, header_xml
+from taskuq.service._replay import read_mrd
 
 ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 BESIDE = [
@@ -85,7 +85,7 @@ def test_a_file_is_read_without_what_is_not_of_its_image(small, tmp_path):
                 file.append_acquisition(other)
             file.append_acquisition(scan.line(0, column))
 
-    assert np.array_equal(read_scan(tmp_path / "scan.h5").kspace[0], scan.kspace[0])
+    assert np.array_equal(read_mrd(tmp_path / "scan.h5").kspace[0], scan.kspace[0])
 
 
 def test_the_flags_are_those_of_the_package():

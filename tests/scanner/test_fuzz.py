@@ -6,9 +6,9 @@ import struct
 import numpy as np
 import pytest
 
-from taskuq.runs.mrd import replay
-from taskuq.runs.mrd.messages import ACQUISITION, HEADER, IMAGE, Limits, Wire
-from taskuq.runs.mrd.replay import StoredScan, header_xml, play
+from taskuq.service import _replay as replay
+from taskuq.service._mrd import ACQUISITION, HEADER, IMAGE, Connection, StreamLimits, header_xml
+from taskuq.service._replay import _StoredScan, replay_scan
 
 pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 MESSAGES = 2400
@@ -45,12 +45,14 @@ def changed(rng, scan, small):
 
 
 def test_2400_spoilt_messages_stop_no_scan_and_end_no_service(small, small_policy, serving):
-    service = serving(limits=Limits(message=2**20, idle=2.0))
+    service = serving(limits=StreamLimits(message=2**20, idle=2.0))
     rng, sent, early = np.random.default_rng(8), 0, []
     while sent < MESSAGES:
         # Of these scans nothing whole is sent beside the first round, so that none may stop.
         scan = small.scan_of(500 + sent)
-        wire = Wire(socket.create_connection(("127.0.0.1", service.port)), Limits(idle=20))
+        wire = Connection(
+            socket.create_connection(("127.0.0.1", service.port)), StreamLimits(idle=20)
+        )
         try:
             wire.send(HEADER, header_xml(scan.header))
             for _ in range(40):
@@ -68,7 +70,7 @@ def test_2400_spoilt_messages_stop_no_scan_and_end_no_service(small, small_polic
     assert not any(one["would_stop"] == "true" for one in early)
     assert service.health()["status"] == "ready"
     assert "failed connections" not in service.health()["counts"]
-    played = play(small.scan_of(2), "127.0.0.1", service.port)
+    played = replay_scan(small.scan_of(2), "127.0.0.1", service.port)
     for slice_, decision in played.decisions.items():
         assert decision["lower"] == [
             *small.acquired(small_policy, 2, slice_).rounds[-1].to_dict()["lower"]
@@ -76,15 +78,17 @@ def test_2400_spoilt_messages_stop_no_scan_and_end_no_service(small, small_polic
 
 
 def test_nothing_is_told_about_finished_scans_to_whoever_knows_their_names(small, serving):
-    service = serving(policy=small.policy(width=0.1), limits=Limits(message=2**20, idle=2.0))
+    service = serving(policy=small.policy(width=0.1), limits=StreamLimits(message=2**20, idle=2.0))
     known = small.scan_of(1)
-    played = play(known, "127.0.0.1", service.port)
+    played = replay_scan(known, "127.0.0.1", service.port)
     assert any(one["acceleration"] > 1 for one in played.decisions.values())
     rng, told = np.random.default_rng(9), []
     for number in range(20):
         # Whole lines too, of another patient: none of them was stored.
-        scan = StoredScan(known.header, small.scan_of(500 + number).kspace)
-        wire = Wire(socket.create_connection(("127.0.0.1", service.port)), Limits(idle=20))
+        scan = _StoredScan(known.header, small.scan_of(500 + number).kspace)
+        wire = Connection(
+            socket.create_connection(("127.0.0.1", service.port)), StreamLimits(idle=20)
+        )
         try:
             wire.send(HEADER, header_xml(scan.header))
             for _ in range(40):
@@ -100,7 +104,7 @@ def test_nothing_is_told_about_finished_scans_to_whoever_knows_their_names(small
             wire.close()
 
     assert told == []
-    again = play(known, "127.0.0.1", service.port)
+    again = replay_scan(known, "127.0.0.1", service.port)
     assert [d["upper"] for d in again.decisions.values()] == [
         d["upper"] for d in played.decisions.values()
     ]

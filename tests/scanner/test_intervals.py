@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.decide.scan import Acquisition
-from taskuq.decide.scan_state import load_acquisition
-from taskuq.files import read_json
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.runs.intervals import interval_record, read_report, structured_report, write_interval
+from taskuq._io import read_json
+from taskuq.cli.app import main
+from taskuq.scan._state import Scan, load_scan
+from taskuq.service._interval import _dicom_report, _interval_record, _read_report, write_interval
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +27,7 @@ class Stored:
 def scanned(tmp_path_factory):
     """The folder of a scan that has stopped early, with its policy."""
     folder = tmp_path_factory.mktemp("scan")
-    table = synthetic_outputs(SyntheticScanner(volumes=30), seed=0)
+    table = synthetic_outputs(SyntheticTable(volumes=30), seed=0)
     policy = tq.plan(table, alpha=0.1, max_width=0.2, unit="case")
     case = next(k for k in range(table.cases) if policy.decide(0, table.outputs[:1, k]).stop)
 
@@ -71,7 +70,7 @@ def test_the_record_keeps_its_published_schema(record, scanned):
 
 
 def test_the_record_is_what_the_scan_reported(record, scanned):
-    scan = load_acquisition(scanned / "scan.json", tq.load_policy(scanned / "policy.json"))
+    scan = load_scan(scanned / "scan.json", tq.load_policy(scanned / "policy.json"))
     (task,) = record["tasks"]
 
     assert task["lower"] == float(scan.interval.lower)
@@ -82,7 +81,7 @@ def test_the_record_is_what_the_scan_reported(record, scanned):
 
 def test_a_scan_that_goes_on_has_no_interval(scanned):
     with pytest.raises(tq.InputError, match="not finished"):
-        interval_record(Acquisition(), tq.load_policy(scanned / "policy.json"))
+        _interval_record(Scan(), tq.load_policy(scanned / "policy.json"))
 
 
 def test_a_dicom_report_needs_its_image(record, tmp_path):
@@ -98,7 +97,7 @@ def test_a_dicom_report_comes_back_and_refers_to_its_image(
     main(["interval", str(scanned / "scan.json"), str(scanned / "policy.json"),
           "--image", str(image), "-o", str(tmp_path / "report.dcm")])  # fmt: skip
     (task,) = record["tasks"]
-    found = read_report(tmp_path / "report.dcm")[task["name"]]
+    found = _read_report(tmp_path / "report.dcm")[task["name"]]
     assert np.allclose(found, (task["value"], task["lower"], task["upper"]), atol=1e-12)
 
     report, shown = pydicom.dcmread(tmp_path / "report.dcm"), pydicom.dcmread(image)
@@ -116,10 +115,10 @@ def test_an_infinite_end_has_no_uncertainty(record, image, tmp_path):
 
     (task,) = record["tasks"]
     open_ended = {**record, "tasks": [{**task, "upper": "inf"}]}
-    report = structured_report(open_ended, pydicom.dcmread(image))
+    report = _dicom_report(open_ended, pydicom.dcmread(image))
     report.save_as(tmp_path / "r.dcm", enforce_file_format=True)
 
-    assert read_report(tmp_path / "r.dcm")[task["name"]][2] == np.inf
+    assert _read_report(tmp_path / "r.dcm")[task["name"]][2] == np.inf
 
 
 @pytest.fixture
@@ -127,12 +126,12 @@ def of_a_group(tmp_path):
     """The folder of a service's scan of one slice, which belongs to a patient."""
 
     def scanned(small, serving, slices, number=5):
-        from taskuq.runs.mrd.replay import play
+        from taskuq.service._replay import replay_scan
 
         policy = small.policy("group", width=0.4)
         policy.save(tmp_path / "policy.json")
         service = serving(policy=policy, monitor=tq.Monitor(policy))
-        play(small.scan_of(number, slices=slices), "127.0.0.1", service.port)
+        replay_scan(small.scan_of(number, slices=slices), "127.0.0.1", service.port)
         (state,) = (tmp_path / "states").glob("scan-*.json")
         return [str(state), str(tmp_path / "policy.json")]
 

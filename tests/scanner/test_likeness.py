@@ -6,13 +6,11 @@ from dataclasses import replace
 import pytest
 
 import taskuq as tq
-from taskuq.decide.likeness import other_coils
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.runs.intervals import stored_interval
-from taskuq.runs.mrd.header import header_xml, read_header
-from taskuq.runs.mrd.messages import HEADER
-from taskuq.runs.mrd.replay import play
-from taskuq.runs.mrd.stored import read_scan
+from taskuq.scan._round import coil_mismatch
+from taskuq.service._interval import stored_interval
+from taskuq.service._mrd import HEADER, header_xml, read_header
+from taskuq.service._replay import read_mrd, replay_scan
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 HOST = "127.0.0.1"
@@ -34,7 +32,7 @@ def test_a_service_refuses_readouts_with_oversampling(small, serving, connect):
 def test_a_replay_refuses_readouts_with_oversampling(small, tmp_path):
     replace(small.scan_of(1), xml=oversampled(small)).save(tmp_path / "a.h5")
     with pytest.raises(tq.InputError, match="remove readout oversampling"):
-        read_scan(tmp_path / "a.h5")
+        read_mrd(tmp_path / "a.h5")
 
 
 def test_a_header_whose_spaces_agree_is_read(small):
@@ -51,24 +49,24 @@ def of_eight_coils(small):
 def test_scans_of_another_number_of_coils_are_refused(small, serving, of_eight_coils):
     service = serving(policy=of_eight_coils)
     with pytest.raises(tq.InputError, match="calibrated with 8 coils, and this scan has 2"):
-        play(small.scan_of(5), HOST, service.port)
+        replay_scan(small.scan_of(5), HOST, service.port)
 
 
 def test_they_are_decided_without_a_promise_where_that_is_asked_for(
     small, serving, of_eight_coils, tmp_path
 ):
     service = serving(policy=of_eight_coils, unlike=True)
-    played = play(small.scan_of(5, slices=1), HOST, service.port)
+    played = replay_scan(small.scan_of(5, slices=1), HOST, service.port)
     (state,) = (tmp_path / "states").glob("scan-*.json")
     assert "8 coils, and this scan has 2" in played.decisions[0]["promise"]
     assert not stored_interval(state, of_eight_coils)["guaranteed"]
 
 
 def test_a_policy_knows_the_coils_of_patients_that_were_drawn():
-    table = synthetic_outputs(SyntheticScanner(volumes=20), seed=0)
+    table = synthetic_outputs(SyntheticTable(volumes=20), seed=0)
     for kind, coils in (("atlas", 8), ("fastmri", None)):
         made = {"configuration": {"data": {"kind": kind, "coils": 8}}}
         policy = tq.plan(replace(table, provenance=made), alpha=0.2, max_width=0.2)
         assert policy.provenance.get("coils") == coils
-        assert (other_coils(policy, 12) is None) == (coils is None)
-        assert other_coils(policy, 8) is None
+        assert (coil_mismatch(policy, 12) is None) == (coils is None)
+        assert coil_mismatch(policy, 8) is None

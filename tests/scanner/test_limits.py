@@ -6,10 +6,17 @@ import time
 
 import pytest
 
-from taskuq.runs.mrd import replay
-from taskuq.runs.mrd.header import ScanHeader
-from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE, Limits
-from taskuq.runs.mrd.replay import StoredScan, header_xml, play
+from taskuq.service import _replay as replay
+from taskuq.service._mrd import (
+    ACQUISITION,
+    CLOSE,
+    HEADER,
+    IMAGE,
+    ScanHeader,
+    StreamLimits,
+    header_xml,
+)
+from taskuq.service._replay import _StoredScan, replay_scan
 
 pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 HOST, MANY = "127.0.0.1", 100
@@ -20,7 +27,7 @@ def many_slices(small, number, slices=MANY):
     one = small.scan_of(number, slices=1)
     name = one.header.patient
     header = ScanHeader(one.header.scan_id, name, one.header.shape, slices)
-    return StoredScan(header, dict.fromkeys(range(slices), one.kspace[0]))
+    return _StoredScan(header, dict.fromkeys(range(slices), one.kspace[0]))
 
 
 def begun(connect, service, scan):
@@ -74,7 +81,7 @@ def test_rounds_that_are_late_wait_in_one_thread(small, serving, connect):
 def test_slices_in_any_order_are_all_decided(small, small_policy, serving, connect):
     # Lines of all slices by turns, as scanners interleave them: more slices than may wait.
     scan = small.scan_of(6, slices=9)
-    wire = begun(connect, serving(limits=Limits(waiting=2)), scan)
+    wire = begun(connect, serving(limits=StreamLimits(waiting=2)), scan)
     for column in range(small.SIZE):
         for slice_ in scan.kspace:
             wire.send(ACQUISITION, scan.line(slice_, column))
@@ -102,7 +109,7 @@ def test_a_header_that_announces_more_than_is_taken_is_refused(small, serving, c
 
     assert "the header announces 3840000 MiB of k-space, and 8192 MiB are taken" in answer
     assert wire.read() is None
-    assert len(play(small.scan_of(3), HOST, service.port).decisions) == 3
+    assert len(replay_scan(small.scan_of(3), HOST, service.port).decisions) == 3
     all_read(held)
 
 
@@ -110,7 +117,7 @@ def test_a_header_that_announces_more_than_is_taken_is_refused(small, serving, c
 def test_slices_that_do_not_fit_at_once_are_refused(small, serving, connect, unit):
     scan = small.scan_of(1)
     room = scan.header.nbytes - 1 if unit == "whole-group" else scan.header.nbytes // 3 - 1
-    wire = connect(serving(policy=small.policy(unit, width=0.2), limits=Limits(kept=room)))
+    wire = connect(serving(policy=small.policy(unit, width=0.2), limits=StreamLimits(kept=room)))
     wire.send(HEADER, header_xml(scan.header))
 
     assert "--kept-size" in wire.read().content
@@ -119,7 +126,7 @@ def test_slices_that_do_not_fit_at_once_are_refused(small, serving, connect, uni
 
 def test_who_sends_more_than_is_kept_is_let_go_and_no_one_else(small, serving, connect):
     slice_ = small.scan_of(1, slices=1).header.nbytes
-    service = serving(limits=Limits(kept=2 * slice_))
+    service = serving(limits=StreamLimits(kept=2 * slice_))
     held, scan = begun(connect, service, small.scan_of(2, slices=1)), many_slices(small, 1)
     wire = begun(connect, service, scan)
     last = int(small.COLUMNS[0][0])
@@ -135,7 +142,7 @@ def test_who_sends_more_than_is_kept_is_let_go_and_no_one_else(small, serving, c
     assert "--kept-size" in said
     assert wire.read() is None
     # Slices that are decided make room: many of them are scanned one after another.
-    assert len(play(many_slices(small, 4, slices=5), HOST, service.port).decisions) == 5
+    assert len(replay_scan(many_slices(small, 4, slices=5), HOST, service.port).decisions) == 5
     all_read(held)
 
 
@@ -146,7 +153,10 @@ def test_who_waits_for_an_answer_is_not_idle(small, serving, connect):
         assert go_on.wait(20)
         return small.recover(measurement, **options)
 
-    scan, wire = small.scan_of(1, slices=1), connect(serving(recover=slow, limits=Limits(idle=0.2)))
+    scan, wire = (
+        small.scan_of(1, slices=1),
+        connect(serving(recover=slow, limits=StreamLimits(idle=0.2))),
+    )
     lines = [raw(ACQUISITION, scan.line(0, int(column))) for column in small.COLUMNS[0]]
     text = header_xml(scan.header).encode()
     # All at once: nothing but the computation takes time.

@@ -9,11 +9,10 @@ import time
 import pytest
 from benchmarks.scanner import resident, small_chain, small_scan
 
-from taskuq.runs.mrd.arriving import ArrivingSlice
-from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, Limits, Wire
-from taskuq.runs.mrd.replay import header_xml, play
-from taskuq.runs.mrd.service import LOOPBACK, Service
-from taskuq.runs.mrd.session import Session
+from taskuq.service._mrd import ACQUISITION, CLOSE, HEADER, Connection, StreamLimits, header_xml
+from taskuq.service._replay import replay_scan
+from taskuq.service._server import LOOPBACK, Service
+from taskuq.service._session import Session, _StreamedSlice
 
 pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 
@@ -21,7 +20,7 @@ pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 def kept():
     """How many slices and connections are in memory, and how many threads there are."""
     gc.collect()
-    slices = sum(type(one) in (ArrivingSlice, Session) for one in gc.get_objects())
+    slices = sum(type(one) in (_StreamedSlice, Session) for one in gc.get_objects())
     return slices, threading.active_count()
 
 
@@ -38,11 +37,11 @@ def test_slices_connections_and_threads_are_let_go(tmp_path):
     service = Service(small_chain(tmp_path), port=0)
     service.start()
     try:
-        play(small_scan(0, slices=4), LOOPBACK, service.port)
+        replay_scan(small_scan(0, slices=4), LOOPBACK, service.port)
         before = let_go()
         assert before[0] == 0
         for number in range(1, 4):
-            play(small_scan(number, slices=4), LOOPBACK, service.port)
+            replay_scan(small_scan(number, slices=4), LOOPBACK, service.port)
         assert let_go() == before
         assert service.counts["stops"] == 16
     finally:
@@ -56,7 +55,7 @@ def test_lines_are_let_go_with_their_connection_without_a_collection(tmp_path, h
         (tmp_path / "log.jsonl").write_text("no trail\n")
     service = Service(chain, port=0)
     service.start()
-    wire = Wire(socket.create_connection((LOOPBACK, service.port)), Limits(idle=20))
+    wire = Connection(socket.create_connection((LOOPBACK, service.port)), StreamLimits(idle=20))
     gc.disable()
     try:
         wire.send(HEADER, header_xml(scan.header))
@@ -78,7 +77,7 @@ def test_lines_are_let_go_with_their_connection_without_a_collection(tmp_path, h
 
 
 def slices_kept():
-    return sum(type(one) is ArrivingSlice for one in gc.get_objects())
+    return sum(type(one) is _StreamedSlice for one in gc.get_objects())
 
 
 def test_memory_is_read():

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 import taskuq as tq
-from taskuq.commands.app import main
+from taskuq.cli.app import main
 from taskuq.errors import MachineError
 
 pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
@@ -71,10 +71,10 @@ def test_a_monitor_of_another_policy_is_named_without_half_a_quotation(small, tm
 
 
 def test_the_start_says_shadow_and_which_coils_nobody_knows(small, small_policy, capsys):
-    from taskuq.commands.mrd import _say_terms
-    from taskuq.runs.mrd.session import Chain
+    from taskuq.cli.service import _say_terms
+    from taskuq.service._session import ServiceModel
 
-    chain = Chain(small_policy, small.recover, small.task, small.COLUMNS, None, shadow=True)
+    chain = ServiceModel(small_policy, small.recover, small.task, small.COLUMNS, None, shadow=True)
     _say_terms(chain)
     said = capsys.readouterr().err
     assert said.startswith(str(small_policy))
@@ -85,14 +85,14 @@ def test_the_start_says_shadow_and_which_coils_nobody_knows(small, small_policy,
 def test_what_is_not_promised_is_said_once_and_without_a_path(capsys, monkeypatch):
     import warnings
 
-    from taskuq.commands import interval
-    from taskuq.decide.likeness import void_of
+    from taskuq.cli import service as interval
+    from taskuq.scan._round import void_reason
 
-    monkeypatch.setattr(interval, "show", lambda text: void_of(["other networks"], depth=1))
-    monkeypatch.setattr("taskuq.decide.policy.load_policy", lambda path: None)
-    monkeypatch.setattr("taskuq.runs.intervals.stored_interval", lambda *given: {})
-    monkeypatch.setattr("taskuq.runs.intervals.patient_of", lambda state: None)
-    monkeypatch.setattr("taskuq.runs.intervals.write_interval", lambda *given, **more: "")
+    monkeypatch.setattr(interval, "show", lambda text: void_reason(["other networks"], depth=1))
+    monkeypatch.setattr("taskuq.policy._policy.load_policy", lambda path: None)
+    monkeypatch.setattr("taskuq.service._interval.stored_interval", lambda *given: {})
+    monkeypatch.setattr("taskuq.service._interval.scan_patient", lambda state: None)
+    monkeypatch.setattr("taskuq.service._interval.write_interval", lambda *given, **more: "")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         main(["interval", "a", "b"])
@@ -100,9 +100,9 @@ def test_what_is_not_promised_is_said_once_and_without_a_path(capsys, monkeypatc
 
 
 def test_no_search_for_garbage_looks_at_networks_once_a_service_listens(tmp_path, monkeypatch):
-    from taskuq.commands import mrd
-    from taskuq.runs import serving as opening
-    from taskuq.runs.mrd.service import Service
+    from taskuq.cli import service as mrd
+    from taskuq.service import _server as opening
+    from taskuq.service._server import Service
 
     class Network:
         """Something that was loaded, and that a search would look at."""

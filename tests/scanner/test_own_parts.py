@@ -7,10 +7,9 @@ import pytest
 
 import taskuq as tq
 from taskuq.errors import InputError
-from taskuq.measure.mask_files import save_masks
-from taskuq.measure.masks import nested_masks
-from taskuq.runs.run import open_run, read_run
-from taskuq.runs.serving import export, open_chain
+from taskuq.experiments._run import open_run, read_run
+from taskuq.measure._masks import nested_masks, save_masks
+from taskuq.service._server import export, open_service_model
 
 pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 RATES = (8.0, 4.0)
@@ -64,7 +63,7 @@ OWN = {"recover": "varnet-atlas", "task": "classifier-atlas"}
 
 def test_what_a_run_was_made_with_is_served(planned, tmp_path):
     masks, policy = planned
-    chain = open_chain(policy, *OWN.values(), masks, tmp_path)
+    chain = open_service_model(policy, *OWN.values(), masks, tmp_path)
     known = chain.policy.provenance["fingerprints"]
     assert chain.void is None
     assert (chain.recover.fingerprint, chain.task.fingerprint) == (known["recover"], known["task"])
@@ -78,11 +77,11 @@ def test_other_masks_and_networks_are_refused_unless_asked_for(planned, tmp_path
     masks_file(tmp_path / "other.npz", 1)
     what = "recover" if other == "recover" else "masks"
     with pytest.raises(InputError, match=f"calibrated with {what} .*--unlike"):
-        open_chain(policy, recover, OWN["task"], lines, tmp_path)
+        open_service_model(policy, recover, OWN["task"], lines, tmp_path)
     with pytest.raises(InputError, match=f"calibrated with {what} .*--unlike"):
         export(policy, recover, OWN["task"], lines, tmp_path / "runtime", coils=2, height=None)
     with pytest.warns(UserWarning, match="nothing is promised"):
-        chain = open_chain(policy, recover, OWN["task"], lines, tmp_path, unlike=True)
+        chain = open_service_model(policy, recover, OWN["task"], lines, tmp_path, unlike=True)
     assert f"calibrated with {what}" in chain.void
 
 

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from taskuq.runs.mrd.messages import Limits, Wire
-from taskuq.runs.mrd.service import LOOPBACK
+from taskuq.service._mrd import Connection, StreamLimits
+from taskuq.service._server import LOOPBACK
 
 
 @pytest.fixture
@@ -21,12 +21,12 @@ def ends():
 def test_both_ends_of_a_connection_send_at_once(ends):
     for end in ends:
         assert not end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        wire = Wire(end, Limits())
+        wire = Connection(end, StreamLimits())
         assert wire.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_sockets_that_know_no_delay_are_taken_too():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        Wire(ours, Limits()).send(5, "said")
+        Connection(ours, StreamLimits()).send(5, "said")
         assert theirs.recv(100).endswith(b"said")

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.runs.mrd import replay
-from taskuq.runs.mrd.replay import Played, play, summary, told
-from taskuq.runs.mrd.stored import read_scan
+from taskuq.cli.app import main
+from taskuq.service import _replay as replay
+from taskuq.service._replay import _ReplayResult, format_summary, read_mrd, replay_scan, summary
 
 ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 HOST = "127.0.0.1"
@@ -32,19 +31,19 @@ def written(small, path, change=lambda line: None, repetitions=1):
 
 
 def test_repetitions_that_are_not_played_are_named(small, tmp_path):
-    scan = read_scan(written(small, tmp_path / "two.h5", repetitions=2))
+    scan = read_mrd(written(small, tmp_path / "two.h5", repetitions=2))
     assert list(scan.kspace) == [0]
     assert scan.left_out == ("16 lines left out: a line of repetition 1; 0 is decided on",)
 
 
 def test_a_file_that_is_played_whole_leaves_nothing_out(small, tmp_path):
-    assert read_scan(written(small, tmp_path / "one.h5")).left_out == ()
+    assert read_mrd(written(small, tmp_path / "one.h5")).left_out == ()
 
 
 def test_lines_that_are_all_reversed_are_called_that(small, tmp_path):
     path = written(small, tmp_path / "r.h5", lambda line: line.set_flag(REVERSED))
     with pytest.raises(tq.InputError, match=r"no line that a service .* \(16 lines.*reverse"):
-        read_scan(path)
+        read_mrd(path)
 
 
 def not_mrd(small, path):
@@ -71,7 +70,7 @@ def no_hdf5(small, path):
 def test_a_file_that_is_no_scan_is_refused_in_one_sentence(small, tmp_path, spoil):
     spoil(small, tmp_path / "a.h5")
     with pytest.raises(tq.InputError, match="MRD") as refused:
-        read_scan(tmp_path / "a.h5")
+        read_mrd(tmp_path / "a.h5")
     assert "Error" not in str(refused.value)
 
 
@@ -80,7 +79,7 @@ def test_lines_come_no_faster_than_they_are_asked_to_and_decide_the_same(small, 
     for pause in (0.0, every):
         service = serving(folder=tmp_path / f"every-{pause}")
         begun = time.monotonic()
-        played = play(small.scan_of(1, slices=1), HOST, service.port, every=pause)
+        played = replay_scan(small.scan_of(1, slices=1), HOST, service.port, every=pause)
         took = time.monotonic() - begun
         decided += [(d["decision"], d["lower"], d["upper"]) for d in played.decisions.values()]
     assert took >= (played.lines - 1) * every > 0
@@ -91,7 +90,7 @@ def test_what_a_service_has_stored_is_told_as_that_and_not_as_a_fast_decision(
     small, serving, tmp_path
 ):
     service, scan = serving(), small.scan_of(1, slices=2)
-    first, again = (play(scan, HOST, service.port) for _ in range(2))
+    first, again = (replay_scan(scan, HOST, service.port) for _ in range(2))
 
     rounds = len(first.latencies)
     assert (first.again, again.again, again.latencies) == (0, rounds, [])
@@ -103,7 +102,7 @@ def test_what_a_service_has_stored_is_told_as_that_and_not_as_a_fast_decision(
     ]
     both = summary([first, again], small.SIZE)
     assert (both["latency"]["rounds"], both["answered_again"]) == (rounds, rounds)
-    (said,) = told(summary([again], small.SIZE))[:1]
+    (said,) = format_summary(summary([again], small.SIZE))[:1]
     assert f"{rounds} rounds of scans that the service has stored" in said
     assert "median" not in said
 
@@ -119,7 +118,7 @@ def test_a_missing_service_is_bad_input_and_said_at_once(small, monkeypatch):
     monkeypatch.setattr(replay, "PATIENCE", 0.6)
     said = []
     with pytest.raises(tq.InputError, match="no service answers at 127"):
-        play(small.scan_of(1), HOST, 9, tell=said.append)
+        replay_scan(small.scan_of(1), HOST, 9, tell=said.append)
     assert len(said) == 1
     assert "trying for 1 s" in said[0]
 
@@ -135,19 +134,21 @@ def test_lines_that_are_sent_again_count_once(small, serving, monkeypatch):
 
     monkeypatch.setattr(replay, "_wait", lose)
     scan, said = small.scan_of(5, slices=2), []
-    again = play(scan, HOST, service.port, tell=said.append)
+    again = replay_scan(scan, HOST, service.port, tell=said.append)
     monkeypatch.undo()
     found = summary([again], small.SIZE)
     assert found["reconnections"] == 1
     assert found["lines_sent"] == sum(16 / d["acceleration"] for d in again.decisions.values())
-    assert "taken up 1 time" in told(found)[0]
+    assert "taken up 1 time" in format_summary(found)[0]
     assert len(said) == 1
 
 
 def test_one_slice_is_one_slice():
     decision = {"acceleration": 2.0, "shadow": False, "promised": True, "promise": "p"}
-    one = Played({0: decision}, [0.1], {(0, k) for k in range(8)})
-    assert told(summary([one], 16))[0].startswith("1 slice, 1 stopped early: 8 lines instead of 16")
+    one = _ReplayResult({0: decision}, [0.1], {(0, k) for k in range(8)})
+    assert format_summary(summary([one], 16))[0].startswith(
+        "1 slice, 1 stopped early: 8 lines instead of 16"
+    )
 
 
 @pytest.mark.parametrize("option", ["--patients", "--coils"])

@@ -12,18 +12,19 @@ import pytest
 import torch
 
 import taskuq as tq
-from taskuq.files import read_json, write_json
-from taskuq.measure.mask_files import mask_mark
-from taskuq.measure.masks import nested_masks
-from taskuq.measure.mri import MultiCoilMRI, SimulatedScanner, added_columns
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
-from taskuq.recover import SamplerRecovery, VarNetRecovery, build
-from taskuq.recover.around import AroundEstimate
-from taskuq.recover.flow import ConditionalFlow, FlowConfig
-from taskuq.recover.sampler_training import VarNetEstimates
-from taskuq.recover.varnet import VarNet, VarNetConfig
-from taskuq.runs.runtime.export import write_runtime
-from taskuq.runs.runtime.opened import open_runtime
+from taskuq._io import read_json, write_json
+from taskuq.measure._masks import mask_fingerprint, nested_masks
+from taskuq.measure._mri import MultiCoilMRI, SimulatedMRIScanner, added_columns
+from taskuq.recover import build
+from taskuq.recover._varnet import VarNet, VarNetConfig
+from taskuq.recover._varnet_training import VarNetRecovery
+from taskuq.recover.flow._around import ResidualFlowSampler
+from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
+from taskuq.recover.sampler._sample import SamplerRecovery
+from taskuq.recover.sampler._train import _VarNetEstimator
+from taskuq.service._export import write_runtime
+from taskuq.service._runtime import open_runtime
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
 from taskuq.task import build as build_task
 
 SHAPE, RATES, SAMPLES = (2, 16, 16), (4.0, 2.0), 3
@@ -41,12 +42,12 @@ def recovery(kind):
     if kind == "varnet":
         return VarNetRecovery(net)
     if kind == "sampler":
-        return SamplerRecovery(build("sampler", preset="tiny"), VarNetEstimates(net))
+        return SamplerRecovery(build("sampler", preset="tiny"), _VarNetEstimator(net))
     # A limit that many draws exceed, so that they are drawn again, some at lower temperatures.
     config = FlowConfig(
         coils=1, inputs=6, unet_width=4, unet_pools=2, condition_channels=4, steps=2, limit=4.5
     )
-    return AroundEstimate(ConditionalFlow(config), net)
+    return ResidualFlowSampler(ConditionalFlow(config), net)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def test_scans_decide_with_a_runtime_as_with_its_networks(written, task):
     runtime = open_runtime(folder, policy)
     for k in range(200, 203):
         scans = [
-            tq.acquire(policy, SimulatedScanner(image(k), MASKS, RATES), recover=g, task=f,
+            tq.acquire(policy, SimulatedMRIScanner(image(k), MASKS, RATES), recover=g, task=f,
                        samples=SAMPLES, case=f"{k}")
             for g, f in ((recover, task), (runtime.recover, runtime.task))
         ]  # fmt: skip
@@ -151,7 +152,7 @@ def test_what_is_not_as_it_was_written_is_refused(written, tmp_path, spoil):
 
 def test_another_policy_is_refused(written):
     folder = written[0]
-    table = synthetic_outputs(SyntheticScanner(volumes=4), seed=0)
+    table = synthetic_outputs(SyntheticTable(volumes=4), seed=0)
     with pytest.raises(tq.InputError, match="another policy"):
         open_runtime(folder, tq.plan(table, alpha=0.2, max_width=0.2))
 
@@ -164,7 +165,7 @@ def test_a_slice_of_another_size_is_refused(written):
 
 
 def test_a_recovery_that_is_no_program_is_refused(written, task, tmp_path):
-    from taskuq.recover import ZeroFilled
+    from taskuq.recover._methods import ZeroFilled
 
     with pytest.raises(tq.InputError, match="cannot be written as a program"):
         write_runtime(tmp_path, written[1], ZeroFilled(), task, added_columns(MASKS), SHAPE)
@@ -175,7 +176,7 @@ def test_a_runtime_needs_no_code_of_networks_or_training(written, tmp_path):
     policy.save(tmp_path / "policy.json")
     script = (
         "import sys; from pathlib import Path; import taskuq as tq\n"
-        "from taskuq.runs.runtime.opened import open_runtime\n"
+        "from taskuq.service._runtime import open_runtime\n"
         f"open_runtime(Path({str(folder)!r}), tq.load_policy({str(tmp_path / 'policy.json')!r}))\n"
         "print([m for m in sys.modules if m.startswith(('taskuq.recover', 'taskuq.task',"
         " 'pytorch_lightning', 'lightning'))])"
@@ -185,28 +186,28 @@ def test_a_runtime_needs_no_code_of_networks_or_training(written, tmp_path):
 
 
 def test_serve_takes_a_runtime_or_networks(written, tmp_path):
-    from taskuq.runs.serving import open_chain
+    from taskuq.service._server import open_service_model
 
     folder, policy, _ = written
     policy.save(tmp_path / "policy.json")
-    chain = open_chain(tmp_path / "policy.json", None, None, None, tmp_path, runtime=folder)
+    chain = open_service_model(tmp_path / "policy.json", None, None, None, tmp_path, runtime=folder)
     assert chain.shape == SHAPE
     assert [c.tolist() for c in chain.columns] == [c.tolist() for c in added_columns(MASKS)]
     for given in ((None, None, None), ("flow-atlas", None, Path("x"))):
         with pytest.raises(tq.InputError, match="runtime"):
-            open_chain(
+            open_service_model(
                 tmp_path / "policy.json", given[0], given[1], None, tmp_path, runtime=given[2]
             )
 
 
 @pytest.mark.parametrize("swapped", [None, "recover"])
 def test_a_runtime_is_served_where_its_parts_are_the_policys(swapped, task, tmp_path):
-    from taskuq.runs.serving import open_chain
+    from taskuq.service._server import open_service_model
 
     recover, seen = recovery("varnet"), copy.deepcopy(task)
     for part, mark in ((recover, "a" * 16), (seen, "b" * 16)):
         object.__setattr__(part, "fingerprint", mark)
-    marks = {"masks": mask_mark(MASKS), "recover": "a" * 16, "task": "b" * 16}
+    marks = {"masks": mask_fingerprint(MASKS), "recover": "a" * 16, "task": "b" * 16}
     if swapped is not None:
         marks[swapped] = "c" * 16
     policy = policy_of(recover, seen, samples=1)
@@ -215,12 +216,12 @@ def test_a_runtime_is_served_where_its_parts_are_the_policys(swapped, task, tmp_
     write_runtime(tmp_path / "r", policy, recover, seen, added_columns(MASKS), SHAPE)
     given = (tmp_path / "policy.json", None, None, None, tmp_path)
     if swapped is None:
-        assert open_chain(*given, runtime=tmp_path / "r").void is None
+        assert open_service_model(*given, runtime=tmp_path / "r").void is None
         return
     with pytest.raises(tq.InputError, match=f"calibrated with {swapped} cccc"):
-        open_chain(*given, runtime=tmp_path / "r")
+        open_service_model(*given, runtime=tmp_path / "r")
     with pytest.warns(UserWarning, match="nothing is promised"):
-        chain = open_chain(*given, runtime=tmp_path / "r", unlike=True)
+        chain = open_service_model(*given, runtime=tmp_path / "r", unlike=True)
     assert "Nothing is promised" in chain.void
 
 
@@ -231,13 +232,13 @@ def test_the_manifest_says_what_it_was_made_of(written):
 
 
 def test_the_example_is_one_on_which_trained_networks_are_steady():
-    from taskuq.measure.masks import MaskConfig
-    from taskuq.recover import open_recovery
-    from taskuq.runs.runtime.export import example_slice
+    from taskuq.measure._mri import MaskConfig
+    from taskuq.recover._methods import open_recovery
+    from taskuq.service._export import _example_slice
 
     recover, masks = open_recovery("varnet-atlas"), MaskConfig(accelerations=(2.0,)).masks(128)
-    scan = MultiCoilMRI(masks, (2.0,))(example_slice(8, 128, 128), 2.0)
-    near = MultiCoilMRI(masks, (2.0,))((1 + 1e-6) * example_slice(8, 128, 128), 2.0)
+    scan = MultiCoilMRI(masks, (2.0,))(_example_slice(8, 128, 128), 2.0)
+    near = MultiCoilMRI(masks, (2.0,))((1 + 1e-6) * _example_slice(8, 128, 128), 2.0)
     first, second = (recover(one, samples=1, seed=0) for one in (scan, near))
 
     assert (first - second).abs().max() <= 1e-5 * first.abs().max()

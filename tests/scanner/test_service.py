@@ -11,12 +11,19 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.measure.adaptive import AdaptiveLines
-from taskuq.measure.mri import AskedMRI, MultiCoilMRI
-from taskuq.runs.mrd import replay
-from taskuq.runs.mrd.messages import ACQUISITION, CLOSE, HEADER, IMAGE, WAVEFORM, Limits
-from taskuq.runs.mrd.replay import header_xml, play, summary
-from taskuq.runs.mrd.stored import read_scan
+from taskuq.measure._adaptive import AdaptiveLines
+from taskuq.measure._mri import MultiCoilMRI, _AdaptiveMRIScanner
+from taskuq.service import _replay as replay
+from taskuq.service._mrd import (
+    ACQUISITION,
+    CLOSE,
+    HEADER,
+    IMAGE,
+    WAVEFORM,
+    StreamLimits,
+    header_xml,
+)
+from taskuq.service._replay import read_mrd, replay_scan, summary
 
 ismrmrd = pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 SAME = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")
@@ -37,7 +44,7 @@ def test_decisions_are_acquires_to_the_bit_and_images_are_means_of_recoveries(sm
     policy = small.policy(width=0.15)
     service, ends = serving(policy=policy), set()
     for number in [*range(40, 50), 5]:
-        played = play(small.scan_of(number), HOST, service.port)
+        played = replay_scan(small.scan_of(number), HOST, service.port)
         require_same(small, policy, number, played)
         ends |= {d["acceleration"] for d in played.decisions.values()}
     assert ends == {8, 4, 2}
@@ -54,7 +61,7 @@ def test_many_connections_at_once_lose_and_swap_nothing(small, small_policy, ser
     service, found = serving(), {}
 
     def one(number):
-        found[number] = play(small.scan_of(number, slices=2), HOST, service.port)
+        found[number] = replay_scan(small.scan_of(number, slices=2), HOST, service.port)
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(16)]
     for thread in threads:
@@ -91,7 +98,7 @@ def test_a_service_that_is_killed_in_the_middle_of_a_scan_goes_on(
 
     monkeypatch.setattr(replay, "_wait", wait_and_kill)
     try:
-        played = play(small.scan_of(3), HOST, port)
+        played = replay_scan(small.scan_of(3), HOST, port)
     finally:
         killed(running.pop())
 
@@ -117,7 +124,7 @@ def test_lines_in_any_order_twice_and_too_early_change_nothing(
             last[decision["slice"]] = decision
 
     assert sorted(last) == [0, 1]
-    played = replay.Played(decisions=last)
+    played = replay._ReplayResult(decisions=last)
     require_same(small, small_policy, 7, played)
 
 
@@ -152,7 +159,7 @@ def test_slices_that_are_decided_together_are_scanned_together(small, serving, u
     monitor = tq.Monitor(policy) if watched else None
     service = serving(policy=policy, monitor=monitor)
     # A scanner that waited for one slice at a time would wait for ever.
-    played = play(small.scan_of(2), HOST, service.port, limits=Limits(idle=20))
+    played = replay_scan(small.scan_of(2), HOST, service.port, limits=StreamLimits(idle=20))
     scanners = {
         f"patient-2-slice-{k}": small.SimulatedScanner(
             small.image(1020 + k), small.MASKS, small.RATES
@@ -186,12 +193,12 @@ def test_any_number_of_waveforms_between_lines_is_passed_over(
         if message.kind == IMAGE:
             found.append(replay._decision(message))
 
-    require_same(small, small_policy, 1, replay.Played(decisions={0: found[-1]}))
+    require_same(small, small_policy, 1, replay._ReplayResult(decisions={0: found[-1]}))
 
 
 def test_in_shadow_nothing_stops_and_all_lines_are_asked_for(small, small_policy, serving):
     service = serving(shadow=True)
-    played = [play(small.scan_of(number), HOST, service.port) for number in range(4)]
+    played = [replay_scan(small.scan_of(number), HOST, service.port) for number in range(4)]
 
     assert sum(one.lines for one in played) == 4 * 3 * small.SIZE
     assert all(d["decision"] == "continue" for one in played for d in one.decisions.values())
@@ -199,7 +206,7 @@ def test_in_shadow_nothing_stops_and_all_lines_are_asked_for(small, small_policy
 
 def test_replies_promise_nothing_where_parts_are_not_the_policys(small, serving):
     service = serving(void="Nothing is promised: other masks.")
-    played = play(small.scan_of(41), HOST, service.port)
+    played = replay_scan(small.scan_of(41), HOST, service.port)
     assert {one["promise"] for one in played.decisions.values()} == {service.chain.void}
 
 
@@ -207,7 +214,7 @@ def test_a_withdrawn_promise_is_said_and_stops_nothing(small, small_policy, serv
     monitor = tq.Monitor(small_policy)
     for _ in range(60):
         monitor.update(np.array([0.9, 0.9001, 0.9002, 0.9003]))
-    played = play(small.scan_of(1), HOST, serving(monitor=monitor).port)
+    played = replay_scan(small.scan_of(1), HOST, serving(monitor=monitor).port)
 
     assert monitor.is_withdrawn
     assert all(d["acceleration"] == 1 for d in played.decisions.values())
@@ -215,7 +222,7 @@ def test_a_withdrawn_promise_is_said_and_stops_nothing(small, small_policy, serv
 
 
 def test_health_tells_what_happened_and_too_many_connections_are_refused(small, serving, connect):
-    service = serving(limits=Limits(connections=1, idle=5))
+    service = serving(limits=StreamLimits(connections=1, idle=5))
     held = connect(service)
     held.send(HEADER, header_xml(small.scan_of(1).header))
     assert "send these lines" in held.read().content
@@ -262,7 +269,7 @@ def test_a_header_that_does_not_do_is_refused_in_a_sentence(small, serving, conn
 def test_an_mrd_file_is_read_as_it_was_written_and_by_the_official_package(small, tmp_path):
     scan = small.scan_of(4)
     path = scan.save(tmp_path / "scan.h5")
-    again = read_scan(path)
+    again = read_mrd(path)
     assert again.header == scan.header
     assert all(np.array_equal(again.kspace[k], scan.kspace[k]) for k in scan.kspace)
     with ismrmrd.Dataset(str(path), "dataset", create_if_needed=False) as file:
@@ -285,7 +292,7 @@ def test_a_file_of_the_official_package_is_read_and_ours_by_it(small, tmp_path):
             line = ismrmrd.Acquisition.from_array(scan.kspace[0][..., column])
             line.idx.kspace_encode_step_1, line.idx.slice = column, 0
             file.append_acquisition(line)
-    theirs = read_scan(tmp_path / "theirs.h5")
+    theirs = read_mrd(tmp_path / "theirs.h5")
     assert (theirs.header.scan_id, theirs.header.case(0)) == ("1.2.77", "1.2.77-slice-0")
     assert np.array_equal(theirs.kspace[0], scan.kspace[0])
 
@@ -296,7 +303,7 @@ def test_a_file_of_the_official_package_is_read_and_ours_by_it(small, tmp_path):
 
 
 def test_a_summary_counts_what_was_saved(small, serving):
-    played = play(small.scan_of(1), HOST, serving().port)
+    played = replay_scan(small.scan_of(1), HOST, serving().port)
     found = summary([played], small.SIZE)
 
     assert found["lines_of_full_scans"] == 3 * small.SIZE
@@ -315,10 +322,10 @@ def test_lines_wanted_next_are_those_that_a_rule_chooses(small, serving):
     policy = tq.plan(table, alpha=0.2, max_width=0.02)
     scan = small.scan_of(3, slices=2)
     service = serving(policy=policy, rule=rule)
-    played, again = (play(scan, HOST, service.port) for _ in range(2))
+    played, again = (replay_scan(scan, HOST, service.port) for _ in range(2))
     lines = 0
     for k in range(2):
-        own = AskedMRI(small.image(1000 + 10 * 3 + k), small.RATES)
+        own = _AdaptiveMRIScanner(small.image(1000 + 10 * 3 + k), small.RATES)
         alone = tq.acquire(
             policy, own, recover=small.recover, task=small.task, samples=small.SAMPLES,
             case=f"patient-3-slice-{k}", rule=rule,

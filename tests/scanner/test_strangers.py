@@ -13,16 +13,24 @@ from contextlib import suppress
 import pytest
 
 from taskuq.errors import InputError
-from taskuq.runs.mrd.messages import CLOSE, CONFIG_TEXT, HEADER, TEXT, Limits, StreamError, Wire
-from taskuq.runs.mrd.replay import header_xml
-from taskuq.runs.mrd.session import Session
+from taskuq.service._mrd import (
+    CLOSE,
+    CONFIG_TEXT,
+    HEADER,
+    TEXT,
+    Connection,
+    StreamError,
+    StreamLimits,
+    header_xml,
+)
+from taskuq.service._session import Session
 
 pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 
 
 @pytest.mark.parametrize("drips", [False, True])
 def test_a_connection_that_sends_no_header_is_let_go(serving, connect, drips):
-    service = serving(limits=Limits(idle=60, header=0.3))
+    service = serving(limits=StreamLimits(idle=60, header=0.3))
     wire = connect(service)
     begun = time.monotonic()
     try:
@@ -40,7 +48,7 @@ def test_a_connection_that_sends_no_header_is_let_go(serving, connect, drips):
 
 
 def test_a_scan_may_take_longer_than_its_header(small, serving, connect):
-    service = serving(limits=Limits(idle=60, header=0.3))
+    service = serving(limits=StreamLimits(idle=60, header=0.3))
     wire = connect(service)
     wire.send(HEADER, header_xml(small.scan_of(1).header))
     assert "send these lines" in wire.read().content
@@ -52,7 +60,10 @@ def test_a_scan_may_take_longer_than_its_header(small, serving, connect):
 def test_after_half_a_message_nothing_more_is_sent():
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    sender, reader = Wire(ours, Limits(idle=0.2)), Wire(theirs, Limits(idle=20))
+    sender, reader = (
+        Connection(ours, StreamLimits(idle=0.2)),
+        Connection(theirs, StreamLimits(idle=20)),
+    )
     with pytest.raises(TimeoutError):
         sender.send(TEXT, "a" * 2**24)
     with pytest.raises(OSError):
@@ -68,8 +79,8 @@ def test_states_are_for_their_owner_alone(serving, tmp_path):
 
 
 def test_what_the_command_writes_is_for_its_owner_alone(tmp_path, monkeypatch):
-    from taskuq.commands import mrd
-    from taskuq.runs import serving as opening
+    from taskuq.cli import service as mrd
+    from taskuq.service import _server as opening
 
     def write(*given, **options):
         (tmp_path / "state").write_text("k-space")
@@ -108,7 +119,9 @@ def test_a_connection_that_cannot_be_taken_keeps_nobody_else_out(serving, connec
     monkeypatch.setattr(socket.socket, "accept", accept_later)
     # Who waits already takes the first; whoever waits for the second fails once.
     connect(service)
-    second = Wire(socket.create_connection(("127.0.0.1", service.port)), Limits(idle=20))
+    second = Connection(
+        socket.create_connection(("127.0.0.1", service.port)), StreamLimits(idle=20)
+    )
     second.send(HEADER, "no header")
 
     assert "cannot be read" in second.read().content
@@ -127,7 +140,9 @@ def test_a_thread_that_cannot_be_started_keeps_nobody_else_out(serving, monkeypa
 
     monkeypatch.setattr(threading.Thread, "start", start_later)
     for said in (None, "cannot be read"):
-        wire = Wire(socket.create_connection(("127.0.0.1", service.port)), Limits(idle=20))
+        wire = Connection(
+            socket.create_connection(("127.0.0.1", service.port)), StreamLimits(idle=20)
+        )
         if said is not None:
             wire.send(HEADER, "no header")
         answer = wire.read()
@@ -136,7 +151,7 @@ def test_a_thread_that_cannot_be_started_keeps_nobody_else_out(serving, monkeypa
 
 
 def test_those_who_ask_for_health_take_no_more_threads_than_scanners(serving):
-    service = serving(limits=Limits(connections=3))
+    service = serving(limits=StreamLimits(connections=3))
     silent = [socket.create_connection(("127.0.0.1", service.health_port)) for _ in range(20)]
     let_go, until = [], time.monotonic() + 8
     while len(let_go) < 17 and time.monotonic() < until:
@@ -154,7 +169,7 @@ def test_a_failure_of_ours_is_said_before_the_connection_is_closed(small, servin
 
     service = serving()
     monkeypatch.setattr(Session, "_begin", fail)
-    wire = Wire(socket.create_connection(("127.0.0.1", service.port)), Limits(idle=20))
+    wire = Connection(socket.create_connection(("127.0.0.1", service.port)), StreamLimits(idle=20))
     wire.send(HEADER, header_xml(small.scan_of(1).header))
 
     assert "the service failed (ZeroDivisionError)" in wire.read().content
@@ -175,7 +190,7 @@ def test_two_connections_of_one_scan_at_once_leave_one_that_scans(small, serving
 
     monkeypatch.setattr(service, "_take_over", at_once)
     wires = [
-        Wire(socket.create_connection(("127.0.0.1", service.port)), Limits(idle=20))
+        Connection(socket.create_connection(("127.0.0.1", service.port)), StreamLimits(idle=20))
         for _ in range(2)
     ]
     for wire in wires:

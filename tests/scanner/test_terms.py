@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.decide.audit import read_trail
-from taskuq.decide.scan_state import load_acquisition
-from taskuq.fingerprints import sealed
-from taskuq.runs.intervals import stored_interval, write_interval
-from taskuq.runs.mrd.replay import play, summary, told
+from taskuq._io import with_checksum
+from taskuq.cli.app import main
+from taskuq.scan._audit import read_audit_log
+from taskuq.scan._state import load_scan
+from taskuq.service._interval import stored_interval, write_interval
+from taskuq.service._replay import format_summary, replay_scan, summary
 
 pytest.importorskip("ismrmrd", reason="the extra mrd is not installed")
 HOST = "127.0.0.1"
@@ -28,7 +28,7 @@ def scanned(small, serving, tmp_path):
         policy = small.policy(width=0.15)
         policy.save(tmp_path / "policy.json")
         service = serving(policy=policy, **options)
-        played = play(small.scan_of(5, slices=2), HOST, service.port)
+        played = replay_scan(small.scan_of(5, slices=2), HOST, service.port)
         return played, sorted((tmp_path / "states").glob("scan-*.json")), policy
 
     return scan
@@ -45,9 +45,9 @@ def test_a_scan_that_is_served_without_a_promise_is_exported_without_one(scanned
     main(["interval", str(states[0]), str(tmp_path / "policy.json"), "-o", str(out)])
     record = json.loads(out.read_text())
     assert (record["guaranteed"], record["promise"]) == (False, VOID)
-    assert {line["void"] for line in read_trail(tmp_path / "states" / "log.jsonl")} == {VOID}
+    assert {line["void"] for line in read_audit_log(tmp_path / "states" / "log.jsonl")} == {VOID}
     assert audited(tmp_path, capsys).count(VOID) == 1
-    assert VOID in told(summary([played], 16))
+    assert VOID in format_summary(summary([played], 16))
     assert not any(d["promised"] for d in played.decisions.values())
 
 
@@ -68,7 +68,7 @@ def test_a_scan_that_keeps_its_promise_says_so(scanned, tmp_path, capsys):
     record = stored_interval(states[0], policy)
     assert (record["guaranteed"], record["promise"]) == (True, policy.sentence)
     assert all(d["promised"] for d in played.decisions.values())
-    assert len(told(summary([played], 16))) == 1
+    assert len(format_summary(summary([played], 16))) == 1
     assert "In shadow" not in audited(tmp_path, capsys)
 
 
@@ -77,13 +77,15 @@ def test_a_withdrawn_promise_is_withdrawn_in_state_trail_and_export(small, servi
     monitor = tq.Monitor(policy, delta=0.4)
     monitor.update(np.full((1, 60, small.SAMPLES), 0.999))
     assert monitor.is_withdrawn
-    played = play(small.scan_of(5, slices=1), HOST, serving(policy=policy, monitor=monitor).port)
+    played = replay_scan(
+        small.scan_of(5, slices=1), HOST, serving(policy=policy, monitor=monitor).port
+    )
     (state,) = (tmp_path / "states").glob("scan-*.json")
     record = stored_interval(state, policy)
     assert not record["guaranteed"]
     assert record["promise"].startswith("The promise is withdrawn")
     assert played.decisions[0]["promise"] == record["promise"]
-    assert "The promise is withdrawn" in told(summary([played], 16))[1]
+    assert "The promise is withdrawn" in format_summary(summary([played], 16))[1]
 
 
 def test_acquire_stores_that_its_parts_are_not_the_policys(small, tmp_path):
@@ -104,7 +106,7 @@ def test_acquire_stores_that_its_parts_are_not_the_policys(small, tmp_path):
             scan_id="A", state=tmp_path / "a.json",
         )  # fmt: skip
     assert "another network" in scan.void
-    assert load_acquisition(tmp_path / "a.json", policy).void == scan.void
+    assert load_scan(tmp_path / "a.json", policy).void == scan.void
 
 
 def test_a_state_of_an_earlier_version_promises_nothing(scanned):
@@ -112,7 +114,7 @@ def test_a_state_of_an_earlier_version_promises_nothing(scanned):
     record = json.loads(states[0].read_text())
     for one in record["rounds"]:
         del one["void"], one["shadow"]
-    states[0].write_text(json.dumps(sealed(record)))
+    states[0].write_text(json.dumps(with_checksum(record)))
     found = stored_interval(states[0], policy)
     assert not found["guaranteed"]
     assert "Nobody can tell" in found["promise"]
@@ -126,8 +128,11 @@ def test_shadow_is_in_state_and_trail_and_nothing_says_that_a_scan_stopped(
     assert found["shadow"]
     assert (found["stopped_early"], found["would_stop_early"]) == (0, 2)
     assert found["lines_sent"] == found["lines_of_full_scans"]
-    assert "2 slices, in shadow: 2 would have stopped early, and all 32 lines" in told(found)[0]
-    assert load_acquisition(states[0], policy).rounds[-1].shadow
+    assert (
+        "2 slices, in shadow: 2 would have stopped early, and all 32 lines"
+        in format_summary(found)[0]
+    )
+    assert load_scan(states[0], policy).rounds[-1].shadow
     assert stored_interval(states[0], policy)["reason"].startswith("would have stopped at R = ")
     said = audited(tmp_path, capsys)
     assert said.count("would have stopped at R = ") == 2
@@ -137,7 +142,7 @@ def test_shadow_is_in_state_and_trail_and_nothing_says_that_a_scan_stopped(
 
 def test_health_counts_no_stops_in_shadow_and_says_why_a_promise_is_void(small, serving):
     service = serving(policy=small.policy(width=0.15), shadow=True, void=VOID)
-    play(small.scan_of(5, slices=2), HOST, service.port)
+    replay_scan(small.scan_of(5, slices=2), HOST, service.port)
     health = service.health()
     assert health["shadow"]
     assert health["reason"] == VOID

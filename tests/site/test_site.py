@@ -76,9 +76,9 @@ def test_every_public_name_is_in_the_reference(site):
 
 
 def test_what_a_page_imports_is_public():
-    text = "```python\nfrom taskuq.data.atlas import Atlas\nimport numpy\n```\n```text\nx\n```\n"
+    text = "```python\nfrom taskuq.data._atlas import Atlas\nimport numpy\n```\n```text\nx\n```\n"
 
-    assert reference.imported(text) == [("taskuq.data.atlas", "Atlas")]
+    assert reference.imported(text) == [("taskuq.data._atlas", "Atlas")]
 
 
 def test_the_page_of_a_room_that_is_gone_is_removed(tmp_path):
@@ -100,7 +100,7 @@ def test_tutorials_stand_in_the_menu_as_in_their_own_list():
 
 
 def test_every_command_and_option_is_in_the_reference_of_commands(site):
-    from taskuq.commands.app import COMMANDS
+    from taskuq.cli.app import COMMANDS
 
     # What stands between the headline of a command and the next headline, without tags.
     found = re.findall(
@@ -118,7 +118,7 @@ def test_every_command_and_option_is_in_the_reference_of_commands(site):
 
 def options_of(words):
     """The names of a command's options, and of those of the commands inside it."""
-    from taskuq.commands.app import app
+    from taskuq.cli.app import app
 
     command = app
     for word in words:

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 import taskuq as tq
-from taskuq.calibration.rank import coverage_rank
+from taskuq.conformal._quantiles import coverage_rank
 from taskuq.errors import InputError
-from taskuq.task import TASKS
-from taskuq.task.area import Area
+from taskuq.task._methods import TASKS, Area
 
 LGG = Path(__file__).resolve().parents[2] / "../shared/data/lgg/lgg_flair_128_all_dev.npz"
 

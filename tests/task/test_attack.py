@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from taskuq.errors import InputError
-from taskuq.task import AttackConfig, build
-from taskuq.task.attack import attacked, l2_pgd
+from taskuq.task import build
+from taskuq.task._attack import AttackConfig, adversarial_images, l2_pgd
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_the_attack_equals_foolbox(network, radius):
     ).run(model, x[:, None], foolbox.criteria.Misclassification(labels), epsilon=radius)
     config = AttackConfig(radius=radius, size=24)
 
-    ours = attacked(network, x, labels[:, None].float(), config)
+    ours = adversarial_images(network, x, labels[:, None].float(), config)
 
     assert (ours - theirs[:, 0]).abs().max() < 1e-6
     assert (ours - x).abs().max() > 0.01
@@ -77,7 +77,7 @@ def test_against_a_linear_score_the_attack_is_the_known_best_one():
 def test_the_default_steps_use_up_the_radius(network):
     x = 0.25 + 0.5 * images()
     config = AttackConfig(radius=0.2, size=24)
-    change = attacked(network, x, torch.zeros(6, 1), config) - x
+    change = adversarial_images(network, x, torch.zeros(6, 1), config) - x
 
     assert torch.allclose(change.flatten(1).norm(dim=1), torch.full((6,), 0.2), rtol=1e-3)
 
@@ -85,7 +85,7 @@ def test_the_default_steps_use_up_the_radius(network):
 def test_a_network_that_is_sure_of_itself_is_attacked_all_the_same(network):
     """The gradient of its cross entropy is 0 in float32; that of the margin is not."""
     x, config = 0.25 + 0.5 * images(), AttackConfig(radius=0.2, size=24)
-    weak = attacked(network, x, torch.ones(6, 1), config)
+    weak = adversarial_images(network, x, torch.ones(6, 1), config)
     with torch.random.fork_rng():
         sure = build("classifier", preset="tiny").eval()
     sure.load_state_dict(network.state_dict())
@@ -93,13 +93,13 @@ def test_a_network_that_is_sure_of_itself_is_attacked_all_the_same(network):
         sure.head[-1].weight.mul_(1e4)
         sure.head[-1].bias.mul_(1e4).add_(1e6)
 
-    assert torch.allclose(attacked(sure, x, torch.ones(6, 1), config), weak, atol=1e-5)
+    assert torch.allclose(adversarial_images(sure, x, torch.ones(6, 1), config), weak, atol=1e-5)
 
 
 def test_an_attack_leaves_the_network_as_it_was():
     network = build("classifier", preset="tiny").train()
     before = {k: v.clone() for k, v in network.state_dict().items()}
-    attacked(network, images(), torch.zeros(6, 1), AttackConfig())
+    adversarial_images(network, images(), torch.zeros(6, 1), AttackConfig())
 
     assert network.training
     assert all(p.grad is None for p in network.parameters())

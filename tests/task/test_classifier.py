@@ -16,19 +16,12 @@ from torch.nn import functional
 
 from taskuq.errors import InputError
 from taskuq.protocols import Task
-from taskuq.task import (
-    AsTask,
-    BackboneConfig,
-    Classifier,
-    ClassifierConfig,
-    MeanIntensity,
-    build,
-    load,
-)
-from taskuq.task.backbone import Backbone
-from taskuq.task.cases import unit_scale
-from taskuq.task.resnet50 import read_imagenet, resnet50
-from taskuq.weights.files import save_weights
+from taskuq.task import build, load
+from taskuq.task._backbone import Backbone, BackboneConfig, _read_imagenet, _resnet50
+from taskuq.task._cases import unit_scale
+from taskuq.task._classifier import Classifier, ClassifierConfig
+from taskuq.task._methods import MeanIntensity, TorchTask
+from taskuq.training._weights import save_weights
 
 HERE = Path(__file__).resolve().parent
 _spec = importlib.util.spec_from_file_location("numbered", HERE / "numbered.py")
@@ -56,7 +49,7 @@ def paper():
 @pytest.fixture(scope="module")
 def imagenet():
     """A state dict with torchvision's 320 names; the last layer included."""
-    shapes = {name: tuple(value.shape) for name, value in resnet50().state_dict().items()}
+    shapes = {name: tuple(value.shape) for name, value in _resnet50().state_dict().items()}
     state = numbered.numbered_state(shapes | {"fc.weight": (1000, 2048), "fc.bias": (1000,)})
     assert len(state) == 320
     return state
@@ -68,8 +61,8 @@ def test_the_published_network_has_its_published_size(paper):
 
 def test_torchvision_weights_give_torchvision_outputs(imagenet, tmp_path):
     torch.save(imagenet, tmp_path / "resnet50.pth")
-    network = resnet50().double().eval()
-    read_imagenet(network, tmp_path / "resnet50.pth")
+    network = _resnet50().double().eval()
+    _read_imagenet(network, tmp_path / "resnet50.pth")
     with torch.no_grad():
         features = network(numbered.numbered_images())
 
@@ -100,7 +93,7 @@ def test_weights_of_something_else_are_refused(imagenet, tmp_path, fault):
         torch.save([1, 2], path)
 
     with pytest.raises(InputError, match=r"weights\.pth"):
-        read_imagenet(resnet50(), path)
+        _read_imagenet(_resnet50(), path)
 
 
 @given(x=images, scale=st.floats(1e-3, 1e3), offset=st.floats(-10, 10))
@@ -172,7 +165,7 @@ def test_unknown_names_are_refused():
 
 def test_any_module_is_a_task_and_keeps_its_mode():
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.Linear(64, 3)).train()
-    task, x = AsTask(net, batch=2), np.random.default_rng(0).random((5, 8, 8))
+    task, x = TorchTask(net, batch=2), np.random.default_rng(0).random((5, 8, 8))
 
     assert isinstance(task, Task)
     assert torch.equal(task(x), task(x))  # dropout would differ
@@ -182,9 +175,9 @@ def test_any_module_is_a_task_and_keeps_its_mode():
 
 
 def test_any_function_is_a_task_and_a_wrong_one_is_told():
-    assert AsTask(lambda x: x.amax((1, 2)))(torch.ones(3, 4, 4)).tolist() == [1, 1, 1]
+    assert TorchTask(lambda x: x.amax((1, 2)))(torch.ones(3, 4, 4)).tolist() == [1, 1, 1]
     with pytest.raises(InputError, match=r"the task gave shape \(4,\) for 3 images"):
-        AsTask(lambda x: torch.ones(4))(torch.ones(3, 4, 4))
+        TorchTask(lambda x: torch.ones(4))(torch.ones(3, 4, 4))
 
 
 def test_the_mean_of_parts_makes_the_mean_of_the_whole():

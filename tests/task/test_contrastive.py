@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import distributed, multiprocessing
 
-from taskuq.task.simclr import nt_xent
+from taskuq.task._simclr import _nt_xent
 
 
 def embeddings(count=5, size=7, seed=0):
@@ -34,21 +34,21 @@ def test_the_loss_is_what_its_formula_says(temperature, count):
     first, second = embeddings(count)
     wanted = by_definition(first.numpy(), second.numpy(), temperature)
 
-    assert nt_xent(first, second, temperature).numpy() == pytest.approx(wanted, abs=2e-6)
+    assert _nt_xent(first, second, temperature).numpy() == pytest.approx(wanted, abs=2e-6)
 
 
 def test_the_loss_sees_directions_not_lengths():
     first, second = embeddings()
-    scaled = nt_xent(first * 1000, second * 0.01, 0.1)
+    scaled = _nt_xent(first * 1000, second * 0.01, 0.1)
 
-    assert torch.allclose(scaled, nt_xent(first, second, 0.1), atol=1e-5)
+    assert torch.allclose(scaled, _nt_xent(first, second, 0.1), atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [65504.0, 1e-7, 0.0])
 @pytest.mark.parametrize("temperature", [0.07, 0.01])
 def test_nothing_overflows_in_half_precision(size, temperature):
     first, second = ((v.sign() * size).half().requires_grad_() for v in embeddings())
-    loss = nt_xent(first, second, temperature)
+    loss = _nt_xent(first, second, temperature)
     loss.mean().backward()
 
     assert loss.dtype == torch.float32
@@ -65,11 +65,11 @@ def share_of_one_process(rank, port, first, second, found):
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
     )
     own = [v[SHARES[rank]].clone().requires_grad_() for v in (first, second)]
-    loss = nt_xent(*own, temperature=0.2)
+    loss = _nt_xent(*own, temperature=0.2)
     # What DistributedDataParallel differentiates: the mean over processes of what each hands it.
     (len(own[0]) * 2 / 6 * loss.mean() / 2).backward()
     # The second process keeps step with a case of the first, which counts there alone.
-    filled = nt_xent(*(v.detach()[:1] for v in own), temperature=0.2, counts=rank == 0)
+    filled = _nt_xent(*(v.detach()[:1] for v in own), temperature=0.2, counts=rank == 0)
     found[rank] = [v.detach().numpy() for v in (loss, own[0].grad, own[1].grad, filled)]
     distributed.destroy_process_group()
 
@@ -85,12 +85,12 @@ def test_two_processes_see_the_loss_and_the_gradients_of_the_whole_batch(unused_
             np.concatenate(parts) for parts in zip(found[0], found[1], strict=True)
         )
     first.requires_grad_(), second.requires_grad_()
-    whole = nt_xent(first, second, temperature=0.2)
+    whole = _nt_xent(first, second, temperature=0.2)
     whole.mean().backward()
 
     order = [0, 1, 2, 3, 6, 7, 8, 9, 4, 5, 10, 11]  # each process: its first views, its second
     assert losses == pytest.approx(whole.detach().numpy()[order], abs=1e-6)
     for ours, theirs in zip(gradients, (first.grad, second.grad), strict=True):
         assert ours == pytest.approx(theirs.numpy(), abs=1e-6)
-    alone = nt_xent(first[:1], second[:1], temperature=0.2).detach().numpy()
+    alone = _nt_xent(first[:1], second[:1], temperature=0.2).detach().numpy()
     assert filled == pytest.approx([*alone, 0, 0], abs=1e-6)

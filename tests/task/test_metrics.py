@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raising import refused
-from taskuq.task.metrics import auroc, rates, reliability, require_classes, roc_curve
+from taskuq.conformal._diagnose import (
+    auroc,
+    classification_rates,
+    reliability,
+    require_classes,
+    roc_curve,
+)
 
 cases = st.lists(
     st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0]), st.integers(0, 1)),
@@ -45,13 +51,13 @@ def test_bins_of_the_reliability_curve_hold_every_case_once(found):
 
 
 def test_rates_by_hand():
-    found = rates([0.9, 0.8, 0.6, 0.4, 0.2, 0.1], [1, 0, 1, 1, 0, 0])
+    found = classification_rates([0.9, 0.8, 0.6, 0.4, 0.2, 0.1], [1, 0, 1, 1, 0, 0])
 
     assert found == pytest.approx({"accuracy": 4 / 6, "precision": 2 / 3, "recall": 2 / 3})
 
 
 def test_precision_of_nothing_is_missing():
-    assert np.isnan(rates([0.1, 0.2], [0, 1])["precision"])
+    assert np.isnan(classification_rates([0.1, 0.2], [0, 1])["precision"])
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from taskuq._config import from_toml_table, to_toml_table
 from taskuq.errors import InputError
-from taskuq.runs.run import RunConfig, files_of, open_run, read_run
-from taskuq.settings import from_table, to_table
-from taskuq.task.air import AirShare
-from taskuq.task.methods import MeanIntensity
-from taskuq.task.several import SeveralTasks
+from taskuq.experiments._run import RunConfig, open_run, read_run
+from taskuq.task._methods import AirFraction, MeanIntensity, _MultiTask
+from taskuq.training._weights import referenced_files
 
 CONFIG = """
 part = "all"
@@ -50,18 +49,18 @@ def test_a_table_has_the_numbers_names_and_ranges_of_all_tasks(config):
 
     assert table.task_names == ("air share", "mean", "finding")
     assert table.task_ranges == ((0.0, 1.0), None, (0.0, 1.0))
-    assert np.allclose(table.targets[:, 0], AirShare()(images))
+    assert np.allclose(table.targets[:, 0], AirFraction()(images))
     assert np.allclose(table.targets[:, 1], MeanIntensity((0.25, 0.75), (0.25, 0.75))(images))
 
 
 def test_a_configuration_comes_back_and_names_all_files(config):
-    assert from_table(RunConfig, to_table(config)) == config
-    assert {path.suffix for path in files_of(config.task)} == {".safetensors", ".toml"}
+    assert from_toml_table(RunConfig, to_toml_table(config)) == config
+    assert {path.suffix for path in referenced_files(config.task)} == {".safetensors", ".toml"}
 
 
 def test_a_task_of_several_numbers_is_refused():
-    tasks = SeveralTasks({"one": MeanIntensity(), "two": lambda images: torch.ones(len(images), 2)})
+    tasks = _MultiTask({"one": MeanIntensity(), "two": lambda images: torch.ones(len(images), 2)})
     with pytest.raises(InputError, match="the task two gives shape"):
         tasks(torch.ones(3, 8, 8))
     with pytest.raises(InputError, match="at least one"):
-        SeveralTasks({})
+        _MultiTask({})

@@ -11,33 +11,37 @@ import pytest
 import torch
 
 from bits import same_bits
-from taskuq.commands.train import command
-from taskuq.data.arrays import ArrayDataset, NpzData
-from taskuq.data.splits import Part, SplitConfig
+from taskuq._config import read_config
+from taskuq.cli.run import command
+from taskuq.data._arrays import ArrayDataset, NpzData
+from taskuq.data._dataset import LabelledSubset, SplitConfig
 from taskuq.errors import InputError
-from taskuq.settings import read_settings
-from taskuq.task import AttackConfig, BackboneConfig, ClassifierConfig, load
-from taskuq.task.augment import AugmentConfig
-from taskuq.task.backbone import StartConfig
-from taskuq.task.cases import collate
-from taskuq.task.classifier_training import ClassifierTraining
-from taskuq.task.quality import judge_classifier, judge_numbers
-from taskuq.task.simclr import ContrastiveConfig, ContrastiveTraining
-from taskuq.training.config import TrainingConfig
-from taskuq.training.fit import Machine, train
-from taskuq.training.log import read_log
-from taskuq.training.networks import NETWORKS
-from taskuq.weights.files import read_tensors
+from taskuq.task import load
+from taskuq.task._attack import AttackConfig
+from taskuq.task._backbone import BackboneConfig, InitConfig
+from taskuq.task._cases import AugmentConfig, collate
+from taskuq.task._classifier import ClassifierConfig
+from taskuq.task._classifier_training import (
+    _classifier_metrics,
+    _ClassifierTraining,
+    _regression_metrics,
+)
+from taskuq.task._simclr import _SimCLRConfig, _SimCLRTraining
+from taskuq.training._checkpoints import _read_log
+from taskuq.training._config import TrainingConfig
+from taskuq.training._fit import TrainerOptions, train
+from taskuq.training._networks import NETWORKS
+from taskuq.training._weights import read_tensors
 
 ROOT = Path(__file__).resolve().parents[2]
-CPU = Machine(accelerator="cpu", progress=False)
+CPU = TrainerOptions(accelerator="cpu", progress=False)
 TINY = BackboneConfig("small", width=4, blocks=(1, 1))
 SPLIT = SplitConfig(train=0.5, tune=0.25)
 
 
 @pytest.fixture
 def settings(spots):
-    return ClassifierTraining(
+    return _ClassifierTraining(
         network=ClassifierConfig(TINY, hidden=(8,), dropout=0.1, tasks=("spot",)),
         training=TrainingConfig(epochs=6, batch=16, learning_rate=1e-2),
         data=NpzData(path=spots, in_memory=True),
@@ -58,12 +62,12 @@ def same(first, second):
 def test_a_classifier_learns_what_it_is_shown(settings, tmp_path):
     best = train(settings, tmp_path, machine=CPU)
     judged = settings.open_parts()[2]
-    (row,) = judge_classifier(load(best), judged, AttackConfig(radius=0.5))
+    (row,) = _classifier_metrics(load(best), judged, AttackConfig(radius=0.5))
 
     assert row["cases"] == 24
     assert row["auroc"] > 0.95
     assert row["robust_accuracy"] <= row["accuracy"]
-    assert max(r["validation_auroc"] for r in read_log(tmp_path / "metrics.csv")) > 0.95
+    assert max(r["validation_auroc"] for r in _read_log(tmp_path / "metrics.csv")) > 0.95
 
 
 def test_a_stopped_training_ends_with_the_same_bits(settings, tmp_path):
@@ -93,28 +97,28 @@ def test_training_stops_when_tuning_patients_see_no_progress(settings, tmp_path)
     patient = replace(settings, training=training)
     train(patient, tmp_path, machine=CPU)
     stopped = final(tmp_path)
-    rows = read_log(tmp_path / "metrics.csv")
+    rows = _read_log(tmp_path / "metrics.csv")
     best = max(range(len(rows)), key=lambda k: rows[k]["validation_auroc"])
 
     assert len(rows) == best + 3 < 40
     train(patient, tmp_path, machine=CPU)  # started again, it has nothing left to do
-    assert len(read_log(tmp_path / "metrics.csv")) == len(rows)
+    assert len(_read_log(tmp_path / "metrics.csv")) == len(rows)
     assert same(final(tmp_path), stopped)
 
 
 def test_pre_training_tells_images_apart_and_the_classifier_starts_from_it(settings, tmp_path):
-    contrastive = ContrastiveTraining(
-        network=ContrastiveConfig(TINY, hidden=8, embedding=8, temperature=0.2),
+    contrastive = _SimCLRTraining(
+        network=_SimCLRConfig(TINY, hidden=8, embedding=8, temperature=0.2),
         training=replace(settings.training, epochs=4),
         data=settings.data,
         split=SPLIT,
         views=AugmentConfig(rotation=5.0, contrast=0.5, blur=1.0),
     )
     best = train(contrastive, tmp_path / "simclr", machine=CPU)
-    losses = [row["validation_loss"] for row in read_log(tmp_path / "simclr" / "metrics.csv")]
+    losses = [row["validation_loss"] for row in _read_log(tmp_path / "simclr" / "metrics.csv")]
     # A step of length 0 shows what training starts from; batch statistics move all the same.
     still = replace(settings.training, epochs=1, learning_rate=1e-30)
-    begun = replace(settings, training=still, start=StartConfig(simclr=best))
+    begun = replace(settings, training=still, start=InitConfig(simclr=best))
     train(begun, tmp_path / "classifier", machine=CPU)
     before, after = read_tensors(best), final(tmp_path / "classifier")
 
@@ -125,22 +129,22 @@ def test_pre_training_tells_images_apart_and_the_classifier_starts_from_it(setti
 
 
 def test_the_least_contrastive_loss_is_kept(settings, tmp_path):
-    contrastive = ContrastiveTraining(
-        network=ContrastiveConfig(TINY, hidden=8, embedding=8),
+    contrastive = _SimCLRTraining(
+        network=_SimCLRConfig(TINY, hidden=8, embedding=8),
         training=replace(settings.training, epochs=3),
         data=settings.data,
         split=SPLIT,
     )
     best = train(contrastive, tmp_path, machine=CPU)
-    losses = [row["validation_loss"] for row in read_log(tmp_path / "metrics.csv")]
-    from taskuq.settings import read_toml
+    losses = [row["validation_loss"] for row in _read_log(tmp_path / "metrics.csv")]
+    from taskuq._config import read_toml
 
     assert read_toml(best.with_suffix(".toml"))["reached"]["loss"] == pytest.approx(min(losses))
 
 
 def test_an_image_that_is_left_alone_in_its_batch_does_no_harm(settings, tmp_path):
-    contrastive = ContrastiveTraining(
-        network=ContrastiveConfig(TINY, hidden=8, embedding=8),
+    contrastive = _SimCLRTraining(
+        network=_SimCLRConfig(TINY, hidden=8, embedding=8),
         training=replace(settings.training, epochs=1, batch=47),  # 48 cases: one is left over
         data=settings.data,
         split=SPLIT,
@@ -155,15 +159,15 @@ def test_an_image_that_is_left_alone_in_its_batch_does_no_harm(settings, tmp_pat
 
 def test_half_precision_trains_both_networks(settings, tmp_path):
     half = replace(settings.training, precision="bf16-mixed", epochs=2)
-    contrastive = ContrastiveTraining(
-        network=ContrastiveConfig(TINY, hidden=8, embedding=8),
+    contrastive = _SimCLRTraining(
+        network=_SimCLRConfig(TINY, hidden=8, embedding=8),
         training=half,
         data=settings.data,
         split=SPLIT,
     )
     for name, chosen in (("c", replace(settings, training=half)), ("s", contrastive)):
         train(chosen, tmp_path / name, machine=CPU)
-        rows = read_log(tmp_path / name / "metrics.csv")
+        rows = _read_log(tmp_path / name / "metrics.csv")
         assert np.isfinite([row["validation_loss"] for row in rows]).all()
         assert all(v.dtype != torch.bfloat16 for v in final(tmp_path / name).values())
 
@@ -178,7 +182,7 @@ def test_a_lesion_area_is_learnt_in_its_own_unit(settings, tmp_path, output):
         training=replace(settings.training, epochs=12),
     )
     network = load(train(numbers, tmp_path, machine=CPU))
-    (row,) = judge_numbers(network, numbers.open_parts()[2])
+    (row,) = _regression_metrics(network, numbers.open_parts()[2])
 
     assert row["explained"] > 0.5
     assert network.names == ("area (mm²)",)
@@ -191,7 +195,7 @@ def test_several_findings_are_learnt_at_once(settings, tmp_path):
         data=replace(settings.data, target="both"),
         attack=AttackConfig(radius=0),
     )
-    rows = judge_classifier(load(train(both, tmp_path, machine=CPU)), both.open_parts()[2])
+    rows = _classifier_metrics(load(train(both, tmp_path, machine=CPU)), both.open_parts()[2])
 
     assert [row["task"] for row in rows] == ["spot", "none"]
     assert min(row["auroc"] for row in rows) > 0.9
@@ -228,7 +232,7 @@ def test_images_of_mixed_sizes_are_refused(settings, tmp_path):
             return item._replace(image=item.image[:, : 8 - index % 2])
 
     mixed = Mixed(np.random.default_rng(0).random((4, 8, 8)), [0, 1, 0, 1], "each")
-    part = Part(mixed, np.array([[0.0], [1.0], [0.0], [1.0]]))
+    part = LabelledSubset(mixed, np.array([[0.0], [1.0], [0.0], [1.0]]))
     with pytest.raises(InputError, match="images are of size 8×7 and 8×8; give images of one size"):
         train(settings, tmp_path, machine=CPU, data=(part, part))
 
@@ -240,7 +244,7 @@ def test_broken_images_are_named(settings, tmp_path):
             return item._replace(image=item.image * float("nan"))
 
     broken = Broken(np.ones((2, 8, 8)), [0, 1], "each", case=["a", "b"])
-    part = Part(broken, np.array([[0.0], [1.0]]))
+    part = LabelledSubset(broken, np.array([[0.0], [1.0]]))
     with pytest.raises(InputError, match=r"case [ab] holds NaN"):
         train(settings, tmp_path, machine=CPU, data=(part, part))
 
@@ -274,9 +278,9 @@ def test_every_configuration_of_a_task_network_is_read(path):
     kind = next((k for k in ("simclr", "classifier") if path.stem.startswith(k)), None)
     if kind is None:
         return
-    settings = read_settings(NETWORKS[kind].training, path)
+    settings = read_config(NETWORKS[kind].training, path)
     if "fastmri" in str(path):
-        layout = ClassifierTraining if kind == "classifier" else ContrastiveTraining
+        layout = _ClassifierTraining if kind == "classifier" else _SimCLRTraining
         paper = layout()
         assert settings.network.backbone == paper.network.backbone
         assert settings.training.epochs == paper.training.epochs

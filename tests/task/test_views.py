@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from taskuq.errors import InputError
-from taskuq.task.augment import AugmentConfig, augment, blur
+from taskuq.task._cases import AugmentConfig, _blur, augment
 
 STILL = {"flip": 0.0, "rotation": 0.0, "shift": 0.0, "crop": 1.0}
 X = torch.rand(4, 12, 12, generator=torch.Generator().manual_seed(0))
@@ -66,10 +66,10 @@ def test_contrast_keeps_black_white_and_the_order_between():
 
 
 def test_a_blur_keeps_constants_and_each_image_has_its_own():
-    assert torch.allclose(blur(torch.full((1, 9, 9), 0.3), torch.ones(1)), torch.tensor(0.3))
+    assert torch.allclose(_blur(torch.full((1, 9, 9), 0.3), torch.ones(1)), torch.tensor(0.3))
     point = torch.zeros(2, 31, 31)
     point[:, 15, 15] = 1
-    wide = blur(point, torch.tensor([1.0, 2.0]))
+    wide = _blur(point, torch.tensor([1.0, 2.0]))
     t = torch.arange(31) - 15
     variance = (wide.sum(1) * t**2).sum(1)
 

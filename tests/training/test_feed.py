@@ -11,26 +11,23 @@ from torch.utils.data import DataLoader
 
 from bits import same_bits
 from raising import refused
-from taskuq.data.arrays import ArrayDataset
-from taskuq.data.atlas import AtlasData
-from taskuq.data.dataset import Subset
-from taskuq.data.memory import InMemory
-from taskuq.data.splits import Split
+from taskuq.data._arrays import ArrayDataset
+from taskuq.data._atlas import AtlasData
+from taskuq.data._dataset import InMemoryDataset, Split, Subset
 from taskuq.errors import InputError
-from taskuq.recover import build, folds
-from taskuq.recover.cases import MeasuredCases, group_ranges
-from taskuq.recover.estimate import EstimatedCases
-from taskuq.recover.tomography.cases import ViewCases
-from taskuq.runs.training import train_from
-from taskuq.task import cases as task_cases
-from taskuq.training.feed import Feed, Stock, stock_of
-from taskuq.training.fit import Machine
-from taskuq.training.log import read_log
-from taskuq.training.order import EpochOrder
-from taskuq.training.timing import read_timing
-from taskuq.weights.files import read_tensors
+from taskuq.recover import _estimate as folds
+from taskuq.recover import build
+from taskuq.recover._cases import MaskedDataset, _volume_maxima
+from taskuq.recover._estimate import EstimateDataset
+from taskuq.recover._tomography import _SinogramDataset
+from taskuq.task import _cases as task_cases
+from taskuq.training._checkpoints import _read_log
+from taskuq.training._determinism import DeviceDataset, DeviceLoader, EpochSampler, preload
+from taskuq.training._fit import TrainerOptions, train_config
+from taskuq.training._module import read_timing
+from taskuq.training._weights import read_tensors
 
-CPU = Machine(accelerator="cpu", progress=False)
+CPU = TrainerOptions(accelerator="cpu", progress=False)
 MASKS = abs(np.arange(16) - 8) < [[2], [4], [6]]
 COUNT = 11
 
@@ -40,24 +37,24 @@ def images(size=16, coils=0):
     shape = (COUNT, coils, size, size) if coils else (COUNT, size, size)
     made = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if coils else 3)
     data = ArrayDataset(made, label=[0] * COUNT, group=np.arange(COUNT) // 3)
-    return InMemory.of(data)
+    return InMemoryDataset.of(data)
 
 
 def measured(seed=7, source=None):
     source = images(coils=2) if source is None else source
-    return MeasuredCases(source, MASKS, seed, group_ranges(source))
+    return MaskedDataset(source, MASKS, seed, _volume_maxima(source))
 
 
 def folded():
-    return folds.FoldedCases(measured(), np.arange(COUNT) % 3)
+    return folds.CrossFitDataset(measured(), np.arange(COUNT) % 3)
 
 
 def estimated():
-    return EstimatedCases.of(measured(), build("varnet", preset="tiny"), quiet=True)
+    return EstimateDataset.of(measured(), build("varnet", preset="tiny"), quiet=True)
 
 
 def task():
-    return task_cases.TaskCases(images(coils=2), np.random.default_rng(1).random((COUNT, 2)))
+    return task_cases.TaskDataset(images(coils=2), np.random.default_rng(1).random((COUNT, 2)))
 
 
 CASES = {
@@ -68,7 +65,7 @@ CASES = {
     "folds": (folded, folds.collate),
     "estimates": (estimated, None),
     "task": (task, task_cases.collate),
-    "views": (lambda: ViewCases(images(), 4, seed=3), None),
+    "views": (lambda: _SinogramDataset(images(), 4, seed=3), None),
 }
 
 
@@ -77,8 +74,8 @@ CASES = {
 def test_batches_are_those_of_the_loader(kind, seed):
     make, collate = CASES[kind]
     cases = make()
-    order = EpochOrder(len(cases), seed, batch=4)
-    fed = Feed(stock_of(cases, "device", on_gpu=False, is_alone=True), order, 4)
+    order = EpochSampler(len(cases), seed, batch=4)
+    fed = DeviceLoader(preload(cases, "device", on_gpu=False, is_alone=True), order, 4)
     loaded = DataLoader(cases, batch_size=4, sampler=order, collate_fn=collate)
     assert len(fed) == len(loaded)
     for epoch in (0, 3):
@@ -103,7 +100,7 @@ def fed(tmp_path, configure):
         text = text.replace("[data]", "[data]\nin_memory = true")
         config = tmp_path / f"{feed}.toml"
         config.write_text(text.replace("learning_rate", f"feed = '{feed}'\nlearning_rate"))
-        train_from(kind.partition("-")[0], config, tmp_path / feed, machine=CPU)
+        train_config(kind.partition("-")[0], config, tmp_path / feed, machine=CPU)
         return tmp_path / feed
 
     return train
@@ -111,8 +108,8 @@ def fed(tmp_path, configure):
 
 @pytest.mark.parametrize("kind", ["varnet", "sampler", "flow-mean"])
 def test_a_training_is_the_same_from_the_device_and_goes_on_to_the_bit(fed, kind, monkeypatch):
-    whole = Stock.batches
-    monkeypatch.setattr(Stock, "batches", lambda *given: _stopped(whole(*given), *given))
+    whole = DeviceDataset.batches
+    monkeypatch.setattr(DeviceDataset, "batches", lambda *given: _stopped(whole(*given), *given))
     with pytest.raises(StopError):
         fed(kind, "device")
     monkeypatch.undo()
@@ -120,7 +117,7 @@ def test_a_training_is_the_same_from_the_device_and_goes_on_to_the_bit(fed, kind
     for name in ("best.safetensors", "last.safetensors"):
         ours, theirs = (read_tensors(folder / name) for folder in folders)
         assert all(same_bits(ours[key], theirs[key]) for key in theirs)
-    curves = [read_log(folder / "metrics.csv") for folder in folders]
+    curves = [_read_log(folder / "metrics.csv") for folder in folders]
     ours, theirs = ([{**row, "seconds": 0} for row in curve] for curve in curves)
     assert ours == theirs
     assert 0 <= read_timing(folders[0])["wait_share"] < 1
@@ -136,22 +133,22 @@ def _stopped(batches, stock, places, size):
 
 def test_what_is_not_for_a_device_is_refused():
     on_disk = measured(source=ArrayDataset(np.ones((2, 16, 16)), label=[0, 1], group="each"))
-    mixed = InMemory((*images().items, *images(size=8).items), np.zeros(22), np.zeros(22))
+    mixed = InMemoryDataset((*images().items, *images(size=8).items), np.zeros(22), np.zeros(22))
     for cases, is_alone in ((on_disk, True), (task_of(mixed), True), (measured(), False)):
         with refused("option.conflict", "in_memory"):
-            stock_of(cases, "device", on_gpu=False, is_alone=is_alone)
+            preload(cases, "device", on_gpu=False, is_alone=is_alone)
 
 
 def test_nobody_is_put_on_a_device_unasked_but_few_on_a_gpu(monkeypatch):
     size = COUNT * 2 * 16 * 16 * 8
     asked = []
-    monkeypatch.setattr(MeasuredCases, "stock", lambda *given: asked.append(given[1:]))
+    monkeypatch.setattr(MaskedDataset, "stock", lambda *given: asked.append(given[1:]))
     for free in (8 * size, 100 * 2**30):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, free))
-        stock_of(measured(), "auto", on_gpu=True, is_alone=True)
+        preload(measured(), "auto", on_gpu=True, is_alone=True)
     assert asked == [(torch.device("cuda"), 2 * size), (torch.device("cuda"), 8 * 2**30)]
     for feed, on_gpu in (("auto", False), ("loader", True)):
-        assert stock_of(measured(), feed, on_gpu=on_gpu, is_alone=True) is None
+        assert preload(measured(), feed, on_gpu=on_gpu, is_alone=True) is None
     assert len(asked) == 2
     monkeypatch.undo()
     assert measured().stock(torch.device("cpu"), size) is not None
@@ -159,7 +156,7 @@ def test_nobody_is_put_on_a_device_unasked_but_few_on_a_gpu(monkeypatch):
 
 
 def task_of(source):
-    return task_cases.TaskCases(source, np.zeros((len(source), 1)))
+    return task_cases.TaskDataset(source, np.zeros((len(source), 1)))
 
 
 def test_a_case_that_is_not_finite_is_named():
@@ -175,5 +172,5 @@ def test_the_atlas_as_a_task_is_for_a_device():
     whole = data.open_targets()
     split = Split(*((group,) for group in np.unique(whole.cases.groups)))
     for part in whole.split(split):
-        cases = task_cases.TaskCases(part.cases, part.targets)
+        cases = task_cases.TaskDataset(part.cases, part.targets)
         assert cases.stock(torch.device("cpu"), np.inf) is not None

@@ -14,14 +14,14 @@ from torch import nn
 
 from bits import same_bits
 from raising import refused
+from taskuq._config import from_toml_table, read_config, read_toml, to_toml_table, toml_text
 from taskuq.errors import InputError
-from taskuq.recover import build, load, load_public_varnet
-from taskuq.recover.flow import ConditionalFlow
-from taskuq.recover.flow_training import FlowTraining
-from taskuq.recover.varnet_training import VarNetTraining
-from taskuq.settings import from_table, read_settings, read_toml, to_table, toml_text
-from taskuq.training.state import load_state, save_state
-from taskuq.weights.files import load_weights, read_tensors, save_weights
+from taskuq.recover import build, load
+from taskuq.recover._varnet_training import VarNetTraining, load_public_varnet
+from taskuq.recover.flow._model import ConditionalFlow
+from taskuq.recover.flow._train import _FlowTraining
+from taskuq.training._checkpoints import _load_state, _save_state
+from taskuq.training._weights import load_weights, read_tensors, save_weights
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -39,8 +39,8 @@ states = st.recursive(
 
 @given(state=states)
 def test_plain_state_is_read_back_as_it_was(tmp_path_factory, state):
-    path = save_state(state, tmp_path_factory.mktemp("state") / "a.safetensors")
-    found = load_state(path)
+    path = _save_state(state, tmp_path_factory.mktemp("state") / "a.safetensors")
+    found = _load_state(path)
     assert found == state
     assert repr(found) == repr(state)  # 1 is not True, (1,) is not [1]
 
@@ -48,7 +48,7 @@ def test_plain_state_is_read_back_as_it_was(tmp_path_factory, state):
 def test_tensors_of_a_state_keep_their_bits(tmp_path):
     tensor = torch.tensor([float("nan"), -0.0, 1e-45], dtype=torch.float32)
     state = {"a": [tensor, {3: tensor}], "b": torch.tensor(7), "c": torch.tensor([True])}
-    found = load_state(save_state(state, tmp_path / "a.safetensors"))
+    found = _load_state(_save_state(state, tmp_path / "a.safetensors"))
     assert same_bits(found["a"][0], tensor)
     assert same_bits(found["a"][1][3], tensor)
     assert same_bits(found["b"], state["b"])
@@ -57,7 +57,7 @@ def test_tensors_of_a_state_keep_their_bits(tmp_path):
 
 def test_objects_are_not_stored(tmp_path):
     with pytest.raises(TypeError, match="not plain data"):
-        save_state({"loss": nn.L1Loss()}, tmp_path / "a.safetensors")
+        _save_state({"loss": nn.L1Loss()}, tmp_path / "a.safetensors")
     assert not list(tmp_path.iterdir())
 
 
@@ -76,7 +76,7 @@ def test_a_hostile_checkpoint_cannot_run_code(tmp_path):
     for name in ("best.safetensors", "weights.pt"):
         (tmp_path / name).write_bytes(pickle.dumps(Hostile(mark), protocol=2))
     (tmp_path / "best.toml").write_text('kind = "flow"\n[network]\n')
-    for read in (load_state, read_tensors, load):
+    for read in (_load_state, read_tensors, load):
         with pytest.raises(InputError, match=r"best\.safetensors"):
             read(tmp_path / "best.safetensors")
     with pytest.raises(InputError, match=r"give a \.safetensors file"):
@@ -125,7 +125,7 @@ def test_a_file_that_does_not_fit_is_one_sentence(saved, change):
     card = path.with_suffix(".toml")
     if change in ("cascades", "width"):
         other = replace(net.config, **{change: 4})
-        card.write_text(toml_text({"kind": "varnet", "network": to_table(other)}))
+        card.write_text(toml_text({"kind": "varnet", "network": to_toml_table(other)}))
     elif change == "kind":
         card.write_text(toml_text({"kind": "classifier", "network": {}}))
     elif change == "truncated":
@@ -155,25 +155,25 @@ def test_weights_do_not_fill_another_network(saved):
         load_weights(nn.Linear(2, 2), path)
 
 
-@pytest.mark.parametrize("layout", [FlowTraining, VarNetTraining])
+@pytest.mark.parametrize("layout", [_FlowTraining, VarNetTraining])
 def test_configurations_survive_toml(tmp_path, layout):
     path = tmp_path / "a.toml"
-    path.write_text(toml_text(to_table(layout())))
-    assert from_table(layout, read_toml(path)) == layout()
+    path.write_text(toml_text(to_toml_table(layout())))
+    assert from_toml_table(layout, read_toml(path)) == layout()
 
 
 @pytest.mark.parametrize(
     ("file", "layout", "preset"),
     [
-        ("fastmri-knee/flow.toml", FlowTraining, "paper"),
+        ("fastmri-knee/flow.toml", _FlowTraining, "paper"),
         ("fastmri-knee/varnet.toml", VarNetTraining, "paper"),
-        ("atlas/flow.toml", FlowTraining, "around"),
-        ("atlas/flow-whole.toml", FlowTraining, "demo"),
+        ("atlas/flow.toml", _FlowTraining, "around"),
+        ("atlas/flow-whole.toml", _FlowTraining, "demo"),
         ("atlas/varnet.toml", VarNetTraining, "demo"),
     ],
 )
 def test_shipped_configurations_are_valid(file, layout, preset):
-    settings = read_settings(layout, CONFIGS / file)
+    settings = read_config(layout, CONFIGS / file)
     if file.startswith("fastmri"):
         # The paper's values are also the defaults in code.
         assert settings.network == layout().network
@@ -181,12 +181,12 @@ def test_shipped_configurations_are_valid(file, layout, preset):
             assert getattr(settings.training, name) == getattr(layout().training, name)
         assert settings.measure == layout().measure
     else:
-        name = "flow" if layout is FlowTraining else "varnet"
+        name = "flow" if layout is _FlowTraining else "varnet"
         assert settings.network == build(name, preset=preset).config
 
 
 def test_the_shipped_flow_of_whole_images_has_at_most_40_million_parameters():
-    settings = read_settings(FlowTraining, CONFIGS / "lgg/flow-whole.toml")
+    settings = read_config(_FlowTraining, CONFIGS / "lgg/flow-whole.toml")
     with torch.device("meta"):
         flow = ConditionalFlow(settings.network)
     assert sum(p.numel() for p in flow.parameters()) == 36_131_680
@@ -216,4 +216,4 @@ def test_a_wrong_setting_is_one_sentence(tmp_path, text, code, name):
     path = tmp_path / "a.toml"
     path.write_text(text)
     with refused(code, name):
-        read_settings(FlowTraining, path)
+        read_config(_FlowTraining, path)

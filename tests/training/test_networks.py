@@ -14,18 +14,16 @@ import torch
 
 from bits import same_bits
 from raising import refused
+from taskuq._config import from_toml_table, to_toml_table
+from taskuq._io import read_json
 from taskuq.errors import InputError
-from taskuq.files import read_json
-from taskuq.recover import RECOVERIES
-from taskuq.runs.imaging import Imaging
-from taskuq.runs.orders.learning import OrderConfig
-from taskuq.runs.run import RunConfig, read_run
-from taskuq.runs.training import train_from
-from taskuq.settings import from_table, to_table
-from taskuq.task import TASKS
-from taskuq.training.fit import Machine
-from taskuq.training.networks import LISTED, NETWORKS
-from taskuq.weights.files import save_weights
+from taskuq.experiments._mask_learning import MaskLearningConfig
+from taskuq.experiments._run import ImagingConfig, RunConfig, read_run
+from taskuq.recover._methods import RECOVERIES
+from taskuq.task._methods import TASKS
+from taskuq.training._fit import TrainerOptions, train_config
+from taskuq.training._networks import LISTED, NETWORKS
+from taskuq.training._weights import save_weights
 
 OPENED = [(RECOVERIES, "flow"), (RECOVERIES, "varnet"), (TASKS, "classifier")]
 MINE = '''
@@ -37,14 +35,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from taskuq.measure.coils import rss
-from taskuq.measure.projections import keep_measured
-from taskuq.files import read_json
-from taskuq.recover import RECOVERIES
-from taskuq.recover.cases import RecoveryTraining
-from taskuq.training.config import TrainingConfig
-from taskuq.training.networks import Network
-from taskuq.training.recipe import Recipe
+from taskuq.measure._coils import rss
+from taskuq.measure._fourier import project_measured
+from taskuq._io import read_json
+from taskuq.recover._methods import RECOVERIES
+from taskuq.recover._cases import RecoveryTraining
+from taskuq.training._config import TrainingConfig
+from taskuq.training._networks import NetworkKind
+from taskuq.training._config import Recipe
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def test_a_network_brings_everything_of_its_own(name):
     settings = network.training()
 
     assert isinstance(settings.network, network.config)
-    assert from_table(network.training, to_table(settings)) == settings
+    assert from_toml_table(network.training, to_toml_table(settings)) == settings
     assert all(isinstance(preset, network.config) for preset in network.presets.values())
     if network.presets:
         assert network.presets["paper"] == settings.network
@@ -190,7 +188,7 @@ def test_weights_of_another_kind_are_refused():
 
 
 def test_a_run_remembers_the_kinds_of_its_tables():
-    table = to_table(RunConfig())
+    table = to_toml_table(RunConfig())
 
     assert table["recover"] == {"kind": "zero-filled"}
     assert table["task"]["kind"] == "mean-intensity"
@@ -201,7 +199,7 @@ def command(*arguments, folder, extension=None):
     if extension is not None:
         environment["TASKUQ_EXTENSIONS"] = str(extension)
     done = subprocess.run(
-        [sys.executable, "-m", "taskuq.commands.app", *map(str, arguments)],
+        [sys.executable, "-m", "taskuq.cli.app", *map(str, arguments)],
         capture_output=True, text=True, cwd=folder, env=environment, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -210,7 +208,7 @@ def command(*arguments, folder, extension=None):
 
 def test_help_about_training_names_all_networks_and_needs_no_torch(tmp_path):
     code = (
-        "import sys; from taskuq.commands.app import app; app(['train', '--help']); "
+        "import sys; from taskuq.cli.app import app; app(['train', '--help']); "
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -228,10 +226,13 @@ def test_a_recovery_that_is_judged_shows_its_own_table_or_none(
         return {"schema": "mine/1", "weights": weights.name, "cases": len(cases[1])}
 
     judged = replace(NETWORKS["varnet"], judge=judge, table=table)
-    monkeypatch.setattr("taskuq.runs.training.NETWORKS", {"varnet": judged})
+    monkeypatch.setattr("taskuq.training._fit.NETWORKS", {"varnet": judged})
     lines = []
-    machine, config = Machine(accelerator="cpu", progress=False), configure("varnet", epochs=1)
-    path = train_from("varnet", config, tmp_path / "run", machine=machine, tell=lines.append)
+    machine, config = (
+        TrainerOptions(accelerator="cpu", progress=False),
+        configure("varnet", epochs=1),
+    )
+    path = train_config("varnet", config, tmp_path / "run", machine=machine, tell=lines.append)
     record = read_json(path.parent / "quality.json", "mine/1")
 
     assert record == {"schema": "mine/1", "weights": path.name, "cases": 4}
@@ -259,7 +260,7 @@ def test_a_network_of_ones_own_is_trained_and_recovers_by_its_name(tmp_path, con
     (tmp_path / "plain.toml").write_text(plain)
     command("run", "plain.toml", "-o", "zero-filled", "--device", "cpu", folder=tmp_path)
     from taskuq import TaskOutputs
-    from taskuq.weights.files import read_tensors
+    from taskuq.training._weights import read_tensors
 
     factor = read_tensors(trained.strip())["factor"].item()
     mine, zero_filled = (TaskOutputs.load(tmp_path / name) for name in ("table", "zero-filled"))
@@ -270,10 +271,10 @@ def test_a_network_of_ones_own_is_trained_and_recovers_by_its_name(tmp_path, con
     assert json.loads(json.dumps(recover)) == {"kind": "factor", "weights": trained.strip()}
 
 
-@pytest.mark.parametrize("kind", [RunConfig, OrderConfig])
+@pytest.mark.parametrize("kind", [RunConfig, MaskLearningConfig])
 def test_what_a_run_is_made_of_is_what_orders_are_learned_and_compared_with(kind):
     table = {"samples": 5, "noise": 0.1, "measure": {"kind": "mri", "accelerations": [8, 4]}}
-    config, shared = from_table(kind, table), from_table(Imaging, table)
+    config, shared = from_toml_table(kind, table), from_toml_table(ImagingConfig, table)
 
-    assert all(getattr(config, of.name) == getattr(shared, of.name) for of in fields(Imaging))
-    assert from_table(kind, to_table(config)) == config
+    assert all(getattr(config, of.name) == getattr(shared, of.name) for of in fields(ImagingConfig))
+    assert from_toml_table(kind, to_toml_table(config)) == config

@@ -14,14 +14,12 @@ import torch
 
 from bits import same_bits
 from raising import refused
-from taskuq.runs.training import train_from
-from taskuq.seeds import Share
-from taskuq.training.config import TrainingConfig
-from taskuq.training.fit import Machine, fit
-from taskuq.training.log import read_log
-from taskuq.training.order import EpochOrder
-from taskuq.training.recipe import Recipe
-from taskuq.weights.files import read_tensors
+from taskuq._seeds import BatchShard
+from taskuq.training._checkpoints import _read_log
+from taskuq.training._config import Recipe, TrainingConfig
+from taskuq.training._determinism import EpochSampler
+from taskuq.training._fit import TrainerOptions, _fit, train_config
+from taskuq.training._weights import read_tensors
 
 SCRIPT = Path(__file__).parent / "two_processes.py"
 # 13 cases to train on (15 for a task) and 5 to validate by, in batches of 4: in the last one a
@@ -126,7 +124,7 @@ def test_gradients_are_those_of_the_whole_batch(trained, name):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_learning_curves_are_those_of_one_process(trained, name):
-    one, two = (read_log(trained / who / name / "metrics.csv") for who in ("one", "two"))
+    one, two = (_read_log(trained / who / name / "metrics.csv") for who in ("one", "two"))
     for a, b in zip(one, two, strict=True):
         assert {**a, "seconds": 0} == pytest.approx({**b, "seconds": 0}, rel=1e-5, abs=1e-5)
 
@@ -149,9 +147,9 @@ def test_a_batch_that_cannot_be_shared_is_refused(tmp_path, batch, cases, code):
     config = TrainingConfig(batch=batch)
     net = torch.nn.Linear(1, 1)
     recipe = Recipe("line", net, config, lambda *_: None, lambda *_: {})
-    machine = Machine("cpu", devices=2, nodes=2, progress=False)
+    machine = TrainerOptions("cpu", devices=2, nodes=2, progress=False)
     with refused(code):
-        fit(recipe, Points(cases), Points(2), config, tmp_path, machine=machine)
+        _fit(recipe, Points(cases), Points(2), config, tmp_path, machine=machine)
     assert not list(tmp_path.iterdir())  # nothing that a better batch would be compared with
 
 
@@ -160,12 +158,12 @@ def test_a_batch_that_cannot_be_shared_is_refused(tmp_path, batch, cases, code):
 )
 def test_processes_share_every_batch_of_one(monkeypatch, length, batch, world):
     """Together they see it once, in its order; who has nothing left takes one case all the same."""
-    alone = [index for _, index in EpochOrder(length, seed=0, batch=batch)]
+    alone = [index for _, index in EpochSampler(length, seed=0, batch=batch)]
     assert sorted(alone) == list(range(length))
     found = [[] for _ in range(-(-length // batch))]
     for rank in range(world):
-        monkeypatch.setattr("taskuq.training.order._process", lambda r=rank: (r, world))
-        order = EpochOrder(length, seed=0, batch=batch)
+        monkeypatch.setattr("taskuq.training._determinism._process", lambda r=rank: (r, world))
+        order = EpochSampler(length, seed=0, batch=batch)
         places = [index for _, index in order]
         assert len(places) == len(order)
         for step, seen in enumerate(found):
@@ -181,7 +179,7 @@ def test_processes_share_every_batch_of_one(monkeypatch, length, batch, world):
 @pytest.mark.parametrize("total", [1, 5, 8])
 def test_weighted_means_of_processes_are_the_mean_of_all(total, world):
     values = np.random.default_rng(0).random(total)
-    shares = [Share.of(total, rank, world) for rank in range(world)]
+    shares = [BatchShard.of(total, rank, world) for rank in range(world)]
     means = [share.weight * values[share.rows].mean() for share in shares]
     assert np.mean(means) == pytest.approx(values.mean())
 
@@ -209,7 +207,7 @@ def test_every_network_trains_in_mixed_precision_with_clipping_as_a_gpu_does(
     config.write_text(
         text.replace("[pretrain]\n", "[pretrain]\nclip = 1e-3\nprecision = 'bf16-mixed'\n")
     )
-    machine = Machine("cpu", progress=False)
-    train_from(name.partition("-")[0], config, tmp_path / "run", machine=machine, steps=2)
+    machine = TrainerOptions("cpu", progress=False)
+    train_config(name.partition("-")[0], config, tmp_path / "run", machine=machine, steps=2)
     assert len(norms) == (4 if "[pretrain]" in text else 2)
     assert [float(norm) for norm in norms] == pytest.approx(len(norms) * [1e-3], rel=1e-2)

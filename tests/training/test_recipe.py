@@ -10,17 +10,15 @@ from torch import nn
 
 from bits import same_bits
 from raising import refused
+from taskuq._config import read_toml
 from taskuq.errors import MachineError
-from taskuq.settings import read_toml
-from taskuq.training.config import TrainingConfig
-from taskuq.training.fit import Machine, fit
-from taskuq.training.module import Training
-from taskuq.training.order import EpochOrder
-from taskuq.training.recipe import Recipe
-from taskuq.training.seeds import own_randomness
-from taskuq.weights.files import read_tensors
+from taskuq.training._config import Recipe, TrainingConfig
+from taskuq.training._determinism import EpochSampler, seeded
+from taskuq.training._fit import TrainerOptions, _fit
+from taskuq.training._module import TrainingModule
+from taskuq.training._weights import read_tensors
 
-CPU = Machine(accelerator="cpu", progress=False)
+CPU = TrainerOptions(accelerator="cpu", progress=False)
 CONFIG = TrainingConfig(epochs=4, batch=4, learning_rate=0.1)
 
 
@@ -40,7 +38,7 @@ class Points:
 
 def growing(seen=None):
     """A network whose monitored value gets worse with every step, with dropout on the way."""
-    with own_randomness(0):
+    with seeded(0):
         net = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1))
 
     def loss(net, batch, generator):
@@ -56,19 +54,19 @@ def growing(seen=None):
 
 
 def test_a_restart_keeps_the_best_weights_of_before_and_the_bits_of_dropout(tmp_path, monkeypatch):
-    fit(growing(), Points(10), Points(5), CONFIG, tmp_path / "whole", machine=CPU)
-    whole_step = Training.training_step
+    _fit(growing(), Points(10), Points(5), CONFIG, tmp_path / "whole", machine=CPU)
+    whole_step = TrainingModule.training_step
 
     def broken(self, batch, index):
         if self.current_epoch == 2:
             raise RuntimeError("a fault in epoch 2")
         return whole_step(self, batch, index)
 
-    monkeypatch.setattr(Training, "training_step", broken)
+    monkeypatch.setattr(TrainingModule, "training_step", broken)
     with pytest.raises(RuntimeError, match="a fault in epoch 2"):
-        fit(growing(), Points(10), Points(5), CONFIG, tmp_path / "parts", machine=CPU)
+        _fit(growing(), Points(10), Points(5), CONFIG, tmp_path / "parts", machine=CPU)
     monkeypatch.undo()
-    fit(growing(), Points(10), Points(5), CONFIG, tmp_path / "parts", machine=CPU)
+    _fit(growing(), Points(10), Points(5), CONFIG, tmp_path / "parts", machine=CPU)
     assert read_toml(tmp_path / "parts" / "best.toml")["reached"]["epoch"] == 0
     for name in ("best", "last"):
         one, two = (
@@ -79,7 +77,7 @@ def test_a_restart_keeps_the_best_weights_of_before_and_the_bits_of_dropout(tmp_
 
 def test_every_validation_case_is_judged_once_in_each_epoch(tmp_path):
     seen = []
-    fit(growing(seen), Points(10), Points(5), CONFIG, tmp_path, machine=CPU)
+    _fit(growing(seen), Points(10), Points(5), CONFIG, tmp_path, machine=CPU)
     assert sorted(seen) == sorted(4 * [0.0, 1.0, 2.0, 3.0, 4.0])
 
 
@@ -89,7 +87,7 @@ def test_a_summary_of_all_cases_decides(tmp_path):
         "line", recipe.network, CONFIG, recipe.loss, recipe.validate, monitor="top", mode="max",
         summary=lambda values: {"top": float(values["value"].max())},
     )  # fmt: skip
-    best = fit(largest, Points(10), Points(5), CONFIG, tmp_path, machine=CPU)
+    best = _fit(largest, Points(10), Points(5), CONFIG, tmp_path, machine=CPU)
     assert read_toml(best.with_suffix(".toml"))["reached"]["epoch"] == 3
 
 
@@ -108,7 +106,7 @@ def test_gradients_are_clipped_in_every_precision_and_by_every_optimiser(
 
     monkeypatch.setattr(torch.optim, "Adam", watched)
     config = TrainingConfig(epochs=2, batch=4, clip=1e-3, precision=precision)
-    fit(growing(), Points(10), Points(5), config, tmp_path, machine=CPU)
+    _fit(growing(), Points(10), Points(5), config, tmp_path, machine=CPU)
     assert norms == pytest.approx(6 * [1e-3], rel=1e-2)
 
 
@@ -119,13 +117,13 @@ def _gradient_norm(optimiser):
 
 @pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
 def test_schedules_end_where_they_say(tmp_path, schedule):
-    from taskuq.training.log import read_log
+    from taskuq.training._checkpoints import _read_log
 
     config = TrainingConfig(
         epochs=4, batch=4, learning_rate=0.1, schedule=schedule, decay=0.5, decay_epochs=2
     )
-    fit(growing(), Points(8), Points(4), config, tmp_path, machine=CPU)
-    rates = [row["learning_rate"] for row in read_log(tmp_path / "metrics.csv")]
+    _fit(growing(), Points(8), Points(4), config, tmp_path, machine=CPU)
+    rates = [row["learning_rate"] for row in _read_log(tmp_path / "metrics.csv")]
     first = {"constant": 0.1, "step": 0.1, "cosine": 0.05 + 0.05 * (1 + 2**0.5 / 2) / 2}
     last = {"constant": 0.1, "step": 0.025, "cosine": 0.05}
     assert rates[0] == pytest.approx(first[schedule])
@@ -133,7 +131,7 @@ def test_schedules_end_where_they_say(tmp_path, schedule):
 
 
 def test_an_order_is_a_permutation_that_changes_with_the_epoch():
-    order = EpochOrder(50, seed=3)
+    order = EpochSampler(50, seed=3)
     orders = []
     for epoch in (0, 1, 0):
         order.set_epoch(epoch)
@@ -145,7 +143,7 @@ def test_an_order_is_a_permutation_that_changes_with_the_epoch():
 
 def test_a_part_without_cases_is_refused(tmp_path):
     with refused("units.few"):
-        fit(growing(), Points(0), Points(5), CONFIG, tmp_path, machine=CPU)
+        _fit(growing(), Points(0), Points(5), CONFIG, tmp_path, machine=CPU)
 
 
 def out_of_memory(net, batch, generator):
@@ -155,13 +153,13 @@ def out_of_memory(net, batch, generator):
 def test_too_little_memory_is_the_machines_and_says_what_to_do(tmp_path):
     recipe = replace(growing(), loss=out_of_memory)
     with pytest.raises(MachineError, match=r"20\.00 GiB.*; give a smaller training\.batch"):
-        fit(recipe, Points(10), Points(5), CONFIG, tmp_path, machine=CPU)
+        _fit(recipe, Points(10), Points(5), CONFIG, tmp_path, machine=CPU)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_device_that_is_not_there_is_refused_in_a_sentence(tmp_path, devices):
-    machine = Machine("gpu", devices, progress=False)
+    machine = TrainerOptions("gpu", devices, progress=False)
     with refused("dependency.missing", f"{devices} × gpu"):
-        fit(growing(), Points(10), Points(5), CONFIG, tmp_path / "run", machine=machine)
+        _fit(growing(), Points(10), Points(5), CONFIG, tmp_path / "run", machine=machine)
     assert not (tmp_path / "run").exists()

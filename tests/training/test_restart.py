@@ -16,20 +16,18 @@ import torch
 
 from bits import same_bits
 from raising import refused
+from taskuq._config import read_toml
 from taskuq.errors import InputError
-from taskuq.recover import open_recovery
-from taskuq.runs.training import foresee_training, train_from
-from taskuq.settings import read_toml
-from taskuq.training.fit import Machine
-from taskuq.training.log import read_log
-from taskuq.training.state import load_state
-from taskuq.weights.files import read_tensors
+from taskuq.recover._methods import open_recovery
+from taskuq.training._checkpoints import _load_state, _read_log
+from taskuq.training._fit import TrainerOptions, foresee_training, train_config
+from taskuq.training._weights import read_tensors
 
-CPU = Machine(accelerator="cpu", progress=False)
+CPU = TrainerOptions(accelerator="cpu", progress=False)
 SCRIPT = """
 import sys
 from pathlib import Path
-from taskuq.commands.train import command
+from taskuq.cli.run import command
 if __name__ == "__main__":
     train = command("{kind}")
     train(Path(sys.argv[1]), output=Path(sys.argv[2]), devices=int(sys.argv[3]),
@@ -59,16 +57,16 @@ def command(tmp_path, kind, config, folder, devices=1, **options):
 @pytest.mark.parametrize("network", ["flow", "varnet", "varnet-any"])
 def test_a_restart_is_bit_exact(tmp_path, configure, network, monkeypatch):
     config, kind = configure(network, epochs=4), network.partition("-")[0]
-    train_from(kind, config, tmp_path / "whole", machine=CPU)
+    train_config(kind, config, tmp_path / "whole", machine=CPU)
     stop_after(monkeypatch, epochs=2)
     with pytest.raises(StopError):
-        train_from(kind, config, tmp_path / "parts", machine=CPU)
-    assert load_state(tmp_path / "parts" / "resume.safetensors")["epoch"] == 1
+        train_config(kind, config, tmp_path / "parts", machine=CPU)
+    assert _load_state(tmp_path / "parts" / "resume.safetensors")["epoch"] == 1
     monkeypatch.undo()
-    train_from(kind, config, tmp_path / "parts", machine=CPU)
+    train_config(kind, config, tmp_path / "parts", machine=CPU)
     for name in ("best.safetensors", "last.safetensors"):
         assert same_weights(tmp_path / "whole" / name, tmp_path / "parts" / name)
-    curves = [read_log(tmp_path / run / "metrics.csv") for run in ("whole", "parts")]
+    curves = [_read_log(tmp_path / run / "metrics.csv") for run in ("whole", "parts")]
     for whole, parts in zip(*curves, strict=True):
         assert {**whole, "seconds": 0} == {**parts, "seconds": 0}
     shown = scalars(tmp_path / "parts" / "tensorboard")
@@ -80,52 +78,54 @@ def test_a_restart_is_bit_exact(tmp_path, configure, network, monkeypatch):
 @pytest.mark.parametrize("epoch", [1, 3])  # while the U-Net is trained before, and after that
 def test_a_restart_of_a_training_in_two_parts_is_bit_exact(tmp_path, configure, monkeypatch, epoch):
     config = configure("flow-mean", epochs=4)
-    train_from("flow", config, tmp_path / "whole", machine=CPU)
+    train_config("flow", config, tmp_path / "whole", machine=CPU)
     stop_after(monkeypatch, epochs=epoch)
     with pytest.raises(StopError):
-        train_from("flow", config, tmp_path / "parts", machine=CPU)
+        train_config("flow", config, tmp_path / "parts", machine=CPU)
     has_begun = (tmp_path / "parts" / "resume.safetensors").exists()
     assert has_begun == (epoch == 3)
     monkeypatch.undo()
-    train_from("flow", config, tmp_path / "parts", machine=CPU)
+    train_config("flow", config, tmp_path / "parts", machine=CPU)
     for name in ("pretrain/best.safetensors", "best.safetensors", "last.safetensors"):
         assert same_weights(tmp_path / "whole" / name, tmp_path / "parts" / name)
-    assert len(read_log(tmp_path / "parts" / "pretrain" / "metrics.csv")) == 2
+    assert len(_read_log(tmp_path / "parts" / "pretrain" / "metrics.csv")) == 2
 
 
 # While a fold's network is trained, and while the sampler is.
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_a_restart_of_a_training_in_stages_is_bit_exact(tmp_path, configure, monkeypatch, epoch):
     config = configure("sampler", epochs=3, cases=12)
-    train_from("sampler", config, tmp_path / "whole", machine=CPU)
+    train_config("sampler", config, tmp_path / "whole", machine=CPU)
     stop_after(monkeypatch, epochs=epoch)
     with pytest.raises(StopError):
-        train_from("sampler", config, tmp_path / "parts", machine=CPU)
+        train_config("sampler", config, tmp_path / "parts", machine=CPU)
     has_begun = (tmp_path / "parts" / "resume.safetensors").exists()
     assert has_begun == (epoch == 2)
     monkeypatch.undo()
-    train_from("sampler", config, tmp_path / "parts", machine=CPU)
+    train_config("sampler", config, tmp_path / "parts", machine=CPU)
     for name in ("estimate/best", "fold-1-of-2/best", "fold-2-of-2/best", "best", "last"):
         one, two = (tmp_path / run / f"{name}.safetensors" for run in ("whole", "parts"))
         assert same_weights(one, two)
     assert not same_weights(
         *(tmp_path / "whole" / f"fold-{k}-of-2/best.safetensors" for k in (1, 2))
     )
-    assert len(read_log(tmp_path / "parts" / "fold-2-of-2" / "metrics.csv")) == 2
+    assert len(_read_log(tmp_path / "parts" / "fold-2-of-2" / "metrics.csv")) == 2
 
 
 def test_a_sampler_around_a_network_that_is_there_trains_no_other(tmp_path, configure):
-    best = train_from("sampler", configure("sampler-any", epochs=1), tmp_path / "run", machine=CPU)
+    best = train_config(
+        "sampler", configure("sampler-any", epochs=1), tmp_path / "run", machine=CPU
+    )
     assert [path.name for path in best.parent.rglob("best.safetensors")] == ["best.safetensors"]
 
 
 def test_a_sampler_goes_on_from_another_with_its_networks_and_trains_none(tmp_path, configure):
     config = Path(configure("sampler", epochs=1, cases=12))
-    first = train_from("sampler", config, tmp_path / "first", machine=CPU)
+    first = train_config("sampler", config, tmp_path / "first", machine=CPU)
     again = tmp_path / "again.toml"
     taken = f'[estimate]\nfolder = "{first.parent}"'
     again.write_text(f'start = "{first}"\n' + config.read_text().replace("[estimate]", taken))
-    best = train_from("sampler", again, tmp_path / "second", machine=CPU)
+    best = train_config("sampler", again, tmp_path / "second", machine=CPU)
     assert [path.parent for path in best.parent.rglob("best.safetensors")] == [best.parent]
     assert not same_weights(first, best)
     ours, theirs = (open_recovery(path).estimating.net.state_dict() for path in (best, first))
@@ -133,7 +133,7 @@ def test_a_sampler_goes_on_from_another_with_its_networks_and_trains_none(tmp_pa
     for old, new in (("folds = 2", "folds = 3"), ("validation = 0.25", "validation = 0.4")):
         again.write_text(again.read_text().replace(old, new))
         with pytest.raises(InputError, match=r"holds another training .* there, .* here"):
-            train_from("sampler", again, tmp_path / "third", machine=CPU)
+            train_config("sampler", again, tmp_path / "third", machine=CPU)
 
 
 def test_networks_of_a_training_that_never_came_to_its_sampler_are_not_taken(tmp_path, configure):
@@ -141,11 +141,11 @@ def test_networks_of_a_training_that_never_came_to_its_sampler_are_not_taken(tmp
     taken = f'[estimate]\nfolder = "{tmp_path / "absent"}"'
     config.write_text(config.read_text().replace("[estimate]", taken))
     with pytest.raises(InputError, match="no training has come as far as its sampler"):
-        train_from("sampler", config, tmp_path / "run", machine=CPU)
+        train_config("sampler", config, tmp_path / "run", machine=CPU)
 
 
 def test_a_sampler_can_be_as_loud_as_its_validation_patients_ask_for(tmp_path, configure):
-    best = train_from("sampler", configure("sampler", epochs=1, cases=12), tmp_path, machine=CPU)
+    best = train_config("sampler", configure("sampler", epochs=1, cases=12), tmp_path, machine=CPU)
     loudness = read_toml(best.with_suffix(".toml"))["loudness"]
     assert len(loudness) == 7
     assert open_recovery(best, widened=True).loudness == loudness
@@ -166,7 +166,7 @@ def test_a_dry_run_of_a_training_in_stages_foresees_all_of_them(configure):
 def test_the_part_trained_before_is_left_alone_and_the_best_weights_are_widened(
     tmp_path, configure
 ):
-    best = train_from("flow", configure("flow-mean", epochs=2), tmp_path / "run", machine=CPU)
+    best = train_config("flow", configure("flow-mean", epochs=2), tmp_path / "run", machine=CPU)
     before, after = (
         read_tensors(tmp_path / "run" / name) for name in ("pretrain/best.safetensors", best.name)
     )
@@ -174,12 +174,12 @@ def test_the_part_trained_before_is_left_alone_and_the_best_weights_are_widened(
     assert not torch.equal(after["widening"], torch.ones_like(after["widening"]))
     last = read_tensors(tmp_path / "run" / "last.safetensors")
     assert torch.equal(last["widening"], torch.ones_like(last["widening"]))
-    again = train_from("flow", configure("flow-mean", epochs=2), tmp_path / "run", machine=CPU)
+    again = train_config("flow", configure("flow-mean", epochs=2), tmp_path / "run", machine=CPU)
     assert all(same_bits(after[name], tensor) for name, tensor in read_tensors(again).items())
 
 
 def test_without_a_mean_the_part_trained_before_goes_on_learning(tmp_path, configure):
-    best = train_from("flow", configure("flow-before", epochs=2), tmp_path / "run", machine=CPU)
+    best = train_config("flow", configure("flow-before", epochs=2), tmp_path / "run", machine=CPU)
     before, after = (
         read_tensors(tmp_path / "run" / name) for name in ("pretrain/best.safetensors", best.name)
     )
@@ -187,7 +187,7 @@ def test_without_a_mean_the_part_trained_before_goes_on_learning(tmp_path, confi
     # What the U-Net says is needed before alone; its features go on.
     assert kept == [name for name in before if name.startswith("up_conv.1.1.")] != []
     assert "widening" not in after
-    losses = [row["training_loss"] for row in read_log(tmp_path / "run/pretrain/metrics.csv")]
+    losses = [row["training_loss"] for row in _read_log(tmp_path / "run/pretrain/metrics.csv")]
     assert losses[1] < losses[0]
 
 
@@ -207,16 +207,16 @@ def scalars(folder):
 
 def stop_after(monkeypatch, epochs):
     """Break off in the middle of an epoch, as a fault would."""
-    from taskuq.training.module import Training
+    from taskuq.training._module import TrainingModule
 
-    whole = Training.training_step
+    whole = TrainingModule.training_step
 
     def broken(self, batch, index):
         if self.current_epoch == epochs and index == 1:
             raise StopError
         return whole(self, batch, index)
 
-    monkeypatch.setattr(Training, "training_step", broken)
+    monkeypatch.setattr(TrainingModule, "training_step", broken)
 
 
 class StopError(Exception):
@@ -234,15 +234,15 @@ def one_thread():
 
 def test_killed_for_good_and_started_again(tmp_path, configure, one_thread):
     config = configure("varnet", epochs=12, cases=32)
-    train_from("varnet", config, tmp_path / "whole", machine=CPU)
+    train_config("varnet", config, tmp_path / "whole", machine=CPU)
     killed = command(tmp_path, "varnet", config, tmp_path / "killed")
     state, deadline = tmp_path / "killed" / "resume.safetensors", time.monotonic() + 120
     while not state.exists() and killed.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
-    assert load_state(state)["epoch"] < 11, "killed too late to show anything"
-    train_from("varnet", config, tmp_path / "killed", machine=CPU)
+    assert _load_state(state)["epoch"] < 11, "killed too late to show anything"
+    train_config("varnet", config, tmp_path / "killed", machine=CPU)
     assert same_weights(*(tmp_path / run / "last.safetensors" for run in ("whole", "killed")))
 
 
@@ -252,11 +252,11 @@ def test_devices_share_the_configured_batch(tmp_path, configure):
     out, err = both.communicate(timeout=200)
     assert both.returncode == 0, err
     assert out.splitlines()[-1] == str(tmp_path / "two" / "best.safetensors")
-    train_from("varnet", config, tmp_path / "one", machine=CPU)
+    train_config("varnet", config, tmp_path / "one", machine=CPU)
     for name in ("epoch", "global_step"):  # 12 cases: two steps in an epoch
-        states = [load_state(tmp_path / run / "resume.safetensors") for run in ("one", "two")]
+        states = [_load_state(tmp_path / run / "resume.safetensors") for run in ("one", "two")]
         assert states[0][name] == states[1][name]
-    curves = [read_log(tmp_path / run / "metrics.csv") for run in ("one", "two")]
+    curves = [_read_log(tmp_path / run / "metrics.csv") for run in ("one", "two")]
     losses = [[row["validation_loss"] for row in curve] for curve in curves]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
     assert abs(losses[0][0] - losses[0][1]) > 1e-3, "the steps must matter"
@@ -273,18 +273,18 @@ def test_devices_share_a_dry_run_of_a_training_in_stages(tmp_path, configure):
 
 
 def test_another_configuration_is_refused_in_its_folder(tmp_path, configure):
-    train_from("varnet", configure("varnet", epochs=1), tmp_path / "run", machine=CPU)
+    train_config("varnet", configure("varnet", epochs=1), tmp_path / "run", machine=CPU)
     with refused("resume.mismatch", "training.epochs: 1 there, 2 here"):
-        train_from("varnet", configure("varnet", epochs=2), tmp_path / "run", machine=CPU)
-    train_from("varnet", configure("varnet", epochs=2), tmp_path / "run", machine=CPU, fresh=True)
-    assert load_state(tmp_path / "run" / "resume.safetensors")["epoch"] == 1
+        train_config("varnet", configure("varnet", epochs=2), tmp_path / "run", machine=CPU)
+    train_config("varnet", configure("varnet", epochs=2), tmp_path / "run", machine=CPU, fresh=True)
+    assert _load_state(tmp_path / "run" / "resume.safetensors")["epoch"] == 1
 
 
 def test_best_weights_are_those_of_the_least_validation_loss(tmp_path, configure):
-    from taskuq.settings import read_toml
+    from taskuq._config import read_toml
 
-    best = train_from("varnet", configure("varnet", epochs=4), tmp_path / "run", machine=CPU)
-    losses = [row["validation_loss"] for row in read_log(tmp_path / "run" / "metrics.csv")]
+    best = train_config("varnet", configure("varnet", epochs=4), tmp_path / "run", machine=CPU)
+    losses = [row["validation_loss"] for row in _read_log(tmp_path / "run" / "metrics.csv")]
     reached = read_toml(best.with_suffix(".toml"))["reached"]
     assert len(losses) == 4
     assert reached["loss"] == pytest.approx(min(losses), abs=1e-6)
@@ -296,11 +296,11 @@ def test_a_training_that_has_ended_is_not_done_again_where_its_state_stayed_behi
     tmp_path, configure, kind
 ):
     config = configure(kind, epochs=1, cases=12)
-    best = train_from(kind, config, tmp_path / "run", machine=CPU)
+    best = train_config(kind, config, tmp_path / "run", machine=CPU)
     for state in (tmp_path / "run").rglob("resume.safetensors"):
         state.unlink()
     before = best.stat().st_mtime_ns
-    assert train_from(kind, config, tmp_path / "run", machine=CPU) == best
+    assert train_config(kind, config, tmp_path / "run", machine=CPU) == best
     assert best.stat().st_mtime_ns == before
     assert not list((tmp_path / "run").rglob("resume.safetensors"))
 
@@ -344,26 +344,26 @@ def test_an_interrupted_training_names_its_state(tmp_path, configure, keep_every
         return
     assert found is not None, last
     # The line of an epoch is written before its state.
-    assert 0 <= len(read_log(folder / "metrics.csv")) - int(found[1]) <= 1
+    assert 0 <= len(_read_log(folder / "metrics.csv")) - int(found[1]) <= 1
 
 
 def test_a_training_that_goes_on_says_so_where_it_is_looked_at(tmp_path, configure, capsys):
-    config, seen = configure("varnet", epochs=1), Machine(accelerator="cpu")
-    train_from("varnet", config, tmp_path / "run", machine=seen)
+    config, seen = configure("varnet", epochs=1), TrainerOptions(accelerator="cpu")
+    train_config("varnet", config, tmp_path / "run", machine=seen)
     assert "resuming" not in capsys.readouterr().err
-    train_from("varnet", config, tmp_path / "run", machine=seen)
+    train_config("varnet", config, tmp_path / "run", machine=seen)
     assert "run is trained already; --fresh trains it again" in capsys.readouterr().err
     (tmp_path / "run" / "finished.json").unlink()
     longer = Path(config).read_text().replace("epochs = 1\n", "epochs = 2\n")
     Path(config).write_text(longer)
     (tmp_path / "run" / "config.toml").unlink()
-    train_from("varnet", config, tmp_path / "run", machine=seen)
+    train_config("varnet", config, tmp_path / "run", machine=seen)
     assert "run: resuming after 1 epochs" in capsys.readouterr().err
 
 
 def test_a_warm_up_that_is_longer_than_the_training_is_told(tmp_path, configure, capsys):
     config = configure("varnet", epochs=1, warmup=1000)
-    train_from("varnet", config, tmp_path / "run", machine=Machine(accelerator="cpu"))
+    train_config("varnet", config, tmp_path / "run", machine=TrainerOptions(accelerator="cpu"))
     assert "the rate rises for 1000 steps (training.warmup)" in capsys.readouterr().err
-    (row,) = read_log(tmp_path / "run" / "metrics.csv")
+    (row,) = _read_log(tmp_path / "run" / "metrics.csv")
     assert 0 < row["learning_rate"] <= 0.01 * row["step"] / 1000 < 1e-4  # what the steps had

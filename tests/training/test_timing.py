@@ -12,34 +12,36 @@ import torch
 
 from bits import same_bits
 from raising import refused
-from taskuq.commands.app import main
-from taskuq.recover import RECOVERIES
-from taskuq.runs.training import foresee_training, train_from
-from taskuq.settings import read_toml
-from taskuq.training import timing as timing_module
-from taskuq.training.config import TrainingConfig
-from taskuq.training.fit import Machine, fit, foresee
-from taskuq.training.log import read_log
-from taskuq.training.module import Training
-from taskuq.training.order import EpochOrder
-from taskuq.training.recipe import Recipe
-from taskuq.training.state import load_state
-from taskuq.training.timing import Timing, read_timing
-from taskuq.weights.files import read_tensors
+from taskuq._config import read_toml
+from taskuq.cli.app import main
+from taskuq.recover._methods import RECOVERIES
+from taskuq.training import _module as timing_module
+from taskuq.training._checkpoints import _load_state, _read_log
+from taskuq.training._config import Recipe, TrainingConfig
+from taskuq.training._determinism import EpochSampler
+from taskuq.training._fit import (
+    TrainerOptions,
+    _estimate_training_cost,
+    _fit,
+    foresee_training,
+    train_config,
+)
+from taskuq.training._module import StepTimer, TrainingModule, read_timing
+from taskuq.training._weights import read_tensors
 
-CPU = Machine(accelerator="cpu", progress=False)
+CPU = TrainerOptions(accelerator="cpu", progress=False)
 
 
 @pytest.fixture
 def steps_taken(monkeypatch):
     """Weights after each training step, whoever takes it."""
-    taken, whole = [], Training.on_before_zero_grad
+    taken, whole = [], TrainingModule.on_before_zero_grad
 
     def watched(self, optimiser):
         taken.append(torch.cat([p.detach().flatten().clone() for p in self.network.parameters()]))
         return whole(self, optimiser)
 
-    monkeypatch.setattr(Training, "on_before_zero_grad", watched)
+    monkeypatch.setattr(TrainingModule, "on_before_zero_grad", watched)
     return taken
 
 
@@ -47,10 +49,10 @@ def test_a_trial_and_a_dry_run_take_the_first_steps_of_the_training(
     tmp_path, configure, steps_taken
 ):
     config = configure("varnet", epochs=2)
-    train_from("varnet", config, tmp_path / "whole", machine=CPU)
+    train_config("varnet", config, tmp_path / "whole", machine=CPU)
     whole = steps_taken.copy()
     for take in (
-        lambda: train_from("varnet", config, tmp_path / "trial", machine=CPU, steps=5),
+        lambda: train_config("varnet", config, tmp_path / "trial", machine=CPU, steps=5),
         lambda: foresee_training("varnet", config, machine=CPU, steps=5),
     ):
         steps_taken.clear()
@@ -62,19 +64,19 @@ def test_a_trial_and_a_dry_run_take_the_first_steps_of_the_training(
 @pytest.mark.parametrize("steps", [1, 3, 4])  # 3 steps are an epoch
 def test_a_trial_leaves_what_a_training_leaves(tmp_path, configure, steps):
     config, folder = configure("varnet", epochs=40), tmp_path / "run"
-    best = train_from("varnet", config, folder, machine=CPU, steps=steps)
-    train_from("varnet", configure("varnet", epochs=1), tmp_path / "whole", machine=CPU)
+    best = train_config("varnet", config, folder, machine=CPU, steps=steps)
+    train_config("varnet", configure("varnet", epochs=1), tmp_path / "whole", machine=CPU)
     assert {p.name for p in folder.iterdir()} == {p.name for p in (tmp_path / "whole").iterdir()}
     assert RECOVERIES.load(best).config.cascades == 2
-    assert read_log(folder / "metrics.csv")[-1]["step"] == steps
-    assert load_state(folder / "resume.safetensors")["global_step"] == steps
+    assert _read_log(folder / "metrics.csv")[-1]["step"] == steps
+    assert _load_state(folder / "resume.safetensors")["global_step"] == steps
     for file in ("config.toml", "best.toml", "last.toml"):
         assert read_toml(folder / file)["trial"] == {"steps": steps}
 
 
 def test_each_part_of_a_trial_takes_its_steps(tmp_path, configure):
     config, folder = configure("flow-mean", epochs=9), tmp_path / "run"
-    train_from("flow", config, folder, machine=CPU, steps=2)
+    train_config("flow", config, folder, machine=CPU, steps=2)
     record = read_timing(folder)
     assert (record["steps"], record["before"]["steps"]) == (2, 2)
     assert record["before"] == read_timing(folder / "pretrain")
@@ -85,17 +87,17 @@ def test_each_part_of_a_trial_takes_its_steps(tmp_path, configure):
 
 def test_no_training_goes_on_from_a_trial_and_no_trial_overwrites_one(tmp_path, configure):
     config, folder = configure("varnet", epochs=1), tmp_path / "run"
-    train_from("varnet", config, folder, machine=CPU, steps=1)
-    train_from("varnet", config, folder, machine=CPU, steps=2)  # a trial begins anew
-    assert load_state(folder / "resume.safetensors")["global_step"] == 2
+    train_config("varnet", config, folder, machine=CPU, steps=1)
+    train_config("varnet", config, folder, machine=CPU, steps=2)  # a trial begins anew
+    assert _load_state(folder / "resume.safetensors")["global_step"] == 2
     with refused("file.exists", "2 steps"):
-        train_from("varnet", config, folder, machine=CPU)
-    best = train_from("varnet", config, folder, machine=CPU, fresh=True)
-    train_from("varnet", config, tmp_path / "other", machine=CPU)
+        train_config("varnet", config, folder, machine=CPU)
+    best = train_config("varnet", config, folder, machine=CPU, fresh=True)
+    train_config("varnet", config, tmp_path / "other", machine=CPU)
     there, other = read_tensors(best), read_tensors(tmp_path / "other" / best.name)
     assert all(same_bits(there[name], other[name]) for name in other)
     with refused("file.exists", str(folder)):
-        train_from("varnet", config, folder, machine=CPU, steps=1)
+        train_config("varnet", config, folder, machine=CPU, steps=1)
 
 
 class Slow:
@@ -130,7 +132,9 @@ def test_the_clock_shows_steps_waits_and_hours():
     """Sleeping sets the least that each may take; a busy machine only adds to that."""
     config = TrainingConfig(epochs=10, batch=2, accumulate=3)
     recipe = slow_recipe(0.02, 0.05)
-    record = foresee(recipe, Slow(60, 0.01), Slow(10, 0.0), config, machine=CPU, steps=4)
+    record = _estimate_training_cost(
+        recipe, Slow(60, 0.01), Slow(10, 0.0), config, machine=CPU, steps=4
+    )
     assert (record["steps"], record["steps_per_epoch"], record["validation_steps"]) == (4, 10, 5)
     assert record["step_s"] > 3 * (0.02 + 2 * 0.01)
     assert record["validation_step_s"] > 0.05
@@ -148,7 +152,7 @@ def test_a_batch_that_comes_while_the_gpu_computes_is_not_waited_for(monkeypatch
         timing_module.torch.cuda, "synchronize", lambda device: clock.append(clock.pop() + gpu[0])
         or gpu.__setitem__(0, 0.0),
     )  # fmt: skip
-    timing = Timing("line", TrainingConfig(batch=1), validation_steps=1)
+    timing = StepTimer("line", TrainingConfig(batch=1), validation_steps=1)
     module = SimpleNamespace(device=torch.device("cuda"))
     timing.on_train_epoch_start(SimpleNamespace(global_step=0), module)
     for step in range(60):
@@ -163,7 +167,7 @@ def test_a_batch_that_comes_while_the_gpu_computes_is_not_waited_for(monkeypatch
 
 def test_a_training_knows_its_epochs(tmp_path):
     config = TrainingConfig(epochs=3, batch=2)
-    fit(slow_recipe(0.01, 0.01), Slow(8, 0.0), Slow(4, 0.0), config, tmp_path, machine=CPU)
+    _fit(slow_recipe(0.01, 0.01), Slow(8, 0.0), Slow(4, 0.0), config, tmp_path, machine=CPU)
     record = read_timing(tmp_path)
     assert not record["trial"]
     assert record["epoch_s"] > 4 * 0.01 + 2 * 0.01
@@ -171,9 +175,9 @@ def test_a_training_knows_its_epochs(tmp_path):
 
 
 def test_a_trial_validates_by_cases_of_all_the_data():
-    places = [index for _, index in EpochOrder(100, None, most=5)]
+    places = [index for _, index in EpochSampler(100, None, most=5)]
     assert places == [0, 24, 49, 74, 99]
-    assert len(EpochOrder(3, None, most=5)) == 3
+    assert len(EpochSampler(3, None, most=5)) == 3
 
 
 def test_a_dry_run_prints_and_leaves_nothing(tmp_path, configure, monkeypatch, capsys):
@@ -206,7 +210,7 @@ def test_a_dry_run_decides_no_split(tmp_path, kind):
 @pytest.mark.parametrize("steps", [0, -1])
 def test_a_trial_of_no_steps_is_refused(tmp_path, configure, steps):
     with refused("value.invalid"):
-        train_from("varnet", configure("varnet"), tmp_path / "run", machine=CPU, steps=steps)
+        train_config("varnet", configure("varnet"), tmp_path / "run", machine=CPU, steps=steps)
 
 
 def test_a_trial_of_a_classifier_may_meet_one_class_alone(tmp_path):
@@ -219,5 +223,5 @@ def test_a_trial_of_a_classifier_may_meet_one_class_alone(tmp_path):
         f"blocks = [1]\n[training]\nbatch = 1\n[attack]\nradius = 0.0\n[split]\ntune = 0.25\n"
         f"[data]\nkind = 'npz'\npath = '{tmp_path}/a.npz'"
     )
-    train_from("classifier", config, tmp_path / "run", machine=CPU, steps=1)
-    assert np.isnan(read_log(tmp_path / "run" / "metrics.csv")[0]["validation_auroc"])
+    train_config("classifier", config, tmp_path / "run", machine=CPU, steps=1)
+    assert np.isnan(_read_log(tmp_path / "run" / "metrics.csv")[0]["validation_auroc"])

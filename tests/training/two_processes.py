@@ -11,14 +11,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from taskuq.runs.training import train_from
-from taskuq.training.fit import Machine
-from taskuq.training.module import Training
+from taskuq.training._fit import TrainerOptions, train_config
+from taskuq.training._module import TrainingModule
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, kept = Path(sys.argv[1]), {}
-    whole_step = Training.optimizer_step
+    whole_step = TrainingModule.optimizer_step
 
     def watched(self, epoch, index, optimiser, closure=None):
         def gradients():
@@ -30,10 +29,10 @@ if __name__ == "__main__":
 
         whole_step(self, epoch, index, optimiser, gradients)
 
-    Training.optimizer_step = watched
-    machine = Machine("cpu", devices=int(os.environ.get("WORLD_SIZE", 1)), progress=False)
+    TrainingModule.optimizer_step = watched
+    machine = TrainerOptions("cpu", devices=int(os.environ.get("WORLD_SIZE", 1)), progress=False)
     for config in map(Path, sys.argv[2:]):
         kept.clear()
         kind = config.stem.partition("-")[0]
-        train_from(kind, config, folder / config.stem, machine=machine)
+        train_config(kind, config, folder / config.stem, machine=machine)
         save_file(kept, folder / f"{config.stem}-{os.environ.get('RANK', 0)}.safetensors")

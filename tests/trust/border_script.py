@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 
 from fuzz_files import make
-from taskuq.commands.app import main
+from taskuq.cli.app import main
 
 # Each command, with the place of its output, and the name of that output.
 COMMANDS = {

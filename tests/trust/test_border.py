@@ -15,14 +15,13 @@ import torch
 from border_script import COMMANDS
 
 import taskuq as tq
-from taskuq.commands import app
-from taskuq.data.formats import count_frames
-from taskuq.data.volume import open_volume
+from taskuq._io import open_npz, with_checksum, write_json
+from taskuq.cli import app
+from taskuq.data._folder import _count_frames
+from taskuq.data._volume import open_volume
 from taskuq.errors import InputError, MachineError
-from taskuq.files import open_npz, write_json
-from taskuq.fingerprints import sealed
-from taskuq.pipeline.precomputed import RecoveryFolder
-from taskuq.report import write_report
+from taskuq.pipeline._adapters import RecoveryFolder
+from taskuq.report._report import write_report
 
 HERE = Path(__file__).resolve()
 TROUBLES = ("full", "read_only", "in_the_way")
@@ -70,7 +69,7 @@ def test_when_the_trouble_is_over_the_same_command_works(ends, command):
 
 
 def test_a_full_pipe_is_one_sentence(tmp_path):
-    command = [sys.executable, "-m", "taskuq.commands.app", "plan-size", "--json", "-"]
+    command = [sys.executable, "-m", "taskuq.cli.app", "plan-size", "--json", "-"]
     with open("/dev/full", "w") as full:
         ran = subprocess.run(command, stdout=full, stderr=-1, text=True)
 
@@ -139,14 +138,14 @@ def test_a_dicom_file_with_a_billion_frames_is_refused(tmp_path):
 
     write_dicom(np.zeros((16, 16), np.uint8), tmp_path / "a.dcm")
     content = (tmp_path / "a.dcm").read_bytes()
-    assert count_frames(tmp_path / "a.dcm") == 1
+    assert _count_frames(tmp_path / "a.dcm") == 1
     place = content.index(b"\x28\x00\x08\x00IS") + 8
     forged = (
         content[: place - 2] + (10).to_bytes(2, "little") + b"999999999 " + content[place + 2 :]
     )
     (tmp_path / "a.dcm").write_bytes(forged)
 
-    refused(lambda: count_frames(tmp_path / "a.dcm"), "a.dcm")
+    refused(lambda: _count_frames(tmp_path / "a.dcm"), "a.dcm")
 
 
 @pytest.mark.parametrize("ending", [".nii", ".nii.gz"])
@@ -161,7 +160,7 @@ def test_a_volume_of_a_billion_slices_is_refused(tmp_path, ending):
         gzip.compress(content) if ending.endswith("gz") else content
     )
 
-    refused(lambda: count_frames(tmp_path / f"a{ending}"), "claims to unpack to 1000 GB")
+    refused(lambda: _count_frames(tmp_path / f"a{ending}"), "claims to unpack to 1000 GB")
 
 
 def test_k_space_that_is_a_folder_or_claims_gigabytes_is_refused(tmp_path):
@@ -262,15 +261,15 @@ def test_one_odd_record_makes_a_shorter_page(tmp_path, odd):
 
 @pytest.mark.parametrize("field", ["alpha", "score", "coverage", "width", "acceleration"])
 def test_an_odd_field_of_an_evaluation_leaves_the_other_evaluation(tmp_path, field):
-    from taskuq.evaluation.comparison import Comparison, compare
+    from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 
     rng = np.random.default_rng(0)
     table = tq.TaskOutputs(rng.random((1, 60, 4)), rng.random(60), (8.0,))
-    record = compare(table, Comparison(scores=("ar",), trials=5, seed=0)).to_dict()
+    record = evaluate_table(table, EvaluationGrid(scores=("ar",), trials=5, seed=0)).to_dict()
     write_json(tmp_path / "good.json", record)
     bad = json.loads(json.dumps(record))
     bad["results"][0][field] = {"a": [None]}
-    write_json(tmp_path / "odd.json", sealed(bad))
+    write_json(tmp_path / "odd.json", with_checksum(bad))
     page = write_report(tmp_path).read_text()
 
     assert "odd.json" in page

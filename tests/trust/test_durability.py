@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq import disk
-from taskuq.errors import MachineError, TakenError
-from taskuq.files import whole_file, write_json
-from taskuq.outputs.columns import write_roster
-from taskuq.outputs.shards import Header, TableWriter, shard_paths
-from taskuq.pipeline import status
-from taskuq.pipeline.log import RunLog
+from taskuq import _io as disk
+from taskuq._io import atomic_write, write_json
+from taskuq.errors import FileExistsError, MachineError
+from taskuq.pipeline._executor import RunLog
+from taskuq.pipeline._pipeline import status
+from taskuq.table._parquet import TableHeader, TableWriter, _shard_paths, write_case_list
 
 PAIRS = 60
 
@@ -73,7 +72,7 @@ def test_every_file_of_a_table_is_on_the_disk(tmp_path, monkeypatch):
 
 def test_a_file_that_must_be_new_is_made_once(tmp_path):
     write_json(tmp_path / "a.json", {"seed": 1}, exclusive=True)
-    with pytest.raises(TakenError):
+    with pytest.raises(FileExistsError):
         write_json(tmp_path / "a.json", {"seed": 2}, exclusive=True)
 
     assert '"seed": 1' in (tmp_path / "a.json").read_text()
@@ -94,7 +93,7 @@ def begin(folder, seed, together, answers, pairs):
     for pair in range(pairs):
         together.wait()
         try:
-            TableWriter(Path(folder) / f"{pair}", Header((4.0,), 3, provenance={"seed": seed}))
+            TableWriter(Path(folder) / f"{pair}", TableHeader((4.0,), 3, provenance={"seed": seed}))
             accepted.append(pair)
         except tq.InputError:
             pass
@@ -128,9 +127,9 @@ def test_of_sixty_pairs_of_writers_with_one_seed_both_are_accepted(tmp_path):
 
 
 def test_a_second_roster_is_not_written_over_the_first(tmp_path):
-    write_roster(tmp_path, ["a"])
-    with pytest.raises(TakenError):
-        write_roster(tmp_path, ["b"])
+    write_case_list(tmp_path, ["a"])
+    with pytest.raises(FileExistsError):
+        write_case_list(tmp_path, ["b"])
 
 
 SCRIPT = """
@@ -176,7 +175,7 @@ def test_a_run_that_is_asked_to_stop_writes_what_is_finished(tmp_path, number):
 
 @pytest.mark.parametrize(("kind", "code"), [(KeyboardInterrupt, 130), (SystemExit, 143)])
 def test_the_command_line_says_what_a_stop_keeps(monkeypatch, capsys, kind, code):
-    from taskuq.commands import app
+    from taskuq.cli import app
 
     def stop(arguments):
         stopped = kind(143)
@@ -194,7 +193,7 @@ def test_the_command_line_says_what_a_stop_keeps(monkeypatch, capsys, kind, code
 STOPPED = """
 import sys
 from pathlib import Path
-from taskuq.commands import app, audit, data
+from taskuq.cli import app as app, service as audit, data as data
 def stop(log: Path) -> None:
     stopped = KeyboardInterrupt()
     stopped.add_note("stopped; 3 of 9 cases are finished")
@@ -218,7 +217,7 @@ def test_a_stop_while_a_file_is_written_leaves_what_was_there(tmp_path):
     before = (tmp_path / "a.json").read_bytes()
 
     def stopped():
-        with whole_file(tmp_path / "a.json") as partial:
+        with atomic_write(tmp_path / "a.json") as partial:
             partial.write_text("half")
             raise KeyboardInterrupt
 
@@ -249,7 +248,7 @@ def test_a_header_that_is_a_link_is_not_written_through(tmp_path):
     (tmp_path / "t" / "table.json").symlink_to(tmp_path / "elsewhere.json")
 
     with pytest.raises(tq.InputError):
-        TableWriter(tmp_path / "t", Header((4.0,), 3))
+        TableWriter(tmp_path / "t", TableHeader((4.0,), 3))
     assert not (tmp_path / "elsewhere.json").exists()
 
 
@@ -268,15 +267,15 @@ def test_somebody_elses_handler_of_sigterm_is_left_alone():
 
     before = signal.signal(signal.SIGTERM, mine)
     try:
-        with disk.ended_by_sigterm():
+        with disk.sigterm_as_exit():
             assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def test_shards_are_written_side_by_side(tmp_path):
-    writers = [TableWriter(tmp_path, Header((4.0,), 3)) for _ in range(2)]
+    writers = [TableWriter(tmp_path, TableHeader((4.0,), 3)) for _ in range(2)]
     for writer in writers:
         writer.write(["a"], 4.0, np.ones((1, 3)), [0.0])
 
-    assert len(shard_paths(tmp_path)) == 2
+    assert len(_shard_paths(tmp_path)) == 2

@@ -11,11 +11,12 @@ import pytest
 
 import taskuq as tq
 from fuzz_files import VARNET
-from taskuq.commands.app import main
-from taskuq.fingerprints import BLOCK, WHOLE, content_fingerprint
-from taskuq.outputs.shards import image_marks, read_header
-from taskuq.pipeline import identity, provenance
-from taskuq.pipeline.device import pinned_threads
+from taskuq._io import BLOCK, WHOLE, content_fingerprint
+from taskuq.cli.app import main
+from taskuq.pipeline import _local as identity
+from taskuq.pipeline import _pipeline as provenance
+from taskuq.pipeline._executor import pinned_threads
+from taskuq.table._parquet import image_marks, read_header
 
 IMAGES = np.random.default_rng(0).random((9, 4, 6))
 RUN = {"accelerations": (4, 2), "samples": 3, "seed": 0, "quiet": True}
@@ -144,7 +145,7 @@ def test_every_shard_remembers_its_images(tmp_path):
 
 def test_other_code_is_refused(tmp_path, monkeypatch):
     run(tmp_path / "t")
-    monkeypatch.setattr(provenance, "code_fingerprint", lambda: "another")
+    monkeypatch.setattr(provenance, "_code_fingerprint", lambda: "another")
 
     with pytest.raises(tq.InputError, match=r"provenance\.code was \w+, but now it is another"):
         run(tmp_path / "t")
@@ -167,8 +168,8 @@ def test_the_fingerprint_of_a_large_file_sees_its_size_and_its_ends(tmp_path):
 def _files(scale=1.0, seed=0):
     import torch
 
-    from taskuq.recover.varnet import VarNet, VarNetConfig
-    from taskuq.weights.files import save_weights
+    from taskuq.recover._varnet import VarNet, VarNetConfig
+    from taskuq.training._weights import save_weights
 
     np.savez("images.npz", images=scale * IMAGES.repeat(4, 1).repeat(4, 2), label=np.zeros(9, int),
              group=np.arange(9))  # fmt: skip
@@ -279,7 +280,7 @@ def test_threads_are_pinned_and_written_down(tmp_path, threads):
 
 def test_the_command_line_lets_threads_sleep_before_torch_is_loaded():
     script = (
-        "import os, sys\nfrom taskuq.commands import app\n"
+        "import os, sys\nfrom taskuq.cli import app\n"
         "def look(words):\n"
         "    print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)\n"
         "app.app = look\napp.main([])\n"

@@ -9,18 +9,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import taskuq as tq
-from taskuq.commands.app import main
-from taskuq.decide import load_acquisition
-from taskuq.errors import UncheckedWarning
-from taskuq.files import read_json, write_json
-from taskuq.fingerprints import fingerprint, require_seal, sealed
-from taskuq.outputs import parquet
-from taskuq.outputs.columns import ROSTER, read_roster
-from taskuq.outputs.shards import Header, TableWriter, shard_paths
-from taskuq.outputs.synthetic import SyntheticScanner, synthetic_outputs
+from taskuq._io import fingerprint, read_json, verify_checksum, with_checksum, write_json
+from taskuq.cli.app import main
+from taskuq.errors import ChecksumWarning
+from taskuq.scan._state import load_scan
+from taskuq.table import _parquet as parquet
+from taskuq.table._examples import SyntheticTable, synthetic_outputs
+from taskuq.table._parquet import ROSTER, TableHeader, TableWriter, _shard_paths, read_roster
 
 FLIPS = 400
-TABLE = synthetic_outputs(SyntheticScanner(volumes=12, samples=6), seed=0)
+TABLE = synthetic_outputs(SyntheticTable(volumes=12, samples=6), seed=0)
 
 
 def flips(content, count=FLIPS, seed=0):
@@ -41,7 +39,7 @@ def ends(path, read, same):
         try:
             assert same(read())
             harmless += 1
-        except (tq.InputError, UncheckedWarning):
+        except (tq.InputError, ChecksumWarning):
             found += 1
     path.write_bytes(content)
     assert same(read())
@@ -58,13 +56,13 @@ def same_table(table, other):
 
 
 def folder_of(tmp_path):
-    header = Header(
+    header = TableHeader(
         tuple(map(float, TABLE.accelerations)), TABLE.samples, task_ranges=TABLE.task_ranges,
         order="roster", provenance={"seed": 3},
     )  # fmt: skip
     writer = TableWriter(tmp_path / "t", header)
     case = [f"case {i}" for i in range(TABLE.cases)]
-    parquet.write_parquet(pa.table({"case": case}), tmp_path / "t" / ROSTER)
+    parquet._write_parquet(pa.table({"case": case}), tmp_path / "t" / ROSTER)
     for k, R in enumerate(TABLE.accelerations):
         writer.write(case, float(R), TABLE.outputs[k], TABLE.targets_at(k), group=TABLE.group)
     return tmp_path / "t"
@@ -74,7 +72,7 @@ def folder_of(tmp_path):
 def test_four_hundred_bits_of_a_table(tmp_path, part):
     folder = folder_of(tmp_path)
     whole = tq.TaskOutputs.load(folder)
-    parts = {"shard": shard_paths(folder)[1], "header": folder / "table.json"}
+    parts = {"shard": _shard_paths(folder)[1], "header": folder / "table.json"}
     path = parts.get(part, folder / ROSTER)
 
     found, harmless = ends(
@@ -131,10 +129,10 @@ def test_without_checksums_turned_bits_would_change_numbers(tmp_path, monkeypatc
     """The planted fault: it is the checksums that find them."""
     opened = pq.ParquetFile
     monkeypatch.setattr(pq, "ParquetFile", lambda path, **settings: opened(path))
-    monkeypatch.setattr(parquet, "read_note", lambda path, schema: {})
+    monkeypatch.setattr(parquet, "_read_note", lambda path, schema: {})
     folder = folder_of(tmp_path)
     whole = tq.TaskOutputs.load(folder)
-    shard = shard_paths(folder)[1]
+    shard = _shard_paths(folder)[1]
 
     def is_missed(damaged):
         shard.write_bytes(damaged)
@@ -170,7 +168,7 @@ def test_a_policy_or_bound_without_a_checksum_is_refused_with_how_to_make_it_aga
             load(path)
 
 
-@pytest.mark.filterwarnings("always::taskuq.errors.UncheckedWarning")
+@pytest.mark.filterwarnings("always::taskuq.errors.ChecksumWarning")
 def test_a_table_without_checksums_is_read_and_said_to_have_none(tmp_path, capsys):
     folder = folder_of(tmp_path)
     header = folder / "table.json"
@@ -178,7 +176,7 @@ def test_a_table_without_checksums_is_read_and_said_to_have_none(tmp_path, capsy
     del record["sha256"]
     header.write_text(json.dumps(record))
 
-    with pytest.warns(UncheckedWarning, match="has no sha256"):
+    with pytest.warns(ChecksumWarning, match="has no sha256"):
         assert tq.TaskOutputs.load(folder).cases == TABLE.cases
     main(["table", str(folder), "-o", str(tmp_path / "copy.npz")])
     said = capsys.readouterr().err.splitlines()
@@ -191,7 +189,7 @@ def test_a_shard_of_another_run_is_refused_with_its_name(tmp_path):
     first, second = folder_of(tmp_path / "a"), folder_of(tmp_path / "b")
     header = json.loads((second / "table.json").read_text())
     write_json(second / "table.json", header | {"provenance": {"seed": 4}})
-    stray = shard_paths(first)[0]
+    stray = _shard_paths(first)[0]
     shutil.copy(stray, second / "part-000009-stray.parquet")
 
     with pytest.raises(tq.InputError, match=r"shard part-\S+ is of another table"):
@@ -200,7 +198,7 @@ def test_a_shard_of_another_run_is_refused_with_its_name(tmp_path):
 
 def test_pages_of_a_shard_carry_checksums(tmp_path):
     """Other programs verify them without knowing of ours."""
-    shard = shard_paths(folder_of(tmp_path))[0]
+    shard = _shard_paths(folder_of(tmp_path))[0]
     content = bytearray(shard.read_bytes())
     places = pq.read_metadata(shard).row_group(0).column(3)
     content[places.data_page_offset + places.total_compressed_size - 3] ^= 4
@@ -218,7 +216,7 @@ def test_a_record_is_sealed_whatever_the_order_and_kind_of_its_keys(tmp_path):
         "b": {"2": [1, 0.1]},
         "a": None,
     }
-    require_seal(dict(reversed(json.loads(path.read_text()).items())), path)
+    verify_checksum(dict(reversed(json.loads(path.read_text()).items())), path)
 
 
 @pytest.mark.parametrize(
@@ -226,14 +224,14 @@ def test_a_record_is_sealed_whatever_the_order_and_kind_of_its_keys(tmp_path):
 )
 def test_any_change_of_a_record_is_seen(change):
     with pytest.raises(tq.InputError, match="is not as it was written"):
-        require_seal(sealed({"a": 1.0}) | change, "a.json")
+        verify_checksum(with_checksum({"a": 1.0}) | change, "a.json")
 
 
 def test_the_page_leaves_a_changed_record_out_and_says_which_had_no_checksum(tmp_path):
-    from taskuq.report import write_report
+    from taskuq.report._report import write_report
 
     good = {"schema": "taskuq.status/1", "cases": 1, "finished": 1, "failed": {}, "left": 0}
-    (tmp_path / "changed.json").write_text(json.dumps(sealed(good) | {"finished": 0}))
+    (tmp_path / "changed.json").write_text(json.dumps(with_checksum(good) | {"finished": 0}))
     (tmp_path / "plain.json").write_text(json.dumps(good))
     page = write_report(tmp_path).read_text()
 
@@ -278,7 +276,7 @@ def test_four_hundred_bits_of_a_scan(tmp_path, part):
     path = sorted(tmp_path.glob(part))[0]
 
     def read():
-        scan = load_acquisition(tmp_path / "scan.json", policy)
+        scan = load_scan(tmp_path / "scan.json", policy)
         rounds = [record.to_dict() for record in scan.rounds]
         return json.dumps(rounds), [np.asarray(piece).tolist() for piece in scan.pieces]
 

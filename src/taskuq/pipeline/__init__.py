@@ -1,13 +1,14 @@
 """From images to the table: the one place where measurement, recovery and task meet."""
 
-from taskuq.pipeline.adapters import PhysicsRecovery
-from taskuq.pipeline.engines import ENGINES, RayOptions, SlurmOptions
-from taskuq.pipeline.precomputed import RecoveryFolder
-from taskuq.pipeline.run import Pipeline, status
+from __future__ import annotations
+
+from taskuq.pipeline._adapters import DeepinvRecover, RecoveryFolder
+from taskuq.pipeline._engines import ENGINES, RayOptions, SlurmOptions
+from taskuq.pipeline._pipeline import Pipeline, status
 
 __all__ = [
+    "DeepinvRecover",
     "ENGINES",
-    "PhysicsRecovery",
     "Pipeline",
     "RayOptions",
     "RecoveryFolder",

@@ -2,31 +2,32 @@
 
 ``build`` makes a network by name, ``load`` reads a trained one, and ``ZeroFilled``,
 ``VarNetRecovery``, ``FlowRecovery`` and ``SamplerRecovery`` are recovery methods as the pipeline
-calls them.
-"""
+calls them."""
 
-from taskuq.recover.columns import central_lines
-from taskuq.recover.flow import ConditionalFlow, FlowConfig
-from taskuq.recover.flow.sampler import Sampler, Samples
-from taskuq.recover.flow_training import FlowRecovery
-from taskuq.recover.methods import RECOVERIES, ZeroFilled, open_recovery
-from taskuq.recover.sampler import SamplerConfig, SamplerNet
-from taskuq.recover.sampler.recovery import SamplerRecovery
-from taskuq.recover.varnet import VarNet, VarNetConfig
-from taskuq.recover.varnet_training import VarNetRecovery, load_public_varnet
+from __future__ import annotations
+
+from taskuq.measure._fourier import central_lines
+from taskuq.recover._methods import RECOVERIES, ZeroFilled, open_recovery
+from taskuq.recover._varnet import VarNet, VarNetConfig
+from taskuq.recover._varnet_training import VarNetRecovery, load_public_varnet
+from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
+from taskuq.recover.flow._sample import FlowSampler, FlowSamples
+from taskuq.recover.flow._train import FlowRecovery
+from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
+from taskuq.recover.sampler._sample import SamplerRecovery
 
 build, load = RECOVERIES.build, RECOVERIES.load
 
 __all__ = [
-    "RECOVERIES",
     "ConditionalFlow",
     "FlowConfig",
     "FlowRecovery",
-    "Sampler",
+    "FlowSampler",
+    "FlowSamples",
+    "RECOVERIES",
     "SamplerConfig",
     "SamplerNet",
     "SamplerRecovery",
-    "Samples",
     "VarNet",
     "VarNetConfig",
     "VarNetRecovery",

@@ -41,7 +41,7 @@ SEVERAL = (
 CHANCE = 2.0
 
 
-class Number(NamedTuple):
+class _Number(NamedTuple):
     """A number of the first screen, with its error and its meaning."""
 
     value: str
@@ -52,7 +52,7 @@ class Number(NamedTuple):
         return f"{self.value} {self.error}".strip()
 
 
-class Verdict(NamedTuple):
+class _Verdict(NamedTuple):
     """Outcome of a claim, with one number and a link."""
 
     verdict: str
@@ -62,14 +62,14 @@ class Verdict(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class _Answer:
     """The first screen of a report."""
 
     sentence: str
-    numbers: tuple[Number, ...]
+    numbers: tuple[_Number, ...]
     measured: str
     promise: Statement | None
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[_Verdict, ...]
 
     @property
     def lines(self) -> list[str]:
@@ -89,23 +89,23 @@ class Answer:
         return f"Claims: {found}." if found else "No claim was judged."
 
 
-def answer_of(contents: Contents) -> Answer:
-    best = the_simulation(contents)
+def answer_of(contents: Contents) -> _Answer:
+    best = _the_simulation(contents)
     promise = contents.guarantees[0] if contents.guarantees else None
     verdicts = tuple(_verdicts(contents, best))
     if best is not None and number(best["early"]) == 0:
-        return Answer(*_of_full_scans(contents, best), promise, verdicts)
+        return _Answer(*_of_full_scans(contents, best), promise, verdicts)
     if best is not None:
         if promise is not None and _is_worse_early(best):
             promise = promise._replace(shortages=(*promise.shortages, _warning(best)))
-        return Answer(*_of_simulation(contents, best), promise, verdicts)
+        return _Answer(*_of_simulation(contents, best), promise, verdicts)
     sentence, numbers, measured = _of_evaluation(contents) or ("", (), "")
     if contents.simulations:
         sentence = f"{OTHERS if contents.policy else SEVERAL} {sentence}".strip()
-    return Answer(sentence or NOTHING, numbers, measured, promise, verdicts)
+    return _Answer(sentence or NOTHING, numbers, measured, promise, verdicts)
 
 
-def the_simulation(contents: Contents) -> Record | None:
+def _the_simulation(contents: Contents) -> Record | None:
     """Return the simulation of the run's policy, or the only guaranteed one without a policy."""
     if contents.policy is not None:
         return contents.simulated
@@ -117,7 +117,7 @@ def the_simulation(contents: Contents) -> Record | None:
     return rows[0] if len(rows) == 1 else None
 
 
-def percent(value: float, digits: int = 1) -> str:
+def _percent(value: float, digits: int = 1) -> str:
     return "–" if math.isnan(value) else f"{100 * value:.{digits}f}\u00a0%"
 
 
@@ -143,22 +143,22 @@ def _is_worse_early(best: Record) -> bool:
 
 
 def _warning(best: Record) -> str:
-    missed = percent(1 - number(best["coverage_early"]))
+    missed = _percent(1 - number(best["coverage_early"]))
     return (
         f"But of the reports of scans that stopped early {missed} missed the truth: scans that "
         "measured everything count as reports that hold it."
     )
 
 
-def _of_full_scans(contents: Contents, best: Record) -> tuple[str, tuple[Number, ...], str]:
-    """Answer of a policy under which no scan stopped early."""
+def _of_full_scans(contents: Contents, best: Record) -> tuple[str, tuple[_Number, ...], str]:
+    """_Answer of a policy under which no scan stopped early."""
     words = contents.words
     units = words.many("case" if best["unit"] == "case" else "group")
     asked = f"at least {100 * (1 - best['alpha']):.6g}\u00a0%"
     numbers = (
-        Number(percent(1.0), "", f"of the {words.many('measurement')} were needed"),
-        Number("–", "", f"of early reports held the truth: there were none; asked for: {asked}"),
-        Number("–", "", "is the mean width of early reports: there were none"),
+        _Number(_percent(1.0), "", f"of the {words.many('measurement')} were needed"),
+        _Number("–", "", f"of early reports held the truth: there were none; asked for: {asked}"),
+        _Number("–", "", "is the mean width of early reports: there were none"),
     )
     return (
         f"No scan could stop early: calibrated on {best['n_calibration']} {units}, the policy "
@@ -168,46 +168,46 @@ def _of_full_scans(contents: Contents, best: Record) -> tuple[str, tuple[Number,
     )
 
 
-def _width(contents: Contents, best: Record) -> Number:
+def _width(contents: Contents, best: Record) -> _Number:
     """Width of early reports; tasks with limits of their own have no common mean."""
     stored = contents.policy
     goal: Record = stored["goal"] if stored else {"max_width": contents.max_width}
     limits = [(one["task"], one["max_width"]) for one in goal.get("tasks", ())]
     if len({limit for _, limit in limits}) > 1:
         said = [f"{task} {limit:g}" for task, limit in limits if limit is not None]
-        return Number("as asked", "", f"early reports are at most this wide: {', '.join(said)}")
+        return _Number("as asked", "", f"early reports are at most this wide: {', '.join(said)}")
     most = "" if goal["max_width"] is None else f"; asked for: at most {goal['max_width']:g}"
     tasks = (contents.policy or {}).get("task_names", ())
     widest = ", the widest of their tasks" if len(tasks) > 1 else ""
     width, deviation = number(best["width"]), number(best.get("sd", {}).get("width"))
     what = f"is the mean width of early reports{widest}{most}"
-    return Number(shown(width), _deviation(deviation, width), what)
+    return _Number(shown(width), _deviation(deviation, width), what)
 
 
-def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[Number, ...], str]:
+def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[_Number, ...], str]:
     R, coverage = number(best["mean_acceleration"]), number(best["coverage"])
     R_error = number(best["standard_errors"]["mean_acceleration"])
     error = number(best["standard_errors"]["coverage"])
     asked = f"{100 * (1 - best['alpha']):.6g}\u00a0%"
-    early_coverage = percent(number(best["coverage_early"]))
+    early_coverage = _percent(number(best["coverage_early"]))
     measurements = contents.words.many("measurement")
     numbers = (
-        Number(
-            percent(1 / R), _error(R_error, percent(R_error / R**2)),
+        _Number(
+            _percent(1 / R), _error(R_error, _percent(R_error / R**2)),
             f"of the {measurements} were needed on average, R̄ = {R:.2f}",
         ),
-        Number(
-            percent(coverage), _error(error, percent(error)),
+        _Number(
+            _percent(coverage), _error(error, _percent(error)),
             f"of reports held the truth; asked for: at least {asked}; {early_coverage} of the "
-            f"{percent(number(best['early']))} that stopped early",
+            f"{_percent(number(best['early']))} that stopped early",
         ),
         _width(contents, best),
     )  # fmt: skip
     but = f", but only {early_coverage} where scans stopped early" if _is_worse_early(best) else ""
     sentence = (
         f"Measuring each {contents.words.case} only until the answer is certain enough took "
-        f"{percent(1 / R, 0)} of the {measurements}, and the reports held the truth "
-        f"{percent(coverage)} of the time{but}."
+        f"{_percent(1 / R, 0)} of the {measurements}, and the reports held the truth "
+        f"{_percent(coverage)} of the time{but}."
     )
     whom = contents.words.said(best["mean_over"])
     varies = ", of the width one standard deviation between splits"
@@ -218,7 +218,7 @@ def _of_simulation(contents: Contents, best: Record) -> tuple[str, tuple[Number,
     return sentence, numbers, measured
 
 
-def _of_evaluation(contents: Contents) -> tuple[str, tuple[Number, ...], str] | None:
+def _of_evaluation(contents: Contents) -> tuple[str, tuple[_Number, ...], str] | None:
     rows = [
         (row, record)
         for record in contents.evaluations.values()
@@ -237,7 +237,7 @@ def _of_evaluation(contents: Contents) -> tuple[str, tuple[Number, ...], str] | 
     asked = f"asked for: at least {100 * (1 - low['alpha']):.6g}\u00a0%"
     of = " of the worst task" if len(narrowest) > 1 else ""
     what = f"of the time the interval{of} held the truth; {asked}"
-    held = Number(percent(coverage), _error(error, percent(error)), what)
+    held = _Number(_percent(coverage), _error(error, _percent(error)), what)
     said, width = _narrowest(narrowest)
     how = "over all splits" if low["trials"] is None else f"over {low['trials']} random splits"
     return (
@@ -248,7 +248,7 @@ def _of_evaluation(contents: Contents) -> tuple[str, tuple[Number, ...], str] | 
     )
 
 
-def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, Number]:
+def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, _Number]:
     """Widths of the narrowest intervals, as the start of a sentence and as a number."""
     of = {}
     for task, (row, record) in found.items():
@@ -259,39 +259,39 @@ def _narrowest(found: Mapping[str | None, tuple[Record, Record]]) -> tuple[str, 
         each = ", ".join(f"{task} {shown(mean)} ({by})" for task, (by, mean, _) in of.items())
         widths = ", ".join(f"{task} {shown(mean)}" for task, (_, mean, _) in of.items())
         said = f"The narrowest intervals are this wide on average: {each}. They"
-        return said, Number("by task", "", f"mean widths: {widths}")
+        return said, _Number("by task", "", f"mean widths: {widths}")
     ((by, mean, sd),) = of.values()
-    width = Number(shown(mean), _deviation(sd, mean), "is the mean width of the intervals")
+    width = _Number(shown(mean), _deviation(sd, mean), "is the mean width of the intervals")
     return f"The narrowest intervals, of {by}, are {width.value} wide on average and", width
 
 
-def _verdicts(contents: Contents, best: Record | None) -> list[Verdict]:
+def _verdicts(contents: Contents, best: Record | None) -> list[_Verdict]:
     found = [_of_reports(contents, best)] if contents.policy or best else []
     ids = contents.experiment_ids
     known = {e.name for e in contents.experiments}
     for identity, e in zip(ids, contents.experiments, strict=True):
-        found.append(Verdict(e.verdict or "measured", e.title, e.number or "", identity))
+        found.append(_Verdict(e.verdict or "measured", e.title, e.number or "", identity))
     claims = {name: title for name, title in STORY.items() if name != "live"}
     if known & set(claims):
         missing = [title for name, title in claims.items() if name not in known]
-        found += [Verdict(NOT_MEASURED, title, "", "") for title in missing]
+        found += [_Verdict(NOT_MEASURED, title, "", "") for title in missing]
     return found
 
 
-def _of_reports(contents: Contents, best: Record | None) -> Verdict:
-    """Verdict on the coverage of reports."""
+def _of_reports(contents: Contents, best: Record | None) -> _Verdict:
+    """_Verdict on the coverage of reports."""
     source = best or contents.policy
     assert source is not None
     asked = 1 - source["alpha"]
     title = f"Reports hold the truth {asked:g} of the time"
     if best is None:
-        return Verdict(NOT_MEASURED, title, "this policy was not simulated", "results")
+        return _Verdict(NOT_MEASURED, title, "this policy was not simulated", "results")
     if number(best["early"]) == 0:
-        return Verdict(NOT_MEASURED, title, "no scan stopped early", "results")
+        return _Verdict(NOT_MEASURED, title, "no scan stopped early", "results")
     is_early = best.get("given") == "early"
     coverage = number(best["coverage_early" if is_early else "coverage"])
     slack = _slack(best, number(best["early"]) if is_early else 1.0)
     verdict = HELD if coverage + slack >= asked else NOT_HELD
     # What falls short is seen with its error: chance may explain it.
     error = f" ± {slack / CHANCE:.2g}" if slack and coverage < asked else ""
-    return Verdict(verdict, title, f"{coverage:.4f}{error}", "results")
+    return _Verdict(verdict, title, f"{coverage:.4f}{error}", "results")

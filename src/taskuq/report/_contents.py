@@ -12,24 +12,24 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from taskuq.calibration.bound import Bound, load_bound
-from taskuq.calibration.scores import score_name
-from taskuq.calibration.units import Unit, unit_named
-from taskuq.decide.goal import goal_from_dict
-from taskuq.decide.kinds import POLICIES
-from taskuq.decide.policy import Policy, load_policy
+from taskuq._io import fingerprint
+from taskuq.conformal._bound import Bound, load_bound
+from taskuq.conformal._units import Unit, make_unit
+from taskuq.conformal.scores import score_name
 from taskuq.errors import InputError
-from taskuq.fingerprints import fingerprint
 from taskuq.interval import TaskRange
-from taskuq.outputs import TaskOutputs
+from taskuq.policy._goal import goal_from_dict
+from taskuq.policy._kinds import POLICIES
+from taskuq.policy._policy import Policy, load_policy
 from taskuq.report import _records as records
 from taskuq.report._explorer import explorer_numbers
 from taskuq.report._records import Record, RunFolder, StoredRecord, Table, slug, title_of
 from taskuq.report._scan import OneScan, one_scan
 from taskuq.report.figures import Figure, figure_from_dict, figures_of
-from taskuq.report.figures.imaging import calibration_sizes
-from taskuq.report.figures.policy import lines_record
-from taskuq.words import Words, as_words, round_label
+from taskuq.report.figures._imaging import calibration_sizes
+from taskuq.report.figures._policy import lines_record
+from taskuq.table._table import TaskOutputs
+from taskuq.table._terminology import Terminology, as_terminology, round_label
 
 # Experiments in the order of the report; others follow.
 STORY = {
@@ -46,10 +46,10 @@ STORY = {
     "data-splits": "Data splits",
 }
 _TABLES: Mapping[str, Callable[[Record, str], Table]] = {
-    records.EVALUATE: records.score_table,
-    records.SIMULATE: records.policy_table,
-    records.QUALITY: records.quality_table,
-    records.TASK: records.network_table,
+    records.EVALUATE: records._score_table,
+    records.SIMULATE: records._policy_table,
+    records.QUALITY: records._quality_table,
+    records.TASK: records._network_table,
 }
 # Guarantees shown where none has a shortage.
 _SHOWN_GUARANTEES = 4
@@ -63,7 +63,7 @@ _Stored = TypeVar("_Stored", Policy, Bound)
 
 
 @dataclass(frozen=True)
-class Experiment:
+class _Experiment:
     name: str
     title: str
     claim: str
@@ -76,7 +76,7 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class CaseReport:
+class _CaseReport:
     """The interval reported for one case and task."""
 
     case: str
@@ -107,7 +107,7 @@ class Statement(NamedTuple):
     shortages: tuple[str, ...] = ()
 
 
-class Section(NamedTuple):
+class _Section(NamedTuple):
     """Figures under one heading, each with its title."""
 
     heading: str
@@ -120,22 +120,22 @@ class Contents:
     """Everything that the report of a run shows."""
 
     folder: RunFolder
-    words: Words
+    words: Terminology
     alpha: float | None
     max_width: float | None
     policy: Record | None  # as stored
     simulated: Record | None  # the policy's own simulation
     guarantees: list[Statement]
     is_by_group: bool
-    cases: list[CaseReport]
+    cases: list[_CaseReport]
     numbers: dict[str, Any] | None  # of the explorer
     scan: OneScan | None
     failed: dict[str, str]  # reasons from the log of the table, by case
     evaluations: dict[str, Record]  # by record name
     simulations: dict[str, list[Record]]
-    sections: list[Section]
+    sections: list[_Section]
     tables: list[Table]
-    experiments: list[Experiment]
+    experiments: list[_Experiment]
     notes: list[str]
 
     @property
@@ -211,7 +211,7 @@ class _Shown(NamedTuple):
     record: Record
     figures: Sequence[tuple[str, str, str, Figure]] = ()  # heading, reading, title, figure
     table: Table | None = None
-    experiment: Experiment | None = None
+    experiment: _Experiment | None = None
 
 
 def _shown_records(folder: RunFolder) -> tuple[list[_Shown], list[str]]:
@@ -256,7 +256,7 @@ def _figures(record: Record, prefix: str = "") -> list[tuple[str, str, str, Figu
     ]
 
 
-def _computed(folder: RunFolder, words: Words, sizes: Record | None) -> Iterator[_Shown]:
+def _computed(folder: RunFolder, words: Terminology, sizes: Record | None) -> Iterator[_Shown]:
     """Figures of what no record holds: masks, chosen lines, calibration sizes."""
     found: list[Record] = []
     if folder.explorer is not None and folder.explorer.masks is not None:
@@ -269,21 +269,21 @@ def _computed(folder: RunFolder, words: Words, sizes: Record | None) -> Iterator
         yield _Shown("", record["schema"], record, _figures(record))
 
 
-def _sections(shown: Iterable[_Shown]) -> list[Section]:
-    found: dict[str, Section] = {}
+def _sections(shown: Iterable[_Shown]) -> list[_Section]:
+    found: dict[str, _Section] = {}
     for one in shown:
         for heading, reading, title, figure in one.figures:
-            section = found.setdefault(heading, Section(heading, reading, []))
+            section = found.setdefault(heading, _Section(heading, reading, []))
             section.figures.append((title, figure))
     return list(found.values())
 
 
-def _experiment(record: Record) -> Experiment:
+def _experiment(record: Record) -> _Experiment:
     figures = tuple(figure_from_dict(one) for one in record.get("figures", ()))
     tables = record.get("tables", ())
     for one in tables:
-        records.require_table(one)
-    return Experiment(
+        records._require_table(one)
+    return _Experiment(
         slug(str(record["name"])), str(record["title"]), str(record.get("claim") or ""),
         str(record.get("finding") or ""), dict(record.get("settings") or {}),
         tuple(f for f in figures if not f.is_empty),
@@ -327,7 +327,7 @@ def _failed(folder: RunFolder) -> dict[str, str]:
     """Reasons of failed cases, from the log of an unfinished table."""
     if folder.table is None or not folder.table.missing or folder.table_path is None:
         return {}
-    from taskuq.pipeline import status
+    from taskuq.pipeline._pipeline import status
 
     path = folder.path / folder.table_path
     try:
@@ -345,14 +345,14 @@ def _noted(notes: list[str], sentence: str) -> Iterator[None]:
         notes.append(f"{sentence}{error}")
 
 
-def _words(folder: RunFolder) -> Words:
+def _words(folder: RunFolder) -> Terminology:
     for given in (folder.run, {} if folder.table is None else folder.table.provenance):
         try:
             if given.get("words") is not None:
-                return as_words(given["words"])
+                return as_terminology(given["words"])
         except InputError:
             continue
-    return Words()
+    return Terminology()
 
 
 def _max_width(folder: RunFolder, policy: Record | None) -> float | None:
@@ -464,7 +464,7 @@ def _of_splits(record: Mapping[str, Any]) -> Statement | None:
 
 def _unit(name: Any) -> Unit | None:
     try:
-        return unit_named(name, whole=True)
+        return make_unit(name, whole=True)
     except InputError:
         return None
 
@@ -483,14 +483,14 @@ def _sample_sizes(folder: RunFolder, alpha: float | None, policy: Policy | None)
 
 def _cases(
     table: TaskOutputs | None, policy: Policy | None, bounds: Mapping[str, Bound], notes: list[str]
-) -> list[CaseReport]:
+) -> list[_CaseReport]:
     """Return the reports of the policy and the bounds about each case of the table."""
     if table is None:
         return []
     named = ({} if policy is None else {"The policy": policy}) | dict(bounds)
-    found: list[CaseReport] = []
+    found: list[_CaseReport] = []
     for name, stored in named.items():
-        reports = policy_reports if isinstance(stored, Policy) else bound_reports
+        reports = _policy_reports if isinstance(stored, Policy) else _bound_reports
         with _noted(notes, f"{name} does not fit the table: "):
             found += list(reports(stored, table))  # type: ignore[arg-type]
     return found
@@ -526,7 +526,7 @@ def _ranges(folder: RunFolder, policy: Policy | None) -> list[TaskRange]:
     return [next((r for r in of if r is not None), None) for of in zip(*declared, strict=True)]
 
 
-def policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[CaseReport]:
+def _policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[_CaseReport]:
     """Stop every case of a table by a policy."""
     if list(policy.accelerations) != [float(R) for R in table.accelerations]:
         raise InputError(
@@ -554,13 +554,13 @@ def policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[CaseReport]:
             z = float(targets[t]) if table.has_targets else None
             # Everything measured means the target is known, where the table holds it.
             ends = (z if z is not None else np.nan,) * 2 if is_known else (lower[i, t], upper[i, t])
-            yield CaseReport(
+            yield _CaseReport(
                 *_who(table, i), source, promise, name, rates[stop[i]], float(ends[0]),
                 float(ends[1]), z, True,
             )  # fmt: skip
 
 
-def bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[CaseReport]:
+def _bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[_CaseReport]:
     """Apply a bound to every case of a table."""
     k = 0 if bound.acceleration is None else table.round_at(bound.acceleration)
     if bound.acceleration is None and table.rounds > 1:
@@ -572,7 +572,7 @@ def bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[CaseReport]:
     targets = table.targets_at(k)
     source = f"{score_name(bound.score)} at alpha {bound.alpha:g}"
     for i in range(table.cases):
-        yield CaseReport(
+        yield _CaseReport(
             *_who(table, i), source, "guaranteed", table.task_names[0], bound.acceleration,
             float(interval.lower[i]), float(interval.upper[i]),
             float(targets[i]) if table.has_targets else None, False,
@@ -596,12 +596,12 @@ def _together(policy: Policy, table: TaskOutputs) -> list[np.ndarray]:
     return [np.flatnonzero(table.group == g) for g in np.unique(table.group)]
 
 
-def interval_table(reports: Sequence[CaseReport]) -> Table:
+def interval_table(reports: Sequence[_CaseReport]) -> Table:
     rows = tuple(tuple(getattr(report, name) for name in _COLUMNS) for report in reports)
     return Table("intervals", "The interval of each case.", _COLUMNS, rows)
 
 
-def patient_table(table: TaskOutputs | None, reports: Sequence[CaseReport]) -> Table | None:
+def patient_table(table: TaskOutputs | None, reports: Sequence[_CaseReport]) -> Table | None:
     """Return one row for each group of a table."""
     if table is None or table.group is None:
         return None
@@ -619,7 +619,7 @@ def patient_table(table: TaskOutputs | None, reports: Sequence[CaseReport]) -> T
     columns += [
         f"missed by {source}" + ("" if R is None else f", R = {R:g}") for source, R in sources
     ]
-    by_group: dict[str, list[CaseReport]] = {g: [] for g in groups}
+    by_group: dict[str, list[_CaseReport]] = {g: [] for g in groups}
     for report in reports:
         by_group[report.group].append(report)
     rows = []
@@ -644,9 +644,9 @@ def patient_table(table: TaskOutputs | None, reports: Sequence[CaseReport]) -> T
     return Table("groups", caption, tuple(columns), tuple(rows))
 
 
-def task_table(reports: Sequence[CaseReport]) -> Table | None:
+def task_table(reports: Sequence[_CaseReport]) -> Table | None:
     """Return the reports of the policy task by task, if there are several tasks."""
-    tasks: dict[str, list[CaseReport]] = {}
+    tasks: dict[str, list[_CaseReport]] = {}
     for report in reports:
         if report.is_stopped:
             tasks.setdefault(report.task, []).append(report)
@@ -667,7 +667,7 @@ def task_table(reports: Sequence[CaseReport]) -> Table | None:
     return Table("tasks", caption, head, tuple(rows))
 
 
-def _stopping(reports: list[CaseReport], tasks: Sequence[str]) -> list[object]:
+def _stopping(reports: list[_CaseReport], tasks: Sequence[str]) -> list[object]:
     """Stopping columns of one group; a scan reports on all tasks at once."""
     early = _early(reports)
     # The tasks of a case stop together, so that one of them counts scans.
@@ -680,7 +680,7 @@ def _stopping(reports: list[CaseReport], tasks: Sequence[str]) -> list[object]:
     return [len(_early(scans)), float(1 / np.mean([1 / R for R in rates])), *widths, missed]
 
 
-def _early(reports: Sequence[CaseReport]) -> list[CaseReport]:
+def _early(reports: Sequence[_CaseReport]) -> list[_CaseReport]:
     return [r for r in reports if (r.acceleration or 1.0) > 1]
 
 
@@ -688,6 +688,6 @@ def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def _missed(reports: list[CaseReport]) -> int | None:
+def _missed(reports: list[_CaseReport]) -> int | None:
     known = [r.covered for r in reports if r.covered is not None]
     return sum(not covered for covered in known) if known or not reports else None

@@ -13,24 +13,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from taskuq.calibration.family import AnchoredFamily, family_of
-from taskuq.calibration.scores import resolve_score
-from taskuq.calibration.tuning import is_steady, target_share, tuned_score, tuning_units
-from taskuq.calibration.units import take_units, unit_named
-from taskuq.checks import as_array, as_ids, as_range, require_finite
-from taskuq.decide.fixed_width import window_law, window_place
-from taskuq.decide.goal import Goal
-from taskuq.decide.kinds import POLICIES, PolicyPlan, Statistic
+from taskuq._arrays import as_array, as_ids, as_task_range, require_finite
+from taskuq._io import atomic_write, open_npz
+from taskuq.conformal._calibrate import is_self_tuned, tuned_score, tuning_fraction, tuning_units
+from taskuq.conformal._family import LinearFamily, interval_family
+from taskuq.conformal._units import choose_units, make_unit
+from taskuq.conformal.scores import resolve_score
 from taskuq.errors import InputError
-from taskuq.files import open_npz, whole_file
 from taskuq.interval import FloatArray, TaskRange
-from taskuq.protocols import Score, SteadyScore
-from taskuq.words import Words, round_label
+from taskuq.policy._fixed_width import window_law, window_place
+from taskuq.policy._goal import Goal
+from taskuq.policy._kinds import POLICIES, PolicySpec, Statistic
+from taskuq.protocols import Score, SelfTunedScore
+from taskuq.table._terminology import Terminology, round_label
 
 SEEN = ("truth", "estimate", "mean", "sd", "samples", "point")
 
 
-class OneTask(NamedTuple):
+class _OneTask(NamedTuple):
     """Arrays of one task, without the task axis."""
 
     name: str
@@ -76,13 +76,13 @@ class Explorer:
     def tasks(self) -> int:
         return 1 if self.outputs.ndim == 3 else int(self.outputs.shape[3])
 
-    def of(self, task: int) -> OneTask:
+    def of(self, task: int) -> _OneTask:
         def part(values: FloatArray | None) -> Any:
             return values if values is None or self.outputs.ndim == 3 else values[..., task]
 
         name = f"task {task + 1}" if self.tasks > 1 else "task"
         own = None if self.task_ranges is None else tuple(map(float, self.task_ranges[task]))
-        return OneTask(
+        return _OneTask(
             name if self.task_names is None else str(self.task_names[task]),
             self.task_range if own is None or not np.isfinite(own).any() else (own[0], own[1]),
             *map(part, (self.outputs, self.targets, self.point_outputs, self.calibration_outputs,
@@ -131,19 +131,19 @@ def save_explorer(path: str | os.PathLike[str], **arrays: Any) -> Path:
         >>> load_explorer(path).slices
         1
     """
-    kept = {name: v for name, v in vars(check_explorer(arrays)).items() if v is not None}
+    kept = {name: v for name, v in vars(_check_explorer(arrays)).items() if v is not None}
     target = Path(path)
-    with whole_file(target) as partial, partial.open("wb") as file:
+    with atomic_write(target) as partial, partial.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **kept)
     return target
 
 
 def load_explorer(path: str | os.PathLike[str]) -> Explorer:
     with open_npz(path, "pictures") as archive:
-        return check_explorer({name: archive[name] for name in archive if name in NAMES})
+        return _check_explorer({name: archive[name] for name in archive if name in NAMES})
 
 
-def check_explorer(arrays: Mapping[str, Any]) -> Explorer:
+def _check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     """Check arrays, by name, against each other."""
     unknown = sorted(set(arrays) - set(NAMES))
     missing = [name for name in NEEDED if arrays.get(name) is None]
@@ -180,7 +180,7 @@ def check_explorer(arrays: Mapping[str, Any]) -> Explorer:
     ids = {name: as_ids(given[name], name, lengths[name]) for name in IDS if name in given}
     parts: dict[str, Any] = {name: _kept(value, name) for name, value in x.items()}
     parts |= {name: value.astype(str) for name, value in ids.items()}
-    parts["task_range"] = as_range(x["task_range"]) if "task_range" in x else None
+    parts["task_range"] = as_task_range(x["task_range"]) if "task_range" in x else None
     return Explorer(**parts)
 
 
@@ -262,13 +262,13 @@ def explorer_numbers(
     for k, (width, range_) in enumerate(zip(max_widths, task_ranges, strict=True)):
         one = explorer.of(k)
         plans = {
-            name: PolicyPlan("fixed-width", alpha, Goal(max_width=width), statistic=statistic)
+            name: PolicySpec("fixed-width", alpha, Goal(max_width=width), statistic=statistic)
             for name, statistic in WINDOWS.items()
         }
         tasks.append({
             "name": one.name,
             "range": None if range_ is None else [_word(v) for v in range_],
-            "targets": packed(one.calibration_targets.astype("<f8")),
+            "targets": _packed(one.calibration_targets.astype("<f8")),
             "scores": _scores(explorer, one, plans, unit, range_),
         })  # fmt: skip
     # Only what every task knows can be asked of all of them.
@@ -285,28 +285,28 @@ def explorer_numbers(
         "units": ["case"] if group is None else ["group", "case"],
         "samples": int(explorer.outputs.shape[2]),
         "accelerations": [float(R) for R in explorer.accelerations],
-        "calibration_group": None if group is None else packed(_numbered(group)),
+        "calibration_group": None if group is None else _packed(_numbered(group)),
         "tasks": tasks,
         "score_names": {name: title for name, title in TITLES.items() if name in scores},
         "policies": policies,
     }
 
 
-def packed(array: np.ndarray) -> str:
+def _packed(array: np.ndarray) -> str:
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
 
 
-def learning_cases(
+def _learning_cases(
     score: Score, cases: int, alpha: float, group: np.ndarray | None, unit: str
 ) -> np.ndarray:
     """Return the calibration cases that a score learns from."""
-    whom = unit_named(unit)
+    whom = make_unit(unit)
     index = whom.index(cases, group)
     take = tuning_units(score, whom, int(index.max()) + 1, alpha, None)
-    return take_units(index, take, None)
+    return choose_units(index, take, None)
 
 
-def tuned_scores(
+def _tuned_scores(
     score: Score,
     outputs: FloatArray,
     targets: FloatArray,
@@ -324,8 +324,8 @@ def tuned_scores(
 
 def _scores(
     explorer: Explorer,
-    task: OneTask,
-    plans: Mapping[str, PolicyPlan],
+    task: _OneTask,
+    plans: Mapping[str, PolicySpec],
     unit: str,
     task_range: TaskRange,
 ) -> dict[str, Any]:
@@ -344,17 +344,17 @@ def _scores(
         "learned-window": plans["learned-window"].base,
     }
     for name, base in bases.items():
-        if target_share(base) and x.shape[1] < FEWEST_FOR_LEARNED:
+        if tuning_fraction(base) and x.shape[1] < FEWEST_FOR_LEARNED:
             continue
-        if is_steady(base):
+        if is_self_tuned(base):
             scores[name] = _steady(base, x, shown, group, task_range)
             if name in plans:
                 places = [task_range] * len(x)
                 scores[name] |= _windows(plans[name], places, explorer.accelerations)
             continue
-        aside = learning_cases(base, x.shape[1], alpha, group, unit)
+        aside = _learning_cases(base, x.shape[1], alpha, group, unit)
         try:
-            tuned = tuned_scores(base, x, z, aside, task_range, group)
+            tuned = _tuned_scores(base, x, z, aside, task_range, group)
         except InputError:
             continue  # too few groups to learn from
         scores[name] = _anchored(tuned, x, shown, np.flatnonzero(~aside))
@@ -367,7 +367,7 @@ def _scores(
 
 
 def _steady(
-    score: SteadyScore,
+    score: SelfTunedScore,
     x: FloatArray,
     shown: FloatArray,
     group: np.ndarray | None,
@@ -378,7 +378,7 @@ def _steady(
     reads, seen = [score.read(of_round) for of_round in x], [score.read(r) for r in shown]
     scales: dict[str, dict[str, dict[str, str]]] = {"calibration": {}, "shown": {}}
     for unit in ("case",) if group is None else ("group", "case"):
-        index = unit_named(unit).index(x.shape[1], group)
+        index = make_unit(unit).index(x.shape[1], group)
         learnt = [score.learner(read, task_range).learn(everyone, index) for read in reads]
         narrow, wide = (_scales([one[end] for one in learnt], reads) for end in (1, 2))
         scales["calibration"][unit] = {"scale": narrow, "wide": wide}
@@ -387,7 +387,7 @@ def _steady(
         "index": None,
         **{
             which: {
-                "center": packed(np.stack([read.mean for read in some]).astype("<f8")),
+                "center": _packed(np.stack([read.mean for read in some]).astype("<f8")),
                 "scales": scales[which],
                 "links": None,
             }
@@ -396,13 +396,13 @@ def _steady(
     }
 
 
-def _scales(scores: list[SteadyScore], reads: list[Any]) -> str:
+def _scales(scores: list[SelfTunedScore], reads: list[Any]) -> str:
     families = [score.grown(read) for score, read in zip(scores, reads, strict=True)]
-    return packed(np.stack([f.scale for f in families]).astype("<f8"))  # type: ignore[attr-defined]  # anchored
+    return _packed(np.stack([f.scale for f in families]).astype("<f8"))  # type: ignore[attr-defined]  # anchored
 
 
 def _windows(
-    plan: PolicyPlan, places: list[TaskRange], accelerations: FloatArray
+    plan: PolicySpec, places: list[TaskRange], accelerations: FloatArray
 ) -> dict[str, Any]:
     """Places of the windows, and weights of the rounds."""
     return {
@@ -416,22 +416,22 @@ def _anchored(
 ) -> dict[str, Any]:
     calibration = x if kept is None else x[:, kept]
     return {
-        "index": None if kept is None else packed(kept.astype("<i4")),
+        "index": None if kept is None else _packed(kept.astype("<i4")),
         "calibration": _centers(scores, calibration),
         "shown": _centers(scores, shown),
     }
 
 
 def _centers(scores: list[Score], outputs: FloatArray) -> Mapping[str, Any]:
-    families = [family_of(score, outputs[: k + 1]) for k, score in enumerate(scores)]
-    assert all(isinstance(f, AnchoredFamily) for f in families)
+    families = [interval_family(score, outputs[: k + 1]) for k, score in enumerate(scores)]
+    assert all(isinstance(f, LinearFamily) for f in families)
     center = np.stack([f.low for f in families])  # type: ignore[attr-defined]  # checked above
     scale = np.stack([f.scale for f in families])  # type: ignore[attr-defined]  # checked above
     links = [f.link for f in families]  # type: ignore[attr-defined]  # checked above
     is_plain = all(link.is_identity for link in links)
     return {
-        "center": packed(center.astype("<f8")),
-        "scale": None if (scale == 1).all() else packed(scale.astype("<f8")),
+        "center": _packed(center.astype("<f8")),
+        "scale": None if (scale == 1).all() else _packed(scale.astype("<f8")),
         "links": None
         if is_plain
         else [{"kind": link.kind, "low": link.low, "high": link.high} for link in links],
@@ -440,7 +440,7 @@ def _centers(scores: list[Score], outputs: FloatArray) -> Mapping[str, Any]:
 
 def _ordered(outputs: FloatArray) -> dict[str, Any]:
     kind = "f4" if outputs.dtype == np.float32 else "f8"
-    return {"ordered": {"type": kind, "data": packed(np.sort(outputs, axis=2).astype(f"<{kind}"))}}
+    return {"ordered": {"type": kind, "data": _packed(np.sort(outputs, axis=2).astype(f"<{kind}"))}}
 
 
 def _numbered(group: np.ndarray) -> np.ndarray:
@@ -462,7 +462,7 @@ SMALL = 64
 
 
 @dataclass(frozen=True)
-class Pictures:
+class _Pictures:
     """Compressed pictures of the shown slices."""
 
     tiles: list[str]
@@ -475,10 +475,10 @@ class Pictures:
 
 
 def explorer_payload(
-    explorer: Explorer, numbers: Mapping[str, Any], words: Words
+    explorer: Explorer, numbers: Mapping[str, Any], words: Terminology
 ) -> dict[str, Any]:
     """Return everything that the explorer reads, for JSON."""
-    made = slice_pictures(explorer)
+    made = _slice_pictures(explorer)
     tasks = [explorer.of(task) for task in range(explorer.tasks)]
     return {
         **numbers,
@@ -510,7 +510,7 @@ def explorer_payload(
     }
 
 
-def slice_pictures(explorer: Explorer, budget: int = BUDGET) -> Pictures:
+def _slice_pictures(explorer: Explorer, budget: int = BUDGET) -> _Pictures:
     """Compress the pictures; quality gives way to the budget first, then size."""
     S, H, W = explorer.truth.shape[:3]
     J = 0 if explorer.samples is None else explorer.samples.shape[2]
@@ -532,7 +532,7 @@ def slice_pictures(explorer: Explorer, budget: int = BUDGET) -> Pictures:
     height, width = -(-H // shrink), -(-W // shrink)
     pictures = [t for t, _ in encoded], [r for _, r in encoded]
     doubt = [_doubt(explorer, s) for s in range(S)]
-    return Pictures(tiles, height, width, shrink, *pictures, doubt)
+    return _Pictures(tiles, height, width, shrink, *pictures, doubt)
 
 
 def _lines(masks: np.ndarray | None, s: int | None = None) -> dict[str, Any] | None:

@@ -17,8 +17,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 import taskuq
-from taskuq.files import whole_file, write_json
-from taskuq.outputs.undeclared import undeclared_range
+from taskuq._io import atomic_write, write_json
 from taskuq.report._answer import UNPROMISED, answer_of
 from taskuq.report._contents import STORY, Contents, interval_table, patient_table, task_table
 from taskuq.report._explorer import explorer_payload
@@ -41,6 +40,7 @@ from taskuq.report._records import (
 )
 from taskuq.report._scan import scan_picture
 from taskuq.report.figures import Figure, draw_all, figure_svg, legend_of, plain_values
+from taskuq.table._table import suggest_range
 
 # Experiments about what precedes the statistics, folded in the report.
 APPENDICES = ("recovery-quality", "classifier-quality", "masks", "data-splits")
@@ -56,7 +56,7 @@ Say = Callable[[str], str]
 def write_page(contents: Contents) -> Path:
     text = page_text(contents)
     target = contents.folder.path / "report.html"
-    with whole_file(target) as partial:
+    with atomic_write(target) as partial:
         partial.write_text(text, encoding="utf-8")
     return target
 
@@ -68,7 +68,7 @@ def page_text(contents: Contents) -> str:
         loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["explained"] = explained
+    environment.filters["explained"] = _explained
     return environment.get_template("report.html").render(**_context(contents))
 
 
@@ -113,13 +113,13 @@ def _context(contents: Contents) -> dict[str, Any]:
     used: set[str] = set()
     say = words.said
     explorer, notes = _explorer(contents)
-    failures, counted = failure_tables(contents)
+    failures, counted = _failure_tables(contents)
     patients, by_task = patient_table(folder.table, contents.cases), task_table(contents.cases)
     of_policies = [t for t in contents.tables if t.name in contents.simulations]
     others = [t for t in contents.tables if t.name not in contents.simulations]
     rows = [row for results in contents.simulations.values() for row in results]
     scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
-    scan, key = contents.scan, key_table(contents)
+    scan, key = contents.scan, _key_table(contents)
     return {
         "title": str(run.get("title") or "A run without a title"),
         "words": words,
@@ -139,10 +139,10 @@ def _context(contents: Contents) -> dict[str, Any]:
         "guarantees": contents.guarantees[1:],
         "unit": "group" if contents.is_by_group else "case",
         "what": run["what"] if isinstance(run.get("what"), Mapping) else {},
-        "undeclared": folder.table and undeclared_range(folder.table),
+        "undeclared": folder.table and suggest_range(folder.table),
         "measured": sorted({policy_name(row) for row in rows if not row["guaranteed"]}),
         "is_synthetic": run.get("title") and "synthetic" in str(run.get("what", "")).lower(),
-        "facts": facts(contents),
+        "facts": _facts(contents),
         "networks": [
             (str(n.get("name") or "without a name"),
              [(str(k), _words(v)) for k, v in n.items() if k != "name"])
@@ -228,7 +228,7 @@ def _hash(script: str) -> str:
 WHAT = {"data": "Data", "measure": "Measurement h", "recover": "Recovery g", "task": "Task f"}
 
 
-def facts(contents: Contents) -> list[tuple[str, str]]:
+def _facts(contents: Contents) -> list[tuple[str, str]]:
     """Return the settings of the run."""
     run, table, words = contents.folder.run, contents.folder.table, contents.words
     what = run.get("what")
@@ -283,7 +283,7 @@ def _key_evaluation(contents: Contents) -> tuple[str, Record]:
     return next(mine, every[0])
 
 
-def key_table(contents: Contents) -> Table | None:
+def _key_table(contents: Contents) -> Table | None:
     """Return the first table of results: widths by score and round."""
     if not contents.evaluations:
         return None
@@ -318,7 +318,7 @@ def key_table(contents: Contents) -> Table | None:
     return Table("key", caption, columns, tuple(body))
 
 
-def failure_tables(contents: Contents) -> tuple[list[Table], str]:
+def _failure_tables(contents: Contents) -> tuple[list[Table], str]:
     """Return tables of failed and skipped cases, and a sentence that counts them."""
     folder = contents.folder
     failed: dict[str, str] = {}
@@ -377,7 +377,7 @@ _WRITTEN = sorted([*LETTERS, *(name for name in _NAMES if name != "ar")], key=le
 _FOUND = re.compile(rf"(?<![\w-])({'|'.join(_WRITTEN)})(?![\w-])")
 
 
-def explained(text: str) -> Markup:
+def _explained(text: str) -> Markup:
     """Explain acronyms and letters on hover; everything is escaped."""
     whole = _NAMES.get(text)
     if whole is not None:
@@ -401,11 +401,11 @@ def write_exports(contents: Contents, endings: Sequence[str] = ENDINGS) -> Path:
     folder = contents.folder
     target = folder.path / "exports"
     patients = patient_table(folder.table, contents.cases)
-    found = (key_table(contents), *contents.all_tables, task_table(contents.cases), patients)
+    found = (_key_table(contents), *contents.all_tables, task_table(contents.cases), patients)
     tables = [table for table in found if table is not None]
     for table in tables:
         write_csv(target / f"{table.name}.csv", table)
-        with whole_file(target / f"{table.name}.tex") as partial:
+        with atomic_write(target / f"{table.name}.tex") as partial:
             partial.write_text(latex_table(table) + "\n", encoding="utf-8")
     for figure in contents.all_figures:
         name = slug(figure.name)

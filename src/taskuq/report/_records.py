@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from taskuq._io import SEAL, atomic_write, load_json, number_from_json, verify_checksum
 from taskuq.errors import InputError
-from taskuq.files import number_from_json, parsed_json, whole_file
-from taskuq.fingerprints import SEAL, require_seal
-from taskuq.outputs import TaskOutputs
-from taskuq.outputs.shards import HEADER
 from taskuq.report._explorer import Explorer, load_explorer
 from taskuq.report.figures import FIGURES, Figure, plain_values
-from taskuq.words import round_label
+from taskuq.table._parquet import HEADER
+from taskuq.table._table import TaskOutputs
+from taskuq.table._terminology import round_label
 
 RUN = "taskuq.run/1"
 EXPERIMENT = "taskuq.experiment/1"
@@ -78,7 +77,7 @@ def experiment_record(
         ('taskuq.experiment/1', [[8, 0.2]])
     """
     for table in tables:
-        require_table(table)
+        _require_table(table)
     return {
         "schema": EXPERIMENT,
         "name": str(name),
@@ -98,7 +97,7 @@ def experiment_record(
     }  # fmt: skip
 
 
-def require_table(table: Any) -> None:
+def _require_table(table: Any) -> None:
     """Refuse a table whose rows do not fit its columns."""
     if not isinstance(table, Mapping) or not {"name", "caption", "columns", "rows"} <= set(table):
         raise InputError(
@@ -140,7 +139,7 @@ def has_several_tasks(record: Record) -> bool:
     return len(names or goals or ()) > 1
 
 
-def score_table(record: Record, name: str) -> Table:
+def _score_table(record: Record, name: str) -> Table:
     rows = record["results"]
     first = rows[0]
     several = len({r.get("task") for r in rows}) > 1
@@ -172,7 +171,7 @@ def score_table(record: Record, name: str) -> Table:
     return Table(name, caption, head, tuple(body))
 
 
-def policy_table(record: Record, name: str) -> Table:
+def _policy_table(record: Record, name: str) -> Table:
     first = record["results"][0]
     of = first["mean_over"]
     others = "" if of == first["coverage_of"] else f" for {of}"
@@ -220,7 +219,7 @@ def _error(row: Record, name: str) -> float:
     return 0.0 if abs(found) < ROUNDING else found
 
 
-def quality_table(record: Record, name: str) -> Table:
+def _quality_table(record: Record, name: str) -> Table:
     rows = tuple(
         (
             # A volume that is recovered exactly leaves its row without a mean PSNR.
@@ -235,7 +234,7 @@ def quality_table(record: Record, name: str) -> Table:
     return Table(name, caption, head, rows)
 
 
-def network_table(record: Record, name: str) -> Table:
+def _network_table(record: Record, name: str) -> Table:
     measures = ("auroc", "accuracy", "precision", "recall", "robust_accuracy", "error")
     rows = [(part, row) for part, of in record["parts"].items() for row in of]
     kept = [m for m in measures if any(row.get(m) is not None for _, row in rows)]
@@ -312,14 +311,14 @@ def cell(value: Any) -> str:
 
 
 def write_csv(path: Path, table: Table) -> Path:
-    with whole_file(path) as partial, partial.open("w", newline="", encoding="utf-8-sig") as file:
+    with atomic_write(path) as partial, partial.open("w", newline="", encoding="utf-8-sig") as file:
         writer = csv.writer(file)
         writer.writerow([cell(str(column)) for column in table.columns])
         writer.writerows([cell(value) for value in row] for row in table.rows)
     return path
 
 
-def escaped(text: str) -> str:
+def _escaped(text: str) -> str:
     """Escape text for LaTeX."""
     return "".join(SPECIAL.get(c, c) for c in text)
 
@@ -329,10 +328,10 @@ def latex_table(table: Table) -> str:
     count = len(table.columns)
     words = [k == 0 or any(isinstance(row[k], str) for row in table.rows) for k in range(count)]
     kinds = "".join("l" if word else "r" for word in words)
-    head = " & ".join(map(escaped, table.columns))
-    body = [" & ".join(escaped(shown(v)) for v in row) + r" \\" for row in table.rows]
+    head = " & ".join(map(_escaped, table.columns))
+    body = [" & ".join(_escaped(shown(v)) for v in row) + r" \\" for row in table.rows]
     return "\n".join([
-        rf"\begin{{table}}\caption{{{escaped(table.caption)}}}\label{{tab:{table.name}}}",
+        rf"\begin{{table}}\caption{{{_escaped(table.caption)}}}\label{{tab:{table.name}}}",
         rf"\begin{{tabular}}{{{kinds}}}\toprule", rf"{head} \\\midrule", *body,
         r"\bottomrule\end{tabular}", r"\end{table}",
     ])  # fmt: skip
@@ -428,7 +427,7 @@ def _read(file: Path) -> dict[str, Any]:
             raise InputError("is a folder or a pipe and not a file; remove it")
         if file.stat().st_size > LARGEST_RECORD:
             raise InputError("is too large for a record; leave it out of the run's folder")
-        record = parsed_json(file)
+        record = load_json(file)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError):
@@ -436,7 +435,7 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise InputError("holds no record; write it again")
     if SEAL in record:
-        require_seal(record, file)
+        verify_checksum(record, file)
     return record
 
 

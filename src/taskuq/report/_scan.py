@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from taskuq.decide.learning import round_arrays
-from taskuq.decide.policy import Policy
-from taskuq.decide.seen import statistics
 from taskuq.interval import FloatArray
-from taskuq.outputs import TaskOutputs
+from taskuq.policy._learned import round_arrays
+from taskuq.policy._policy import Policy, monitor_statistics
 from taskuq.report._explorer import Explorer, brightness, thumbnail
 from taskuq.report._records import RunFolder, shown
-from taskuq.words import Words
+from taskuq.table._table import TaskOutputs
+from taskuq.table._terminology import Terminology
 
 # Cases of a table that are tried.
 MOST_CASES = 50
@@ -78,7 +77,7 @@ def _scanned(policy: Policy, one: _Stored) -> OneScan:
         # The interval of a round that does not stop has no guarantee, so it is left out.
         report = (lower, upper) if decision.stop else None
         seen = np.reshape(one.outputs[k], (len(one.outputs[k]), -1))[:, 0]
-        rounds.append(ScanRound(label, tuple(map(float, seen)), report))
+        rounds.append(_ScanRound(label, tuple(map(float, seen)), report))
         if decision.stop:
             break
     task = policy.task_names[0] if len(policy.task_names) > 1 else None
@@ -110,11 +109,11 @@ def _is_planned_on(policy: Policy, table: TaskOutputs) -> bool:
         return False
     index = whom.index(table.cases, table.group)
     x, z = round_arrays(table)
-    return statistics(x[0], index, table.task_names, z[0]) == dict(policy.watch)
+    return monitor_statistics(x[0], index, table.task_names, z[0]) == dict(policy.watch)
 
 
 @dataclass(frozen=True)
-class ScanRound:
+class _ScanRound:
     label: str
     outputs: tuple[float, ...]
     report: tuple[float, float] | None
@@ -130,7 +129,7 @@ class OneScan:
 
     case: str
     target: float
-    rounds: tuple[ScanRound, ...]
+    rounds: tuple[_ScanRound, ...]
     shown: int | None
     task: str | None = None
     calibrated: int | None = None
@@ -141,7 +140,7 @@ class OneScan:
         return self.rounds[-1].stops
 
 
-def scan_picture(scan: OneScan, explorer: Explorer | None, words: Words) -> dict[str, Any]:
+def scan_picture(scan: OneScan, explorer: Explorer | None, words: Terminology) -> dict[str, Any]:
     """Return a scan for the template: one row for each round, the truth last."""
     every = [scan.target, *(v for r in scan.rounds for v in r.outputs)]
     every += [v for r in scan.rounds if r.report is not None for v in r.report]
@@ -177,7 +176,7 @@ def scan_picture(scan: OneScan, explorer: Explorer | None, words: Words) -> dict
     }
 
 
-def _reported(one: ScanRound, x: Callable[[float], float]) -> dict[str, Any]:
+def _reported(one: _ScanRound, x: Callable[[float], float]) -> dict[str, Any]:
     if one.report is None:
         return {"text": "no report yet"}
     low, high = one.report
@@ -185,7 +184,7 @@ def _reported(one: ScanRound, x: Callable[[float], float]) -> dict[str, Any]:
     return {"text": text, "from": x(low), "width": max(x(high) - x(low), 1.0)}
 
 
-def _ending(scan: OneScan, words: Words) -> str:
+def _ending(scan: OneScan, words: Terminology) -> str:
     """End of the caption; a case that the policy was calibrated on is called so."""
     truth, last = shown(scan.target), scan.rounds[-1]
     end = f"continues until the truth, {truth}, is known."

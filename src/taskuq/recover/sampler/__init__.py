@@ -1,6 +1,7 @@
 """Posterior samples in one evaluation of a network that is trained by proper scores."""
 
-from taskuq.recover.sampler.config import SamplerConfig
-from taskuq.recover.sampler.network import SamplerNet
+from __future__ import annotations
+
+from taskuq.recover.sampler._network import SamplerConfig, SamplerNet
 
 __all__ = ["SamplerConfig", "SamplerNet"]

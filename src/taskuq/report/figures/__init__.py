@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 from markupsafe import Markup
 
+from taskuq._io import atomic_write
+from taskuq._registry import Registry
 from taskuq.errors import InputError
-from taskuq.files import whole_file
-from taskuq.kinds import Kinds
 
 Style = Literal["line", "bars", "points", "step", "strip"]
 XScale = Literal["linear", "log2", "category"]
@@ -125,23 +125,23 @@ class FigureKind:
     reading: Callable[[Mapping[str, Any]], str] = lambda record: ""
 
 
-FIGURES: Kinds[FigureKind] = Kinds(
+FIGURES: Registry[FigureKind] = Registry(
     "figure",
     {
-        "width-against-acceleration": "taskuq.report.figures.evaluation:AGAINST_ACCELERATION",
-        "width-against-samples": "taskuq.report.figures.evaluation:AGAINST_SAMPLES",
-        "coverage": "taskuq.report.figures.evaluation:LAW",
-        "conditional-coverage": "taskuq.report.figures.evaluation:CONDITIONAL",
-        "accepted-by-acceleration": "taskuq.report.figures.policy:ACCEPTED",
-        "coverage-by-stop": "taskuq.report.figures.policy:COVERAGE",
-        "acceleration-against-width": "taskuq.report.figures.policy:TRADE_OFF",
-        "image-quality": "taskuq.report.figures.imaging:QUALITY",
-        "task-network": "taskuq.report.figures.imaging:TASK",
-        "split": "taskuq.report.figures.imaging:SPLIT",
-        "masks": "taskuq.report.figures.imaging:MASKS",
-        "lines": "taskuq.report.figures.policy:LINES",
-        "calibration-size": "taskuq.report.figures.imaging:PLANNER",
-        "evidence": "taskuq.report.figures.policy:EVIDENCE",
+        "width-against-acceleration": "taskuq.report.figures._evaluation:AGAINST_ACCELERATION",
+        "width-against-samples": "taskuq.report.figures._evaluation:AGAINST_SAMPLES",
+        "coverage": "taskuq.report.figures._evaluation:LAW",
+        "conditional-coverage": "taskuq.report.figures._evaluation:CONDITIONAL",
+        "accepted-by-acceleration": "taskuq.report.figures._policy:ACCEPTED",
+        "coverage-by-stop": "taskuq.report.figures._policy:COVERAGE",
+        "acceleration-against-width": "taskuq.report.figures._policy:TRADE_OFF",
+        "image-quality": "taskuq.report.figures._imaging:QUALITY",
+        "task-network": "taskuq.report.figures._imaging:TASK",
+        "split": "taskuq.report.figures._imaging:SPLIT",
+        "masks": "taskuq.report.figures._imaging:MASKS",
+        "lines": "taskuq.report.figures._policy:LINES",
+        "calibration-size": "taskuq.report.figures._imaging:PLANNER",
+        "evidence": "taskuq.report.figures._policy:EVIDENCE",
     },
 )
 
@@ -248,7 +248,7 @@ def draw_all(figure: Figure, paths: Sequence[Path]) -> list[Path]:
         canvas = _drawn(figure, legend=True)
         for path in paths:
             undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-            with whole_file(path) as partial:
+            with atomic_write(path) as partial:
                 canvas.savefig(
                     partial, format=path.suffix[1:], dpi=160, metadata=undated.get(path.suffix)
                 )

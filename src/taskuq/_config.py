@@ -1,0 +1,208 @@
+"""The one decoder of dataclasses from TOML and JSON."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from taskuq._registry import Registry
+from taskuq.errors import InputError, first_line
+
+T = TypeVar("T")
+
+
+def read_toml(path: Path | str) -> dict[str, Any]:
+    """Read a TOML file."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path}: {error.strerror or error}", code="file.missing"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path} is not TOML ({first_line(error)}); correct that line", code="file.format"
+        ) from None
+
+
+def from_toml_table(
+    cls: type[T], table: Mapping[str, Any], where: str = "", *, over: T | None = None
+) -> T:
+    """Make a dataclass from a table of TOML or JSON; nested dataclasses are nested tables.
+
+    Args:
+        cls: The dataclass.
+        table: Keys are field names.
+        where: The name of the table, for messages.
+        over: Values of what is left out, in nested tables too; the class's defaults if None.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Stop:
+        ...     epochs: int = 10
+        ...     widths: tuple[float, ...] = ()
+        >>> from_toml_table(Stop, {"epochs": 20, "widths": [1, "inf"]})
+        Stop(epochs=20, widths=(1.0, inf))
+        >>> from_toml_table(Stop, {"epoch": 20})
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: epoch is not a setting; choose from epochs, widths
+    """
+    return _filled(cls, table, where, over, "a setting")
+
+
+def from_registry(
+    kinds: Registry[type[T]], table: Mapping[str, Any], where: str, *, over: T | None = None
+) -> T:
+    """Make one of several dataclasses from a table whose ``kind`` names it.
+
+    Args:
+        kinds: The dataclasses by name.
+        table: ``kind``, and the settings of that kind.
+        where: The name of the table, for messages.
+        over: Settings that hold where the table names no other kind.
+    """
+    kind = table.get("kind") if over is None else table.get("kind", kinds.name_of(type(over)))
+    if not isinstance(kind, str):
+        raise InputError(
+            f"{where}.kind is {kind!r}; choose one of {', '.join(kinds)}",
+            code="config.missing" if kind is None else "config.type",
+        )
+    cls = kinds[kind]
+    rest = {key: value for key, value in table.items() if key != "kind"}
+    before = over if type(over) is cls else None
+    return _filled(cls, rest, where, before, f"a setting of the {kinds.what} {kind!r}")
+
+
+def read_config(layout: Any, config: Path | str) -> Any:
+    """Read a TOML file over the defaults of a dataclass; tables name only what they change."""
+    return from_toml_table(layout, read_toml(config), over=layout())
+
+
+def to_toml_table(config: Any, *, complete: bool = False) -> dict[str, Any]:
+    """Return a dataclass as a TOML table, with the ``kind`` of tables that have one.
+
+    Args:
+        config: An instance.
+        complete: Also name settings that are None, which JSON can hold and TOML cannot.
+    """
+    table: dict[str, Any] = {}
+    hints = get_type_hints(type(config), include_extras=True)
+    for field in fields(config):
+        value, kinds = getattr(config, field.name), _kinds(hints[field.name])
+        if is_dataclass(value):
+            kind = {} if kinds is None else {"kind": kinds.name_of(type(value))}
+            table[field.name] = kind | to_toml_table(value, complete=complete)
+        elif get_origin(hints[field.name]) is dict:
+            inner = _kinds(get_args(hints[field.name])[1])
+            table[field.name] = {
+                name: ({} if inner is None else {"kind": inner.name_of(type(one))})
+                | to_toml_table(one, complete=complete)
+                for name, one in value.items()
+            }
+        elif value is not None or complete:
+            table[field.name] = _plain(value)
+    return table
+
+
+def toml_text(table: Mapping[str, Any]) -> str:
+    """Return tables as TOML text, which :func:`read_toml` reads back to the same values."""
+    import tomli_w  # here, because most commands write no TOML
+
+    return tomli_w.dumps(table)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _filled(cls: type[T], table: Mapping[str, Any], where: str, over: T | None, setting: str) -> T:
+    try:
+        hints = get_type_hints(cls, include_extras=True)
+    except NameError:  # a user's class, annotated with names of another place
+        hints = {}
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    values = {} if over is None else {name: getattr(over, name) for name in known}
+    for key, value in table.items():
+        name = f"{where}.{key}" if where else key
+        if key not in known:
+            choice = f"choose from {', '.join(known)}" if known else "it has none, so remove it"
+            raise InputError(f"{name} is not {setting}; {choice}", code="config.key")
+        values[key] = _convert(value, hints.get(key, Any), name, values.get(key))
+    missing = [name for name, field in known.items() if _is_required(field) and name not in values]
+    if missing:
+        raise InputError(
+            f"{where or 'the file'} lacks {', '.join(missing)}; add it", code="config.missing"
+        )
+    return cls(**values)
+
+
+def _kinds(hint: Any) -> Registry[Any] | None:
+    """Return the list of kinds that a field is annotated with, if any."""
+    if get_origin(hint) in (Union, UnionType):
+        return next(filter(None, map(_kinds, get_args(hint))), None)
+    return next((mark for mark in get_args(hint)[1:] if isinstance(mark, Registry)), None)
+
+
+def _convert(value: Any, hint: Any, name: str, over: Any) -> Any:
+    """Check one value against its annotation; whole numbers pass as floats, strings as paths."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        if value is None and NoneType in arguments:
+            return None
+        *others, last = (a for a in arguments if a is not NoneType)
+        for one in others:
+            with suppress(InputError):
+                return _convert(value, one, name, over)
+        return _convert(value, last, name, over)
+    if origin is Annotated or (is_dataclass(hint) and isinstance(hint, type)):
+        if not isinstance(value, Mapping):
+            raise _mistyped(name, value, f"make it a table, [{name}]")
+        kinds = _kinds(hint)
+        if kinds is not None:
+            return from_registry(kinds, value, name, over=over)
+        return from_toml_table(hint, value, name, over=over)
+    if origin is Literal:
+        if value not in arguments:
+            choices = ", ".join(map(repr, arguments))
+            raise InputError(f"{name} is {value!r}; choose from {choices}", code="choice.unknown")
+        return value
+    if origin is dict and (is_dataclass(arguments[1]) or get_origin(arguments[1]) is Annotated):
+        # Tables by names of the user's choice.
+        if not isinstance(value, Mapping):
+            raise _mistyped(name, value, f"make it tables with names, [{name}.mine]")
+        return {key: _convert(v, arguments[1], f"{name}.{key}", None) for key, v in value.items()}
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise _mistyped(name, value, "give a list")
+        return tuple(_convert(v, arguments[0], name, None) for v in value)
+    # JSON writes infinity as a word.
+    if hint is float and (type(value) is int or value in ("inf", "-inf")):
+        return float(value)
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    # type(), not isinstance(): true is no number here.
+    if hint in _NAMES and type(value) is not hint:
+        raise _mistyped(name, value, f"give {_NAMES[hint]}")
+    return value
+
+
+def _mistyped(name: str, value: Any, remedy: str) -> InputError:
+    return InputError(f"{name} is {value!r:.80}; {remedy}", code="config.type")
+
+
+_NAMES = {
+    int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"
+}  # fmt: skip

@@ -1,0 +1,537 @@
+"""Durable files, JSON records, fingerprints, locks."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import signal
+import stat
+import threading
+import uuid
+import warnings
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from taskuq.errors import ChecksumWarning, FileExistsError, InputError, MachineError, first_line
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+# What is wrong with the machine and not with what was asked of it, and what to do about it.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY)
+ADVICE = {
+    **dict.fromkeys(FULL, "the disk is full; make room and start again"),
+    **dict.fromkeys(REFUSED, "ask for the permission, or choose another place"),
+    **dict.fromkeys(IN_THE_WAY, "something of that name is in the way; choose another name"),
+}
+BROKEN = (*REFUSED, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE)
+# What a file may unpack to whatever its size, in bytes, and how many times its size beyond that.
+ROOM, MOST_PACKED = 2**29, 50
+# File systems without hard links say one of these.
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what the disk refuses while a file is written into one sentence that names it."""
+    try:
+        yield
+    except MachineError:
+        raise
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        advice = ADVICE.get(error.errno or 0, "see to the disk and start again")
+        raise MachineError(f"cannot write {path} ({reason:.120}); {advice}") from None
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterator[None]:
+    """Turn whatever goes wrong while a file is read into one sentence that names it.
+
+    Every library has its own errors for damaged bytes. What is wrong with the file is the user's to
+    mend; a failing disk and memory that runs out are the machine's.
+    """
+    tail = f"; {advice}" if advice else ""
+    try:
+        yield
+    except (InputError, MachineError):
+        raise
+    except MemoryError:
+        raise MachineError(
+            f"memory ran out while {path} was read as {what}; free some, or give a smaller file"
+        ) from None
+    except Exception as error:
+        reason = (getattr(error, "strerror", None) or first_line(error)).strip()
+        sentence = f"{path} cannot be read as {what} ({' '.join(reason.split()):.120}){tail}"
+        if isinstance(error, OSError) and error.errno in BROKEN:
+            raise MachineError(sentence) from None
+        missing = isinstance(error, FileNotFoundError)
+        raise InputError(sentence, code="file.missing" if missing else "file.format") from None
+
+
+def require_plausible_size(path: str | os.PathLike[str], claimed: int) -> None:
+    """Refuse a file that claims to unpack to more than a file of its size can be believed to hold.
+
+    Images and outputs shrink a few times when they are packed. What claims half a gibibyte and
+    fifty times its size is damaged, or made to fill the memory.
+    """
+    size = Path(path).stat().st_size
+    if claimed > max(ROOM, MOST_PACKED * size):
+        raise InputError(
+            f"{path} claims to unpack to {claimed / 1e9:.4g} GB from {size / 1e3:.4g} kB; it is "
+            "damaged or forged, or has to be stored unpacked",
+            code="file.damaged",
+        )
+
+
+def fsync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk and not in memory alone."""
+    if os.name != "posix" and path.is_dir():  # pragma: no cover
+        return
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        # Some network file systems know no such thing for folders.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
+    finally:
+        os.close(file)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder with those above it, to stay."""
+    if folder.is_dir():
+        return
+    with writing(folder):
+        new = [place for place in (folder, *folder.parents) if not place.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        for place in new:
+            fsync(place.parent)
+
+
+def _replace_file(partial: Path, target: Path, *, exclusive: bool) -> None:
+    """Give a finished file its name; where that must be new, of two that try one succeeds."""
+    fsync(partial)
+    if not exclusive:
+        os.replace(partial, target)
+    else:
+        try:
+            os.link(partial, target)
+        except FileExistsError:
+            raise FileExistsError(str(target)) from None
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            _copy_in(partial, target)
+    fsync(target.parent)
+
+
+def _copy_in(partial: Path, target: Path) -> None:
+    """Create a file that must be new where there are no links; a kill in between may leave half."""
+    try:
+        with target.open("xb") as file:
+            file.write(partial.read_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        raise FileExistsError(str(target)) from None
+
+
+def is_regular_file(path: Path) -> bool:
+    """Return True if a path is a regular file, not a link or a pipe."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _append_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Append in one piece, as several workers may; never through a link or into a pipe."""
+    with writing(path):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        # Without them a pipe without a reader would be waited for, and a link followed.
+        flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        try:
+            file = os.open(path, flags, 0o666)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO):
+                raise
+            raise MachineError(f"cannot write {path}: it is a link or a pipe; remove it") from None
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise MachineError(f"cannot write {path}: it is no file; remove it")
+            while data:
+                data = data[os.write(file, data) :]
+            if durable:
+                os.fsync(file)
+        finally:
+            os.close(file)
+
+
+@contextmanager
+def sigterm_as_exit() -> Iterator[None]:
+    """Turn SIGTERM into an exception, so that what is finished is written first.
+
+    A handler of the application, and threads other than the main one, are left alone.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+SEAL = "sha256"
+# Bytes up to which a file counts with every one of them, and of larger ones how many blocks of what
+# size do.
+WHOLE, BLOCKS, BLOCK = 2**25, 64, 2**16
+
+
+def fingerprint(record: Any) -> str:
+    """Return the SHA-256 of what JSON can hold, whatever the order of its keys.
+
+    Numbers count with all of their digits, lists and tuples alike.
+    """
+    # There and back, because keys that are numbers become texts.
+    plain = json.loads(json.dumps(record))
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record with the fingerprint of everything else in it."""
+    rest = {name: value for name, value in record.items() if name != SEAL}
+    return {**rest, SEAL: fingerprint(rest)}
+
+
+def verify_checksum(
+    record: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    remedy: str = "write it again",
+    *,
+    always: bool = True,
+) -> None:
+    """Refuse a record that is not as it was written."""
+    if SEAL in record:
+        if record[SEAL] != with_checksum(record)[SEAL]:
+            raise InputError(
+                f"{path} is not as it was written: its content and its sha256 differ, so it was "
+                f"damaged or edited; {remedy}",
+                code="file.damaged",
+            )
+        return
+    unknown = f"{path} has no sha256 (an older version, or written by hand), so nothing tells"
+    if always:
+        raise InputError(
+            f"{unknown} whether it is as it was written; {remedy}", code="file.damaged"
+        )
+    warnings.warn(f"{unknown} whether it was damaged or edited", ChecksumWarning, stacklevel=3)
+
+
+def content_fingerprint(path: Path) -> str:
+    """Return the fingerprint of a file, or of a folder's files and their names.
+
+    Small files count with every byte; of one beyond 32 MiB its size and 64 blocks spread over it
+    do, so that terabytes of images are looked at in minutes.
+    """
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+        return fingerprint([(str(p.relative_to(path)), content_fingerprint(p)) for p in files])
+    found = hashlib.sha256()
+    with reading(path, "bytes"), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        found.update(size.to_bytes(8, "little"))
+        if size <= WHOLE:
+            found.update(file.read(WHOLE))
+        else:
+            for k in range(BLOCKS):
+                file.seek(k * (size - BLOCK) // (BLOCKS - 1))
+                found.update(file.read(BLOCK))
+    return found.hexdigest()
+
+
+@contextmanager
+def atomic_write(path: str | os.PathLike[str], *, exclusive: bool = False) -> Iterator[Path]:
+    """Give a temporary name to write to; on success it becomes the file, on failure nothing does.
+
+    Once this is left, a power cut does not lose the file: it and its name are on the disk. What the
+    disk refuses is one sentence, a :class:`~taskuq.errors.MachineError`.
+    """
+    target = Path(path)
+    with writing(target):
+        make_folder(target.parent)
+        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.partial")
+        try:
+            yield partial
+            _replace_file(partial, target, exclusive=exclusive)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def image_format(path: str | os.PathLike[str]) -> str:
+    """Return what kind of picture a name asks for by its ending."""
+    ending = Path(path).suffix.lower().removeprefix(".") or "png"
+    if ending not in ("png", "svg", "pdf"):
+        raise InputError(
+            f"the picture is {path}; let its name end in .png, .svg or .pdf", code="value.invalid"
+        )
+    return ending
+
+
+def safe_join(folder: str | os.PathLike[str], name: str) -> Path:
+    """Return the path of a name inside a folder; refuse one that leads out of it.
+
+    Names of cases come from files that others wrote, and ``../../home`` is a name too.
+    """
+    try:
+        root = Path(folder).resolve()
+        path = (root / name).resolve()
+        too_long = any(len(os.fsencode(part)) > 255 for part in path.parts)
+        leads_out = path == root or too_long or not path.is_relative_to(root)
+    except (ValueError, OSError, RuntimeError):  # a zero byte, a name too long, a loop of links
+        leads_out = True
+    if leads_out:
+        raise InputError(
+            f"the name {name!r:.80} is no file name or leads out of {folder}; rename that case",
+            code="value.invalid",
+        )
+    return path
+
+
+def json_text(record: Mapping[str, Any], *, indent: int | None = 1) -> str:
+    """Return a record as the JSON that files and the terminal get; NaN and infinity are refused.
+
+    Its last entry is the SHA-256 of all others, which is verified when the record is read.
+    """
+    return json.dumps(with_checksum(record), indent=indent, allow_nan=False)
+
+
+def write_json(
+    path: str | os.PathLike[str], record: Mapping[str, Any], *, exclusive: bool = False
+) -> Path:
+    """Write a record as JSON and return its path; NaN and infinity are refused.
+
+    Arguments:
+        path: The file.
+        record: What it is to hold.
+        exclusive: Refuse to take the place of another file, as :func:`atomic_write` does.
+    """
+    with atomic_write(path, exclusive=exclusive) as partial:
+        partial.write_text(json_text(record) + "\n", encoding="utf-8")
+    return Path(path)
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuse NaN and Infinity, which are no JSON and never written by us."""
+    raise ValueError(name)
+
+
+def load_json(path: str | os.PathLike[str]) -> Any:
+    """Return what a JSON file holds; ValueError or RecursionError where it is no JSON."""
+    text = Path(path).read_text(encoding="utf-8")
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def read_json(
+    path: str | os.PathLike[str],
+    *schemas: str,
+    remedy: str = "write it again",
+    is_sealed: bool = True,
+) -> dict[str, Any]:
+    """Read a record of the given schema, or of one of several, or say why that is impossible.
+
+    A record that is not as it was written is refused: its SHA-256 tells.
+    """
+    try:
+        record = load_json(path)
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path}: {error.strerror or error}", code="file.missing"
+        ) from None
+    except (ValueError, RecursionError):
+        raise InputError(
+            f"{path} is not a JSON file, or it is truncated; {remedy}", code="file.format"
+        ) from None
+    found = record.get("schema") if isinstance(record, dict) else None
+    known = {schema.split("/")[0]: schema for schema in schemas}
+    kind, slash, _ = found.partition("/") if isinstance(found, str) else ("", "", "")
+    schema = known.get(kind) if slash else None
+    if schema is None:
+        raise InputError(
+            f"{path} holds {found or 'no schema'}, but {schemas[0]} is needed", code="file.schema"
+        )
+    if found != schema:
+        raise InputError(
+            f"{path} has schema {found}, but this version reads {schema}; update taskuq",
+            code="file.schema",
+        )
+    verify_checksum(record, path, remedy, always=is_sealed)
+    return {name: value for name, value in record.items() if name != SEAL}
+
+
+@contextmanager
+def complete_record(path: str | os.PathLike[str], what: str, remedy: str = "") -> Iterator[None]:
+    """Turn the errors of reading an incomplete record into one sentence."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        advice = f"; {remedy}" if remedy else ""
+        raise InputError(
+            f"{path} is not a complete {what} ({error!r:.80}){advice}", code="file.format"
+        ) from None
+
+
+def append_jsonl(
+    path: Path, records: Iterable[Mapping[str, Any]], *, durable: bool = False
+) -> None:
+    """Append records to a file of JSON lines in one piece, as several workers may."""
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    # A lone surrogate, from a file name, becomes the escape that JSON has for it.
+    _append_bytes(path, text.encode("utf-8", "backslashreplace"), durable=durable)
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield the record of each line; None for a line that is damaged or torn by a power cut."""
+    for line in path.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        yield record if isinstance(record, dict) else None
+
+
+def number_to_json(value: float) -> float | str:
+    """Write infinity as a word, because JSON has no number for it."""
+    return float(value) if math.isfinite(value) else str(float(value))
+
+
+def number_from_json(value: float | str) -> float:
+    """Read a number, or the words for infinity."""
+    number = float(value)
+    if math.isnan(number):
+        raise InputError("the file holds NaN where a number is needed", code="value.nonfinite")
+    return number
+
+
+def range_to_json(range_: tuple[float, float] | None) -> list[str] | None:
+    """Write a task range as two words, infinite ends included; null where there is none."""
+    return None if range_ is None else [str(end) for end in range_]
+
+
+def to_json_value(value: Any) -> Any:
+    """Make values fit for JSON: infinity as a word, a missing number as null."""
+    if isinstance(value, Mapping):
+        return {str(k): to_json_value(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json_value(v) for v in value]
+    if isinstance(value, float):
+        return None if math.isnan(value) else number_to_json(value)
+    return value
+
+
+@contextmanager
+def open_npz(
+    path: str | os.PathLike[str], what: str = "arrays"
+) -> Iterator[Mapping[str, NDArray[Any]]]:
+    """Open an .npz file from any source; its arrays are read on access.
+
+    Python objects are never loaded, and an array whose header claims another size than the file
+    holds, or more than such a file can hold, is refused before memory is taken for it. Whatever is
+    wrong with the file while it is open becomes one sentence.
+    """
+    import numpy as np  # here, so that writing JSON alone does not load it
+
+    if not Path(path).exists():
+        raise InputError(f"there is no file {path}; it should hold {what}", code="file.missing")
+    advice = "it may be truncated, or hold Python objects instead of arrays"
+    with reading(path, what, advice):
+        with zipfile.ZipFile(path) as archive:
+            require_plausible_size(path, sum(member.file_size for member in archive.infolist()))
+            _refuse_lying_headers(archive, path)
+        with np.load(path, allow_pickle=False) as arrays:
+            yield arrays
+
+
+def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]) -> None:
+    """Refuse an array whose header claims another size than the file holds, before reading it."""
+    from numpy.lib import format
+
+    for member in archive.infolist():
+        if not member.filename.endswith(".npy"):
+            continue
+        with archive.open(member) as file:
+            known = {(1, 0): format.read_array_header_1_0, (2, 0): format.read_array_header_2_0}
+            read = known.get(format.read_magic(file))
+            if read is None:
+                continue
+            shape, _, dtype = read(file)
+            claimed = math.prod(shape) * dtype.itemsize
+            held = member.file_size - file.tell()
+        if claimed != held and not dtype.hasobject:
+            raise InputError(
+                f"{path}: array {member.filename[:-4]} claims shape {shape} of {dtype} "
+                f"({claimed} bytes) but holds {held} bytes; the file is damaged or forged",
+                code="file.damaged",
+            )
+
+
+@contextmanager
+def file_lock(path: Path, *, wait: bool = False, what: str = "this file") -> Iterator[None]:
+    """Hold a lock on an empty file; a second holder waits or is refused.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "scan.lock"
+        >>> with file_lock(path):
+        ...     with file_lock(path, what="scan.json"):
+        ...         pass
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: another process is working on scan.json; wait until it has ended
+    """
+    from filelock import FileLock, Timeout  # here: most commands take no lock
+
+    make_folder(path.parent)
+    # A soft lock would outlive a killed process; without locks a warning is given instead.
+    lock = FileLock(path, thread_local=False, poll_interval=0.01, fallback_to_soft=False)
+    with writing(path):
+        try:
+            lock.acquire(blocking=wait)
+        except Timeout:
+            raise InputError(
+                f"another process is working on {what}; wait until it has ended",
+                code="file.exists",
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
+                raise
+            warnings.warn(
+                f"the file system of {path.parent} has no locks ({error.strerror}); start only one "
+                f"process that works on {what}",
+                stacklevel=3,
+            )
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,47 @@
+"""Outputs and targets in, a bound out: ranks, scores, guarantees. NumPy only."""
+
+from __future__ import annotations
+
+from taskuq.conformal._bound import Bound, load_bound
+from taskuq.conformal._calibrate import calibrate
+from taskuq.conformal._evaluate import PAPER_SIZE_BINS, evaluate
+from taskuq.conformal._exact import Evaluation, EvaluationRecord, evaluate_exact
+from taskuq.conformal._guarantee import Guarantee
+from taskuq.conformal._joint import JointBound, calibrate_joint, load_joint_bound
+from taskuq.conformal._online import OnlineBound, calibrate_online, load_online_bound
+from taskuq.conformal._quantiles import (
+    CoverageLaw,
+    calibration_size,
+    conformal_quantile,
+    coverage_rank,
+)
+from taskuq.conformal.scores._learned import LearnedScore
+from taskuq.conformal.scores._mlwr import MLWR
+from taskuq.conformal.scores._paper import AR, CQR, LWR
+
+__all__ = [
+    "AR",
+    "Bound",
+    "CQR",
+    "CoverageLaw",
+    "Evaluation",
+    "EvaluationRecord",
+    "Guarantee",
+    "JointBound",
+    "LWR",
+    "LearnedScore",
+    "MLWR",
+    "OnlineBound",
+    "PAPER_SIZE_BINS",
+    "calibrate",
+    "calibrate_joint",
+    "calibrate_online",
+    "calibration_size",
+    "conformal_quantile",
+    "coverage_rank",
+    "evaluate",
+    "evaluate_exact",
+    "load_bound",
+    "load_joint_bound",
+    "load_online_bound",
+]

@@ -1,0 +1,506 @@
+"""Calibrated bound and its thresholds."""
+
+from __future__ import annotations
+
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias, TypeVar, final
+
+import numpy as np
+
+from taskuq._arrays import as_ids, as_real_array, as_task_range
+from taskuq._io import complete_record, number_from_json, number_to_json, read_json, write_json
+from taskuq.conformal._family import clipped, interval_family
+from taskuq.conformal._guarantee import WHOLE_RANGE, Guarantee
+from taskuq.conformal._quantiles import CoverageLaw, exact_alpha
+from taskuq.conformal.scores import require_usable, score_from_dict, score_name, score_to_dict
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray, Interval, TaskRange
+from taskuq.protocols import Score
+
+
+class Threshold(ABC):
+    """The quantile that each new case is given."""
+
+    @abstractmethod
+    def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
+        """Return the quantile of each of ``cases`` new cases."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description that JSON can hold, infinity as a string."""
+
+    @property
+    @abstractmethod
+    def quantiles(self) -> tuple[float, ...]:
+        """The threshold summed up: one number, or one for the lower and one for the upper end."""
+
+    @property
+    def quantile(self) -> float:
+        """The largest of these."""
+        return max(self.quantiles)
+
+
+@final
+@dataclass(frozen=True)
+class SingleQuantile(Threshold):
+    """The same quantile for every case.
+
+    Example:
+        >>> SingleQuantile(0.5).at(2, None, None)
+        array([0.5, 0.5])
+    """
+
+    kind: ClassVar[str] = "one"
+    value: float
+
+    @property
+    def quantiles(self) -> tuple[float, ...]:
+        """The quantile."""
+        return (self.value,)
+
+    def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
+        """Return the quantile, once for each case."""
+        if strata is not None or weights is not None:
+            raise InputError(
+                "this bound was calibrated without strata or weights; call it without them"
+            )
+        return np.full(cases, self.value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description that JSON can hold."""
+        return {"kind": self.kind, "quantile": number_to_json(self.value)}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> SingleQuantile:
+        """Read back what :meth:`to_dict` wrote."""
+        return cls(number_from_json(record["quantile"]))
+
+
+@final
+@dataclass(frozen=True)
+class StratumQuantiles(Threshold):
+    """A quantile for each stratum; a stratum never calibrated gets an infinite one.
+
+    Example:
+        >>> StratumQuantiles({"coarse": 2.0, "fine": 1.0}).at(3, ["fine", "coarse", "new"], None)
+        array([ 1.,  2., inf])
+    """
+
+    kind: ClassVar[str] = "strata"
+    by_stratum: Mapping[str, float]
+
+    @property
+    def quantiles(self) -> tuple[float, ...]:
+        """The largest quantile of a stratum."""
+        return (max(self.by_stratum.values()),)
+
+    def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
+        """Return the quantile of each case's stratum."""
+        if strata is None:
+            known = ", ".join(self.by_stratum)
+            raise InputError(f"this bound needs the stratum of each case, one of {known}")
+        labels = as_ids(strata, "strata", cases)
+        return np.array([self.by_stratum.get(str(label), math.inf) for label in labels])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description that JSON can hold."""
+        return {
+            "kind": self.kind,
+            "quantiles": {name: number_to_json(q) for name, q in self.by_stratum.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> StratumQuantiles:
+        """Read back what :meth:`to_dict` wrote."""
+        return cls({name: number_from_json(q) for name, q in record["quantiles"].items()})
+
+
+@final
+@dataclass(frozen=True)
+class WeightedQuantile(Threshold):
+    r"""A quantile of reweighted scores, for a known shift of the inputs.
+
+    With likelihood ratios :math:`w` of the new inputs against the calibration inputs,
+
+    .. math:: q(x) = \min\Big\{ s_i : \sum_{s_j \le s_i} w_j \ge
+        (1 - \alpha)\big(\textstyle\sum_j w_j + w(x)\big) \Big\}
+
+    or infinity where the calibration weights do not suffice.
+
+    References:
+        Tibshirani et al., Conformal Prediction Under Covariate Shift, NeurIPS 2019.
+
+    Arguments:
+        scores: Calibration scores in rising order.
+        weights: Their weights.
+        alpha: The error rate.
+
+    Example:
+        >>> threshold = WeightedQuantile(np.arange(1.0, 20.0), np.ones(19), alpha=0.1)
+        >>> threshold.at(2, None, [1.0, 5.0])
+        array([18., inf])
+    """
+
+    kind: ClassVar[str] = "weighted"
+    scores: FloatArray
+    weights: FloatArray
+    alpha: float
+
+    def __eq__(self, other: object) -> bool:
+        """Compare numbers; arrays alone would not say one yes or no."""
+        return (
+            isinstance(other, WeightedQuantile)
+            and self.alpha == other.alpha
+            and np.array_equal(self.scores, other.scores)
+            and np.array_equal(self.weights, other.weights)
+        )
+
+    @property
+    def quantiles(self) -> tuple[float, ...]:
+        """The quantile of a case that weighs as much as the calibration cases on average."""
+        return (float(self.at(1, None, self.weights.mean(keepdims=True))[0]),)
+
+    @property
+    def largest_weight(self) -> float:
+        r"""The weight above which a new case gets an infinite quantile.
+
+        .. math:: \frac{\alpha}{1 - \alpha} \sum_i w_i
+        """
+        level = exact_alpha(self.alpha)
+        return float(level / (1 - level)) * float(self.weights.sum())
+
+    def shortage(self, promise: Guarantee) -> str | None:
+        """Say which new cases get no finite interval, and why; nothing where none is likely to."""
+        if self.quantile == math.inf:
+            enough = len(self.scores) >= promise.whom.needed(self.alpha, None)
+            reason = promise.infinite(self.scores) if enough else promise.too_few()
+            return f"{reason}: {WHOLE_RANGE}"
+        # Likelihood ratios are 1 on average, and new cases weigh more rather than less.
+        if self.largest_weight >= max(1.0, float(self.weights.max())):
+            return None
+        return (
+            f"{WHOLE_RANGE} for new cases that weigh more than {self.largest_weight:.4g}, because "
+            f"the {len(self.weights)} calibration weights (effective size "
+            f"{self.effective_size:.4g}) add up to {self.weights.sum():.4g}"
+        )
+
+    @property
+    def effective_size(self) -> float:
+        r"""The number of equally weighted cases that would tell as much.
+
+        .. math:: n_\mathrm{eff} = \Big(\sum_i w_i\Big)^2 \Big/ \sum_i w_i^2
+        """
+        return float(self.weights.sum() ** 2 / np.square(self.weights).sum())
+
+    def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
+        """Return the quantile of each case from its own weight."""
+        if weights is None:
+            raise InputError("this bound was calibrated with weights; give one for each new case")
+        new = as_weights(weights, cases)
+        reached = np.cumsum(self.weights)
+        needed = float(1 - exact_alpha(self.alpha)) * (reached[-1] + new)
+        # A part in 1e12 absorbs rounding, so that equal weights give the unweighted rank exactly.
+        index = np.searchsorted(reached, needed * (1 - 1e-12))
+        padded = np.r_[self.scores, math.inf]
+        return np.asarray(padded[index])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description that JSON can hold."""
+        return {
+            "kind": self.kind,
+            "scores": [number_to_json(s) for s in self.scores],
+            "weights": self.weights.tolist(),
+            "alpha": self.alpha,
+        }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> WeightedQuantile:
+        """Read back what :meth:`to_dict` wrote."""
+        scores = np.array([number_from_json(s) for s in record["scores"]])
+        weights = as_weights(record["weights"], len(scores))
+        exact_alpha(record["alpha"])
+        if not scores.size or (scores[1:] < scores[:-1]).any():
+            raise InputError("the file holds scores that do not rise; calibrate again")
+        return cls(scores, weights, record["alpha"])
+
+
+@final
+@dataclass(frozen=True)
+class EndQuantiles(Threshold):
+    """A threshold for the lower end of intervals, and another for the upper one.
+
+    Example:
+        >>> EndQuantiles(SingleQuantile(0.5), SingleQuantile(2.0)).at(2, None, None)
+        array([[0.5, 0.5],
+               [2. , 2. ]])
+    """
+
+    kind: ClassVar[str] = "each"
+    lower: Threshold
+    upper: Threshold
+
+    @property
+    def quantiles(self) -> tuple[float, ...]:
+        """The quantile of the lower end, and that of the upper one."""
+        return (self.lower.quantile, self.upper.quantile)
+
+    def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
+        """Return the quantiles of each case, (end, case)."""
+        return np.stack([end.at(cases, strata, weights) for end in (self.lower, self.upper)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description that JSON can hold."""
+        return {"kind": self.kind, "lower": self.lower.to_dict(), "upper": self.upper.to_dict()}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> EndQuantiles:
+        """Read back what :meth:`to_dict` wrote."""
+        ends = cls(_threshold_from_dict(record["lower"]), _threshold_from_dict(record["upper"]))
+        if any(len(end.quantiles) > 1 for end in (ends.lower, ends.upper)):
+            raise InputError("the file holds two thresholds for one end; calibrate again")
+        return ends
+
+
+THRESHOLDS = (SingleQuantile, StratumQuantiles, WeightedQuantile, EndQuantiles)
+
+
+def _threshold_from_dict(record: Mapping[str, Any]) -> Threshold:
+    """Read a threshold back from its description.
+
+    Example:
+        >>> _threshold_from_dict({"kind": "one", "quantile": "inf"})
+        SingleQuantile(value=inf)
+    """
+    kind = record.get("kind")
+    found = next((one for one in THRESHOLDS if one.kind == kind), None)
+    if found is None:
+        raise InputError(f"unknown kind of threshold {kind!r} in the file")
+    return found.from_dict(record)
+
+
+def as_weights(values: Any, cases: int) -> FloatArray:
+    """Take one positive weight per case."""
+    weights = as_real_array(values, "weights", ndim=(1,)).astype(float)
+    if weights.shape != (cases,) or (weights <= 0).any():
+        raise InputError(
+            f"weights must be one positive number for each of {cases} cases, got shape "
+            f"{weights.shape} with minimum {weights.min(initial=np.inf):g}"
+        )
+    return weights
+
+
+SCHEMA = "taskuq.bound/1"
+
+
+class BaseBound(ABC):
+    """What bounds of every kind share: scores with a quantile each, and a JSON file."""
+
+    samples: int
+    rounds: int = 1
+    acceleration: float | None = None
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[tuple[Score, float], ...]:
+        """Each score with its quantile."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold."""
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the bound as JSON and return the path."""
+        return write_json(path, self.to_dict())
+
+
+B = TypeVar("B", bound=BaseBound)
+Reader: TypeAlias = Callable[[Mapping[str, Any], Score | None], B]
+
+
+def read_bound(
+    path: str | os.PathLike[str], readers: Mapping[str, Reader[B]], score: Score | None = None
+) -> B:
+    """Read a bound of one of several kinds, or say why its file is not complete.
+
+    Arguments:
+        path: The JSON file.
+        readers: How a record of each schema is read.
+        score: An object of your own score class, where the bound was made with one.
+    """
+    record = read_json(path, *readers, remedy="calibrate again")
+    with complete_record(path, "bound", "calibrate again"):
+        bound = readers[record["schema"]](record, score)
+        for one, quantile in bound.parts:
+            require_usable(path, one, quantile, bound.samples, bound.rounds)
+    return bound
+
+
+@dataclass(frozen=True)
+class Bound(BaseBound):
+    """Intervals for new cases, from one calibration.
+
+    Call it with the outputs of new cases, (case, sample) or (sample,), to get their intervals.
+
+    Arguments:
+        score: The score whose intervals are used.
+        threshold: The quantile of each case.
+        guarantee: What is promised.
+        samples: The number of posterior samples per case; new cases need as many.
+        rounds: The number of rounds the score reads (1 unless it uses the earlier ones).
+        task_range: The range intervals are clipped to, if the task has one.
+        acceleration: The acceleration the outputs were recovered at, if known.
+        provenance: What else is known of the calibration.
+
+    Example:
+        >>> truth = rng.random(200)
+        >>> outputs = truth[:, None] + 0.1 * rng.standard_normal((200, 8))
+        >>> bound = tq.calibrate(outputs, truth, alpha=0.1, score="ar")
+        >>> bound(outputs[:3]).width.round(3)
+        array([0.119, 0.119, 0.119])
+        >>> print(bound)
+        ar at alpha 0.1, quantile 0.05948. Guaranteed: the interval contains the target of a new
+        case with probability at least 0.9, if the new case is exchangeable with the 200
+        calibration cases and nothing was chosen by looking at their targets.
+    """
+
+    score: Score
+    threshold: Threshold
+    guarantee: Guarantee
+    samples: int
+    rounds: int = 1
+    task_range: TaskRange = None
+    acceleration: float | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def alpha(self) -> float:
+        """The error rate."""
+        return self.guarantee.alpha
+
+    @property
+    def quantile(self) -> float:
+        """The quantile (the largest, where strata differ); infinite where there is a shortage."""
+        return self.threshold.quantile
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the quantile is finite; the guarantee's shortage says why it is not."""
+        return bool(np.isfinite(self.quantile))
+
+    @property
+    def parts(self) -> tuple[tuple[Score, float], ...]:
+        """The score with its quantile."""
+        return ((self.score, self.quantile),)
+
+    def __call__(self, outputs: Any, *, strata: Any = None, weights: Any = None) -> Interval:
+        """Return the interval of each new case.
+
+        Arguments:
+            outputs: Outputs (case, sample), or (sample,) for one case, or (round, case, sample)
+                for a score that reads the earlier rounds. Where there is one sample, (case,).
+            strata: The stratum of each case, for a bound calibrated by strata.
+            weights: The weight of each case, for a bound calibrated under a shift.
+        """
+        array = as_real_array(outputs, "outputs", ndim=(1, 2, 3))
+        array = array[:, None] if array.ndim == 1 and self.samples == 1 < len(array) else array
+        single = array.ndim == 1
+        array = array[None] if single else array
+        self._check(array)
+        quantile = self.threshold.at(array.shape[-2], strata, weights)
+        family = interval_family(self.score, array, self.guarantee.ends)
+        interval = clipped(family.interval(quantile), self.task_range)
+        return interval[0] if single else interval
+
+    def _check(self, outputs: FloatArray) -> None:
+        if outputs.shape[-1] != self.samples:
+            raise InputError(
+                f"this bound was calibrated with {self.samples} samples per case, got "
+                f"{outputs.shape[-1]}; draw {self.samples} or calibrate again"
+            )
+        rounds = outputs.shape[0] if outputs.ndim == 3 else 1
+        if self.rounds > 1 and rounds != self.rounds:
+            raise InputError(
+                f"this bound reads the outputs of {self.rounds} rounds, (round, case, sample), "
+                f"got {rounds}; pass all rounds so far, the current one last"
+            )
+
+    def coverage_law(self, n_test: int) -> CoverageLaw:
+        """Return the exact law of the coverage that ``n_test`` new cases would show.
+
+        It exists for cases as the unit, one quantile, and scores without ties.
+        """
+        promise = self.guarantee
+        if promise.whom.is_group or promise.condition or promise.shifted or promise.ends > 1:
+            raise InputError(
+                "the law of empirical coverage is known for exchangeable cases with one quantile; "
+                "this bound's unit or condition is another"
+            )
+        if n_test < 1:
+            raise InputError(f"n_test must be at least 1, got {n_test}")
+        n = promise.n_cases
+        return CoverageLaw(n, promise.rank(n), n_test)
+
+    def __repr__(self) -> str:
+        each = [f"{quantile:.4g}" for quantile in self.threshold.quantiles]
+        said = (
+            f"quantile {each[0]}"
+            if len(each) == 1
+            else "quantiles {} below, {} above".format(*each)
+        )
+        return f"{score_name(self.score)} at alpha {self.alpha:g}, {said}. {self.guarantee.said}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold."""
+        return {
+            "schema": SCHEMA,
+            "alpha": self.alpha,
+            "score": score_to_dict(self.score),
+            "threshold": self.threshold.to_dict(),
+            "guarantee": asdict(self.guarantee),
+            "sentence": self.guarantee.sentence,
+            "samples": self.samples,
+            "rounds": self.rounds,
+            "task_range": self.task_range and [number_to_json(v) for v in self.task_range],
+            "acceleration": self.acceleration,
+            "provenance": dict(self.provenance),
+        }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> Bound:
+        """Read back what :meth:`to_dict` wrote."""
+        threshold = _threshold_from_dict(record["threshold"])
+        guarantee = Guarantee(**record["guarantee"])
+        if len(threshold.quantiles) != guarantee.ends:
+            raise InputError("the file's threshold and promise do not fit; calibrate again")
+        return cls(
+            score=score_from_dict(record["score"], score),
+            threshold=threshold,
+            guarantee=guarantee,
+            samples=int(record["samples"]),
+            rounds=int(record["rounds"]),
+            task_range=as_task_range(record["task_range"]),
+            acceleration=None if record["acceleration"] is None else float(record["acceleration"]),
+            provenance=record["provenance"],
+        )
+
+
+def load_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> Bound:
+    """Read a bound that :meth:`Bound.save` wrote.
+
+    Arguments:
+        path: The JSON file.
+        score: An object of your own score class, where the bound was made with one.
+
+    Example:
+        >>> import tempfile, os
+        >>> bound = tq.calibrate(rng.random((99, 4)), rng.random(99), alpha=0.1, score="lwr")
+        >>> path = bound.save(os.path.join(tempfile.mkdtemp(), "bound.json"))
+        >>> load_bound(path) == bound
+        True
+    """
+    return read_bound(path, {SCHEMA: Bound.from_dict}, score)

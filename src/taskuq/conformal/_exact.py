@@ -1,0 +1,678 @@
+"""Evaluation over all splits in closed form; results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from taskuq._io import to_json_value
+from taskuq.conformal._calibrate import as_round
+from taskuq.conformal._family import BoundSide, parse_side
+from taskuq.conformal._quantiles import coverage_rank
+from taskuq.conformal._splits import EvaluationInputs, Pool, check_cases, make_pools
+from taskuq.conformal.scores import resolve_score, score_name
+from taskuq.errors import InputError
+from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
+from taskuq.protocols import Score
+from taskuq.table._terminology import round_label
+
+# Ranks less likely than this change no digit of a double.
+NEGLIGIBLE = 1e-16
+# Bins of the chi-square test are pooled until each expects this many trials.
+EXPECTED = 10.0
+HONESTLY = (
+    "A random split of a fixed set obeys this law whatever the data are: agreement shows that the "
+    "code is right, not that new cases are exchangeable with these."
+)
+
+
+@dataclass(frozen=True)
+class _QuantileLaw:
+    r"""Where the quantile of a random calibration fold lies among all :math:`N` ordered scores.
+
+    If the quantile is the :math:`k`-th smallest of :math:`n` calibration scores, its position
+    :math:`J` among the :math:`N = n + m` ordered scores has the negative hypergeometric law
+
+    .. math:: \mathbb P(J = j) = \binom{j - 1}{k - 1} \binom{N - j}{n - k} \Big/ \binom{N}{n}
+
+    Given :math:`J = j` exactly :math:`j - k` test scores lie below, and the test fold is a uniform
+    choice of that many of the :math:`j - 1` scores below and of the rest above.
+
+    Arguments:
+        position: The positions :math:`j` that are not negligible, from 1.
+        probability: Their probabilities.
+        n_calibration: :math:`n`.
+        n_test: :math:`m`.
+        rank: :math:`k`.
+
+    Example:
+        >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
+        >>> law.position, law.probability.round(12)
+        (array([2, 3, 4]), array([0.3, 0.4, 0.3]))
+    """
+
+    position: NDArray[np.int64]
+    probability: FloatArray
+    n_calibration: int
+    n_test: int
+    rank: int
+
+    @property
+    def test_below(self) -> NDArray[np.int64]:
+        """How many test scores lie before the position."""
+        return self.position - self.rank
+
+    @property
+    def test_above(self) -> NDArray[np.int64]:
+        """How many test scores lie after the position."""
+        return self.n_test - self.test_below
+
+    def coverage(self, ordered: FloatArray, covered_from: FloatArray | None = None) -> MeanAndSD:
+        """Return mean and sd of the coverage of a test fold, ties included.
+
+        Arguments:
+            ordered: All scores in rising order.
+            covered_from: The score from which on each case is covered, in rising order; no larger
+                than its own score. That score itself where None.
+
+        Example:
+            >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
+            >>> law.coverage(np.array([1.0, 2, 3, 4, 5])).mean  # rank / (n + 1)
+            0.5
+            >>> round(law.coverage(np.array([1.0, 1, 1, 1, 1])).mean, 12)
+            1.0
+        """
+        tied, beyond = self._tied_above(ordered, covered_from)
+        above = self.test_above
+        share = tied / np.maximum(beyond, 1)
+        mean = self.test_below + above * share
+        # Of the cases beyond, `tied` are covered; the test fold holds a hypergeometric number of
+        # them.
+        spread = above * share * (1 - share) * (beyond - above) / np.maximum(beyond - 1, 1)
+        return self.total(mean / self.n_test, spread / self.n_test**2)
+
+    def coverage_pmf(
+        self, ordered: FloatArray, covered_from: FloatArray | None = None
+    ) -> FloatArray:
+        """Return the probability that 0, 1, ..., m test cases are covered, ties included.
+
+        Arguments:
+            ordered: All scores in rising order.
+            covered_from: As for :meth:`coverage`.
+
+        Example:
+            >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
+            >>> law.coverage_pmf(np.array([1.0, 2, 3, 4, 5])).round(12)
+            array([0.3, 0.4, 0.3])
+        """
+        tied, beyond = self._tied_above(ordered, covered_from)
+        pmf = np.zeros(self.n_test + 1)
+        if not tied.any():
+            pmf[self.test_below] = self.probability
+            return pmf
+        for below, above, t, M, probability in zip(
+            self.test_below, self.test_above, tied, beyond, self.probability, strict=True
+        ):
+            extra = np.arange(max(0, above - (M - t)), min(t, above) + 1)
+            chance = _log_choose(t, extra) + _log_choose(M - t, above - extra)
+            pmf[below + extra] += probability * np.exp(chance - _log_choose(M, above))
+        return pmf
+
+    def mean_over_test(self, first: FloatArray, second: FloatArray) -> MeanAndSD:
+        """Return mean and sd of the test-fold mean of numbers that depend on the position.
+
+        Arguments:
+            first: Sums of the numbers at each position: over the cases before it, up to it, and
+                over all, (3, position).
+            second: The same sums of their squares.
+
+        Example:
+            >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
+            >>> of_ones = np.stack([law.position - 1, law.position, np.full(3, 5)]).astype(float)
+            >>> law.mean_over_test(2 * of_ones, 4 * of_ones).mean  # a number that is always 2
+            2.0
+        """
+        mean = np.zeros(len(self.position))
+        variance = np.zeros(len(self.position))
+        N = self.n_calibration + self.n_test
+        for total, square, size, taken in (
+            (first[0], second[0], self.position - 1, self.test_below),
+            (first[2] - first[1], second[2] - second[1], N - self.position, self.test_above),
+        ):
+            M = np.maximum(size, 1)
+            mean += taken * total / M
+            deviation = np.maximum(square - total**2 / M, 0.0)
+            # A uniform choice of `taken` out of M without replacement.
+            variance += taken * (M - taken) / (M * np.maximum(M - 1, 1)) * deviation
+        return self.total(mean / self.n_test, variance / self.n_test**2)
+
+    def total(self, mean: FloatArray, variance: FloatArray) -> MeanAndSD:
+        """Return moments over all positions from those given each of them."""
+        p = self.probability
+        if not np.isfinite(mean).all():
+            return MeanAndSD(float("inf"), float("nan"))
+        center = float(p @ mean)
+        spread = float(p @ (variance + (mean - center) ** 2))
+        return MeanAndSD(center, math.sqrt(max(spread, 0.0)))
+
+    def _tied_above(
+        self, ordered: FloatArray, covered_from: FloatArray | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """How many cases beyond the position are covered at it, and how many are beyond in all."""
+        at = ordered[self.position - 1]
+        starts = ordered if covered_from is None else covered_from
+        tied = np.searchsorted(starts, at, side="right") - self.position
+        return tied, len(ordered) - self.position
+
+
+def quantile_position(n_calibration: int, n_test: int, rank: int) -> _QuantileLaw:
+    """Return the law of the quantile's position; ``rank`` must not exceed ``n_calibration``."""
+    n, m, k = n_calibration, n_test, rank
+    assert 1 <= k <= n
+    j = np.arange(k, k + m + 1)
+    ways = _log_choose(j - 1, k - 1) + _log_choose(n + m - j, n - k)
+    probability = np.exp(ways - _log_choose(n + m, n))
+    kept = probability > NEGLIGIBLE
+    # Rounding in the log-gammas is common to all terms; dividing by the sum removes it.
+    return _QuantileLaw(j[kept], probability[kept] / probability[kept].sum(), n, m, k)
+
+
+def _log_choose(total: ArrayLike, part: ArrayLike) -> FloatArray:
+    from scipy.special import gammaln
+
+    n, k = np.asarray(total, dtype=float), np.asarray(part, dtype=float)
+    return np.asarray(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
+
+
+@dataclass(frozen=True)
+class MeanAndSD:
+    """A mean and a standard deviation over all splits."""
+
+    mean: float
+    sd: float
+
+
+@dataclass(frozen=True)
+class _CoverageHistogram:
+    """How often each number of test cases was covered, against its exact law.
+
+    Arguments:
+        covered: Numbers of covered test cases.
+        trials: How often each occurred.
+        expected: How often each should occur.
+        p_value: Of a chi-square test of the two.
+    """
+
+    covered: tuple[int, ...]
+    trials: tuple[int, ...]
+    expected: tuple[float, ...]
+    p_value: float
+    reading: str = HONESTLY
+
+
+def coverage_histogram(covered: NDArray[np.int64], pmf: FloatArray) -> _CoverageHistogram:
+    r"""Compare how often each number of test cases was covered with its exact law.
+
+    Neighbouring numbers are pooled until at least 10 trials are expected in each bin; then
+
+    .. math:: \chi^2 = \sum_b (O_b - E_b)^2 / E_b
+
+    has one degree of freedom less than there are bins.
+
+    Arguments:
+        covered: The number of covered test cases in each trial.
+        pmf: The probability of 0, 1, ..., m covered.
+
+    Example:
+        >>> histogram = coverage_histogram(np.array([0] * 30 + [1] * 70), np.array([0.3, 0.7]))
+        >>> histogram.p_value
+        1.0
+    """
+    from scipy.special import gammaincc
+
+    trials = len(covered)
+    observed = np.bincount(covered, minlength=len(pmf))
+    expected = trials * pmf
+    bins: list[tuple[float, float]] = []
+    count, mass = 0.0, 0.0
+    for o, e in zip(observed, expected, strict=True):
+        count, mass = count + o, mass + e
+        if mass >= EXPECTED:
+            bins.append((count, mass))
+            count, mass = 0.0, 0.0
+    if bins:
+        bins[-1] = (bins[-1][0] + count, bins[-1][1] + mass)
+    p_value = 1.0
+    if len(bins) > 1:
+        seen, due = np.array(bins).T
+        chi_square = float((np.square(seen - due) / due).sum())
+        p_value = float(gammaincc((len(bins) - 1) / 2, chi_square / 2))
+    elif not bins and (observed[pmf <= 0] > 0).any():
+        p_value = 0.0
+    shown = np.nonzero((observed > 0) | (expected >= 0.5))[0]
+    low, high = int(shown.min()), int(shown.max())
+    return _CoverageHistogram(
+        covered=tuple(range(low, high + 1)),
+        trials=tuple(map(int, observed[low : high + 1])),
+        expected=tuple(float(e) for e in expected[low : high + 1]),
+        p_value=p_value,
+    )
+
+
+@dataclass(frozen=True)
+class StratumCoverage:
+    """Coverage within a class, or within a range of interval widths.
+
+    Arguments:
+        name: The class, or the range of widths.
+        coverage: Mean over the trials in which the stratum is not empty; NaN if it always is. With
+            groups, of a random case of a test group given that it falls in the stratum.
+        cases: The mean number of test cases in the stratum.
+        trials: The number of trials in which it is not empty.
+    """
+
+    name: str
+    coverage: float
+    cases: float
+    trials: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Coverage and width of one score over random splits.
+
+    Arguments:
+        score: The score's name.
+        alpha: The error rate.
+        unit: What is split and promised: cases or groups.
+        samples: The number of posterior samples used.
+        n: The number of units.
+        n_calibration: Units in a calibration fold, tuning units among them.
+        n_test: Units in a test fold.
+        n_tuning: Units of the calibration fold that the score learns from.
+        trials: The number of random splits; None when all were taken, exactly.
+        coverage: Mean and standard deviation over splits of the share of the test fold for which
+            the promise holds: of its cases, every group counting the same, or of its groups.
+        case_coverage: The same of the share of its cases that are covered, every group counting
+            the same; unlike coverage where all cases of a group, or a share, are promised.
+        coverage_of: Whose targets coverage is about, in words.
+        mean_over: What is drawn at random for all other means, in words.
+        width: Mean and standard deviation over splits of its mean interval width.
+        center_error: The same of its mean distance between target and interval centre; for a
+            one-sided bound, between target and bound.
+        infinite: The share of splits whose calibration fold gives no finite interval.
+        whole_groups: With groups: the mean share of test groups whose cases are all covered.
+        class_coverage: Coverage within each class.
+        size_coverage: Coverage within each range of widths.
+        histogram: The distribution of coverage, by cases.
+        acceleration: The acceleration, if known.
+        round_name: What the round is called, where it has a name.
+        task: The task, where there are several.
+        width_by_one: Where each end has a quantile of its own: what the width would be on the same
+            splits with one quantile for both.
+    """
+
+    score: str
+    alpha: float
+    unit: str
+    samples: int
+    n: int
+    n_calibration: int
+    n_test: int
+    n_tuning: int
+    trials: int | None
+    coverage: MeanAndSD
+    case_coverage: MeanAndSD
+    coverage_of: str
+    mean_over: str
+    width: MeanAndSD
+    center_error: MeanAndSD
+    infinite: float = 0.0
+    whole_groups: float | None = None
+    class_coverage: tuple[StratumCoverage, ...] = ()
+    size_coverage: tuple[StratumCoverage, ...] = ()
+    histogram: _CoverageHistogram | None = None
+    acceleration: float | None = None
+    round_name: str | None = None
+    task: str | None = None
+    width_by_one: MeanAndSD | None = None
+
+    @property
+    def round_label(self) -> str | None:
+        """What a person calls the round: its name, or its acceleration where that is known."""
+        known = self.acceleration is not None or self.round_name is not None
+        return round_label(self.acceleration or math.nan, self.round_name) if known else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold."""
+        return dict(to_json_value(asdict(self)))
+
+    def __repr__(self) -> str:
+        how = "all splits, exactly" if self.trials is None else f"{self.trials} random splits"
+        named = ", ".join(text for text in (self.score, self.task, self.round_label) if text)
+        rows = {"coverage": self.coverage, "width": self.width, "centre error": self.center_error}
+        return "\n".join([
+            f"{named}: {how} by {self.unit}, {self.n_calibration} to calibrate, {self.n_test} to "
+            f"test, alpha {self.alpha:g}",
+            *(f"  {name:13}{found.mean:8.4g}  sd {found.sd:.2g}" for name, found in rows.items()),
+            *([f"  no finite interval in {self.infinite:.3g} of the splits"] * (self.infinite > 0)),
+        ])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """All evaluations of one command, with what made them.
+
+    Arguments:
+        results: One per acceleration, score and number of samples.
+        inputs: What was asked for.
+    """
+
+    results: tuple[Evaluation, ...]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record in the layout of ``taskuq.evaluate/1``."""
+        first = self.results[0]
+        return {
+            "schema": "taskuq.evaluate/1",
+            "alpha": first.alpha,
+            "unit": first.unit,
+            "trials": first.trials,
+            "n": first.n,
+            "n_calibration": first.n_calibration,
+            "n_test": first.n_test,
+            "inputs": to_json_value(dict(self.inputs)),
+            "results": [result.to_dict() for result in self.results],
+        }
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self.results))
+
+
+# Numbers of a table that stay in cache: a few dozen quantiles at a time for thousands of cases.
+TABLE = 24_576
+
+
+def _pool_sums(pool: Pool, position: NDArray[np.int64]) -> FloatArray:
+    r"""Return sums of widths and of distances from the centre, at each position of the quantile.
+
+    As the quantile :math:`q` grows, the ends of an interval move along lines until they meet the
+    task's range. Between the smallest and the largest quantile most cases meet nothing: their
+    numbers are :math:`b_i + d_i \theta`, with :math:`\theta` the share of the way, and
+
+    .. math:: \sum_i b_i + \theta \sum_i d_i, \qquad
+        \sum_i b_i^2 + 2 \theta \sum_i b_i d_i + \theta^2 \sum_i d_i^2
+
+    need no look at single cases. The others are asked again in either half of the quantiles, and
+    again, until a few remain. For :math:`N` cases that is work of order :math:`N \log N`, and what
+    comes out is exact. Families whose ends do not move along lines are tabulated.
+
+    Arguments:
+        pool: Cases in the rising order of their scores.
+        position: Successive positions of the quantile among them, from 1.
+
+    Returns:
+        Sums (number, power, part, position): of widths and distances; of them and of their squares;
+        over the cases before the position, up to it, and over all.
+
+    Example:
+        >>> from taskuq.conformal._family import LinearFamily
+        >>> center, scores = np.zeros(4), np.array([0.1, 0.2, 0.3, 0.4])
+        >>> family = LinearFamily(center, center, np.ones(4))
+        >>> pool = Pool(np.arange(4), family, scores, scores, (-0.3, 1.0), 2, 0)
+        >>> widths, distances = _pool_sums(pool, np.array([3, 4]))
+        >>> widths[0].round(12)  # 0.6 for each case, then 0.7: two cases come before the third
+        array([[1.2, 2.1],
+               [1.8, 2.8],
+               [2.4, 2.8]])
+    """
+    sums = np.zeros((2, 2, 3, len(position)))
+    everyone = np.arange(len(pool.scores))
+    _add(sums, _Segment(pool, everyone, pool.scores[position - 1], position))
+    return sums
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Some cases, which stand at these places of the order from 0, at some of the quantiles."""
+
+    pool: Pool
+    rank: NDArray[np.int64]
+    quantiles: FloatArray
+    position: NDArray[np.int64]
+
+    def cases(self, chosen: NDArray[np.int64]) -> _Segment:
+        return replace(self, pool=self.pool.take(chosen), rank=self.rank[chosen])
+
+    def at(self, which: slice) -> _Segment:
+        return replace(self, quantiles=self.quantiles[which], position=self.position[which])
+
+
+def _add(sums: FloatArray, part: _Segment) -> None:
+    """Add the cases of a part to the sums: lines at once, the others in two halves."""
+    count = len(part.position)
+    if count == 1 or part.rank.size * count <= TABLE or not part.pool.moves_in_lines:
+        _add_tables(sums, part)
+        return
+    bent = np.nonzero(~_add_lines(sums, part))[0]
+    if bent.size:
+        others = part.cases(bent)
+        for half in (slice(None, count // 2), slice(count // 2, None)):
+            _add(sums[..., half], others.at(half))
+
+
+def _add_lines(sums: FloatArray, part: _Segment) -> BoolArray:
+    """Add the cases whose numbers are linear from the first quantile to the last; say which."""
+    q = part.quantiles
+    ends = [part.pool.interval(float(quantile)) for quantile in (q[0], q[-1])]
+    offsets = [part.pool.offset(interval) for interval in ends]
+    straight = _is_straight(part.pool, ends, offsets)
+    way = float(q[-1] - q[0])
+    # Where the way is infinite, or none, nothing that is straight moves.
+    theta = (q - q[0]) / way if 0 < way < np.inf else np.zeros_like(q)
+    edges = _edges(replace(part, rank=part.rank[straight]))
+    for number, (first, last) in enumerate(
+        ([interval.width for interval in ends], [np.abs(offset) for offset in offsets])
+    ):
+        b = first[straight]
+        d = np.subtract(last[straight], b, out=np.zeros_like(b), where=last[straight] != b)
+        base, slope, squares, products, slopes = (
+            _sums_at(values[None], *edges) for values in (b, d, b * b, b * d, d * d)
+        )
+        sums[number, 0] += base + slope * theta
+        sums[number, 1] += squares + 2 * products * theta + slopes * theta**2
+    return straight
+
+
+def _is_straight(pool: Pool, ends: list[Interval], offsets: list[FloatArray]) -> BoolArray:
+    """Whether width and distance of each case are linear between two quantiles.
+
+    Ends of intervals move one way, so what holds of them at both quantiles holds between.
+    """
+    first, last = ends
+    low, high = (-np.inf, np.inf) if pool.task_range is None else pool.task_range
+    straight = (first.is_empty == last.is_empty) & (offsets[0] * offsets[1] >= 0)
+    for stop in (low, -np.inf, np.inf):
+        straight &= (first.lower == stop) == (last.lower == stop)
+    for stop in (high, -np.inf, np.inf):
+        straight &= (first.upper == stop) == (last.upper == stop)
+    return np.asarray(straight)
+
+
+def _add_tables(sums: FloatArray, part: _Segment) -> None:
+    """Add cases by their numbers at every quantile, some quantiles at a time."""
+    step = max(1, TABLE // part.rank.size)
+    for start in range(0, len(part.position), step):
+        block = slice(start, start + step)
+        some = part.at(block)
+        interval, edges = some.pool.intervals(some.quantiles), _edges(some)
+        for number, values in enumerate((interval.width, np.abs(some.pool.offset(interval)))):
+            sums[number, 0, :, block] += _sums_at(values, *edges)
+            sums[number, 1, :, block] += _sums_at(values, *edges, squared=True)
+
+
+def _edges(part: _Segment) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many of the cases stand before each position, and how many up to it."""
+    place = part.position - 1
+    return np.searchsorted(part.rank, place), np.searchsorted(part.rank, place, side="right")
+
+
+def _sums_at(
+    values: FloatArray,
+    before: NDArray[np.int64],
+    upto: NDArray[np.int64],
+    *,
+    squared: bool = False,
+) -> FloatArray:
+    """Sums of each row before its position, up to it, and over all, (3, position).
+
+    Arguments:
+        values: One row for each position, or one for all of them, (row, case).
+        before: How many cases stand before each position.
+        upto: How many stand up to it.
+        squared: Sum squares.
+    """
+    low, high = int(before[0]), int(upto[-1])
+    near = values[:, low:high]
+    near = np.cumsum(near**2 if squared else near, axis=1)
+    near = np.concatenate([np.zeros((len(near), 1)), near], axis=1)
+    head, tail = (_row_sums(some, squared) for some in (values[:, :low], values[:, high:]))
+    row = np.arange(len(before)) % len(values)
+    whole = head + near[:, -1] + tail
+    return np.stack([head[row] + near[row, before - low], head[row] + near[row, upto - low],
+                     whole[row]])  # fmt: skip
+
+
+def _row_sums(values: FloatArray, squared: bool) -> FloatArray:
+    if squared:
+        return np.asarray(np.einsum("ij,ij->i", values, values))
+    return np.asarray(values @ np.ones(values.shape[1]))
+
+
+def evaluate_exact(
+    outputs: Any,
+    targets: Any = None,
+    *,
+    alpha: float,
+    score: str | Score = "mlwr",
+    side: BoundSide = "two",
+    task_range: TaskRange = None,
+    share: float = 0.7,
+    tunings: int = 10,
+    rng: np.random.Generator | None = None,
+    acceleration: float | str | None = None,
+    task: str | None = None,
+) -> Evaluation:
+    r"""Judge a score over all random splits by cases at once, exactly.
+
+    A split enters only through the position of the quantile among the ordered scores, whose law
+    is known (:class:`~taskuq.conformal._exact._QuantileLaw`). Mean and standard deviation over
+    all :math:`\binom{N}{n}` splits of the test fold's coverage and mean width follow without
+    simulation, ties and clipping included. A case counts as covered where its reported interval
+    contains its target (:func:`~taskuq.conformal._splits.covering_quantile`).
+
+    Arguments:
+        outputs: Task outputs (case, sample), (case,) for point estimates, or (round, case, sample)
+            with the current round last. Or a table, which brings targets and range.
+        targets: Targets (case,); left out with a table.
+        alpha: The error rate.
+        score: A score's name or object.
+        side: 'two', 'upper' or 'lower'.
+        task_range: The range intervals are clipped to.
+        share: The share of cases used for calibration.
+        tunings: For a score that learns from targets: how many tuning folds to average over.
+        rng: Draws the tuning folds; without it they are taken at even steps.
+        acceleration: Of a table with several rounds: which one, by acceleration or name.
+        task: Of a table with several tasks: which one.
+
+    Example:
+        >>> truth = rng.random(100)
+        >>> outputs = truth[:, None] + 0.1 * rng.standard_normal((100, 8))
+        >>> exact = evaluate_exact(outputs, truth, alpha=0.1, score="ar")
+        >>> abs(exact.coverage.mean - 64 / 71) < 1e-12  # rank 64 of 70 calibration cases
+        True
+    """
+    given = as_round(outputs, targets, acceleration, task, None, task_range)
+    checked = check_cases(given.outputs, given.targets, task_range=given.task_range, share=share)
+    result = evaluate_exact_score(checked, score, alpha=alpha, side=side, tunings=tunings, rng=rng)
+    return replace(result, **given.where)
+
+
+def evaluate_exact_score(
+    checked: EvaluationInputs,
+    score: str | Score,
+    *,
+    alpha: float,
+    side: BoundSide = "two",
+    tunings: int = 10,
+    rng: np.random.Generator | None = None,
+) -> Evaluation:
+    """Judge a score on inputs that are checked already; see :func:`evaluate_exact`."""
+    score_side, ends = parse_side(side)
+    if ends > 1:
+        raise InputError("exact evaluation is for one quantile; side 'each' takes --trials")
+    chosen = resolve_score(score, alpha, score_side)
+    judged = [
+        _judge(checked, pool, alpha) for pool in make_pools(checked, chosen, alpha, tunings, rng)
+    ]
+    if not judged:
+        raise InputError(f"tunings must be at least 1, got {tunings}")
+    coverage, width, center_error, infinite, n_tuning = zip(*judged, strict=True)
+    return Evaluation(
+        score=score_name(chosen),
+        alpha=alpha,
+        **checked.sizes,
+        n_tuning=n_tuning[0],
+        trials=None,
+        coverage=_mixture_moments(coverage),
+        case_coverage=_mixture_moments(coverage),
+        coverage_of=checked.unit.who,
+        mean_over=checked.unit.mean_over,
+        width=_mixture_moments(width),
+        center_error=_mixture_moments(center_error),
+        infinite=float(np.mean(infinite)),
+    )
+
+
+def _mixture_moments(parts: tuple[MeanAndSD, ...]) -> MeanAndSD:
+    """Combine moments over equally likely parts.
+
+    Example:
+        >>> _mixture_moments((MeanAndSD(1.0, 0.0), MeanAndSD(3.0, 0.0)))
+        MeanAndSD(mean=2.0, sd=1.0)
+    """
+    if len(parts) == 1:
+        return parts[0]
+    mean = float(np.mean([part.mean for part in parts]))
+    if not math.isfinite(mean):
+        return MeanAndSD(mean, math.nan)
+    variance = np.mean([part.sd**2 + (part.mean - mean) ** 2 for part in parts])
+    return MeanAndSD(mean, math.sqrt(float(variance)))
+
+
+def _judge(
+    checked: EvaluationInputs, pool: Pool, alpha: float
+) -> tuple[MeanAndSD, MeanAndSD, MeanAndSD, float, int]:
+    rank = coverage_rank(pool.n_calibration, alpha)
+    if rank > pool.n_calibration:
+        everything = pool.interval(math.inf)
+        width = MeanAndSD(float(everything.width.mean()), 0.0)
+        error = MeanAndSD(float(np.abs(pool.offset(everything)).mean()), 0.0)
+        return MeanAndSD(1.0, 0.0), width, error, 1.0, pool.n_tuning
+    order = np.argsort(pool.scores, kind="stable")
+    ordered = pool.scores[order]
+    law = quantile_position(pool.n_calibration, checked.n_test, rank)
+    coverage = law.coverage(ordered, np.sort(pool.covered_from))
+    quantiles = ordered[law.position - 1]
+    infinite = float(law.probability[np.isposinf(quantiles)].sum())
+    with np.errstate(invalid="ignore"):  # infinite widths are reported as such
+        width, error = (
+            law.mean_over_test(*powers) for powers in _pool_sums(pool.take(order), law.position)
+        )
+    return coverage, width, error, infinite, pool.n_tuning

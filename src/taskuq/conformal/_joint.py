@@ -1,0 +1,449 @@
+"""Joint intervals of several tasks."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taskuq._arrays import (
+    as_ids,
+    as_ranges,
+    as_real_array,
+    per_task,
+    ranges_from_json,
+    ranges_to_json,
+    require_in_ranges,
+)
+from taskuq._io import number_from_json, number_to_json
+from taskuq.conformal._bound import BaseBound, read_bound
+from taskuq.conformal._calibrate import (
+    RoundArrays,
+    as_joint_round,
+    is_self_tuned,
+    tuned_score,
+    tuning_units,
+)
+from taskuq.conformal._family import (
+    BracketedFamily,
+    Side,
+    clipped,
+    interval_family,
+    stack_intervals,
+)
+from taskuq.conformal._guarantee import WHOLE_RANGE, Guarantee
+from taskuq.conformal._quantiles import coverage_rank, order_statistic
+from taskuq.conformal._units import UnitName, as_unit, choose_units
+from taskuq.conformal.scores import resolve_score, score_from_dict, score_to_dict
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray, Interval, TaskRange
+from taskuq.protocols import Score, SelfTunedScore
+
+Method: TypeAlias = Literal["max", "scale", "minimax", "rank"]
+
+
+@dataclass(frozen=True)
+class _MonotoneScale:
+    """A strictly increasing, piecewise linear map that goes on beyond its knots.
+
+    Arguments:
+        knots: Rising scores.
+        values: Their images, rising.
+
+    Example:
+        >>> scale = _MonotoneScale((0.0, 1.0, 3.0), (0.0, 0.5, 1.0))
+        >>> scale(np.array([0.5, 3.0, 5.0, np.inf]))
+        array([0.25, 1.  , 1.5 ,  inf])
+        >>> round(scale.inverse(1.5), 12)
+        5.0
+    """
+
+    knots: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def __call__(self, scores: FloatArray) -> FloatArray:
+        """Map scores to the common scale."""
+        return _interpolate(scores, np.array(self.knots), np.array(self.values))
+
+    def inverse(self, value: float) -> float:
+        """Map a value of the common scale back to a score."""
+        if self.knots == self.values or not math.isfinite(value):
+            return value
+        images, knots = np.array(self.values), np.array(self.knots)
+        score = float(_interpolate(np.array([value]), images, knots)[0])
+        # There and back rounds, relative to the value and to the knots, which may be far larger
+        # than the score; the score that set the value must not be lost to that.
+        low = np.clip(np.searchsorted(images, value, "right") - 1, 0, len(images) - 2)
+        steepness = (knots[low + 1] - knots[low]) / (images[low + 1] - images[low])
+        size = abs(score) + abs(score - knots[low]) + abs(value) * steepness
+        return score + 8 * float(np.finfo(float).eps) * float(size)
+
+
+def _interpolate(at: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
+    low = np.clip(np.searchsorted(x, at, "right") - 1, 0, len(x) - 2)
+    slope = (y[low + 1] - y[low]) / (x[low + 1] - x[low])
+    return np.asarray(y[low] + slope * (at - x[low]))
+
+
+def _make_scales(
+    method: Method, tuning: FloatArray, tasks: int, alpha: float
+) -> list[_MonotoneScale]:
+    """Return what brings the scores of each task to one scale.
+
+    Arguments:
+        method: How that is done.
+        tuning: Scores of the tuning cases (case, task).
+        tasks: The number of tasks.
+        alpha: The error rate.
+    """
+    if method == "max":
+        return [_MonotoneScale((0.0, 1.0), (0.0, 1.0))] * tasks
+    scales = []
+    for k in range(tasks):
+        finite = np.unique(tuning[:, k][np.isfinite(tuning[:, k])])
+        if method == "scale":
+            high = float(np.quantile(finite, 1 - alpha / 2)) if finite.size else 1.0
+            scales.append(_MonotoneScale((0.0, high if high > 0 else 1.0), (0.0, 1.0)))
+            continue
+        if finite.size < 2:
+            scales.append(_MonotoneScale((0.0, 1.0), (0.0, 1.0)))
+            continue
+        share = np.searchsorted(np.sort(tuning[:, k]), finite, "right") / (len(tuning) + 1)
+        scales.append(_MonotoneScale(tuple(map(float, finite)), tuple(map(float, share))))
+    return scales
+
+
+SCHEMA = "taskuq.joint-bound/1"
+TUNING_SHARE = 0.3
+
+
+@dataclass(frozen=True)
+class JointBound(BaseBound):
+    """Intervals for several tasks of new cases, from one calibration.
+
+    Call it with outputs (case, sample, task); the intervals have shape (case, task).
+
+    Arguments:
+        scores: One score per task.
+        quantiles: One quantile per task.
+        guarantee: What is promised for all tasks together.
+        method: How the tasks were put on one scale.
+        samples: The number of posterior samples per case.
+        task_ranges: The range that intervals of each task are clipped to, if any.
+        provenance: What else is known of the calibration.
+        task_names: One per task.
+        acceleration: The acceleration the outputs were recovered at, if known.
+    """
+
+    scores: tuple[Score, ...]
+    quantiles: tuple[float, ...]
+    guarantee: Guarantee
+    method: Method
+    samples: int
+    task_ranges: tuple[TaskRange, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    task_names: tuple[str, ...] = ()
+    acceleration: float | None = None
+
+    @property
+    def parts(self) -> tuple[tuple[Score, float], ...]:
+        """The score of each task with its quantile."""
+        return tuple(zip(self.scores, self.quantiles, strict=True))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all quantiles are finite; the guarantee's shortage says why they are not."""
+        return bool(np.isfinite(self.quantiles).all())
+
+    def __call__(self, outputs: Any) -> Interval:
+        """Return the intervals of new cases, (case, task)."""
+        x = as_real_array(outputs, "outputs", ndim=(3,))
+        expected = (self.samples, len(self.scores))
+        if x.shape[1:] != expected:
+            raise InputError(
+                f"this bound was calibrated with (sample, task) = {expected}, got {x.shape[1:]}; "
+                "outputs are (case, sample, task)"
+            )
+        each = [
+            clipped(interval_family(score, x[:, :, k]).interval(q), self.task_ranges[k])
+            for k, (score, q) in enumerate(self.parts)
+        ]
+        return stack_intervals(each, axis=1)
+
+    def __repr__(self) -> str:
+        pairs = zip(self.task_names, self.quantiles, strict=True)
+        said = ", ".join(f"{name} {quantile:.4g}" for name, quantile in pairs)
+        return f"Quantiles: {said}. {self.guarantee.said}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold."""
+        return {
+            "schema": SCHEMA,
+            "scores": [score_to_dict(score) for score in self.scores],
+            "quantiles": [number_to_json(q) for q in self.quantiles],
+            "guarantee": asdict(self.guarantee),
+            "sentence": self.guarantee.sentence,
+            "method": self.method,
+            "samples": self.samples,
+            **ranges_to_json(self.task_ranges),
+            "task_names": list(self.task_names),
+            "acceleration": self.acceleration,
+            "provenance": dict(self.provenance),
+        }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> JointBound:
+        """Read back what :meth:`to_dict` wrote."""
+        names, count = record["task_names"], len(record["scores"])
+        if not isinstance(names, list) or [type(name) for name in names] != [str] * count:
+            raise ValueError("there has to be a name for each task")
+        return cls(
+            scores=tuple(score_from_dict(one, score) for one in record["scores"]),
+            quantiles=tuple(number_from_json(q) for q in record["quantiles"]),
+            guarantee=Guarantee(**record["guarantee"]),
+            method=record["method"],
+            samples=int(record["samples"]),
+            task_ranges=ranges_from_json(record, names),
+            provenance=record["provenance"],
+            task_names=tuple(names),
+            acceleration=record.get("acceleration"),
+        )
+
+
+def load_joint_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> JointBound:
+    """Read a bound that :meth:`JointBound.save` wrote.
+
+    Arguments:
+        path: The JSON file.
+        score: An object of your own score class, where the bound was made with one.
+    """
+    return read_bound(path, {SCHEMA: JointBound.from_dict}, score)
+
+
+def calibrate_joint(
+    outputs: Any,
+    targets: Any = None,
+    *,
+    alpha: float,
+    score: str | Score = "mlwr",
+    method: Method = "max",
+    group: Any = None,
+    unit: UnitName | None = None,
+    cases: float | str = "random",
+    delta: float | None = None,
+    side: Any = "two",
+    task_range: Any = None,
+    task_names: Sequence[str] | None = None,
+    acceleration: float | str | None = None,
+    rng: np.random.Generator | None = None,
+) -> JointBound:
+    r"""Calibrate intervals for several tasks that hold together with probability 1 - alpha.
+
+    The scores :math:`s_{ik}` of case :math:`i` and task :math:`k` are brought to one scale and
+    their maximum over the tasks is calibrated like a single score:
+
+    ===========  ============================================================================
+    ``max``      the scores as they are; right for scores that are normalised alike
+    ``scale``    divided by their :math:`1 - \alpha/2` quantile on tuning cases
+    ``minimax``  their empirical distribution on tuning cases, continued beyond the largest
+    ``rank``     their ranks among the calibration cases, plus one; needs no tuning cases
+    ===========  ============================================================================
+
+    References:
+        Wen, Ahmad and Schniter, Conformal Bounds on Full-Reference Image Quality, and their
+        multi-target follow-up, for ``minimax``; Timans et al., ECCV 2024, for ranks.
+
+    Arguments:
+        outputs: Task outputs (case, sample, task); or a table, which brings the targets, groups,
+            ranges and names.
+        targets: Targets (case, task); left out with a table.
+        alpha: The error rate for all tasks together.
+        score: A score's name or object, used for every task.
+        method: How the tasks are put on one scale.
+        group: The group of each case.
+        unit: 'case' or 'group'; the group if groups are given.
+        cases: With groups: whom the promise is about, as in :func:`taskuq.calibrate`.
+        delta: For a promise given the calibration set.
+        side: 'two', 'upper' or 'lower', for all tasks or for each, in order or by name.
+        task_range: The range of all tasks, or of each, in order or by name.
+        task_names: What the tasks are called; of a table: which of its tasks are meant.
+        acceleration: Of a table with several rounds: which one, by acceleration or name. Remembered
+            with the bound.
+        rng: Picks the tuning cases at random; without it they are taken at even steps.
+
+    Example:
+        >>> truth = rng.random((400, 2))
+        >>> outputs = truth[:, None, :] + 0.05 * rng.standard_normal((400, 8, 2))
+        >>> bound = calibrate_joint(outputs, truth, alpha=0.1)
+        >>> bound(outputs[:3]).width.shape
+        (3, 2)
+    """
+    if method not in get_args(Method):
+        raise InputError(f"unknown method {method!r}; choose max, scale, minimax or rank")
+    given = as_joint_round(outputs, targets, acceleration, task_names, group, task_range, unit)
+    x, z = _checked(given)
+    n, tasks = z.shape
+    names = given.task_names or _default_names(tasks)
+    ranges, sides = as_ranges(given.task_range, names), _sides(side, names)
+    require_in_ranges(z, ranges, "targets")
+    groups = None if given.group is None else as_ids(given.group, "group", n)
+    whom = as_unit(unit, cases, has_groups=groups is not None)
+    if method == "rank" and (whom.is_group or delta is not None):
+        raise InputError("method 'rank' promises for a new case only; use another method")
+
+    chosen = [resolve_score(score, alpha, one) for one in sides]
+    index = whom.index(n, groups)
+    # A steady score knows only that its calibration scores are large enough: enough for their
+    # maximum, not for their ranks.
+    if method == "max" and is_self_tuned(chosen[0], delta):
+        aside = np.zeros(n, dtype=bool)
+        scores, values = _steady_scores(chosen, x, z, index, ranges)
+    else:
+        least = TUNING_SHARE if method in ("scale", "minimax") else 0.0
+        take = tuning_units(chosen[0], whom, int(index.max()) + 1, alpha, delta, least)
+        aside = choose_units(index, take, rng)
+        scores = _tuned_scores(chosen, x[aside], z[aside], ranges)
+        values = _scores(scores, x[~aside], z[~aside])
+    kept = ~aside
+    by = None if groups is None else whom.groups(groups[kept])
+    promise = Guarantee(
+        alpha=alpha,
+        **whom.record,
+        delta=delta,
+        n_cases=int(kept.sum()),
+        n_groups=None if by is None else len(np.unique(by)),
+        tasks=tasks,
+    )
+    tuning = _scores(scores, x[aside], z[aside])
+    promise, quantiles = _quantiles(method, values, tuning, promise, by)
+    provenance = {"tuning_cases": int(aside.sum())}
+    return JointBound(
+        scores, quantiles, promise, method, int(x.shape[1]), ranges, provenance, names,
+        given.acceleration,
+    )  # fmt: skip
+
+
+def _checked(given: RoundArrays) -> tuple[FloatArray, FloatArray]:
+    """Outputs (case, sample, task) and targets (case, task), or what is wrong with them."""
+    x = as_real_array(given.outputs, "outputs", ndim=(3,))
+    z = as_real_array(given.targets, "targets", ndim=(2,)).astype(float)
+    n, tasks = int(x.shape[0]), int(x.shape[2])
+    if z.shape != (n, tasks):
+        raise InputError(f"outputs {x.shape} need targets {(n, tasks)}, got {z.shape}")
+    if n < 2 or tasks < 1 or x.shape[1] < 1:
+        raise InputError(f"at least 2 cases, 1 sample and 1 task are needed, got {x.shape}")
+    return x, z
+
+
+def _default_names(tasks: int) -> tuple[str, ...]:
+    """Return what tasks are called whose names nobody gave."""
+    return tuple(f"task{k}" for k in range(tasks))
+
+
+def _sides(side: Any, names: Sequence[str]) -> tuple[Side, ...]:
+    """The side of each task; two where a task is not named."""
+    return per_task(side, names, "side", lambda one: "two" if one is None else one)
+
+
+def _tuned_scores(
+    each: Sequence[Score], outputs: FloatArray, targets: FloatArray, ranges: Sequence[TaskRange]
+) -> tuple[Score, ...]:
+    """What a score learns for each task from the tuning cases."""
+    return tuple(
+        tuned_score(score, outputs[:, :, k], targets[:, k], ranges[k], None)
+        for k, score in enumerate(each)
+    )
+
+
+def _steady_scores(
+    each: Sequence[Score],
+    outputs: FloatArray,
+    targets: FloatArray,
+    index: NDArray[np.int64],
+    ranges: Sequence[TaskRange],
+) -> tuple[tuple[Score, ...], FloatArray]:
+    """What a score learns from all cases for each task, and how large its scores may be."""
+    everyone = np.ones(len(targets), dtype=bool)
+    scores: list[Score] = []
+    values = []
+    for k, score in enumerate(each):
+        assert isinstance(score, SelfTunedScore)
+        read = score.read(outputs[:, :, k])
+        learnt, narrow, wide = score.learner(read, ranges[k]).learn(everyone, index)
+        scores.append(learnt)
+        family = BracketedFamily(narrow.grown(read), wide.grown(read))
+        values.append(family.score(targets[:, k]))
+    return tuple(scores), np.stack(values, axis=1)
+
+
+def _quantiles(
+    method: Method,
+    values: FloatArray,
+    tuning: FloatArray,
+    promise: Guarantee,
+    group: np.ndarray | None,
+) -> tuple[Guarantee, tuple[float, ...]]:
+    if method == "rank":
+        quantiles = _max_rank_quantiles(values, promise.alpha)
+        return replace(promise, shortage=_rank_shortage(values, quantiles, promise)), quantiles
+    scales = _make_scales(method, tuning, promise.tasks, promise.alpha)
+    common = np.stack([scale(values[:, k]) for k, scale in enumerate(scales)], axis=1)
+    promise, level = promise.calibrated(common.max(axis=1), group)
+    return promise, tuple(scale.inverse(level) for scale in scales)
+
+
+def _rank_shortage(
+    values: FloatArray, quantiles: tuple[float, ...], promise: Guarantee
+) -> str | None:
+    """Say why some quantile from ranks is infinite, where one is."""
+    if max(quantiles) < math.inf:
+        return None
+    if len(values) < promise.whom.needed(promise.alpha, None):
+        reason = promise.too_few()
+    elif np.isposinf(values).any():
+        reason = promise.infinite(values.max(axis=1))
+    else:
+        reason = f"ranks of {len(values)} cases at {promise.asked} lead beyond the largest score"
+    return f"{reason}: {WHOLE_RANGE}"
+
+
+def _max_rank_quantiles(scores: FloatArray, alpha: float) -> tuple[float, ...]:
+    r"""Return one quantile per task from ranks alone, such that all tasks are covered together.
+
+    With :math:`r_i = \max_k \#\{j : s_{jk} \le s_{ik}\}` and :math:`r` the
+    :math:`\lceil (1-\alpha)(n+1) \rceil`-th smallest of them, the quantile of task :math:`k` is
+    its :math:`(r + 1)`-th smallest score. A new case changes ranks by at most one, hence the
+    plus one; without it coverage falls short.
+
+    Arguments:
+        scores: Calibration scores (case, task).
+        alpha: The error rate.
+
+    Example:
+        >>> _max_rank_quantiles(np.array([[1.0, 10], [2, 30], [3, 20], [4, 40]]), alpha=0.5)
+        (4.0, 40.0)
+    """
+    n = len(scores)
+    ordered = np.sort(scores, axis=0)
+    ranks = np.stack(
+        [np.searchsorted(ordered[:, k], scores[:, k], "right") for k in range(scores.shape[1])]
+    )
+    rank = coverage_rank(n, alpha)
+    if rank > n:
+        return tuple(math.inf for _ in range(scores.shape[1]))
+    r = int(order_statistic(ranks.max(axis=0), rank))
+    return tuple(order_statistic(ordered[:, k], r + 1) for k in range(scores.shape[1]))
+
+
+def _scores(scores: Sequence[Score], outputs: FloatArray, targets: FloatArray) -> FloatArray:
+    if len(outputs) == 0:
+        return np.empty((0, len(scores)))
+    return np.stack(
+        [interval_family(s, outputs[:, :, k]).score(targets[:, k]) for k, s in enumerate(scores)],
+        axis=1,
+    )

@@ -1,0 +1,323 @@
+"""Numba loops over samples, splits and stopped scans."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from taskuq.conformal import _splits as splits
+from taskuq.conformal._quantiles import TAIL
+
+# Sums may be reordered so that they run in vector registers; NaN and infinity never get here.
+REORDER = {"reassoc", "contract", "nsz"}
+
+
+@njit(cache=True, fastmath=REORDER, nogil=True)
+def mean_and_variance(outputs, ddof, mean, variance):  # type: ignore[no-untyped-def]  # compiled
+    """Fill mean and variance of each row, measured from its first sample."""
+    cases, p = outputs.shape
+    for i in range(cases):
+        first = np.float64(outputs[i, 0])
+        total = 0.0
+        for j in range(p):
+            total += outputs[i, j] - first
+        center = total / p
+        squares = 0.0
+        for j in range(p):
+            deviation = (outputs[i, j] - first) - center
+            squares += deviation * deviation
+        mean[i] = first + center
+        variance[i] = squares / max(p - ddof, 1)
+
+
+@njit(cache=True, nogil=True)
+def extremes(outputs, smallest, largest):  # type: ignore[no-untyped-def]  # compiled
+    """Fill the smallest values of each row in rising order and the largest in falling order."""
+    cases, p = outputs.shape
+    low_count, high_count = smallest.shape[1], largest.shape[1]
+    for i in range(cases):
+        smallest[i, :] = np.inf
+        largest[i, :] = -np.inf
+        for j in range(p):
+            # Each value sinks through the slots by minimum and maximum, without a branch.
+            value = np.float64(outputs[i, j])
+            for slot in range(low_count):
+                kept = min(smallest[i, slot], value)
+                value = max(smallest[i, slot], value)
+                smallest[i, slot] = kept
+            value = np.float64(outputs[i, j])
+            for slot in range(high_count):
+                kept = max(largest[i, slot], value)
+                value = min(largest[i, slot], value)
+                largest[i, slot] = kept
+
+
+@njit(cache=True, nogil=True)
+def two_extremes(outputs, smallest, largest):  # type: ignore[no-untyped-def]  # compiled
+    """Do as ``extremes`` for two at each end, the case of 95 % intervals from 32 outputs."""
+    cases, p = outputs.shape
+    for i in range(cases):
+        low, next_low = np.inf, np.inf
+        high, next_high = -np.inf, -np.inf
+        for j in range(p):
+            value = np.float64(outputs[i, j])
+            next_low = min(next_low, max(low, value))
+            low = min(low, value)
+            next_high = max(next_high, min(high, value))
+            high = max(high, value)
+        smallest[i, 0], smallest[i, 1] = low, next_low
+        largest[i, 0], largest[i, 1] = high, next_high
+
+
+GOLDEN = np.uint64(splits.GOLDEN)
+MIX_1 = np.uint64(splits.MIX_1)
+MIX_2 = np.uint64(splits.MIX_2)
+LOW = np.uint64(0xFFFFFFFF)
+
+
+@njit(inline="always")
+def _hash(state):  # type: ignore[no-untyped-def]  # compiled
+    z = (state ^ (state >> np.uint64(30))) * MIX_1
+    z = (z ^ (z >> np.uint64(27))) * MIX_2
+    return z ^ (z >> np.uint64(31))
+
+
+@njit(cache=True, nogil=True)
+def fill_test_fold(seed, trial, units, n_test, threshold, words, fold):  # type: ignore[no-untyped-def]  # compiled
+    """Fill the test fold of one trial, as ``splits.test_folds`` does."""
+    start = _hash(_hash(np.uint64(seed)) + np.uint64(trial + 1) * GOLDEN)
+    for i in range(words.size):
+        words[i] = _hash(start + np.uint64(i + 1) * GOLDEN)
+    random_bytes = words.view(np.uint8)
+    count = 0
+    for i in range(units):
+        fold[i] = random_bytes[i] < threshold
+        count += fold[i]
+    wanted = np.uint8(1) if count < n_test else np.uint8(0)
+    number = np.uint64(words.size)
+    size = np.uint64(units)
+    unfair = (np.uint64(1) << np.uint64(32)) % size
+    while count != n_test:
+        number += np.uint64(1)
+        product = (_hash(start + number * GOLDEN) >> np.uint64(32)) * size
+        if (product & LOW) < unfair:
+            continue
+        unit = np.int64(product >> np.uint64(32))
+        if fold[unit] != wanted:
+            fold[unit] = wanted
+            count += 1 if wanted else -1
+
+
+@njit(cache=True, nogil=True)
+def _scan(entry_unit, entry_weight, ends_tie, fold, allowed):  # type: ignore[no-untyped-def]  # compiled
+    """Walk down the ordered scores to the quantile and return its position."""
+    above = 0.0
+    pending = 0.0
+    position = -1
+    for e in range(entry_unit.size - 1, -1, -1):
+        if ends_tie[e]:
+            above += pending
+            pending = 0.0
+            if above > allowed:
+                break
+        if not fold[entry_unit[e]]:
+            position = e
+            pending += entry_weight[e]
+    return position
+
+
+@njit(cache=True, nogil=True)
+def _not_covered(test_unit, test_weight, covered, fold):  # type: ignore[no-untyped-def]  # compiled
+    """Weigh what of a test fold is not among the first so many that are covered."""
+    total = 0.0
+    for e in range(test_unit.size - 1, covered - 1, -1):
+        if fold[test_unit[e]]:
+            total += test_weight[e]
+    return total
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def _masked_sum(chosen, values):  # type: ignore[no-untyped-def]  # compiled
+    total = 0.0
+    for i in range(values.size):
+        total += chosen[i] * values[i]
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _fill_chosen(fold, unit_of_case, chosen):  # type: ignore[no-untyped-def]  # compiled
+    """Mark the test cases with ones, as floats: converted once, multiplied many times."""
+    if unit_of_case.size > 0:
+        for i in range(chosen.size):
+            chosen[i] = fold[unit_of_case[i]]
+    else:
+        for i in range(chosen.size):
+            chosen[i] = fold[i]
+
+
+@njit(cache=True, nogil=True)
+def _workspace(units, cases):  # type: ignore[no-untyped-def]  # compiled
+    """Room for the random words of a trial, its test fold of units, and that of cases."""
+    return np.empty(-(-units // 8), np.uint64), np.empty(units, np.uint8), np.empty(cases)
+
+
+@njit(cache=True, nogil=True)
+def run_trials(  # type: ignore[no-untyped-def]  # compiled
+    seed,
+    trial_numbers,
+    units,
+    n_test,
+    threshold,
+    unit_of_case,
+    entry_unit,
+    entry_weight,
+    ends_tie,
+    allowed,
+    test_unit,
+    test_weight,
+    covered,
+    features,
+    position,
+    test_above,
+    sums,
+):
+    """Split, find the quantile of each score, and add features over the test cases."""
+    words, fold, chosen = _workspace(units, features.shape[1])
+    for t in range(trial_numbers.size):
+        fill_test_fold(seed, trial_numbers[t], units, n_test, threshold, words, fold)
+        _fill_chosen(fold, unit_of_case, chosen)
+        for s in range(entry_unit.shape[0]):
+            found = _scan(entry_unit[s], entry_weight[s], ends_tie[s], fold, allowed[s, t])
+            position[s, t] = found
+            test_above[s, t] = 0.0
+            if found >= 0:
+                test_above[s, t] = _not_covered(
+                    test_unit[s], test_weight[s], covered[s, found], fold
+                )
+        for f in range(features.shape[0]):
+            sums[f, t] = _masked_sum(chosen, features[f])
+
+
+@njit(cache=True, nogil=True)
+def sum_table_rows(  # type: ignore[no-untyped-def]  # compiled
+    seed, trial_numbers, units, n_test, threshold, rows, tables, sums
+):
+    """Add, over the test units of each trial, the row of each table that belongs to the trial."""
+    words, fold, chosen = _workspace(units, units)
+    for t in range(trial_numbers.size):
+        fill_test_fold(seed, trial_numbers[t], units, n_test, threshold, words, fold)
+        chosen[:] = fold
+        for k in range(tables.shape[0]):
+            sums[k, t] = _masked_sum(chosen, tables[k, rows[t]])
+
+
+EDGE = float(np.log((1 - TAIL) / TAIL))
+
+
+@njit(inline="always")
+def _inverse(w, is_logit, low, high):  # type: ignore[no-untyped-def]  # compiled
+    if not is_logit:
+        return w
+    inner = min(max(w, -EDGE), EDGE)
+    t = 1 / (1 + np.exp(-inner)) + (w - inner) * (TAIL * (1 - TAIL))
+    return low + (high - low) * t
+
+
+@njit(cache=True, nogil=True)
+def _report(  # type: ignore[no-untyped-def]  # compiled
+    k, i, q, targets, low, high, scale, floor, ceiling, window_from, is_logit, link_low, link_high,
+):  # fmt: skip
+    """Width, and distance of the target from the centre; the largest over tasks."""
+    width = 0.0
+    error = 0.0
+    for task in range(low.shape[1]):
+        bottom = floor[k, task, i]
+        top = ceiling[k, task, i]
+        if q < window_from[k, task]:
+            a = low[k, task, i] - q * scale[k, task, i]
+            b = high[k, task, i] + q * scale[k, task, i]
+            logit = is_logit[k, task]
+            lower = _inverse(a, logit, link_low[k, task], link_high[k, task])
+            upper = _inverse(b, logit, link_low[k, task], link_high[k, task])
+            # Beyond the window the report is its nearest end.
+            bottom, top = min(max(bottom, lower), top), max(min(top, upper), bottom)
+        width = max(width, top - bottom)
+        if np.isinf(bottom):
+            off = abs(targets[k, task, i] - top)
+        elif np.isinf(top):
+            off = abs(targets[k, task, i] - bottom)
+        else:
+            off = abs(targets[k, task, i] - (bottom + top) / 2)
+        error = max(error, off)
+    return width, error
+
+
+@njit(cache=True, nogil=True)
+def _kept(fold, covered, enough):  # type: ignore[no-untyped-def]  # compiled
+    """Count the test units of which enough cases are covered."""
+    total = 0.0
+    for unit in range(fold.size):
+        if fold[unit] and covered[unit] >= enough[unit]:
+            total += 1.0
+    return total
+
+
+@njit(cache=True, nogil=True)
+def replay(  # type: ignore[no-untyped-def]  # compiled
+    seed, trial_numbers, units, n_test, byte_threshold, unit_of_case, group_of_case, groups, weight,
+    thresholds, lowest, largest, covered_from, targets, low, high, scale, floor, ceiling,
+    window_from, is_logit, link_low, link_high, allowance, cost, enough, sums,
+):  # fmt: skip
+    """Replay every test case of every trial and add up what happened."""
+    rounds, _, cases = low.shape
+    words = np.empty(-(-units // 8), np.uint64)
+    fold = np.empty(units, np.uint8)
+    worst = np.empty(groups)
+    covered = np.empty(units)
+    by_unit = unit_of_case.size > 0
+    whole_group = allowance.size > 0
+    for t in range(trial_numbers.size):
+        fill_test_fold(seed, trial_numbers[t], units, n_test, byte_threshold, words, fold)
+        worst[:] = -1.0
+        covered[:] = 0.0
+        for i in range(cases):
+            unit = unit_of_case[i] if by_unit else i
+            if not fold[unit]:
+                continue
+            w = weight[i]
+            stopped = rounds
+            for k in range(rounds):
+                q = thresholds[k, t]
+                if whole_group:
+                    if q < allowance[k, unit]:
+                        stopped = k
+                        break
+                elif lowest[k, i] <= q and q < largest[k, i]:
+                    stopped = k
+                    break
+            hit = 1.0
+            if stopped < rounds:
+                k = stopped
+                q = thresholds[k, t]
+                hit = 1.0 if covered_from[k, i] <= q else 0.0
+                width, error = _report(
+                    k, i, q, targets, low, high, scale, floor, ceiling, window_from, is_logit,
+                    link_low, link_high,
+                )  # fmt: skip
+                sums[2, t] += w
+                sums[3, t] += w * hit
+                sums[4, t] += w * width
+                sums[5, t] += w * error
+                sums[11 + k, t] += w
+                sums[11 + rounds + k, t] += w * hit
+                worst[group_of_case[i]] = max(worst[group_of_case[i]], error)
+            sums[0, t] += w * cost[stopped]
+            sums[1, t] += w * hit
+            sums[9, t] += cost[stopped]
+            sums[10, t] += 1.0
+            covered[unit] += hit
+        for g in range(groups):
+            if worst[g] >= 0:
+                sums[6, t] += worst[g]
+                sums[7, t] += 1.0
+        sums[8, t] = _kept(fold, covered, enough) if enough.size > 0 else sums[1, t]

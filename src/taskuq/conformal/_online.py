@@ -1,0 +1,227 @@
+"""Online calibration from audited scans."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from taskuq._arrays import as_real_array, as_task_range, require_in_range
+from taskuq._io import number_from_json, number_to_json, range_to_json
+from taskuq.conformal._bound import BaseBound, read_bound
+from taskuq.conformal._calibrate import calibrate
+from taskuq.conformal._family import Side, clipped, interval_family
+from taskuq.conformal._quantiles import coverage_rank, exact_alpha
+from taskuq.conformal.scores import resolve_score, score_from_dict, score_to_dict
+from taskuq.errors import InputError
+from taskuq.interval import Interval, TaskRange
+from taskuq.protocols import Score
+
+SCHEMA = "taskuq.online-bound/1"
+
+
+@dataclass(frozen=True)
+class OnlineBound(BaseBound):
+    r"""A bound whose level moves after every audit; frozen, each audit returns the next one.
+
+    After audit :math:`t` with :math:`e_t = 1` for a miss and 0 otherwise,
+
+    .. math:: \alpha_{t+1} = \alpha_t + \gamma (\alpha - e_t)
+
+    so that over :math:`T` audits, whatever happens,
+
+    .. math:: \Big| \frac1T \sum_t e_t - \alpha \Big| \le
+        \frac{\max(\alpha_1, 1 - \alpha_1) + \gamma}{T \gamma}
+
+    This is a statement about the long run of audits, not about the next case. Audits must be
+    chosen at random: scans that a stopping rule measured in full are the hard ones, and learning
+    from them alone is biased.
+
+    References:
+        Gibbs and Candès, Adaptive Conformal Inference Under Distribution Shift, NeurIPS 2021.
+
+    Arguments:
+        score: The score.
+        scores: Calibration scores in rising order.
+        alpha: The error rate :math:`\alpha` aimed at.
+        level: The present level :math:`\alpha_t`.
+        step: The step :math:`\gamma`.
+        audits: How many audits there were.
+        misses: How many of them missed.
+        samples: The number of posterior samples per case.
+        task_range: The range intervals are clipped to, if any.
+
+    Example:
+        >>> truth = rng.random(300)
+        >>> outputs = truth[:, None] + 0.05 * rng.standard_normal((300, 8))
+        >>> bound = calibrate_online(outputs, truth, alpha=0.1, score="ar")
+        >>> drifted = truth[:, None] + 0.25 * rng.standard_normal((300, 8))
+        >>> for x, z in zip(drifted, truth):
+        ...     bound = bound.after_audit(x, z)
+        >>> abs(bound.misses / bound.audits - 0.1) <= bound.largest_deviation
+        True
+    """
+
+    score: Score
+    scores: tuple[float, ...]
+    alpha: float
+    level: float
+    step: float
+    audits: int
+    misses: int
+    samples: int
+    task_range: TaskRange = None
+
+    @property
+    def parts(self) -> tuple[tuple[Score, float], ...]:
+        """The score with its present quantile."""
+        return ((self.score, self.quantile),)
+
+    @property
+    def quantile(self) -> float:
+        """The quantile at the present level; infinite at level 0 and below."""
+        if self.level <= 0:
+            return float("inf")
+        if self.level >= 1:
+            return float("-inf")
+        rank = coverage_rank(len(self.scores), self.level)
+        return self.scores[rank - 1] if rank <= len(self.scores) else float("inf")
+
+    @property
+    def largest_deviation(self) -> float:
+        """How far the miss rate over all audits so far can be from alpha."""
+        if self.audits == 0:
+            return 1.0
+        bound = (max(self.alpha, 1 - self.alpha) + self.step) / (self.audits * self.step)
+        return min(1.0, bound)
+
+    @property
+    def sentence(self) -> str:
+        """What is promised."""
+        return (
+            f"Guaranteed in the long run: over {self.audits} audits the miss rate is within "
+            f"{self.largest_deviation:.4g} of {self.alpha:g}, whatever drifts; nothing is promised "
+            "for the next case alone."
+        )
+
+    def __call__(self, outputs: Any) -> Interval:
+        """Return the intervals of new cases, outputs (case, sample) or (sample,)."""
+        x = as_real_array(outputs, "outputs", ndim=(1, 2))
+        single = x.ndim == 1
+        x = x[None] if single else x
+        if x.shape[1] != self.samples:
+            raise InputError(
+                f"this bound was calibrated with {self.samples} samples per case, got {x.shape[1]}"
+            )
+        interval = interval_family(self.score, x).interval(self.quantile)
+        if self.level >= 1:
+            # Nothing, whatever the score: only misses bring the level down again.
+            interval = Interval(np.full(len(x), np.inf), np.full(len(x), -np.inf))
+        interval = clipped(interval, self.task_range)
+        return interval[0] if single else interval
+
+    def after_audit(self, outputs: Any, target: float) -> OnlineBound:
+        """Return the bound after an audit of one case that was chosen at random.
+
+        Arguments:
+            outputs: The outputs of the audited case (sample,).
+            target: Its target, known because it was measured in full.
+        """
+        known = as_real_array(target, "target", ndim=(0,))
+        require_in_range(known[None], self.task_range, "targets")
+        z = float(known)
+        missed = not bool(self(as_real_array(outputs, "outputs", ndim=(1,))).contains(z))
+        return replace(
+            self,
+            level=self.level + self.step * (self.alpha - missed),
+            audits=self.audits + 1,
+            misses=self.misses + missed,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold."""
+        return {
+            "schema": SCHEMA,
+            "score": score_to_dict(self.score),
+            "scores": [number_to_json(s) for s in self.scores],
+            "alpha": self.alpha,
+            "level": self.level,
+            "step": self.step,
+            "audits": self.audits,
+            "misses": self.misses,
+            "samples": self.samples,
+            "task_range": range_to_json(self.task_range),
+            "sentence": self.sentence,
+        }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any], score: Score | None = None) -> OnlineBound:
+        """Read back what :meth:`to_dict` wrote."""
+        return cls(
+            score=score_from_dict(record["score"], score),
+            scores=tuple(number_from_json(s) for s in record["scores"]),
+            alpha=float(record["alpha"]),
+            level=float(record["level"]),
+            step=float(record["step"]),
+            audits=int(record["audits"]),
+            misses=int(record["misses"]),
+            samples=int(record["samples"]),
+            task_range=as_task_range(record["task_range"]),
+        )
+
+
+def calibrate_online(
+    outputs: Any,
+    targets: Any,
+    *,
+    alpha: float,
+    step: float = 0.05,
+    score: str | Score = "mlwr",
+    side: Side = "two",
+    task_range: TaskRange = None,
+    rng: np.random.Generator | None = None,
+) -> OnlineBound:
+    r"""Calibrate a bound that is to be corrected by audits.
+
+    Arguments:
+        outputs: Task outputs (case, sample).
+        targets: Targets (case,).
+        alpha: The error rate aimed at.
+        step: The step :math:`\gamma` of each correction.
+        score: A score's name or object.
+        side: 'two', 'upper' or 'lower'.
+        task_range: The range intervals are clipped to.
+        rng: Picks tuning cases at random, for scores that learn.
+    """
+    exact_alpha(step, "step")
+    x = as_real_array(outputs, "outputs", ndim=(2,))
+    fixed = calibrate(
+        x, targets, alpha=alpha, score=resolve_score(score, alpha, side), task_range=task_range,
+        rng=rng,
+    )  # fmt: skip
+    z = as_real_array(targets, "targets", ndim=(1,)).astype(float)
+    values = np.sort(interval_family(fixed.score, x).score(z))
+    return OnlineBound(
+        score=fixed.score,
+        scores=tuple(map(float, values)),
+        alpha=fixed.alpha,
+        level=fixed.alpha,
+        step=float(step),
+        audits=0,
+        misses=0,
+        samples=int(x.shape[1]),
+        task_range=fixed.task_range,
+    )
+
+
+def load_online_bound(path: str | os.PathLike[str], *, score: Score | None = None) -> OnlineBound:
+    """Read a bound that :meth:`OnlineBound.save` wrote, to go on after the last audit.
+
+    Arguments:
+        path: The JSON file.
+        score: An object of your own score class, where the bound was made with one.
+    """
+    return read_bound(path, {SCHEMA: OnlineBound.from_dict}, score)

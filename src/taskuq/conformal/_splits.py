@@ -1,0 +1,748 @@
+"""Random splits: pools of cases, folds, trials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from taskuq._arrays import as_ids, as_outputs_and_targets, as_task_range
+from taskuq.conformal._calibrate import needs_tuning, tuned_score, tuning_count, tuning_fraction
+from taskuq.conformal._family import LinearFamily, clipped, interval_family, intervals_at
+from taskuq.conformal._guarantee import Guarantee
+from taskuq.conformal._quantiles import BettingEProcess, exact_alpha, smallest_certified
+from taskuq.conformal._units import Unit, as_unit
+from taskuq.errors import InputError
+from taskuq.interval import BoolArray, FloatArray, Interval, TaskRange
+from taskuq.protocols import IntervalFamily, Score
+
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
+FULL = 0xFFFFFFFFFFFFFFFF
+
+
+def fold_sizes(units: int, share: float = 0.7) -> tuple[int, int]:
+    r"""Return the sizes of calibration and test fold, :math:`\lfloor 0.7 n \rfloor` and the rest.
+
+    Arguments:
+        units: The number of cases, or of groups.
+        share: The share that is used for calibration.
+
+    Example:
+        >>> fold_sizes(2188)
+        (1531, 657)
+    """
+    exact = exact_alpha(share, "share")
+    calibration = int(exact * units)
+    if not 1 <= calibration < units:
+        raise InputError(
+            f"{units} units cannot be split into a calibration share of {share:g} and a test fold; "
+            "more are needed"
+        )
+    return calibration, units - calibration
+
+
+def splitmix64(state: int) -> int:
+    """Return 64 well-mixed bits of a counter (the finaliser of SplitMix64).
+
+    Example:
+        >>> hex(splitmix64(GOLDEN))
+        '0xe220a8397b1dcdaf'
+    """
+    z = state & FULL
+    z = ((z ^ (z >> 30)) * MIX_1) & FULL
+    z = ((z ^ (z >> 27)) * MIX_2) & FULL
+    return z ^ (z >> 31)
+
+
+def _split_state(seed: int, trial: int) -> int:
+    """Return the counter at which a trial's random words start."""
+    return splitmix64(splitmix64(seed & FULL) + (trial + 1) * GOLDEN)
+
+
+def test_sets(
+    seed: int, first_trial: int, trials: int, units: int, n_test: int
+) -> NDArray[np.uint8]:
+    """Return which units are in the test fold of each trial, (trial, unit).
+
+    Arguments:
+        seed: The seed of all trials.
+        first_trial: The number of the first trial wanted.
+        trials: How many.
+        units: The number of units to split.
+        n_test: The size of each test fold.
+
+    Example:
+        >>> folds = test_sets(seed=7, first_trial=0, trials=4, units=10, n_test=3)
+        >>> folds.sum(axis=1)
+        array([3, 3, 3, 3], dtype=uint64)
+        >>> bool((folds[2:] == test_sets(7, 2, 2, 10, 3)).all())  # each trial by itself
+        True
+    """
+    words = -(-units // 8)
+    starts = np.array([_split_state(seed, first_trial + t) for t in range(trials)], dtype=np.uint64)
+    counter = np.arange(1, words + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    z = starts[:, None] + counter
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX_1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX_2)
+    z = z ^ (z >> np.uint64(31))
+    random_bytes = z.astype("<u8").view(np.uint8).reshape(trials, words * 8)[:, :units]
+    folds = (random_bytes < byte_threshold(units, n_test)).astype(np.uint8)
+    for fold, start in zip(folds, starts, strict=True):
+        _settle(fold, int(start), words, n_test)
+    return np.asarray(folds)
+
+
+def byte_threshold(units: int, n_test: int) -> int:
+    """Return the byte below which a unit starts in the test fold."""
+    return min(255, max(1, (256 * n_test + units // 2) // units))
+
+
+def _settle(fold: NDArray[np.uint8], start: int, words: int, n_test: int) -> None:
+    """Move uniformly chosen units until the test fold has its size."""
+    units, count = len(fold), int(fold.sum())
+    wanted = 1 if count < n_test else 0
+    number = words
+    # Products below this remainder would favour some units; such words are skipped.
+    unfair = 2**32 % units
+    while count != n_test:
+        number += 1
+        product = (splitmix64(start + number * GOLDEN) >> 32) * units
+        if (product & 0xFFFFFFFF) < unfair:
+            continue
+        unit = product >> 32
+        if fold[unit] != wanted:
+            fold[unit] = wanted
+            count += 1 if wanted else -1
+
+
+def covering_quantile(
+    scores: FloatArray,
+    quantiles: FloatArray,
+    contains: Callable[[NDArray[np.int64], FloatArray], BoolArray],
+) -> FloatArray:
+    r"""Return the smallest of some quantiles at which the interval of each case has its target.
+
+    .. math:: t_i = \min\{q : z_i \in \mathcal C_q(\hat z_i)\} \le s_i
+
+    A target that scores at most :math:`q` is in the interval at :math:`q`. Intervals are rounded
+    outwards, so that it is there, too, at quantiles a few units in the last place below its score:
+    where scores tie but for their rounding, :math:`s_i \le q` would miss what the interval has.
+
+    Arguments:
+        scores: The scores of the targets (case,).
+        quantiles: All the quantiles that occur, in rising order.
+        contains: Says of some cases, each at a quantile of its own, whether the interval contains
+            the target.
+
+    Returns:
+        :math:`t_i` of each case; infinity where no quantile is large enough.
+
+    Example:
+        >>> scores = np.array([0.1, 0.2, 0.30000000000000004, 0.9])
+        >>> near = lambda cases, q: scores[cases] <= q + 1e-15
+        >>> covering_quantile(scores, np.array([0.1, 0.3]), near)
+        array([0.1, 0.3, 0.3, inf])
+    """
+    first = np.searchsorted(quantiles, scores)
+    cases = np.flatnonzero(first)
+    cases = cases[contains(cases, quantiles[first[cases] - 1])]
+    low, high = np.zeros(len(cases), dtype=np.int64), first[cases] - 1
+    while (low < high).any():
+        middle = (low + high) // 2
+        inside = contains(cases, quantiles[middle])
+        low, high = np.where(inside, low, middle + 1), np.where(inside, middle, high)
+    first[cases] = low
+    return np.append(quantiles, np.inf)[first]
+
+
+@dataclass(frozen=True)
+class EvaluationInputs:
+    """EvaluationInputs inputs of an evaluation.
+
+    Arguments:
+        outputs: (case, sample), or (round, case, sample) with the current round last.
+        targets: (case,).
+        unit: What is split, and which of its cases are covered.
+        unit_of_case: The number of each case's group; of the case itself where cases are the unit.
+        n_calibration: Units in a calibration fold.
+        n_test: Units in a test fold.
+        task_range: The declared range.
+        group: The group of each case, if known.
+        label: The class of each case, if known.
+    """
+
+    outputs: FloatArray
+    targets: FloatArray
+    unit: Unit
+    unit_of_case: NDArray[np.int64]
+    n_calibration: int
+    n_test: int
+    task_range: TaskRange
+    group: np.ndarray | None
+    label: np.ndarray | None
+
+    @property
+    def units(self) -> int:
+        """The number of units that are split."""
+        return self.n_calibration + self.n_test
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What an evaluation says about its unit and its numbers."""
+        return {
+            "unit": self.unit.counted,
+            "samples": int(self.outputs.shape[-1]),
+            "n": self.units,
+            "n_calibration": self.n_calibration,
+            "n_test": self.n_test,
+        }
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Cases to split, the score that judges them, and how many units of each fold remain.
+
+    Arguments:
+        index: Which cases are in the pool.
+        family: Their nested intervals.
+        targets: Their targets.
+        scores: The scores of their targets (case,), or (end, case).
+        task_range: The range intervals are clipped to, if any.
+        n_calibration: Units of the calibration fold that remain after tuning.
+        n_tuning: Units the score learnt from.
+    """
+
+    index: NDArray[np.int64]
+    family: IntervalFamily
+    targets: FloatArray
+    scores: FloatArray
+    task_range: TaskRange
+    n_calibration: int
+    n_tuning: int
+
+    @property
+    def moves_in_lines(self) -> bool:
+        """Whether the ends of intervals, before they are clipped, are linear in the quantile."""
+        return isinstance(self.family, LinearFamily) and self.family.link.is_identity
+
+    @property
+    def linear_width(self) -> tuple[FloatArray, FloatArray] | None:
+        """Base and slope of widths that are linear in the quantile, or None if they are not."""
+        if (
+            self.task_range is not None
+            or not isinstance(self.family, LinearFamily)
+            or not self.moves_in_lines
+            or self.family.side != "two"
+        ):
+            return None
+        return self.family.high - self.family.low, 2 * self.family.scale
+
+    def interval(self, quantile: ArrayLike) -> Interval:
+        """Return the interval of each case at a quantile, or at one of each end."""
+        return clipped(self.family.interval(quantile), self.task_range)
+
+    def intervals(self, quantiles: FloatArray) -> Interval:
+        """Return the intervals of all cases at each of several quantiles, (quantile, case).
+
+        Where each end has a quantile of its own, ``quantiles`` is (quantile, end).
+        """
+        return clipped(intervals_at(self.family, quantiles), self.task_range)
+
+    def covered(self, quantiles: FloatArray) -> BoolArray:
+        """Return whether each target is covered at each of several quantiles, (quantile, case)."""
+        if self.scores.ndim == 1:
+            return self.covered_from <= quantiles[:, None]
+        return self.intervals(quantiles).contains(self.targets)
+
+    @cached_property
+    def covered_from(self) -> FloatArray:
+        """The smallest of all scores at which each case is covered, where there is one quantile."""
+
+        def contains(cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
+            interval = clipped(self.family.take(cases).interval(at), self.task_range)
+            return interval.contains(self.targets[cases])
+
+        return covering_quantile(self.scores, np.sort(self.scores), contains)
+
+    def offset(self, interval: Interval) -> FloatArray:
+        """Return how far each target is above the centre of its interval."""
+        return _center_offset(interval, self.targets, self.task_range)
+
+    def take(self, order: NDArray[np.int64]) -> Pool:
+        """Return the pool with its cases in another order."""
+        return replace(
+            self,
+            index=self.index[order],
+            family=self.family.take(order),
+            targets=self.targets[order],
+            scores=self.scores[..., order],
+        )
+
+
+def check_cases(
+    outputs: Any,
+    targets: Any,
+    *,
+    group: Any = None,
+    label: Any = None,
+    unit: str | None = None,
+    cases: float | str = "random",
+    task_range: Any = None,
+    share: float = 0.7,
+) -> EvaluationInputs:
+    """Check the inputs of an evaluation and count its folds."""
+    range_ = as_task_range(task_range)
+    x, z = as_outputs_and_targets(outputs, targets, range_)
+    n = len(z)
+    groups = None if group is None else as_ids(group, "group", n)
+    chosen = as_unit(
+        unit,
+        cases,
+        has_groups=groups is not None,
+        missing="unit {unit!r} needs the group of each case; give groups or use 'case'",
+    )
+    unit_of_case = chosen.index(n, groups)
+    n_calibration, n_test = fold_sizes(int(unit_of_case.max()) + 1 if n else 0, share)
+    labels = None if label is None else as_ids(label, "label", n)
+    return EvaluationInputs(
+        x, z, chosen, unit_of_case, n_calibration, n_test, range_, groups, labels
+    )
+
+
+def make_pools(
+    checked: EvaluationInputs,
+    score: Score,
+    alpha: float,
+    tunings: int,
+    rng: np.random.Generator | None,
+    ends: int = 1,
+) -> Iterator[Pool]:
+    """Yield the pools to split for a score.
+
+    A score that learns nothing, or only from the outputs of all cases alike (mlwr), has one pool:
+    all cases. A score that learns from targets gives up a part of the calibration fold, drawn
+    several times because the result depends on the draw; each draw leaves a smaller pool.
+
+    Arguments:
+        checked: The checked inputs.
+        score: The score.
+        alpha: The error rate.
+        tunings: How many times tuning units are drawn.
+        rng: Draws them at random; without it they are taken at even steps.
+        ends: 2 where each end of an interval has a quantile of its own.
+    """
+    everyone = np.arange(len(checked.targets))
+    if not needs_tuning(score):
+        yield _pool(checked, score, everyone, 0, ends)
+    elif not tuning_fraction(score):
+        # The same function of all outputs for every split: cases stay exchangeable, exactly.
+        tuned = tuned_score(score, checked.outputs, checked.targets, checked.task_range, None)
+        yield _pool(checked, tuned, everyone, 0, ends)
+    else:
+        level = exact_alpha(alpha) / ends
+        take = tuning_count(checked.n_calibration, tuning_fraction(score), level)
+        if not 1 <= take < checked.n_calibration:
+            raise InputError(
+                f"a score that learns needs several calibration {checked.unit.counted}s, got "
+                f"{checked.n_calibration}; use mlwr or collect more"
+            )
+        for draw in range(tunings):
+            chosen = _tuning_units(checked.units, take, draw, tunings, rng)
+            aside = np.isin(checked.unit_of_case, chosen)
+            tuned = tuned_score(
+                score,
+                checked.outputs[..., aside, :],
+                checked.targets[aside],
+                checked.task_range,
+                None if checked.group is None else checked.group[aside],
+            )
+            yield _pool(checked, tuned, everyone[~aside], take, ends)
+
+
+def has_crossing(linear: tuple[FloatArray, FloatArray], least_quantile: float) -> bool:
+    """Whether some interval is empty at the smallest quantile, where widths are not linear."""
+    base, slope = linear
+    return not np.isfinite(least_quantile) or bool((base + slope * least_quantile).min() < 0)
+
+
+def center_distance(interval: Interval, targets: FloatArray, task_range: TaskRange) -> FloatArray:
+    """Return how far the target is from the centre, or from the one finite end."""
+    return np.abs(_center_offset(interval, targets, task_range))
+
+
+def _center_offset(interval: Interval, targets: FloatArray, task_range: TaskRange) -> FloatArray:
+    """Return how far the target is above the centre, or above the one finite end.
+
+    Arguments:
+        interval: Intervals, clipped to the range.
+        targets: Their targets.
+        task_range: The range, if any; within a finite one no end is infinite.
+    """
+    if task_range is not None and np.isfinite(task_range).all() and not interval.is_empty.any():
+        return np.asarray(targets - (interval.lower + interval.upper) * 0.5)
+    # The extremes tell whether any end is infinite, without an array of answers.
+    if np.isfinite(interval.lower.min()) and np.isfinite(interval.upper.max()):
+        return np.asarray(targets - interval.center)
+    lower_open, upper_open = np.isinf(interval.lower), np.isinf(interval.upper)
+    finite_end = np.where(lower_open, interval.upper, interval.lower)
+    with np.errstate(invalid="ignore"):  # minus plus infinity has no centre
+        center = np.where(lower_open != upper_open, finite_end, interval.center)
+    return np.where(lower_open & upper_open, np.inf, targets - center)
+
+
+def _pool(
+    checked: EvaluationInputs, score: Score, index: NDArray[np.int64], n_tuning: int, ends: int
+) -> Pool:
+    family, targets = (
+        interval_family(score, checked.outputs[..., index, :], ends),
+        checked.targets[index],
+    )
+    left = checked.n_calibration - n_tuning
+    return Pool(index, family, targets, family.score(targets), checked.task_range, left, n_tuning)
+
+
+def _tuning_units(
+    units: int, take: int, draw: int, draws: int, rng: np.random.Generator | None
+) -> NDArray[np.int64]:
+    if rng is not None:
+        return rng.permutation(units)[:take]
+    offset = (draw + 0.5) / draws
+    return np.unique(np.floor((np.arange(take) + offset) * units / take).astype(np.int64))
+
+
+# Folds held in memory at a time by the NumPy engine, in bytes.
+FOLD_MEMORY = 16_000_000
+# Numbers in one block of tables.
+TABLE_NUMBERS = 8_000_000
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Who is split, how, and how often.
+
+    Arguments:
+        units: The number of units, cases or groups.
+        n_test: The number of units in each test fold.
+        trials: The number of splits.
+        seed: Their seed.
+        unit_of_case: The group of each case where groups are split; empty where cases are.
+        is_compiled: Whether the compiled loops do the work; the numbers are the same.
+    """
+
+    units: int
+    n_test: int
+    trials: int
+    seed: int
+    unit_of_case: NDArray[np.int64]
+    is_compiled: bool = False
+
+    @property
+    def n_cases(self) -> int:
+        """The number of cases."""
+        return len(self.unit_of_case) or self.units
+
+    def folds(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return which units are in the test fold of the given consecutive trials."""
+        return test_sets(self.seed, int(numbers[0]), len(numbers), self.units, self.n_test)
+
+    def fold(self, number: int) -> NDArray[np.uint8]:
+        """Return which units are in the test fold of one trial."""
+        if not self.is_compiled:
+            return np.asarray(self.folds(np.array([number]))[0])
+        from taskuq.conformal import _kernels as kernels
+
+        words, fold = np.empty(-(-self.units // 8), np.uint64), np.empty(self.units, np.uint8)
+        threshold = byte_threshold(self.units, self.n_test)
+        kernels.fill_test_fold(
+            np.uint64(self.seed), number, self.units, self.n_test, threshold, words, fold
+        )
+        return fold
+
+    @property
+    def all_folds(self) -> NDArray[np.uint8]:
+        """Which units are in the test fold of every trial."""
+        return self.folds(np.arange(self.trials))
+
+    def of_cases(self, folds: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return which cases are in test folds of units."""
+        return folds[:, self.unit_of_case] if len(self.unit_of_case) else folds
+
+    def of_units(self, values: np.ndarray) -> np.ndarray:
+        """Return numbers of cases (row, case) added up within each unit (row, unit)."""
+        if not len(self.unit_of_case):
+            return values
+        order = np.argsort(self.unit_of_case, kind="stable")
+        starts = np.searchsorted(self.unit_of_case[order], np.arange(self.units))
+        return np.asarray(np.add.reduceat(values[:, order], starts, axis=1))
+
+    def case_folds(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return which cases are in the test fold of the given consecutive trials."""
+        return self.of_cases(self.folds(numbers))
+
+
+@dataclass(frozen=True)
+class RankedScores:
+    """Ordered scores, of cases or of groups, in which the quantile of a calibration fold is found.
+
+    The quantile is the smallest calibration score with at most ``allowed`` weight of calibration
+    scores strictly above it. Who of a test fold is covered at it is a second order of the same
+    cases or groups, which differs from the first where scores tie but for their rounding.
+
+    Arguments:
+        scores: In rising order.
+        unit: The unit of each score.
+        weight: The weight of each score.
+        allowed: The weight that may lie above, in all trials or in each (trial,); negative where
+            no finite quantile exists.
+        test_unit: The units in the order of the scores from which on they are covered.
+        test_weight: Their weights.
+        covered: How many in that order are covered at each of the scores.
+        bets: What has to certify the losses of a fold besides, where no fixed weight allows them.
+    """
+
+    scores: FloatArray
+    unit: NDArray[np.int64]
+    weight: FloatArray
+    allowed: float | FloatArray
+    test_unit: NDArray[np.int64]
+    test_weight: FloatArray
+    covered: NDArray[np.int64]
+    bets: BettingEProcess | None = None
+
+    @property
+    def ends_tie(self) -> BoolArray:
+        """Whether each score is the last of its equals."""
+        return np.append(self.scores[1:] != self.scores[:-1], True)
+
+    def quantiles(self, position: NDArray[np.int64]) -> FloatArray:
+        """Return the score at each position; infinity at -1."""
+        return np.append(self.scores, np.inf)[position]
+
+
+def rank_for_guarantee(
+    scores: FloatArray,
+    promise: Guarantee,
+    allowed: float | FloatArray,
+    unit_of_case: NDArray[np.int64],
+    covered_from: FloatArray | None = None,
+) -> RankedScores:
+    """Order scores so that the quantile that keeps a promise can be found in any calibration fold.
+
+    Arguments:
+        scores: The scores of all cases (case,).
+        promise: What is promised.
+        allowed: The weight of calibration scores that may lie above the quantile, in all trials or
+            in each (trial,).
+        unit_of_case: The unit of each case, numbered from 0.
+        covered_from: The score from which on each case is covered; its own where None.
+
+    Example:
+        >>> promise = Guarantee(alpha=0.2, unit="case", n_cases=5)
+        >>> allowed = promise.allowed(4)
+        >>> ranking = rank_for_guarantee(np.array([3.0, 1, 2]), promise, allowed, np.arange(3))
+        >>> ranking.scores, ranking.unit, ranking.allowed
+        (array([1., 2., 3.]), array([1, 2, 0]), 0.0)
+    """
+    each, unit, weight = promise.whom_by_end.entries(scores, unit_of_case)
+    order = np.argsort(each, kind="stable")
+    ordered, last = each[order], order
+    starts = ordered
+    if covered_from is not None:
+        from_each = promise.whom_by_end.entries(covered_from, unit_of_case).scores
+        last = np.argsort(from_each, kind="stable")
+        starts = from_each[last]
+    covered = np.searchsorted(starts, ordered, side="right")
+    return RankedScores(
+        ordered, unit[order], weight[order], allowed, unit[last], weight[last], covered,
+        promise.bets,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SplitResults:
+    """What the splits gave for each ranking, or for one of them.
+
+    Arguments:
+        position: Where the quantile is among the ordered scores, (ranking, trial); -1 for none.
+        test_above: The weight of the test fold that is not covered at it, (ranking, trial).
+        sums: Sums of the features over the test cases, (ranking, feature, trial).
+    """
+
+    position: NDArray[np.int64]
+    test_above: FloatArray
+    sums: FloatArray
+
+    def of(self, ranking: int) -> SplitResults:
+        """Return what the splits gave for one ranking, without the first axes."""
+        return SplitResults(self.position[ranking], self.test_above[ranking], self.sums[ranking])
+
+
+def run_splits(
+    splitting: Splits, rankings: list[RankedScores], features: FloatArray
+) -> SplitResults:
+    """Split so many times and find the quantile of each ranking in each trial.
+
+    Arguments:
+        splitting: Who is split and how.
+        rankings: The ordered scores of each score; all of one length.
+        features: Numbers to add over the test cases, (ranking, feature, case).
+    """
+    R, T = len(rankings), splitting.trials
+    position = np.empty((R, T), dtype=np.int64)
+    test_above = np.empty((R, T))
+    # Scores share features, and many are constant: each distinct one is added up once.
+    distinct, which = _distinct_rows(features.reshape(-1, splitting.n_cases))
+    added = np.empty((len(distinct), T))
+
+    def of_all(name: str) -> np.ndarray:
+        return np.stack([getattr(ranking, name) for ranking in rankings])
+
+    entries = of_all("unit"), of_all("weight"), of_all("ends_tie")
+    # Weights 1/n_v are not exact in floats; a meeting of sums must count as allowed.
+    allowed = np.stack([np.broadcast_to(r.allowed, T) * (1 + 1e-12) for r in rankings])
+    tested = of_all("test_unit"), of_all("test_weight"), of_all("covered")
+    if splitting.is_compiled:
+        from taskuq.conformal import _kernels as kernels
+
+        kernels.run_trials(
+            np.uint64(splitting.seed), np.arange(T), splitting.units, splitting.n_test,
+            byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
+            *entries, allowed, *tested, distinct, position, test_above, added,
+        )  # fmt: skip
+    else:
+        for block in _trial_blocks(splitting):
+            folds = splitting.folds(block)
+            for s in range(R):
+                unit, weight, ends_tie = (part[s] for part in entries)
+                found = _scan(folds, unit, weight, ends_tie, allowed[s, block])
+                unit, weight, covered = (part[s] for part in tested)
+                position[s, block] = found
+                test_above[s, block] = _not_covered(folds, found, unit, weight, covered)
+            added[:, block] = distinct @ splitting.of_cases(folds).astype(float).T
+    for s, ranking in enumerate(rankings):
+        if ranking.bets is not None:
+            position[s], test_above[s] = _certified(splitting, ranking, ranking.bets)
+    return SplitResults(position, test_above, added[which].reshape(*features.shape[:2], T))
+
+
+def sums_at_quantiles(
+    splitting: Splits, quantiles: FloatArray, tables: Callable[[FloatArray], FloatArray]
+) -> FloatArray:
+    """Add numbers that depend on the quantile over the test cases of each trial, (table, trial).
+
+    Arguments:
+        splitting: Who is split and how.
+        quantiles: The quantile of each trial (trial,), or those of each end (trial, end).
+        tables: Maps distinct quantiles to numbers (table, quantile, case).
+    """
+    distinct, row = np.unique(
+        quantiles, axis=0 if quantiles.ndim > 1 else None, return_inverse=True
+    )
+    row = row.ravel()
+    step = max(1, TABLE_NUMBERS // splitting.n_cases)
+    sums: FloatArray | None = None
+    for start in range(0, len(distinct), step):
+        # Whole units are tested, so that their cases are added up once for all trials.
+        block = np.stack([splitting.of_units(t) for t in tables(distinct[start : start + step])])
+        if sums is None:
+            sums = np.empty((len(block), splitting.trials))
+        numbers = np.nonzero((row >= start) & (row < start + step))[0]
+        sums[:, numbers] = _sum_rows(splitting, numbers, row[numbers] - start, block)
+    assert sums is not None
+    return sums
+
+
+def _sum_rows(
+    splitting: Splits, numbers: NDArray[np.int64], row: NDArray[np.int64], tables: FloatArray
+) -> FloatArray:
+    """Add tables (table, row, unit) over the test units of some trials, each at its row."""
+    sums = np.empty((len(tables), len(numbers)))
+    if splitting.is_compiled:
+        from taskuq.conformal import _kernels as kernels
+
+        kernels.sum_table_rows(
+            np.uint64(splitting.seed), numbers, splitting.units, splitting.n_test,
+            byte_threshold(splitting.units, splitting.n_test), row, tables, sums,
+        )  # fmt: skip
+        return sums
+    for t, (number, k) in enumerate(zip(numbers, row, strict=True)):
+        fold = splitting.folds(np.array([number]))[0].astype(float)
+        sums[:, t] = tables[:, k] @ fold
+    return sums
+
+
+def _distinct_rows(rows: FloatArray) -> tuple[FloatArray, list[int]]:
+    """Return the different rows, and which of them each row is."""
+    seen: dict[bytes, int] = {}
+    which = [seen.setdefault(row.tobytes(), len(seen)) for row in rows]
+    first = [which.index(k) for k in range(len(seen))]
+    return np.ascontiguousarray(rows[first]), which
+
+
+def _scan(
+    folds: NDArray[np.uint8],
+    unit: NDArray[np.int64],
+    weight: FloatArray,
+    ends_tie: BoolArray,
+    allowed: FloatArray,
+) -> NDArray[np.int64]:
+    """Find the quantile of each fold; -1 where there is none."""
+    in_calibration = folds[:, unit] == 0
+    last = np.flatnonzero(ends_tie)
+    end_of_tie = last[np.searchsorted(last, np.arange(len(unit)))]
+    above = _from_top(weight * in_calibration)[:, end_of_tie + 1]
+    valid = in_calibration & (above <= allowed[:, None])
+    return np.asarray(np.where(valid.any(axis=1), valid.argmax(axis=1), -1))
+
+
+def _not_covered(
+    folds: NDArray[np.uint8],
+    position: NDArray[np.int64],
+    unit: NDArray[np.int64],
+    weight: FloatArray,
+    covered: NDArray[np.int64],
+) -> FloatArray:
+    """Weigh what of each test fold is not covered at a position; nothing where there is none."""
+    beyond = _from_top(weight * folds[:, unit])[np.arange(len(folds)), covered[position]]
+    return np.where(position < 0, 0.0, beyond)
+
+
+def _from_top(weights: FloatArray) -> FloatArray:
+    """Sums of each row from each place to its end, and 0 beyond it."""
+    # Summed from the top, in the order of the compiled loop, for equal rounding.
+    from_top = np.cumsum(weights[:, ::-1], axis=1)[:, ::-1]
+    return np.concatenate([from_top, np.zeros((len(weights), 1))], axis=1)
+
+
+def _certified(
+    splitting: Splits, ranking: RankedScores, bets: BettingEProcess
+) -> tuple[NDArray[np.int64], FloatArray]:
+    """Find where the quantile is in each trial if bets have to certify the losses of its fold."""
+    position, test_above = np.full(splitting.trials, -1), np.zeros(splitting.trials)
+    for block in _trial_blocks(splitting):
+        folds = splitting.folds(block)
+        for t, fold in zip(block, folds.astype(bool), strict=True):
+            in_test = fold[ranking.unit]
+            number = np.cumsum(~fold) - 1
+            found = smallest_certified(
+                ranking.scores[~in_test], number[ranking.unit[~in_test]],
+                ranking.weight[~in_test], bets,
+            )  # fmt: skip
+            if found < np.inf:
+                position[t] = np.flatnonzero(~in_test & (ranking.scores == found))[0]
+        test_above[block] = _not_covered(
+            folds, position[block], ranking.test_unit, ranking.test_weight, ranking.covered
+        )
+    return position, test_above
+
+
+def _trial_blocks(splitting: Splits) -> list[NDArray[np.int64]]:
+    step = max(1, FOLD_MEMORY // (8 * splitting.n_cases))
+    numbers = np.arange(splitting.trials)
+    return [numbers[start : start + step] for start in range(0, splitting.trials, step)]

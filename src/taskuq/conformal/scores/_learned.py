@@ -1,0 +1,297 @@
+"""Score learned from units set aside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, final
+
+import numpy as np
+
+from taskuq.conformal._family import (
+    IDENTITY,
+    LinearFamily,
+    Link,
+    NestedIntervalScore,
+    Side,
+    mean_and_variance,
+    natural_link,
+)
+from taskuq.conformal.scores._mlwr import SpreadPrior, fit_spread_prior
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray, TaskRange
+
+FOLDS = 5
+# Every fold has at least two cases.
+FEWEST_TO_LEARN = 2 * FOLDS
+# The ridge penalty on standardised coefficients, and how often weights are recomputed.
+PENALTY, WEIGHTINGS = 3.0, 6
+
+
+class _SampleMoments(NamedTuple):
+    """Samples of one round on the link's scale: mean, spread, skewness (case,)."""
+
+    mean: FloatArray
+    spread: FloatArray
+    skewness: FloatArray
+
+
+@dataclass(frozen=True)
+class _RobustRidge:
+    r"""Coefficients of :math:`y \approx b_0 + \sum_k b_k t_k`, features standardised and clipped.
+
+    Arguments:
+        intercept: :math:`b_0`.
+        coefficients: :math:`b_k`.
+        centers: The mean of each feature in the fit.
+        widths: The standard deviation of each feature in the fit.
+        lows: The smallest value of each feature in the fit; smaller ones are moved there.
+        highs: The largest.
+    """
+
+    intercept: float
+    coefficients: tuple[float, ...]
+    centers: tuple[float, ...]
+    widths: tuple[float, ...]
+    lows: tuple[float, ...]
+    highs: tuple[float, ...]
+
+    def __call__(self, features: FloatArray) -> FloatArray:
+        """Predict from features (case, feature)."""
+        inside = np.clip(features, self.lows, self.highs)
+        standard = (inside - self.centers) / np.asarray(self.widths)
+        # Column by column: a matrix product would round differently for other numbers of cases.
+        total = np.full(len(features), self.intercept)
+        for column, coefficient in zip(standard.T, self.coefficients, strict=True):
+            total += column * coefficient
+        return total
+
+
+def _fit_robust_ridge(features: FloatArray, response: FloatArray) -> _RobustRidge:
+    r"""Fit by ridge with a free intercept, down-weighting responses far from the fit.
+
+    Residuals beyond twice their median absolute deviation get Huber weights
+    :math:`2\,\mathrm{MAD}/|r|`, recomputed in a few rounds.
+
+    Arguments:
+        features: Features (case, feature), without a constant.
+        response: What to predict (case,).
+
+    Example:
+        >>> x = rng.standard_normal((200, 1))
+        >>> y = 2 * x[:, 0] + 1
+        >>> y[:5] += 50  # outliers hardly matter
+        >>> fit = _fit_robust_ridge(x, y)
+        >>> bool(abs(fit(np.array([[0.0], [1.0]])) - [1, 3]).max() < 0.1)
+        True
+    """
+    centers = features.mean(axis=0)
+    widths = features.std(axis=0)
+    varies = widths > 1e-12 * (1 + np.abs(centers))
+    widths = np.where(varies, widths, 1.0)
+    # What is left of a constant is rounding, which for large numbers is large: it must not count.
+    standard = np.where(varies, (features - centers) / widths, 0.0)
+    design = np.column_stack([np.ones(len(features)), standard])
+    ridge = np.diag(np.r_[0.0, np.full(features.shape[1], PENALTY)])
+    weights = np.ones(len(features))
+    b = np.zeros(design.shape[1])
+    for _ in range(WEIGHTINGS):
+        weighted = design * weights[:, None]
+        b = np.linalg.solve(weighted.T @ design + ridge, weighted.T @ response)
+        residual = np.abs(response - design @ b)
+        cut = 2 * float(np.median(residual)) + 1e-12
+        weights = np.minimum(1.0, cut / np.maximum(residual, 1e-300))
+    return _RobustRidge(
+        intercept=float(b[0]),
+        coefficients=tuple(map(float, b[1:])),
+        centers=tuple(map(float, centers)),
+        widths=tuple(map(float, widths)),
+        lows=tuple(map(float, features.min(axis=0))),
+        highs=tuple(map(float, features.max(axis=0))),
+    )
+
+
+@dataclass(frozen=True)
+class _LocationScale:
+    r"""A fitted prediction :math:`m \pm s` of :math:`g(z)` from the samples.
+
+    Arguments:
+        prior: How spreads vary, to steady them.
+        location: Predicts the standardised bias :math:`(g(z) - \bar L) / \tilde s`.
+        scale: Predicts :math:`\log s`.
+        typical_spreads: The median spread of each round, earlier rounds first.
+        typical_moves: The median move of the mean from each earlier round.
+    """
+
+    prior: SpreadPrior | None
+    location: _RobustRidge
+    scale: _RobustRidge
+    typical_spreads: tuple[float, ...]
+    typical_moves: tuple[float, ...]
+
+
+@final
+@dataclass(frozen=True)
+class LearnedScore(NestedIntervalScore):
+    r"""LearnedScore location and scale: narrower intervals where the sampler is biased or too sure.
+
+    .. math:: s = \frac{|g(z) - m|}{s_x}, \qquad
+        \mathcal C = g^{-1}[\,m - \hat q s_x,\; m + \hat q s_x\,]
+
+    On the scale :math:`g` (a logit for soft outputs) the samples have mean :math:`\bar L`,
+    steadied spread :math:`\tilde s` and skewness. Two robust ridge regressions predict the bias
+    of :math:`\bar L` and the size of what remains; in a multi-round scan the moves since the
+    earlier rounds are features too. The fit uses tuning cases only, so calibration on the other
+    cases keeps its guarantee, however bad the fit. It pays from about 400 calibration cases on.
+
+    Arguments:
+        side: ``two``, ``upper`` or ``lower``.
+        fit: The fitted prediction; absent until :meth:`tuned`.
+        link: The scale :math:`g`.
+
+    Example:
+        >>> truth = rng.uniform(0.2, 0.8, 400)
+        >>> outputs = truth[:, None] + 0.1 + 0.02 * rng.standard_normal((400, 8))  # biased by 0.1
+        >>> score = LearnedScore().tuned(outputs[:200], truth[:200], range_=(0, 1))
+        >>> center = score.interval(outputs[200:], quantile=1.0).center
+        >>> bool(abs(center - truth[200:]).mean() < 0.02)
+        True
+    """
+
+    uses_earlier_rounds: ClassVar[bool] = True
+    tuning_needs_targets: ClassVar[bool] = True
+    tuning_share: ClassVar[float] = 0.3
+
+    side: Side = "two"
+    fit: _LocationScale | None = None
+    link: Link = IDENTITY
+
+    def tuned(
+        self,
+        outputs: FloatArray,
+        targets: FloatArray | None = None,
+        *,
+        range_: TaskRange = None,
+        group: np.ndarray | None = None,
+    ) -> LearnedScore:
+        """Return the score fitted to tuning cases, outputs (case, sample) or with rounds first."""
+        rounds = outputs if outputs.ndim == 3 else outputs[None]
+        cases = rounds.shape[1]
+        if targets is None or cases < FEWEST_TO_LEARN:
+            raise InputError(
+                f"the learned score needs at least {FEWEST_TO_LEARN} tuning cases with targets, "
+                f"got {0 if targets is None else cases}; give more cases, or use score 'mlwr' "
+                "(of a fixed-width policy: statistic 'spread')"
+            )
+        link = natural_link(range_, rounds, targets)
+        shapes = [_shape(link(of_round)) for of_round in rounds]
+        p = rounds.shape[2]
+        prior = None
+        if p > 1:
+            prior = fit_spread_prior(shapes[-1].spread ** 2, shapes[-1].mean / 2, p)
+        unfitted = _LocationScale(
+            prior=prior,
+            location=_NOTHING,
+            scale=_NOTHING,
+            typical_spreads=tuple(float(np.median(shape.spread)) for shape in shapes),
+            typical_moves=tuple(
+                float(np.median(np.abs(shapes[-1].mean - shape.mean))) for shape in shapes[:-1]
+            ),
+        )
+        return replace(self, fit=_fit(unfitted, shapes, link(targets), p, group), link=link)
+
+    @property
+    def needs_tuning(self) -> bool:
+        """Whether there is no fit yet."""
+        return self.fit is None
+
+    def family(self, outputs: FloatArray) -> LinearFamily:
+        """Return the nested intervals around the predicted location."""
+        if self.fit is None:
+            raise InputError("the learned score has to be tuned before it can score")
+        rounds = outputs if outputs.ndim == 3 else outputs[None]
+        expected = len(self.fit.typical_spreads)
+        if len(rounds) != expected:
+            raise InputError(
+                f"this learned score reads {expected} rounds, got outputs of {len(rounds)}; "
+                "pass outputs (round, case, sample) of all rounds so far"
+            )
+        shapes = [_shape(self.link(of_round)) for of_round in rounds]
+        steadied = _steadied(self.fit, shapes[-1], rounds.shape[2])
+        bias = self.fit.location(_location_features(self.fit, shapes, steadied))
+        m = shapes[-1].mean + steadied * bias
+        s = np.exp(self.fit.scale(_scale_features(self.fit, shapes, steadied)))
+        return LinearFamily(m, m, s, self.side, self.link)
+
+
+_NOTHING = _RobustRidge(0.0, (), (), (), (), ())
+
+
+def _fit(
+    unfitted: _LocationScale,
+    shapes: list[_SampleMoments],
+    truth: FloatArray,
+    p: int,
+    group: np.ndarray | None,
+) -> _LocationScale:
+    current = shapes[-1]
+    steadied = _steadied(unfitted, current, p)
+    features = _location_features(unfitted, shapes, steadied)
+    response = (truth - current.mean) / steadied
+    # Residuals of a fit on its own cases would make the scale too small: predict each fold from
+    # the others, and keep a group in one fold because its cases resemble each other.
+    unit = np.arange(len(truth)) if group is None else np.unique(group, return_inverse=True)[1]
+    residual = np.empty_like(response)
+    for fold in range(FOLDS):
+        held_out = unit % FOLDS == fold
+        if held_out.all() or not held_out.any():
+            held_out = np.arange(len(truth)) % FOLDS == fold
+        model = _fit_robust_ridge(features[~held_out], response[~held_out])
+        residual[held_out] = response[held_out] - model(features[held_out])
+    error = np.abs(residual) * steadied
+    floor = 0.05 * float(np.median(error)) + 1e-12
+    return replace(
+        unfitted,
+        location=_fit_robust_ridge(features, response),
+        scale=_fit_robust_ridge(_scale_features(unfitted, shapes, steadied), np.log(error + floor)),
+    )
+
+
+def _shape(outputs: FloatArray) -> _SampleMoments:
+    mean, variance = mean_and_variance(outputs, ddof=1)
+    spread = np.sqrt(variance)
+    deviations = outputs - mean[:, None]
+    # Much quicker than a power of 3.
+    cubes = (deviations * deviations * deviations).mean(axis=1)
+    skewness = np.divide(cubes, spread**3, out=np.zeros_like(cubes), where=spread > 1e-12)
+    return _SampleMoments(mean, spread, np.clip(skewness, -3, 3))
+
+
+def _steadied(fit: _LocationScale, current: _SampleMoments, p: int) -> FloatArray:
+    if fit.prior is None:
+        return np.ones_like(current.mean)
+    return fit.prior.moderated(current.spread**2, current.mean / 2, p)
+
+
+def _location_features(
+    fit: _LocationScale, shapes: list[_SampleMoments], steadied: FloatArray
+) -> FloatArray:
+    current = shapes[-1]
+    half = current.mean / 2
+    columns = [half, half**2, np.log(steadied), current.skewness]
+    unit = current.spread + fit.typical_spreads[-1] + 1e-12
+    columns += [np.clip((current.mean - past.mean) / unit, -20, 20) for past in shapes[:-1]]
+    return np.column_stack(columns)
+
+
+def _scale_features(
+    fit: _LocationScale, shapes: list[_SampleMoments], steadied: FloatArray
+) -> FloatArray:
+    current = shapes[-1]
+    half = current.mean / 2
+    columns = [half, half**2, np.log(steadied), current.skewness, np.abs(half)]
+    for past, move, spread in zip(
+        shapes[:-1], fit.typical_moves, fit.typical_spreads[:-1], strict=True
+    ):
+        columns.append(np.log(np.abs(current.mean - past.mean) + 0.1 * move + 1e-12))
+        columns.append(np.log(past.spread + 0.01 * spread + 1e-12))
+    return np.column_stack(columns)

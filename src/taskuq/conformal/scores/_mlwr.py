@@ -1,0 +1,530 @@
+"""LWR with a regularised spread (default score)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taskuq.conformal._family import (
+    IDENTITY,
+    LinearFamily,
+    Link,
+    NestedIntervalScore,
+    Side,
+    mean_and_variance,
+    natural_link,
+)
+from taskuq.interval import BoolArray, FloatArray, TaskRange
+from taskuq.protocols import SelfTuned
+
+# Sums of shares are floats: where they may meet a half, the wider range is taken.
+SLACK = 1e-9
+
+
+class _UnitMedian(NamedTuple):
+    """A median over units, every unit counting the same.
+
+    Arguments:
+        value: The median over all of them.
+        low: For each unit, the least median that the others can have with any unit beside them.
+        high: The largest.
+    """
+
+    value: float
+    low: FloatArray
+    high: FloatArray
+
+
+def _unit_median(
+    values: FloatArray, index: NDArray[np.int64], order: NDArray[np.int64] | None = None
+) -> _UnitMedian:
+    r"""Return the median of values that come in units, and its range were one unit another.
+
+    With :math:`F_v` the distribution function of the values of unit :math:`v`, the median of
+    :math:`V` units is the smallest value at which their mean :math:`\frac1V \sum_v F_v` reaches
+    one half. In place of unit :math:`i` any unit :math:`F'` lies between 0 and 1, so that
+
+    .. math:: \inf\Big\{x : \sum_{v \ne i} F_v(x) + 1 \ge \frac V2 \Big\} \le
+        \operatorname{median}_{v \ne i,\, F'} \le
+        \inf\Big\{x : \sum_{v \ne i} F_v(x) \ge \frac V2 \Big\}
+
+    Arguments:
+        values: One for each case.
+        index: The unit of each case, numbered from 0.
+        order: What sorts the values, where it is known.
+
+    Example:
+        >>> median = _unit_median(np.array([5.0, 1, 2, 4, 3]), np.arange(5))
+        >>> median.value, median.low, median.high
+        (3.0, array([2., 3., 3., 2., 2.]), array([3., 4., 4., 3., 4.]))
+    """
+    order = np.argsort(values, kind="stable") if order is None else order
+    ordered = np.concatenate([[-np.inf], np.asarray(values, dtype=float)[order], [np.inf]])
+    unit = index[order]
+    sizes = np.bincount(index)
+    if len(sizes) == len(values):
+        return _of_cases(ordered, unit)
+    share = 1 / sizes[unit]
+    total = np.cumsum(share)
+    half = len(sizes) / 2
+    ends = _reached(total, share, unit, (half - 1 - SLACK, half + SLACK))
+    middle = int(np.searchsorted(total, half - SLACK))
+    low = np.where(half <= 1, -np.inf, ordered[ends[0] + 1])
+    return _UnitMedian(float(ordered[middle + 1]), low, ordered[ends[1] + 1])
+
+
+def _unit_quantile(values: FloatArray, index: NDArray[np.int64], level: float) -> float:
+    """Return the smallest value at which the mean distribution function of units reaches a level.
+
+    Arguments:
+        values: One for each case.
+        index: The unit of each case, numbered from 0.
+        level: Beyond 0 and 1 the quantile is minus or plus infinity.
+
+    Example:
+        >>> _unit_quantile(np.array([1.0, 2, 3, 4]), np.array([0, 0, 0, 1]), 0.5)
+        3.0
+        >>> _unit_quantile(np.array([1.0, 2, 3, 4]), np.arange(4), 1.1)
+        inf
+    """
+    if not 0 < level <= 1:
+        return -np.inf if level <= 0 else np.inf
+    order = np.argsort(values, kind="stable")
+    total = np.cumsum(1 / np.bincount(index)[index[order]])
+    return float(values[order][np.searchsorted(total, level * total[-1] - SLACK)])
+
+
+def _of_cases(ordered: FloatArray, unit: NDArray[np.int64]) -> _UnitMedian:
+    """The median where every unit is one case: without a case, later ones move up by one."""
+    units = len(unit)
+    place = np.empty(units, dtype=np.int64)
+    place[unit] = np.arange(1, units + 1)
+
+    def without(count: int) -> FloatArray:
+        after = ordered[min(count + 1, units + 1)]
+        return np.asarray(np.where(place > count, ordered[count], after))
+
+    half = -(-units // 2)
+    low = without(half - 1) if half > 1 else np.full(units, -np.inf)
+    return _UnitMedian(float(ordered[half]), low, without(half))
+
+
+def _reached(
+    total: FloatArray, share: FloatArray, unit: NDArray[np.int64], levels: tuple[float, float]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where sums of shares reach two levels without the shares of each unit."""
+    units = int(unit.max()) + 1
+    # A unit's own share is at most 1, so both levels are reached within this window.
+    start = int(np.searchsorted(total, levels[0]))
+    window = slice(start, int(np.searchsorted(total, levels[1] + 1 + SLACK)) + 1)
+    own = np.bincount(unit[:start], weights=share[:start], minlength=units)
+    mine = np.where(unit[window] == np.arange(units)[:, None], share[window], 0.0)
+    others = total[window] - own[:, None] - np.cumsum(mine, axis=1)
+    found = [others >= level for level in levels]
+    low, high = (
+        np.where(there.any(axis=1), start + there.argmax(axis=1), len(total)) for there in found
+    )
+    return low, high
+
+
+# Identical samples get this variance, so that logarithms exist.
+LEAST_VARIANCE = 1e-12
+MANY_DEGREES = 1000.0
+
+
+@dataclass(frozen=True)
+class SpreadPrior:
+    r"""What is known about the spread of a case before its samples are seen.
+
+    The sample variance :math:`v` on :math:`d = p - 1` degrees of freedom is shrunk towards a
+    trend :math:`s_0^2(x)` in a covariate :math:`x`, as if the trend had been seen on
+    :math:`d_0` degrees of freedom:
+
+    .. math:: \tilde\sigma^2 = \frac{d_0\, s_0^2(x) + d\, v}{d_0 + d}, \qquad
+        s_0^2(x) = \exp\{c_0 + c_1 x + c_2 x^2 + \psi(d_0/2) - \log(d_0/2)\}
+
+    References:
+        Smyth, Linear Models and Empirical Bayes Methods for Assessing Differential Expression,
+        2004.
+
+    Arguments:
+        coefficients: :math:`c_0, c_1, c_2`.
+        degrees: :math:`d_0`.
+        covariate_range: The covariates seen when fitting; others are moved to its ends.
+        typical: The median of :math:`\tilde\sigma` over the fitting cases.
+    """
+
+    coefficients: tuple[float, float, float]
+    degrees: float
+    covariate_range: tuple[float, float]
+    typical: float
+
+    def moderated(self, variance: FloatArray, covariate: FloatArray, samples: int) -> FloatArray:
+        r"""Return :math:`\tilde\sigma` of cases with sample variance :math:`v`."""
+        c0, c1, c2 = self.coefficients
+        x = np.clip(covariate, *self.covariate_range)
+        d0, d = self.degrees, samples - 1
+        if c2 == 0:
+            # Factors, so that many levels can be tried on the same cases.
+            trend = self.trend_at_zero * np.exp(c1 * x)
+        else:
+            # Coefficients of a curve may be far larger than their sum.
+            trend = np.exp(c0 + (c1 + c2 * x) * x + self._shift)
+        v = np.maximum(variance, LEAST_VARIANCE)
+        return np.asarray(np.sqrt((d0 * trend + d * v) / (d0 + d)))
+
+    @property
+    def trend_at_zero(self) -> FloatArray:
+        """:math:`s_0^2(0)`."""
+        return np.asarray(np.exp(self.coefficients[0] + self._shift))
+
+    @property
+    def _shift(self) -> float:
+        from scipy.special import digamma
+
+        half = self.degrees / 2
+        return float(digamma(half) - np.log(half))
+
+
+def fit_spread_prior(variance: FloatArray, covariate: FloatArray, samples: int) -> SpreadPrior:
+    r"""Fit the prior of spreads by matching two moments of :math:`\log v`.
+
+    With :math:`e = \log v - \psi(d/2) + \log(d/2)` regressed on :math:`(1, x, x^2)`, the excess of
+    the residual variance over :math:`\psi_1(d/2)` is :math:`\psi_1(d_0/2)`.
+
+    Arguments:
+        variance: Sample variances with ``ddof=1`` (case,), at least two samples each.
+        covariate: The covariate :math:`x` (case,); constant where there is no trend.
+        samples: The number :math:`p` of samples behind each variance.
+
+    Example:
+        >>> spread = rng.gamma(4.0, 0.01, size=500)
+        >>> draws = spread[:, None] * rng.standard_normal((500, 4))
+        >>> prior = fit_spread_prior(draws.var(axis=1, ddof=1), np.zeros(500), samples=4)
+        >>> moderated = prior.moderated(draws.var(axis=1, ddof=1), np.zeros(500), samples=4)
+        >>> bool(abs(moderated - spread).mean() < abs(draws.std(axis=1, ddof=1) - spread).mean())
+        True
+    """
+    from scipy.special import digamma, polygamma
+
+    v = np.maximum(np.asarray(variance, dtype=float), LEAST_VARIANCE)
+    half = (samples - 1) / 2
+    e = np.log(v) - digamma(half) + np.log(half)
+    # A centred, scaled covariate keeps the small least-squares problem well conditioned.
+    middle, spread = float(np.mean(covariate)), float(np.std(covariate)) or 1.0
+    t = (covariate - middle) / spread
+    design = np.stack([np.ones_like(t), t, t**2], axis=1)
+    b0, b1, b2 = np.linalg.lstsq(design, e, rcond=None)[0]
+    excess = float(np.var(e - design @ [b0, b1, b2])) - float(polygamma(1, half))
+    degrees = MANY_DEGREES if excess <= 1e-3 else 2 * _inverse_trigamma(excess)
+    prior = SpreadPrior(
+        coefficients=(
+            float(b0 - b1 * middle / spread + b2 * (middle / spread) ** 2),
+            float(b1 / spread - 2 * b2 * middle / spread**2),
+            float(b2 / spread**2),
+        ),
+        degrees=min(degrees, MANY_DEGREES),
+        covariate_range=(float(np.min(covariate)), float(np.max(covariate))),
+        typical=1.0,
+    )
+    typical = float(np.median(prior.moderated(v, covariate, samples)))
+    return replace(prior, typical=typical)
+
+
+def _inverse_trigamma(value: float) -> float:
+    """Solve trigamma(y) = value by Newton steps on 1/trigamma, which is nearly linear."""
+    from scipy.special import zeta
+
+    y = 0.5 + 1 / value
+    for _ in range(50):
+        # The derivatives of the digamma function are Hurwitz zeta functions, quicker to have.
+        trigamma = float(zeta(2, y))
+        step = trigamma * (1 - trigamma / value) / (-2 * float(zeta(3, y)))
+        y += step
+        if abs(step) < 1e-10 * y:
+            break
+    return y
+
+
+# The prior is worth this many further samples.
+DEGREES = 4.0
+# How log v follows x where a task has a range: 0 would be spreads alike on the task's own scale,
+# 4 spreads alike on its logit's. Fixed, so that two medians are all there is to learn.
+TREND = 3.0
+# Where x lies for a task with a range; without one it is 0.
+COVARIATES = (math.log(1e-4) / 2, 0.0)
+# The logarithm of a variance larger than any.
+BEYOND = 600.0
+
+
+@dataclass(frozen=True)
+class _LogSpreads:
+    r"""Logarithms of spreads, whose quantiles over units are a prior.
+
+    With :math:`e = \log v - \psi(d/2) + \log(d/2)` the level of the trend
+    :math:`s_0^2(x) = e^{c + bx}` is a quantile :math:`c` of :math:`e - bx`, and the typical spread
+    is :math:`e^{t/2}` with a quantile :math:`t` of :math:`e`; :math:`b` and :math:`d_0` are fixed.
+    The moderated spread rises with both.
+
+    Arguments:
+        level: :math:`e - bx` of each case.
+        typical: :math:`e` of each case.
+        trend: The slope :math:`b`.
+    """
+
+    level: FloatArray
+    typical: FloatArray
+    trend: float
+
+    def at(self, kept: BoolArray, index: NDArray[np.int64], share: float) -> SpreadPrior:
+        """Return the prior at a quantile over units of some cases; one half is the one in use.
+
+        Arguments:
+            kept: Which cases to learn from.
+            index: The unit of each of them, numbered from 0.
+            share: The level of the quantile.
+        """
+        c, t = (_unit_quantile(e[kept], index, share) for e in (self.level, self.typical))
+        return _steady_prior(c, t, self.trend)
+
+    def learn(
+        self, kept: BoolArray, index: NDArray[np.int64]
+    ) -> tuple[SpreadPrior, SpreadPrior, SpreadPrior]:
+        """Return the prior of some cases, and the least and the largest for each of them.
+
+        Arguments:
+            kept: Which cases to learn from.
+            index: The unit of each of them, numbered from 0.
+        """
+        place = np.cumsum(kept) - 1
+        c, t = (
+            _unit_median(e[kept], index, place[order[kept[order]]])
+            for e, order in zip((self.level, self.typical), self.orders, strict=True)
+        )
+        return (
+            _steady_prior(c.value, t.value, self.trend),
+            _steady_prior(c.low[index], t.low[index], self.trend),
+            _steady_prior(c.high[index], t.high[index], self.trend),
+        )
+
+    @cached_property
+    def orders(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What sorts all cases, once for the many calibration sets of a simulation."""
+        level, typical = (np.argsort(e, kind="stable") for e in (self.level, self.typical))
+        return level, typical
+
+
+def _spread_levels(
+    variance: FloatArray, covariate: FloatArray, samples: int, *, trend: float
+) -> _LogSpreads:
+    r"""Return the logarithms of spreads that a steady prior is made of.
+
+    Arguments:
+        variance: Sample variances with ``ddof=1`` (case,), at least two samples each.
+        covariate: The covariate :math:`x` (case,).
+        samples: The number :math:`p` of samples behind each variance.
+        trend: The slope :math:`b`.
+
+    Example:
+        >>> variance = np.array([0.01, 0.02, 0.04, 0.09])
+        >>> levels = _spread_levels(variance, np.zeros(4), 1000, trend=0.0)
+        >>> prior, low, high = levels.learn(np.ones(4, dtype=bool), np.arange(4))
+        >>> round(prior.typical, 3), high.typical.round(3)
+        (0.141, array([0.2  , 0.2  , 0.141, 0.141]))
+    """
+    from scipy.special import digamma
+
+    half = (samples - 1) / 2
+    e = np.log(np.maximum(variance, LEAST_VARIANCE)) - digamma(half) + np.log(half)
+    return _LogSpreads(e - trend * covariate, e, trend)
+
+
+def _steady_prior(level: Any, typical: Any, trend: float) -> SpreadPrior:
+    """Return the prior of two logarithms; one number each, or one for each case.
+
+    Example:
+        >>> round(_steady_prior(-4.0, -4.0, trend=0.0).typical, 4)
+        0.1353
+    """
+    from scipy.special import digamma
+
+    half = DEGREES / 2
+    # Where no other unit bounds it, a spread beyond all others stands for any.
+    c = np.minimum(level, BEYOND) - (float(digamma(half)) - math.log(half))
+    middle = np.exp(np.minimum(typical, BEYOND) / 2)
+    return SpreadPrior((_plain(c), trend, 0.0), DEGREES, COVARIATES, _plain(middle))
+
+
+def _plain(value: Any) -> Any:
+    return value if np.ndim(value) else float(value)
+
+
+# Fewer cases than this say nothing useful about how spreads vary.
+FEWEST_TUNING_CASES = 8
+
+
+class _SampleVariances(NamedTuple):
+    """What the score reads of the outputs of cases: mean and variance of each, and how many."""
+
+    mean: FloatArray
+    variance: FloatArray
+    samples: int
+
+    def take(self, cases: np.ndarray) -> _SampleVariances:
+        """Return those of some of the cases."""
+        return _SampleVariances(self.mean[cases], self.variance[cases], self.samples)
+
+
+@final
+@dataclass(frozen=True)
+class MLWR(NestedIntervalScore):
+    r"""Moderated LWR, the default: a steadied spread plus a floor that is a share of the typical.
+
+    .. math:: s = \frac{|z - \bar z|}{u}, \qquad u = \tilde\sigma + c \cdot
+        \operatorname{median}\sigma, \qquad \mathcal C = [\bar z \pm \hat q u]
+
+    :math:`\tilde\sigma` is the sample spread shrunk towards a trend in :math:`\bar z` (see
+    :class:`~taskuq.conformal.scores._mlwr.SpreadPrior`). The prior is two medians over units,
+    learnt without targets: from the outputs of the calibration units themselves
+    (:meth:`learner`), from other cases, or from all cases of an evaluation alike; each keeps the
+    guarantee exact. With one sample, or without a prior, the width is constant or
+    :math:`u = \sigma_z`.
+
+    Arguments:
+        side: ``two``, ``upper`` or ``lower``.
+        floor: The share :math:`c` of the typical spread that is always added.
+        prior: The fitted prior; absent until :meth:`tuned`.
+        link: The task's scale; the trend exists only where it is a logit.
+
+    Example:
+        >>> outputs = np.clip(0.5 + 0.1 * rng.standard_normal((60, 4)), 0, 1)
+        >>> score = MLWR().tuned(outputs)
+        >>> widths = score.interval(outputs, quantile=1.0).width
+        >>> bool(widths.max() / widths.min() < np.ptp(outputs, 1).max() / np.ptp(outputs, 1).min())
+        True
+    """
+
+    tuning_needs_targets: ClassVar[bool] = False
+    tuning_share: ClassVar[float] = 0.1
+
+    side: Side = "two"
+    floor: float = 0.5
+    prior: SpreadPrior | None = None
+    link: Link = IDENTITY
+
+    @property
+    def needs_tuning(self) -> bool:
+        """Whether there is no prior yet."""
+        return self.prior is None
+
+    def tuned(
+        self,
+        outputs: FloatArray,
+        targets: Any = None,
+        *,
+        range_: TaskRange = None,
+        group: np.ndarray | None = None,
+    ) -> MLWR:
+        """Return the score with the prior of other cases; only their outputs are looked at."""
+        read = self.read(outputs)
+        if read.samples < 2 or len(read.mean) < FEWEST_TUNING_CASES:
+            return self
+        index = np.arange(len(read.mean))
+        if group is not None:
+            index = np.unique(group, return_inverse=True)[1]
+        link = natural_link(range_, outputs)
+        everyone = np.ones(len(index), dtype=bool)
+        return replace(self, prior=_levels(read, link).at(everyone, index, 0.5), link=link)
+
+    def read(self, outputs: FloatArray) -> _SampleVariances:
+        """Return all that the score reads of outputs (case, sample)."""
+        return _SampleVariances(*mean_and_variance(outputs, ddof=1), outputs.shape[1])
+
+    def learner(self, read: _SampleVariances, range_: TaskRange) -> _SelfTunedMLWR:
+        """Return what learns from the outputs of calibration units, none of which is set aside.
+
+        Arguments:
+            read: What :meth:`read` returned of all cases.
+            range_: The declared task range, if any; without one there is no trend, because one
+                that was only seen could be left by a new unit.
+        """
+        link = IDENTITY if range_ is None else natural_link(range_)
+        return _SelfTunedMLWR(replace(self, link=link), _levels(read, link), read)
+
+    def family(self, outputs: FloatArray) -> LinearFamily:
+        """Return the nested intervals around the mean, in units of the moderated spread."""
+        return self.grown(self.read(outputs))
+
+    def grown(self, read: _SampleVariances) -> LinearFamily:
+        """Return the nested intervals of cases from what was read of their outputs."""
+        if read.samples < 2:
+            u = np.ones_like(read.mean)
+        elif self.prior is None:
+            u = np.sqrt(read.variance)
+        else:
+            x = _covariate(read.mean, self.link)
+            spread = self.prior.moderated(read.variance, x, read.samples)
+            u = spread + self.floor * self.prior.typical
+        return LinearFamily(read.mean, read.mean, u, self.side)
+
+
+@final
+@dataclass(frozen=True)
+class _SelfTunedMLWR:
+    r"""The score, ready to learn from any calibration units among some cases.
+
+    Unit :math:`i` of calibration units and a new one is scored with the prior
+    :math:`\theta_{-i}` of all the others: that is symmetric, so the scores are exchangeable. For
+    the new unit it is the prior of the calibration units, which ``score`` has. For a calibration
+    unit it would take the new unit too; ``narrow`` and ``wide`` have the least and the largest
+    scale that any new unit could give it, so that the larger of their scores is at least as large.
+
+    Arguments:
+        score: The score without a prior.
+        levels: What its prior is learnt from.
+        read: What was read of all cases.
+    """
+
+    score: MLWR
+    levels: _LogSpreads
+    read: _SampleVariances
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether there are several samples, so that there is something to learn."""
+        return self.read.samples > 1
+
+    def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:
+        """Return what some cases give, their units given."""
+        if not self.has_spread:
+            return SelfTuned(self.score, self.score, self.score)
+        priors = self.levels.learn(kept, index)
+        return SelfTuned(*(replace(self.score, prior=prior) for prior in priors))
+
+    def between(
+        self, kept: BoolArray, index: NDArray[np.int64], margin: float
+    ) -> tuple[MLWR, MLWR]:
+        """Return the scores whose priors are quantiles a margin below and above the medians."""
+        if not self.has_spread:
+            return self.score, self.score
+        low, high = (self.levels.at(kept, index, 0.5 + off) for off in (-margin, margin))
+        return replace(self.score, prior=low), replace(self.score, prior=high)
+
+
+def _levels(read: _SampleVariances, link: Link) -> _LogSpreads:
+    trend = 0.0 if link.is_identity else TREND
+    samples = max(read.samples, 2)
+    return _spread_levels(read.variance, _covariate(read.mean, link), samples, trend=trend)
+
+
+def _covariate(mean: FloatArray, link: Link) -> FloatArray:
+    """Half the log of the variance a soft output of this mean could have; 0 off a range."""
+    if link.is_identity:
+        return np.zeros_like(mean)
+    t = np.clip((mean - link.low) / (link.high - link.low), 0, 1)
+    return np.asarray(np.log(t * (1 - t) + 1e-4) / 2)

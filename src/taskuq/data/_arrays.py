@@ -1,0 +1,288 @@
+"""Images in memory or npz."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from taskuq._io import atomic_write, open_npz
+from taskuq.data._dataset import Case, Dataset, LabelledSubset, Subset
+from taskuq.data._readers import DataCheck, DataConfig, FileCheck, as_size, require_path
+from taskuq.errors import InputError
+from taskuq.interval import BoolArray
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayDataset:
+    """A data set from arrays.
+
+    Arguments:
+        images: Magnitude images (case, height, width), any real type, or complex coil images
+            (case, coil, height, width).
+        label: The label of each case, (case,).
+        group: The group of each case, (case,): patient or volume. Neighbouring slices are not
+            independent, so this is never guessed; where each image really is its own group, say
+            so with ``group="each"``.
+        case: The name of each case; by default its number.
+        normalise: Divide each group by the 99.5 % quantile of its magnitudes; or all images by a
+            number, where values mean the same in all of them.
+
+    Example:
+        >>> images = np.full((2, 4, 4), 50, dtype=np.uint8)
+        >>> data = ArrayDataset(images, label=[0, 1], group="each")
+        >>> item = data[1]
+        >>> item.label, item.group, item.scale, float(item.image.max())
+        (1, '1', 50.0, 1.0)
+    """
+
+    images: NDArray[Any]
+    labels: NDArray[np.int64]
+    groups: NDArray[np.str_]
+    cases: NDArray[np.str_]
+    scales: NDArray[np.float64] = field(repr=False)
+
+    def __init__(
+        self,
+        images: NDArray[Any],
+        label: ArrayLike,
+        group: ArrayLike | str,
+        case: ArrayLike | None = None,
+        normalise: bool | float = True,
+    ) -> None:
+        images = np.asarray(images)
+        _check_images(images)
+        names = np.arange(len(images)) if case is None else np.asarray(case)
+        groups = np.arange(len(images)) if isinstance(group, str) and group == "each" else group
+        columns = {"label": np.asarray(label), "group": np.asarray(groups), "case": names}
+        for name, column in columns.items():
+            if column.shape != (len(images),):
+                raise InputError(
+                    f"{name} has shape {column.shape} for {len(images)} images; give one entry for "
+                    "each image" + (" (or group='each')" if name == "group" else ""),
+                    code="shape.mismatch",
+                )
+        labels = columns["label"]
+        if labels.dtype.kind not in "biuf" or not np.array_equal(labels, labels.astype(int)):
+            raise InputError(
+                f"labels have type {labels.dtype}; give integers such as 0 and 1",
+                code="dtype.invalid",
+            )
+
+        object.__setattr__(self, "images", images)
+        object.__setattr__(self, "labels", labels.astype(np.int64))
+        object.__setattr__(self, "groups", columns["group"].astype(str))
+        object.__setattr__(self, "cases", names.astype(str))
+        if len(np.unique(self.cases)) != len(images):
+            raise InputError(
+                "case names repeat; give each image a name of its own", code="table.duplicate"
+            )
+        if normalise is True:
+            scales = _group_scales(images, self.groups)
+        else:
+            scales = np.full(len(images), float(normalise) or 1.0)
+        object.__setattr__(self, "scales", scales)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Case:
+        import torch
+
+        scale = float(self.scales[index])
+        image = torch.as_tensor(self.images[index])
+        image = image / scale if image.is_complex() else image.to(torch.float32) / scale
+        return Case(
+            image=image,
+            label=int(self.labels[index]),
+            group=str(self.groups[index]),
+            case=str(self.cases[index]),
+            scale=scale,
+        )
+
+
+def group_scale(values: NDArray[Any]) -> float:
+    """The scale of a whole group: the 99.5 % quantile of its magnitudes, 1 where it is black.
+
+    Scanners differ a lot in their units; slices of one patient share them.
+    """
+    # Above this quantile lie a few bright pixels that must not set the scale.
+    quantile = float(np.quantile(np.abs(values), 0.995))
+    return quantile if quantile > 0 else 1.0
+
+
+def _group_scales(images: NDArray[Any], groups: NDArray[np.str_]) -> NDArray[np.float64]:
+    scales = np.ones(len(images))
+    for name in np.unique(groups):
+        scales[groups == name] = group_scale(images[groups == name])
+    return scales
+
+
+def read_npz(
+    path: Path | str, *, group: str | None = None, normalise: bool | float = True
+) -> ArrayDataset:
+    """Read a data set from one .npz file into memory.
+
+    Arguments:
+        path: A file with the arrays ``images`` (case, height, width) or (case, coil, height,
+            width), ``label`` (case,) and ``group`` (case,), and optionally ``case``; other arrays
+            are left alone.
+        group: ``"each"`` when each image is its own group and the file has no groups.
+        normalise: Divide each group by the 99.5 % quantile of its magnitudes, or all by a number.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "mine.npz"
+        >>> np.savez(path, images=np.ones((4, 8, 8)), label=[0, 0, 1, 1], group=[7, 7, 9, 9])
+        >>> read_npz(path).groups
+        array(['7', '7', '9', '9'], dtype='<U21')
+    """
+    with open_npz(path, "images") as file:
+        arrays = {name: file[name] for name in ("images", "label", "group", "case") if name in file}
+    missing = {"images", "label"} - set(arrays)
+    if "group" not in arrays and group != "each":
+        missing |= {"group"}
+    if missing:
+        raise InputError(
+            f"{path} has no {', '.join(sorted(missing))}; save images, label and group (or say "
+            "that each image is its own group)",
+            code="table.column",
+        )
+    return ArrayDataset(
+        arrays["images"],
+        label=arrays["label"],
+        group=arrays["group"] if group is None else group,
+        case=arrays.get("case"),
+        normalise=normalise,
+    )
+
+
+def _save_npz(dataset: Dataset, path: Path | str, indices: Sequence[int] | None = None) -> Path:
+    """Write cases of any data set into one .npz file that :func:`read_npz` reads.
+
+    Images are written as they are delivered, divided by their scale; read them with
+    ``normalise=False`` to get the same items back.
+    """
+    items = [dataset[i] for i in (range(len(dataset)) if indices is None else indices)]
+    if not items:
+        raise InputError("no cases are asked for; give at least one index", code="value.invalid")
+    with atomic_write(path) as partial, partial.open("wb") as file:
+        np.savez(
+            file,
+            images=np.stack([np.asarray(item.image) for item in items]),
+            label=np.array([item.label for item in items]),
+            group=np.array([item.group for item in items]),
+            case=np.array([item.case for item in items]),
+            scale=np.array([item.scale for item in items]),
+        )
+    return Path(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NpzData(DataConfig):
+    """Images of one .npz file, as :func:`read_npz` reads them.
+
+    Arguments:
+        path: The file.
+        group: ``"each"`` when each image is its own group and the file has no groups.
+        keep: The name of a boolean array (case,) in the file; only its cases are used.
+        target: What a task network should say: ``"label"``, or the name of an array (case,) or
+            (case, task) in the file.
+        scale: What all images are divided by, where values mean the same in all of them; 0 divides
+            each group by the 99.5 % quantile of its magnitudes.
+
+    Example:
+        >>> NpzData(path=Path("mine.npz")).target
+        'label'
+    """
+
+    path: Path | None = None
+    group: Literal["each"] | None = None
+    keep: str | None = None
+    target: str = "label"
+    scale: float = 0.0
+
+    def open(self) -> Dataset:
+        """All cases, or those to keep."""
+        whole = read_npz(self._file, group=self.group, normalise=self.scale or True)
+        return Subset.where(whole, self._kept(whole))
+
+    def open_targets(self) -> LabelledSubset:
+        """The same cases with their targets."""
+        whole = read_npz(self._file, group=self.group, normalise=self.scale or True)
+        kept = self._kept(whole)
+        labelled = LabelledSubset.of(Subset.where(whole, kept))
+        if self.target == "label":
+            return labelled
+        values = np.asarray(self._array(self.target), dtype=np.float64)
+        if len(values) != len(whole):
+            raise InputError(
+                f"{self.target} has {len(values)} entries for {len(whole)} images; give one for "
+                "each",
+                code="shape.mismatch",
+            )
+        targets = values.reshape(len(values), -1)[kept]
+        if not np.isfinite(targets).all():
+            raise InputError(
+                f"{self.target} holds NaN or infinite values; leave those cases out",
+                code="value.nonfinite",
+            )
+        return LabelledSubset(labelled.cases, targets)
+
+    def check(self, *, strict: bool, thorough: bool) -> DataCheck:
+        """One row for the file."""
+        data = read_npz(self._file, group=self.group, normalise=False)
+        kept = self._kept(data)
+        row = FileCheck(
+            file=self._file.name,
+            kind=str(data.images.dtype),
+            size=as_size(data.images.shape[1:]),
+            slices=int(kept.sum()),
+            positives=int((data.labels[kept] > 0).sum()),
+        )
+        return DataCheck((row,), groups=len(np.unique(data.groups[kept])))
+
+    @property
+    def _file(self) -> Path:
+        return require_path(self.path, "path", "the .npz file")
+
+    def _array(self, name: str) -> NDArray[Any]:
+        with open_npz(self._file, "images") as file:
+            if name not in file:
+                raise InputError(
+                    f"{self.path} has no {name}; choose from {', '.join(file)}", code="table.column"
+                )
+            return file[name]
+
+    def _kept(self, whole: ArrayDataset) -> BoolArray:
+        if self.keep is None:
+            return np.full(len(whole), True)
+        kept = self._array(self.keep)
+        if kept.dtype != bool or kept.shape != (len(whole),):
+            raise InputError(
+                f"{self.keep} has type {kept.dtype} and shape {kept.shape}; data.keep needs one "
+                "boolean for each image",
+                code="dtype.invalid",
+            )
+        return kept
+
+
+def _check_images(images: NDArray[Any]) -> None:
+    is_magnitude = images.ndim == 3 and images.dtype.kind in "biuf"
+    is_coils = images.ndim == 4 and images.dtype.kind == "c"
+    if not (is_magnitude or is_coils):
+        raise InputError(
+            f"images have shape {images.shape} and type {images.dtype}; give magnitude images "
+            "(case, height, width) or complex coil images (case, coil, height, width)",
+            code="shape.axes",
+        )
+    if images.size == 0:
+        raise InputError(
+            f"images have shape {images.shape}; give at least one image", code="table.incomplete"
+        )
+    if images.dtype.kind in "fc" and not np.isfinite(images).all():
+        raise InputError("images hold NaN or infinite values; replace them", code="value.nonfinite")

@@ -1,0 +1,772 @@
+"""Embedded brain atlas: anatomy, contrast, lesions, patients."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+from scipy.spatial import ConvexHull
+
+from taskuq._io import atomic_write, open_npz
+from taskuq.data._arrays import ArrayDataset
+from taskuq.data._dataset import (
+    Case,
+    Dataset,
+    InMemoryDataset,
+    LabelledSubset,
+    parallel_map,
+    useful_workers,
+)
+from taskuq.data._readers import DataConfig
+from taskuq.errors import InputError, MachineError
+from taskuq.measure._coils import smooth_field
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+BASE_VARIABLE = "TASKUQ_ATLAS_BASE"
+# Depth is stored as a byte: eighths of a millimetre outside the brain's hull, up to 31 mm.
+_DEPTH_UNIT = 0.125
+_TEMPLATES = {"t1": "t1", "grey": "gm", "white": "wm"}
+_VOLUMES = (*_TEMPLATES, "depth", "outer")
+
+
+@dataclass(frozen=True, eq=False)
+class _Anatomy:
+    """An average brain on a grid of 1 mm: (left-right, back-front, bottom-top).
+
+    Attributes:
+        t1: T1-weighted signal of the brain, 0 outside, bytes.
+        grey: Probability of grey matter, 255 is certain.
+        white: Probability of white matter, 255 is certain.
+        depth: Distance from outside to the brain with its fissures closed, in eighths of a
+            millimetre; 0 inside. The skull follows it.
+        outer: The same to the convex hull of the brain in each slice. The skin follows it.
+    """
+
+    t1: NDArray[np.uint8]
+    grey: NDArray[np.uint8]
+    white: NDArray[np.uint8]
+    depth: NDArray[np.uint8]
+    outer: NDArray[np.uint8]
+
+    def sample(self, points: NDArray[np.floating]) -> dict[str, NDArray[np.float32]]:
+        """Values at points (3, ...) in voxels, by linear interpolation; distances in mm."""
+        values = {}
+        for name in _VOLUMES:
+            volume = getattr(self, name)
+            is_distance = name in ("depth", "outer")
+            unit, edge = (1 / _DEPTH_UNIT, 255) if is_distance else (255, 0)
+            raw = ndimage.map_coordinates(
+                volume, points, output=np.float32, order=1, mode="constant", cval=edge
+            )
+            values[name] = raw / np.float32(unit)
+        return values
+
+
+def load_anatomy(path: Path | str | None = None) -> _Anatomy:
+    """Load the base volumes of the atlas, building them once where nilearn is installed.
+
+    Looked for in this order: the given path, the file named by the environment variable
+    TASKUQ_ATLAS_BASE, the cache of this user, and the MNI152 volumes that the nilearn package
+    carries (from which the cached file is then made).
+    """
+    given = path or os.environ.get(BASE_VARIABLE)
+    return _load(str(given) if given else None)
+
+
+def save_anatomy(path: Path | str, anatomy: _Anatomy | None = None) -> Path:
+    """Write the base volumes into one .npz file, for machines without nilearn."""
+    anatomy = anatomy or load_anatomy()
+    with atomic_write(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, **{name: getattr(anatomy, name) for name in _VOLUMES})
+    return Path(path)
+
+
+def _cache_folder() -> Path:
+    """Return where files that can be made again are kept: taskuq in the user's cache folder."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "taskuq"
+
+
+@lru_cache(maxsize=2)
+def _load(given: str | None) -> _Anatomy:
+    path = _cache_folder() / "atlas-base-1.npz" if given is None else Path(given)
+    if given is not None or path.exists():
+        return _read(path)
+    anatomy = _build()
+    # A cache saves two seconds; a home that cannot be written is no reason to stop.
+    with suppress(MachineError):
+        save_anatomy(path, anatomy)
+    return anatomy
+
+
+def _read(path: Path) -> _Anatomy:
+    try:
+        with open_npz(path, "volumes") as file:
+            return _Anatomy(**{name: file[name] for name in _VOLUMES})
+    except InputError as error:
+        raise InputError(
+            f"{path} is not a base file of the atlas ({error}); write one with "
+            "'taskuq data atlas-base' where nilearn is installed",
+            code="file.format",
+        ) from error
+
+
+def _build() -> _Anatomy:
+    volumes = {name: _nilearn_volume(short) for name, short in _TEMPLATES.items()}
+    brain = volumes["t1"] > 0
+    return _Anatomy(
+        **volumes, depth=_distance(_closed(brain)), outer=_distance(_convex_slices(brain))
+    )
+
+
+def _nilearn_volume(short: str) -> NDArray[np.uint8]:
+    # Reading the files of the package avoids importing nilearn, which takes seconds.
+    spec = find_spec("nilearn")
+    folders: Any = spec.submodule_search_locations if spec else []
+    for folder in folders:
+        name = f"mni_icbm152_{short}_tal_nlin_sym_09a_converted.nii.gz"
+        file = Path(folder) / "datasets" / "data" / name
+        if file.exists():
+            import nibabel
+
+            image: Any = nibabel.load(file)
+            return np.asarray(image.dataobj, dtype=np.uint8)
+    raise InputError(
+        "the atlas needs the MNI152 volumes of nilearn, which is not installed; pip install "
+        f"'taskuq[demo]', or name a base file in {BASE_VARIABLE}",
+        code="dependency.missing",
+    )
+
+
+def _closed(brain: NDArray[np.bool_], radius: float = 12.0) -> NDArray[np.bool_]:
+    """The brain with fissures narrower than twice the radius closed."""
+    pad = int(radius) + 2
+    padded = np.pad(brain, pad)
+    grown = ndimage.distance_transform_edt(~padded) <= radius
+    closed = ndimage.distance_transform_edt(grown) > radius
+    return np.asarray(closed[pad:-pad, pad:-pad, pad:-pad])
+
+
+def _convex_slices(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The convex hull of the brain in each axial slice."""
+    grid = np.stack(np.meshgrid(*map(np.arange, brain.shape[:2]), indexing="ij"), axis=-1)
+    hulls = np.zeros_like(brain)
+    for k in range(brain.shape[2]):
+        points = np.argwhere(brain[:, :, k])
+        # A hull needs an area; the topmost voxels of a brain may lie on a line.
+        if len(points) > 50:
+            sides = ConvexHull(points).equations
+            hulls[:, :, k] = (grid @ sides[:, :2].T + sides[:, 2] <= 1e-9).all(axis=-1)
+    return hulls
+
+
+def _distance(inside: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    outside = ndimage.distance_transform_edt(~inside)
+    return np.asarray(np.minimum(outside / _DEPTH_UNIT, 255).astype(np.uint8))
+
+
+Contrast = Literal["t1", "t2", "flair"]
+# What a plan of patients may ask for; of mixed patients half are FLAIR.
+Contrasts = Literal["t1", "t2", "flair", "mixed"]
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class _TissueSignals:
+    """Signal of each tissue, relative to the brighter of grey and white matter.
+
+    ``lesion`` is the signal of a clear lesion; a faint one lies between it and the tissue.
+    """
+
+    grey: float
+    white: float
+    csf: float
+    fat: float
+    muscle: float
+    marrow: float
+    bone: float
+    lesion: float
+
+
+_TYPICAL = {
+    "t1": _TissueSignals(0.68, 1.0, 0.16, 1.35, 0.55, 0.75, 0.07, 0.3),
+    "t2": _TissueSignals(1.0, 0.72, 1.9, 0.9, 0.35, 0.6, 0.06, 1.6),
+    "flair": _TissueSignals(1.0, 0.76, 0.14, 0.85, 0.42, 0.45, 0.06, 1.75),
+}
+
+# How much of the template's T1 signal beyond its tissue classes shows, and with which sign.
+DETAIL = {"t1": 0.25, "t2": -0.2, "flair": -0.12}
+
+
+def _draw_signals(contrast: Contrast, *, rng: np.random.Generator) -> _TissueSignals:
+    """_TissueSignals of one scan: the typical ones of its contrast, each a few percent off."""
+    typical = _TYPICAL[contrast]
+    spread = {"grey": 0.03, "white": 0.03, "csf": 0.15, "fat": 0.15, "lesion": 0.08}
+    return _TissueSignals(
+        **{
+            name: value * float(np.exp(spread.get(name, 0.1) * rng.normal()))
+            for name, value in vars(typical).items()
+        }
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _TissueMaps:
+    """_TissueMaps fractions on the slices of one patient, each (slice, height, width).
+
+    Inside the skull grey, white and csf sum to 1. ``depth`` and ``outer`` are the distances to the
+    brain and to its convex hull from outside, in millimetres.
+    """
+
+    grey: FloatArray
+    white: FloatArray
+    csf: FloatArray
+    depth: FloatArray
+    outer: FloatArray
+
+
+def _split_tissue(
+    grey: FloatArray,
+    white: FloatArray,
+    depth: FloatArray,
+    outer: FloatArray,
+    *,
+    fields: tuple[FloatArray, FloatArray],
+    atrophy: float,
+    sharpness: float = 2.2,
+) -> _TissueMaps:
+    r"""Make one brain out of the average one.
+
+    .. math:: p_k \propto \exp\big( \gamma (\log \bar p_k + \delta_k) \big)
+
+    The average :math:`\bar p` of many brains is blurred where they differ. Random fields
+    :math:`\delta` decide for one of the foldings that the average allows, the sharpness
+    :math:`\gamma` makes it a definite one, and atrophy favours fluid.
+    """
+    inside = np.clip(1 - depth, 0, 1)
+    fluid = np.clip(1 - grey - white, 0, 1)
+    floor = np.float32(0.02)
+    g = sharpness * (np.log(grey + floor) + 0.45 * fields[0])
+    w = sharpness * (np.log(white + floor) + 0.45 * fields[1])
+    c = sharpness * (np.log(fluid + floor) + atrophy)
+    top = np.maximum(np.maximum(g, w), c)
+    g, w, c = np.exp(g - top), np.exp(w - top), np.exp(c - top)
+    total = (g + w + c) / inside.clip(1e-6)
+    return _TissueMaps(g / total, w / total, c / total, depth, outer)
+
+
+def _head_signal(
+    tissue: _TissueMaps,
+    signals: _TissueSignals,
+    detail: FloatArray,
+    *,
+    fields: tuple[FloatArray, FloatArray, FloatArray],
+    thickness: tuple[float, float, float],
+) -> FloatArray:
+    """Signal of brain, fluid, skull and scalp, (slice, height, width); 0 in air."""
+    brain = tissue.grey * signals.grey + tissue.white * signals.white + tissue.csf * signals.csf
+    brain = brain + detail * (tissue.grey + tissue.white)
+
+    fluid = thickness[0] * np.exp(0.35 * fields[0])
+    bone = thickness[1] * np.exp(0.18 * fields[1])
+    scalp = thickness[2] * np.exp(0.25 * fields[2])
+    d, skin = tissue.depth, fluid + bone + scalp - tissue.outer
+    in_fluid = _soft_step(fluid - d) * np.clip(d, 0, 1)
+    in_bone = _soft_step(d - fluid) * _soft_step(fluid + bone - d)
+    in_scalp = _soft_step(d - fluid - bone) * _soft_step(skin)
+    # The spongy middle of the skull holds fatty marrow between two dark tables.
+    middle = np.exp(-(((d - fluid - bone / 2) / (0.22 * bone)) ** 2))
+    marrow = middle * np.clip(0.55 + 0.35 * fields[0], 0, 1)
+    bone_signal = signals.bone + (signals.marrow - signals.bone) * marrow
+    # Fat lies below the skin; where the skull is far from it there is muscle, as at the temples.
+    fatty = np.clip(0.75 + 0.3 * fields[1], 0, 1) * _soft_step(6 - skin, 1.0)
+    scalp_signal = signals.muscle + (signals.fat - signals.muscle) * fatty
+    return np.asarray(
+        brain + in_fluid * signals.csf + in_bone * bone_signal + in_scalp * scalp_signal,
+        dtype=np.float32,
+    )
+
+
+def _soft_step(distance: FloatArray, softness: float = 0.5) -> FloatArray:
+    """From 0 where a distance is negative to 1 where it is positive, smoothly."""
+    return np.asarray(1 / (1 + np.exp(-np.clip(distance / softness, -30, 30))), dtype=np.float32)
+
+
+Axes = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class LesionDistribution:
+    """Frequency and appearance of lesions; sizes are in millimetres.
+
+    Attributes:
+        patients: The share of patients that have any.
+        mass: The share of these that have one mass; the others have several small spots.
+        mass_radius: Smallest and largest radius of a mass.
+        spot_radius: Smallest and largest radius of a spot.
+        spots: Smallest and largest number of spots.
+        visibility: Smallest and largest share of the full lesion signal; the low end is hard.
+        dots: The mean number of dots that only look like a lesion, in every patient.
+        dot_radius: Smallest and largest radius of a dot.
+    """
+
+    patients: float = 0.62
+    mass: float = 0.6
+    mass_radius: tuple[float, float] = (6.0, 22.0)
+    spot_radius: tuple[float, float] = (3.0, 7.0)
+    spots: tuple[int, int] = (2, 6)
+    visibility: tuple[float, float] = (0.2, 1.0)
+    dots: float = 3.0
+    dot_radius: tuple[float, float] = (1.2, 2.4)
+
+
+def _draw_lesions(
+    plan: LesionDistribution,
+    axes: Axes,
+    white: FloatArray,
+    tissue: FloatArray,
+    *,
+    rng: np.random.Generator,
+) -> tuple[FloatArray, FloatArray]:
+    """Return how much of the full lesion signal each pixel shows, and which share of it is lesion.
+
+    Both are (slice, height, width). A lesion is an ellipsoid with an uneven edge, centred in white
+    matter, and cut where there is no brain tissue. A mass may have a core that shows less.
+    """
+    shown = np.zeros(white.shape, dtype=np.float32)
+    share = np.zeros(white.shape, dtype=np.float32)
+    # Drawn before anything else, so that the share of patients does not move other numbers.
+    has_lesion, has_mass = rng.random() < plan.patients, rng.random() < plan.mass
+    places = np.flatnonzero(white > 0.7)
+    if not has_lesion or len(places) == 0:
+        return shown, share
+
+    count = 1 if has_mass else int(rng.integers(plan.spots[0], plan.spots[1] + 1))
+    low, high = plan.mass_radius if has_mass else plan.spot_radius
+    # Hard and easy lesions differ between patients more than within one.
+    faint, clear = plan.visibility
+    visibility = faint + (clear - faint) * rng.random() ** 0.8
+    for _ in range(count):
+        place = np.unravel_index(int(rng.choice(places)), white.shape)
+        center = np.array([axis[i] for axis, i in zip(axes, place, strict=True)])
+        radius = low * (high / low) ** rng.random()
+        distance = _uneven_distance(axes, center, radius, rng)
+        alpha = _soft_step(1 - distance, rng.uniform(0.06, 0.16)) * tissue
+        strength = visibility * np.exp(0.15 * rng.normal())
+        if has_mass and radius > 9 and rng.random() < 0.5:
+            core = rng.uniform(0.3, 0.6)
+            strength = strength * (1 - rng.uniform(0.4, 1.1) * _soft_step(core - distance, 0.08))
+        shown = np.where(alpha > share, alpha * strength, shown).astype(np.float32)
+        share = np.maximum(share, alpha)
+    return shown, share
+
+
+def _draw_dots(
+    plan: LesionDistribution, axes: Axes, white: FloatArray, *, rng: np.random.Generator
+) -> FloatArray:
+    """Return how much of the full lesion signal each pixel shows through dots that are not lesions.
+
+    They are vessels and dilated spaces around them, too small to count.
+    """
+    shown = np.zeros(white.shape, dtype=np.float32)
+    places = np.flatnonzero(white > 0.7)
+    for _ in range(int(rng.poisson(plan.dots)) if len(places) else 0):
+        k, i, j = np.unravel_index(int(rng.choice(places)), white.shape)
+        radius = rng.uniform(*plan.dot_radius)
+        squared = (axes[1][:, None] - axes[1][i]) ** 2 + (axes[2][None, :] - axes[2][j]) ** 2
+        dot = rng.uniform(0.3, 0.9) * np.exp(-squared / radius**2)
+        shown[k] = np.maximum(shown[k], dot)
+    return shown
+
+
+def _uneven_distance(
+    axes: Axes, center: NDArray[np.float64], radius: float, rng: np.random.Generator
+) -> FloatArray:
+    """Distance to the centre, 1 at the edge of an ellipsoid whose surface a random field bends."""
+    stretch = np.exp(0.22 * rng.normal(size=3))
+    angle = rng.uniform(0, np.pi)
+    z, y, x = (axis - c for axis, c in zip(axes, center, strict=True))
+    z, y, x = z[:, None, None], y[None, :, None], x[None, None, :]
+    u, v = np.cos(angle) * x + np.sin(angle) * y, -np.sin(angle) * x + np.cos(angle) * y
+    distance = np.sqrt((z / stretch[0]) ** 2 + (u / stretch[1]) ** 2 + (v / stretch[2]) ** 2)
+    coarse = smooth_field(axes, (radius * 1.2,) * 3, rng=rng)
+    fine = smooth_field(axes, (max(radius * 0.5, 3.0),) * 3, rng=rng)
+    bend = 1 + np.clip(0.22 * coarse + 0.1 * fine, -0.5, 0.8)
+    return np.asarray(distance / radius * bend, dtype=np.float32)
+
+
+_CENTER = np.array([98.0, 116.0, 88.0])
+
+
+@dataclass(frozen=True)
+class PatientDistribution:
+    """Distribution of patients; lengths are in millimetres.
+
+    Attributes:
+        size: Rows and columns of a slice.
+        slices: Slices for each patient.
+        spacing: Distance between slices.
+        field_of_view: Width and height of a slice.
+        lowest: Height of the lowest slice above the base of the template, smallest and largest.
+        contrast: ``"t1"``, ``"t2"``, ``"flair"``, or ``"mixed"``: each patient one of
+            the three, FLAIR twice as often as the others.
+        noise: Smallest and largest deviation of the noise, relative to the brain's signal.
+        minimum_area: Lesion area below which a slice counts as free, in square millimetres.
+        lesions: How often and how large.
+    """
+
+    size: int = 128
+    slices: int = 8
+    spacing: float = 6.0
+    field_of_view: float = 240.0
+    lowest: tuple[float, float] = (66.0, 92.0)
+    contrast: Contrasts = "flair"
+    noise: tuple[float, float] = (0.015, 0.045)
+    minimum_area: float = 30.0
+    lesions: LesionDistribution = field(default_factory=LesionDistribution)
+
+
+@dataclass(frozen=True, eq=False)
+class Patient:
+    """The slices of one patient.
+
+    Attributes:
+        images: Magnitude (slice, height, width); the brain is near 1.
+        lesion: Where the lesions are, boolean (slice, height, width).
+        area: Lesion area of each slice, in square millimetres.
+        contrast: What the images show.
+        noise: Deviation of the noise that the images carry.
+    """
+
+    images: FloatArray
+    lesion: NDArray[np.bool_]
+    area: NDArray[np.float64]
+    contrast: Contrast
+    noise: float
+
+
+def draw_patient(
+    plan: PatientDistribution, anatomy: _Anatomy, *, rng: np.random.Generator
+) -> Patient:
+    """Draw one patient; everything but the noise is shared by its slices."""
+    pixel = plan.field_of_view / plan.size
+    in_plane = (np.arange(plan.size, dtype=np.float64) - (plan.size - 1) / 2) * pixel
+    heights = rng.uniform(*plan.lowest) - _CENTER[2] + plan.spacing * np.arange(plan.slices)
+    axes: Axes = (heights, in_plane, in_plane)
+    contrast: Contrast = ("t1", "t2", "flair", "flair")[int(4 * rng.random())]
+    if plan.contrast != "mixed":
+        contrast = plan.contrast
+
+    clean, tissue, signals = _healthy_head(anatomy, axes, pixel, contrast, rng)
+    parenchyma = tissue.grey + tissue.white
+    shown, share = _draw_lesions(plan.lesions, axes, tissue.white, parenchyma, rng=rng)
+    shown = np.maximum(shown, _draw_dots(plan.lesions, axes, tissue.white, rng=rng))
+    clean += shown * (signals.lesion - clean)
+
+    bias = np.exp(rng.uniform(0.05, 0.18) * _field(axes, 90, rng))
+    texture = 1 + 0.03 * _texture(axes, pixel, rng)
+    clean = ndimage.gaussian_filter(clean * texture, (0, 0.45, 0.45)) * bias
+    noise = rng.uniform(*plan.noise)
+    real, imaginary = noise * rng.standard_normal((2, *clean.shape), dtype=np.float32)
+    lesion = share > 0.5
+    return Patient(
+        images=np.hypot(clean + real, imaginary).astype(np.float32),
+        lesion=lesion,
+        area=lesion.sum(axis=(1, 2)) * pixel**2,
+        contrast=contrast,
+        noise=float(noise),
+    )
+
+
+def _healthy_head(
+    anatomy: _Anatomy, axes: Axes, pixel: float, contrast: Contrast, rng: np.random.Generator
+) -> tuple[FloatArray, _TissueMaps, _TissueSignals]:
+    """Return what a head without lesions shows, its tissues, and their signals."""
+
+    def draw(scale: float) -> FloatArray:
+        return _field(axes, scale, rng)
+
+    values = anatomy.sample(_deformed_points(axes, rng))
+    tissue = _split_tissue(
+        *(values[name] for name in ("grey", "white", "depth", "outer")),
+        fields=(draw(7), draw(7)),
+        atrophy=rng.normal(-0.1, 0.3),
+    )
+    signals = _draw_signals(contrast, rng=rng)
+    # What the template shows beyond its tissue classes: nuclei, tracts, cerebellar folds.
+    smooth = ndimage.gaussian_filter(values["t1"], (0, 12 / pixel, 12 / pixel))
+    detail = DETAIL[contrast] * (values["t1"] - smooth) + 0.025 * draw(5)
+    clean = _head_signal(
+        tissue,
+        signals,
+        detail,
+        fields=(draw(30), draw(60), draw(70)),
+        thickness=(rng.uniform(0.8, 2.5), rng.uniform(5, 8), rng.uniform(4, 8)),
+    )
+    # Fluid-near white matter is a little bright on FLAIR in healthy people: not a lesion.
+    rim = rng.uniform(0.0, 0.5)
+    if contrast == "flair":
+        near_fluid = ndimage.gaussian_filter(tissue.csf, (0, 3.5 / pixel, 3.5 / pixel))
+        clean += rim * near_fluid * tissue.white
+    return clean, tissue, signals
+
+
+def _field(axes: Axes, scale: float, rng: np.random.Generator) -> FloatArray:
+    return smooth_field(axes, (scale,) * 3, rng=rng).astype(np.float32)
+
+
+def _deformed_points(axes: Axes, rng: np.random.Generator) -> NDArray[np.float32]:
+    """Template positions (3, slice, height, width), in voxels, of the pixels of a patient."""
+    z, y, x = np.meshgrid(*axes, indexing="ij")
+    # Rows run from front to back: the nose is at the top of the picture.
+    points = np.stack([x, -y, z])
+    turn = _rotation(np.deg2rad(rng.normal(0, (3.0, 3.0, 5.0))))
+    # Cut at two deviations: a larger head would leave the picture.
+    scale = np.exp(0.04 * rng.normal(size=3).clip(-2, 2) + 0.02 * rng.normal())
+    shift = np.array([4.0, 4.0, 0.0]) * rng.normal(size=3).clip(-2, 2)
+    matrix = turn / scale
+    points = np.tensordot(matrix, points - shift[:, None, None, None], axes=1)
+    for spacing, size in ((90.0, 4.5), (32.0, 1.3)):
+        bends = [smooth_field(axes, (spacing,) * 3, rng=rng) for _ in range(3)]
+        points = points + size * np.stack(bends)
+    return np.asarray(points + _CENTER[:, None, None, None], dtype=np.float32)
+
+
+def _rotation(angles: NDArray[np.float64]) -> NDArray[np.float64]:
+    (a, b, c), eye = angles, np.eye(3)
+    turns = []
+    for k, t in enumerate((a, b, c)):
+        i, j = [axis for axis in range(3) if axis != k]
+        turn = eye.copy()
+        turn[i, i] = turn[j, j] = np.cos(t)
+        turn[i, j], turn[j, i] = -np.sin(t), np.sin(t)
+        turns.append(turn)
+    return np.asarray(turns[0] @ turns[1] @ turns[2])
+
+
+def _texture(axes: Axes, pixel: float, rng: np.random.Generator) -> FloatArray:
+    """Fine grain of living tissue, at about two millimetres."""
+    grain = rng.standard_normal([len(axis) for axis in axes], dtype=np.float32)
+    sigma = 1.2 / pixel
+    grain = ndimage.gaussian_filter(grain, (0, sigma, sigma))
+    return np.asarray(grain / grain.std(), dtype=np.float32)
+
+
+# Streams of random numbers that do not touch each other.
+_PATIENT, _COILS, _PHASE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Atlas:
+    """Synthetic brain MR slices with and without lesions, as complex coil images.
+
+    The anatomy is real (an average of 152 people), the variation and the lesions are made; the
+    datasheet in docs/atlas.md says exactly what. Patient k of a seed is always the same, whatever
+    the number of patients, so that disjoint ranges of patients make training and test sets.
+
+    Arguments:
+        patients: The number of patients.
+        seed: Together with a patient's number it decides everything about the patient.
+        coils: The number of receive coils; 0 gives magnitude images (height, width).
+        plan: Size, slices, contrast and lesions.
+        first: The number of the first patient.
+        base: A base file, for machines without nilearn; see
+            :func:`taskuq.data._atlas.load_anatomy`.
+
+    Example:
+        >>> atlas = Atlas(patients=2, seed=0, plan=PatientDistribution(size=64, slices=4))
+        >>> len(atlas), atlas[5].image.shape, atlas[5].group
+        (8, torch.Size([8, 64, 64]), 'patient-1')
+        >>> atlas.labels.shape
+        (8,)
+    """
+
+    patients: int
+    seed: int
+    coils: int = 8
+    plan: PatientDistribution = field(default_factory=PatientDistribution)
+    first: int = 0
+    base: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.patients < 1 or self.coils < 0:
+            raise InputError(
+                f"{self.patients} patients with {self.coils} coils are asked for; ask for at "
+                "least 1 patient, and for no negative number of coils",
+                code="value.invalid",
+            )
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """1 where a slice shows a lesion of at least the plan's minimum area, (case,)."""
+        # Lesions are placed in white matter, so the label is known once the patient is drawn.
+        return np.asarray(self.lesion_area >= self.plan.minimum_area, dtype=np.int64)
+
+    @cached_property
+    def lesion_area(self) -> NDArray[np.float64]:
+        """Lesion area of each slice, in square millimetres, (case,)."""
+        return np.concatenate([self.patient(k).area for k in range(self.patients)])
+
+    @property
+    def groups(self) -> NDArray[np.str_]:
+        """The patient of each case, (case,)."""
+        names = [f"patient-{self.first + k}" for k in range(self.patients)]
+        return np.repeat(np.array(names), self.plan.slices)
+
+    @property
+    def cases(self) -> NDArray[np.str_]:
+        """The name of each case, (case,)."""
+        slices = np.tile(np.arange(self.plan.slices), self.patients)
+        return np.array([f"{g}-slice-{k}" for g, k in zip(self.groups, slices, strict=True)])
+
+    def patient(self, index: int) -> Patient:
+        """One patient: images, lesion masks, areas. The latest patients are kept in memory."""
+        if not 0 <= index < self.patients:
+            raise IndexError(f"patient {index} of {self.patients}")
+        return _patient(self.plan, self.base, self.seed, self.first + index)
+
+    def lesion_mask(self, index: int) -> NDArray[np.bool_]:
+        """Return where the lesions of one case are, (height, width)."""
+        patient, slice_ = divmod(index, self.plan.slices)
+        return np.asarray(self.patient(patient).lesion[slice_])
+
+    def __len__(self) -> int:
+        return self.patients * self.plan.slices
+
+    def __getitem__(self, index: int) -> Case:
+        import torch
+
+        index = range(len(self))[index]
+        number, slice_ = divmod(index, self.plan.slices)
+        patient = self.patient(number)
+        image = torch.as_tensor(patient.images[slice_])
+        if self.coils:
+            image = self._coil_images(image, self.first + number, slice_)
+        return Case(
+            image=image,
+            label=int(patient.area[slice_] >= self.plan.minimum_area),
+            group=f"patient-{self.first + number}",
+            case=f"patient-{self.first + number}-slice-{slice_}",
+            scale=1.0,
+        )
+
+    def _coil_images(self, magnitude: Tensor, number: int, slice_: int) -> Tensor:
+        from taskuq.measure._coils import simulate_coils, smooth_phase
+
+        size = self.plan.size
+        maps = _sensitivities(self.coils, size, self.seed, number)
+        rng = np.random.default_rng([self.seed, number, _PHASE, slice_])
+        return simulate_coils(magnitude, maps, smooth_phase(size, size, rng=rng))
+
+
+def _draw_patients(atlas: Atlas, *, workers: int = 1) -> list[Patient]:
+    """All patients of an atlas in order, drawn by several processes; any number gives the same."""
+    return list(parallel_map(atlas.patient, range(atlas.patients), workers=workers))
+
+
+def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
+    """Write an atlas into one .npz file that :func:`taskuq.data._arrays.read_npz` reads.
+
+    Magnitude images are written; coils are added again by
+    :func:`taskuq.data._readers._simulate_coil_dataset`. Beside images, label, group and case the file
+    has lesion masks (``lesion``) and areas (``lesion_area``, square millimetres).
+    """
+    patients = _draw_patients(atlas, workers=workers)
+    area = np.concatenate([patient.area for patient in patients])
+    with atomic_write(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(
+            file,
+            images=np.concatenate([patient.images for patient in patients]).astype(np.float16),
+            label=(area >= atlas.plan.minimum_area).astype(np.uint8),
+            group=atlas.groups,
+            case=atlas.cases,
+            lesion=np.concatenate([patient.lesion for patient in patients]),
+            lesion_area=area,
+            contrast=np.repeat([patient.contrast for patient in patients], atlas.plan.slices),
+            seed=atlas.seed,
+        )
+    return Path(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtlasData(DataConfig):
+    """The embedded atlas, drawn; ``seed`` decides its patients and their coils too.
+
+    Arguments:
+        patients: How many patients.
+        size: Rows and columns of a slice.
+        slices: Slices for each patient.
+        contrast: ``"t1"``, ``"t2"``, ``"flair"``, or ``"mixed"``: each patient one of
+            the three, FLAIR twice as often as the others.
+        target: What a task network should say: ``"label"`` or ``"lesion_area"``.
+
+    Example:
+        >>> AtlasData(patients=10).size
+        128
+    """
+
+    patients: int = 200
+    size: int = 128
+    slices: int = 8
+    contrast: Contrasts = "flair"
+    target: Literal["label", "lesion_area"] = "label"
+
+    # A patient takes a processor to draw.
+    processes: ClassVar[int] = 8
+
+    def open(self) -> Dataset:
+        """All slices of all patients, with coils."""
+        return self._atlas(self.coils)
+
+    def open_targets(self) -> LabelledSubset:
+        """The same as magnitude images, with labels or lesion areas."""
+        atlas = self._atlas(coils=0)
+        if self.target not in ("label", "lesion_area"):
+            raise InputError(
+                f"the atlas has no {self.target}; choose label or lesion_area",
+                code="choice.unknown",
+            )
+        cases: Dataset = atlas
+        if self.in_memory:
+            # Drawn once for images and areas; case by case every patient would be drawn many times.
+            workers = useful_workers(self.processes, len(atlas))
+            patients = _draw_patients(atlas, workers=workers)
+            area = np.concatenate([patient.area for patient in patients])
+            images = np.concatenate([patient.images for patient in patients])
+            label = (area >= atlas.plan.minimum_area).astype(int)
+            cases = InMemoryDataset.of(ArrayDataset(images, label, atlas.groups, normalise=False))
+        else:
+            area = atlas.lesion_area
+        targets = (
+            area[:, None] if self.target == "lesion_area" else LabelledSubset.of(cases).targets
+        )
+        return LabelledSubset(cases, targets, is_read=self.in_memory)
+
+    def _atlas(self, coils: int) -> Atlas:
+        plan = PatientDistribution(size=self.size, slices=self.slices, contrast=self.contrast)
+        return Atlas(self.patients, self.seed, coils=coils, plan=plan)
+
+
+@lru_cache(maxsize=160)
+def _patient(plan: PatientDistribution, base: Path | None, seed: int, number: int) -> Patient:
+    rng = np.random.default_rng([seed, number, _PATIENT])
+    return draw_patient(plan, load_anatomy(base), rng=rng)
+
+
+@lru_cache(maxsize=160)
+def _sensitivities(coils: int, size: int, seed: int, number: int) -> Tensor:
+    from taskuq.measure._coils import coil_sensitivities
+
+    rng = np.random.default_rng([seed, number, _COILS])
+    return coil_sensitivities(coils, size, size, rng=rng)

@@ -1,0 +1,604 @@
+"""fastMRI data set and prepared store."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+from torch import Tensor
+
+from taskuq._io import (
+    atomic_write,
+    complete_record,
+    content_fingerprint,
+    file_lock,
+    read_json,
+    reading,
+    write_json,
+)
+from taskuq.data._dataset import Case, LabelledSubset
+from taskuq.data._readers import DataCheck, DataConfig, FileCheck, as_size, require_path
+from taskuq.data._volume import (
+    AnnotationLabels,
+    FastMRIPreprocessing,
+    Slices,
+    VirtualCoils,
+    Volume,
+    cached_coils,
+    cropped_coils,
+    open_volume,
+    read_labels,
+)
+from taskuq.errors import InputError, MachineError
+from taskuq.measure._coils import magnitude
+
+SCHEMA = "taskuq.slices/1"
+REMEDY = "delete it and run 'taskuq data prepare' again"
+Precision = Literal["half", "single"]
+TYPES: dict[Precision, tuple[Any, torch.dtype]] = {
+    "half": (np.float16, torch.float16),
+    "single": (np.float32, torch.float32),
+}
+ARRAYS = ("coils", "magnitude")
+
+
+@dataclass(frozen=True, eq=False)
+class _StoredSlices:
+    """The prepared slices of one volume.
+
+    They are mapped while one is read: what one process has read lies in the memory of the
+    machine once, and comes from there for all others.
+
+    Attributes:
+        record: The file that describes them; the arrays lie next to it.
+        scale: What they were divided by.
+        precision: Half precision rounds; single precision is what the raw file gives, to the bit.
+        sums: The SHA-256 of each slice of both arrays.
+    """
+
+    record: Path
+    scale: float
+    precision: Precision
+    sums: dict[str, list[str]]
+    # A slice is verified by the process that first reads it.
+    _verified: set[tuple[str, int]] = field(init=False, repr=False, default_factory=set)
+
+    def coils(self, index: int) -> Tensor:
+        """Coil images of one slice, complex (coil, size, size), divided by the scale."""
+        return torch.view_as_complex(self._slice("coils", index))
+
+    def magnitude(self, index: int) -> Tensor:
+        """The RSS of the coil images of one slice, (size, size)."""
+        return self._slice("magnitude", index)
+
+    def _slice(self, name: str, index: int) -> Tensor:
+        path = _array(self.record, name)
+        with reading(path, "prepared slices", REMEDY):
+            # Copy on write: torch needs writable memory, though no one writes.
+            values = np.load(path, mmap_mode="c", allow_pickle=False)[index]
+            if (name, index) not in self._verified:
+                # The type stands in the file's head, which no slice's sum covers.
+                is_typed = values.dtype == np.dtype(TYPES[self.precision][0])
+                if not is_typed or hashlib.sha256(values).hexdigest() != self.sums[name][index]:
+                    raise InputError(
+                        f"{path} is not as it was written: slice {index} and its sha256 differ, so "
+                        f"it was damaged; {REMEDY}",
+                        code="file.damaged",
+                    )
+                self._verified.add((name, index))
+            # A copy, because a map holds a file open as long as it is used.
+            return torch.from_numpy(np.asarray(values)).to(torch.float32, copy=True)
+
+
+def _stored_slices(volume: Volume, preparation: FastMRIPreprocessing, cache: Path) -> _StoredSlices:
+    """Find the slices of a volume in the store; an error says why they cannot be used."""
+    path = _record(volume, preparation, cache)
+    if not path.exists():
+        raise InputError(f"{volume.name} is not in {cache}", code="file.missing")
+    record = read_json(path, SCHEMA, remedy=REMEDY)
+    with complete_record(path, "record of prepared slices", REMEDY):
+        if not _is_of(volume, record["source"]):
+            raise InputError(
+                f"{path} was made from another file than {volume.path}", code="resume.mismatch"
+            )
+        for name in ARRAYS:
+            size, array = record["bytes"][name], _array(path, name)
+            if not array.is_file() or array.stat().st_size != size:
+                raise InputError(f"{array} is missing or breaks off; {REMEDY}", code="file.damaged")
+        return _StoredSlices(path, float(record["scale"]), record["precision"], record["sums"])
+
+
+def prepare_slices(
+    volume: Volume, preparation: FastMRIPreprocessing, cache: Path, precision: Precision = "half"
+) -> _StoredSlices:
+    """Prepare a volume and keep its slices, unless they are there already.
+
+    Slices in single precision serve wherever half precision would, and stay. Two processes that
+    prepare one volume do so one after the other, and the second has nothing left to do.
+    """
+    path = _record(volume, preparation, cache)
+    with file_lock(path.with_suffix(".lock"), wait=True):
+        try:
+            found = _stored_slices(volume, preparation, cache)
+            if found.precision in (precision, "single"):
+                return found
+        except InputError:
+            pass  # not there, or not to be used: it is made again
+        # What a killed process left; no other process writes this volume.
+        for left in path.parent.glob(f".{volume.name}.*.partial"):
+            left.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        # Looked at before it is read: a file that changes meanwhile is another one afterwards.
+        source = _source(volume)
+        virtual = cached_coils(volume, preparation, cache)
+        sums = _write(path, volume, preparation.size, virtual, precision)
+        sizes = {name: _array(path, name).stat().st_size for name in ARRAYS}
+        record = {"schema": SCHEMA, "source": source, "precision": precision}
+        write_json(path, record | {"scale": virtual.scale, "bytes": sizes, "sums": sums})
+    return _stored_slices(volume, preparation, cache)
+
+
+def prepared_bytes(volume: Volume, preparation: FastMRIPreprocessing, precision: Precision) -> int:
+    """Return what the slices of a volume take on disk."""
+    numbers = volume.slices * preparation.size**2 * (2 * preparation.coils + 1)
+    return numbers * int(np.dtype(TYPES[precision][0]).itemsize)
+
+
+def require_disk_space(cache: Path, needed: int) -> int:
+    """Refuse to begin what the disk cannot hold; return the bytes that are free."""
+    place = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise MachineError(
+            f"the store needs {needed / 1e9:.4g} GB at {cache} and the disk has "
+            f"{free / 1e9:.4g} GB free; make room, or choose another --cache"
+        )
+    return free
+
+
+def is_prepared(
+    volume: Volume, preparation: FastMRIPreprocessing, cache: Path, precision: Precision
+) -> bool:
+    """Return True if nothing is left to do for a volume."""
+    try:
+        return _stored_slices(volume, preparation, cache).precision in (precision, "single")
+    except InputError:
+        return False
+
+
+def _find_prepared(
+    volumes: Sequence[Volume], preparation: FastMRIPreprocessing, cache: Path | None, *, exact: bool
+) -> tuple[list[_StoredSlices], str]:
+    """Find the slices of all volumes: those of all, or none and the reason.
+
+    Some from the store and some from raw files would be images of two kinds in one data set.
+    """
+    if cache is None:
+        return [], "no cache is named"
+    found, lacking = [], []
+    for volume in volumes:
+        try:
+            slices = _stored_slices(volume, preparation, cache)
+            if exact and slices.precision != "single":
+                raise InputError(
+                    f"{volume.name} is kept in half precision, and is judged here",
+                    code="option.conflict",
+                )
+            found.append(slices)
+        except InputError as error:
+            lacking.append(str(error).split(";")[0])
+    if not lacking:
+        return found, ""
+    others = cache.is_dir() and any(
+        folder.is_dir() and folder.name != preparation.key for folder in cache.iterdir()
+    )
+    otherwise = ", which holds some that were prepared with other settings" if others else ""
+    count = f"{len(lacking)} of {len(volumes)} volumes cannot be taken from {cache}{otherwise}"
+    return [], f"{count}: {lacking[0]}"
+
+
+def _record(volume: Volume, preparation: FastMRIPreprocessing, cache: Path) -> Path:
+    return Path(cache) / preparation.key / f"{volume.name}.json"
+
+
+def _array(record: Path, name: str) -> Path:
+    return record.with_name(f"{record.stem}.{name}.npy")
+
+
+def _source(volume: Volume) -> dict[str, Any]:
+    stat = volume.path.stat()
+    content = content_fingerprint(volume.path)
+    return {"bytes": stat.st_size, "modified": stat.st_mtime_ns, "content": content}
+
+
+def _is_of(volume: Volume, source: dict[str, Any]) -> bool:
+    """Return True if slices came from this file, or a copy of it, which has another time."""
+    stat = volume.path.stat()
+    if stat.st_size != source["bytes"]:
+        return False
+    if stat.st_mtime_ns == source["modified"]:
+        return True
+    return content_fingerprint(volume.path) == str(source["content"])
+
+
+def _write(
+    path: Path, volume: Volume, size: int, virtual: VirtualCoils, precision: Precision
+) -> dict[str, list[str]]:
+    """Write both arrays, slice by slice, and return the SHA-256 of each slice."""
+    kind, dtype = TYPES[precision]
+    shapes = {"coils": (virtual.matrices.shape[-1], size, size, 2), "magnitude": (size, size)}
+    sums: dict[str, list[str]] = {name: [] for name in ARRAYS}
+    # Not through a map: where the disk is full that ends the process without a word.
+    with ExitStack() as whole, ExitStack() as opened:
+        files = {}
+        for name in ARRAYS:
+            partial = whole.enter_context(atomic_write(_array(path, name)))
+            files[name] = opened.enter_context(partial.open("wb"))
+            head = {"descr": npy.dtype_to_descr(np.dtype(kind)), "fortran_order": False}
+            shape = (volume.slices, *shapes[name])
+            npy.write_array_header_1_0(files[name], head | {"shape": shape})
+        for index in range(volume.slices):
+            # The very arithmetic that reads a raw file.
+            images = cropped_coils(volume, index, size, virtual.matrices[index]) / virtual.scale
+            parts = {"coils": torch.view_as_real(images), "magnitude": magnitude(images)}
+            for name, part in parts.items():
+                values: NDArray[Any] = part.to(dtype).contiguous().numpy()
+                if not np.isfinite(values).all():
+                    raise InputError(
+                        f"{volume.path} has values in slice {index} that {precision} precision "
+                        "cannot hold; prepare it with --precision single, or fetch it again",
+                        code="value.nonfinite",
+                    )
+                files[name].write(values.data)
+                sums[name].append(hashlib.sha256(values.data).hexdigest())
+    return sums
+
+
+@dataclass(frozen=True)
+class _VolumeSurvey:
+    """Finding about one file.
+
+    Attributes:
+        file: The file.
+        volume: The volume, where it could be opened.
+        reason: Why it is not used; empty where it is.
+        slices: How many slices are used.
+        positives: How many of these carry the pathology.
+    """
+
+    file: Path
+    volume: Volume | None
+    reason: str
+    slices: int = 0
+    positives: int = 0
+
+
+def _survey(
+    folder: Path | str,
+    preparation: FastMRIPreprocessing,
+    labels: AnnotationLabels | None = None,
+    *,
+    strict: bool = False,
+    thorough: bool = False,
+) -> list[_VolumeSurvey]:
+    """Look at every .h5 file of a folder, sorted by path: what is used, what is skipped and why."""
+    files = sorted(Path(folder).rglob("*.h5"))
+    if not files:
+        raise InputError(
+            f"{folder} holds no .h5 file; give the folder of fastMRI volumes", code="file.missing"
+        )
+    surveyed = []
+    for file in files:
+        found = _surveyed(file, preparation, labels, thorough)
+        is_choice = found.reason.startswith(("acquisition is", "not annotated"))
+        if strict and found.reason and not is_choice:
+            raise InputError(
+                f"{file}: {found.reason}; remove the file or leave out --strict", code="file.format"
+            )
+        surveyed.append(found)
+    return surveyed
+
+
+class FastMRIDataset:
+    """Slices of fastMRI multi-coil volumes, complex (coil, size, size), divided by their scale.
+
+    A volume is a group. Slices come from the store where it holds those of all volumes, else from
+    raw files. Then the first slice read from a volume prepares it, which reads it whole; a cache
+    keeps virtual coils and scale for later runs and other workers.
+
+    Arguments:
+        folder: A folder with .h5 files as fastMRI distributes them.
+        preparation: Filter, crop, compression and slices; the paper's by default.
+        labels: Where labels come from; without, all labels are 0.
+        cache: A folder for prepared volumes; None keeps nothing on disk.
+        combined: Give the RSS of the virtual coils, (size, size), and not the coils.
+        exact: Leave a store alone that rounds, as cases must not be that are judged.
+        strict: Stop at the first unusable file instead of skipping it.
+
+    Attributes:
+        precision: ``"half"`` where slices come from a store that rounds.
+        raw_because: Why raw files are read; empty where the store is.
+
+    Example:
+        >>> import tempfile, h5py
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with h5py.File(folder / "file1000001.h5", "w") as file:
+        ...     values = rng.normal(size=(3, 10, 40, 36)).astype(np.complex64)
+        ...     file["kspace"] = values
+        ...     file.attrs["acquisition"] = "CORPD_FBK"
+        >>> small = FastMRIPreprocessing(size=32, minimum_width=32, slices="all")
+        >>> data = FastMRIDataset(folder, small)
+        >>> len(data), data[0].image.shape, data[0].case
+        (3, torch.Size([8, 32, 32]), 'file1000001-0')
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        preparation: FastMRIPreprocessing | None = None,
+        labels: AnnotationLabels | None = None,
+        *,
+        cache: Path | str | None = None,
+        combined: bool = False,
+        exact: bool = False,
+        strict: bool = False,
+    ) -> None:
+        self.combined = combined
+        self.preparation = preparation or FastMRIPreprocessing()
+        self.cache = None if cache is None else Path(cache)
+        self.surveyed = _survey(folder, self.preparation, labels, strict=strict)
+        self.volumes = [f.volume for f in self.surveyed if f.volume is not None and not f.reason]
+        if not self.volumes:
+            reasons = sorted({f.reason for f in self.surveyed})
+            raise InputError(
+                f"none of the {len(self.surveyed)} files in {folder} can be used "
+                f"({'; '.join(reasons[:3])}); run 'taskuq data check {folder}'",
+                code="file.format",
+            )
+        names = [volume.name for volume in self.volumes]
+        if len(set(names)) != len(names):
+            raise InputError(
+                f"file names repeat below {folder}; give one copy of each volume",
+                code="table.duplicate",
+            )
+        self._stored, self.raw_because = _find_prepared(
+            self.volumes, self.preparation, self.cache, exact=exact
+        )
+        rounds = any(slices.precision == "half" for slices in self._stored)
+        self.precision: Precision = "half" if rounds else "single"
+        self._cases = [
+            (number, index)
+            for number, volume in enumerate(self.volumes)
+            for index in self.preparation.chosen_slices(volume.slices)
+        ]
+        self.labels = np.concatenate(list(self._labels(labels)))
+        self.groups: NDArray[np.str_] = np.array([names[number] for number, _ in self._cases])
+
+    @property
+    def cases(self) -> NDArray[np.str_]:
+        """The name of each case: volume and slice, (case,)."""
+        return np.array([self._name(number, slice_) for number, slice_ in self._cases])
+
+    def __len__(self) -> int:
+        return len(self._cases)
+
+    def __getitem__(self, index: int) -> Case:
+        number, slice_ = self._cases[index]
+        image, scale = self._read(number, slice_)
+        return Case(
+            image=image,
+            label=int(self.labels[index]),
+            group=self.volumes[number].name,
+            case=self._name(number, slice_),
+            scale=scale,
+        )
+
+    def virtual_coils(self, number: int) -> VirtualCoils:
+        """Virtual coils and scale of one volume."""
+        return _coils(self.volumes[number], self.preparation, self.cache)
+
+    def _read(self, number: int, slice_: int) -> tuple[Tensor, float]:
+        if self._stored:
+            stored = self._stored[number]
+            return (stored.magnitude if self.combined else stored.coils)(slice_), stored.scale
+        virtual = self.virtual_coils(number)
+        size, matrix = self.preparation.size, virtual.matrices[slice_]
+        image = cropped_coils(self.volumes[number], slice_, size, matrix) / virtual.scale
+        return (magnitude(image) if self.combined else image), virtual.scale
+
+    def _name(self, number: int, slice_: int) -> str:
+        return f"{self.volumes[number].name}-{slice_}"
+
+    def _labels(self, labels: AnnotationLabels | None) -> Iterator[NDArray[np.int64]]:
+        for volume in self.volumes:
+            slices = self.preparation.chosen_slices(volume.slices)
+            none = np.zeros(len(slices), dtype=np.int64)
+            yield none if labels is None else labels.of(volume.name, slices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastMRIData(DataConfig):
+    """Folders of fastMRI volumes; ``coils`` are virtual ones.
+
+    Arguments:
+        path: The folder of training volumes, of which all slices are used.
+        validation_path: The folder of validation volumes. Without it a share of the training
+            volumes validates.
+        labels: fastMRI+ annotations; without them every label is 0.
+        files: The list of volumes that annotators looked at; others are left out.
+        finding: Which pathology is 1.
+        cache: A folder for prepared volumes.
+        acquisition: Which acquisition to keep; empty keeps all.
+        minimum_coils: Volumes with fewer receive coils are skipped.
+        minimum_width: Volumes with fewer encoded phase-encode lines are skipped.
+        size: Rows and columns of the central crop.
+        compression: Virtual coils from the lines of the first round (``"measured"``), or from all
+            (``"full"``), as the paper's code made them.
+        slices: Which slices of validation volumes are used.
+
+    Example:
+        >>> FastMRIData(validation_path=Path("knee_multicoil_val")).slices
+        'central-60'
+    """
+
+    path: Path | None = None
+    validation_path: Path | None = None
+    labels: Path | None = None
+    files: Path | None = None
+    finding: str = "Meniscus Tear"
+    cache: Path | None = None
+    acquisition: str = "CORPD_FBK"
+    minimum_coils: int = 9
+    minimum_width: int = 320
+    size: int = 320
+    compression: Literal["measured", "full"] = "measured"
+    slices: Slices = "central-60"
+
+    # A volume takes a processor to transform.
+    processes: ClassVar[int] = 8
+
+    @property
+    def is_judged_apart(self) -> bool:
+        """True if there is a folder of validation volumes."""
+        return self.validation_path is not None
+
+    def open(self) -> FastMRIDataset:
+        """All slices of the training volumes; the paper's 17286 training images are those."""
+        return self._volumes(
+            require_path(self.path, "path", "the folder of training volumes"), "all"
+        )
+
+    def open_judged(self) -> FastMRIDataset:
+        """The central slices of the validation volumes, never rounded to half precision."""
+        folder = require_path(
+            self.validation_path, "validation_path", "the folder of validation volumes"
+        )
+        return self._volumes(folder, self.slices, exact=True)
+
+    def open_targets(self) -> LabelledSubset:
+        """The training volumes as magnitude images; labels are needed."""
+        require_path(self.labels, "labels", "the fastMRI+ annotations (knee.csv)")
+        folder = require_path(self.path, "path", "the folder of training volumes")
+        return LabelledSubset.of(self._volumes(folder, "all", combined=True))
+
+    def check(self, *, strict: bool, thorough: bool) -> DataCheck:
+        """One row for each file of both folders."""
+        notes = self._labels
+        unreadable = () if notes is None else notes.annotations.unreadable
+        if strict and unreadable:
+            raise InputError(
+                f"labels, {unreadable[0]}; correct the row or leave out --strict",
+                code="file.format",
+            )
+        if not self.is_judged_apart:
+            require_path(self.path, "path", "the folder of training volumes")
+        rows: list[FileCheck] = []
+        for folder, slices in ((self.path, "all"), (self.validation_path, self.slices)):
+            if folder is not None:
+                plan = self._preparation(slices)  # type: ignore[arg-type]  # a Literal in a tuple
+                found = _survey(folder, plan, notes, strict=strict, thorough=thorough)
+                rows += [_row(folder, file) for file in found]
+        skipped = tuple(f"label row skipped: {reason}" for reason in unreadable)
+        return DataCheck(tuple(rows), groups=sum(row.used for row in rows), notes=skipped)
+
+    @property
+    def _labels(self) -> AnnotationLabels | None:
+        return read_labels(self.labels, self.files, self.finding)
+
+    def _preparation(self, slices: Slices) -> FastMRIPreprocessing:
+        return FastMRIPreprocessing(
+            acquisition=self.acquisition, minimum_coils=self.minimum_coils, size=self.size,
+            minimum_width=self.minimum_width, coils=self.coils, compression=self.compression,
+            slices=slices,
+        )  # fmt: skip
+
+    def _volumes(
+        self, folder: Path, slices: Slices, *, combined: bool = False, exact: bool = False
+    ) -> FastMRIDataset:
+        data = FastMRIDataset(
+            folder, self._preparation(slices), self._labels, cache=self.cache, combined=combined,
+            exact=exact,
+        )  # fmt: skip
+        if data.raw_because:
+            _say_raw(folder, data, "single" if exact else "half")
+        return data
+
+
+def _row(folder: Path, found: _VolumeSurvey) -> FileCheck:
+    volume = found.volume
+    return FileCheck(
+        file=str(found.file.relative_to(folder)),
+        kind="" if volume is None else volume.acquisition,
+        size="" if volume is None else as_size((volume.coils, volume.height, volume.width)),
+        slices=found.slices,
+        positives=found.positives,
+        reason=found.reason,
+    )
+
+
+def _surveyed(
+    file: Path, preparation: FastMRIPreprocessing, labels: AnnotationLabels | None, thorough: bool
+) -> _VolumeSurvey:
+    try:
+        volume = open_volume(file)
+        if thorough and preparation.refusal(volume) is None:
+            for index in range(volume.slices):
+                if not np.isfinite(volume.kspace(index)).all():
+                    raise InputError(
+                        f"{file} holds NaN or infinity in slice {index}", code="value.nonfinite"
+                    )
+    except InputError as error:
+        # The table already names the file.
+        return _VolumeSurvey(file, None, str(error).removeprefix(f"{file} ").split(";")[0])
+    reason = preparation.refusal(volume)
+    if reason is None and labels is not None and labels.files is not None:
+        reason = None if volume.name in labels.files else "not annotated in fastMRI+"
+    if reason is not None:
+        return _VolumeSurvey(file, volume, reason)
+    slices = preparation.chosen_slices(volume.slices)
+    if len(slices) == 0:
+        return _VolumeSurvey(file, volume, f"no slice is left of {volume.slices}")
+    positives = 0 if labels is None else int(labels.of(volume.name, slices).sum())
+    return _VolumeSurvey(file, volume, "", len(slices), positives)
+
+
+def _say_raw(folder: Path, data: FastMRIDataset, precision: Precision) -> None:
+    """Warn once, for all processes of a training, that raw files are read, and how fast."""
+    if folder in _said or any(os.environ.get(name, "0") != "0" for name in _RANKS):
+        return
+    _said.add(folder)
+    per_pass = sum(volume.bytes_of_slice * volume.slices for volume in data.volumes)
+    sys.stderr.write(
+        f"{folder}: raw k-space is read, {per_pass / 1e9:.3g} GB for all slices and "
+        f"{_rate(data.volumes[0], data.preparation):.0f} slices a second in one process, because "
+        f"{data.raw_because}; to read prepared slices, run 'taskuq data prepare {folder} --cache "
+        f"{data.cache or 'FOLDER'} --precision {precision}'\n"
+    )
+
+
+def _rate(volume: Volume, preparation: FastMRIPreprocessing) -> float:
+    """Slices that this process reads in a second, from one."""
+    matrix = np.eye(volume.coils, preparation.coils, dtype=np.complex64)
+    started = time.perf_counter()
+    with suppress(InputError):  # reading that slice will raise it
+        cropped_coils(volume, volume.slices // 2, preparation.size, matrix)
+    return 1 / (time.perf_counter() - started)
+
+
+# What launchers number the processes of a training by.
+_RANKS = ("LOCAL_RANK", "SLURM_PROCID")
+_said: set[Path] = set()
+_coils = lru_cache(maxsize=2048)(cached_coils)

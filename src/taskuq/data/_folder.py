@@ -1,0 +1,429 @@
+"""Image folders: PNG, TIFF, NIfTI, DICOM."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taskuq._io import reading, require_plausible_size
+from taskuq.data._arrays import group_scale
+from taskuq.data._dataset import Case, Dataset
+from taskuq.data._readers import DataCheck, DataConfig, FileCheck, as_size, require_path
+from taskuq.errors import InputError
+
+FloatArray = NDArray[np.float32]
+
+
+def _count_frames(path: Path) -> int:
+    """Return how many frames a file (or a folder with a DICOM series) has, without reading them."""
+    return int(_guarded(path, lambda p: _format(p)[0](p)))
+
+
+def _read_frame(path: Path, index: int) -> FloatArray:
+    """Read one frame as a magnitude image (height, width).
+
+    Slices of a NIfTI volume are taken along its last axis and turned so that the first axis runs
+    from left to right. Files of a DICOM series are ordered by their instance number, and stored
+    values are converted by the file's rescale slope and intercept.
+    """
+    image = np.asarray(_guarded(path, lambda p: _format(p)[1](p, index)), dtype=np.float32)
+    if image.ndim != 2:
+        raise InputError(
+            f"{path} has frames of shape {image.shape}; convert it to one grey value per pixel",
+            code="shape.axes",
+        )
+    if not np.isfinite(image).all():
+        raise InputError(
+            f"{path} holds NaN or infinite values in frame {index}; replace them",
+            code="value.nonfinite",
+        )
+    return image
+
+
+def _format(path: Path) -> tuple[Callable[[Path], int], Callable[[Path, int], Any]]:
+    name = path.name.lower()
+    if path.is_dir():
+        return _series_frames, _series_frame
+    if name.endswith((".png", ".tif", ".tiff")):
+        return _picture_frames, _picture_frame
+    if name.endswith((".nii", ".nii.gz")):
+        return _nifti_frames, _nifti_frame
+    if name.endswith((".dcm", ".dicom", ".ima")):
+        return _dicom_frames, _dicom_frame
+    raise InputError(
+        f"{path} is in no format we read; give .png, .tif, .nii, .nii.gz, .dcm or a folder of "
+        "DICOM files",
+        code="file.format",
+    )
+
+
+def _guarded(path: Path, read: Callable[[Path], Any]) -> Any:
+    with reading(path, "an image", "check the file"):
+        if not path.exists():
+            raise InputError(f"{path} does not exist; correct the file name", code="file.missing")
+        return read(path)
+
+
+def _picture_frames(path: Path) -> int:
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        return int(getattr(picture, "n_frames", 1))
+
+
+def _picture_frame(path: Path, index: int) -> Any:
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        if picture.mode not in ("1", "L", "I", "F", "I;16", "I;16B", "I;16L"):
+            raise InputError(
+                f"{path} is a colour picture (mode {picture.mode}); convert it to grey values",
+                code="file.format",
+            )
+        picture.seek(index)
+        return np.asarray(picture)
+
+
+def _nifti_frames(path: Path) -> int:
+    shape = _nifti(path).shape
+    if len(shape) != 3:
+        raise InputError(
+            f"{path} has shape {shape}; give three-dimensional NIfTI volumes", code="shape.axes"
+        )
+    return int(shape[2])
+
+
+def _nifti_frame(path: Path, index: int) -> Any:
+    if not 0 <= index < _nifti_frames(path):
+        raise IndexError(f"slice {index} of {path}")
+    return np.rot90(np.asarray(_nifti(path).dataobj[:, :, index]))
+
+
+def _nifti(path: Path) -> Any:
+    try:
+        import nibabel
+    except ImportError as error:
+        raise InputError(
+            f"{path} needs nibabel, which is not installed; pip install 'taskuq[nifti]'",
+            code="dependency.missing",
+        ) from error
+    volume: Any = nibabel.load(path)
+    require_plausible_size(
+        path, math.prod(map(int, volume.shape)) * volume.get_data_dtype().itemsize
+    )
+    return volume
+
+
+def _dicom(path: Path, *, pixels: bool) -> Any:
+    try:
+        import pydicom
+    except ImportError as error:
+        raise InputError(
+            f"{path} needs pydicom, which is not installed; pip install 'taskuq[dicom]'",
+            code="dependency.missing",
+        ) from error
+    # From memory, which gives no more than there is: of a file, a damaged length of gigabytes would
+    # be set aside before it is read.
+    content = io.BytesIO(path.read_bytes())
+    return pydicom.dcmread(content, stop_before_pixels=not pixels)
+
+
+def _dicom_frames(path: Path) -> int:
+    return _frames_of(path, _dicom(path, pixels=False))
+
+
+def _frames_of(path: Path, file: Any) -> int:
+    """Return how many frames a DICOM file holds; each takes a few bytes, whatever the file says."""
+    frames = int(file.get("NumberOfFrames") or 1)
+    sizes = (int(file.get(name) or 1) for name in ("Rows", "Columns", "SamplesPerPixel"))
+    # Four bytes, as numbers and not as they are stored.
+    require_plausible_size(path, frames * math.prod(sizes) * 4)
+    if not 1 <= frames <= path.stat().st_size:
+        raise InputError(
+            f"{path} claims to hold {frames} frames, more than its bytes; check it",
+            code="file.damaged",
+        )
+    return frames
+
+
+def _dicom_frame(path: Path, index: int) -> Any:
+    file = _dicom(path, pixels=True)
+    frames = _frames_of(path, file)
+    if not 0 <= index < frames:
+        raise IndexError(f"frame {index} of {path}")
+    values = np.asarray(file.pixel_array, dtype=np.float32)
+    values = values[index] if frames > 1 else values
+    slope, intercept = file.get("RescaleSlope", 1), file.get("RescaleIntercept", 0)
+    return values * np.float32(slope) + np.float32(intercept)
+
+
+@lru_cache(maxsize=256)
+def _series(folder: Path) -> tuple[Path, ...]:
+    files = [file for file in sorted(folder.iterdir()) if file.is_file()]
+    if not files:
+        raise InputError(f"{folder} is empty; give a folder of DICOM files", code="file.missing")
+    headers = [(file, _guarded(file, lambda p: _dicom(p, pixels=False))) for file in files]
+    series = {str(header.get("SeriesInstanceUID", "")) for _, header in headers}
+    if len(series) > 1:
+        raise InputError(
+            f"{folder} holds {len(series)} DICOM series; give each series a folder of its own",
+            code="file.format",
+        )
+    return tuple(f for f, h in sorted(headers, key=lambda p: int(p[1].get("InstanceNumber", 0))))
+
+
+def _series_frames(folder: Path) -> int:
+    return len(_series(folder))
+
+
+def _series_frame(folder: Path, index: int) -> Any:
+    return _dicom_frame(_series(folder)[index], 0)
+
+
+Grouping = Literal["file", "folder", "each"]
+
+
+@dataclass(frozen=True)
+class _ImageFrame:
+    """One image of a folder: which frame of which file, its label and its group."""
+
+    path: Path
+    index: int
+    label: int
+    group: str
+    case: str
+
+
+class ImageFolder:
+    r"""Magnitude images from PNG, TIFF, NIfTI or DICOM files, read when they are asked for.
+
+    Arguments:
+        folder: Where the files are.
+        labels: A CSV with the columns ``file`` (relative to the folder; the folder of a DICOM
+            series is named as one file), ``label``, ``group``, and optionally ``slice`` for files
+            with several; a row without a slice is about all of them.
+        group: What a group is where the table has no column for it: ``"file"`` (a NIfTI volume,
+            say), ``"folder"``, or ``"each"`` image on its own. It is never guessed.
+        size: Cut or pad images to this many rows and columns about their centre.
+        normalise: Divide each group by the 99.5 % quantile of its magnitudes.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> Image.fromarray(np.full((8, 8), 100, dtype=np.uint8)).save(folder / "a.png")
+        >>> _ = (folder / "labels.csv").write_text("file,label,group\na.png,1,anna\n")
+        >>> data = ImageFolder(folder, folder / "labels.csv")
+        >>> data[0].label, data[0].group, data[0].scale
+        (1, 'anna', 100.0)
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        labels: Path | str,
+        *,
+        group: Grouping | None = None,
+        size: int | None = None,
+        normalise: bool = True,
+    ) -> None:
+        self.frames = _read_table(Path(folder), Path(labels), group)
+        self.size = size
+        self.normalise = normalise
+        self._scales: dict[str, float] = {}
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The label of each case, (case,)."""
+        return np.array([frame.label for frame in self.frames], dtype=np.int64)
+
+    @property
+    def groups(self) -> NDArray[np.str_]:
+        """The group of each case, (case,)."""
+        return np.array([frame.group for frame in self.frames])
+
+    @property
+    def cases(self) -> NDArray[np.str_]:
+        """The name of each case: its file, and its number where the file has several, (case,)."""
+        return np.array([frame.case for frame in self.frames])
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __getitem__(self, index: int) -> Case:
+        import torch
+
+        frame = self.frames[index]
+        scale = self._scale(frame.group)
+        return Case(
+            image=torch.as_tensor(self._image(frame) / np.float32(scale)),
+            label=frame.label,
+            group=frame.group,
+            case=frame.case,
+            scale=scale,
+        )
+
+    def _image(self, frame: _ImageFrame) -> FloatArray:
+        image = _read_frame(frame.path, frame.index)
+        return image if self.size is None else _center_fit(image, self.size, self.size)
+
+    def _scale(self, group: str) -> float:
+        if not self.normalise:
+            return 1.0
+        if group not in self._scales:
+            values = [self._image(f).ravel() for f in self.frames if f.group == group]
+            self._scales[group] = group_scale(np.concatenate(values))
+        return self._scales[group]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderData(DataConfig):
+    """Image files and a CSV, as :class:`ImageFolder` reads them.
+
+    Arguments:
+        path: The folder.
+        labels: The CSV with file, label and group of each image.
+        group: What a group is where the CSV does not say.
+        cut: Cut or pad images to this many rows and columns.
+
+    Example:
+        >>> FolderData(path=Path("images"), labels=Path("labels.csv"), cut=128).cut
+        128
+    """
+
+    path: Path | None = None
+    labels: Path | None = None
+    group: Grouping | None = None
+    cut: int | None = None
+
+    def open(self) -> Dataset:
+        """All images that the CSV names."""
+        return self._images(normalise=True)
+
+    def check(self, *, strict: bool, thorough: bool) -> DataCheck:
+        """One row for each file; a file that cannot be read stops the check with a sentence."""
+        data = self._images(normalise=False)
+        files: dict[Path, list[int]] = {}
+        for index, frame in enumerate(data.frames):
+            files.setdefault(frame.path, []).append(index)
+        rows = []
+        for path, indices in files.items():
+            shapes = {tuple(data[index].image.shape) for index in indices}
+            rows.append(
+                FileCheck(
+                    file=str(path.relative_to(self.path or "")),
+                    kind="DICOM series" if path.is_dir() else path.suffix.lstrip("."),
+                    size=" or ".join(map(as_size, sorted(shapes))),
+                    slices=len(indices),
+                    positives=int((data.labels[indices] > 0).sum()),
+                )
+            )
+        one_size = len({row.size for row in rows}) == 1
+        notes = () if one_size else ("sizes differ: say in [data] to which size to cut, cut = 128",)
+        return DataCheck(tuple(rows), groups=len(np.unique(data.groups)), notes=notes)
+
+    def _images(self, *, normalise: bool) -> ImageFolder:
+        folder = require_path(self.path, "path", "the folder of images")
+        table = require_path(self.labels, "labels", "the CSV with file, label and group")
+        return ImageFolder(folder, table, group=self.group, size=self.cut, normalise=normalise)
+
+
+def _center_fit(image: FloatArray, height: int, width: int) -> FloatArray:
+    """Cut or pad an image with zeros; the pixel at half its size stays at half its size."""
+    for axis, wanted in enumerate((height, width)):
+        have = image.shape[axis]
+        if have > wanted:
+            start = have // 2 - wanted // 2
+            image = np.take(image, range(start, start + wanted), axis=axis)
+        elif have < wanted:
+            before = wanted // 2 - have // 2
+            pads = [(0, 0), (0, 0)]
+            pads[axis] = (before, wanted - have - before)
+            image = np.pad(image, pads)
+    return image
+
+
+def _read_table(folder: Path, table: Path, group: Grouping | None) -> tuple[_ImageFrame, ...]:
+    """The images of a table of labels, in its order."""
+    try:
+        with table.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            columns = set(reader.fieldnames or ())
+            rows = [(reader.line_num, row) for row in reader]
+    except (OSError, ValueError, csv.Error) as error:
+        raise InputError(
+            f"{table} cannot be read ({error}); give a CSV file", code="file.format"
+        ) from error
+    if missing := {"file", "label"} - columns:
+        raise InputError(
+            f"{table} has no column {', '.join(sorted(missing))}; add it", code="table.column"
+        )
+    if "group" not in columns and group is None:
+        raise InputError(
+            f"{table} has no column group; add one (patient or volume), or say what a group is: "
+            "file, folder or each",
+            code="groups.missing",
+        )
+    if "group" in columns and group is not None:
+        raise InputError(
+            f"{table} has a column group and {group!r} is asked for; leave one of the two out",
+            code="option.conflict",
+        )
+    frames = [frame for line, row in rows for frame in _frames(folder, table, line, row, group)]
+    names = [frame.case for frame in frames]
+    if not frames or len(set(names)) != len(names):
+        again = sorted({name for name in names if names.count(name) > 1})[:1]
+        raise InputError(
+            f"{table} names {'no image' if not frames else f'{again[0]} twice'}; give each image "
+            "one row",
+            code="table.duplicate",
+        )
+    return tuple(frames)
+
+
+def _frames(
+    folder: Path, table: Path, line: int, row: dict[str, str], group: Grouping | None
+) -> list[_ImageFrame]:
+    where = f"{table}, line {line}"
+    if None in (row["file"], row["label"]) or not row["file"].strip():
+        raise InputError(
+            f"{where}: the row is short of file or label; fill it", code="table.incomplete"
+        )
+    name, path = row["file"].strip(), folder / row["file"].strip()
+    if Path(name).is_absolute():
+        raise InputError(
+            f"{where}: file is {name!r:.80}; give its name from {folder}", code="file.missing"
+        )
+    try:
+        label = int(row["label"])
+        chosen = None if not (row.get("slice") or "").strip() else int(row["slice"])
+    except (ValueError, TypeError):
+        raise InputError(
+            f"{where}: label is {row['label']!r} and slice {row.get('slice')!r}; use integers",
+            code="dtype.invalid",
+        ) from None
+    if group is None and not (row["group"] or "").strip():
+        raise InputError(
+            f"{where}: group is empty; name the patient or volume", code="groups.missing"
+        )
+    count = _count_frames(path)
+    if chosen is not None and not 0 <= chosen < count:
+        raise InputError(
+            f"{where}: slice is {chosen}; {name} has slices 0 to {count - 1}", code="value.invalid"
+        )
+    frames = []
+    for index in range(count) if chosen is None else (chosen,):
+        case = name if count == 1 else f"{name}#{index}"
+        names = {None: row.get("group") or "", "file": name, "each": case}
+        names["folder"] = str(path.parent.relative_to(folder))
+        frames.append(_ImageFrame(path, index, label, names[group].strip(), case))
+    return frames

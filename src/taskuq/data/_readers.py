@@ -1,0 +1,373 @@
+"""Registry of readers, folder check, preview, simulated coils."""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from taskuq._config import from_registry, read_toml
+from taskuq._io import atomic_write, image_format
+from taskuq._registry import Registry
+from taskuq.data._dataset import (
+    Case,
+    Dataset,
+    InMemoryDataset,
+    LabelledSubset,
+    MappedDataset,
+    split_by_group,
+)
+from taskuq.errors import InputError
+from taskuq.interval import BoolArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _simulate_coil_dataset(dataset: Dataset, coils: int, *, seed: int) -> MappedDataset:
+    """A data set of magnitude images, seen by simulated coils: complex (coil, height, width).
+
+    The cases of a group share their coils; each case has a smooth phase of its own. The RSS of the
+    coil images is the magnitude image. Which coils a group gets depends on the seed and its name
+    alone. Cases that have coils already, complex (coil, height, width), stay as they are.
+
+    Arguments:
+        dataset: A data set of magnitude images (height, width).
+        coils: The number of coils.
+        seed: Where coils and phases come from.
+
+    Example:
+        >>> from taskuq.data._arrays import ArrayDataset
+        >>> data = ArrayDataset(np.ones((3, 16, 16)), label=[0, 1, 0], group=["a", "a", "b"])
+        >>> _simulate_coil_dataset(data, 4, seed=0)[1].image.shape
+        torch.Size([4, 16, 16])
+    """
+    return MappedDataset(dataset, _CoilSimulation(coils, seed))
+
+
+@dataclass(frozen=True)
+class _CoilSimulation:
+    """Simulated coils of a case; a class, so that it can be sent to other processes."""
+
+    coils: int
+    seed: int
+
+    def __call__(self, item: Case) -> Case:
+        from taskuq.measure._coils import simulate_coils, smooth_phase
+
+        image = item.image
+        if image.ndim == 3 and image.is_complex():
+            return item
+        if image.ndim != 2 or image.is_complex():
+            raise InputError(
+                f"case {item.case} has shape {tuple(image.shape)} and type {image.dtype}; coils "
+                "are simulated for magnitude images (height, width)",
+                code="shape.axes",
+            )
+        height, width = image.shape
+        maps = _group_maps(self.coils, height, width, self.seed, item.group)
+        rng = np.random.default_rng([self.seed, 1, _number(item.case)])
+        phase = smooth_phase(height, width, rng=rng)
+        return item._replace(image=simulate_coils(image, maps, phase))
+
+
+@lru_cache(maxsize=64)
+def _group_maps(coils: int, height: int, width: int, seed: int, group: str) -> Tensor:
+    from taskuq.measure._coils import coil_sensitivities
+
+    rng = np.random.default_rng([seed, 0, _number(group)])
+    return coil_sensitivities(coils, height, width, rng=rng)
+
+
+def _number(name: str) -> int:
+    # Python's own hash of a string differs from run to run.
+    return zlib.crc32(name.encode())
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(ABC):
+    """Settings of every table ``[data]``; each kind adds its own.
+
+    Arguments:
+        coils: How many coils see magnitude images, by simulation; 0 leaves such images as they
+            are. Coil images stay as they are, and so do all images of task networks.
+        validation: The share of groups kept for validation.
+        seed: Where coils and the split come from.
+        in_memory: Whether to read every case once and keep it; the processes of a training share
+            one copy.
+    """
+
+    coils: int = 8
+    validation: float = 0.1
+    seed: int = 0
+    in_memory: bool = False
+
+    # By how many processes cases are read into memory: more where a case takes a processor. Not
+    # more than 8: a container often sees all processors of its host and may use a few.
+    processes: ClassVar[int] = 1
+
+    @abstractmethod
+    def open(self) -> Dataset:
+        """All cases, of all groups."""
+
+
+READERS: Registry[type[DataConfig]] = Registry(
+    "data reader",
+    {
+        "fastmri": "taskuq.data._fastmri:FastMRIData",
+        "npz": "taskuq.data._arrays:NpzData",
+        "folder": "taskuq.data._folder:FolderData",
+        "atlas": "taskuq.data._atlas:AtlasData",
+        "chest": "taskuq.data._chest:ChestData",
+    },
+)
+# A field of settings whose table is one of them.
+Data = Annotated[DataConfig, READERS]
+
+
+def paper_data() -> DataConfig:
+    """The reader of the paper's data, where a configuration names no other."""
+    return READERS["fastmri"]()
+
+
+def read_data(config: Path | str) -> DataConfig:
+    """Read the table ``[data]`` of a configuration as the reader that it names."""
+    table = read_toml(config).get("data")
+    if not isinstance(table, dict):
+        raise InputError(
+            f"{config} has no table data; name a configuration that has one", code="config.missing"
+        )
+    return from_registry(READERS, {"kind": "fastmri"} | table, "data")
+
+
+@runtime_checkable
+class _HasTestSet(Protocol):
+    """A reader whose judged cases may have a place of their own."""
+
+    @property
+    def is_judged_apart(self) -> bool:
+        """True if that place is known."""
+        ...
+
+    def open_judged(self) -> Dataset:
+        """The cases that are judged; those of ``open`` are for training."""
+        ...
+
+
+@runtime_checkable
+class _HasTargets(Protocol):
+    """A reader that knows what a task network should say about its cases, or refuses to."""
+
+    def open_targets(self) -> LabelledSubset:
+        """All cases as a task network sees them, with their targets."""
+        ...
+
+
+def open_data(reader: DataConfig) -> tuple[Dataset, Dataset]:
+    """Open training and validation data, which share no group.
+
+    Arguments:
+        reader: Where they come from.
+
+    Example:
+        >>> from taskuq.data._arrays import ArrayDataset, NpzData, _save_npz
+        >>> import tempfile
+        >>> data = ArrayDataset(np.ones((4, 8, 8)), label=[0, 1, 0, 1], group=["a", "a", "b", "b"])
+        >>> path = _save_npz(data, Path(tempfile.mkdtemp()) / "mine.npz")
+        >>> train, tune = open_data(NpzData(path=path, coils=2, validation=0.5))
+        >>> len(train), len(tune), train[0].image.shape
+        (2, 2, torch.Size([2, 8, 8]))
+    """
+    training = _with_coils(reader.open(), reader)
+    if isinstance(reader, _HasTestSet) and reader.is_judged_apart:
+        validation: Dataset = _with_coils(reader.open_judged(), reader)
+    else:
+        rng = np.random.default_rng([reader.seed, 1])
+        shares = (1 - reader.validation, reader.validation)
+        training, validation = split_by_group(training, shares, rng=rng)
+    return _as_kept(training, reader), _as_kept(validation, reader)
+
+
+def open_all(reader: DataConfig) -> Dataset:
+    """Open all cases that may be judged, without a split: of fastMRI, the validation folder.
+
+    Arguments:
+        reader: Where they come from.
+
+    Example:
+        >>> from taskuq.data._atlas import AtlasData
+        >>> len(open_all(AtlasData(patients=2, slices=3)))
+        6
+    """
+    cases = reader.open_judged() if isinstance(reader, _HasTestSet) else reader.open()
+    return _as_kept(_with_coils(cases, reader), reader)
+
+
+def open_task_data(reader: DataConfig) -> LabelledSubset:
+    """Open all cases with the targets of a task network: labels, unless the reader has others."""
+    return (
+        reader.open_targets()
+        if isinstance(reader, _HasTargets)
+        else LabelledSubset.of(reader.open())
+    )
+
+
+def require_path(path: Path | None, key: str, what: str) -> Path:
+    """A path that a reader cannot do without."""
+    if path is None:
+        raise InputError(f"data.{key} is missing; name {what}", code="config.missing")
+    return path
+
+
+def _with_coils(cases: Dataset, reader: DataConfig) -> Dataset:
+    return _simulate_coil_dataset(cases, reader.coils, seed=reader.seed) if reader.coils else cases
+
+
+def _as_kept(cases: Dataset, reader: DataConfig) -> Dataset:
+    return InMemoryDataset.of(cases, reader.processes) if reader.in_memory else cases
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """One file of the table.
+
+    Attributes:
+        file: Its name below the folder.
+        kind: What it is: an acquisition, or a file format.
+        size: Coils, height and width, as text.
+        slices: How many images are used.
+        positives: How many of these carry the label 1 (or larger).
+        reason: Why it is not used; empty where it is.
+    """
+
+    file: str
+    kind: str
+    size: str
+    slices: int
+    positives: int
+    reason: str = ""
+
+    @property
+    def used(self) -> bool:
+        """True if it is used."""
+        return not self.reason
+
+    def as_record(self) -> dict[str, Any]:
+        """The row as JSON holds it."""
+        names = ("file", "used", "reason", "kind", "size", "slices", "positives")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class DataCheck:
+    """The table of a folder, and what follows from it.
+
+    Attributes:
+        rows: One for each file.
+        groups: How many groups (volumes, patients) are used.
+        notes: What else a user should know, such as label rows that could not be read.
+    """
+
+    rows: tuple[FileCheck, ...]
+    groups: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Counts: files, used, skipped by reason, groups, slices, positives."""
+        skipped = Counter(row.reason for row in self.rows if not row.used)
+        return {
+            "files": len(self.rows),
+            "used": sum(row.used for row in self.rows),
+            "skipped": dict(skipped.most_common()),
+            "groups": self.groups,
+            "slices": sum(row.slices for row in self.rows),
+            "positives": sum(row.positives for row in self.rows),
+        }
+
+    def as_record(self) -> dict[str, Any]:
+        """The table as a JSON record."""
+        return {
+            "schema": "taskuq.data-check/1",
+            "summary": self.summary,
+            "notes": list(self.notes),
+            "files": [row.as_record() for row in self.rows],
+        }
+
+
+@runtime_checkable
+class _FileReader(Protocol):
+    """A reader that knows its files: a table by file says more than one by group."""
+
+    def check(self, *, strict: bool, thorough: bool) -> DataCheck:
+        """Return a description of the files."""
+        ...
+
+
+def check(reader: DataConfig, *, strict: bool = False, thorough: bool = False) -> DataCheck:
+    """Describe the data of a table ``[data]``, file by file or group by group."""
+    if isinstance(reader, _FileReader):
+        return reader.check(strict=strict, thorough=thorough)
+    cases, rows = reader.open(), []
+    labels, groups = cases.labels, cases.groups
+    for group in dict.fromkeys(groups.tolist()):
+        indices = np.flatnonzero(groups == group)
+        images = [cases[int(index)].image for index in indices]
+        kinds = sorted({str(image.dtype).removeprefix("torch.") for image in images})
+        sizes = sorted({as_size(image.shape) for image in images})
+        positives = int((labels[indices] > 0).sum())
+        rows.append(
+            FileCheck(group, " or ".join(kinds), " or ".join(sizes), len(indices), positives)
+        )
+    return DataCheck(tuple(rows), groups=len(rows))
+
+
+def as_size(shape: Sequence[int]) -> str:
+    """A shape as text."""
+    return "×".join(map(str, shape))
+
+
+def plot_contact_sheet(
+    dataset: Dataset,
+    path: Path | str,
+    *,
+    indices: Sequence[int] | None = None,
+    columns: int = 8,
+    outline: Callable[[int], BoolArray] | None = None,
+) -> Path:
+    """Draw cases of a data set side by side, with their label and group.
+
+    All pictures share one grey scale, from 0 to 1.25 times the 99.5 % quantile.
+    """
+    from matplotlib.figure import Figure
+
+    from taskuq.measure._coils import magnitude
+
+    chosen = list(range(min(48, len(dataset))) if indices is None else indices)
+    if not chosen:
+        raise InputError("no cases are asked for; give at least one", code="value.invalid")
+    rows = -(-len(chosen) // columns)
+    items = [dataset[index] for index in chosen]
+    images = [magnitude(item.image).numpy() for item in items]
+    top = 1.25 * float(np.quantile(np.concatenate([image.ravel() for image in images]), 0.995))
+    figure = Figure(figsize=(1.6 * columns, 1.78 * rows), facecolor="black", layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for ax in axes:
+        ax.axis("off")
+    for ax, index, item, image in zip(axes, chosen, items, images, strict=False):
+        ax.imshow(image, cmap="gray", vmin=0, vmax=top or 1)
+        ax.set_title(
+            f"{item.case}: {item.label}", fontsize=5, pad=1, color="#ffd166" if item.label else "w"
+        )
+        if outline is not None and (mask := outline(index)).any():
+            ax.contour(mask, [0.5], colors="#ef476f", linewidths=0.6)
+    with atomic_write(path) as partial:
+        figure.savefig(partial, dpi=120, format=image_format(path))
+    return Path(path)

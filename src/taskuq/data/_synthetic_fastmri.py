@@ -1,0 +1,215 @@
+"""Small synthetic fastMRI folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taskuq._io import atomic_write, make_folder
+from taskuq.data._atlas import LesionDistribution, PatientDistribution, draw_patient, load_anatomy
+from taskuq.data._dataset import parallel_map
+from taskuq.data._volume import COLUMNS
+from taskuq.errors import InputError
+
+if TYPE_CHECKING:
+    from taskuq.data._atlas import Patient
+
+
+# As NYU's files have it: readout oversampled twice, some outer lines never acquired.
+HEADER = """<?xml version="1.0" encoding="utf-8"?>
+<ismrmrdHeader xmlns="http://www.ismrm.org/ISMRMRD">
+  <encoding>
+    <encodedSpace>
+      <matrixSize><x>{height}</x><y>{width}</y><z>1</z></matrixSize>
+      <fieldOfView_mm><x>280</x><y>161</y><z>4.5</z></fieldOfView_mm>
+    </encodedSpace>
+    <reconSpace>
+      <matrixSize><x>{recon}</x><y>{recon}</y><z>1</z></matrixSize>
+      <fieldOfView_mm><x>140</x><y>140</y><z>3</z></fieldOfView_mm>
+    </reconSpace>
+    <trajectory>cartesian</trajectory>
+    <encodingLimits>
+      <kspace_encoding_step_1>
+        <minimum>0</minimum><maximum>{maximum}</maximum><center>{center}</center>
+      </kspace_encoding_step_1>
+    </encodingLimits>
+  </encoding>
+  <sequenceParameters><TR>2200</TR><TE>27</TE><TI>100</TI></sequenceParameters>
+</ismrmrdHeader>"""
+# k-space of a knee is that small; nothing of ours may depend on it.
+UNIT = 1e-5
+# Relative to the brain's signal, in each coil and each point of k-space.
+NOISE = 0.01
+FINDING = "Meniscus Tear"
+
+
+@dataclass(frozen=True)
+class FastMRILayout:
+    """The sizes of made volumes; the defaults are fastMRI's.
+
+    Arguments:
+        height: Rows of k-space (readout).
+        width: Columns of k-space (phase encode).
+        coils: Receive coils.
+        recon: Rows and columns of the image.
+
+    Example:
+        >>> FastMRILayout().slice_bytes
+        28262400
+    """
+
+    height: int = 640
+    width: int = 368
+    coils: int = 15
+    recon: int = 320
+
+    @property
+    def slice_bytes(self) -> int:
+        """Return what a slice of k-space takes on disk."""
+        return 8 * self.coils * self.height * self.width
+
+    @property
+    def acquired(self) -> tuple[int, int]:
+        """First and one past the last phase-encode line that is acquired; others are zero."""
+        left = self.width // 20
+        return left, self.width - left
+
+    @property
+    def header(self) -> str:
+        """The ISMRMRD header."""
+        left, end = self.acquired
+        return HEADER.format(
+            height=self.height, width=self.width, recon=self.recon,
+            center=self.width // 2 - left, maximum=end - left - 1,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _SyntheticVolume:
+    """One volume to be made.
+
+    Arguments:
+        path: The file.
+        slices: How many slices it has.
+        number: Which patient of the atlas it shows.
+        acquisition: What it says that it is.
+    """
+
+    path: Path
+    slices: int
+    number: int
+    acquisition: str = "CORPD_FBK"
+
+
+def _make_volume(volume: _SyntheticVolume, layout: FastMRILayout) -> list[str]:
+    """Write one volume as fastMRI distributes it, and return its rows of fastMRI+ annotations.
+
+    The image is a patient of the atlas seen by simulated coils; each slice of a lesion has a row
+    with the box around it, in the category :data:`FINDING`.
+    """
+    import h5py
+    import torch
+
+    from taskuq.measure._coils import coil_sensitivities, rss, simulate_coils, smooth_phase
+    from taskuq.measure._fourier import fft2c
+
+    size, rng = layout.recon, np.random.default_rng([volume.number, 1])
+    patient = _patient(volume, size)
+    maps = coil_sensitivities(layout.coils, size, size, rng=rng)
+    top, left = (layout.height - size) // 2, (layout.width - size) // 2
+    first, end = layout.acquired
+    shape = (layout.coils, layout.height, layout.width)
+    make_folder(volume.path.parent)
+    # It can be made again: no need to wait until gigabytes have reached the disk.
+    partial = volume.path.with_suffix(".partial")
+    with h5py.File(partial, "w") as file:
+        kspace = file.create_dataset("kspace", (volume.slices, *shape), dtype=np.complex64)
+        images = file.create_dataset("reconstruction_rss", (volume.slices, size, size), np.float32)
+        for index, image in enumerate(patient.images):
+            canvas = torch.zeros(shape, dtype=torch.complex64)
+            phase = smooth_phase(size, size, rng=rng)
+            seen = simulate_coils(torch.as_tensor(image), maps, phase)
+            canvas[:, top : top + size, left : left + size] = seen
+            values = fft2c(canvas).numpy()
+            noise = rng.standard_normal((*shape, 2), dtype=np.float32).view(np.complex64)[..., 0]
+            values += NOISE * noise
+            values[..., :first] = values[..., end:] = 0
+            kspace[index] = UNIT * values
+            images[index] = UNIT * rss(seen).numpy()
+        file["ismrmrd_header"] = layout.header.encode()
+        file.attrs["acquisition"] = volume.acquisition
+        file.attrs["patient_id"] = f"made-{volume.number:04d}"
+        file.attrs["max"] = float(np.max(images[:]))
+        file.attrs["norm"] = float(np.linalg.norm(images[:]))
+    partial.replace(volume.path)
+    return _rows(volume.path.stem, patient)
+
+
+def make_fastmri(
+    folder: Path,
+    *,
+    training: tuple[int, int],
+    validation: tuple[int, int],
+    layout: FastMRILayout | None = None,
+    workers: int = 1,
+) -> None:
+    """Make the folders and tables that docs/fastmri.md asks for, as small as they can be.
+
+    Beside volumes that are used, the validation folder has one of another acquisition and one
+    that no annotator has seen, as the real one has.
+    """
+    if min(*training, *validation) < 1:
+        raise InputError(
+            "a data set without volumes or slices is asked for; ask for at least one",
+            code="value.invalid",
+        )
+    layout = layout or FastMRILayout()
+    val = folder / "knee_multicoil_val"
+    used = [
+        _SyntheticVolume(folder / f"knee_multicoil_{part}" / f"file100{kind}{k:03d}.h5", slices,
+                   number=1000 * kind + k)
+        for kind, (part, (count, slices)) in enumerate((("train", training), ("val", validation)))
+        for k in range(count)
+    ]  # fmt: skip
+    others = [
+        _SyntheticVolume(val / "file1002000.h5", 1, 2000, acquisition="CORPDFS_FBK"),
+        _SyntheticVolume(val / "file1002001.h5", 1, 2001),
+    ]
+    volumes = [*used, *others]
+    load_anatomy()  # once, before processes would do it at the same time
+    found = list(parallel_map(_make_volume, volumes, [layout] * len(volumes), workers=workers))
+    rows = [row for part in found[: len(used)] for row in part]
+    # Other findings, and one about a whole volume, which has no box.
+    name = used[0].path.stem
+    rows += [f"{name},0,No,1,2,3,4,Bone - Subchondral edema", f"{name},0,Yes,,,,,Joint Effusion"]
+    _write(folder / "knee.csv", [",".join(COLUMNS), *rows])
+    _write(folder / "knee_file_list.csv", [volume.path.stem for volume in used])
+
+
+def _patient(volume: _SyntheticVolume, size: int) -> Patient:
+    # The same stretch of the head, whatever the number of slices.
+    lesions = LesionDistribution(patients=1.0)
+    plan = PatientDistribution(
+        size=size, slices=volume.slices, spacing=60 / volume.slices, lesions=lesions, noise=(0, 0)
+    )
+    return draw_patient(plan, load_anatomy(), rng=np.random.default_rng([volume.number, 0]))
+
+
+def _rows(name: str, patient: Patient) -> list[str]:
+    """A row for each slice that shows a lesion, its box as annotators saw it: upside down."""
+    rows = []
+    for index in np.flatnonzero(patient.area >= PatientDistribution.minimum_area):
+        lesion: NDArray[np.bool_] = patient.lesion[index]
+        down, across = (np.flatnonzero(lesion.any(axis=axis)) for axis in (1, 0))
+        box = (across[0], len(lesion) - 1 - down[-1], np.ptp(across) + 1, np.ptp(down) + 1)
+        rows.append(",".join(map(str, (name, index, "No", *box, FINDING))))
+    return rows
+
+
+def _write(path: Path, lines: list[str]) -> None:
+    with atomic_write(path) as partial:
+        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")

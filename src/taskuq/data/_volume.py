@@ -1,0 +1,624 @@
+"""fastMRI files: volumes, preparation, annotations."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+import h5py
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from taskuq._io import atomic_write, open_npz, require_plausible_size
+from taskuq.errors import InputError, MachineError, first_line
+from taskuq.measure._coils import compress_coils, compression_matrix
+from taskuq.measure._fourier import fft2c, ifft2c
+from taskuq.measure._masks import gro_mask, published_masks
+
+_BOX = ("x", "y", "width", "height")
+# The columns of a fastMRI+ file.
+COLUMNS = ("file", "slice", "study_level", *_BOX, "label")
+
+
+@dataclass(frozen=True)
+class _Annotation:
+    """One row of a fastMRI+ file.
+
+    Attributes:
+        file: Name of the volume, without its ending.
+        slice_index: Number of the slice, from 0.
+        is_study_level: Whether the row is about the whole volume.
+        box: x, y, width, height for the image flipped up/down; None for rows without a box.
+        label: Name of the pathology.
+    """
+
+    file: str
+    slice_index: int
+    is_study_level: bool
+    box: tuple[int, int, int, int] | None
+    label: str
+
+    def rows_and_columns(self, image_height: int) -> tuple[slice, slice]:
+        """The box in the image as it is stored, not flipped.
+
+        Annotators saw the image flipped up/down: row r of the stored image was row
+        ``image_height - 1 - r`` for them. A few boxes begin a pixel outside the image; they are
+        cut there.
+
+        Example:
+            >>> note = _Annotation("file1", 0, False, (10, 30, 5, 20), "Meniscus Tear")
+            >>> note.rows_and_columns(320)
+            (slice(270, 290, None), slice(10, 15, None))
+        """
+        if self.box is None:
+            raise InputError(
+                f"the row for {self.file}, slice {self.slice_index} has no box; ask rows with one",
+                code="value.invalid",
+            )
+        x, y, width, height = self.box
+        bottom = min(image_height - y, image_height)
+        return slice(max(image_height - y - height, 0), bottom), slice(max(x, 0), x + width)
+
+
+@dataclass(frozen=True)
+class _Annotations:
+    """All rows of a fastMRI+ file.
+
+    Attributes:
+        rows: The rows that could be read.
+        unreadable: For each other row, its line number and what is wrong with it.
+    """
+
+    rows: tuple[_Annotation, ...]
+    unreadable: tuple[str, ...] = ()
+
+    @property
+    def pathologies(self) -> list[str]:
+        """The names that occur, sorted."""
+        return sorted({row.label for row in self.rows})
+
+    def positive_slices(self, pathology: str) -> dict[str, set[int]]:
+        """For each volume with the pathology, the slices that show it.
+
+        Names are compared without surrounding spaces (the file has some) and without regard to
+        case. Rows about a whole volume name no slice and are left to :meth:`positive_volumes`.
+        """
+        positive: dict[str, set[int]] = {}
+        for row in self._chosen(pathology):
+            if not row.is_study_level:
+                positive.setdefault(row.file, set()).add(row.slice_index)
+        return positive
+
+    def positive_volumes(self, pathology: str) -> set[str]:
+        """The volumes with the pathology, in a slice or as a whole."""
+        return {row.file for row in self._chosen(pathology)}
+
+    def _chosen(self, pathology: str) -> list[_Annotation]:
+        wanted = pathology.strip().lower()
+        chosen = [row for row in self.rows if row.label.lower() == wanted]
+        if not chosen:
+            raise InputError(
+                f"no row is labelled {pathology!r}; choose from {', '.join(self.pathologies)}",
+                code="choice.unknown",
+            )
+        return chosen
+
+
+def read_annotations(path: Path | str, *, strict: bool = False) -> _Annotations:
+    r"""Read a fastMRI+ file such as knee.csv or brain.csv.
+
+    References:
+        Zhao et al., fastMRI+: Clinical Pathology _Annotations for Knee and Brain Fully Sampled
+        Multi-Coil MRI Data, Scientific Data 2022.
+
+    Arguments:
+        path: A CSV with the columns file, slice, study_level, x, y, width, height, label.
+        strict: Stop at the first row that cannot be read instead of listing it.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "knee.csv"
+        >>> _ = path.write_text(
+        ...     "file,slice,study_level,x,y,width,height,label\n"
+        ...     "file1,14,No,90,173,35,10,Meniscus Tear\n"
+        ...     "file1,fifteen,No,90,173,35,10,Meniscus Tear\n"
+        ... )
+        >>> notes = read_annotations(path)
+        >>> len(notes.rows), notes.unreadable
+        (1, ("line 3: slice is 'fifteen', not a number",))
+    """
+    path = Path(path)
+    rows, unreadable = [], []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = set(COLUMNS) - set(reader.fieldnames or ())
+            if missing:
+                raise InputError(
+                    f"{path} has no column {', '.join(sorted(missing))}; give a fastMRI+ file with "
+                    f"the columns {', '.join(COLUMNS)}",
+                    code="table.column",
+                )
+            for row in reader:
+                try:
+                    rows.append(_annotation(row))
+                except _RowError as error:
+                    unreadable.append(f"line {reader.line_num}: {error}")
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise InputError(
+            f"{path} cannot be read ({error}); give a fastMRI+ CSV file", code="file.format"
+        ) from error
+    if strict and unreadable:
+        raise InputError(
+            f"{path}, {unreadable[0]}; correct the row or leave out --strict", code="file.format"
+        )
+    return _Annotations(tuple(rows), tuple(unreadable))
+
+
+def read_file_list(path: Path | str) -> frozenset[str]:
+    """Read the list of volumes that annotators looked at, one name in each line.
+
+    A volume on the list without a row is free of findings; a volume that is not on the list is
+    not labelled at all.
+
+    Arguments:
+        path: A file such as knee_file_list.csv.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "list.csv"
+        >>> _ = path.write_text("file1000001.h5")
+        >>> sorted(read_file_list(path))
+        ['file1000001']
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path} cannot be read ({error}); give a list of file names", code="file.format"
+        ) from error
+    return frozenset(line.strip().strip(",").removesuffix(".h5") for line in lines if line.strip())
+
+
+@dataclass(frozen=True, eq=False)
+class AnnotationLabels:
+    """Source of labels.
+
+    Attributes:
+        annotations: fastMRI+ rows.
+        pathology: Which pathology is 1.
+        files: The volumes that annotators looked at; others are skipped. None takes all.
+        per: ``"slice"`` labels each slice by its own rows; ``"volume"`` gives all slices of a
+            volume with the pathology the label 1.
+    """
+
+    annotations: _Annotations
+    pathology: str = "Meniscus Tear"
+    files: frozenset[str] | None = None
+    per: Literal["slice", "volume"] = "slice"
+
+    def of(self, name: str, slices: range) -> NDArray[np.int64]:
+        """AnnotationLabels of the given slices of a volume."""
+        if self.per == "volume":
+            return np.full(len(slices), name in self._positive_volumes, dtype=np.int64)
+        positive = self._positive_slices.get(name, set())
+        return np.array([index in positive for index in slices], dtype=np.int64)
+
+    @cached_property
+    def _positive_slices(self) -> dict[str, set[int]]:
+        return self.annotations.positive_slices(self.pathology)
+
+    @cached_property
+    def _positive_volumes(self) -> set[str]:
+        return self.annotations.positive_volumes(self.pathology)
+
+
+def read_labels(
+    annotations: Path | None, files: Path | None, pathology: str = "Meniscus Tear"
+) -> AnnotationLabels | None:
+    """Read the labels of slices from the files of fastMRI+."""
+    if annotations is None:
+        if files is not None:
+            raise InputError(
+                f"files is {files} without labels; give the fastMRI+ CSV too", code="option.missing"
+            )
+        return None
+    listed = None if files is None else read_file_list(files)
+    return AnnotationLabels(read_annotations(annotations), pathology, listed)
+
+
+class _RowError(Exception):
+    """Fault of one row."""
+
+
+def _annotation(row: dict[str, str | None]) -> _Annotation:
+    text = {name: (row.get(name) or "").strip() for name in COLUMNS}
+    if not text["file"] or not text["label"]:
+        raise _RowError("file or label is empty")
+    if text["study_level"].lower() not in ("yes", "no"):
+        raise _RowError(f"study_level is {text['study_level']!r}, not Yes or No")
+    box = None
+    if any(text[name] for name in _BOX):
+        x, y, width, height = (_whole(text[name], name) for name in _BOX)
+        box = (x, y, width, height)
+    index = _whole(text["slice"], "slice")
+    if index < 0:
+        raise _RowError(f"slice is {index}, below 0")
+    is_study_level = text["study_level"].lower() == "yes"
+    return _Annotation(text["file"].removesuffix(".h5"), index, is_study_level, box, text["label"])
+
+
+def _whole(text: str, name: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise _RowError(f"{name} is {text!r}, not a number") from None
+
+
+_NAMESPACE = "{http://www.ismrm.org/ISMRMRD}"
+
+
+@dataclass(frozen=True)
+class _VolumeHeader:
+    """Geometry of k-space from the ISMRMRD header; None where it is missing.
+
+    Attributes:
+        encoded_size: Columns (readout), rows (phase encode) and partitions of k-space.
+        recon_size: The same of the image the scanner shows.
+        padding: First and one past the last phase-encode line that was acquired; the others are
+            zeros.
+    """
+
+    encoded_size: tuple[int, int, int] | None = None
+    recon_size: tuple[int, int, int] | None = None
+    padding: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A volume that can be read slice by slice; the file is opened for each read.
+
+    Attributes:
+        path: The file.
+        slices: Number of slices.
+        coils: Number of receive coils.
+        height: Rows of k-space (readout).
+        width: Columns of k-space (phase encode).
+        acquisition: Such as CORPD_FBK; empty where the file does not say.
+        patient: Identifier of the patient; empty where the file does not say.
+        header: The ISMRMRD header.
+        has_rss: Whether the file holds the reference image.
+    """
+
+    path: Path
+    slices: int
+    coils: int
+    height: int
+    width: int
+    acquisition: str
+    patient: str
+    header: _VolumeHeader
+    has_rss: bool
+
+    @property
+    def name(self) -> str:
+        """The file name without its ending, as fastMRI+ has it."""
+        return self.path.stem
+
+    @property
+    def bytes_of_slice(self) -> int:
+        """Return what the k-space of one slice takes, in complex64."""
+        return 8 * self.coils * self.height * self.width
+
+    def kspace(self, index: int) -> NDArray[np.complex64]:
+        """k-space of one slice, (coil, height, width), bit for bit as stored."""
+        kspace = np.asarray(self._read("kspace", index))
+        if not np.isfinite(kspace).all():
+            raise InputError(
+                f"{self.path} holds NaN or infinite values in slice {index}; fetch it again",
+                code="value.nonfinite",
+            )
+        return kspace
+
+    def reconstruction_rss(self, index: int) -> NDArray[np.float32]:
+        """The reference image of one slice, (height, width)."""
+        if not self.has_rss:
+            raise InputError(
+                f"{self.path} has no reconstruction_rss; compute it from k-space",
+                code="file.format",
+            )
+        return np.asarray(self._read("reconstruction_rss", index))
+
+    def _read(self, dataset: str, index: int) -> Any:
+        if not 0 <= index < self.slices:
+            raise IndexError(f"slice {index} of {self.slices} in {self.path}")
+        # Reading a slice through its own handle keeps workers independent of each other.
+        with _opened(self.path, f"breaks off in slice {index}") as file:
+            return file[dataset][index]
+
+
+def open_volume(path: Path | str) -> Volume:
+    """Look into a fastMRI multi-coil file, knee or brain, without reading its k-space.
+
+    References:
+        Zbontar et al., fastMRI: An Open Dataset and Benchmarks for Accelerated MRI, 2018.
+    """
+    path = Path(path)
+    with _opened(path, "cannot be opened as HDF5") as file:
+        return _volume(path, file)
+
+
+def _read_header(xml: bytes | str) -> _VolumeHeader:
+    """Read the fields we use from an ISMRMRD header; those it lacks are None."""
+    try:
+        root = ElementTree.fromstring(xml)
+    except ElementTree.ParseError as error:
+        raise InputError(
+            f"the ISMRMRD header is not XML ({error}); fetch the file again", code="file.format"
+        ) from error
+    encoded = _size(root, "encodedSpace")
+    center = _number(root, ("encoding", "encodingLimits", "kspace_encoding_step_1", "center"))
+    last = _number(root, ("encoding", "encodingLimits", "kspace_encoding_step_1", "maximum"))
+    padding = None
+    if encoded is not None and center is not None and last is not None:
+        left = encoded[1] // 2 - center
+        padding = (left, left + last + 1)
+    return _VolumeHeader(encoded, _size(root, "reconSpace"), padding)
+
+
+@contextmanager
+def _opened(path: Path, trouble: str) -> Iterator[Any]:
+    """A file that is open; what the library says of a broken one follows the trouble with it."""
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except InputError:
+        raise
+    except MemoryError:
+        raise MachineError(f"memory ran out while {path} was read; free some") from None
+    except Exception as error:  # OSError, RuntimeError, KeyError and others, all for broken bytes
+        reason = " ".join(first_line(error).split())
+        raise InputError(
+            f"{path} {trouble} ({reason}); fetch the file again", code="file.format"
+        ) from error
+
+
+def _volume(path: Path, file: Any) -> Volume:
+    kspace = file.get("kspace")
+    if not isinstance(kspace, h5py.Dataset):
+        raise InputError(
+            f"{path} has no dataset kspace; give fastMRI multi-coil files", code="file.format"
+        )
+    if kspace.ndim != 4 or kspace.dtype.kind != "c" or 0 in kspace.shape:
+        raise InputError(
+            f"{path} has kspace of shape {kspace.shape} and type {kspace.dtype}; give multi-coil "
+            "files, complex (slice, coil, height, width)",
+            code="file.format",
+        )
+    require_plausible_size(path, math.prod(kspace.shape) * kspace.dtype.itemsize)
+    slices, coils, height, width = kspace.shape
+    xml = file["ismrmrd_header"][()] if "ismrmrd_header" in file else None
+    rss = file.get("reconstruction_rss")
+    rss = rss if isinstance(rss, h5py.Dataset) else None
+    return Volume(
+        path=path,
+        slices=slices,
+        coils=coils,
+        height=height,
+        width=width,
+        acquisition=_text(file.attrs.get("acquisition")),
+        patient=_text(file.attrs.get("patient_id")),
+        header=_VolumeHeader() if xml is None else _read_header(xml),
+        has_rss=rss is not None and rss.ndim == 3 and len(rss) == slices,
+    )
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _size(root: ElementTree.Element, space: str) -> tuple[int, int, int] | None:
+    numbers = [_number(root, ("encoding", space, "matrixSize", axis)) for axis in "xyz"]
+    x, y, z = numbers
+    return None if x is None or y is None or z is None else (x, y, z)
+
+
+def _number(root: ElementTree.Element, steps: tuple[str, ...]) -> int | None:
+    node: ElementTree.Element | None = root
+    for step in steps:
+        if node is None:
+            return None
+        found = node.find(_NAMESPACE + step)
+        node = found if found is not None else node.find(step)
+    try:
+        return None if node is None or node.text is None else int(node.text)
+    except ValueError:
+        return None
+
+
+Slices = Literal["central-60", "central-80", "all"]
+# Change this when the same configuration would give other numbers: old caches are then left alone.
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class FastMRIPreprocessing:
+    """Settings that turn volumes into coil images; the defaults are the paper's.
+
+    Attributes:
+        acquisition: Which acquisition to keep; empty keeps all.
+        minimum_coils: Volumes with fewer receive coils are skipped.
+        minimum_width: Volumes with fewer encoded phase-encode lines are skipped.
+        size: Rows and columns of the central crop.
+        coils: Number of virtual coils.
+        compression: ``"measured"`` computes the virtual coils from the lines of the first round;
+            ``"full"`` from all lines, as the paper's code did.
+        first_acceleration: R of the first round, whose lines set coils and scale.
+        slices: ``"central-60"`` is the rule of the paper's 2188 slices; ``"central-80"`` is
+            what its text says; ``"all"`` keeps every slice.
+    """
+
+    acquisition: str = "CORPD_FBK"
+    minimum_coils: int = 9
+    minimum_width: int = 320
+    size: int = 320
+    coils: int = 8
+    compression: Literal["measured", "full"] = "measured"
+    first_acceleration: float = 16
+    slices: Slices = "central-60"
+
+    def __post_init__(self) -> None:
+        if self.compression not in ("measured", "full"):
+            raise InputError(
+                f"compression is {self.compression!r}; choose 'measured' or 'full'",
+                code="choice.unknown",
+            )
+        if self.slices not in ("central-60", "central-80", "all"):
+            raise InputError(
+                f"slices is {self.slices!r}; choose 'central-60', 'central-80' or 'all'",
+                code="choice.unknown",
+            )
+        if self.minimum_coils < self.coils:
+            raise InputError(
+                f"minimum_coils is {self.minimum_coils} for {self.coils} virtual coils; it must be "
+                "at least as large",
+                code="value.invalid",
+            )
+
+    @property
+    def key(self) -> str:
+        """A name for this configuration: a different one has a different cache."""
+        # Which slices and volumes are looked at does not change how one is prepared.
+        kept = ("size", "coils", "compression", "first_acceleration")
+        text = json.dumps([_VERSION, {name: asdict(self)[name] for name in kept}], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def first_mask(self) -> NDArray[np.bool_]:
+        """The lines of the first round: the published mask where it fits, else GRO."""
+        if self.size == 320 and self.first_acceleration == 16:
+            return np.asarray(published_masks((16,))[0])
+        density = max(1.0, 15 / 16 * self.first_acceleration)
+        return gro_mask(self.size, round(self.size / self.first_acceleration), density=density)
+
+    def refusal(self, volume: Volume) -> str | None:
+        """Why a volume is not used, or None."""
+        encoded = volume.header.encoded_size
+        lines = volume.width if encoded is None else encoded[1]
+        if self.acquisition and volume.acquisition != self.acquisition:
+            return f"acquisition is {volume.acquisition or 'not stated'}, not {self.acquisition}"
+        if volume.coils < self.minimum_coils:
+            return f"{volume.coils} coils, at least {self.minimum_coils} are needed"
+        if lines < self.minimum_width:
+            return f"{lines} encoded lines, at least {self.minimum_width} are needed"
+        if min(volume.height, volume.width) < self.size:
+            return f"k-space is {volume.height}×{volume.width}, smaller than the crop {self.size}"
+        return None
+
+    def chosen_slices(self, count: int) -> range:
+        """The slices of a volume that are used."""
+        if self.slices == "all":
+            return range(count)
+        if self.slices == "central-80":
+            return range(int(count * 0.1), int(count * 0.9))
+        # In floats 1 - 0.8 is a little less than 0.2, so 35 slices begin at 6 and not at 7. The
+        # published counts were made so.
+        return range(int(count * (1 - 0.8)), int(count * 0.8))
+
+
+@dataclass(frozen=True, eq=False)
+class VirtualCoils:
+    """Virtual coils for each slice of a volume, and its scale.
+
+    Attributes:
+        matrices: Coil compression, complex (slice, coil, virtual coil).
+        scale: The 95 % quantile of the magnitudes of all zero-filled virtual-coil images of the
+            volume in the first round.
+    """
+
+    matrices: NDArray[np.complex64]
+    scale: float
+
+
+def cropped_coils(
+    volume: Volume, index: int, size: int, matrix: NDArray[np.complex64] | None = None
+) -> Tensor:
+    """Fully sampled coil images of one slice, cut to their centre, complex (coil, size, size)."""
+    kspace = torch.as_tensor(volume.kspace(index))
+    if matrix is not None:
+        # Mixing coils commutes with everything else; doing it first leaves fewer to transform.
+        kspace = compress_coils(kspace, torch.as_tensor(matrix))
+    # Rows outside the crop need no second transform.
+    images = _center(_inverse(kspace, axis=-2), size, axis=-2)
+    return _center(_inverse(images, axis=-1), size, axis=-1).contiguous()
+
+
+def _inverse(kspace: Tensor, axis: int) -> Tensor:
+    """One axis of :func:`taskuq.measure._fourier.ifft2c`."""
+    images = torch.fft.ifft(torch.fft.ifftshift(kspace, dim=axis), dim=axis, norm="ortho")
+    shifted: Tensor = torch.fft.fftshift(images, dim=axis)
+    return shifted
+
+
+def _center(images: Tensor, size: int, axis: int) -> Tensor:
+    return images.narrow(axis, (images.shape[axis] - size) // 2, size)
+
+
+def _prepare_volume(volume: Volume, preparation: FastMRIPreprocessing) -> VirtualCoils:
+    """Read a whole volume once and compute its virtual coils and its scale."""
+    mask = torch.as_tensor(preparation.first_mask)
+    matrices, magnitudes = [], []
+    for index in range(volume.slices):
+        images = cropped_coils(volume, index, preparation.size)
+        # The transform is unitary and mixing coils commutes with masking lines, so the few lines
+        # of the first round stand for the zero-filled images.
+        lines = fft2c(images)[..., mask]
+        source = lines if preparation.compression == "measured" else images
+        matrix = compression_matrix(source, preparation.coils)
+        matrices.append(matrix.numpy())
+        virtual = images.new_zeros(preparation.coils, *images.shape[-2:])
+        virtual[..., mask] = compress_coils(lines, matrix)
+        magnitudes.append(ifft2c(virtual).abs().numpy().ravel())
+    scale = float(np.quantile(np.concatenate(magnitudes), 0.95))
+    if not np.isfinite(scale) or scale <= 0:
+        raise InputError(
+            f"{volume.path} has no signal in the lines of the first round; fetch the file again",
+            code="value.invalid",
+        )
+    return VirtualCoils(np.stack(matrices), scale)
+
+
+def cached_coils(
+    volume: Volume, preparation: FastMRIPreprocessing, cache: Path | None
+) -> VirtualCoils:
+    """The virtual coils of a volume, from the cache or else computed and kept.
+
+    The cache has a folder for each configuration and a file for each volume. A file appears only
+    when it is complete; workers that prepare the same volume at once write the same content.
+    """
+    if cache is None:
+        return _prepare_volume(volume, preparation)
+    stat = volume.path.stat()
+    # A file that was fetched again under the same name is another file.
+    name = f"{volume.name}-{stat.st_size}-{stat.st_mtime_ns}.npz"
+    path = Path(cache) / preparation.key / name
+    if path.exists():
+        with open_npz(path, "a prepared volume") as file:
+            return VirtualCoils(file["matrices"], float(file["scale"]))
+    coils = _prepare_volume(volume, preparation)
+    with atomic_write(path) as partial, partial.open("wb") as file:
+        np.savez(file, matrices=coils.matrices, scale=coils.scale)
+    return coils

@@ -1,0 +1,113 @@
+"""Claim about the classifier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from taskuq.errors import InputError
+from taskuq.experiments._claims import ClaimInputs, ClaimSettings, Experiment, listing
+from taskuq.report._records import experiment_record
+from taskuq.report.figures import Figure
+from taskuq.report.figures._imaging import roc, task_figures
+
+CLAIM = (
+    "The classifier suffices as a task: relatively high recall, low precision, AUROC 0.922 on the "
+    "paper's validation images."
+)
+MEASURES = ("accuracy", "precision", "recall", "auroc", "robust_accuracy", "robust_auroc")
+
+
+def _classifier_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+    """Judge the task network on true images: on the table's cases, and as its record says.
+
+    Targets are the network's outputs on true images, so a table with labels is enough.
+
+    Arguments:
+        inputs: A table with two classes and outputs in [0, 1], or a record ``taskuq.task/1``.
+        settings: Unused; all experiments have the same signature.
+
+    Example:
+        >>> from taskuq.experiments._claims import _synthetic_inputs
+        >>> record = _classifier_quality(_synthetic_inputs(), ClaimSettings())
+        >>> record["tables"][0]["columns"][:6]
+        ['cases of', 'cases', 'with finding', 'accuracy', 'precision', 'recall']
+    """
+    rows, figures = [], []
+    if inputs.lacks(("classes",)) is None:
+        row, figure = _from_table(inputs)
+        rows.append(row)
+        figures.append(figure)
+    if inputs.task is not None:
+        rows += _from_record(inputs)
+        figures += task_figures(dict(inputs.task))
+    first = dict(zip(("part", "cases", "positive", *MEASURES), rows[0], strict=True))
+    known = [name for name in ("auroc", "accuracy") if first[name] is not None]
+    seen = listing(f"{_called(name)} {first[name]:.3f}" for name in known)
+    return experiment_record(
+        "classifier-quality",
+        "The task network as a classifier",
+        CLAIM,
+        f"Measured: {seen} on {first['cases']} {first['part']}, {first['positive']} with the "
+        "finding, deciding at 0.5.",
+        {"table": repr(inputs.samples), "threshold": 0.5},
+        figures,
+        [
+            {
+                "name": "classifier",
+                "caption": "The task network on true images. Robust values are under attack.",
+                "columns": [
+                    "cases of", "cases", "with finding",
+                    *map(_called, MEASURES),
+                ],
+                "rows": rows,
+            }
+        ],
+        number=f"{_called(known[0])} {first[known[0]]:.3f}" if known else None,
+    )  # fmt: skip
+
+
+def _called(measure: str) -> str:
+    return measure.replace("_", " ").replace("auroc", "AUROC")
+
+
+def _from_table(inputs: ClaimInputs) -> tuple[list[Any], Figure]:
+    # Its package loads torch, which the other experiments do without.
+    from taskuq.conformal._diagnose import auroc, classification_rates, roc_curve
+
+    table = inputs.table
+    assert table.label is not None
+    y = (table.label == np.unique(table.label)[1]).astype(float)
+    z = np.asarray(table.targets_at(0))
+    found = {**classification_rates(z, y), "auroc": auroc(z, y)}
+    false, true = roc_curve(z, y)
+    figure = roc(
+        {"true images": (false.tolist(), true.tolist())},
+        name="roc-table",
+        caption=f"How many findings are seen at the price of how many false alarms, on the true "
+        f"images of the table (AUROC {found['auroc']:.3f}).",
+    )
+    part = "cases to calibrate and test on"
+    return [part, table.cases, int(y.sum()), *(found.get(m) for m in MEASURES)], figure
+
+
+def _from_record(inputs: ClaimInputs) -> list[list[Any]]:
+    called = {"tune": "tuning cases", "judge": "judged cases"}
+    try:
+        assert inputs.task is not None
+        return [
+            [
+                called.get(part, part), row["cases"], row.get("positive"),
+                *(row.get(m) for m in MEASURES),
+            ]
+            for part, of in inputs.task["parts"].items()
+            for row in of
+        ]  # fmt: skip
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"the task record is not complete ({error!r:.60}); make it with taskuq train classifier"
+        ) from None
+
+
+EXPERIMENT = Experiment(_classifier_quality, ("classifier",), "the task network as a classifier")

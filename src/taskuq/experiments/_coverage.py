@@ -1,0 +1,270 @@
+"""Coverage, its law, classes and widths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from taskuq.conformal._exact import HONESTLY, Evaluation, StratumCoverage
+from taskuq.conformal._quantiles import CoverageLaw, coverage_rank
+from taskuq.conformal._units import CaseUnit, Unit
+from taskuq.experiments._claims import (
+    ClaimInputs,
+    ClaimSettings,
+    Experiment,
+    FindingWriter,
+    evaluate_scores,
+    format_range,
+    nearest_acceleration,
+    no_finite_interval,
+    point_source,
+    title,
+    units,
+)
+from taskuq.report.figures import Figure
+from taskuq.report.figures._evaluation import coverage_histogram, coverage_within
+
+CONDITIONAL_CLAIM = (
+    "Coverage within each class is close to 1 - alpha for every score, with AR the furthest below "
+    "it; coverage by interval width is much more even with LWR than with CQR."
+)
+# Coverage of a handful of test cases says little; such ranges are shown, not judged.
+ENOUGH_CASES = 5.0
+CLOSE = 0.03
+# What strata are called in names, and in words.
+STRATA = {"class": ("class", "class"), "size": ("width", "interval width")}
+
+
+def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+    r"""Measure coverage within each class and within each range of interval width.
+
+    .. math:: \mathbb P(z \in \mathcal C \mid \text{class } c), \qquad
+        \mathbb P(z \in \mathcal C \mid |\mathcal C| \in \mathcal S)
+
+    Neither is guaranteed. A range that is empty in a split is left out of its mean.
+
+    Arguments:
+        inputs: A table of posterior samples, with labels for classes.
+        settings: Error rate, acceleration, scores, trials and seed.
+
+    Example:
+        >>> from taskuq.experiments._claims import _synthetic_inputs
+        >>> record = _conditional_coverage(_synthetic_inputs(volumes=20), ClaimSettings(trials=200))
+        >>> [figure["name"] for figure in record["figures"]][:2]
+        ['class-coverage-by-case', 'width-coverage-by-case']
+    """
+    R = nearest_acceleration(inputs.table, settings.coverage_acceleration)
+    account = FindingWriter(
+        "conditional-coverage", "Coverage within classes and widths", CONDITIONAL_CLAIM
+    )
+    lowest: list[tuple[float, str]] = []
+    for unit in units(inputs):
+        found = evaluate_scores(inputs, settings, unit, accelerations=[R])
+        for strata, (name, label) in STRATA.items():
+            if any(_strata(r, strata) for r in found):
+                account.figures.append(
+                    replace(
+                        coverage_within([r.to_dict() for r in found], strata),
+                        name=f"{name}-coverage-by-{unit.counted}",
+                        caption=f"Coverage within each {label} at R = {R:g}, splits by "
+                        f"{unit.counted}; measured, not guaranteed. What is always empty is left "
+                        "out.",
+                    )
+                )
+                account.tables.append(_conditional_table(found, strata, unit))
+        if (reason := no_finite_interval(found)) is not None:
+            account.lack(unit, reason)
+            continue
+        account.find(unit, *_compared(found))
+        lowest += [(s.coverage, r.score) for r in found for s in _judged(r.class_coverage)]
+    said = number = None
+    if account.parts:
+        low, score = min(lowest, default=(math.nan, ""))
+        number = f"lowest class {low:.3f} ({title(score)})" if lowest else "widths alone"
+        said = f"the lowest coverage of a class is {low:.3f}, with {title(score)}"
+        said = said if lowest else "there are no classes, so widths alone are compared"
+    return account.record(
+        settings.used("alpha", "scores", "ours", "coverage_acceleration", "trials", "seed")
+        | {"acceleration": R, "enough_cases": ENOUGH_CASES, "close": CLOSE,
+           "table": repr(inputs.table), "point": repr(inputs.point)},
+        said,
+        number,
+        note=f"Measured, not guaranteed. AR takes {point_source(inputs)}.",
+    )  # fmt: skip
+
+
+def _strata(result: Evaluation, strata: str) -> Sequence[StratumCoverage]:
+    return result.class_coverage if strata == "class" else result.size_coverage
+
+
+def _conditional_table(found: Sequence[Evaluation], strata: str, unit: Unit) -> dict[str, Any]:
+    name, label = STRATA[strata]
+    return {
+        "name": f"{name}-by-{unit.counted}",
+        "caption": f"Coverage within each {label} over {found[0].trials} random splits by "
+        f"{unit.counted}; cases are the mean number of test cases there.",
+        "columns": ["score", label, "coverage", "cases"],
+        "rows": [[r.score, s.name, s.coverage, s.cases] for r in found for s in _strata(r, strata)],
+    }
+
+
+def _compared(found: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, bool]]:
+    """The lowest coverage of a class and how uneven widths are, and what held of the claim."""
+    target = 1 - found[0].alpha
+    classes = {r.score: _judged(r.class_coverage) for r in found if _judged(r.class_coverage)}
+    lowest = {name: min(s.coverage for s in of) for name, of in classes.items()}
+    sizes = {r.score: _judged(r.size_coverage) for r in found}
+    spread = {
+        name: max(s.coverage for s in of) - min(s.coverage for s in of)
+        for name, of in sizes.items()
+        if len(of) > 1
+    }
+    paper = [lowest[name] for name in ("ar", "lwr", "cqr") if name in lowest]
+    parts = {}
+    if classes:
+        parts[f"every class is at most {CLOSE:g} below {target:g}"] = (
+            min(paper, default=0.0) >= target - CLOSE
+        )
+    if "ar" in lowest:
+        parts["AR has the lowest class"] = lowest["ar"] <= min(paper)
+    if {"lwr", "cqr"} <= set(spread):
+        parts["LWR is more even over widths than CQR"] = spread["lwr"] < spread["cqr"]
+    said = {f"lowest coverage of a class, {title(s)}": low for s, low in lowest.items()}
+    return said | {f"difference between widths, {title(s)}": v for s, v in spread.items()}, parts
+
+
+def _judged(strata: Sequence[StratumCoverage]) -> list[StratumCoverage]:
+    return [s for s in strata if s.trials and s.cases >= ENOUGH_CASES]
+
+
+CONDITIONAL_COVERAGE = Experiment(
+    _conditional_coverage, ("samples",), "coverage within classes and widths"
+)
+
+LAW_CLAIM = (
+    "Over random splits the coverage of the test fold follows its theoretical law, and its mean is "
+    "very close to 1 - alpha, for every score."
+)
+# A right law fails this in one of a thousand experiments of ten histograms.
+SMALLEST_P = 1e-4
+
+
+def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+    r"""Compare the coverage of random test folds with its exact law.
+
+    .. math:: \#\text{covered} \sim \mathrm{BetaBin}(m,\, k,\, n + 1 - k), \qquad
+        k = \lceil (1 - \alpha)(n + 1) \rceil
+
+    With groups, coverage is also measured over splits by group, where no such law is known.
+
+    Arguments:
+        inputs: A table of posterior samples; AR takes the point estimates.
+        settings: Error rate, acceleration, scores, trials and seed.
+
+    Example:
+        >>> from taskuq.experiments._claims import _synthetic_inputs
+        >>> record = _coverage_law(_synthetic_inputs(volumes=20), ClaimSettings(trials=500))
+        >>> record["finding"][:4], len(record["figures"])
+        ('Held', 4)
+    """
+    table = inputs.table
+    R = nearest_acceleration(table, settings.coverage_acceleration)
+    by_unit = {
+        unit: evaluate_scores(inputs, settings, unit, accelerations=[R]) for unit in units(inputs)
+    }
+    law = _law(next(iter(by_unit.values()))[0])
+    account = FindingWriter("coverage-law", "Empirical coverage and its exact law", LAW_CLAIM)
+    for unit, found in by_unit.items():
+        account.figures += [_histogram(r, R) for r in found if r.histogram is not None]
+        account.tables.append(_law_table(found, unit, law))
+        if (reason := no_finite_interval(found)) is not None:
+            account.lack(unit, reason)
+        else:
+            account.find(unit, _said(found, unit, law), _parts(found, unit, law))
+    by_case = account.parts.get("by case") and [r.coverage.mean for r in by_unit[CaseUnit()]]
+    near = format_range(by_case, 4) if by_case else None
+    return account.record(
+        settings.used("alpha", "scores", "ours", "coverage_acceleration", "trials", "seed")
+        | {"acceleration": R, "table": repr(table), "point": repr(inputs.point)},
+        near and f"mean coverage by case is {near} where the exact law says {law.mean:.4f}",
+        near and f"{near}, by the law {law.mean:.4f}",
+        note=f"{HONESTLY} AR takes {point_source(inputs)}.",
+    )
+
+
+def _law(result: Evaluation) -> CoverageLaw:
+    rank = coverage_rank(result.n_calibration, result.alpha)
+    return CoverageLaw(result.n_calibration, rank, result.n_test)
+
+
+def _histogram(result: Evaluation, R: float) -> Figure:
+    histogram = result.histogram
+    assert histogram is not None
+    at = "" if math.isnan(R) else f" at R = {R:g}"
+    return replace(
+        coverage_histogram(result.to_dict()),
+        name=f"coverage-{result.score}",
+        caption=f"Coverage of {title(result.score)}{at} in {result.trials} random splits, mean "
+        f"{result.coverage.mean:.4f}, against its exact law (goodness of fit "
+        f"p = {histogram.p_value:.2g}).",
+    )
+
+
+def _law_table(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, Any]:
+    first = found[0]
+    theory = (
+        f" The exact law has mean {law.mean:.5f} and standard deviation {law.sd:.5f}."
+        if not unit.is_group
+        else " No exact law is known for these; whole groups are those with every case covered."
+    )
+    return {
+        "name": f"by-{unit.counted}",
+        "caption": f"Coverage over {first.trials} random splits by {unit.counted}: "
+        f"{first.n_calibration} to calibrate, {first.n_test} to test.{theory}",
+        "columns": ["score", "coverage", "sd", "whole groups" if unit.is_group else "fit p"],
+        "rows": [
+            [
+                r.score, r.coverage.mean, r.coverage.sd,
+                r.whole_groups if unit.is_group else r.histogram and r.histogram.p_value,
+            ]
+            for r in found
+        ],
+    }  # fmt: skip
+
+
+def _said(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, Any]:
+    said: dict[str, Any] = {f"mean coverage, {title(r.score)}": r.coverage.mean for r in found}
+    said["what is promised"] = 1 - found[0].alpha
+    fits = [r.histogram.p_value for r in found if r.histogram is not None]
+    if not unit.is_group:
+        said["what the exact law says"] = law.mean
+        said[f"smallest goodness-of-fit p-value of {len(fits)}"] = min(fits, default=None)
+    return said
+
+
+def _parts(found: Sequence[Evaluation], unit: Unit, law: CoverageLaw) -> dict[str, bool]:
+    """Which parts of the claim held: the law by case, at least the promise by group."""
+    if unit.is_group:
+        target = 1 - found[0].alpha
+        return {
+            f"{title(r.score)} covers {target:g} on average": r.coverage.mean
+            + 5 * r.coverage.sd / math.sqrt(r.trials or 1)
+            >= target
+            for r in found
+        }
+    # A score that learns calibrates on fewer cases and has a law of its own.
+    parts = {}
+    for r in found:
+        if r.histogram is None:
+            continue
+        error = law.sd / math.sqrt(r.trials or 1)
+        parts[f"{title(r.score)}'s histogram follows the law"] = r.histogram.p_value > SMALLEST_P
+        parts[f"{title(r.score)}'s mean is the law's"] = (
+            abs(r.coverage.mean - law.mean) <= 5 * error
+        )
+    return parts
+
+
+COVERAGE_LAW = Experiment(_coverage_law, ("samples",), "coverage against its exact law")

@@ -1,0 +1,261 @@
+"""Interval length against R and against p."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from taskuq.conformal._exact import Evaluation
+from taskuq.conformal._units import Unit
+from taskuq.experiments._claims import (
+    ClaimInputs,
+    ClaimSettings,
+    Experiment,
+    FindingWriter,
+    evaluate_scores,
+    format_range,
+    is_decreasing,
+    length_figure,
+    listing,
+    nearest_acceleration,
+    no_finite_interval,
+    point_source,
+    title,
+    units,
+)
+
+LENGTH_CLAIM = (
+    "Intervals get shorter as more is measured, and LWR and CQR on posterior samples give shorter "
+    "intervals than AR on a point estimate at every acceleration."
+)
+
+
+def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+    r"""Compare mean interval lengths at every acceleration, by case and by group.
+
+    .. math:: \overline{\mathrm{MIL}} = \frac1T \sum_t \frac1m \sum_{i \in \text{test}_t}
+        |\mathcal C(\{\hat x_i^{(j)}\}; d_t)|
+
+    By case the mean is over all splits, exactly; by group over random ones.
+
+    Arguments:
+        inputs: A table of posterior samples with several rounds; AR takes the point estimates.
+        settings: Error rate, scores, trials and seed.
+
+    Example:
+        >>> from taskuq.experiments._claims import _synthetic_inputs
+        >>> record = _interval_length(_synthetic_inputs(), ClaimSettings(trials=100))
+        >>> record["finding"][:5], [t["name"] for t in record["tables"]]
+        ('Held:', ['by-case', 'by-group', 'summary'])
+    """
+    account = FindingWriter("interval-length", "Interval length against acceleration", LENGTH_CLAIM)
+    ratios: list[float] = []
+    for unit in units(inputs):
+        found = evaluate_scores(inputs, settings, unit, exact=True)
+        caption = (
+            f"Mean interval length against acceleration, splits by {unit.counted}; bars are one "
+            "standard deviation over splits."
+        )
+        account.figures.append(length_figure(found, "acceleration", unit, caption))
+        table = _length_table(found, unit)
+        if not unit.is_group:
+            whole = evaluate_scores(inputs, settings, unit, exact=True, clip=False)
+            table["columns"].append("length not cut")
+            for row, r in zip(table["rows"], whole, strict=True):
+                row.append(r.width.mean)
+        account.tables.append(table)
+        if (reason := no_finite_interval(found)) is not None:
+            account.lack(unit, reason)
+            continue
+        found_ratios = _length_ratios(found, settings)
+        account.find(unit, found_ratios.said, found_ratios.parts)
+        ratios += found_ratios.adaptive
+    shorter = format_range(ratios)
+    return account.record(
+        settings.used("alpha", "scores", "ours", "trials", "seed")
+        | {"table": repr(inputs.table), "point": repr(inputs.point)},
+        f"LWR and CQR take {shorter} of AR's length over all accelerations" if ratios else None,
+        f"{shorter} of AR's length" if ratios else None,
+        note=f"AR takes {point_source(inputs)}; ratios go over all accelerations.",
+    )
+
+
+def _length_table(found: Sequence[Evaluation], unit: Unit) -> dict[str, Any]:
+    first = found[0]
+    how = "all splits, exactly" if first.trials is None else f"{first.trials} random splits"
+    return {
+        "name": f"by-{unit.counted}",
+        "caption": f"Coverage and length over {how}, by {unit.counted}: {first.n_calibration} to "
+        f"calibrate, {first.n_test} to test. Intervals are cut to the task's range, unless a "
+        "column says otherwise: the paper does not cut them. Measured.",
+        "columns": ["R", "score", "p", "coverage", "length", "length sd"],
+        "rows": [
+            [r.acceleration, r.score, r.samples, r.coverage.mean, r.width.mean, r.width.sd]
+            for r in found
+        ],
+    }
+
+
+class _LengthRatios(NamedTuple):
+    """Lengths against each other: in words, which parts of the claim held, the paper's to AR's."""
+
+    said: dict[str, str]
+    parts: dict[str, bool]
+    adaptive: list[float]
+
+
+def _length_ratios(found: Sequence[Evaluation], settings: ClaimSettings) -> _LengthRatios:
+    lengths: dict[str, dict[float | None, float]] = {}
+    for r in found:
+        lengths.setdefault(r.score, {})[r.acceleration] = r.width.mean
+    paper = [s for s in settings.scores if s in lengths]
+    parts = {f"{title(s)}'s length falls with R": is_decreasing(lengths[s].values()) for s in paper}
+    said: dict[str, str] = {}
+    adaptive: list[float] = []
+    residual = lengths.get("ar", {})
+    for score in (s for s in paper if s != "ar"):
+        ratios = {R: lengths[score][R] / residual[R] for R in lengths[score] if R in residual}
+        if not ratios:
+            continue
+        longer = [f"{R:g}" for R, ratio in ratios.items() if R is not None and not ratio < 1]
+        where = f"R = {listing(longer)}" if longer else "every R"
+        parts[f"{title(score)} is shorter than AR at {where}"] = not longer
+        said[f"{title(score)}'s length over AR's"] = format_range(ratios.values())
+        adaptive += ratios.values()
+    for score in (s for s in settings.ours if s in lengths):
+        ours = [
+            length / min(lengths[s].get(R, float("inf")) for s in paper)
+            for R, length in lengths[score].items()
+        ]
+        said[f"{title(score)}'s length over the shortest of the paper's"] = format_range(ours)
+    return _LengthRatios(said, parts, adaptive)
+
+
+INTERVAL_LENGTH = Experiment(
+    _interval_length, ("samples", "rounds"), "interval length against acceleration"
+)
+
+COUNT_CLAIM = (
+    "Intervals get shorter as posterior samples are added, and LWR is much more sensitive to few "
+    "samples than CQR. We add: LWR suffers from few samples, CQR does not, nor does MLWR."
+)
+# A score suffers when few samples make its intervals longer by half or more.
+SUFFERS = 1.5
+
+
+def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
+    """Compare mean interval lengths at several numbers of posterior samples.
+
+    A score's sensitivity is its mean length with the fewest samples over that with the most. It is
+    taken without cutting intervals to the task's range, which would hide how long LWR's get.
+
+    Arguments:
+        inputs: A table of several posterior samples.
+        settings: Numbers of samples, acceleration, error rate, trials and seed.
+
+    Example:
+        >>> from taskuq.experiments._claims import _synthetic_inputs
+        >>> record = _sample_count(_synthetic_inputs(), ClaimSettings(trials=100))
+        >>> [row[:2] for row in record["tables"][0]["rows"]][:2]
+        [[2, 'lwr'], [4, 'lwr']]
+    """
+    table = inputs.table
+    counts = [p for p in settings.samples if p <= table.samples] or [table.samples]
+    R = nearest_acceleration(table, settings.samples_acceleration)
+    # Scores that look at samples; AR's estimate is another one, and learning takes all samples.
+    chosen = replace(settings, scores=("lwr", "cqr"), ours=("mlwr",))
+    at = "" if math.isnan(R) else f" at R = {R:g}"
+    account = FindingWriter(
+        "sample-count", "Interval length against the number of posterior samples", COUNT_CLAIM
+    )
+    ratios: dict[str, dict[str, float]] = {}
+    for unit in units(inputs):
+        cut, whole = (
+            evaluate_scores(
+                inputs, chosen, unit, accelerations=[R], samples=counts, exact=True, clip=clip
+            )
+            for clip in (True, False)
+        )
+        caption = (
+            f"Mean interval length against the number p of posterior samples{at}, splits by "
+            f"{unit.counted}; intervals are cut to the task's range."
+        )
+        account.figures.append(length_figure(cut, "samples", unit, caption))
+        account.tables.append(_count_table(cut, whole, unit))
+        if (reason := no_finite_interval(whole)) is not None:
+            account.lack(unit, reason)
+        elif len(counts) < 2:
+            account.lack(unit, f"there is only one number of samples, {counts[0]}")
+        else:
+            ratios[unit.counted] = _count_ratios(whole)
+            account.find(unit, _said(whole, ratios[unit.counted]), _parts(ratios[unit.counted]))
+    said = number = None
+    if ratios:
+        lwr, cqr = (format_range([of[name] for of in ratios.values()]) for name in ("lwr", "cqr"))
+        few, most = min(counts), max(counts)
+        said = f"from p = {most} down to {few} LWR's length grows {lwr} times, CQR's {cqr} times"
+        number = f"LWR {lwr} times longer at p = {few}"
+    return account.record(
+        settings.used("alpha", "samples", "samples_acceleration", "trials", "seed")
+        | {"acceleration": R, "suffers": SUFFERS, "table": repr(table)},
+        said,
+        number,
+        note=f"Lengths are not cut; one suffers that grows {SUFFERS:g} times or more.",
+    )
+
+
+def _count_table(
+    cut: Sequence[Evaluation], whole: Sequence[Evaluation], unit: Unit
+) -> dict[str, Any]:
+    first = cut[0]
+    how = "all splits, exactly" if first.trials is None else f"{first.trials} random splits"
+    return {
+        "name": f"by-{unit.counted}",
+        "caption": f"Mean length over {how}, by {unit.counted}, cut to the task's range and not. "
+        "Without a finite length some case had identical samples. Measured.",
+        "columns": ["p", "score", "coverage", "length", "length sd", "length not cut"],
+        "rows": [
+            [r.samples, r.score, r.coverage.mean, r.width.mean, r.width.sd, s.width.mean]
+            for r, s in zip(cut, whole, strict=True)
+        ],
+    }
+
+
+def _count_ratios(whole: Sequence[Evaluation]) -> dict[str, float]:
+    """The length with the fewest samples over that with the most, of each score."""
+    ratio = {}
+    for score in dict.fromkeys(r.score for r in whole):
+        mine = sorted((r for r in whole if r.score == score), key=lambda r: r.samples)
+        ratio[score] = mine[0].width.mean / mine[-1].width.mean
+    return ratio
+
+
+def _said(whole: Sequence[Evaluation], ratio: dict[str, float]) -> dict[str, str]:
+    few, most = min(r.samples for r in whole), max(r.samples for r in whole)
+    grown = {
+        f"{title(s)}'s length at p = {few} over that at {most}": format_range([r])
+        for s, r in ratio.items()
+    }
+    return grown | {f"shortest at p = {p}": _shortest(whole, p) for p in (few, most)}
+
+
+def _parts(ratio: dict[str, float]) -> dict[str, bool]:
+    return {
+        "LWR is more sensitive than CQR": ratio["lwr"] > ratio["cqr"],
+        "every length falls with p": min(ratio.values()) > 1,
+        "LWR suffers": ratio["lwr"] >= SUFFERS,
+        "CQR does not suffer": ratio["cqr"] < SUFFERS,
+        "MLWR does not suffer": ratio["mlwr"] < SUFFERS,
+    }
+
+
+def _shortest(whole: Sequence[Evaluation], p: int) -> str:
+    best = min((r for r in whole if r.samples == p), key=lambda r: r.width.mean)
+    return f"{title(best.score)} ({best.width.mean:.3g})"
+
+
+SAMPLE_COUNT = Experiment(
+    _sample_count, ("samples", "several samples"), "interval length against posterior samples"
+)

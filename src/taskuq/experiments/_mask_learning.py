@@ -1,0 +1,324 @@
+"""Nested orders of lines or views learned from posterior samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taskuq._config import to_toml_table
+from taskuq._io import content_fingerprint, fingerprint, read_json, write_json
+from taskuq._seeds import case_seed
+from taskuq.conformal._diagnose import crps
+from taskuq.data._readers import open_data
+from taskuq.errors import InputError
+from taskuq.experiments._run import ImagingConfig
+from taskuq.interval import BoolArray, FloatArray
+from taskuq.measure._adaptive import RIDGE, Aim, ExpectedReduction, line_covariance, stack_cases
+from taskuq.measure._masks import line_counts, save_masks
+from taskuq.pipeline._executor import (
+    BatchRunner,
+    Executor,
+    RunCases,
+    as_cases,
+    batch_size,
+    pick_device,
+)
+from taskuq.pipeline._pipeline import provenance
+from taskuq.pipeline._progress import Progress
+from taskuq.protocols import LineMeasure, Recover, Task
+from taskuq.training._weights import referenced_files
+
+SCHEMA = "taskuq.order/1"
+
+
+@dataclass(frozen=True)
+class MaskLearningConfig(ImagingConfig):
+    """How an order is learned, beside what every run is made of.
+
+    Only training groups are looked at; rounds have as many lines or views as those of ``measure``;
+    the recovery has to do well on any mask; and 2 samples are the fewest.
+
+    Arguments:
+        cases: How many training cases to learn from, at even steps; all where there are fewer.
+        begin: How many lines are measured before anything is chosen: the centre of k-space, or
+            evenly spread views. By default half of those of the first round.
+        block: After how many lines samples are drawn anew.
+        tries: So many random continuations compete with the lines of every block, by the CRPS of
+            the task on the same cases; none where it is 0.
+        aim: By what lines are chosen: the variance of the task by its ``"gradient"`` or by its
+            ``"outputs"``, or the plain ``"variance"`` of the image.
+        ridge: How much noise stands for what few samples do not know.
+    """
+
+    cases: int = 200
+    begin: int | None = None
+    block: int = 4
+    tries: int = 0
+    aim: Aim = "gradient"
+    ridge: float = RIDGE
+
+    def __post_init__(self) -> None:
+        if self.samples < 2 or self.cases < 1 or self.block < 1:
+            raise InputError(
+                f"samples are {self.samples}, cases {self.cases} and block {self.block}; give at "
+                "least 2 samples, 1 case and 1 line"
+            )
+        if self.begin is not None and self.begin < 1:
+            raise InputError(f"begin is {self.begin}; begin with at least 1 line")
+        if self.tries < 0 or (self.tries and self.aim == "variance"):
+            raise InputError(
+                f"tries are {self.tries} and the aim is {self.aim!r}; tries are compared by the "
+                "task: give none for 'variance', and no negative number"
+            )
+
+
+@dataclass(frozen=True)
+class _LineOrder:
+    """An order of lines.
+
+    Arguments:
+        begin: The lines that are measured before anything is chosen, booleans (line,).
+        lines: The chosen ones, one after the other.
+        gains: By how much each was expected to reduce the mean variance of what was aimed at,
+            among samples drawn before its block.
+    """
+
+    begin: BoolArray
+    lines: tuple[int, ...] = ()
+    gains: tuple[float, ...] = ()
+
+    def until(self, count: int) -> BoolArray:
+        """The first so many lines of all, those of the beginning included, booleans (line,).
+
+        Example:
+            >>> np.flatnonzero(_LineOrder(np.arange(8) == 4, (2, 7)).until(2))
+            array([2, 4])
+        """
+        mask = self.begin.copy()
+        mask[list(self.lines[: count - int(mask.sum())])] = True
+        return mask
+
+    @property
+    def all(self) -> list[int]:
+        """Every line in order, those of the beginning first."""
+        return [*np.flatnonzero(self.begin).tolist(), *self.lines]
+
+
+@dataclass(frozen=True)
+class _MaskLearner:
+    """Everything that an order is learned with.
+
+    Arguments:
+        config: How.
+        system: Who measures.
+        recover: What draws.
+        task: The task.
+        cases: Those to learn from.
+        device: Where networks run.
+    """
+
+    config: MaskLearningConfig
+    system: LineMeasure
+    recover: Recover
+    task: Task
+    cases: RunCases
+    device: str
+
+    def next(self, order: _LineOrder, count: int, progress: Progress) -> _LineOrder:
+        """Draw samples of all cases through the order so far, and choose so many lines more.
+
+        Arguments:
+            order: The order so far.
+            count: How many lines to choose.
+            progress: Told of every case.
+        """
+        measured = order.until(int(order.begin.sum()) + len(order.lines))
+        spreads = []
+        for index in range(len(self.cases)):
+            spreads.append(self._spread(index, measured))
+            progress.step()
+        expected = stack_cases(spreads)
+        lines, gains = expected.greedy(count, measured)
+        if self.config.tries:
+            lines = self._best(lines, measured, progress)
+            left = [expected.left(lines[:k]) for k in range(count + 1)]
+            gains = [before - after for before, after in pairwise(left)]
+        return _LineOrder(order.begin, (*order.lines, *lines), (*order.gains, *gains))
+
+    def _spread(self, index: int, measured: BoolArray) -> ExpectedReduction:
+        name, image = self.cases.case[index], self.cases.image(index).to(self.device)
+        rate = self.system.lines / int(measured.sum())
+        scan = self.system.take(image, rate, measured)
+        seed = case_seed(self.config.seed, name, rate)
+        drawn = self.recover(scan, samples=self.config.samples, seed=seed)
+        return line_covariance(
+            self.system, scan, drawn, self.task, measured,
+            aim=self.config.aim, ridge=self.config.ridge,
+        )  # fmt: skip
+
+    def _best(self, lines: list[int], measured: BoolArray, progress: Progress) -> list[int]:
+        """The lines after which most is known of the task: these, or as many at random."""
+        rng = np.random.default_rng([self.config.seed, int(measured.sum())])
+        candidates = [lines]
+        for _ in range(self.config.tries):
+            more = self.system.more(measured, len(lines), rng)
+            candidates.append(rng.permutation(np.flatnonzero(more & ~measured)).tolist())
+        scores = []
+        for some in candidates:
+            with_them = measured.copy()
+            with_them[some] = True
+            scores.append(self._crps(with_them, progress))
+        # Tasks count alike, whatever their units.
+        each = np.stack(scores)
+        relative = each / np.maximum(each.max(axis=0), np.finfo(float).tiny)
+        return candidates[int(relative.mean(axis=1).argmin())]
+
+    def _crps(self, measured: BoolArray, progress: Progress) -> FloatArray:
+        """The mean CRPS of each task over all cases, measured so."""
+        samples, rate = self.config.samples, self.system.lines / int(measured.sum())
+        size = batch_size(
+            self.recover, self.cases.image(0), samples=samples, cases=len(self.cases),
+            device=self.device,
+        )  # fmt: skip
+        chain = Executor(
+            lambda image, R: self.system.take(image, R, measured), self.recover, self.task,
+            (rate,), samples, self.config.seed, size, self.device,
+        )  # fmt: skip
+        found = []
+        for _, case in BatchRunner(chain, self.cases).run(range(len(self.cases))):
+            if isinstance(case, Exception):
+                raise case
+            found.append(case)
+            progress.step()
+        outputs, targets = (
+            np.stack([getattr(c, of) for c in found]) for of in ("outputs", "targets")
+        )
+        tasks = range(targets.shape[1])
+        return np.array([crps(outputs[:, 0, :, t], targets[:, t]).mean() for t in tasks])
+
+
+def open_learner(config: MaskLearningConfig, device: str | None = None) -> _MaskLearner:
+    """Open data and networks; only training groups are looked at.
+
+    Arguments:
+        config: How an order is learned.
+        device: Where networks run; the best there is where None.
+    """
+    chosen = pick_device(device)
+    images, _ = open_data(config.data)
+    some = np.unique(np.linspace(0, len(images) - 1, min(config.cases, len(images))).astype(int))
+    width = int(images[0].image.shape[-1])
+    system = config.measure.scanner(width, noise=config.noise, seed=config.seed)
+    if not isinstance(system, LineMeasure):
+        raise InputError("this imaging system does not measure lines of one's choice")
+    kept = [images[int(k)] for k in some]
+    cases = as_cases(kept, case=[str(item.case) for item in kept])
+    return _MaskLearner(
+        config, system, config.recover.open(chosen), config.task.open(chosen), cases, chosen
+    )
+
+
+def learn_masks(
+    learner: _MaskLearner, output: Path, *, fresh: bool = False, quiet: bool = False
+) -> tuple[BoolArray, _LineOrder]:
+    """Learn an order block by block, and write the masks of all rounds.
+
+    After every block the order so far is kept beside the output; started again, learning goes on
+    from there and ends with the same order as without an interruption.
+
+    Arguments:
+        learner: Data, networks and settings.
+        output: The .npz file to write.
+        fresh: Begin again and forget what was kept.
+        quiet: Show no progress.
+
+    Returns:
+        Masks (round, line), and the order.
+    """
+    config = learner.config
+    rates = config.measure.accelerations
+    counts = line_counts(learner.system.lines, rates)
+    first = max(1, counts[0] // 2) if config.begin is None else config.begin
+    if first > counts[0]:
+        raise InputError(
+            f"begin is {first}, and the first round has {counts[0]} lines; begin with fewer"
+        )
+    made = provenance(_identity(config), config.seed)
+    about = {"configuration": made["configuration"], "code": made["code"]}
+    kept = output.with_name(f"{output.stem}.partial.json")
+    order = _LineOrder(learner.system.begin(first))
+    if kept.exists() and not fresh:
+        order = _kept(kept, about, order)
+    blocks = _blocks(first + len(order.lines), counts, config.block)
+    draws = 1 + (config.tries + 1 if config.tries else 0)
+    total = len(learner.cases) * len(blocks) * draws
+    with Progress(total, quiet=quiet, what="draws") as progress:
+        for count in blocks:
+            with _telling_what_is_kept(order, kept):
+                order = learner.next(order, count, progress)
+            record = {"lines": list(order.lines), "gains": list(order.gains), **about}
+            write_json(kept, {"schema": SCHEMA, **record})
+    masks = np.stack([order.until(count) for count in counts])
+    made["cases"] = list(learner.cases.case)
+    save_masks(output, masks, rates, order=order.all, gains=order.gains, provenance=made)
+    kept.unlink(missing_ok=True)
+    return masks, order
+
+
+def _blocks(there: int, counts: Sequence[int], size: int) -> list[int]:
+    """Blocks of at most so many lines; no round ends inside one, which is compared as a whole.
+
+    Arguments:
+        there: How many lines there are already.
+        counts: How many each round has.
+        size: Lines of a block.
+    """
+    blocks = []
+    for end in counts:
+        while there < end:
+            blocks.append(min(size, end - there))
+            there += blocks[-1]
+    return blocks
+
+
+@contextmanager
+def _telling_what_is_kept(order: _LineOrder, kept: Path) -> Iterator[None]:
+    """Note on an interruption how many lines are chosen, and that they stay."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        if order.lines:
+            stopped.add_note(
+                f"stopped; the {len(order.lines)} lines that were chosen so far are kept in "
+                f"{kept}, and the same command goes on with the rest"
+            )
+        raise
+
+
+def _identity(config: MaskLearningConfig) -> dict[str, Any]:
+    """The settings, and what lies behind the names in them."""
+    files = {
+        name: [content_fingerprint(path) for path in referenced_files(getattr(config, name))]
+        for name in ("data", "recover", "task")
+    }
+    marks = {name: fingerprint(found)[:16] for name, found in files.items() if found}
+    return {**to_toml_table(config, complete=True), "fingerprints": marks}
+
+
+def _kept(path: Path, about: dict[str, Any], order: _LineOrder) -> _LineOrder:
+    """The order so far, if it was learned in the same way."""
+    record = read_json(path, SCHEMA, remedy="begin again with --fresh")
+    if fingerprint({name: record.get(name) for name in about}) != fingerprint(about):
+        raise InputError(
+            f"{path} was begun with other settings, data, networks or code; begin again with "
+            "--fresh, or choose another output"
+        )
+    return _LineOrder(
+        order.begin, tuple(map(int, record["lines"])), tuple(map(float, record["gains"]))
+    )

@@ -1,0 +1,686 @@
+"""Image quality: PSNR, SSIM, FID by method and R."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from taskuq._config import to_toml_table, toml_text
+from taskuq._io import (
+    atomic_write,
+    content_fingerprint,
+    fingerprint,
+    make_folder,
+    open_npz,
+    read_json,
+    sigterm_as_exit,
+    write_json,
+)
+from taskuq._seeds import mix_seeds
+from taskuq.data._dataset import Dataset
+from taskuq.data._readers import Data, open_all, open_data, paper_data
+from taskuq.errors import InputError, MachineError, first_line
+from taskuq.measure._coils import rss
+from taskuq.measure._mri import MaskConfig, MultiCoilMRI
+from taskuq.pipeline._engines import Engine, LocalEngine
+from taskuq.pipeline._executor import num_threads, pick_device, pinned_threads
+from taskuq.pipeline._progress import Progress
+from taskuq.protocols import PosteriorRecover, Recover
+from taskuq.recover._cases import as_coil_images
+from taskuq.recover._methods import ZeroFilled, open_recovery
+from taskuq.recover._varnet_training import VarNetMethod, _ssim
+from taskuq.recover.flow._train import FlowMethod
+from taskuq.training._weights import load_weights, referenced_files
+
+FloatArray = NDArray[np.float64]
+
+
+def _volume_psnr(recovered: Tensor, truth: Tensor) -> float:
+    r"""Return the peak signal-to-noise ratio of a volume in decibels, infinite for equal ones.
+
+    .. math:: 10 \log_{10} \frac{\max(x)^2}{\operatorname{mean}(\hat x - x)^2}
+
+    :math:`x` are all slices of the volume, :math:`\hat x` their recoveries.
+
+    References:
+        Zbontar et al., fastMRI, arXiv:1811.08839.
+    """
+    x, y = truth.double(), recovered.double()
+    error = (x - y).square().mean()
+    return float(10 * torch.log10(x.max() ** 2 / error))
+
+
+def _volume_ssim(recovered: Tensor, truth: Tensor) -> float:
+    """Return the mean structural similarity over slices, with the volume's data range."""
+    x, y = truth.double(), recovered.double()
+    return float(_ssim(y, x, x.max().expand(len(x))).mean())
+
+
+def _spread_error_correlation(
+    samples: Tensor, truth: Tensor, *, foreground: float = 0.05, block: int = 1
+) -> float:
+    """Return Spearman's correlation of samples' deviation and their mean's absolute error, or NaN.
+
+    The error of one pixel is a single draw: put a sample in the place of the truth, and even a
+    perfect posterior reaches a modest correlation only. Blocks average that away and ask where
+    errors are, not which pixel has drawn a large one.
+
+    Arguments:
+        samples: Posterior samples of one image, (sample, height, width), at least two.
+        truth: The true image, (height, width).
+        foreground: Only pixels above this share of the maximum count; dark background has
+            neither spread nor error and would flatter the result.
+        block: Average over blocks of so many rows and columns first; with 0 as ``foreground`` the
+            whole image counts.
+
+    Example:
+        >>> truth = torch.linspace(1, 2, 16).reshape(4, 4)
+        >>> samples = torch.stack([truth, 1.5 * truth])  # spread and error both grow with truth
+        >>> round(_spread_error_correlation(samples, truth), 6)
+        1.0
+    """
+    maps = torch.stack([samples.std(0), (samples.mean(0) - truth).abs(), truth])
+    maps = torch.nn.functional.avg_pool2d(maps[:, None], block)[:, 0]
+    inside = maps[2] > foreground * truth.max() if foreground else torch.ones_like(maps[2]).bool()
+    return _rank_correlation(maps[0][inside].numpy(), maps[1][inside].numpy())
+
+
+def _rank_correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
+    """Return Spearman's correlation; NaN where either has one value only."""
+    from scipy.stats import spearmanr
+
+    if min(np.ptp(values) if len(values) else 0.0 for values in (first, second)) == 0:
+        return math.nan
+    return float(spearmanr(first, second).statistic)
+
+
+def _frechet_distance(first: FloatArray, second: FloatArray) -> float:
+    r"""Return the Fréchet distance between two clouds of features, each taken as a Gaussian.
+
+    .. math:: |\mu_1 - \mu_2|^2 + \operatorname{tr}\big(\Sigma_1 + \Sigma_2
+              - 2 (\Sigma_1^{1/2} \Sigma_2 \Sigma_1^{1/2})^{1/2}\big)
+
+    :math:`\mu` and :math:`\Sigma` are means and covariances of the features.
+
+    References:
+        Heusel et al., GANs Trained by a Two Time-Scale Update Rule, NeurIPS 2017.
+    """
+    shift = first.mean(0) - second.mean(0)
+    # Sigma = A' A for centred features A, so that the cross term is the sum of the singular values
+    # of A1 A2': as large as the numbers of images, or of features where those are fewer.
+    one, two = (_root(features) for features in (first, second))
+    cross = np.linalg.svd(one @ two.T, compute_uv=False).sum()
+    return float(shift @ shift + np.square(one).sum() + np.square(two).sum() - 2 * cross)
+
+
+def _root(features: FloatArray) -> FloatArray:
+    """A matrix A with A' A the covariance of features, of no more rows than columns."""
+    centred = (features - features.mean(0)) / np.sqrt(len(features) - 1)
+    is_tall = centred.shape[0] > centred.shape[1]
+    return np.asarray(np.linalg.qr(centred, mode="r") if is_tall else centred)
+
+
+_LAYERS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class _VGG16(nn.Module):
+    """VGG-16 up to its last hidden layer: 4096 features of an image.
+
+    Parameter names are torchvision's. Magnitude images are divided by the data range they come
+    with, shown as three equal channels and normalised as ImageNet is.
+
+    References:
+        Simonyan and Zisserman, Very Deep Convolutional Networks, ICLR 2015.
+
+    Arguments:
+        width: A factor on all widths; 1 is the published network.
+
+    Example:
+        >>> _VGG16(width=1 / 64)(torch.rand(2, 64, 64), torch.ones(2)).shape
+        torch.Size([2, 64])
+    """
+
+    def __init__(self, width: float = 1.0) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = 3
+        for outputs in _LAYERS:
+            if not outputs:
+                layers.append(nn.MaxPool2d(2))
+                continue
+            wide = max(1, int(outputs * width))
+            layers += [nn.Conv2d(channels, wide, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = wide
+        hidden, classes = int(4096 * width), max(1, int(1000 * width))
+        self.features = nn.Sequential(*layers)
+        self.avgpool = nn.AdaptiveAvgPool2d(7)
+        # The last layer is only there so that a public state dict fits.
+        self.classifier = nn.Sequential(
+            nn.Linear(49 * channels, hidden),
+            nn.ReLU(inplace=True),
+            nn.Identity(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(inplace=True),
+            nn.Identity(),
+            nn.Linear(hidden, classes),
+        )
+
+    def forward(self, images: Tensor, data_range: Tensor) -> Tensor:
+        """Features (image, feature) of magnitude images (image, height, width)."""
+        unit = (images / data_range.view(-1, 1, 1))[:, None].expand(-1, 3, -1, -1)
+        mean, std = (unit.new_tensor(v).view(1, 3, 1, 1) for v in (_MEAN, _STD))
+        pooled = self.avgpool(self.features((unit - mean) / std)).flatten(1)
+        hidden: Tensor = self.classifier[:5](pooled)
+        return hidden
+
+
+def _load_vgg(path: Path | str) -> _VGG16:
+    """Return VGG-16 with weights from a safetensors file of torchvision's names."""
+    # Random numbers for 138 million weights that are overwritten at once would take seconds.
+    with torch.device("meta"):
+        net = _VGG16()
+    net = net.to_empty(device="cpu")
+    load_weights(net, path)
+    return net.eval()
+
+
+# Rows and columns of the blocks in which spread and error are compared.
+BLOCK = 4
+# Pixels of each slice that are compared over all slices and accelerations.
+PIXELS = 4096
+# Training images whose features are one piece.
+TOGETHER = 64
+Features = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class _QualityArrays:
+    """What is known of recoveries; arrays that are put together piece after piece.
+
+    Arguments:
+        psnr: Of volumes.
+        ssim: Of volumes.
+        correlation: Of spread and error, of slices.
+        where: The same in blocks.
+        pixels: Spread and error of some pixels, (2, pixel).
+        features: For FID, (image, feature).
+        rejected: How many draws were rejected.
+    """
+
+    psnr: FloatArray
+    ssim: FloatArray
+    correlation: FloatArray
+    where: FloatArray
+    pixels: FloatArray
+    features: FloatArray
+    rejected: FloatArray
+
+    @classmethod
+    def together(cls, parts: Sequence[_QualityArrays]) -> _QualityArrays:
+        """Put parts one behind the other."""
+        names = [field.name for field in fields(cls)]
+        joined = {
+            name: np.concatenate(
+                [getattr(part, name) for part in parts], axis=int(name == "pixels")
+            )
+            for name in names
+        }
+        return cls(**joined)
+
+
+@dataclass(frozen=True)
+class _QualityChunk:
+    """What is judged at once.
+
+    Arguments:
+        method: The name of the recovery; None for features of training images.
+        acceleration: Of the round.
+        cases: The cases of a volume, or some training images.
+    """
+
+    method: str | None
+    acceleration: float
+    cases: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _QualityWork:
+    """All pieces of a judgement, and how one is judged: what an engine shares out.
+
+    Arguments:
+        pieces: All of them, in the order of the record.
+        folder: Where each is kept.
+        validation: The cases that are judged.
+        training: The cases that are FID's reference.
+        methods: Recoveries by name.
+        features: Images to features for FID.
+        measure: The masks.
+        samples: Posterior samples whose mean is judged.
+        seed: Where the samples come from.
+        threads: How many threads torch computes with, here and in every worker.
+    """
+
+    pieces: Sequence[_QualityChunk]
+    folder: Path
+    validation: Dataset
+    training: Dataset
+    methods: Mapping[str, Recover]
+    features: Features | None
+    measure: MaskConfig
+    samples: int
+    seed: int
+    threads: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Pieces are done one by one."""
+        return 1
+
+    def unfinished(self, todo: Sequence[int]) -> list[int]:
+        """Return the pieces that are not kept yet.
+
+        Arguments:
+            todo: The numbers of pieces.
+        """
+        return [index for index in todo if not self._file(index).exists()]
+
+    def give_up(self, index: int, error: Exception) -> None:
+        """A judgement is whole or there is none.
+
+        Arguments:
+            index: The number of the piece.
+            error: What became of whoever tried it.
+        """
+        raise MachineError(
+            f"a piece of the judgement ended its worker again and again ({first_line(error):.160})"
+            "; start the same command again to do the rest"
+        )
+
+    def do(self, todo: list[int], progress: Progress | None = None) -> int:
+        """Judge pieces, keep each, and return how many there were.
+
+        Arguments:
+            todo: The numbers of the pieces.
+            progress: Told of every piece.
+        """
+        said = ""
+        with pinned_threads(self.threads), sigterm_as_exit():
+            for index in todo:
+                stage = self._stage(self.pieces[index])
+                if progress is not None and stage != said:
+                    progress.say(stage)
+                said = stage
+                found = self.judged(self.pieces[index])
+                arrays = {field.name: getattr(found, field.name) for field in fields(found)}
+                with atomic_write(self._file(index)) as partial, partial.open("wb") as file:
+                    np.savez(file, **arrays)
+                if progress is not None:
+                    progress.step()
+        return len(todo)
+
+    def kept(self, index: int) -> _QualityArrays:
+        """Read a piece that was judged.
+
+        Arguments:
+            index: Its number.
+        """
+        with open_npz(self._file(index)) as arrays:
+            return _QualityArrays(
+                **{field.name: arrays[field.name] for field in fields(_QualityArrays)}
+            )
+
+    def judged(self, piece: _QualityChunk) -> _QualityArrays:
+        """Judge a piece.
+
+        Arguments:
+            piece: A volume at an acceleration, or training images.
+        """
+        if piece.method is None:
+            return _measures(features=[self._reference(index) for index in piece.cases])
+        recover = self.methods[piece.method]
+        before = recover.rejected if isinstance(recover, PosteriorRecover) else 0
+        truth, means, singles = [], [], []
+        correlation, where, pixels = [], [], []
+        for index in piece.cases:
+            image = as_coil_images(self.validation[index].image)
+            masks = self.measure.masks(image.shape[-1])
+            scan = MultiCoilMRI(masks, self.measure.accelerations)(image, piece.acceleration)
+            seed = mix_seeds(self.seed, index)
+            drawn = recover(scan, samples=self.samples, seed=seed).float().cpu()
+            truth.append(rss(image))
+            if len(drawn) > 1:
+                correlation.append(_spread_error_correlation(drawn, truth[-1]))
+                where.append(_spread_error_correlation(drawn, truth[-1], foreground=0, block=BLOCK))
+                pixels.append(_some_pixels(drawn, truth[-1], seed))
+            means.append(drawn.mean(0))
+            singles.append(drawn[0])
+        true, mean = torch.stack(truth), torch.stack(means)
+        seen = []
+        if self.features is not None:
+            # Each image by the brightest pixel of its true image, as those of the reference are.
+            seen.append(_seen(self.features, torch.stack(singles), true.amax((1, 2))))
+        rejected = recover.rejected - before if isinstance(recover, PosteriorRecover) else 0
+        return _measures(
+            psnr=[_volume_psnr(mean, true)], ssim=[_volume_ssim(mean, true)],
+            correlation=correlation, where=where, pixels=pixels, features=seen,
+            rejected=rejected,
+        )  # fmt: skip
+
+    def _reference(self, index: int) -> FloatArray:
+        assert self.features is not None
+        image = rss(as_coil_images(self.training[index].image))
+        return _seen(self.features, image[None], image.amax()[None])
+
+    def _stage(self, piece: _QualityChunk) -> str:
+        if piece.method is not None:
+            return f"R = {piece.acceleration:g}, {piece.method}"
+        images = sum(len(each.cases) for each in self.pieces if each.method is None)
+        return f"features of {images} training images"
+
+    def _file(self, index: int) -> Path:
+        return self.folder / f"piece-{index:06d}.npz"
+
+
+def _quality_chunks(
+    accelerations: Sequence[float], methods: Sequence[str], volumes: Sequence[Sequence[int]]
+) -> Iterator[_QualityChunk]:
+    """Yield what is judged: every volume by every method at every acceleration.
+
+    Arguments:
+        accelerations: Of the rounds.
+        methods: Names of recoveries.
+        volumes: The cases of each volume.
+
+    Example:
+        >>> [piece.cases for piece in _quality_chunks([4.0], ["flow"], [[0, 1], [2]])]
+        [(0, 1), (2,)]
+    """
+    for acceleration in accelerations:
+        for method in methods:
+            for cases in volumes:
+                yield _QualityChunk(method, acceleration, tuple(cases))
+
+
+def _reference_chunks(count: int) -> Iterator[_QualityChunk]:
+    """Yield the training images whose features are FID's reference, some at a time.
+
+    Arguments:
+        count: How many of them.
+
+    Example:
+        >>> [len(piece.cases) for piece in _reference_chunks(100)]
+        [64, 36]
+    """
+    for start in range(0, count, TOGETHER):
+        yield _QualityChunk(None, 1.0, tuple(range(start, min(start + TOGETHER, count))))
+
+
+def _measures(
+    psnr: Sequence[float] = (),
+    ssim: Sequence[float] = (),
+    correlation: Sequence[float] = (),
+    where: Sequence[float] = (),
+    pixels: Sequence[FloatArray] = (),
+    features: Sequence[FloatArray] = (),
+    rejected: int = 0,
+) -> _QualityArrays:
+    return _QualityArrays(
+        np.array(psnr, dtype=float),
+        np.array(ssim, dtype=float),
+        np.array(correlation, dtype=float),
+        np.array(where, dtype=float),
+        np.concatenate(pixels, axis=1) if pixels else np.empty((2, 0), dtype=np.float32),
+        np.concatenate(features) if features else np.empty((0, 0)),
+        np.array([rejected]),
+    )
+
+
+def _some_pixels(drawn: Tensor, truth: Tensor, seed: int) -> FloatArray:
+    """Spread and error of some pixels, relative to the slice's maximum, (2, pixel)."""
+    maps = torch.stack([drawn.std(0), (drawn.mean(0) - truth).abs()]).flatten(1)
+    maps /= truth.max().clamp_min(1e-12)
+    chosen = np.random.default_rng(seed).permutation(maps.shape[1])[:PIXELS]
+    return np.asarray(maps[:, chosen])
+
+
+def _seen(features: Features, images: Tensor, limits: Tensor) -> FloatArray:
+    device = next(features.parameters()).device  # type: ignore[attr-defined]
+    with torch.no_grad():
+        return np.asarray(features(images.to(device), limits.to(device)).double().cpu())
+
+
+SCHEMA, PIECES = "taskuq.quality/1", "taskuq.pieces/1"
+HEADER = "judging.json"
+
+
+@dataclass(frozen=True)
+class QualityConfig:
+    """What is judged.
+
+    Arguments:
+        data: Where cases come from; validation cases are judged, training cases are FID's
+            reference.
+        part: Which cases are judged: ``"validation"``, or ``"all"`` where the data are nobody's
+            training cases; then there is no FID.
+        measure: The masks.
+        varnet: Weights of a variational network.
+        flow: Weights of a flow; the mean of its samples is judged, and one sample for FID.
+        recoveries: Weights of other recovery networks, each called by the stem of its file.
+        estimate: For a flow around estimates, its variational network where the TOML beside the
+            flow's weights does not name it.
+        features: VGG-16 weights (safetensors, torchvision's names); without them there is no FID.
+        samples: Posterior samples whose mean is judged.
+        seed: Where the samples come from.
+        volumes: Judge only so many volumes.
+        references: Use only so many training images for FID.
+
+    Example:
+        >>> QualityConfig().samples
+        32
+    """
+
+    data: Data = field(default_factory=paper_data)
+    part: Literal["validation", "all"] = "validation"
+    measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
+    varnet: Path | None = None
+    flow: Path | None = None
+    recoveries: tuple[Path, ...] | None = None
+    estimate: Path | None = None
+    features: Path | None = None
+    samples: int = 32
+    seed: int = 0
+    volumes: int | None = None
+    references: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.features is not None and self.part == "all":
+            raise InputError(
+                "features are given, for FID, whose reference are training cases, and part is "
+                "'all'; leave features out, or judge the part 'validation'"
+            )
+
+
+def evaluate_quality(
+    config: QualityConfig,
+    *,
+    store: Path | None = None,
+    engine: Engine | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Judge every method at every acceleration.
+
+    ``results`` of the record has one row for each acceleration and method, with the mean over
+    volumes and its standard error. ``exact`` counts volumes that were recovered exactly; their
+    PSNR is infinite, and the mean of such a row is null. ``spread_error_ratio`` compares the
+    sizes of samples' spread and error (root mean squares; 1 where samples spread as they
+    should), ``spread_error_pooled`` is the rank correlation of the two over pixels of all
+    slices and accelerations. What is not defined is left out.
+
+    Arguments:
+        config: What to judge.
+        store: A folder for pieces that are judged, from which a judgement goes on that was
+            stopped; it is removed at the end. A temporary one where None.
+        engine: A Ray cluster or SLURM jobs to share the work; this process alone where None.
+        device: Where networks run: 'cpu', 'cuda', 'mps'; the best there is where None.
+        threads: How many threads torch computes with, in every worker; by default as many as it
+            has here, and one in the workers of another engine; as many as before where a
+            judgement is gone on with.
+        quiet: Show no progress.
+    """
+    chosen: Engine = LocalEngine() if engine is None else engine
+    here = pick_device(device)
+    threads = threads or _threads_before(store)
+    if threads is None:
+        threads = num_threads() if isinstance(chosen, LocalEngine) else 1
+    with tempfile.TemporaryDirectory() as scratch, chosen.ready(Path(scratch)):
+        folder = Path(scratch) if store is None else store
+        work = _opened(config, folder, here, threads)
+        if store is not None:
+            _require_same(store, config, threads)
+        numbers = list(range(len(work.pieces)))
+        todo = work.unfinished(numbers)
+        progress = Progress(len(numbers), len(numbers) - len(todo), quiet=quiet, what="pieces")
+        with progress:
+            chosen.run(work, todo, progress)
+        record = _record(config, work)
+        if store is not None:
+            shutil.rmtree(store)
+    return record
+
+
+def _opened(config: QualityConfig, folder: Path, device: str, threads: int | None) -> _QualityWork:
+    if config.part == "all":
+        training = validation = open_all(config.data)
+    else:
+        training, validation = open_data(config.data)
+    methods = _methods(config, torch.device(device))
+    features = None if config.features is None else _load_vgg(config.features).to(device)
+    volumes = list(_volumes(validation, config.volumes))
+    count = min(config.references or len(training), len(training)) if features else 0
+    pieces = _quality_chunks(config.measure.accelerations, list(methods), volumes)
+    return _QualityWork(
+        [*_reference_chunks(count), *pieces], folder, validation, training, methods, features,
+        config.measure, config.samples, config.seed, threads,
+    )  # fmt: skip
+
+
+def _require_same(store: Path, config: QualityConfig, threads: int | None) -> None:
+    """Refuse pieces of another judgement: of other settings, networks or data."""
+    # Weights of a network for features have no card beside them.
+    files = [*referenced_files(replace(config, features=None)), *referenced_files(config.data)]
+    files += [] if config.features is None else [config.features]
+    contents = [content_fingerprint(path) for path in files]
+    made_from = fingerprint([toml_text(to_toml_table(config)), threads, *contents])
+    header = store / HEADER
+    if header.exists() and read_json(header, PIECES)["made_from"] != made_from:
+        raise InputError(
+            f"{store} holds pieces of another judgement (other settings, networks, data or "
+            "threads); remove it, or name another output"
+        )
+    make_folder(store)
+    write_json(header, {"schema": PIECES, "made_from": made_from, "threads": threads})
+
+
+def _threads_before(store: Path | None) -> int | None:
+    """With how many threads the pieces of a store were judged, where there are any."""
+    if store is None or not (store / HEADER).exists():
+        return None
+    found = read_json(store / HEADER, PIECES).get("threads")
+    return found if isinstance(found, int) else None
+
+
+def _record(config: QualityConfig, work: _QualityWork) -> dict[str, Any]:
+    """What all pieces say together."""
+    found: dict[tuple[float, str | None], list[_QualityArrays]] = {}
+    for number, piece in enumerate(work.pieces):
+        found.setdefault((piece.acceleration, piece.method), []).append(work.kept(number))
+    images = found.pop((1.0, None), None)
+    reference = None if images is None else _QualityArrays.together(images).features
+    rows, pooled = [], []
+    for (acceleration, name), parts in found.items():
+        assert name is not None
+        whole = _QualityArrays.together(parts)
+        rows.append(_row(acceleration, name, whole, reference, config.samples))
+        pooled.append(whole.pixels)
+    record: dict[str, Any] = {"schema": SCHEMA, "config": to_toml_table(config), "results": rows}
+    spread, error = np.concatenate(pooled, axis=1).astype(float)
+    if len(spread):
+        correlation = _rank_correlation(spread, error)
+        if not math.isnan(correlation):
+            record["spread_error_pooled"] = correlation
+    return record
+
+
+def _row(
+    acceleration: float,
+    method: str,
+    found: _QualityArrays,
+    reference: FloatArray | None,
+    samples: int,
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"acceleration": acceleration, "method": method}
+    row["psnr"], row["ssim"] = _average(found.psnr), _average(found.ssim)
+    row["volumes"], row["rejected"] = len(found.psnr), int(found.rejected.sum())
+    row["exact"] = int(np.isposinf(found.psnr).sum())
+    for name, values in (
+        ("spread_error_correlation", found.correlation),
+        ("spread_error_blocks", found.where),
+    ):
+        defined = [value for value in values if not math.isnan(value)]
+        if defined:
+            row[name] = float(np.mean(defined))
+    if found.pixels.size:
+        ratio = _size_ratio(found.pixels, samples)
+        if ratio is not None:
+            row["spread_error_ratio"] = ratio
+    if reference is not None:
+        row["fid"] = _frechet_distance(found.features, reference)
+    return row
+
+
+def _size_ratio(pixels: FloatArray, samples: int) -> float | None:
+    """The spread's root mean square over the error's; none where there is no error."""
+    spread, error = np.square(pixels.astype(float)).mean(axis=1) ** 0.5
+    # The mean of p samples has an error of its own, of one p-th of the variance.
+    return float(spread / error) * (1 + 1 / samples) ** 0.5 if error else None
+
+
+def _average(values: FloatArray) -> dict[str, float | None]:
+    """Mean over volumes and its standard error; null where a volume has no finite value."""
+    # One volume that is recovered exactly has infinite PSNR, which JSON cannot hold.
+    if not np.isfinite(values).all():
+        return {"mean": None, "standard_error": None}
+    error = float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else None
+    return {"mean": float(np.mean(values)), "standard_error": error}
+
+
+def _methods(config: QualityConfig, device: torch.device) -> dict[str, Recover]:
+    methods: dict[str, Recover] = {"zero-filled": ZeroFilled()}
+    if config.varnet is not None:
+        methods["varnet"] = VarNetMethod(config.varnet).open(device)
+    if config.flow is not None:
+        methods["flow"] = FlowMethod(config.flow, config.estimate).open(device)
+    for path in config.recoveries or ():
+        if path.stem in methods:
+            raise InputError(f"two recoveries are called {path.stem}; rename {path}")
+        methods[path.stem] = open_recovery(path, device=device)
+    return methods
+
+
+def _volumes(cases: Dataset, limit: int | None) -> Iterator[list[int]]:
+    groups = np.asarray(cases.groups)
+    for name in list(dict.fromkeys(groups.tolist()))[:limit]:
+        yield np.flatnonzero(groups == name).tolist()

@@ -1,0 +1,239 @@
+"""Run from a configuration file."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from taskuq._config import read_config, to_toml_table
+from taskuq.data._dataset import precision_of
+from taskuq.data._readers import Data, open_all, open_data, paper_data
+from taskuq.errors import InputError
+from taskuq.measure import AnySystem
+from taskuq.measure._adaptive import AdaptiveConfig, AdaptiveLines
+from taskuq.measure._masks import mask_fingerprint, mask_provenance
+from taskuq.measure._mri import MaskConfig
+from taskuq.pipeline._executor import CaseOutputs, as_cases, peak_host_bytes, pick_device
+from taskuq.pipeline._pipeline import Pipeline
+from taskuq.pipeline._progress import duration
+from taskuq.protocols import PosteriorRecover
+from taskuq.recover._methods import RECOVERIES, ZeroFilled
+from taskuq.table._terminology import Terminology
+from taskuq.task._methods import TASKS, MeanIntensityMethod
+from taskuq.training._networks import MethodConfig
+from taskuq.training._weights import _mark, referenced_files
+
+
+@dataclass(frozen=True)
+class ImagingConfig:
+    """How images become numbers; a run, learning an order and comparing orders add their own.
+
+    Arguments:
+        data: Where images come from.
+        measure: What the rounds measure: masks of MRI, or views of tomography.
+        noise: Standard deviation of the measurement noise.
+        recover: How images are recovered.
+        task: What is read off them.
+        samples: Posterior samples per case and round.
+        seed: The seed of noise and samples.
+    """
+
+    data: Data = field(default_factory=paper_data)
+    measure: AnySystem = field(default_factory=MaskConfig)
+    noise: float = 0.0
+    recover: Annotated[MethodConfig, RECOVERIES] = field(default_factory=ZeroFilled)
+    task: Annotated[MethodConfig, TASKS] = field(default_factory=MeanIntensityMethod)
+    samples: int = 32
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class RunConfig(ImagingConfig):
+    """Everything that decides a table, beside what every run is made of.
+
+    Arguments:
+        part: Which images: 'all', or the 'training' or 'validation' groups.
+        words: What things are called on a page; as the imaging system has it by default.
+        choose: How the lines of later rounds are chosen for each case; by the masks of all where
+            it says nothing.
+    """
+
+    part: Literal["all", "training", "validation"] = "validation"
+    words: Terminology = field(default_factory=Terminology)
+    choose: AdaptiveConfig | None = None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A pipeline with its images, ready to start.
+
+    Arguments:
+        pipeline: Measurement, recovery and task.
+        images: The data set.
+        config: What they were made from.
+        masks: The lines or views that each round measures, (round, line).
+    """
+
+    pipeline: Pipeline
+    images: Any
+    config: RunConfig
+    masks: Any
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """The configuration as values that JSON can hold."""
+        values = to_toml_table(self.config, complete=True)
+        # They decide no number, so that another word may be found for a table that goes on.
+        del values["words"]
+        if self.config.choose is None:
+            del values["choose"]
+        if isinstance(self.pipeline.recover, PosteriorRecover):
+            # Where none is given, the weights say at what temperature they are drawn from.
+            values["recover"]["temperature"] = self.pipeline.recover.temperature
+        return values | {"fingerprints": self.fingerprints}
+
+    @property
+    def words(self) -> Terminology:
+        """What things are called: as the file says, or else as the imaging system does."""
+        return (
+            self.config.measure.words if self.config.words == Terminology() else self.config.words
+        )
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """What lies behind the names in the configuration: files of data and weights, and masks.
+
+        Images that a store may have rounded say how exact they are.
+        """
+        found = {"masks": mask_fingerprint(self.masks)}
+        precision = precision_of(self.images)
+        if precision is not None:
+            found["images"] = precision
+        for name in ("data", "recover", "task"):
+            files = list(referenced_files(getattr(self.config, name)))
+            if files:
+                found[name] = _mark(files)
+        if isinstance(self.pipeline.measure, AdaptiveLines):
+            found["rule"] = self.pipeline.measure.fingerprint
+        return {name: value[:16] for name, value in found.items()}
+
+
+def read_run(path: Path) -> RunConfig:
+    """Read the configuration of a run from TOML.
+
+    Arguments:
+        path: The file.
+    """
+    config: RunConfig = read_config(RunConfig, path)
+    return config
+
+
+def open_run(config: RunConfig, device: str | None = None) -> _Run:
+    """Open the data and load the networks of a run.
+
+    Arguments:
+        config: The configuration.
+        device: Where networks run: 'cpu', 'cuda', 'mps'; the best there is where None.
+    """
+    chosen = pick_device(device)
+    images = _images(config)
+    width = int(images[0].image.shape[-1])
+    masks = config.measure.masks(width)
+    measure = config.measure.scanner(width, noise=config.noise, seed=config.seed)
+    if config.choose is not None:
+        config.choose.require_samples(config.samples)
+        measure = config.choose.rule(measure, masks, config.measure.accelerations)
+    recover, task = config.recover.open(chosen), config.task.open(chosen)
+    run = _Run(Pipeline(measure, recover, task, device=chosen), images, config, masks)
+    for name, part in (("recover", recover), ("task", task)):
+        # A scan under a policy says by this whether it has the networks it was calibrated with.
+        object.__setattr__(part, "fingerprint", run.fingerprints.get(name, ""))
+    _refuse_own_order(run)
+    return run
+
+
+def _refuse_own_order(run: _Run) -> None:
+    """Refuse an order of lines that was learned on cases of this run.
+
+    A promise is about cases that nothing was learned from. Data are the same where their files
+    are; those that are made up, where their seed is.
+    """
+    path = getattr(run.config.measure, "file", None)
+    made = {} if path is None else mask_provenance(path)
+    then = made.get("configuration", {})
+    data, learned_on = to_toml_table(run.config, complete=True)["data"], then.get("data")
+    if not isinstance(learned_on, dict) or learned_on.get("kind") != data["kind"]:
+        return
+    files, were = run.fingerprints.get("data"), then.get("fingerprints", {}).get("data")
+    alike = files == were if files or were else learned_on.get("seed") == data["seed"]
+    own = set(as_cases(run.images).case).intersection(made.get("cases", ()))
+    if own and (alike or learned_on == data):
+        raise InputError(
+            f"{path} was learned on {len(own)} cases of this run (such as {min(own)}), so that "
+            "nothing can be promised from its table; run on patients whom it has not seen"
+        )
+
+
+@dataclass(frozen=True)
+class _CostEstimate:
+    """What a run will take, from a few cases.
+
+    Arguments:
+        cases: How many cases there are.
+        seconds: The time they will take.
+        bytes: The disk space of the table.
+        memory: The largest memory of this process so far, in bytes.
+    """
+
+    cases: int
+    seconds: float
+    bytes: float
+    memory: float
+
+    @property
+    def sentence(self) -> str:
+        """All of it in words."""
+        return (
+            f"{self.cases} cases will take about {duration(self.seconds)}, "
+            f"{self.bytes / 1e6:.1f} MB of disk and {self.memory / 1e9:.2f} GB of memory."
+        )
+
+
+def estimate_run_cost(run: _Run, probes: int = 3) -> _CostEstimate:
+    """Run a few cases and say what all of them will take; nothing is written.
+
+    Arguments:
+        run: The run.
+        probes: How many cases to try.
+    """
+    cases = as_cases(run.images)
+    chain = run.pipeline.chain(
+        run.config.measure.accelerations, samples=run.config.samples, seed=run.config.seed
+    )
+    times, numbers = [], 0
+    for index in np.linspace(0, len(cases) - 1, min(probes, len(cases))).astype(int):
+        start = time.perf_counter()
+        (found,) = chain.scan([chain.place(cases.image(int(index)))], [cases.case[index]])
+        times.append(time.perf_counter() - start)
+        if not isinstance(found, CaseOutputs):
+            raise found
+        numbers = found.outputs.size
+    # The first case pays for what is loaded and compiled once.
+    steady = times[1:] or times
+    return _CostEstimate(
+        len(cases),
+        float(np.mean(steady)) * len(cases),
+        4.2 * numbers * len(cases),
+        peak_host_bytes(),
+    )
+
+
+def _images(config: RunConfig) -> Any:
+    if config.part == "all":
+        return open_all(config.data)
+    training, validation = open_data(config.data)
+    return training if config.part == "training" else validation

@@ -1,0 +1,479 @@
+"""Nested masks and mask files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from taskuq._io import atomic_write, image_format, open_npz, to_json_value
+from taskuq.errors import InputError
+from taskuq.interval import BoolArray
+
+
+def center_lines(width: int, lines: int) -> BoolArray:
+    """The central columns of k-space, as a mask (width,).
+
+    Arguments:
+        width: The number of k-space columns.
+        lines: How many of them, around column ``width // 2``.
+
+    Example:
+        >>> np.flatnonzero(center_lines(320, 9))
+        array([156, 157, 158, 159, 160, 161, 162, 163, 164])
+        >>> np.flatnonzero(center_lines(320, 4))
+        array([158, 159, 160, 161])
+    """
+    mask = np.zeros(width, dtype=bool)
+    start = width // 2 - lines // 2
+    mask[start : start + lines] = True
+    return mask
+
+
+def acs_width(mask: BoolArray) -> int:
+    """The length of the unbroken run of lines through the middle of a mask, 0 where it is missing.
+
+    Arguments:
+        mask: Booleans (width,); True is measured.
+
+    Example:
+        >>> acs_width(center_lines(320, 9))
+        9
+    """
+    center = len(mask) // 2
+    if not mask[center]:
+        return 0
+    missing = np.flatnonzero(~np.asarray(mask))
+    left = missing[missing < center].max(initial=-1)
+    right = missing[missing > center].min(initial=len(mask))
+    return int(right - left - 1)
+
+
+def save_masks(
+    path: Path,
+    masks: BoolArray,
+    accelerations: Sequence[float],
+    *,
+    order: Sequence[int] = (),
+    gains: Sequence[float] = (),
+    provenance: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write masks as an .npz file, whole or not at all.
+
+    Arguments:
+        path: The file, ending in .npz.
+        masks: Booleans (round, line).
+        accelerations: R of each round.
+        order: Lines in the order in which they were chosen, where they were.
+        gains: By how much each was expected to reduce the variance.
+        provenance: How they were made, as values that JSON can hold.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "masks.npz"
+        >>> _ = save_masks(path, np.eye(2, 8, dtype=bool) | (np.arange(8) == 4), (4, 3))
+        >>> read_masks(path, (4, 3), 8).sum(axis=1)
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: ...masks.npz holds masks that are not nested; make them anew
+    """
+    if path.suffix != ".npz":
+        raise InputError(f"the output is {path}; give a name that ends in .npz")
+    arrays: dict[str, Any] = {
+        "masks": np.asarray(masks, dtype=bool),
+        "accelerations": np.asarray(accelerations, dtype=float),
+    }
+    if len(order):
+        arrays |= {"order": np.asarray(order, dtype=np.int64), "gains": np.asarray(gains, float)}
+    if provenance is not None:
+        arrays["provenance"] = np.array(json.dumps(to_json_value(dict(provenance))))
+    with atomic_write(path) as partial, partial.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    return path
+
+
+def read_masks(path: Path, accelerations: Sequence[float], width: int | None = None) -> BoolArray:
+    """Read the masks (round, line) of some accelerations; others in the file are left out.
+
+    Arguments:
+        path: What :func:`save_masks` wrote.
+        accelerations: R of the rounds.
+        width: How many lines or views there have to be; any number where None.
+    """
+    with open_npz(path, "masks") as arrays:
+        if not {"masks", "accelerations"} <= set(arrays):
+            raise InputError(f"{path} holds no masks; make them with taskuq masks")
+        masks = np.asarray(arrays["masks"])
+        rates = np.atleast_1d(arrays["accelerations"]).astype(float).tolist()
+    if masks.dtype != bool or masks.ndim != 2 or len(masks) != len(rates):
+        raise InputError(f"{path} holds masks of shape {masks.shape} for {len(rates)} rounds")
+    if width not in (None, masks.shape[1]):
+        raise InputError(f"{path} has masks of {masks.shape[1]} lines, and {width} are needed")
+    if missing := [R for R in accelerations if float(R) not in rates]:
+        raise InputError(
+            f"{path} is for R = {', '.join(f'{R:g}' for R in rates)}, and R = {missing[0]:g} is "
+            "asked for; change the accelerations, or make masks for them"
+        )
+    found = masks[[rates.index(float(R)) for R in accelerations]]
+    if (found[1:] < found[:-1]).any():
+        raise InputError(f"{path} holds masks that are not nested; make them anew")
+    return found
+
+
+def mask_fingerprint(masks: BoolArray) -> str:
+    """Return a text that is another one for other masks, as tables and policies keep it.
+
+    Example:
+        >>> mask_fingerprint(np.eye(2, 8, dtype=bool))
+        '89063da2926620b0'
+    """
+    plain_masks = np.ascontiguousarray(np.asarray(masks, dtype=bool))
+    return hashlib.sha256(plain_masks.tobytes()).hexdigest()[:16]
+
+
+def mask_provenance(path: Path) -> dict[str, Any]:
+    """Return how the masks of a file were made; nothing where it does not say.
+
+    Arguments:
+        path: What :func:`save_masks` wrote.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "masks.npz"
+        >>> _ = save_masks(path, np.eye(1, 8, dtype=bool), (8,), provenance={"seed": 3})
+        >>> mask_provenance(path)
+        {'seed': 3}
+    """
+    with open_npz(path, "masks") as arrays:
+        text = str(arrays["provenance"]) if "provenance" in arrays else "{}"
+    return dict(json.loads(text))
+
+
+def plot_masks(
+    masks: BoolArray,
+    accelerations: Sequence[float],
+    path: Path | str,
+    order: Sequence[int] = (),
+    *,
+    what: str = "lines",
+) -> Path:
+    """Draw nested masks, one strip for each round; lines new in a round stand out.
+
+    Arguments:
+        masks: Booleans (round, width); True is measured.
+        accelerations: R of each round.
+        path: The picture to write, .png or .svg.
+        order: Lines in the order in which they were chosen, for a strip of its own.
+        what: What is measured: lines, or views.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "masks.png"
+        >>> plot_masks(np.eye(3, 32, dtype=bool), (32, 16, 8), path).exists()
+        True
+    """
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+
+    strips = len(masks) + (len(order) > 0)
+    figure = Figure(figsize=(8, 0.55 * strips + 0.7), layout="constrained")
+    axes = figure.subplots(strips, 1, sharex=True, squeeze=False)[:, 0]
+    colours = ListedColormap(["#1b1b1b", "#9aa5b1", "#ffd166"])
+    before = np.zeros_like(masks[0])
+    for ax, mask, R in zip(axes, masks, accelerations, strict=False):
+        # 0 not measured, 1 measured in an earlier round, 2 new in this one.
+        state = mask.astype(int) + (mask & ~before)
+        ax.imshow(state[None], cmap=colours, vmin=0, vmax=2, aspect="auto", interpolation="none")
+        ax.set_yticks([])
+        ax.set_ylabel(f"R = {R:g}", rotation=0, ha="right", va="center")
+        ax.set_title(f"{mask.sum()} {what}", loc="right", fontsize=8, pad=1)
+        before = mask
+    said = f"{what} (grey: measured before, yellow: new in this round)"
+    if len(order):
+        place = np.full(masks.shape[1], np.nan)
+        place[list(order)] = np.arange(len(order))
+        axes[-1].imshow(place[None], cmap="viridis_r", aspect="auto", interpolation="none")
+        axes[-1].set_yticks([])
+        axes[-1].set_ylabel("order", rotation=0, ha="right", va="center")
+        said += "; order: light first, dark last"
+    axes[-1].set_xlabel(said)
+    with atomic_write(path) as partial:
+        figure.savefig(partial, dpi=150, format=image_format(path))
+    return Path(path)
+
+
+Rule = Literal["inverse-distance", "uniform"]
+
+
+def with_random_lines(
+    mask: BoolArray, count: int, rule: Rule, rng: np.random.Generator
+) -> BoolArray:
+    """Return a mask with lines at random beside its own.
+
+    Arguments:
+        mask: The lines that are there, booleans (line,).
+        count: How many there are to be in all.
+        rule: How likely a line is: by the inverse of its distance from the centre, or as any other.
+        rng: The source of randomness.
+
+    Example:
+        >>> int(with_random_lines(np.arange(8) == 4, 3, "inverse-distance", rng).sum())
+        3
+    """
+    free = np.flatnonzero(~mask)
+    # The central line is always measured, so no distance is 0.
+    weight = np.ones(len(free)) if rule == "uniform" else 1 / np.abs(free - len(mask) / 2).clip(0.5)
+    mask = mask.copy()
+    mask[rng.choice(free, count - mask.sum(), replace=False, p=weight / weight.sum())] = True
+    return mask
+
+
+# The paper's k-space has so many columns; for those its later rounds widen the centre by so much.
+_SIZE, _ACS_STEP = 320, 8
+
+_GOLDEN_STEP = 2 / (1 + math.sqrt(5))
+
+
+def _gro_lines(
+    width: int, lines: int, *, density: float = 15.0, sharpness: float = 8.0, frame: int = 0
+) -> list[int]:
+    r"""Sorted columns of a GRO frame as the formula gives them, fewer where several round to one.
+
+    Equispaced positions on a compressed grid are stretched to the whole of k-space, most of all
+    at its edge, which leaves the centre dense:
+
+    .. math:: w_i = u_i + \kappa \operatorname{sign}(u_i) |u_i|^{\alpha}, \qquad
+        u_i = -\tfrac P2 + \tfrac Pn \big((i + t g) \bmod n\big), \qquad
+        \kappa = \frac{(N - P) / 2}{(P / 2)^{\alpha}}
+
+    :math:`N` is the width, :math:`n` the number of lines, :math:`P = \lceil N / s \rceil` the
+    compressed width, :math:`s` the density, :math:`\alpha` the sharpness, :math:`t` the frame and
+    :math:`g` the golden-ratio step.
+
+    References:
+        Joshi et al., Technical Report (v1.0): Pseudo-random Cartesian Sampling for Dynamic MRI,
+        2022.
+
+    Arguments:
+        width: The number of k-space columns.
+        lines: The number of lines :math:`n` to place.
+        density: How dense the centre is, at least 1.
+        sharpness: How sharp the transition from the centre to the edge is, at least 1.
+        frame: The frame; frame 0 is the one that the nested masks use.
+
+    Example:
+        >>> _gro_lines(320, 20)
+        [0, 86, 126, 144, 151, 154, 156, 157, 158, 159, 160, 161, 162, 163, 164, 166, 169, 176,
+         194, 234]
+        >>> len(_gro_lines(320, 40))  # 8 of the 40 positions round to a column already taken
+        32
+    """
+    if not 0 < lines <= width:
+        raise InputError(f"{lines} lines of {width} are asked for; ask for 1 to {width} lines")
+    if density < 1 or sharpness < 1:
+        raise InputError(f"density is {density} and sharpness {sharpness}; both must be at least 1")
+
+    N, P = width, math.ceil(width / density)
+    kappa = (N - P) / 2 / (P / 2) ** sharpness
+    i = np.arange(lines)
+    # The tiny shift decides positions that fall exactly between two columns.
+    u = -P / 2 + np.mod(i + frame * _GOLDEN_STEP, lines) * (P / lines) + 1e-10
+    w = u + kappa * np.sign(u) * np.abs(u) ** sharpness
+    x = w + (N / 2 if N % 2 == 0 else (N - 1) / 2)
+    columns = np.floor(np.where(x >= N - 0.5, x - N, x) + 0.5).astype(int)
+    return sorted({int(c) for c in np.maximum(columns, 0)})
+
+
+def gro_mask(
+    width: int, lines: int, *, density: float = 15.0, sharpness: float = 8.0, frame: int = 0
+) -> BoolArray:
+    """A GRO mask (width,) with exactly the asked number of lines, the central line among them.
+
+    Where the formula misses the centre (it can for odd numbers of lines) its nearest line is
+    moved there; where positions coincide, the free lines nearest to the centre are added.
+
+    Arguments:
+        width: The number of k-space columns.
+        lines: The number of lines.
+        density: How dense the centre is, at least 1.
+        sharpness: How sharp the transition from the centre to the edge is, at least 1.
+        frame: The frame.
+
+    Example:
+        >>> mask = gro_mask(128, 8)
+        >>> np.flatnonzero(mask)
+        array([ 0, 55, 62, 63, 64, 65, 66, 73])
+    """
+    mask = np.zeros(width, dtype=bool)
+    mask[_gro_lines(width, lines, density=density, sharpness=sharpness, frame=frame)] = True
+    center_out = np.argsort(np.abs(np.arange(width) - width // 2), kind="stable")
+    if not mask[width // 2] and mask.sum() == lines:
+        mask[center_out[mask[center_out]][0]] = False
+    # The central line is the first of the free ones when it is free.
+    mask[center_out[~mask[center_out]][: lines - mask.sum()]] = True
+    return mask
+
+
+# No generator and no seed of the later rounds exist: the lines each round adds are data.
+_NEW_LINES = {
+    16: _gro_lines(_SIZE, 20),
+    8: [
+        *(32, 39, 55, 72, 88, 103, 111, 118, 132, 148, 152, 153, 155, 165, 167, 173, 186),
+        *(225, 269, 311),
+    ],
+    4: [
+        *(9, 31, 35, 38, 47, 56, 61, 75, 82, 101, 116, 147, 149, 150, 168, 170, 171, 182, 184),
+        *(193, 199, 212, 213, 215, 218, 228, 239, 244, 247, 249, 259, 268, 276, 286, 287, 298),
+        *(307, 312, 313, 315),
+    ],
+    2: [
+        *(3, 4, 7, 10, 15, 21, 22, 24, 28, 29, 34, 36, 42, 46, 63, 65, 69, 74, 76, 77, 83, 87),
+        *(90, 91, 92, 95, 98, 106, 109, 113, 114, 117, 121, 129, 134, 139, 143, 145, 146, 172),
+        *(174, 175, 178, 189, 190, 191, 192, 200, 206, 208, 210, 216, 219, 229, 240, 241, 242),
+        *(243, 245, 246, 250, 253, 258, 260, 261, 267, 270, 272, 275, 283, 290, 291, 292, 295),
+        *(297, 299, 308, 314, 318, 319),
+    ],
+}
+
+
+def nested_masks(
+    width: int,
+    accelerations: Sequence[float],
+    *,
+    rng: np.random.Generator,
+    rule: Rule = "inverse-distance",
+    acs: Sequence[int] | None = None,
+    density: float | None = None,
+    sharpness: float = 8.0,
+) -> BoolArray:
+    r"""Nested masks (round, width) for any decreasing accelerations; True is measured.
+
+    The first round is a GRO mask. Each later round adds the lines of a wider centre and then
+    random lines, until :math:`N / R` lines are measured:
+
+    .. math:: M_k = M_{k-1} \cup \text{centre}(w_k) \cup S_k, \qquad |M_k| = N / R_k
+
+    :math:`N` is the width, :math:`R_k` the acceleration, :math:`w_k` the width of the centre
+    (autocalibration signal, ACS). The lines of :math:`S_k` are drawn without replacement from
+    those left, with weights :math:`1 / |\ell - N/2|` (``"inverse-distance"``, as the paper says)
+    or equal ones (``"uniform"``, as its published masks look).
+
+    Arguments:
+        width: The number of k-space columns :math:`N`.
+        accelerations: :math:`R`, decreasing, larger than or equal to 1.
+        rng: Where the random lines come from.
+        rule: How the random lines are drawn.
+        acs: The width of the centre in each round; 0 asks for none. By default the first round
+            has what GRO gives and round :math:`k = 2, 3, \dots` has :math:`8 k` lines for each 320
+            columns (16, 24, 32 in the paper), or as many as fit.
+        density: The GRO density :math:`s`; by default 15/16 of the first acceleration, the paper's
+            15 at R = 16.
+        sharpness: The GRO sharpness :math:`\alpha`.
+
+    Example:
+        >>> masks = nested_masks(320, (16, 8, 4, 2), rng=rng)
+        >>> masks.sum(axis=1)
+        array([ 20,  40,  80, 160])
+        >>> bool((masks[1:] >= masks[:-1]).all())
+        True
+    """
+    lines = line_counts(width, accelerations)
+    if rule not in ("inverse-distance", "uniform"):
+        raise InputError(f"the rule is {rule!r}; choose 'inverse-distance' or 'uniform'")
+    widths = _acs_widths(width, lines, acs)
+    if density is None:
+        density = max(1.0, 15 / 16 * accelerations[0])
+
+    mask = gro_mask(width, lines[0], density=density, sharpness=sharpness)
+    masks = [_with_center(mask, widths[0], lines[0])]
+    for count, center in zip(lines[1:], widths[1:], strict=True):
+        if acs is None:
+            center = _widest_center(masks[-1], center, count)
+        mask = masks[-1] | center_lines(width, center)
+        if mask.sum() > count:
+            raise InputError(
+                f"{count} of {width} lines cannot hold a centre of {center} lines beside those "
+                "already measured; give a narrower acs or a lower acceleration"
+            )
+        masks.append(with_random_lines(mask, count, rule, rng))
+    return np.stack(masks)
+
+
+def published_masks(accelerations: Sequence[float] = (16, 8, 4, 2)) -> BoolArray:
+    """The masks (round, 320) the paper used, at R = 16, 8, 4 and 2; True is measured.
+
+    References:
+        Wen, Ahmad, Schniter, Task-Driven Uncertainty Quantification in Inverse Problems via
+        Conformal Prediction, ECCV 2024.
+
+    Arguments:
+        accelerations: Which of 16, 8, 4, 2 (and 1, everything measured), in decreasing order.
+
+    Example:
+        >>> published_masks().sum(axis=1)
+        array([ 20,  40,  80, 160])
+    """
+    unknown = [R for R in accelerations if R not in (*_NEW_LINES, 1)]
+    if unknown or list(accelerations) != sorted(set(accelerations), reverse=True):
+        raise InputError(
+            f"accelerations are {list(accelerations)}; the published masks are for 16, 8, 4, 2 "
+            "(and 1), in this order"
+        )
+    masks = np.zeros((len(accelerations), _SIZE), dtype=bool)
+    for mask, R in zip(masks, accelerations, strict=True):
+        for rate, lines in _NEW_LINES.items():
+            mask[lines] |= rate >= R
+    masks[np.asarray(accelerations) == 1] = True
+    return masks
+
+
+def line_counts(width: int, accelerations: Sequence[float]) -> list[int]:
+    """How many lines each round measures; refuse accelerations that do not each add one.
+
+    Example:
+        >>> line_counts(128, (16, 8))
+        [8, 16]
+    """
+    if len(accelerations) == 0 or min(accelerations) < 1:
+        raise InputError(f"accelerations are {list(accelerations)}; give numbers of at least 1")
+    lines = [round(width / R) for R in accelerations]
+    if lines[0] < 1 or any(b <= a for a, b in pairwise(lines)):
+        raise InputError(
+            f"accelerations {list(accelerations)} of {width} lines measure {lines} lines; give "
+            "decreasing accelerations that each add a line"
+        )
+    return lines
+
+
+def _acs_widths(width: int, lines: list[int], acs: Sequence[int] | None) -> list[int]:
+    if acs is None:
+        scaled = [round(_ACS_STEP * (k + 1) * width / _SIZE) for k in range(len(lines))]
+        return [0, *(min(w, n // 2) for w, n in zip(scaled[1:], lines[1:], strict=True))]
+    if len(acs) != len(lines) or any(not 0 <= w <= n for w, n in zip(acs, lines, strict=False)):
+        raise InputError(
+            f"acs is {list(acs)} for rounds of {lines} lines; give one width for each round, no "
+            "larger than its number of lines"
+        )
+    return list(acs)
+
+
+def _widest_center(mask: BoolArray, center: int, count: int) -> int:
+    while (mask | center_lines(len(mask), center)).sum() > count:
+        center -= 1
+    return center
+
+
+def _with_center(mask: BoolArray, center: int, count: int) -> BoolArray:
+    """Widen the centre of the first mask; its lines just outside the centre make room."""
+    box = center_lines(len(mask), center)
+    outside = np.flatnonzero(mask & ~box)
+    inside_out = outside[np.argsort(np.abs(outside - len(mask) // 2), kind="stable")]
+    mask = mask | box
+    mask[inside_out[: mask.sum() - count]] = False
+    return mask

@@ -1,0 +1,329 @@
+"""Multi-coil MRI and simulated scanner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from taskuq.errors import InputError
+from taskuq.interval import BoolArray
+from taskuq.measure._coils import rss
+from taskuq.measure._fourier import broadcast_mask, fft2c, ifft2c, noise_for, require_seed, round_at
+from taskuq.measure._masks import (
+    Rule,
+    acs_width,
+    center_lines,
+    nested_masks,
+    published_masks,
+    read_masks,
+    with_random_lines,
+)
+from taskuq.protocols import Measure
+from taskuq.table._terminology import MRI, Terminology
+
+
+@dataclass(frozen=True)
+class MaskConfig:
+    """The masks of the rounds; training draws one of them for each case and epoch.
+
+    Arguments:
+        accelerations: R of the rounds, decreasing.
+        published: Whether to take the paper's masks (320 columns; 16, 8, 4, 2).
+        rule: How random lines are drawn where masks are made.
+        seed: Where they come from.
+        file: What ``taskuq masks`` wrote, e.g. an order that was learned; its masks are taken.
+
+    Example:
+        >>> MaskConfig().masks(320).sum(axis=1)
+        array([ 20,  40,  80, 160])
+    """
+
+    accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
+    published: bool = False
+    rule: Rule = "inverse-distance"
+    seed: int = 0
+    file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.published and self.file is not None:
+            raise InputError("published masks and masks of a file are asked for; choose one")
+
+    @property
+    def round_names(self) -> None:
+        """R says all."""
+        return None
+
+    @property
+    def words(self) -> Terminology:
+        """What cases, groups, pictures and measurements are called."""
+        return MRI
+
+    def masks(self, width: int) -> BoolArray:
+        """The masks, booleans (round, width)."""
+        if self.file is not None:
+            return read_masks(self.file, self.accelerations, width)
+        if self.published:
+            if width != 320:
+                raise InputError(f"images have {width} columns; the published masks have 320")
+            return published_masks(self.accelerations)
+        rng = np.random.default_rng(self.seed)
+        return nested_masks(width, self.accelerations, rng=rng, rule=self.rule)
+
+    def scanner(self, width: int, *, noise: float, seed: int) -> Measure:
+        """The scanner of coil images of a width."""
+
+        return MultiCoilMRI(self.masks(width), self.accelerations, noise=noise, seed=seed)
+
+
+@dataclass(frozen=True, eq=False)
+class MRIMeasurement:
+    """What an MRI scanner has collected so far.
+
+    Attributes:
+        zero_filled: Coil images with zeros in the lines not measured, complex (..., coil, height,
+            width).
+        mask: The measured columns of k-space, boolean (width,).
+        acceleration: R.
+    """
+
+    zero_filled: Tensor
+    mask: Tensor
+    acceleration: float
+
+    @property
+    def picture(self) -> Tensor:
+        """The zero-filled image, the coils combined."""
+        return rss(self.zero_filled)
+
+    @property
+    def kspace(self) -> Tensor:
+        """The same as k-space: the measured lines, and exact zeros elsewhere."""
+        kspace = fft2c(self.zero_filled)
+        return torch.where(broadcast_mask(self.mask, kspace), kspace, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class MultiCoilMRI:
+    r"""A scanner that measures whole columns of the k-space of every coil.
+
+    .. math:: y = A x + \epsilon, \qquad
+        A = \operatorname{blkdiag}\{F^{\mathsf H} P^{\mathsf T} P F, \dots\}, \qquad
+        \epsilon_b = F^{\mathsf H} P^{\mathsf T} \varepsilon_b
+
+    :math:`x` stacks the coil images, :math:`F` is the unitary Fourier transform, :math:`P` picks
+    the measured samples and :math:`\varepsilon` is complex white noise. A line measured in one
+    round is not measured again: the noise on it is the same in all later rounds.
+
+    Arguments:
+        masks: Nested masks, boolean (round, width); True is measured.
+        accelerations: R of each round, decreasing.
+        noise: Standard deviation of the real and of the imaginary part of :math:`\varepsilon`.
+        seed: Together with the image it decides the noise; required where ``noise`` is not 0.
+
+    Example:
+        >>> from taskuq.measure._masks import nested_masks
+        >>> scanner = MultiCoilMRI(nested_masks(32, (8, 4), rng=rng), accelerations=(8, 4))
+        >>> y = scanner(torch.ones(2, 32, 32, dtype=torch.complex64), acceleration=4)
+        >>> y.zero_filled.shape, int(y.mask.sum()), y.acceleration
+        (torch.Size([2, 32, 32]), 8, 4.0)
+    """
+
+    masks: NDArray[np.bool_]
+    accelerations: Sequence[float]
+    noise: float = 0.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        masks = np.asarray(self.masks, dtype=bool)
+        if masks.ndim != 2 or len(masks) != len(self.accelerations):
+            raise InputError(
+                f"masks have shape {masks.shape} for {len(self.accelerations)} accelerations; "
+                "give one mask (width,) for each acceleration"
+            )
+        if (masks[1:] < masks[:-1]).any():
+            raise InputError(
+                "the masks are not nested; each round must keep the lines of the round before it "
+                "(nested_masks makes such masks)"
+            )
+        require_seed(self.noise, self.seed)
+        object.__setattr__(self, "masks", masks)
+
+    def mask(self, acceleration: float) -> NDArray[np.bool_]:
+        """The columns that are measured at one acceleration; all of them at R = 1."""
+        everything = np.ones((1, self.masks.shape[1]), dtype=bool)
+        rounds = np.concatenate([self.masks, everything])
+        return np.asarray(rounds[round_at(acceleration, [*self.accelerations, 1])])
+
+    def __call__(self, image: Tensor, acceleration: float) -> MRIMeasurement:
+        """Measure coil images (..., coil, height, width), complex or real, on any device."""
+        return self.take(image, acceleration, self.mask(acceleration))
+
+    @property
+    def lines(self) -> int:
+        """The number of columns of k-space."""
+        return int(self.masks.shape[1])
+
+    def begin(self, count: int) -> NDArray[np.bool_]:
+        """So many columns at the centre of k-space."""
+        return center_lines(self.lines, count)
+
+    def more(
+        self, lines: NDArray[np.bool_], count: int, rng: np.random.Generator
+    ) -> NDArray[np.bool_]:
+        """These columns and so many others, more likely the nearer they are to the centre."""
+        return with_random_lines(lines, int(lines.sum()) + count, "inverse-distance", rng)
+
+    def take(self, image: Tensor, acceleration: float, lines: NDArray[np.bool_]) -> MRIMeasurement:
+        """Measure the given columns, booleans (width,), of coil images."""
+        if image.ndim < 3 or image.shape[-1] != self.masks.shape[1]:
+            raise InputError(
+                f"the image has shape {tuple(image.shape)}; give coil images (coil, height, "
+                f"{self.masks.shape[1]}), for instance one coil as image[None]"
+            )
+        mask = torch.as_tensor(np.asarray(lines, dtype=bool), device=image.device)
+        kspace = fft2c(image)
+        if self.noise > 0:
+            kspace = kspace + self.noise * _line_noise(image, self.seed)
+        zero_filled = ifft2c(torch.where(mask, kspace, 0))
+        return MRIMeasurement(zero_filled, mask, float(acceleration))
+
+    def contents(self, images: Tensor, measurement: MRIMeasurement) -> Tensor:
+        """What columns hold of combined images (sample, height, width): (column, sample, number).
+
+        Coils see an image through what the measured centre shows of each, its phase included.
+        Columns are transformed along the width alone, about its first pixel: that changes no
+        inner product between two images' columns.
+        """
+        measured = measurement.mask.cpu().numpy()
+        centre = center_lines(len(measured), max(1, acs_width(measured)))
+        kept = torch.as_tensor(centre & measured, device=images.device)
+        seen = ifft2c(torch.where(kept, fft2c(measurement.zero_filled.to(images.device)), 0))
+        maps = seen / rss(seen)[None].clamp_min(torch.finfo(torch.float32).tiny)
+        seen_by_coils = torch.fft.fft(images[:, None] * maps, norm="ortho")
+        columns: Tensor = torch.fft.fftshift(seen_by_coils, dim=-1)
+        return columns.permute(3, 0, 1, 2).flatten(2)
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedMRIScanner:
+    """Measures an image that is already known, as a real scanner would measure a patient.
+
+    Every round gives only the columns it adds; nothing is measured twice, and after all rounds the
+    rest of k-space follows.
+
+    Arguments:
+        image: Complex coil images (coil, height, width).
+        masks: Nested masks, boolean (round, width).
+        accelerations: R of each round, decreasing.
+
+    Example:
+        >>> from taskuq.measure._masks import nested_masks
+        >>> masks = nested_masks(32, (8, 4), rng=rng)
+        >>> scanner = SimulatedMRIScanner(torch.ones(2, 32, 32) + 0j, masks, (8, 4))
+        >>> pieces = [scanner.measure(0), scanner.measure(1)]
+        >>> [len(piece["columns"]) for piece in pieces], int(scanner.combine(pieces).mask.sum())
+        ([4, 4], 8)
+    """
+
+    image: Tensor
+    masks: NDArray[np.bool_]
+    accelerations: Sequence[float]
+
+    def measure(self, round: int) -> dict[str, NDArray[np.generic]]:
+        """Measure what a round adds: its columns, and their k-space (coil, height, column)."""
+        if not 0 <= round <= len(self.masks):
+            raise InputError(f"round {round} is asked for; there are {len(self.masks)} and a last")
+        columns = added_columns(self.masks)[round]
+        return {"columns": columns, "kspace": fft2c(self.image)[..., columns].numpy()}
+
+    def combine(self, pieces: Sequence[dict[str, NDArray[np.generic]]]) -> MRIMeasurement:
+        """Join the pieces of all rounds so far into one measurement."""
+        return _combine_columns(pieces, tuple(self.image.shape), self.accelerations)
+
+
+@dataclass(eq=False)
+class _AdaptiveMRIScanner:
+    """Measures columns of an image that is already known, those that it is asked for.
+
+    Arguments:
+        image: Complex coil images (coil, height, width).
+        accelerations: R of each round, decreasing.
+
+    Example:
+        >>> scanner = _AdaptiveMRIScanner(torch.ones(2, 8, 8) + 0j, (4.0, 2.0))
+        >>> scanner.want(0, np.array([3, 4]))
+        >>> scanner.combine([scanner.measure(0)]).mask.nonzero().flatten()
+        tensor([3, 4])
+    """
+
+    image: Tensor
+    accelerations: Sequence[float]
+    columns: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
+
+    def want(self, round: int, lines: NDArray[np.int64]) -> None:
+        """Be told which columns a round adds."""
+        self.columns[round] = np.asarray(lines)
+
+    def measure(self, round: int) -> dict[str, NDArray[np.generic]]:
+        """Measure the columns that a round adds, and their k-space (coil, height, column)."""
+        if round not in self.columns:
+            raise InputError(f"round {round} is to be measured, and nobody has said which lines")
+        columns = self.columns[round]
+        return {"columns": columns, "kspace": fft2c(self.image)[..., columns].numpy()}
+
+    def combine(self, pieces: Sequence[dict[str, NDArray[np.generic]]]) -> MRIMeasurement:
+        """Join the pieces of all rounds so far into one measurement."""
+        return _combine_columns(pieces, tuple(self.image.shape), self.accelerations)
+
+
+def _combine_columns(
+    pieces: Sequence[dict[str, NDArray[np.generic]]],
+    shape: tuple[int, ...],
+    accelerations: Sequence[float],
+) -> MRIMeasurement:
+    """Join the columns that all rounds so far have measured into one measurement.
+
+    Arguments:
+        pieces: Of each round, its ``columns`` and their ``kspace`` (coil, height, column).
+        shape: Of the coil images: coil, height, width.
+        accelerations: R of each round; everything is measured after the last.
+    """
+    mask = torch.zeros(shape[-1], dtype=torch.bool)
+    kspace = torch.zeros(shape, dtype=torch.complex64)
+    for piece in pieces:
+        columns = torch.as_tensor(piece["columns"])
+        mask[columns] = True
+        kspace[..., columns] = torch.as_tensor(piece["kspace"]).to(torch.complex64)
+    rounds = len(pieces)
+    R = float(accelerations[rounds - 1]) if rounds <= len(accelerations) else 1.0
+    return MRIMeasurement(ifft2c(kspace), mask, R)
+
+
+def added_columns(masks: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
+    """Return the columns that each round adds, and after the last those that are left.
+
+    Arguments:
+        masks: Nested masks, boolean (round, width).
+
+    Example:
+        >>> masks = np.array([[0, 1, 0, 0], [0, 1, 1, 0]], dtype=bool)
+        >>> [columns.tolist() for columns in added_columns(masks)]
+        [[1], [2], [0, 3]]
+    """
+    everything = np.ones((1, masks.shape[1]), dtype=bool)
+    until = np.concatenate([~everything, masks, everything])
+    return [np.flatnonzero(now & ~before) for before, now in pairwise(until)]
+
+
+def _line_noise(images: Tensor, seed: int | None) -> Tensor:
+    """Complex white noise on the k-space of coil images (..., coil, height, width)."""
+    flat = images.reshape(-1, *images.shape[-3:])
+    noise = torch.stack([noise_for(image, (2, *image.shape), seed) for image in flat])
+    return torch.complex(noise[:, 0], noise[:, 1]).reshape(images.shape).to(images.device)

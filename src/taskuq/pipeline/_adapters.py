@@ -1,0 +1,244 @@
+"""deepinv recoveries and precomputed folders."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from taskuq._io import open_npz, reading, require_plausible_size, safe_join
+from taskuq.errors import InputError
+from taskuq.protocols import MarkovChain
+
+
+def _magnitude(images: Any) -> Any:
+    r"""Combine the channels of images: one is the image, several are real and imaginary parts.
+
+    .. math:: |x| = \sqrt{\textstyle\sum_c x_c^2}
+
+    Arguments:
+        images: (image, channel, height, width).
+
+    Example:
+        >>> _magnitude(np.array([[[[3.0]], [[4.0]]]])).tolist()
+        [[[5.0]]]
+    """
+    return images[:, 0] if images.shape[1] == 1 else (images**2).sum(1) ** 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class DeepinvRecover:
+    """A deepinv model as a Recover, for what its physics measured.
+
+    That comes from :class:`taskuq.measure._adapters._DeepinvMeasure`. Samples come from a seed of
+    their own, and the generators of torch and NumPy are left as they were: deepinv draws from the
+    global ones.
+
+    Arguments:
+        model: Called as ``model(y, physics)`` and, where it takes one, with ``seed``.
+        kind: 'point' for a reconstructor, which gives one image; 'sampler' for one that draws a
+            sample each time (DDRM, DiffPIR, PosteriorDiffusion); 'chain' for a Markov chain (ULA,
+            SKRock, sampling_builder) whose last states are the samples.
+        together: Samples that a sampler draws in one call; its numbers depend on that.
+        finish: Makes images (image, height, width) of what the model gave, (image, channel,
+            height, width).
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> def sampler(y, physics, seed=None):  # stands for deepinv.sampling.DDRM(...)
+        ...     return y + torch.randn(y.shape, generator=torch.Generator().manual_seed(seed))
+        >>> scan = SimpleNamespace(y=torch.zeros(1, 1, 4, 4), physics=None)
+        >>> DeepinvRecover(sampler)(scan, samples=3, seed=0).shape
+        torch.Size([3, 4, 4])
+    """
+
+    model: Any
+    kind: Literal["point", "sampler", "chain"] = "sampler"
+    together: int = 1
+    finish: Callable[[Any], Any] = _magnitude
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("point", "sampler", "chain") or self.together < 1:
+            raise InputError(
+                f"kind is {self.kind!r} and together {self.together}; choose point, sampler or "
+                "chain, and draw at least one sample in a call"
+            )
+        if self.kind == "chain" and not isinstance(self.model, MarkovChain):
+            raise InputError(
+                f"{type(self.model).__name__} keeps no chain; choose the kind sampler or point"
+            )
+
+    def __call__(self, measurement: Any, *, samples: int, seed: int) -> Any:
+        """Return recoveries, (sample, height, width)."""
+        import torch
+
+        y, physics = measurement.y, measurement.physics
+        if self.kind == "point":
+            images = self._call(y, physics, seed)
+        elif self.kind == "chain":
+            self._call(y, physics, seed)
+            images = torch.cat([state["x"] for state in self._states(samples)])
+        else:
+            parts = []
+            for first in range(0, samples, self.together):
+                batch = y.repeat_interleave(min(self.together, samples - first), dim=0)
+                parts.append(self._call(batch, physics, seed + first))
+            images = torch.cat(parts)
+        wanted = 1 if self.kind == "point" else samples
+        if images.ndim != 4 or len(images) != wanted:
+            raise InputError(
+                f"the model gave shape {tuple(images.shape)}; {wanted} images (image, channel, "
+                "height, width) are needed"
+            )
+        return self.finish(images.detach())
+
+    def _call(self, y: Any, physics: Any, seed: int) -> Any:
+        import torch
+
+        function = self.model.forward if isinstance(self.model, torch.nn.Module) else self.model
+        takes_seed = "seed" in inspect.signature(function).parameters
+        # NumPy takes 32 bits, and deepinv takes 0 for no seed.
+        small = seed % (2**32 - 1) + 1
+        with _own_generators(small):
+            return self.model(y, physics, **({"seed": small} if takes_seed else {}))
+
+    def _states(self, samples: int) -> list[Any]:
+        """Return the last states of the chain, without the one it started from."""
+        chain = self.model
+        kept = sum(
+            step >= chain.max_iter * chain.burnin_ratio and step % chain.thinning == 0
+            for step in range(chain.max_iter)
+        )
+        states = list(chain.get_chain())
+        if min(kept, len(states)) < samples:
+            raise InputError(
+                f"the chain keeps {min(kept, len(states))} states, but {samples} samples are "
+                "asked for; give it more iterations, less thinning, or history_size=True"
+            )
+        return states[-samples:]
+
+
+@contextmanager
+def _own_generators(seed: int) -> Iterator[None]:
+    """Seed the global generators for a while, and give them back as they were."""
+    import torch
+
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
+    state = np.random.get_state()  # noqa: NPY002  # it is the global one that deepinv seeds
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(state)  # noqa: NPY002
+
+
+ENDINGS = (".npz", ".npy", ".nii.gz", ".nii")
+
+
+@dataclass(frozen=True)
+class RecoveryFolder:
+    """A folder of recoveries in the place of a Recover, so that anybody's sampler can be judged.
+
+    The recoveries of case ``a`` at R = 8 are either one file, ``a/R8.npz``, with all samples, or
+    a folder ``a/R8/`` with a file for each, in the order of their names. Files are .npz (one
+    array), .npy, .nii or .nii.gz. Arrays are (sample, height, width), or (height, width) for one
+    sample; NIfTI volumes are (x, y, sample) and are turned as slices of volumes are. Complex
+    numbers count by their magnitude. The names of cases are those of the run; what would lead out
+    of the folder is refused.
+
+    Arguments:
+        path: The folder.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / "a").mkdir()
+        >>> np.savez(folder / "a/R8.npz", recoveries=np.ones((4, 16, 16)))
+        >>> RecoveryFolder(folder).stored("a", 8.0, samples=4).shape
+        (4, 16, 16)
+    """
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
+        if not self.path.is_dir():
+            raise InputError(f"there is no folder of recoveries at {self.path}; check the name")
+
+    def stored(self, case: str, acceleration: float, *, samples: int) -> np.ndarray:
+        """Return the recoveries of a case in a round, (sample, height, width).
+
+        Arguments:
+            case: The identity of the case.
+            acceleration: The round's acceleration.
+            samples: How many are needed; more are left out, fewer are refused unless it is one,
+                a point estimate.
+        """
+        stem = safe_join(self.path, f"{case}/R{acceleration:g}")
+        if stem.is_dir():
+            names = sorted(p.name for p in stem.iterdir() if p.name.endswith(ENDINGS))
+            parts = [_read(safe_join(self.path, f"{stem}/{name}")) for name in names]
+            if len({part.shape[1:] for part in parts}) > 1:
+                raise InputError(f"the recoveries in {stem} have different sizes; make them equal")
+            found = np.concatenate(parts) if parts else np.empty((0, 0, 0))
+        else:
+            files = [path for end in ENDINGS if (path := Path(f"{stem}{end}")).is_file()]
+            if len(files) != 1:
+                raise InputError(
+                    f"{len(files)} files hold recoveries of {case} at R = {acceleration:g}; one of "
+                    f"{stem}.npz, .npy, .nii.gz or .nii, or a folder of that name, is needed"
+                )
+            found = _read(safe_join(self.path, str(files[0])))
+        if len(found) != 1 and len(found) < samples:
+            raise InputError(
+                f"{stem} holds {len(found)} samples, but {samples} are needed; draw more, or ask "
+                "for fewer"
+            )
+        return found[:samples]
+
+
+def _read(path: Path) -> np.ndarray:
+    """Read recoveries, (sample, height, width), without ever running what a file holds."""
+    with reading(path, "recoveries", "make it again"):
+        array = _nifti(path) if path.name.endswith((".nii", ".nii.gz")) else _numpy(path)
+    if array.dtype.kind not in "fiubc" or array.ndim not in (2, 3):
+        raise InputError(
+            f"{path} holds {array.dtype} of shape {array.shape}; give numbers (sample, height, "
+            "width)"
+        )
+    array = array if array.ndim == 3 else array[None]
+    # In the order of memory: tensors cannot be made of a volume that was turned.
+    return np.ascontiguousarray(abs(array) if array.dtype.kind == "c" else array, dtype=np.float32)
+
+
+def _numpy(path: Path) -> np.ndarray:
+    if path.suffix == ".npy":
+        # Mapped: an array that claims more than the file holds is refused before memory is taken.
+        return np.array(np.load(path, allow_pickle=False, mmap_mode="r"))
+    with open_npz(path, "recoveries") as arrays:
+        names = list(arrays)
+        name = "recoveries" if "recoveries" in names else names[0] if len(names) == 1 else None
+        if name is None:
+            raise InputError(
+                f"{path} holds the arrays {', '.join(names) or 'none'}; name one recoveries"
+            )
+        return arrays[name]
+
+
+def _nifti(path: Path) -> np.ndarray:
+    import nibabel
+
+    image: Any = nibabel.load(path)
+    require_plausible_size(path, math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize)
+    volume = np.asarray(image.dataobj)
+    # As taskuq.data turns slices: the first axis runs from left to right.
+    turned = np.rot90(volume)
+    return np.moveaxis(turned, -1, 0) if volume.ndim == 3 else turned

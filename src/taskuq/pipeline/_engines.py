@@ -1,0 +1,500 @@
+"""Engines: this process, Ray, SLURM."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
+from dataclasses import dataclass, field
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from taskuq._registry import Registry
+from taskuq.errors import InputError, MachineError, first_line
+from taskuq.pipeline._executor import pick_device
+from taskuq.pipeline._progress import Progress
+
+# Ray: seconds in which an address must answer, and how often a chunk is tried.
+REACH, TRIES = 5.0, 3
+# SLURM: a job has a GPU and four hours unless parameters speak of GPUs or of time.
+GPUS, MINUTES = {"gpus_per_node": 1}, {"timeout_min": 240}
+# States of a SLURM job that has ended; in all others it runs, or may yet.
+ENDED = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "GONE", "NODE_FAIL",
+    "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT",
+}  # fmt: skip
+# Seconds until a result is visible to other machines after its job has ended.
+GRACE = 15.0
+ADVICE = {
+    "TIMEOUT": "it reached its time limit; give more, e.g. --slurm timeout_min=600",
+    "OUT_OF_MEMORY": "it ran out of memory; give more, e.g. --slurm mem_gb=32",
+}
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Command-line options of an engine."""
+
+    address: str | None = None  # of a Ray cluster; 'local' runs SLURM jobs on this machine
+    workers: int | None = None  # number of Ray workers or SLURM jobs
+    slurm: tuple[str, ...] = ()  # parameters of SLURM jobs, each as name=value
+    device: str | None = None  # where networks run
+
+    def refuse_slurm(self) -> None:
+        """Refuse parameters of SLURM jobs."""
+        if self.slurm:
+            raise InputError(
+                "--slurm is for the slurm engine; choose --engine slurm, or leave it out"
+            )
+
+
+class _WorkItems(Protocol):
+    """Picklable pieces of work by number, such as the cases of a run."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder of finished pieces, within reach of every worker."""
+
+    @property
+    def size(self) -> int:
+        """Number of pieces that are best done together."""
+
+    def do(self, todo: list[int], progress: Progress | None = None) -> int:
+        """Do pieces, store each, and return how many were tried."""
+
+    def unfinished(self, todo: Sequence[int]) -> list[int]:
+        """Return the pieces that are not stored yet."""
+
+    def give_up(self, index: int, error: Exception) -> None:
+        """Skip a piece whose worker dies again and again, or raise."""
+
+
+class Engine(Protocol):
+    """Options of an engine, and its way through the pieces of work."""
+
+    @classmethod
+    def from_flags(cls, flags: EngineOptions) -> Engine:
+        """Return the engine of command-line options; refuse those without a meaning here."""
+
+    def ready(self, scratch: Path) -> AbstractContextManager[None]:
+        """Connect to the machines before anything is computed."""
+
+    def run(self, work: _WorkItems, todo: list[int], progress: Progress) -> None:
+        """Have the pieces of these numbers done by ``work.do``."""
+
+
+ENGINES: Registry[type[Engine]] = Registry(
+    "engine",
+    {
+        "local": "taskuq.pipeline._engines:LocalEngine",
+        "ray": "taskuq.pipeline._engines:RayOptions",
+        "slurm": "taskuq.pipeline._engines:SlurmOptions",
+    },
+)
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Engine that runs all cases in this process, one batch after the other."""
+
+    @classmethod
+    def from_flags(cls, flags: EngineOptions) -> LocalEngine:
+        """Return the engine, which has no options."""
+        flags.refuse_slurm()
+        if flags.workers is not None or flags.address is not None:
+            raise InputError(
+                "the local engine takes no workers or address; choose --engine ray or slurm"
+            )
+        return cls()
+
+    def ready(self, scratch: Path) -> AbstractContextManager[None]:
+        """No connection is needed."""
+        return nullcontext()
+
+    def run(self, work: _WorkItems, todo: list[int], progress: Progress) -> None:
+        """Run the cases in this process."""
+        work.do(todo, progress)
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """Ray engine: workers load the networks once and write shards themselves.
+
+    Arguments:
+        address: Of a running cluster; a local one is started where None.
+        workers: Number of workers; as many as fit where None.
+        cpus: CPUs of each worker.
+        gpus: GPUs of each worker; a fraction shares one.
+        chunk: Cases handed to a worker at a time.
+        patience: Seconds without a finished chunk before the run gives up.
+    """
+
+    address: str | None = None
+    workers: int | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+    chunk: int = 8
+    patience: float = 600.0
+
+    @classmethod
+    def from_flags(cls, flags: EngineOptions) -> RayOptions:
+        """Return the engine; a worker on a GPU takes a whole one."""
+        flags.refuse_slurm()
+        gpus = float(pick_device(flags.device).startswith("cuda"))
+        return cls(address=flags.address, workers=flags.workers, gpus=gpus)
+
+    @contextmanager
+    def ready(self, scratch: Path) -> Iterator[None]:
+        """Join a cluster, or start one; refuse one that cannot be reached or is too small."""
+        ray = _extra("ray", "ray")
+        started_here = not ray.is_initialized()
+        host, _, port = (self.address or "").removeprefix("ray://").rpartition(":")
+        try:
+            if started_here and host and port.isdigit():
+                # Ray itself would try for a minute.
+                socket.create_connection((host.strip("[]"), int(port)), timeout=REACH).close()
+            if started_here:
+                ray.init(address=self.address, log_to_driver=False, include_dashboard=False)
+        except (OSError, OverflowError, RuntimeError, ValueError) as error:
+            raise InputError(
+                f"no Ray cluster answers at {self.address or 'this machine'} "
+                f"({first_line(error):.120}); check the address, or leave it out to start one here"
+            ) from None
+        try:
+            room, wanted = self._room(ray), 1 if self.workers is None else self.workers
+            if not 1 <= wanted <= room:
+                fitting = f"1 to {room} workers" if room else "smaller ones"
+                raise InputError(
+                    f"{wanted} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs were "
+                    f"requested, but the cluster has {_resources(ray)}; ask for {fitting} or add "
+                    "nodes"
+                )
+            yield
+        finally:
+            if started_here:
+                ray.shutdown()
+
+    def run(self, work: _WorkItems, todo: list[int], progress: Progress) -> None:
+        """Run cases on the cluster that was joined.
+
+        A worker that dies is replaced and its chunk is done again, or skipped after a few deaths;
+        nodes may join and leave. A cluster that makes no progress ends in an error.
+        """
+        ray = _extra("ray", "ray")
+        actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_RayWorker)
+        shared = ray.put(work)
+        # Whole batches, so that none is filled up for nothing.
+        size = math.ceil(self.chunk / work.size) * work.size
+        waiting = deque((todo[at : at + size], 0) for at in range(0, len(todo), size))
+        idle: list[Any] = []
+        busy: dict[Any, tuple[Any, list[int], int]] = {}
+        moved = time.monotonic()
+        while waiting or busy:
+            room = self.workers or self._room(ray)
+            while waiting and (idle or len(busy) < room):
+                worker = idle.pop() if idle else actor.remote(shared)
+                chunk, deaths = waiting.popleft()
+                busy[worker.do.remote(chunk)] = (worker, chunk, deaths)
+            while idle:
+                # Its place may be what a new worker on a smaller cluster waits for.
+                ray.kill(idle.pop())
+            if not busy:
+                time.sleep(1.0)  # no node is left; another one may join
+            for done in ray.wait(list(busy), timeout=5.0)[0] if busy else ():
+                moved = time.monotonic()
+                worker, chunk, deaths = busy.pop(done)
+                try:
+                    _count(ray.get(done), progress)
+                    idle.append(worker)
+                except ray.exceptions.RayTaskError as error:
+                    # The worker lives and gives the reason, such as a full disk.
+                    kind = MachineError if isinstance(error.cause, MachineError) else InputError
+                    raise kind(" ".join(str(error.cause).split())[:400]) from None
+                except ray.exceptions.RayError as error:
+                    if deaths + 1 < TRIES:
+                        waiting.appendleft((chunk, deaths + 1))
+                        continue
+                    for index in chunk:
+                        work.give_up(index, error)
+                        progress.step(failed=True)
+            if time.monotonic() - moved > self.patience:
+                raise InputError(
+                    f"no chunk was finished for {self.patience:.0f} s on a cluster with "
+                    f"{_resources(ray)}; check its nodes and start the same command again"
+                )
+
+    def _room(self, ray: Any) -> int:
+        """Return how many workers fit into the whole cluster."""
+        found = ray.cluster_resources()
+        room = found.get("CPU", 0.0) / max(self.cpus, 1e-9)
+        if self.gpus > 0:
+            room = min(room, found.get("GPU", 0.0) / self.gpus)
+        return int(room + 1e-9)
+
+
+class _RayWorker:
+    """Actor on the cluster."""
+
+    def __init__(self, work: _WorkItems) -> None:
+        self.work = work
+
+    def do(self, todo: list[int]) -> int:
+        return self.work.do(todo)
+
+
+def _extra(module: str, engine: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError:
+        raise InputError(
+            f"the {engine} engine needs {module}; run pip install 'taskuq[{engine}]'"
+        ) from None
+
+
+def _resources(ray: Any) -> str:
+    found = ray.cluster_resources()
+    return f"{found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs"
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """SLURM engine: every job of an array does its share and writes its own shards.
+
+    Arguments:
+        jobs: Number of jobs that share the cases.
+        cluster: 'slurm', or 'local' for processes on this machine.
+        parameters: Passed on to submitit, e.g. slurm_partition; a job has a GPU and four hours
+            unless gpus_per_node and timeout_min give something else.
+    """
+
+    jobs: int = 2
+    cluster: str = "slurm"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_flags(cls, flags: EngineOptions) -> SlurmOptions:
+        """Return the engine; refuse jobs with a GPU from a machine without one."""
+        parameters: dict[str, Any] = {}
+        if flags.device is not None and not flags.device.startswith("cuda"):
+            parameters["gpus_per_node"] = 0
+        for setting in flags.slurm:
+            name, equals, value = setting.partition("=")
+            if not equals or not name:
+                raise InputError(f"--slurm got {setting!r}; give name=value, e.g. timeout_min=60")
+            parameters[name] = int(value) if value.isdigit() else value
+        jobs = cls.jobs if flags.workers is None else flags.workers
+        chosen = cls(jobs=jobs, cluster=flags.address or "slurm", parameters=parameters)
+        needs_gpu = flags.address is None and chosen.requested.get("gpus_per_node", 1)
+        # Networks stay on the kind of device they are loaded to here.
+        if needs_gpu and not pick_device(flags.device).startswith("cuda"):
+            raise InputError(
+                "no GPU was found here, and jobs compute on the kind of device that networks are "
+                "loaded to here; start the command on a node that has one, e.g. srun --gpus=1 "
+                "taskuq run ..., or give --device cpu"
+            )
+        return chosen
+
+    @property
+    def requested(self) -> dict[str, Any]:
+        """Parameters of each job: those given, and else a GPU and four hours."""
+        given = dict(self.parameters)
+        has_gpus = any("gpu" in name or "gres" in name for name in given)
+        has_time = any(name.removeprefix("slurm_") in ("timeout_min", "time") for name in given)
+        return {**({} if has_gpus else GPUS), **({} if has_time else MINUTES), **given}
+
+    def ready(self, scratch: Path) -> AbstractContextManager[None]:
+        """Refuse a machine from which nothing can be submitted."""
+        self._executor(scratch / "table")
+        return nullcontext()
+
+    def run(self, work: _WorkItems, todo: list[int], progress: Progress) -> None:
+        """Submit an array of jobs and wait for them.
+
+        A job that dies leaves its finished shards; starting the same command again does the rest.
+        Jobs of an earlier start that are still at work are waited for first. Interrupting the run
+        cancels its jobs.
+        """
+        name, began = _job_name(work.folder), time.monotonic()
+        states = _states(f"--name={name}", {}) if self.cluster == "slurm" else {}
+        if not ENDED.issuperset(states.values()):
+            progress.say(f"waiting for jobs of an earlier start; scancel --name={name} ends them")
+        while not ENDED.issuperset(states.values()):
+            time.sleep(min(30.0, max(1.0, (time.monotonic() - began) / 10)))
+            states = _states(f"--name={name}", states)
+        left = work.unfinished(todo)
+        _count(len(todo) - len(left), progress)
+        if not left:
+            return
+        # Every n-th case, so that jobs take about the same time.
+        shares = [left[k :: self.jobs] for k in range(min(self.jobs, len(left)))]
+        jobs = self._submit(work, shares, progress)
+        failed: list[tuple[str, Exception]] = []
+        try:
+            for place, error in _wait(jobs):
+                if error is None:
+                    _count(len(shares[place]), progress)
+                else:
+                    failed.append((jobs[place].job_id, error))
+        except BaseException:
+            for job in jobs:
+                job.cancel(check=False)
+            raise
+        if failed:
+            job, first = failed[0]
+            kind = type(first) if isinstance(first, InputError) else MachineError
+            raise kind(
+                f"{len(failed)} of {len(jobs)} jobs failed, the first {job}: {first}; start the "
+                "same command again to do the rest"
+            )
+
+    def _submit(self, work: _WorkItems, shares: list[list[int]], progress: Progress) -> list[Any]:
+        """Submit an array, also from within another job, whose settings it must not inherit."""
+        executor = self._executor(work.folder)
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
+        from submitit.helpers import clean_env
+
+        executor.update_parameters(name=_job_name(work.folder))
+        kept = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+        try:
+            with clean_env(), redirect_stderr(StringIO()):
+                os.environ.update(kept)
+                jobs: list[Any] = executor.map_array(_JobShare(work), shares)
+        except (FailedJobError, FailedSubmissionError) as error:
+            reason = " ".join(str(error).replace("sbatch: error: ", "").split())
+            raise InputError(
+                f"SLURM refused the jobs ({reason}); change them with --slurm name=value"
+            ) from None
+        requested = ", ".join(f"{name}={value}" for name, value in self.requested.items())
+        many, number = f"{len(jobs)} jobs", jobs[0].job_id.partition("_")[0]
+        progress.say(f"{many} ({number}), each with {requested}; change that with --slurm")
+        return jobs
+
+    def _executor(self, folder: Path) -> Any:
+        """Return submitit's executor, or raise the reason why nothing can be submitted here."""
+        submitit = _extra("submitit", "slurm")
+        if self.jobs < 1:
+            raise InputError(f"{self.jobs} jobs were requested; at least 1 is needed")
+        logs = folder.parent / f"{folder.name}-jobs"
+        try:
+            executor = submitit.AutoExecutor(folder=str(logs), cluster=self.cluster)
+            # SLURM understands no request at all as no GPU.
+            asked = {k: v for k, v in self.requested.items() if (k, v) != ("gpus_per_node", 0)}
+            executor.update_parameters(**asked)
+        except (RuntimeError, ValueError, NameError, TypeError) as error:
+            raise InputError(
+                f"jobs cannot be submitted here ({first_line(error):.160}); run on a SLURM login "
+                "node, or choose another engine"
+            ) from None
+        return executor
+
+
+class _JobTimeout(BaseException):
+    """SLURM announced the end of a job; no case may take this for an error of its own."""
+
+
+@dataclass(frozen=True)
+class _JobShare:
+    """Function of a job: its pieces, less those it finished before it was requeued."""
+
+    work: _WorkItems
+
+    def __call__(self, todo: list[int]) -> Exception | None:
+        from submitit.core.job_environment import JobEnvironment
+
+        number = JobEnvironment._usr_sig()
+        before: Any = signal.getsignal(number)
+
+        def end(number: int, frame: FrameType | None) -> None:
+            # Submitit requeues a preempted job and exits; at a time limit it raises an error
+            # wherever the program happens to be, which a case would take for its own.
+            try:
+                before(number, frame)
+            except Exception:
+                raise _JobTimeout from None
+
+        signal.signal(number, end)
+        try:
+            self.work.do(self.work.unfinished(todo))
+        except (InputError, MachineError) as error:
+            return error
+        except _JobTimeout:
+            done = len(todo) - len(self.work.unfinished(todo))
+            return MachineError(f"{ADVICE['TIMEOUT']}; {done} of its {len(todo)} are kept")
+        finally:
+            signal.signal(number, before)
+        return None
+
+
+def _job_name(folder: Path) -> str:
+    """Return the name of a table's jobs, by which a later start finds them."""
+    return f"taskuq-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
+
+
+def _states(which: str, before: dict[str, str]) -> dict[str, str]:
+    """Return the state of each job by squeue, since a cluster may have no accounting."""
+    command = ["squeue", "--noheader", "--array", "--states=all", "--format=%F_%K %T", which]
+    found = subprocess.run(command, capture_output=True, text=True)
+    if found.returncode == 0:
+        rows = (line.split() for line in found.stdout.splitlines())
+        return {row[0].removesuffix("_N/A"): row[1] for row in rows if len(row) == 2}
+    # An unknown job is gone; else SLURM did not answer, and the last known states stand.
+    return {} if "Invalid job id" in found.stderr else before
+
+
+def _wait(jobs: Sequence[Any]) -> Iterator[tuple[int, Exception | None]]:
+    """Yield the place of each job when it has ended, with its error if it failed."""
+    from submitit import SlurmJob
+
+    began, looked, states = time.monotonic(), -math.inf, dict[str, str]()
+    waiting, alive = dict(enumerate(jobs)), dict.fromkeys(range(len(jobs)), began)
+    while waiting:
+        now = time.monotonic()
+        # squeue is called again after a tenth of the time waited so far.
+        if isinstance(jobs[0], SlurmJob) and now - looked >= min(
+            30.0, max(1.0, (now - began) / 10)
+        ):
+            looked, states = now, _states(f"--jobs={jobs[0].job_id.partition('_')[0]}", states)
+        for place, job in list(waiting.items()):
+            state = states.get(job.job_id, "GONE")
+            if state not in ENDED:
+                alive[place] = now
+            if isinstance(job, SlurmJob):
+                is_over = job.paths.result_pickle.exists() or now - alive[place] > GRACE
+            else:
+                is_over = job.done()
+            if is_over:
+                del waiting[place]
+                yield place, _error(job, state)
+        time.sleep(0.2)
+
+
+def _error(job: Any, state: str) -> Exception | None:
+    """Return why a job that has ended did not do its share; print its output if it died."""
+    if job.paths.result_pickle.exists():
+        kind, found = job._get_outcome_and_result()
+        if kind == "success":
+            return found if isinstance(found, Exception) else None
+        state, rows = "FAILED", str(found).splitlines()
+    else:
+        # Submitit writes to the error stream as well.
+        rows = [row for row in (job.stderr() or "").splitlines() if not row.startswith("submitit ")]
+    rows = [row for row in rows if row.strip()] or ["it printed nothing"]
+    sys.stderr.write("\n".join([f"job {job.job_id}:", *rows, ""]))
+    last = next((row for row in rows if state in row), rows[-1])
+    return MachineError(ADVICE.get(state, f"{state.lower()}, {last}"))
+
+
+def _count(cases: int, progress: Progress) -> None:
+    for _ in range(cases):
+        progress.step()

@@ -1,0 +1,17 @@
+"""Stopping policies with a guarantee for the interval reported at the stop."""
+
+from taskuq.policy._kinds import POLICIES, PolicySpec
+from taskuq.policy._plan import plan
+from taskuq.policy._policy import Decision, Policy, load_policy
+from taskuq.policy._simulate import Simulation, simulate
+
+__all__ = [
+    "POLICIES",
+    "Decision",
+    "Policy",
+    "PolicySpec",
+    "Simulation",
+    "load_policy",
+    "plan",
+    "simulate",
+]

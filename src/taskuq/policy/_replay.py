@@ -1,0 +1,320 @@
+"""Stopped scans replayed on stored cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taskuq.conformal._family import LinearFamily
+from taskuq.conformal._splits import Splits, byte_threshold, covering_quantile
+from taskuq.interval import BoolArray, FloatArray
+from taskuq.policy._rules import StoppingStatistics, joint_report
+from taskuq.policy._stopping import costs
+
+
+@dataclass(frozen=True)
+class SimulatedStops:
+    """Weighted sums over the test cases of each trial, each (trial,) unless said otherwise.
+
+    The order is that in which a replay adds them up.
+
+    Arguments:
+        weight: The weight of all test cases, and the number of test units.
+        cost: Shares of measurements taken, :math:`1/R_T`.
+        covered: Cases whose report contains the target, fully measured ones included.
+        early: Cases stopped before everything was measured.
+        early_covered: Those of them that are covered.
+        width: Widths of early reports.
+        center_error: Distances between target and centre of early reports.
+        worst_error: Sum over groups of the largest such distance.
+        worst_groups: The number of groups with an early report.
+        kept: The weight of test units for which the promise holds.
+        plain_cost: Shares of measurements taken, every case counting the same.
+        cases: The number of test cases.
+        stopped: Cases stopped in each round (round, trial).
+        stopped_covered: Those of them that are covered (round, trial).
+    """
+
+    weight: float
+    cost: FloatArray
+    covered: FloatArray
+    early: FloatArray
+    early_covered: FloatArray
+    width: FloatArray
+    center_error: FloatArray
+    worst_error: FloatArray
+    worst_groups: FloatArray
+    kept: FloatArray
+    plain_cost: FloatArray
+    cases: FloatArray
+    stopped: FloatArray
+    stopped_covered: FloatArray
+
+
+@dataclass(frozen=True)
+class StoredScans:
+    """Stored scans to replay.
+
+    Arguments:
+        seen: The cases in the light of the policy's rules.
+        targets: (round, case, task).
+        accelerations: Of the rounds.
+        weight: How much each case counts (case,).
+        group_of_case: The group of each case, numbered from 0; each its own where unknown.
+        unit_of_case: The unit of each case, numbered from 0.
+        enough: How many covered cases keep the promise to each group (group,); empty where it is
+            about one case.
+        allowance: For whole-group stopping: below which threshold each group stops
+            (round, group); empty otherwise.
+    """
+
+    seen: StoppingStatistics
+    targets: FloatArray
+    accelerations: FloatArray
+    weight: FloatArray
+    group_of_case: NDArray[np.int64]
+    unit_of_case: NDArray[np.int64]
+    enough: NDArray[np.int64]
+    allowance: FloatArray
+
+    @property
+    def cost(self) -> FloatArray:
+        """The share of measurements at each round, 1 at the end."""
+        return costs(self.accelerations)
+
+    def covered_from(self, thresholds: FloatArray) -> FloatArray:
+        """Return the smallest threshold at which each report has the target, (round, case).
+
+        Arguments:
+            thresholds: All the thresholds that occur in each round (round, trial).
+        """
+        return np.stack(
+            [
+                covering_quantile(scores, np.unique(thresholds[k]), partial(self._contains, k))
+                for k, scores in enumerate(self.seen.score)
+            ]
+        )
+
+    def covered_at(self, thresholds: FloatArray) -> FloatArray:
+        """Return the same for one threshold of each round, as far as cases stop there.
+
+        Arguments:
+            thresholds: One for each round.
+        """
+        found = self.seen.score.copy()
+        for k, q in enumerate(thresholds):
+            cases = np.flatnonzero((found[k] > q) & (q < self.seen.largest[k]))
+            # A window is reported at any threshold, so that it has no ties.
+            if cases.size and not self.seen.rounds[k][0].is_risk:
+                found[k, cases[self._contains(k, cases, np.full(len(cases), q))]] = q
+        return found
+
+    def _contains(self, k: int, cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
+        """Whether reports of some cases in a round, each at a threshold of its own, are hits."""
+        inside = [
+            e.take(cases).report(at).contains(self.targets[k, cases, t])
+            for t, e in enumerate(self.seen.rounds[k])
+        ]
+        return np.asarray(np.all(inside, axis=0))
+
+    def outcomes(
+        self, thresholds: FloatArray, covered_from: FloatArray
+    ) -> tuple[NDArray[np.int64], BoolArray]:
+        """Return in which round each case stops, and whether its report has the target.
+
+        Arguments:
+            thresholds: One for each round.
+            covering_quantile: The threshold from which on each report has the target (round, case).
+        """
+        q, seen = thresholds[:, None], self.seen
+        if self.allowance.size:
+            stops = (q < self.allowance)[:, self.unit_of_case]
+        else:
+            stops = (seen.lowest <= q) & (q < seen.largest)
+        cases = np.arange(seen.cases)
+        stopped = np.vstack([stops, np.ones((1, seen.cases), bool)]).argmax(axis=0)
+        hits = np.vstack([covered_from <= q, np.ones((1, seen.cases), bool)])
+        return stopped, hits[stopped, cases]
+
+    def kept(self, hit: BoolArray, chosen: BoolArray) -> float:
+        """Return the weight of the chosen units for which the promise holds.
+
+        Arguments:
+            hit: Whether each case is covered.
+            chosen: Which cases are chosen, whole groups where groups are the unit.
+        """
+        if not self.enough.size:
+            return float((self.weight * hit)[chosen].sum())
+        units = np.unique(self.unit_of_case[chosen])
+        return float((np.bincount(self.unit_of_case, weights=hit) >= self.enough)[units].sum())
+
+
+def simulate_splits(
+    scans: StoredScans, splitting: Splits, thresholds: FloatArray
+) -> SimulatedStops:
+    """Replay the test cases of every trial with its own thresholds.
+
+    Arguments:
+        scans: The stored scans.
+        splitting: Who is split and how.
+        thresholds: The calibrated threshold of each round and trial (round, trial).
+    """
+    rounds = len(scans.seen.rounds)
+    sums = np.zeros((11 + 2 * rounds, splitting.trials))
+    starts = scans.covered_from(thresholds)
+    if splitting.is_compiled and _is_anchored(scans):
+        numbers = np.arange(splitting.trials)
+        _compiled(scans, _side_by_side(scans), splitting, numbers, thresholds, starts, sums)
+    else:
+        for t in range(splitting.trials):
+            _one_trial(scans, splitting, thresholds[:, t], starts, t, sums)
+    return _replayed(sums, splitting, rounds)
+
+
+def replay_each(
+    trial: Callable[[int], tuple[StoredScans, FloatArray]], splitting: Splits, rounds: int
+) -> SimulatedStops:
+    """Replay the test cases of every trial with rules and thresholds of its own.
+
+    Arguments:
+        trial: The scans and the threshold of each round, in the light of a trial's own rules;
+            trials differ in the scales of intervals and what follows from them.
+        splitting: Who is split and how.
+        rounds: The number of rounds.
+    """
+    sums = np.zeros((11 + 2 * rounds, splitting.trials))
+    arrays: _KernelArrays | None = None
+    for t in range(splitting.trials):
+        scans, thresholds = trial(t)
+        starts = scans.covered_at(thresholds)
+        if not (splitting.is_compiled and _is_anchored(scans)):
+            _one_trial(scans, splitting, thresholds, starts, t, sums)
+            continue
+        arrays = arrays._replace(scale=_scales(scans)) if arrays else _side_by_side(scans)
+        column, number = np.zeros((len(sums), 1)), np.array([t])
+        _compiled(scans, arrays, splitting, number, thresholds[:, None], starts, column)
+        sums[:, t] = column[:, 0]
+    return _replayed(sums, splitting, rounds)
+
+
+def _replayed(sums: FloatArray, splitting: Splits, rounds: int) -> SimulatedStops:
+    by_round = sums[11 : 11 + rounds], sums[11 + rounds :]
+    return SimulatedStops(float(splitting.n_test), *sums[:11], *by_round)  # type: ignore[call-arg]  # eleven rows
+
+
+def _one_trial(
+    scans: StoredScans,
+    splitting: Splits,
+    thresholds: FloatArray,
+    covered_from: FloatArray,
+    t: int,
+    sums: Any,
+) -> None:
+    chosen = splitting.case_folds(np.array([t]))[0].astype(bool)
+    stopped, hit = scans.outcomes(thresholds, covered_from)
+    rounds, w = len(thresholds), scans.weight
+    worst = np.full(int(scans.group_of_case.max()) + 1, -1.0)
+    for k in range(rounds):
+        here = np.flatnonzero(chosen & (stopped == k))
+        if not here.size:
+            continue
+        width, error = _report(scans, k, thresholds[k], here)
+        wk, covered = w[here], (w * hit)[here].sum()
+        sums[2, t] += wk.sum()
+        sums[3, t] += covered
+        sums[4, t] += (wk * width).sum()
+        sums[5, t] += (wk * error).sum()
+        sums[11 + k, t] += wk.sum()
+        sums[11 + rounds + k, t] += covered
+        np.maximum.at(worst, scans.group_of_case[here], error)
+    cost = scans.cost[stopped]
+    sums[0, t] = (w * cost)[chosen].sum()
+    sums[1, t] = (w * hit)[chosen].sum()
+    sums[6, t] = worst[worst >= 0].sum()
+    sums[7, t] = (worst >= 0).sum()
+    sums[8, t] = scans.kept(hit, chosen)
+    sums[9, t] = cost[chosen].sum()
+    sums[10, t] = chosen.sum()
+
+
+def _report(
+    scans: StoredScans, k: int, threshold: float, cases: NDArray[np.int64]
+) -> tuple[FloatArray, FloatArray]:
+    """Width and distance of the target from the centre, the largest over tasks."""
+    interval = joint_report(scans.seen.rounds[k], threshold)[cases]
+    lower, upper = interval.lower.reshape(len(cases), -1), interval.upper.reshape(len(cases), -1)
+    z = scans.targets[k, cases]
+    with np.errstate(invalid="ignore"):
+        center = np.where(
+            np.isinf(lower), upper, np.where(np.isinf(upper), lower, (lower + upper) / 2)
+        )
+    return (upper - lower).max(axis=1), np.abs(z - center).max(axis=1)
+
+
+class _KernelArrays(NamedTuple):
+    """What compiled loops report from: of each task in each round, (round, task, ...)."""
+
+    targets: FloatArray
+    low: FloatArray
+    high: FloatArray
+    scale: FloatArray
+    floor: FloatArray
+    ceiling: FloatArray
+    window_from: FloatArray
+    is_logit: BoolArray
+    link_low: FloatArray
+    link_high: FloatArray
+
+
+def _is_anchored(scans: StoredScans) -> bool:
+    """Whether reports are so simple that compiled loops know them."""
+    return all(isinstance(e.family, LinearFamily) for row in scans.seen.rounds for e in row)
+
+
+def _scales(scans: StoredScans) -> FloatArray:
+    return np.array([[e.family.scale for e in row] for row in scans.seen.rounds])  # type: ignore[attr-defined]  # anchored
+
+
+def _side_by_side(scans: StoredScans) -> _KernelArrays:
+    seen = scans.seen.rounds
+    families: list[list[Any]] = [[e.family for e in row] for row in seen]
+    low, high = (np.array([[getattr(f, n) for f in r] for r in families]) for n in ("low", "high"))
+    sides = np.array([[f.side for f in row] for row in families])[..., None]
+    return _KernelArrays(
+        targets=np.ascontiguousarray(np.swapaxes(scans.targets, 1, 2)),
+        # A one-sided report is open on the other side.
+        low=np.where(sides == "upper", -np.inf, low),
+        high=np.where(sides == "lower", np.inf, high),
+        scale=_scales(scans),
+        floor=np.array([[e.window.lower for e in row] for row in seen]),
+        ceiling=np.array([[e.window.upper for e in row] for row in seen]),
+        window_from=np.array([[e.window_from for e in row] for row in seen]),
+        is_logit=np.array([[not f.link.is_identity for f in row] for row in families]),
+        link_low=np.array([[f.link.low for f in row] for row in families]),
+        link_high=np.array([[f.link.high for f in row] for row in families]),
+    )
+
+
+def _compiled(
+    scans: StoredScans,
+    arrays: _KernelArrays,
+    splitting: Splits,
+    numbers: NDArray[np.int64],
+    thresholds: FloatArray,
+    covered_from: FloatArray,
+    sums: Any,
+) -> None:
+    from taskuq.conformal import _kernels as kernels
+
+    kernels.replay(
+        np.uint64(splitting.seed), numbers, splitting.units, splitting.n_test,
+        byte_threshold(splitting.units, splitting.n_test), splitting.unit_of_case,
+        scans.group_of_case, int(scans.group_of_case.max()) + 1, scans.weight,
+        np.ascontiguousarray(thresholds), scans.seen.lowest, scans.seen.largest, covered_from,
+        *arrays, np.ascontiguousarray(scans.allowance), scans.cost, scans.enough, sums,
+    )  # fmt: skip

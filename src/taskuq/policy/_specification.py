@@ -1,0 +1,222 @@
+"""Policy as numbers for other languages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from taskuq._io import fingerprint, number_to_json, to_json_value
+from taskuq.conformal._quantiles import exact_alpha
+from taskuq.conformal.scores import score_name
+from taskuq.conformal.scores._mlwr import MLWR
+from taskuq.conformal.scores._paper import AR, CQR, LWR
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray, TaskRange
+from taskuq.policy._fixed_width import WindowRule, window_place
+from taskuq.policy._policy import Policy
+from taskuq.policy._rules import IntervalRule, StoppingRule
+
+SCHEMA, VECTORS = "taskuq.policy/1", "taskuq.policy-vectors/1"
+# What others have written; a policy of one's own is known to its author alone.
+KNOWN = ("fixed-width", "adaptive", "anytime", "paper")
+
+
+def export_policy(policy: Policy) -> dict[str, Any]:
+    """Return all that a decision depends on, as values that JSON can hold.
+
+    docs/schemas/decide.json describes them, docs/decide.md says what is done with them. What the
+    specification has no words for is refused: policies for whole groups, reports narrower than
+    their window, learned scores and those of your own.
+
+    Arguments:
+        policy: The policy.
+
+    Example:
+        >>> policy = tq.plan((rng.random((1, 99, 4)), rng.random(99)), accelerations=(2,),
+        ...                  alpha=0.1, max_width=0.5, policy="paper", score="ar")
+        >>> rule = export_policy(policy)["rules"][0][0]
+        >>> rule["center"], rule["scale"]
+        ({'kind': 'mean'}, {'kind': 'one'})
+    """
+    if policy.kind not in KNOWN:
+        raise InputError(
+            f"a {policy.kind!r} policy is one of your own, which the specification does not know; "
+            f"use {', '.join(KNOWN)}"
+        )
+    if policy.whole_group:
+        raise InputError(
+            "a policy for whole groups has no specification yet; plan with unit='group' or 'case'"
+        )
+    return {
+        "schema": SCHEMA,
+        "policy": fingerprint(policy.to_dict()),
+        "samples": policy.samples,
+        "tasks": list(policy.task_names),
+        "ranges": [_range(range_) for range_ in policy.task_ranges],
+        "refuse_identical": policy.provenance.get("identical_samples") == 0 and policy.samples > 1,
+        "thresholds": [number_to_json(t) for t in policy.thresholds],
+        "rules": [
+            [_rule(rule, range_) for rule, range_ in zip(rules, policy.task_ranges, strict=True)]
+            for rules in policy.rules
+        ],
+    }
+
+
+def _rule(rule: StoppingRule, range_: TaskRange) -> dict[str, Any]:
+    if not isinstance(rule, WindowRule | IntervalRule):
+        raise InputError(f"a rule {type(rule).__name__} is not known to the specification")
+    goal = rule.goal
+    found = {
+        "side": goal.side,
+        "max_width": goal.max_width,
+        "level": goal.level,
+        **_score(rule),
+    }
+    if isinstance(rule, IntervalRule):
+        return {"report": "interval", **found}
+    if rule.narrowing is not None:
+        raise InputError(
+            "reports narrower than their window (budget below 1) have no specification yet; plan "
+            "with budget=1"
+        )
+    place = _range(window_place(rule.score, range_))
+    return {"report": "window", "weight": rule.weight, "place": place, **found}
+
+
+def _score(rule: WindowRule | IntervalRule) -> dict[str, Any]:
+    score = rule.score
+    side = getattr(score, "side", None)
+    if side is not None and side != rule.goal.side:
+        raise InputError(f"the score is for {side} and the goal for {rule.goal.side}; plan again")
+    mean = {"kind": "mean"}
+    match score:
+        case AR():
+            return {"center": mean, "scale": {"kind": "one"}}
+        case LWR():
+            return {"center": mean, "scale": {"kind": "deviation", "less": 0}}
+        case CQR():
+            tail = float(exact_alpha(score.alpha)) / (2 if score.side == "two" else 1)
+            return {"center": {"kind": "quantiles", "levels": [tail, 1 - tail]},
+                    "scale": {"kind": "one"}}  # fmt: skip
+        case MLWR():
+            return {"center": mean, "scale": _moderated(score)}
+    raise InputError(
+        f"the score {score_name(score)!r} is not known to the specification; use ar, lwr, cqr or "
+        "mlwr"
+    )
+
+
+def _moderated(score: MLWR) -> dict[str, Any]:
+    prior, link = score.prior, score.link
+    if prior is None:
+        # One sample has no spread, and then the width is the same for all.
+        return {"kind": "deviation", "less": 1}
+    _, slope, curve = prior.coefficients
+    if curve:
+        raise InputError("a curved prior of spreads is not known to the specification; plan again")
+    return {
+        "kind": "moderated",
+        "degrees": prior.degrees,
+        "trend": float(prior.trend_at_zero),
+        "slope": slope,
+        "covariates": list(prior.covariate_range),
+        "soft": None if link.is_identity else [link.low, link.high],
+        "added": score.floor * prior.typical,
+    }
+
+
+def _range(range_: TaskRange) -> list[float | str] | None:
+    return None if range_ is None else [number_to_json(end) for end in range_]
+
+
+def export_test_vectors(policy: Policy, *, cases: int, seed: int) -> dict[str, Any]:
+    """Return outputs of made-up cases and what the policy decides about them.
+
+    Each is ``round``, ``outputs`` (round, sample, task), ``stop`` and the ends ``lower`` and
+    ``upper`` of each task. Those with ``refused`` have to be refused. No case lies so near to a
+    threshold that rounding could decide.
+
+    Arguments:
+        policy: The policy.
+        cases: How many cases to decide about in each round.
+        seed: Decides the cases.
+    """
+    rng = np.random.default_rng(seed)
+    vectors: list[dict[str, Any]] = []
+    for k in range(len(policy.accelerations)):
+        made = (_outputs(policy, k, rng) for _ in range(100 * cases))
+        clear = (x for x in made if not _is_close(policy, k, x))
+        vectors += [_vector(policy, k, x) for _, x in zip(range(cases), clear, strict=False)]
+    return {
+        "schema": VECTORS,
+        "seed": seed,
+        "specification": export_policy(policy),
+        "vectors": to_json_value([*vectors, *_refused(policy, vectors[0]["outputs"])]),
+    }
+
+
+def _vector(policy: Policy, k: int, x: FloatArray) -> dict[str, Any]:
+    given = x if len(policy.task_names) > 1 else x[..., 0]
+    decision = policy.decide(k, given)
+    ends = (decision.interval.lower, decision.interval.upper)
+    lower, upper = (np.atleast_1d(end).tolist() for end in ends)
+    return {"round": k, "outputs": x.tolist(), "stop": decision.stop, "lower": lower,
+            "upper": upper}  # fmt: skip
+
+
+def _outputs(policy: Policy, k: int, rng: np.random.Generator) -> FloatArray:
+    """Outputs (round, sample, task) of a case: anywhere, certain or not, some of them alike."""
+    tasks = []
+    for t, range_ in enumerate(policy.task_ranges):
+        goal = policy.goal.of(t)
+        low, high = range_ or (-np.inf, np.inf)
+        size = goal.max_width or abs(float(goal.level or 0.0)) or 1.0
+        if np.isfinite([low, high]).all():
+            middle = rng.choice([low, high, rng.uniform(low, high)], p=[0.1, 0.1, 0.8])
+        else:
+            middle = (goal.level or 0.0) + size * rng.standard_normal()
+        spread = size * 10.0 ** rng.uniform(-4, 0.5)
+        drawn = middle + spread * rng.standard_normal((k + 1, policy.samples))
+        drawn[rng.random(k + 1) < 0.1] = middle
+        # Few digits, for those who read; the task's range may end between two of them.
+        digits = 4 - int(np.floor(np.log10(size)))
+        tasks.append(np.clip(np.round(drawn, digits), low, high))
+    return np.stack(tasks, axis=-1)
+
+
+def _is_close(policy: Policy, k: int, x: FloatArray) -> bool:
+    """Whether rounding could decide.
+
+    Widths that are the same for all cases (ar) may tie with the threshold exactly: no sum is in
+    them, and such a case goes on.
+    """
+    threshold = policy.thresholds[k]
+    for t, rule in enumerate(policy.rules[k]):
+        examined = rule.examine(x[:, None, :, t])
+        for end in (float(examined.lowest[0]), float(examined.largest[0])):
+            tie = end == threshold and isinstance(rule.score, AR)
+            finite = np.isfinite([end, threshold]).all()
+            if finite and not tie and abs(end - threshold) <= 1e-9 * (1 + abs(threshold)):
+                return True
+    return False
+
+
+def _refused(policy: Policy, outputs: Any) -> Iterator[dict[str, Any]]:
+    """Outputs that nothing may be decided about."""
+    x = np.asarray(outputs)
+    rounds = len(policy.accelerations)
+    for wrong in (x[:, 1:], np.concatenate([x, x]), np.concatenate([x, x], axis=2)):
+        yield {"round": 0, "outputs": wrong.tolist(), "refused": True}
+    for k in (-1, rounds):
+        yield {"round": k, "outputs": x.tolist(), "refused": True}
+    for value in ("nan", "inf"):
+        spoilt = x.tolist()
+        spoilt[0][0][0] = value
+        yield {"round": 0, "outputs": spoilt, "refused": True}
+    range_ = policy.task_ranges[0]
+    if range_ is not None:
+        beyond = x.copy()
+        beyond[0, 0, 0] = range_[0] - 1.0
+        yield {"round": 0, "outputs": beyond.tolist(), "refused": True}

@@ -1,0 +1,547 @@
+"""Training cases: random masks, augmentation, simulated scans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from taskuq._seeds import batch_seed, mix_seeds, per_case_random
+from taskuq.data._dataset import Case, Dataset, load_all_images, precision_of
+from taskuq.data._readers import Data, open_data, paper_data
+from taskuq.errors import InputError
+from taskuq.measure._coils import random_phases, random_sensitivities, rss
+from taskuq.measure._fourier import broadcast_mask, central_lines, complex_noise, fft2c
+from taskuq.measure._mri import MaskConfig
+from taskuq.training._config import Batch, TrainingConfig
+from taskuq.training._determinism import DeviceDataset
+from taskuq.training._fit import TrainerOptions
+
+RULES = ("inverse-distance", "uniform", "equidistant")
+# Beyond every key that Gumbel noise of a float gives, and before the centre.
+_AHEAD = 1e6
+
+
+@dataclass(frozen=True)
+class _RandomMasks:
+    r"""Masks with a fully measured centre and other lines by one of three rules, nested if asked.
+
+    The number of lines is log-uniform between :math:`N / R_{\max}` and :math:`N / R_{\min}`, and a
+    random share of the fewest is the centre. Lines outside the centre are drawn with weights
+    :math:`1 / |\ell - N/2|`, with equal weights, or stand at equal distances behind a random
+    offset; each case draws one of the rules. Later rounds keep the lines of earlier ones.
+
+    All cases are drawn at once, on the generator's device, without waiting for it.
+
+    Arguments:
+        accelerations: The smallest and the largest :math:`R`.
+        centre: The smallest and the largest share of a case's first lines that are the centre.
+        rules: ``"inverse-distance"``, ``"uniform"``, ``"equidistant"``, or some of them.
+
+    Example:
+        >>> draw = _RandomMasks(accelerations=(2, 8))
+        >>> masks = draw(3, 64, torch.Generator().manual_seed(0), rounds=4)
+        >>> masks.shape, bool((masks[:, 1:] >= masks[:, :-1]).all())
+        (torch.Size([3, 4, 64]), True)
+    """
+
+    accelerations: tuple[float, float] = (2.0, 16.0)
+    centre: tuple[float, float] = (0.2, 0.7)
+    rules: tuple[str, ...] = RULES
+
+    def __post_init__(self) -> None:
+        (low, high), (narrow, wide) = self.accelerations, self.centre
+        if not 1 <= low <= high or not 0 <= narrow <= wide <= 1:
+            raise InputError(
+                f"accelerations are {self.accelerations} and centre {self.centre}; give the "
+                "smallest and the largest acceleration, at least 1, and shares between 0 and 1"
+            )
+        if not self.rules or set(self.rules) - set(RULES):
+            raise InputError(f"rules are {list(self.rules)}; choose from {', '.join(RULES)}")
+
+    def __call__(
+        self, cases: int, width: int, generator: torch.Generator, *, rounds: int = 1
+    ) -> Tensor:
+        """Return masks, booleans (case, round, width); True is measured, the centre always is.
+
+        Arguments:
+            cases: How many cases.
+            width: The number of k-space columns.
+            generator: Where everything comes from.
+            rounds: Nested masks for each case, fewest lines first.
+        """
+
+        def uniform(*shape: int) -> Tensor:
+            return per_case_random(torch.rand, shape, generator, device=generator.device)
+
+        low, high = (math.log(R) for R in self.accelerations)
+        lines = torch.round(width * torch.exp(-(low + (high - low) * uniform(cases, rounds))))
+        lines = lines.long().clamp(1, width).sort(dim=1).values
+        narrow, wide = self.centre
+        share = narrow + (wide - narrow) * uniform(cases)
+        centre = torch.round(share * lines[:, 0]).long().clamp_min(1)
+        column = torch.arange(width, device=generator.device)
+        # The lines of masks.center_lines.
+        start = width // 2 - centre[:, None] // 2
+        is_centre = (column >= start) & (column < start + centre[:, None])
+        # The largest of log-weights with Gumbel noise are a draw without replacement.
+        noise = -torch.log(-torch.log(uniform(cases, width)))
+        distance = (column - width // 2).abs().clamp_min(1)
+        spaced = _equidistant(is_centre, lines[:, :1] - centre[:, None], uniform(cases))
+        by_rule = (noise - distance.log(), noise, torch.where(spaced, _AHEAD, noise))
+        keys = torch.stack([by_rule[RULES.index(rule)] for rule in self.rules], dim=1)
+        which = (len(self.rules) * uniform(cases)).long().clamp_max(len(self.rules) - 1)
+        keys = keys.take_along_dim(which[:, None, None], dim=1)[:, 0]
+        keys = torch.where(is_centre, math.inf, keys)
+        rank = keys.argsort(dim=1, descending=True).argsort(dim=1)
+        return rank[:, None] < lines[:, :, None]
+
+
+def _equidistant(is_centre: Tensor, lines: Tensor, offset: Tensor) -> Tensor:
+    """So many of the lines outside the centre (case, width), at equal distances behind an offset.
+
+    Line i of m is taken where floor((i k + o) / m) steps up: k times, whatever the offset o < m.
+    """
+    left = (~is_centre).sum(1, keepdim=True)
+    shifted = torch.minimum((offset[:, None] * left).long(), left - 1).clamp_min(0)
+    index = (~is_centre).cumsum(1)
+    after = torch.div(index * lines + shifted, left.clamp_min(1), rounding_mode="floor")
+    before = torch.div((index - 1) * lines + shifted, left.clamp_min(1), rounding_mode="floor")
+    return ~is_centre & (after > before)
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedDataset:
+    """A data set seen through masks, addressed by (epoch, index).
+
+    Arguments:
+        source: Complex coil images (coil, height, width), or magnitude images, which count as one
+            coil.
+        masks: Booleans (round, width).
+        seed: Draws one of the masks for each case and epoch, each with the same probability. None
+            gives case i the mask i modulo the number of rounds, as validation needs.
+        ranges: The data range of each group; the maximum of the case itself by default.
+
+    Example:
+        >>> from taskuq.data._arrays import ArrayDataset
+        >>> data = ArrayDataset(np.ones((2, 8, 8)), label=[0, 1], group="each")
+        >>> masks = np.array([[0, 0, 0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 1, 0, 1, 0]], dtype=bool)
+        >>> cases = MaskedDataset(data, masks, seed=0)
+        >>> case = cases[5, 1]  # epoch 5, case 1
+        >>> case["image"].shape, case["mask"].shape
+        (torch.Size([1, 8, 8]), torch.Size([8]))
+    """
+
+    source: Dataset
+    masks: NDArray[np.bool_]
+    seed: int | None
+    ranges: Mapping[str, float] = field(default_factory=dict)
+    # What one look at a case tells stays true: looking again in every epoch would cost more than a
+    # training step, and on a GPU each look waits for it.
+    _looked_at: dict[int, float] = field(init=False, repr=False, default_factory=dict)
+
+    @property
+    def precision(self) -> str | None:
+        """How exact the images are, where their source says."""
+        return precision_of(self.source)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, place: tuple[int, int]) -> dict[str, Tensor]:
+        epoch, index = place
+        item = self.source[index]
+        which = self.round(epoch, index)
+        return {
+            "image": as_coil_images(item.image),
+            "mask": self._rounds[0][which],
+            "low_frequencies": self._rounds[1][which],
+            "data_range": torch.tensor(self._range(index, item), dtype=torch.float32),
+        }
+
+    def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
+        """All cases and masks on a device."""
+        images = load_all_images(self.source, as_coil_images, device, most)
+        if images is None:
+            return None
+        ranges = [self._range(index, self.source[index]) for index in range(len(self))]
+        masks, lines = (values.to(device) for values in self._rounds)
+        return DeviceDataset(
+            by_case={"image": images, "data_range": torch.tensor(ranges, device=device)},
+            by_draw={"mask": masks, "low_frequencies": lines},
+            drawn=self.round,
+        )
+
+    def _range(self, index: int, item: Case) -> float:
+        if index not in self._looked_at:
+            self._looked_at[index] = self._largest(as_coil_images(item.image), item.case)
+        return self.ranges.get(item.group) or self._looked_at[index]
+
+    def _largest(self, image: Tensor, case: str) -> float:
+        """The largest magnitude of an image that is fit for training."""
+        if image.shape[-1] != self.masks.shape[1]:
+            raise InputError(
+                f"case {case} has {image.shape[-1]} columns, the masks have "
+                f"{self.masks.shape[1]}; use images of one size"
+            )
+        if not bool(torch.isfinite(torch.view_as_real(image)).all()):
+            raise InputError(f"case {case} holds NaN or infinite values; leave it out")
+        return float(rss(image).max())
+
+    @cached_property
+    def _rounds(self) -> tuple[Tensor, Tensor]:
+        """Mask and low-frequency lines of each round."""
+        masks = torch.as_tensor(self.masks)
+        return masks, central_lines(masks)
+
+    def round(self, epoch: int, index: int) -> int:
+        """Which mask a case has in an epoch."""
+        if self.seed is None:
+            return index % len(self.masks)
+        return int(np.random.default_rng([self.seed, epoch, index]).integers(len(self.masks)))
+
+
+def as_coil_images(image: Tensor) -> Tensor:
+    """Return complex64 coil images (coil, height, width) of anything a data set gives.
+
+    Arguments:
+        image: Complex coil images, or one magnitude image (height, width).
+
+    Example:
+        >>> as_coil_images(torch.ones(4, 4)).shape
+        torch.Size([1, 4, 4])
+    """
+    if image.ndim == 2:
+        image = image[None]
+    return image.to(torch.complex64)
+
+
+def _volume_maxima(source: Dataset) -> dict[str, float]:
+    """Return the largest magnitude of each group: the data range of its volume.
+
+    Arguments:
+        source: The data set; every case is read once.
+
+    Example:
+        >>> from taskuq.data._arrays import ArrayDataset
+        >>> images = np.stack([np.full((4, 4), 1.0), np.full((4, 4), 3.0)])
+        >>> data = ArrayDataset(images, label=[0, 0], group=["a", "a"], normalise=False)
+        >>> _volume_maxima(data)
+        {'a': 3.0}
+    """
+    ranges: dict[str, float] = {}
+    for index in range(len(source)):
+        item = source[index]
+        largest = float(rss(as_coil_images(item.image)).max())
+        ranges[item.group] = max(largest, ranges.get(item.group, 0.0))
+    return ranges
+
+
+@dataclass(frozen=True)
+class RecoveryTraining:
+    """What the TOML file of a recovery network's training says, whatever the network.
+
+    Arguments:
+        network: The size of the network.
+        training: Optimiser, epochs, batch.
+        data: Where cases come from.
+        measure: The masks, one of which is drawn for each case and epoch.
+    """
+
+    network: Any = None
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    data: Data = field(default_factory=paper_data)
+    measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
+
+    def measured(
+        self,
+        machine: TrainerOptions,
+        data: tuple[Dataset, Dataset] | None,
+        *,
+        by_volume: bool = False,
+    ) -> tuple[MaskedDataset, MaskedDataset]:
+        """The cases to train on and to validate by, each with its masks.
+
+        Arguments:
+            machine: On what to train.
+            data: Training and validation data; by default those that the settings name.
+            by_volume: Whether the data range is that of a volume, for which each case is read once.
+        """
+        training, validation = data or open_data(self.data)
+        masks = self.measure.masks(as_coil_images(training[0].image).shape[-1])
+        ranges = [_volume_maxima(part) if by_volume else {} for part in (training, validation)]
+        return (
+            MaskedDataset(training, masks, self.training.seed, ranges[0]),
+            MaskedDataset(validation, masks, None, ranges[1]),
+        )
+
+
+@dataclass(frozen=True)
+class CoilAugmentation:
+    """How far coil images are moved in training, each case and epoch anew.
+
+    Coils move with the head, and the phase of the whole image is turned.
+
+    Arguments:
+        rotation: Degrees, up to which images are turned either way.
+        shift: Share of the sides, up to which images are shifted.
+        stretch: Share, up to which each side is made longer or shorter.
+        flip: How often left and right are exchanged.
+
+    Example:
+        >>> x = torch.randn(2, 4, 16, 16, dtype=torch.complex64)
+        >>> moved = CoilAugmentation(stretch=0.0)(x, torch.Generator().manual_seed(0))
+        >>> torch.allclose(moved.norm(), x.norm(), rtol=0.2)
+        True
+    """
+
+    rotation: float = 10.0
+    shift: float = 0.1
+    stretch: float = 0.1
+    flip: float = 0.5
+
+    def __post_init__(self) -> None:
+        values = (self.rotation, self.shift, self.stretch, self.flip)
+        if min(values) < 0 or self.rotation > 45 or max(values[1:]) > 0.5:
+            raise InputError(
+                f"rotation is {self.rotation}, shift {self.shift}, stretch {self.stretch} and flip "
+                f"{self.flip}; give at most 45 degrees and shares between 0 and 0.5"
+            )
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Return moved coil images, complex (case, coil, height, width).
+
+        Arguments:
+            images: Coil images of cases.
+            generator: Where the moves come from.
+        """
+        cases, device = len(images), images.device
+
+        def within(limit: float, *count: int) -> Tensor:
+            drawn = per_case_random(
+                torch.rand, (*count, cases), generator, axis=len(count), device=device
+            )
+            return limit * (2 * drawn - 1)
+
+        is_flipped = per_case_random(torch.rand, (cases,), generator, device=device) < self.flip
+        images = torch.where(is_flipped.view(-1, 1, 1, 1), images.flip(-1), images)
+        for axis, by, scale in zip(
+            (-2, -1), within(self.shift, 2), 1 + within(self.stretch, 2), strict=True
+        ):
+            images = _resampled(images, axis, scale, by * images.shape[axis])
+        angle = within(math.radians(self.rotation))
+        across, along = -torch.tan(angle / 2), torch.sin(angle)
+        for axis, slope in ((-1, across), (-2, along), (-1, across)):
+            images = _shear(images, slope, axis)
+        phase = within(math.pi)
+        return images * torch.polar(torch.ones_like(phase), phase).view(-1, 1, 1, 1)
+
+
+def _shear(images: Tensor, slope: Tensor, axis: int) -> Tensor:
+    """Shift each row (or column) by its distance from the centre times a slope, round and round.
+
+    Arguments:
+        images: Complex (case, coil, height, width).
+        slope: Pixels for each row's distance, (case,).
+        axis: Along which is shifted: -1 shifts rows, -2 columns.
+
+    Example:
+        >>> x = torch.randn(1, 1, 8, 8, dtype=torch.complex64)
+        >>> back = _shear(_shear(x, torch.tensor([0.3]), -1), torch.tensor([-0.3]), -1)
+        >>> torch.allclose(back, x, atol=1e-5)
+        True
+    """
+    size, other = images.shape[axis], images.shape[-3 - axis]
+    distance = torch.arange(other, device=images.device) - (other - 1) / 2
+    frequency = torch.fft.fftfreq(size, device=images.device)
+    angle = -2 * math.pi * slope.view(-1, 1, 1) * distance[:, None] * frequency
+    turn = torch.polar(torch.ones_like(angle), angle)[:, None]
+    turn = turn if axis == -1 else turn.mT
+    moved: Tensor = torch.fft.ifft(torch.fft.fft(images, dim=axis) * turn, dim=axis)
+    return moved
+
+
+def _resampled(images: Tensor, axis: int, scale: Tensor, shift: Tensor) -> Tensor:
+    """Stretch along an axis and shift, by the trigonometric polynomial through the pixels."""
+    size = images.shape[axis]
+    pixel = torch.arange(size, device=images.device)
+    centre = (size - 1) / 2
+    place = (pixel - centre - shift[:, None]) / scale[:, None] + centre
+    # Frequencies that do not fit into a shorter image are left out.
+    frequency = torch.fft.fftfreq(size, device=images.device) * size
+    fits = frequency.abs() <= size / 2 * scale.clamp_max(1)[:, None]
+    angle = 2 * math.pi * place[:, :, None] * frequency / size
+    waves = torch.polar(torch.ones_like(angle), angle) * fits[:, None]
+    inside = (place > -0.5) & (place < size - 0.5)
+    waves = (waves * inside[:, :, None] / size)[:, None]
+    spectrum: Tensor = torch.fft.fft(images, dim=axis)
+    moved: Tensor = spectrum @ waves.mT if axis == -1 else waves @ spectrum
+    return moved
+
+
+@dataclass(frozen=True)
+class ScanRandomisation:
+    r"""How scans differ from case to case in training.
+
+    Arguments:
+        rounds: The share of cases that are seen through a mask of the table ``[measure]``; the
+            others get one of their own.
+        masks: What masks of their own are like.
+        coils: Numbers of coils, one of which is drawn for each batch; the images must then be
+            magnitudes (``coils = 0`` in ``[data]``). None leaves the coils of the data.
+        noisy: The share of cases whose k-space gets noise; the truth has none.
+        snr: The smallest and the largest signal-to-noise ratio of those, in decibels:
+            :math:`20 \log_{10}` of the root mean square of the image over the standard deviation of
+            the real and of the imaginary part of the noise of each coil.
+        contrast: How far a random monotone map of the magnitudes may go: 0 leaves them, 1 may make
+            a tenth of the range flat.
+
+    Example:
+        >>> images = torch.rand(3, 1, 32, 48) + 0j
+        >>> batch = {"image": images, "mask": torch.ones(3, 48, dtype=torch.bool)}
+        >>> seen = ScanRandomisation(coils=(5,), contrast=0.0)(batch, torch.Generator().manual_seed(0))
+        >>> seen["image"].shape, torch.allclose(rss(seen["image"]), images[:, 0].abs(), atol=1e-5)
+        (torch.Size([3, 5, 32, 48]), True)
+        >>> lost = ~seen["mask"][:, None, None].expand(seen["kspace"].shape)
+        >>> float(seen["kspace"][lost].abs().sum())  # nothing but what was measured
+        0.0
+    """
+
+    rounds: float = 0.25
+    masks: _RandomMasks = field(default_factory=_RandomMasks)
+    coils: tuple[int, ...] = ()
+    noisy: float = 0.5
+    snr: tuple[float, float] = (20.0, 60.0)
+    contrast: float = 0.5
+
+    def __post_init__(self) -> None:
+        shares = (self.rounds, self.noisy, self.contrast)
+        if min(shares) < 0 or max(shares) > 1:
+            raise InputError(
+                f"rounds is {self.rounds}, noisy {self.noisy} and contrast {self.contrast}; give "
+                "shares between 0 and 1"
+            )
+        if min(self.coils, default=1) < 1 or self.snr[0] > self.snr[1]:
+            raise InputError(
+                f"coils are {list(self.coils)} and snr {list(self.snr)}; give numbers of at least "
+                "1 coil, and the smallest ratio before the largest"
+            )
+
+    def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return the batch with true coil images, ``kspace``, mask and its central lines.
+
+        Arguments:
+            batch: ``image``, complex (case, coil, height, width), and ``mask``, (case, width), of
+                a round.
+            generator: Of this step, on the device of the batch.
+        """
+        images, mask = batch["image"], batch["mask"]
+        if self.contrast:
+            images = _random_contrast(images, self.contrast, generator)
+        if self.coils:
+            images = self._seen_by_coils(images, generator)
+        cases, width = mask.shape
+        own = self.masks(cases, width, generator)[:, 0]
+        is_round = _uniform(generator, cases) < self.rounds
+        mask = torch.where(is_round[:, None], mask, own)
+        noise = self._deviation(images, generator).view(-1, 1, 1, 1)
+        kspace = fft2c(images) + noise * complex_noise(images, generator)
+        return {
+            **batch,
+            "image": images,
+            "mask": mask,
+            "low_frequencies": central_lines(mask),
+            "kspace": _kept(kspace, mask),
+        }
+
+    def _seen_by_coils(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        cases, count, height, width = images.shape
+        if count != 1:
+            raise InputError(
+                f"scans.coils simulates coils, and the images have {count} already; set coils = 0 "
+                "in the table data"
+            )
+        # The seed is known here: reading a number drawn on a GPU would wait for it.
+        coils = self.coils[mix_seeds(batch_seed(generator), len(self.coils)) % len(self.coils)]
+        maps = random_sensitivities(cases, coils, height, width, generator)
+        return images * random_phases(cases, height, width, generator)[:, None] * maps
+
+    def _deviation(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """The standard deviation of each case's noise, (case,)."""
+        signal = images.abs().square().sum(1).mean((1, 2)).sqrt()
+        low, high = self.snr
+        decibels = low + (high - low) * _uniform(generator, len(images))
+        is_noisy = _uniform(generator, len(images)) < self.noisy
+        return torch.where(is_noisy, signal * 10 ** (-decibels / 20), 0)
+
+
+def simulate_scan(
+    batch: Batch,
+    generator: torch.Generator,
+    *,
+    views: CoilAugmentation | None = None,
+    scans: ScanRandomisation | None = None,
+) -> Batch:
+    """Return a batch with its measured ``kspace``, moved and scanned as the settings say.
+
+    Arguments:
+        batch: ``image`` and ``mask``.
+        generator: Of this step.
+        views: How images are moved first.
+        scans: How they are scanned; by default through the batch's own masks, without noise.
+
+    Example:
+        >>> batch = {"image": torch.ones(1, 2, 8, 8) + 0j, "mask": torch.arange(8)[None] == 4}
+        >>> simulate_scan(batch, torch.Generator())["kspace"].abs().sum((0, 1, 2)).tolist()
+        [0.0, 0.0, 0.0, 0.0, 16.0, 0.0, 0.0, 0.0]
+    """
+    if views is not None:
+        batch = {**batch, "image": views(batch["image"], generator)}
+    if scans is not None:
+        return scans(batch, generator)
+    return {**batch, "kspace": _kept(fft2c(batch["image"]), batch["mask"])}
+
+
+def _random_contrast(images: Tensor, strength: float, generator: torch.Generator) -> Tensor:
+    r"""Map the magnitudes of each case by a random increasing function; 0 and the largest stay.
+
+    .. math:: m \mapsto L \sum_{k=1}^{10} d_k\, \min(\max(10\, m / L - k + 1, 0), 1), \qquad
+        d_k \ge 0, \quad \textstyle\sum_k d_k = 1
+
+    :math:`L` is the largest magnitude. Coils keep their phase and their share of a pixel.
+
+    Arguments:
+        images: Complex (case, coil, height, width).
+        strength: Between 0, where every :math:`d_k` is 1/10, and 1.
+        generator: Where the functions come from.
+
+    Example:
+        >>> x = torch.linspace(0, 2, 16).reshape(1, 1, 4, 4) + 0j
+        >>> y = _random_contrast(x, 1.0, torch.Generator().manual_seed(0)).real.flatten()
+        >>> bool((y.diff() >= 0).all()), round(float(y[-1]), 5)
+        (True, 2.0)
+    """
+    cases, steps = len(images), 10
+    rise = 1 - strength + strength * 2 * _uniform(generator, cases, steps)
+    rise = rise / rise.sum(1, keepdim=True).clamp_min(1e-6)
+    magnitude = rss(images)[:, None]
+    tiny = torch.finfo(magnitude.dtype).tiny
+    largest = magnitude.amax((-2, -1), keepdim=True).clamp_min(tiny)
+    place = steps * magnitude / largest
+    mapped = sum(rise[:, k].view(-1, 1, 1, 1) * (place - k).clamp(0, 1) for k in range(steps))
+    return images * (mapped * largest / magnitude.clamp_min(tiny))
+
+
+def _kept(kspace: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(broadcast_mask(mask, kspace), kspace, 0)
+
+
+def _uniform(generator: torch.Generator, *shape: int) -> Tensor:
+    return per_case_random(torch.rand, shape, generator, device=generator.device)

@@ -1,0 +1,353 @@
+"""U-Net and variational network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from taskuq.errors import InputError
+from taskuq.measure._coils import rss, to_channels, to_complex
+from taskuq.measure._fourier import broadcast_mask, fft2c, ifft2c, sensitivity_window
+
+SLOPE = 0.2
+EPS = 1e-5
+
+
+class _ConvBlock(nn.Module):
+    """Layers in a row, under the name that the public fastMRI networks give them.
+
+    Arguments:
+        layers: The layers.
+    """
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layers."""
+        y: Tensor = self.layers(x)
+        return y
+
+
+def _conv_block(inputs: int, outputs: int) -> _ConvBlock:
+    """Two 3×3 convolutions, each followed by instance normalisation and a leaky ReLU."""
+    first = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+    # The positions 0 and 4 give the parameter names of the public fastMRI weights.
+    return _ConvBlock(*_normed(first), nn.Identity(), *_normed(second))
+
+
+class _InstanceNorm(nn.Module):
+    """Channels of each image with mean 0 and variance 1 over its pixels.
+
+    Example:
+        >>> _InstanceNorm()(torch.tensor([[[[1.0, 3.0]]]])).round().tolist()
+        [[[[-1.0, 1.0]]]]
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise (image, channel, height, width)."""
+        if not torch.compiler.is_compiling():
+            return F.instance_norm(x)
+        # torch's own goes through another shape, for which images are copied from channels last
+        # and back again.
+        wide = x if x.dtype == torch.float64 else x.float()
+        var, mean = torch.var_mean(wide, dim=(2, 3), keepdim=True, correction=0)
+        return ((wide - mean) * torch.rsqrt(var + EPS)).to(x.dtype)
+
+
+def _normed(convolution: nn.Module) -> tuple[nn.Module, ...]:
+    return convolution, _InstanceNorm(), nn.LeakyReLU(SLOPE)
+
+
+class UNet(nn.Module):
+    r"""A U-Net with average pooling, instance normalisation and transposed convolutions.
+
+    Width doubles at each of the ``pools`` halvings. Parameter names are those of the public
+    fastMRI networks, so that their weights load.
+
+    References:
+        Ronneberger et al., U-Net, MICCAI 2015.
+        Zbontar et al., fastMRI, arXiv:1811.08839.
+
+    Arguments:
+        inputs: Channels in.
+        outputs: Channels out.
+        width: Channels of the first level.
+        pools: How many times the image is halved.
+
+    Example:
+        >>> unet = UNet(inputs=2, outputs=2, width=4, pools=2)
+        >>> unet(torch.zeros(1, 2, 16, 18)).shape
+        torch.Size([1, 2, 16, 18])
+        >>> unet.features(torch.zeros(1, 2, 16, 18)).shape  # before the last 1×1 convolution
+        torch.Size([1, 4, 16, 18])
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, width: int, pools: int) -> None:
+        super().__init__()
+        widths = [width * 2**level for level in range(pools + 1)]
+        self.pools = pools
+        self.down_sample_layers = nn.ModuleList(
+            _conv_block(inputs if level == 0 else widths[level - 1], widths[level])
+            for level in range(pools)
+        )
+        self.conv = _conv_block(widths[-2], widths[-1])
+        self.up_transpose_conv = nn.ModuleList(
+            _ConvBlock(*_normed(nn.ConvTranspose2d(2 * n, n, 2, stride=2, bias=False)))
+            for n in reversed(widths[:-1])
+        )
+        blocks = [_conv_block(2 * n, n) for n in reversed(widths[:-1])]
+        self.up_conv = nn.ModuleList(
+            [*blocks[:-1], nn.Sequential(blocks[-1], nn.Conv2d(width, outputs, 1))]
+        )
+
+    def features(self, x: Tensor) -> Tensor:
+        """The output of the last decoder block, (batch, width, height, width of the image)."""
+        if min(x.shape[-2:]) < 2 ** (self.pools + 1):
+            raise InputError(
+                f"images of {x.shape[-2]}×{x.shape[-1]} are too small for {self.pools} halvings; "
+                f"give at least {2 ** (self.pools + 1)} pixels a side, or fewer pools"
+            )
+        skips = []
+        for down in self.down_sample_layers:
+            x = down(x)
+            skips.append(x)
+            x = F.avg_pool2d(x, 2)
+        x = self.conv(x)
+        for i, (up, block) in enumerate(zip(self.up_transpose_conv, self.up_conv, strict=True)):
+            skip = skips.pop()
+            x = self._match(up(x), skip)
+            x = (block if i < self.pools - 1 else self._last[0])(torch.cat([x, skip], dim=1))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, inputs, height, width) to (batch, outputs, height, width)."""
+        y: Tensor = self.output(self.features(x))
+        return y
+
+    @property
+    def output(self) -> nn.Module:
+        """The last 1×1 convolution."""
+        return self._last[1]
+
+    @property
+    def _last(self) -> nn.Sequential:
+        last = self.up_conv[-1]
+        assert isinstance(last, nn.Sequential)
+        return last
+
+    @staticmethod
+    def _match(x: Tensor, skip: Tensor) -> Tensor:
+        # Pooling drops the last row or column of an odd size; reflection gives it back.
+        rows, columns = skip.shape[-2] - x.shape[-2], skip.shape[-1] - x.shape[-1]
+        return F.pad(x, (0, columns, 0, rows), mode="reflect") if rows or columns else x
+
+
+@dataclass(frozen=True)
+class VarNetConfig:
+    """The size of a variational network; the defaults are the paper's.
+
+    Arguments:
+        cascades: How many refinements follow each other.
+        width: Channels of the first level of each refinement U-Net.
+        pools: How many times a refinement U-Net halves the image.
+        sensitivity_width: Channels of the first level of the sensitivity U-Net.
+        sensitivity_pools: How many times the sensitivity U-Net halves the image.
+
+    Example:
+        >>> VarNetConfig().cascades
+        12
+    """
+
+    cascades: int = 12
+    width: int = 18
+    pools: int = 4
+    sensitivity_width: int = 8
+    sensitivity_pools: int = 4
+
+
+def pad_amount(size: int, pools: int) -> int:
+    """Return how many pixels a side lacks to a multiple of 16 that can be halved so often.
+
+    Arguments:
+        size: The length of the side.
+        pools: How many times the image is halved; more than one pixel must be left.
+
+    Example:
+        >>> pad_amount(20, pools=4), pad_amount(16, pools=4)
+        (12, 16)
+    """
+    return max(-size % 16, (2 << pools) - size)
+
+
+class NormUnet(nn.Module):
+    """A U-Net on one complex image, blind to the image's scale and offset.
+
+    Real and imaginary part are normalised to mean 0 and standard deviation 1 over the pixels, the
+    image is padded with zeros to a multiple of 16 that the U-Net can take, and both are undone
+    afterwards.
+
+    Arguments:
+        width: Channels of the first level.
+        pools: How many times the image is halved.
+
+    Example:
+        >>> NormUnet(4, 2)(torch.randn(3, 1, 20, 24, dtype=torch.complex64)).shape
+        torch.Size([3, 1, 20, 24])
+    """
+
+    def __init__(self, width: int, pools: int) -> None:
+        super().__init__()
+        self.unet = UNet(2, 2, width=width, pools=pools)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Refine complex images (case, 1, height, width)."""
+        x = to_channels(images)
+        # A constant image (an empty coil) has no spread; the smallest float keeps it finite.
+        std, mean = torch.std_mean(x, dim=(-2, -1), keepdim=True)
+        std = std.clamp_min(torch.finfo(std.dtype).tiny)
+        height, width = x.shape[-2:]
+        rows, columns = (pad_amount(size, self.unet.pools) for size in (height, width))
+        top, left = rows // 2, columns // 2
+        padded = F.pad((x - mean) / std, (left, columns - left, top, rows - top))
+        y = self.unet(padded)[..., top : top + height, left : left + width]
+        return to_complex(y.to(std.dtype) * std + mean)
+
+
+class _SensitivityModel(nn.Module):
+    """Estimate coil sensitivities from the central lines of k-space.
+
+    Arguments:
+        width: Channels of the first level of the U-Net, which sees each coil separately.
+        pools: How many times the image is halved.
+
+    Example:
+        >>> kspace = torch.randn(1, 4, 16, 16, dtype=torch.complex64)
+        >>> maps = _SensitivityModel(4, 2)(kspace, count=torch.tensor([6]))
+        >>> (maps.abs().square().sum(1) - 1).abs().max().item() < 1e-5  # unit sum of squares
+        True
+    """
+
+    def __init__(self, width: int, pools: int) -> None:
+        super().__init__()
+        self.norm_unet = NormUnet(width, pools)
+
+    def forward(self, kspace: Tensor, count: Tensor) -> Tensor:
+        """Return maps (case, coil, height, width) from k-space and ``count`` central lines."""
+        window = sensitivity_window(count, kspace.shape[-1])
+        images = ifft2c(torch.where(broadcast_mask(window, kspace), kspace, 0))
+        maps = self.norm_unet(images.flatten(0, 1)[:, None]).reshape(images.shape)
+        norm = rss(maps)[:, None].clamp_min(torch.finfo(maps.real.dtype).tiny)
+        unit: Tensor = maps / norm
+        return unit
+
+
+class VarNetBlock(nn.Module):
+    r"""One refinement of k-space.
+
+    .. math::
+        k \leftarrow k - \eta M (k - k_0) - F\big(S \cdot U(S^{\mathsf H} F^{\mathsf H} k)\big)
+
+    :math:`k_0` is the measurement, :math:`M` its mask, :math:`S` the sensitivities, :math:`U` a
+    U-Net and :math:`\eta` a learned step.
+
+    Arguments:
+        width: Channels of the first level of the U-Net.
+        pools: How many times the image is halved.
+
+    Example:
+        >>> VarNetBlock(4, 2).dc_weight.item()
+        1.0
+    """
+
+    def __init__(self, width: int, pools: int) -> None:
+        super().__init__()
+        self.model = NormUnet(width, pools)
+        self.dc_weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, kspace: Tensor, measured: Tensor, mask: Tensor, maps: Tensor) -> Tensor:
+        """Refine k-space (case, coil, height, width)."""
+        combined = (ifft2c(kspace) * maps.conj()).sum(1, keepdim=True)
+        refined = fft2c(self.model(combined) * maps)
+        return kspace - self.dc_weight * torch.where(mask, kspace - measured, 0) - refined
+
+
+class VarNet(nn.Module):
+    r"""The end-to-end variational network, a point estimate of the magnitude image.
+
+    Every case of a batch may have its own mask. The number of central lines from which
+    sensitivities are estimated is an argument; :func:`~taskuq.measure._fourier.central_lines` counts those
+    that a mask really has. Where every line is measured nothing is left to recover, and the
+    measured image is returned.
+
+    References:
+        Sriram et al., End-to-End Variational Networks for Accelerated MRI Reconstruction,
+        MICCAI 2020.
+
+    Arguments:
+        config: The size; the default is the paper's, with 29,936,966 parameters.
+
+    Example:
+        >>> net = VarNet(VarNetConfig(cascades=2, width=4, pools=2, sensitivity_pools=2))
+        >>> kspace = torch.randn(2, 4, 16, 16, dtype=torch.complex64)
+        >>> mask = torch.ones(2, 16, dtype=torch.bool)
+        >>> image = net(kspace, mask, low_frequencies=torch.tensor([16, 16]))
+        >>> torch.allclose(image, rss(ifft2c(kspace)))  # everything is measured
+        True
+    """
+
+    def __init__(self, config: VarNetConfig | None = None) -> None:
+        super().__init__()
+        self.config = c = config or VarNetConfig()
+        self.sens_net = _SensitivityModel(c.sensitivity_width, c.sensitivity_pools)
+        self.cascades = nn.ModuleList(VarNetBlock(c.width, c.pools) for _ in range(c.cascades))
+
+    def forward(self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> Tensor:
+        """Recover magnitude images (case, height, width).
+
+        Arguments:
+            kspace: Measured k-space, complex (case, coil, height, width), 0 where not measured.
+            mask: Booleans (case, width); True is measured.
+            low_frequencies: The number of central lines for each case, integers (case,).
+        """
+        return rss(self.coil_images(kspace, mask, low_frequencies))
+
+    def coil_images(self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> Tensor:
+        """Recover complex coil images (case, coil, height, width); arguments as in forward."""
+        return self.maps_and_images(kspace, mask, low_frequencies)[1]
+
+    def maps_and_images(
+        self, kspace: Tensor, mask: Tensor, low_frequencies: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Sensitivities and recovered coil images, complex (case, coil, height, width) each."""
+        check_kspace(kspace, mask, low_frequencies)
+        columns = broadcast_mask(mask, kspace)
+        maps = self.sens_net(kspace, low_frequencies)
+        refined = kspace
+        for cascade in self.cascades:
+            refined = cascade(refined, kspace, columns, maps)
+        return maps, ifft2c(torch.where(columns.all(-1, keepdim=True), kspace, refined))
+
+
+def check_kspace(kspace: Tensor, mask: Tensor, low_frequencies: Tensor) -> None:
+    """Refuse what is no k-space with a mask and a number of central lines for each case."""
+    if kspace.ndim != 4 or not kspace.is_complex():
+        raise InputError(
+            f"k-space has shape {tuple(kspace.shape)} and type {kspace.dtype}; give a complex "
+            "tensor (case, coil, height, width)"
+        )
+    if mask.shape != (kspace.shape[0], kspace.shape[-1]):
+        raise InputError(
+            f"the masks have shape {tuple(mask.shape)}; give one for each case, "
+            f"{(kspace.shape[0], kspace.shape[-1])}"
+        )
+    if low_frequencies.shape != kspace.shape[:1]:
+        raise InputError(
+            f"low_frequencies has shape {tuple(low_frequencies.shape)}; give one number of "
+            f"central lines for each of the {kspace.shape[0]} cases"
+        )

@@ -1,0 +1,464 @@
+"""Hand-written flow inference (until the fast path)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from taskuq.recover import _triton as compiled
+from taskuq.recover import _triton as kernels
+from taskuq.recover._compiled import (
+    FusedUNet,
+    convolution_of,
+    convolve,
+    fuse_unet,
+    to_rows,
+    weight_of,
+)
+from taskuq.recover.flow._model import (
+    COUPLING_SLOPE,
+    FLOOR,
+    LARGEST,
+    SIZE_SLOPE,
+    STAGE_SLOPE,
+    ConditionalFlow,
+    ConditionStage,
+    CouplingNet,
+    FlowLayer,
+    FlowStep,
+    ResidualScaleNet,
+    log_scale,
+)
+
+
+class _FusedAffine(NamedTuple):
+    """What follows a subnet: the bias of its last convolution, then one affine map of channels.
+
+    The map is rotation and ActNorm undone at once, ``y @ matrix + bias``; ``pair`` is the matrix
+    as a sum of two bfloat16 ones.
+    """
+
+    raw_bias: Tensor
+    matrix: Tensor
+    bias: Tensor
+    pair: Tensor
+
+    @classmethod
+    def of(cls, raw_bias: Tensor, matrix: Tensor, bias: Tensor) -> _FusedAffine:
+        """Split the matrix into its pair."""
+        high = matrix.bfloat16()
+        rest = (matrix - high.to(matrix.dtype)).bfloat16()
+        return cls(raw_bias, matrix.contiguous(), bias, torch.stack([high, rest]).contiguous())
+
+
+class _FusedCouplingNet(NamedTuple):
+    """The three convolutions of a coupling, without the condition's share and the last bias.
+
+    Weights of 1×1 convolutions are matrices (inputs, outputs), others (outputs, inputs, 3, 3).
+    """
+
+    first: Tensor
+    second: Tensor
+    second_bias: Tensor
+    third: Tensor
+
+
+class _FusedAttention(NamedTuple):
+    """An iMAP to be undone: its filter, one over its gates, its offset."""
+
+    filter: Tensor
+    inverse_gate: Tensor
+    offset: Tensor
+
+
+def _leaky(y: Tensor, add: Tensor, slope: float, samples: int = 1) -> Tensor:
+    """Add a bias or a map, then a leaky ReLU, in place where that is possible.
+
+    Arguments:
+        y: (case * sample, pixel, channel).
+        add: A bias (channel,) or a map (case, pixel, channel) shared by the samples of a case.
+        slope: The slope for negative values.
+        samples: How many images of ``y`` follow each other for one case.
+
+    Example:
+        >>> _leaky(torch.zeros(2, 1, 2), torch.tensor([[[1.0, -1.0]]]), 0.1, samples=2).tolist()
+        [[[1.0, -0.1...]], [[1.0, -0.1...]]]
+    """
+    if fused := _kernels(y):
+        result: Tensor = fused.leaky(y, add, slope, samples)
+        return result
+    if add.ndim > 1:
+        add = add.repeat_interleave(samples, dim=0)
+    return F.leaky_relu(y.add_(add.to(y.dtype)), slope, inplace=True)
+
+
+def _fused_step_reference(
+    x: Tensor,
+    raw: Tensor | None,
+    fold: _FusedAffine | None,
+    attend: _FusedAttention | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor | None]:
+    """Finish one step (coupling, rotation, ActNorm) and undo the attention of the next.
+
+    Returns the state and, where an attention is undone, half of its channels for the next subnet.
+
+    Arguments:
+        x: The state, (image, pixel, channel), float32.
+        raw: The subnet's raw scale and shift without its last bias, or None to finish nothing.
+        fold: What follows the subnet; None with ``raw``.
+        attend: The attention to undo, or None.
+        dtype: The precision of the next subnet.
+
+    Example:
+        >>> half = _FusedAttention(torch.zeros(2), torch.tensor([2.0, 2.0]), torch.tensor(50.0))
+        >>> _fused_step_reference(torch.ones(1, 2, 2), None, None, half, torch.float32)[0].round().tolist()
+        [[[1.0, 2.0], [2.0, 1.0]]]
+    """
+    fused = _kernels(x)
+    if fused and fused.supports(x.shape[-1]):
+        kept = x.new_empty((*x.shape[:-1], x.shape[-1] // 2), dtype=dtype)
+        fused.between(x, raw, fold, attend, kept)
+        return x, kept if attend is not None else None
+    if raw is not None:
+        assert fold is not None
+        scale, shift = (raw.to(x.dtype) + fold.raw_bias).chunk(2, dim=-1)
+        first, second = x.chunk(2, dim=-1)
+        second = (second - shift) * torch.exp(-log_scale(scale))
+        x = torch.cat([first, second], dim=-1) @ fold.matrix + fold.bias
+    if attend is None:
+        return x, None
+    channel = torch.arange(x.shape[-1], device=x.device)
+    pixel = torch.arange(x.shape[1], device=x.device)
+    decides = (channel + pixel[:, None]) % 2 == 1
+    opened = x * attend.inverse_gate
+    weighted = torch.where(decides, opened * attend.filter, 0).sum(-1, keepdim=True)
+    x = torch.where(decides, opened, x / (torch.sigmoid(weighted + attend.offset) + FLOOR))
+    return x, x[..., : x.shape[-1] // 2].to(dtype)
+
+
+def _pixelwise(
+    x: Tensor, share: Tensor, subnet: _FusedCouplingNet, slope: float, samples: int
+) -> Tensor:
+    """Run 1×1 convolutions: scale and shift (case * sample, pixel, 2 * channel), no last bias.
+
+    Arguments:
+        x: The first half of the channels, (case * sample, pixel, channel).
+        share: What the condition adds, (case, pixel, hidden).
+        subnet: Its weights, as matrices.
+        slope: The slope of the leaky ReLUs.
+        samples: How many images follow each other for one case.
+
+    Example:
+        >>> eye = torch.eye(2)
+        >>> _pixelwise(torch.ones(1, 3, 2), torch.zeros(1, 3, 2),
+        ...           _FusedCouplingNet(eye, eye, torch.zeros(2), torch.ones(2, 4)), 0.01, 1)[0, 0].tolist()
+        [2.0, 2.0, 2.0, 2.0]
+    """
+    fused = _kernels(x)
+    if fused and fused.supports_pixelwise(x, len(subnet.second)):
+        result: Tensor = fused.pixelwise(x, share, subnet, slope, samples)
+        return result
+    hidden = _leaky(x @ subnet.first, share, slope, samples)
+    return _leaky(hidden @ subnet.second, subnet.second_bias, slope) @ subnet.third
+
+
+def _kernels(x: Tensor) -> Any:
+    return kernels if x.is_cuda and compiled.is_available() else None
+
+
+class _FusedScaleNet(NamedTuple):
+    """The network that says how large residuals are."""
+
+    convolutions: tuple[tuple[Tensor, Tensor], ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map (case, told, height, width) to sizes of real channels, in float32 or float64."""
+        for i, (weight, bias) in enumerate(self.convolutions):
+            if i:
+                x = F.leaky_relu(x, SIZE_SLOPE, inplace=True)
+            x = F.conv2d(x, weight, bias, padding=weight.shape[-1] // 2)
+        exact = x if x.dtype == torch.float64 else x.float()
+        return (LARGEST * torch.tanh(exact / LARGEST)).exp()
+
+
+class _FusedStage(NamedTuple):
+    """One stage of the condition; the batch normalisation is a scale and a shift."""
+
+    down: tuple[Tensor, Tensor]
+    residual: tuple[tuple[Tensor, Tensor], ...]
+    scale: Tensor
+    shift: Tensor
+    mix: tuple[Tensor, Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map (case, inputs, height, width) to half the size."""
+        x = F.conv2d(x, *self.down, stride=2, padding=1)
+        residual = x
+        for i, (weight, bias) in enumerate(self.residual):
+            if i:
+                residual = F.leaky_relu(residual, STAGE_SLOPE, inplace=True)
+            residual = F.conv2d(residual, weight, bias, padding=weight.shape[-1] // 2)
+        x = F.leaky_relu((x + residual) * self.scale + self.shift, STAGE_SLOPE)
+        return F.conv2d(x, *self.mix)
+
+
+def _fold_size(size: ResidualScaleNet, device: torch.device, dtype: torch.dtype) -> _FusedScaleNet:
+    """Take the weights of the network that says how large residuals are."""
+    layers = (size.first, size.second, size.third)
+    return _FusedScaleNet(tuple(convolution_of(layer, device, dtype) for layer in layers))
+
+
+def _fold_stage(stage: ConditionStage, device: torch.device, dtype: torch.dtype) -> _FusedStage:
+    """Take the weights of one condition stage, as it is in evaluation."""
+
+    def conv(module: nn.Module) -> tuple[Tensor, Tensor]:
+        return convolution_of(module, device, dtype)
+
+    norm = stage.norm
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = norm.weight.detach() * torch.rsqrt(norm.running_var + norm.eps)
+    shift = norm.bias.detach() - norm.running_mean * scale
+    return _FusedStage(
+        down=conv(stage.down),
+        residual=tuple(conv(m) for m in stage.residual if isinstance(m, nn.Conv2d)),
+        scale=scale.view(-1, 1, 1).to(device, dtype),
+        shift=shift.view(-1, 1, 1).to(device, dtype),
+        mix=conv(stage.mix),
+    )
+
+
+class _FusedStep(NamedTuple):
+    """One step: a subnet, what follows it, and the attention before it."""
+
+    kernel: int
+    subnet: _FusedCouplingNet
+    fold: _FusedAffine
+    attend: _FusedAttention
+
+
+class _FusedLayer(NamedTuple):
+    """The steps of one layer and its share of the condition, for all steps of a kernel size."""
+
+    steps: tuple[_FusedStep, ...]
+    shares: dict[int, tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class FusedFlow:
+    """A flow that can only draw, on one device and in one precision.
+
+    Convolutions run in ``dtype``; couplings, rotations and attention stay in float32 (float64
+    where ``dtype`` is float64).
+
+    Example:
+        >>> from taskuq.measure._coils import to_complex
+        >>> from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
+        >>> flow = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2,
+        ...                                   condition_channels=4, steps=2)).eval()
+        >>> folded = fold(flow, device="cpu", dtype=torch.float32)
+        >>> y, z = torch.randn(1, 2, 16, 16), [torch.randn(3, c, h, w)
+        ...                                    for c, h, w in flow.latent_shapes(16, 16)]
+        >>> with torch.no_grad():
+        ...     plain = flow.inverse(z, [c.expand(3, -1, -1, -1) for c in flow.condition(y)])
+        ...     quick = folded.inverse([latent.movedim(1, -1) for latent in z], folded.shares(y))
+        >>> torch.allclose(to_complex(plain), quick, atol=1e-5)
+        True
+    """
+
+    unet: FusedUNet
+    stages: tuple[_FusedStage, ...]
+    layers: tuple[_FusedLayer, ...]
+    size: _FusedScaleNet | None
+    direct: bool
+    dtype: torch.dtype
+    device: torch.device
+
+    def shares(self, told: Tensor) -> list[list[Tensor]]:
+        """Return what the condition adds to first convolutions: layers, finest first, of steps.
+
+        Arguments:
+            told: What the flow is told, as real channels, (case, told, height, width).
+        """
+        told = self._moved(told)
+        x = told if self.size is not None else self.unet.features(told)
+        if self.direct:
+            x = torch.cat([x, told], dim=1)
+        shares = []
+        for stage, layer in zip(self.stages, self.layers, strict=True):
+            x = stage(x)
+            by_kernel = {
+                kernel: to_rows(F.conv2d(x, weight, bias, padding=kernel // 2)).chunk(
+                    sum(step.kernel == kernel for step in layer.steps), dim=-1
+                )
+                for kernel, (weight, bias) in layer.shares.items()
+            }
+            parts = {kernel: iter(chunks) for kernel, chunks in by_kernel.items()}
+            shares.append([next(parts[step.kernel]).contiguous() for step in layer.steps])
+        return shares
+
+    def sizes(self, told: Tensor) -> Tensor | None:
+        """How large residuals are, (case, 2 * coil, height, width), where the flow says it."""
+        return None if self.size is None else self.size(self._moved(told))
+
+    def _moved(self, told: Tensor) -> Tensor:
+        return told.to(self.device, self.dtype, memory_format=torch.channels_last)
+
+    def inverse(self, latents: Sequence[Tensor], shares: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Turn latents into complex null-space images (case * sample, coil, height, width).
+
+        Arguments:
+            latents: (case * sample, height, width, channel) for each level, channels last.
+            shares: What :meth:`shares` made of the measurement.
+        """
+        *factored, on = latents
+        height, width = on.shape[1:3]
+        x = on.flatten(1, 2)
+        for layer, z, maps in zip(
+            reversed(self.layers), reversed(factored), reversed(shares), strict=True
+        ):
+            x = torch.cat([x, z.flatten(1, 2)], dim=-1)
+            x = self._layer(x, layer, maps, height, width)
+            if layer is self.layers[0]:
+                break
+            x = _unsqueeze(x, height, width)
+            height, width = 2 * height, 2 * width
+        return _to_images(x, height, width)
+
+    def _layer(
+        self, x: Tensor, layer: _FusedLayer, maps: Sequence[Tensor], height: int, width: int
+    ) -> Tensor:
+        samples = len(x) // len(maps[0])
+        steps = layer.steps
+        x, kept = _fused_step_reference(x, None, None, steps[-1].attend, self.dtype)
+        for k in reversed(range(len(steps))):
+            step = steps[k]
+            assert kept is not None, "every step begins with its attention undone"
+            raw = _raw(kept, step, maps[k], samples, height, width)
+            x, kept = _fused_step_reference(
+                x, raw, step.fold, steps[k - 1].attend if k else None, self.dtype
+            )
+        return x
+
+
+def fold(flow: ConditionalFlow, *, device: torch.device | str, dtype: torch.dtype) -> FusedFlow:
+    """Rearrange a flow to draw the same samples on one device, in one precision.
+
+    Arguments:
+        flow: The flow; it is not changed and can stay on the CPU.
+        device: Where to draw.
+        dtype: The precision of the convolutions: float32, or bfloat16 on a GPU.
+
+    Example:
+        >>> from taskuq.recover.flow._model import FlowConfig
+        >>> small = FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4, steps=2)
+        >>> len(fold(ConditionalFlow(small), device="cpu", dtype=torch.float32).layers)
+        2
+    """
+    device = torch.device(device)
+    with torch.no_grad():
+        return FusedFlow(
+            unet=fuse_unet(flow.unet, device, dtype),
+            stages=tuple(_fold_stage(s, device, dtype) for s in flow.conditioner.stages),  # type: ignore[arg-type]
+            layers=tuple(_fold_layer(layer, device, dtype) for layer in flow.layers),  # type: ignore[arg-type]
+            size=None if flow.size is None else _fold_size(flow.size, device, dtype),
+            direct=flow.config.direct and flow.size is None,
+            dtype=dtype,
+            device=device,
+        )
+
+
+def _fold_layer(layer: FlowLayer, device: torch.device, dtype: torch.dtype) -> _FusedLayer:
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    steps = []
+    for k, step in enumerate(layer.steps):
+        assert isinstance(step, FlowStep)
+        matrix, bias = _undo(step)
+        if k == 0:
+            # The transition follows the first step in this direction: one map does both.
+            after, after_bias = _undo(layer)
+            matrix, bias = matrix @ after, bias @ after + after_bias
+        subnet, attention = step.coupling.subnet, step.attention
+        assert subnet.third.bias is not None
+        steps.append(
+            _FusedStep(
+                kernel=subnet.kernel,
+                subnet=_subnet(subnet, device, dtype, exact),
+                fold=_FusedAffine.of(
+                    subnet.third.bias.to(device, exact),
+                    matrix.to(device, exact),
+                    bias.to(device, exact),
+                ),
+                attend=_FusedAttention(
+                    attention.filter.to(device, exact),
+                    (1 / attention.gates()).to(device, exact),
+                    attention.offset.to(device, exact),
+                ),
+            )
+        )
+    shares = {}
+    for kernel in sorted({step.kernel for step in steps}):
+        nets = [s.coupling.subnet for s in layer.steps if s.coupling.subnet.kernel == kernel]  # type: ignore[union-attr]
+        shares[kernel] = _share(nets, device, dtype)  # type: ignore[arg-type]
+    return _FusedLayer(tuple(steps), shares)
+
+
+def _subnet(
+    subnet: CouplingNet, device: torch.device, dtype: torch.dtype, exact: torch.dtype
+) -> _FusedCouplingNet:
+    assert subnet.second.bias is not None
+    weights = [subnet.first.weight[:, : subnet.inputs], subnet.second.weight, subnet.third.weight]
+    if subnet.kernel == 1:
+        weights = [w.detach()[:, :, 0, 0].T.to(device, dtype).contiguous() for w in weights]
+    else:
+        weights = [weight_of(w, device, dtype) for w in weights]
+    first, second, third = weights
+    return _FusedCouplingNet(first, second, subnet.second.bias.detach().to(device, exact), third)
+
+
+def _raw(
+    kept: Tensor, step: _FusedStep, share: Tensor, samples: int, height: int, width: int
+) -> Tensor:
+    """The raw scale and shift of one step, without the last bias."""
+    subnet = step.subnet
+    if step.kernel == 1:
+        return _pixelwise(kept, share, subnet, COUPLING_SLOPE, samples)
+    hidden = _leaky(convolve(kept, subnet.first, height, width), share, COUPLING_SLOPE, samples)
+    hidden = convolve(hidden, subnet.second, height, width)
+    hidden = _leaky(hidden, subnet.second_bias, COUPLING_SLOPE)
+    return convolve(hidden, subnet.third, height, width)
+
+
+def _undo(part: FlowStep | FlowLayer) -> tuple[Tensor, Tensor]:
+    """Rotation and ActNorm undone, as rows: ``y @ matrix + bias``; computed in float64."""
+    shrink = torch.exp(-part.norm.scale.detach().double())
+    # Row vectors: y R undoes the rotation of column vectors, R x.
+    return part.rotation.exact() * shrink, -part.norm.bias.detach().double() * shrink
+
+
+def _share(
+    nets: Sequence[CouplingNet], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    weight = torch.cat([net.first.weight[:, net.inputs :] for net in nets])
+    bias = torch.cat([net.first.bias for net in nets if net.first.bias is not None])
+    return weight_of(weight, device, dtype), bias.detach().to(device, dtype)
+
+
+def _to_images(x: Tensor, height: int, width: int) -> Tensor:
+    """The last unsqueezing and the complex layout in one copy."""
+    # Channel 4 (2 b + i) + 2 dy + dx: coil b, real or imaginary part i, place (dy, dx) in a block.
+    blocks = x.view(len(x), height, width, -1, 2, 2, 2)
+    image = blocks.permute(0, 3, 1, 5, 2, 6, 4).contiguous()
+    return torch.view_as_complex(image.view(len(x), -1, 2 * height, 2 * width, 2))
+
+
+def _unsqueeze(x: Tensor, height: int, width: int) -> Tensor:
+    """Unfold channels into 2×2 blocks of pixels: (image, pixel, channel) to 4 times the pixels."""
+    blocks = x.view(len(x), height, width, -1, 2, 2)
+    return blocks.permute(0, 1, 4, 2, 5, 3).flatten(1, 4)

@@ -1,0 +1,804 @@
+"""Conditional normalising flow and its layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn import functional as F
+
+from taskuq.errors import InputError
+from taskuq.recover._varnet import UNet
+
+
+class _ActNorm(nn.Module):
+    r"""Scale and shift each channel.
+
+    .. math:: y_c = e^{s_c} x_c + b_c, \qquad \log|\det| = HW \textstyle\sum_c s_c
+
+    :math:`s_c` and :math:`b_c` are learned; :math:`H, W` are the image's sides. The start is taken
+    from data (:meth:`start`), so that the first batch leaves with mean 0 and variance 1.
+
+    References:
+        Kingma and Dhariwal, Glow, NeurIPS 2018.
+
+    Arguments:
+        channels: The number of channels.
+
+    Example:
+        >>> norm, x = _ActNorm(3), 5 + 2 * torch.randn(4, 3, 8, 8)
+        >>> norm.start(x)
+        >>> y, log_det = norm(x)
+        >>> y.mean().abs().item() < 1e-5, torch.allclose(norm.inverse(y), x, atol=1e-5)
+        (True, True)
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    @torch.no_grad()
+    def start(self, x: Tensor) -> None:
+        """Set scale and offset so that ``x`` (of all processes together) is standardised."""
+        moments = torch.stack([x.mean((0, 2, 3)), x.square().mean((0, 2, 3))]).double()
+        if distributed.is_available() and distributed.is_initialized():
+            # Every process holds a batch of the same size; its own moments would start it apart.
+            distributed.all_reduce(moments)
+            moments /= distributed.get_world_size()
+        mean, square = moments
+        std = (square - mean**2).clamp_min(1e-12).sqrt()
+        self.scale.copy_(-std.log())
+        self.bias.copy_(-mean / std)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scaled channels and the log-determinant."""
+        y = torch.addcmul(self.bias.view(1, -1, 1, 1), x, self.scale.exp().view(1, -1, 1, 1))
+        return y, x.shape[-2] * x.shape[-1] * self.scale.sum()
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """Undo :meth:`forward`."""
+        return (y - self.bias.view(1, -1, 1, 1)) * (-self.scale).exp().view(1, -1, 1, 1)
+
+
+class _ChannelRotation(nn.Module):
+    """Rotate the channels of every pixel by the same fixed matrix; its log-determinant is 0.
+
+    Arguments:
+        channels: The number of channels.
+        generator: Draws the matrix, which is stored with the weights and never trained.
+
+    Example:
+        >>> rotate, x = _ChannelRotation(8, torch.Generator().manual_seed(0)), torch.randn(1, 8, 4, 4)
+        >>> torch.allclose(rotate.inverse(rotate(x)), x, atol=1e-6)
+        True
+        >>> round(float(torch.det(rotate.matrix)), 5)
+        1.0
+    """
+
+    matrix: Tensor
+
+    def __init__(self, channels: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.register_buffer("matrix", _random_rotation(channels, generator))
+
+    def exact(self) -> Tensor:
+        """The matrix in float64, orthogonal to the last digit.
+
+        The stored numbers are rounded to float32 and orthogonal to 1e-7; one step of Newton and
+        Schulz takes that to 1e-14.
+        """
+        rounded = self.matrix.double()
+        eye = torch.eye(len(rounded), dtype=rounded.dtype, device=rounded.device)
+        return rounded @ (3 * eye - rounded.T @ rounded) / 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rotate."""
+        return self._mix(x, self._matrix(x))
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """Rotate back, by the transpose."""
+        return self._mix(y, self._matrix(y).T)
+
+    def _matrix(self, x: Tensor) -> Tensor:
+        return self.exact() if x.dtype == torch.float64 else self.matrix
+
+    @staticmethod
+    def _mix(x: Tensor, matrix: Tensor) -> Tensor:
+        # Rounded to bfloat16, as autocast would do, a rotation and its transpose do not cancel.
+        with torch.autocast(x.device.type, enabled=False):
+            return (matrix @ x.flatten(2)).view_as(x)
+
+
+def _random_rotation(channels: int, generator: torch.Generator) -> Tensor:
+    """Draw a rotation matrix (channels, channels) uniformly among those of determinant 1."""
+    gaussian = torch.randn(
+        channels, channels, generator=generator, dtype=torch.float64, device="cpu"
+    )
+    q, r = torch.linalg.qr(gaussian)
+    # Without these signs the QR decomposition does not give the uniform distribution.
+    q = q * torch.sign(torch.diagonal(r))
+    if torch.det(q) < 0:
+        q[:, 0] = -q[:, 0]
+    rotation: Tensor = q.float()
+    return rotation
+
+
+STAGE_SLOPE = 0.01
+
+
+class ConditionStage(nn.Module):
+    """Halve the size, refine by a residual block, and mix channels.
+
+    Arguments:
+        inputs: Channels in.
+        channels: Channels out.
+
+    Example:
+        >>> import torch
+        >>> ConditionStage(8, 4)(torch.zeros(2, 8, 16, 16)).shape
+        torch.Size([2, 4, 8, 8])
+    """
+
+    def __init__(self, inputs: int, channels: int) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(inputs, channels, 3, stride=2, padding=1)
+        self.residual = nn.Sequential(
+            nn.Conv2d(channels, 2 * channels, 3, padding=1),
+            nn.LeakyReLU(STAGE_SLOPE),
+            nn.Conv2d(2 * channels, 2 * channels, 3, padding=1),
+            nn.LeakyReLU(STAGE_SLOPE),
+            nn.Conv2d(2 * channels, channels, 1),
+        )
+        self.norm = nn.BatchNorm2d(channels)
+        self.mix = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (case, inputs, height, width) to (case, channels, height / 2, width / 2)."""
+        x = self.down(x)
+        x = F.leaky_relu(self.norm(x + self.residual(x)), STAGE_SLOPE)
+        mixed: Tensor = self.mix(x)
+        return mixed
+
+
+class _ConditionNet(nn.Module):
+    """A chain of stages; each stage's output conditions one layer and feeds the next stage.
+
+    Arguments:
+        inputs: Channels in: the U-Net's features, and the images themselves where ``direct``.
+        channels: Channels of every condition.
+        layers: The number of layers of the flow.
+
+    Example:
+        >>> import torch
+        >>> [tuple(c.shape) for c in _ConditionNet(8, 4, layers=2)(torch.zeros(2, 8, 16, 16))]
+        [(2, 4, 8, 8), (2, 4, 4, 4)]
+    """
+
+    def __init__(self, inputs: int, channels: int, *, layers: int) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(
+            ConditionStage(inputs if i == 0 else channels, channels) for i in range(layers)
+        )
+
+    def forward(self, features: Tensor) -> list[Tensor]:
+        """Return one condition for each layer, the finest first."""
+        conditions = []
+        for stage in self.stages:
+            features = stage(features)
+            conditions.append(features)
+        return conditions
+
+
+@dataclass(frozen=True)
+class FlowConfig:
+    """The size of a conditional flow; the defaults are the paper's (507 million parameters).
+
+    Arguments:
+        coils: The number of (virtual) coils; the flow has two real channels for each.
+        inputs: Real channels of what the flow is told; two for each coil where 0. A flow around an
+            estimate has 6.
+        unet_width: Channels of the first level of the conditioning U-Net.
+        unet_pools: How many times the conditioning U-Net halves the image.
+        condition_channels: Channels of every condition.
+        direct: Whether the conditions also read what the flow is told itself, past the U-Net, whose
+            instance normalisation hides how strong signal and noise are. Off, as the paper has it.
+        layers: Layers of the flow, each at half the size of the one before.
+        steps: Steps in each layer; their couplings alternate between single pixels and 3×3
+            neighbourhoods.
+        noise: Standard deviation of the noise that fills the measured subspace in training. It
+            gives the null-space target a density; data consistency removes it from every sample.
+        null_noise: The same for the null space itself. It makes directions in which images hardly
+            vary easier to learn, and widens the posterior by as much: keep it below the noise
+            that the images carry. 0, as the paper has it, adds none.
+        fill: What fills the measured subspace in training: ``"noise"`` of one size everywhere, or
+            noise as large as the ``"residual"``, the rest that the flow has to draw, where it is
+            and at the frequencies that it has. Couplings see a few pixels and cannot tell measured
+            lines from others: where one size is asked for, they draw a mixture of both.
+        turned: Whether the coils of each pixel are turned so that the first is the combined image
+            (:class:`taskuq.recover.flow._sample._CoilRotation`).
+        passes: How often the U-Net says what is missing; what it says last is the mean that the
+            flow draws around. It is trained for that before the flow is (``[pretrain]``) and then
+            left alone. 0, as the paper has it: the flow learns the mean as it learns all else.
+        normalise: Whether to divide each case by the 95 % quantile of its own zero-filled
+            magnitudes; off where the data set has done so for whole volumes, as the paper does.
+        limit: A sample with a value beyond this (in normalised units) is drawn again and counted.
+        seed: Draws the rotations and the start of the weights.
+
+    Example:
+        >>> FlowConfig().size_multiple  # images must be divisible by this
+        4
+    """
+
+    coils: int = 8
+    inputs: int = 0
+    unet_width: int = 256
+    unet_pools: int = 4
+    condition_channels: int = 64
+    direct: bool = False
+    layers: int = 2
+    steps: int = 10
+    noise: float = 0.05
+    null_noise: float = 0.0
+    fill: Literal["noise", "residual"] = "noise"
+    turned: bool = False
+    passes: int = 0
+    normalise: bool = False
+    limit: float = 10.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("coils", "unet_width", "unet_pools", "condition_channels", "layers", "steps"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; give a whole number above 0")
+        if min(self.noise, self.null_noise) < 0 or self.limit <= 0:
+            raise InputError(
+                f"noise is {self.noise}, null_noise {self.null_noise} and limit {self.limit}; give "
+                "noise of at least 0 and a positive limit"
+            )
+        if min(self.inputs, self.passes) < 0:
+            raise InputError(
+                f"inputs is {self.inputs} and passes {self.passes}; give numbers of at least 0"
+            )
+        whole = self.passes or self.turned or self.fill != "noise"
+        if self.inputs and whole:
+            raise InputError(
+                f"inputs is {self.inputs}, of a flow around estimates, and fill, turned or passes "
+                "are for flows of whole images; leave one of them out"
+            )
+
+    @property
+    def size_multiple(self) -> int:
+        """What height and width must be divisible by."""
+        return int(2**self.layers)
+
+    @property
+    def channels(self) -> int:
+        """Real channels of the image, two for each coil."""
+        return 2 * self.coils
+
+    @property
+    def read(self) -> int:
+        """Real channels of what the U-Net reads."""
+        return 2 * self.channels if self.passes else self.inputs or self.channels
+
+    @property
+    def told(self) -> int:
+        """Real channels of what the flow is told."""
+        # With a mean: the U-Net's features, zero-filled and expected image, what the U-Net said
+        # last, and the share of the lines that are measured.
+        return self.unet_width + 3 * self.channels + 1 if self.passes else self.read
+
+
+COUPLING_SLOPE = 0.01
+# The published soft clamp: 0.636 is close to 2 / pi, so that |s| stays below CLAMP.
+CLAMP, ATAN_SCALE = 1.5, 0.636
+
+
+class CouplingNet(nn.Module):
+    """Three convolutions that read half of the channels and the condition.
+
+    The last convolution starts at zero, so that a new coupling is the identity.
+
+    Arguments:
+        inputs: Channels of the half that is read.
+        condition: Channels of the condition.
+        kernel: 1 for a network on single pixels, 3 for one on neighbourhoods.
+
+    Example:
+        >>> subnet = CouplingNet(32, 64, kernel=3)
+        >>> subnet(torch.zeros(1, 32, 8, 8), torch.zeros(1, 64, 8, 8)).shape
+        torch.Size([1, 64, 8, 8])
+    """
+
+    def __init__(self, inputs: int, condition: int, *, kernel: int) -> None:
+        super().__init__()
+        hidden = 2 * (inputs + condition)
+        self.inputs, self.kernel = inputs, kernel
+        pad = kernel // 2
+        self.first = nn.Conv2d(inputs + condition, hidden, kernel, padding=pad)
+        self.second = nn.Conv2d(hidden, hidden, kernel, padding=pad)
+        self.third = nn.Conv2d(hidden, 2 * inputs, kernel, padding=pad)
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Draw weights from N(0, 0.02²), the last convolution's excepted."""
+        with torch.no_grad():
+            for conv in (self.first, self.second):
+                conv.weight.normal_(0, 0.02, generator=generator)
+                conv.bias.normal_(0, 0.02, generator=generator)  # type: ignore[union-attr]
+            self.third.weight.zero_()
+            self.third.bias.zero_()  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """Return raw scale and shift, (case, 2 * inputs, height, width)."""
+        hidden = F.leaky_relu(self.first(torch.cat([x, condition], dim=1)), COUPLING_SLOPE)
+        hidden = F.leaky_relu(self.second(hidden), COUPLING_SLOPE)
+        raw: Tensor = self.third(hidden)
+        return raw
+
+
+def log_scale(raw: Tensor) -> Tensor:
+    r"""Soften a raw scale to :math:`s = 1.5 \cdot 0.636 \arctan(a)`, which stays within ±1.5.
+
+    Arguments:
+        raw: The network's raw scale :math:`a`.
+
+    Example:
+        >>> round(float(log_scale(torch.tensor(1e9))), 3)
+        1.499
+    """
+    return CLAMP * ATAN_SCALE * torch.atan(raw)
+
+
+class _Coupling(nn.Module):
+    r"""Scale and shift the second half of the channels by what the first half says.
+
+    .. math:: y_1 = x_1, \quad y_2 = x_2 e^{s} + t, \quad (a, t) = N(x_1, c), \quad
+              \log|\det| = \textstyle\sum s
+
+    :math:`x_1, x_2` are the halves, :math:`c` is the condition, :math:`N` a :class:`CouplingNet`, and
+    :math:`s` the softened :math:`a` (:func:`log_scale`).
+
+    References:
+        Dinh et al., Density Estimation Using Real NVP, ICLR 2017.
+
+    Arguments:
+        channels: The number of channels, even.
+        condition: Channels of the condition.
+        kernel: The kernel size of the subnet, 1 or 3.
+
+    Example:
+        >>> x, c = torch.randn(1, 4, 8, 8), torch.ones(1, 2, 8, 8)
+        >>> coupling = _Coupling(4, 2, kernel=1)
+        >>> y, log_det = coupling(x, c)
+        >>> torch.allclose(coupling.inverse(y, c), x, atol=1e-6)
+        True
+    """
+
+    def __init__(self, channels: int, condition: int, *, kernel: int) -> None:
+        super().__init__()
+        self.subnet = CouplingNet(channels // 2, condition, kernel=kernel)
+
+    def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the coupled channels and the log-determinant of each case."""
+        kept, changed = x.chunk(2, dim=1)
+        s, t = self._scale_and_shift(kept, condition)
+        y = torch.cat([kept, changed * s.exp() + t], dim=1)
+        return y, s.sum((1, 2, 3))
+
+    def inverse(self, y: Tensor, condition: Tensor) -> Tensor:
+        """Undo :meth:`forward`."""
+        kept, changed = y.chunk(2, dim=1)
+        s, t = self._scale_and_shift(kept, condition)
+        return torch.cat([kept, (changed - t) * (-s).exp()], dim=1)
+
+    def _scale_and_shift(self, kept: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        # Under autocast the subnet runs in bfloat16; scale and shift stay in the images' precision.
+        raw, shift = self.subnet(kept, condition).to(kept.dtype).chunk(2, dim=1)
+        return log_scale(raw), shift
+
+
+FLOOR = 1e-5
+# Where offset and gates start: factors of 0.982, nearly open, and the logistic function still has
+# a slope to learn from.
+OPEN = 4.0
+
+
+def _stripes(x: Tensor) -> Tensor:
+    r"""Mark the entries (channel, height, width) whose channel plus row-major pixel index is odd.
+
+    .. math:: m_{cj} = (c + j) \bmod 2
+
+    For images of even width these are column stripes that alternate with the channel.
+
+    Arguments:
+        x: Channels (case, channel, height, width).
+
+    Example:
+        >>> _stripes(torch.zeros(1, 2, 1, 4)).int().tolist()
+        [[[0, 1, 0, 1]], [[1, 0, 1, 0]]]
+    """
+    channels, height, width = x.shape[1:]
+    pixel = torch.arange(height * width, device=x.device).view(1, height, width)
+    channel = torch.arange(channels, device=x.device).view(-1, 1, 1)
+    return (channel + pixel) % 2 == 1
+
+
+class _InvertibleAttention(nn.Module):
+    r"""Attention over the channels of each pixel that can be undone.
+
+    .. math:: a_j = \sigma\big(\textstyle\sum_c w_c m_{cj} x_{cj} + r\big) + 10^{-5}, \qquad
+              g_c = \sigma(s_c) + 10^{-5}
+
+    .. math:: y_{cj} = x_{cj} \big(m_{cj} g_c + (1 - m_{cj}) a_j\big), \qquad
+              \log|\det| = \tfrac C2 \textstyle\sum_j \log a_j + \sum_{cj} m_{cj} \log g_c
+
+    :math:`m` marks the deciding half (:func:`stripes`), :math:`\sigma` is the logistic function;
+    :math:`w, r, s` are learned. The published module averages the outputs of a
+    :math:`C \times C` map; the average is one filter :math:`w` with one offset, and that is
+    what is stored here.
+
+    References:
+        Sukthanker et al., Generative Flows with Invertible Attentions, CVPR 2022.
+
+    Arguments:
+        channels: The number of channels :math:`C`, even.
+
+    Example:
+        >>> attend, x = _InvertibleAttention(4), torch.randn(1, 4, 6, 6)
+        >>> y, log_det = attend(x)
+        >>> torch.allclose(attend.inverse(y), x, atol=1e-6)
+        True
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.zeros(channels))
+        self.offset = nn.Parameter(torch.full((), OPEN))
+        self.gate = nn.Parameter(torch.full((channels,), OPEN))
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Start nearly open, with a small random filter.
+
+        Random gates would be undone by the ActNorms for the first batch but not for Gaussian
+        latents: each step would double the spread of a sample.
+        """
+        channels = len(self.filter)
+        with torch.no_grad():
+            # The mean of `channels` rows drawn from N(0, 0.02²).
+            self.filter.normal_(0, 0.02 / channels**0.5, generator=generator)
+            self.offset.fill_(OPEN)
+            self.gate.fill_(OPEN)
+
+    def gates(self) -> Tensor:
+        """The factors of the deciding entries, (channel,)."""
+        return torch.sigmoid(self.gate) + FLOOR
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the attended channels and the log-determinant of each case."""
+        mask = _stripes(x)
+        attention = self._attention(x, mask)
+        gate = self.gates().view(1, -1, 1, 1)
+        y = x * torch.where(mask, gate, attention)
+        decided = x.shape[1] // 2
+        log_det = decided * attention.log().sum((1, 2, 3)) + (mask * gate.log()).sum()
+        return y, log_det
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """Undo :meth:`forward`: the deciding half first, then the half it decided on."""
+        mask = _stripes(y)
+        opened = y / self.gates().view(1, -1, 1, 1)
+        attention = self._attention(opened, mask)
+        return torch.where(mask, opened, y / attention)
+
+    def _attention(self, x: Tensor, mask: Tensor) -> Tensor:
+        # Mask and filter first: that product is small, and one pass over the batch is saved.
+        weighted = (x * (mask * self.filter.view(-1, 1, 1))).sum(1, keepdim=True)
+        return torch.sigmoid(weighted + self.offset) + FLOOR
+
+
+class FlowStep(nn.Module):
+    """_ActNorm, rotation, conditional coupling and attention, in this order.
+
+    Arguments:
+        channels: The number of channels.
+        condition: Channels of the condition.
+        kernel: The kernel size of the coupling's subnet.
+        generator: Draws the rotation and the start of the weights.
+
+    Example:
+        >>> step = FlowStep(4, 2, kernel=3, generator=torch.Generator().manual_seed(0))
+        >>> x, c = torch.randn(1, 4, 8, 8), torch.randn(1, 2, 8, 8)
+        >>> y, log_det = step(x, c)
+        >>> torch.allclose(step.inverse(y, c), x, atol=1e-5)
+        True
+    """
+
+    def __init__(
+        self, channels: int, condition: int, *, kernel: int, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.norm = _ActNorm(channels)
+        self.rotation = _ChannelRotation(channels, generator)
+        self.coupling = _Coupling(channels, condition, kernel=kernel)
+        self.attention = _InvertibleAttention(channels)
+        # Numbers for the meta device would load torch's compiler, for seconds; a file fills it.
+        if not self.coupling.subnet.first.weight.is_meta:
+            self.coupling.subnet.reset(generator)
+            self.attention.reset(generator)
+
+    def forward(self, x: Tensor, condition: Tensor, start: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the result and the log-determinant; ``start`` sets the _ActNorm from ``x``."""
+        if start:
+            self.norm.start(x)
+        x, by_norm = self.norm(x)
+        x, by_coupling = self.coupling(self.rotation(x), condition)
+        x, by_attention = self.attention(x)
+        return x, by_norm + by_coupling + by_attention
+
+    def inverse(self, y: Tensor, condition: Tensor) -> Tensor:
+        """Undo :meth:`forward`."""
+        y = self.coupling.inverse(self.attention.inverse(y), condition)
+        restored: Tensor = self.norm.inverse(self.rotation.inverse(y))
+        return restored
+
+
+class FlowLayer(nn.Module):
+    """A transition (_ActNorm and rotation) and steps whose kernels alternate between 1 and 3.
+
+    Arguments:
+        channels: The number of channels.
+        condition: Channels of the condition.
+        steps: How many steps.
+        generator: Draws the rotations and the start of the weights.
+
+    Example:
+        >>> layer = FlowLayer(4, 2, steps=3, generator=torch.Generator().manual_seed(0))
+        >>> [step.coupling.subnet.kernel for step in layer.steps]
+        [1, 3, 1]
+    """
+
+    def __init__(
+        self, channels: int, condition: int, *, steps: int, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.norm = _ActNorm(channels)
+        self.rotation = _ChannelRotation(channels, generator)
+        self.steps = nn.ModuleList(
+            FlowStep(channels, condition, kernel=1 + 2 * (k % 2), generator=generator)
+            for k in range(steps)
+        )
+
+    def forward(self, x: Tensor, condition: Tensor, start: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the result and the log-determinant; ``start`` sets the ActNorms from data."""
+        if start:
+            self.norm.start(x)
+        x, log_det = self.norm(x)
+        x = self.rotation(x)
+        for step in self.steps:
+            x, by_step = step(x, condition, start)
+            log_det = log_det + by_step
+        return x, log_det
+
+    def inverse(self, y: Tensor, condition: Tensor) -> Tensor:
+        """Undo :meth:`forward`."""
+        for step in reversed(self.steps):
+            y = step.inverse(y, condition)  # type: ignore[operator]
+        restored: Tensor = self.norm.inverse(self.rotation.inverse(y))
+        return restored
+
+
+SIZE_SLOPE = 0.01
+# The logarithm of a size stays within this, beside what the first ActNorm does for all pixels.
+LARGEST = 4.0
+# The accelerations for which it is known how much too small residuals are; others are between.
+ACCELERATIONS = (1, 2, 4, 8, 16, 32, 64)
+
+
+class ResidualScaleNet(nn.Module):
+    """The logarithm of the size of residuals at each pixel; 0 at the start.
+
+    Arguments:
+        inputs: Channels in.
+        hidden: Channels between.
+        outputs: Channels out.
+
+    Example:
+        >>> ResidualScaleNet(8, 4, 2)(torch.ones(1, 8, 6, 6)).abs().max().item()
+        0.0
+    """
+
+    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, hidden, 3, padding=1)
+        self.second = nn.Conv2d(hidden, hidden, 3, padding=1)
+        self.third = nn.Conv2d(hidden, outputs, 1)
+        with torch.no_grad():
+            self.third.weight.zero_()
+            self.third.bias.zero_()  # type: ignore[union-attr]
+
+    def forward(self, told: Tensor) -> Tensor:
+        """Map (case, inputs, height, width) to (case, outputs, height, width)."""
+        hidden = F.leaky_relu(self.first(told), SIZE_SLOPE)
+        raw = self.third(F.leaky_relu(self.second(hidden), SIZE_SLOPE))
+        return LARGEST * torch.tanh(raw.to(told.dtype) / LARGEST)
+
+
+def inflation_at(widening: Tensor, mask: Tensor) -> Tensor:
+    """By how much residuals are widened for masks, (case, channel).
+
+    Between two accelerations it is interpolated in their logarithms; beyond the ends it stays.
+
+    Arguments:
+        widening: The factors at each of ``ACCELERATIONS``, (acceleration, channel).
+        mask: Booleans (case, width); True is measured.
+
+    Example:
+        >>> mask = torch.arange(24)[None] % torch.tensor([[2], [3]]) == 0
+        >>> inflation_at(torch.arange(1.0, 8.0)[:, None], mask)[:, 0]
+        tensor([2.0000, 2.5850])
+    """
+    share = mask.to(widening.dtype).mean(-1).clamp_min(1 / ACCELERATIONS[-1])
+    place = -torch.log2(share)
+    below = place.floor().long().clamp_max(len(ACCELERATIONS) - 2)
+    return torch.lerp(widening[below], widening[below + 1], (place - below)[:, None])
+
+
+Latents = list[Tensor]
+# Each 2×2 block of pixels becomes channels, 4c + 2 dy + dx, and channels become pixels again.
+squeeze, unsqueeze = nn.PixelUnshuffle(2), nn.PixelShuffle(2)
+
+
+class ConditionalFlow(nn.Module):
+    r"""An invertible network :math:`z = h(x; y)` between null-space images and Gaussian latents.
+
+    .. math:: \log p(x \mid y) = \log \mathcal N(h(x; y); 0, I)
+              + \log\Big|\det \frac{\partial h(x; y)}{\partial x}\Big|
+
+    :math:`x` is what the measurement cannot see, :math:`y` the zero-filled image, both as real
+    channels. A U-Net and a chain of convolutions turn :math:`y` into one condition for each
+    layer. Every layer squeezes, runs its steps and factors out half of its channels as latents.
+    With ``passes`` the U-Net says a mean (:func:`taskuq.recover.flow._sample.posterior_mean`) and
+    :math:`x` is what is left, divided by a size that the conditions say.
+
+    References:
+        Wen et al., A Conditional Normalizing Flow for Accelerated Multi-Coil MR Imaging,
+        ICML 2023.
+
+    Arguments:
+        config: The size.
+
+    Example:
+        >>> flow = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2,
+        ...                                   condition_channels=4, steps=2))
+        >>> x, y = torch.randn(3, 2, 16, 16), torch.randn(3, 2, 16, 16)
+        >>> conditions = flow.condition(y)
+        >>> latents, log_det = flow(x, conditions)
+        >>> [tuple(z.shape[1:]) for z in latents]
+        [(4, 8, 8), (8, 4, 4), (8, 4, 4)]
+        >>> torch.allclose(flow.inverse(latents, conditions), x, atol=1e-4)
+        True
+    """
+
+    started: Tensor
+    widening: Tensor
+
+    def __init__(self, config: FlowConfig | None = None) -> None:
+        super().__init__()
+        self.config = c = config or FlowConfig()
+        generator = torch.Generator().manual_seed(c.seed)
+        self.unet = UNet(c.read, c.channels, width=c.unet_width, pools=c.unet_pools)
+        # The flow reads the U-Net's features; its last convolution would only wait for a gradient.
+        # A U-Net that says the mean is trained before, and for nothing else.
+        (self.unet if c.passes else self.unet.output).requires_grad_(False)
+        read = c.told if c.passes else c.unet_width + (c.told if c.direct else 0)
+        self.conditioner = _ConditionNet(read, c.condition_channels, layers=c.layers)
+        layers, channels = [], c.channels
+        for _ in range(c.layers):
+            layers.append(
+                FlowLayer(4 * channels, c.condition_channels, steps=c.steps, generator=generator)
+            )
+            channels *= 2
+        self.layers = nn.ModuleList(layers)
+        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+        self.size = None
+        if c.passes:
+            self.size = ResidualScaleNet(read, c.condition_channels, c.channels)
+            self.register_buffer("widening", torch.ones(len(ACCELERATIONS), c.channels))
+
+    def condition(self, told: Tensor) -> list[Tensor]:
+        """Turn what the flow is told, (case, told, height, width), into conditions.
+
+        One for each layer; a flow with a mean has one more, the logarithms of residuals' sizes.
+        """
+        self._check(told, self.config.told)
+        if self.size is not None:
+            return [*self.conditioner(told), self.size(told)]
+        features = self.unet.features(told)
+        if self.config.direct:
+            features = torch.cat([features, told], dim=1)
+        return list(self.conditioner(features))
+
+    def predict(self, read: Tensor) -> tuple[Tensor, Tensor]:
+        """What the U-Net makes of (case, read, height, width): features, and what it says."""
+        features = self.unet.features(read)
+        # What is said is added to an image: rounded to bfloat16 it would show.
+        with torch.autocast(read.device.type, enabled=False):
+            return features, self.unet.output(features.to(read.dtype))
+
+    def forward(
+        self, x: Tensor, conditions: Sequence[Tensor], start: bool = False
+    ) -> tuple[Latents, Tensor]:
+        """Return the latents of images, finest first, and the log-determinant of each case.
+
+        Arguments:
+            x: Null-space images as real channels, (case, 2 * coil, height, width).
+            conditions: What :meth:`condition` made of the measurement.
+            start: Whether to set every ActNorm from this batch, layer after layer.
+        """
+        self._check(x, self.config.channels)
+        latents, log_det = [], x.new_zeros(len(x))
+        if self.size is not None:
+            *conditions, size = conditions
+            x, log_det = x * (-size).exp(), -size.sum((1, 2, 3))
+        for layer, condition in zip(self.layers, conditions, strict=True):
+            x, by_layer = layer(squeeze(x), condition, start)
+            x, factored = x.chunk(2, dim=1)  # the first half goes on
+            latents.append(factored)
+            log_det = log_det + by_layer
+        if start:
+            self.started.fill_(True)
+        return [*latents, x], log_det
+
+    def inverse(self, latents: Sequence[Tensor], conditions: Sequence[Tensor]) -> Tensor:
+        """Turn latents into null-space images: the inverse of :meth:`forward`."""
+        *factored, x = latents
+        size = None
+        if self.size is not None:
+            *conditions, size = conditions
+        for layer, z, condition in zip(
+            reversed(self.layers), reversed(factored), reversed(conditions), strict=True
+        ):
+            x = unsqueeze(layer.inverse(torch.cat([x, z], dim=1), condition))  # type: ignore[operator]
+        return x if size is None else x * size.exp()
+
+    def latent_shapes(self, height: int, width: int) -> list[tuple[int, int, int]]:
+        """The shapes (channel, height, width) of the latents of one image."""
+        channels, shapes = self.config.channels, []
+        for _ in range(self.config.layers):
+            channels, height, width = 2 * channels, height // 2, width // 2
+            shapes.append((channels, height, width))
+        return [*shapes, shapes[-1]]
+
+    def _check(self, x: Tensor, channels: int) -> None:
+        c = self.config
+        if x.ndim != 4 or x.shape[1] != channels or any(n % c.size_multiple for n in x.shape[-2:]):
+            raise InputError(
+                f"images have shape {tuple(x.shape)}; this flow needs {channels} channels "
+                f"({c.coils} coils) and sides divisible by {c.size_multiple}"
+            )
+
+
+def bits_per_dimension(latents: Sequence[Tensor], log_det: Tensor) -> Tensor:
+    r"""Return the negative log-likelihood of each case, in bits for each real number of the image.
+
+    .. math:: -\frac{\log \mathcal N(z; 0, I) + \log|\det|}{D \ln 2}
+
+    :math:`z` are the :math:`D` latents of a case.
+
+    Arguments:
+        latents: The latents of a batch.
+        log_det: The log-determinant of each case, (case,).
+
+    Example:
+        >>> round(bits_per_dimension([torch.zeros(1, 4, 2, 2)], torch.zeros(1)).item(), 4)
+        1.3257
+    """
+    dimension = sum(z[0].numel() for z in latents)
+    energy = sum(z.square().sum((1, 2, 3)) for z in latents)
+    log_likelihood = log_det - energy / 2 - dimension * math.log(2 * math.pi) / 2
+    return -log_likelihood / (dimension * math.log(2))

@@ -1,0 +1,244 @@
+"""Reports of tables and of run folders."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import taskuq
+from taskuq._io import fingerprint, make_folder, open_npz, write_json
+from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
+from taskuq.conformal._units import PolicyUnitName, Unit
+from taskuq.errors import InputError, MachineError
+from taskuq.policy._goal import make_goals
+from taskuq.policy._kinds import POLICIES, PolicySpec
+from taskuq.policy._plan import plan, policy_unit
+from taskuq.policy._simulate import simulate, simulation_record
+from taskuq.report._answer import answer_of
+from taskuq.report._contents import Contents, build_contents
+from taskuq.report._explorer import save_explorer
+from taskuq.report._page import ENDINGS, page_text, write_exports, write_page
+from taskuq.report._records import read_folder
+from taskuq.table._table import TaskOutputs, as_table, suggest_range
+from taskuq.table._terminology import as_terminology
+
+SCORES = ("ar", "lwr", "cqr", "mlwr")
+# Policies that are simulated for comparison.
+OTHERS = ("adaptive", "paper")
+
+
+def make_report(
+    table: Any,
+    folder: str | os.PathLike[str],
+    *,
+    alpha: float,
+    max_width: Any = None,
+    at_least: Any = None,
+    at_most: Any = None,
+    policy: str = "fixed-width",
+    unit: PolicyUnitName | None = None,
+    scores: Sequence[str] | None = None,
+    trials: int = 1000,
+    seed: int = 0,
+    title: str | None = None,
+    words: Any = None,
+    tell: Callable[[str], None] = lambda line: None,
+    **described: Any,
+) -> Path:
+    """Evaluate a table of task outputs, plan when to stop, and write a report.
+
+    The folder gets the table, ``evaluate.json``, ``report.html``; ``policy.json`` and
+    ``simulate.json`` if there is a goal and more than one round; and ``explorer.npz`` if the run
+    that made the table kept pictures.
+
+    Args:
+        table: A table, its path, a data frame, or arrays (outputs, targets).
+        folder: A new folder, or one that this function has filled before from the same table.
+        alpha: The error rate.
+        max_width: Stop when intervals are this narrow; one for each of several tasks, also by name.
+        at_least: Stop when a lower bound exceeds this level, likewise.
+        at_most: Stop when an upper bound is below this level, likewise.
+        policy: The kind of policy to plan; others are simulated for comparison.
+        unit: Unit of the guarantee: 'case', 'group' or 'whole-group'; with groups, the group.
+        scores: Scores to evaluate; by default ar, lwr, cqr and mlwr, or ar for point estimates.
+        trials: The number of random splits.
+        seed: Their seed.
+        title: Title of the report.
+        words: Terms for cases, groups, rounds and pictures (:class:`taskuq.table._terminology.Terminology`).
+        tell: Called with lines of progress.
+        described: With arrays: ``accelerations``, ``group``, ``task_range``, ``round_names`` ...
+
+    Returns:
+        The path of the report.
+
+    Example:
+        >>> import tempfile
+        >>> truth = rng.random(60)
+        >>> outputs = np.clip(truth[:, None] + 0.1 * rng.standard_normal((2, 60, 4)), 0, 1)
+        >>> page = make_report(
+        ...     (outputs, truth), tempfile.mkdtemp(), accelerations=(8, 2), alpha=0.2,
+        ...     max_width=0.6, trials=20, words={"case": "scene"})
+        >>> page.name
+        'report.html'
+    """
+    loaded, run = as_table(table, described, "make_report"), Path(folder)
+    if not loaded.has_targets:
+        raise InputError("the table has no targets, so nothing can be judged on it; add them")
+    called = as_terminology(words if words is not None else loaded.provenance.get("words"))
+    whom = policy_unit(loaded, unit, "random")
+    asked = {"max_width": max_width, "at_least": at_least, "at_most": at_most}
+    has_goal = any(value is not None for value in asked.values())
+    # Before anything is judged: a goal that does not fit is known at once.
+    goal = make_goals(**asked, side=None, names=loaded.task_names) if has_goal else None
+    scores = scores or (SCORES if loaded.samples > 1 else SCORES[:1])
+    _claim(run, loaded)
+    loaded.save(run / "table.npz")
+    if undeclared := suggest_range(loaded):
+        tell(undeclared)
+    tell(f"{loaded}: judging {', '.join(scores)} over {trials} random splits.")
+    judged = EvaluationGrid(tuple(scores), alpha, trials=trials, seed=seed, unit=whom.counted)
+    write_json(run / "evaluate.json", evaluate_table(loaded, judged).to_dict())
+    if goal is not None and not np.isnan(loaded.accelerations).any():
+        tell(f"Planning when to stop: {policy}.")
+        made = plan(loaded, alpha=alpha, policy=policy, unit=unit, **asked)
+        made.save(run / "policy.json")
+        others = [k for k in OTHERS if POLICIES[k].stops_whole_groups or not whom.stops_together]
+        kinds = dict.fromkeys((policy, *others))
+        plans = [PolicySpec(kind, alpha, goal) for kind in kinds]
+        tell(f"Replaying {', '.join(kinds)} over {trials} random splits.")
+        rng = np.random.default_rng(seed)
+        found = simulate(loaded, plans, trials=trials, rng=rng, unit=unit)
+        record = simulation_record(
+            loaded, goal, [(loaded.samples, one) for one in found], {"seed": seed}
+        )
+        write_json(run / "simulate.json", record)
+    if loaded.pictures is not None:
+        _explorer(loaded, run, whom)
+    made_by = loaded.provenance.get("made_by")
+    versions = made_by if isinstance(made_by, Mapping) else {"taskuq": taskuq.__version__}
+    versions = {str(k): str(v) for k, v in versions.items() if k != "revision"}
+    names = [name for name in loaded.task_names if name != "task"]
+    record = {
+        "schema": "taskuq.run/1",
+        "title": title or ", ".join(names) or "A table",
+        "alpha": alpha,
+        "max_width": max_width if isinstance(max_width, int | float) else None,
+        "samples": loaded.samples,
+        "unit": whom.name,
+        "words": dict(called.to_dict()),
+        "seed": seed,
+        "versions": {"python": platform.python_version(), **versions},
+        "commands": [],
+    }
+    write_json(run / "run.json", record)
+    return write_report(run)
+
+
+def _claim(run: Path, table: TaskOutputs) -> None:
+    """Make the folder; refuse one that holds anything but a report of this table."""
+    make_folder(run)
+    others = sorted(path.name for path in run.iterdir() if not path.name.startswith("."))
+    if others and "table.npz" not in others:
+        raise InputError(f"{run} holds {others[0]} and no report of a table; choose another folder")
+    if others and _mark(TaskOutputs.load(run / "table.npz")) != _mark(table):
+        raise InputError(f"{run} holds the report of another table; choose another folder")
+
+
+def _mark(table: TaskOutputs) -> str:
+    parts = (table.outputs.astype(np.float64), table.targets, table.accelerations)
+    digests = [hashlib.sha256(part.tobytes()).hexdigest() for part in parts]
+    return fingerprint([digests, [list(part.shape) for part in parts], list(table.task_names)])
+
+
+def _explorer(table: TaskOutputs, run: Path, whom: Unit) -> None:
+    """Write the explorer: cases with pictures are shown, the others calibrate."""
+    assert table.pictures is not None
+    with open_npz(table.pictures, "pictures") as archive:
+        seen = {name: archive[name] for name in archive}
+    ids = np.arange(table.cases) if table.case is None else table.case
+    names = [str(case) for case in ids]
+    place = {name: k for k, name in enumerate(names)}
+    pictured = [str(case) for case in seen.pop("case", ())]
+    kept = [s for s, case in enumerate(pictured) if case in place]
+    if not kept:
+        return
+    shown = [place[pictured[s]] for s in kept]
+    group = None if table.group is None else table.group.astype(str)
+    rest = np.ones(table.cases, dtype=bool)
+    rest[shown] = False
+    if whom.is_group and group is not None:
+        rest &= ~np.isin(group, group[shown])
+    by_case = np.moveaxis(table.outputs, 0, 1)
+    targets = table.targets_at(table.rounds - 1)
+    save_explorer(
+        run / "explorer.npz", **{name: values[kept] for name, values in seen.items()},
+        case=[names[k] for k in shown],
+        # One menu of all cases, where there are no groups.
+        group=["all"] * len(shown) if group is None else group[shown],
+        label=None if table.label is None else table.label[shown],
+        accelerations=table.accelerations, outputs=by_case[shown], targets=targets[shown],
+        calibration_outputs=by_case[rest], calibration_targets=targets[rest],
+        calibration_group=None if group is None else group[rest],
+        round_names=table.round_names, task_names=table.task_names,
+        task_ranges=[range_ or (-np.inf, np.inf) for range_ in table.task_ranges],
+    )  # fmt: skip
+
+
+def write_report(run_dir: str | os.PathLike[str]) -> Path:
+    """Build the report of a run from its stored results, and return its path.
+
+    Args:
+        run_dir: The folder of the run; records are found anywhere in it.
+
+    Example:
+        >>> import tempfile
+        >>> write_report(tempfile.mkdtemp()).name  # an empty run makes a short report with notes
+        'report.html'
+    """
+    return _write(write_page, run_dir)
+
+
+def answer_lines(run_dir: str | os.PathLike[str]) -> list[str]:
+    """Return the first screen of a run's report as lines for a terminal."""
+    return answer_of(build_contents(replace(read_folder(Path(run_dir)), explorer=None))).lines
+
+
+def export(run_dir: str | os.PathLike[str], endings: Sequence[str] = ENDINGS) -> Path:
+    """Write tables, figures and intervals of a run; return the folder of the tables."""
+    return _write(partial(write_exports, endings=endings), run_dir)
+
+
+def _write(write: Callable[[Contents], Path], run_dir: str | os.PathLike[str]) -> Path:
+    """Write a run's results; leave out a record that cannot be shown."""
+    folder = read_folder(Path(run_dir))
+    try:
+        return write(build_contents(folder))
+    except (InputError, MachineError, MemoryError):
+        raise
+    except Exception:  # whatever a field of another kind leads to
+        shown = replace(folder, run={}, records=(), table=None, table_path=None, explorer=None)
+    parts: list[tuple[str, dict[str, Any]]] = [("run.json", {"run": folder.run})]
+    parts += [(found.path, {"records": (found,)}) for found in folder.records]
+    parts += [(str(folder.table_path), {"table": folder.table, "table_path": folder.table_path})]
+    parts += [("explorer.npz", {"explorer": folder.explorer})]
+    for name, part in parts:
+        added: dict[str, Any] = dict(part)
+        if "records" in part:
+            added["records"] = (*shown.records, *part["records"])
+        try:
+            page_text(build_contents(replace(shown, **added)))
+            shown = replace(shown, **added)
+        except (MachineError, MemoryError):
+            raise
+        except Exception as error:
+            reason = f"cannot be shown ({type(error).__name__}); make it again"
+            shown = replace(shown, unreadable=(*shown.unreadable, (name, reason)))
+    return write(build_contents(shown))

@@ -1,0 +1,173 @@
+"""Figures of policies, monitors and adaptive lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from taskuq.report import _records as records
+from taskuq.report._records import has_several_tasks, number, policy_name, round_called
+from taskuq.report.figures import Figure, FigureKind, Series, Style, series_of
+from taskuq.table._table import TaskOutputs
+from taskuq.table._terminology import Terminology
+
+# Results at each round of a rule, the fully measured one last.
+Stops = Sequence[Mapping[str, Any]]
+HEADING = "When scans stop"
+# Points of a long series of evidence that are drawn, and cases with a row of their own.
+_POINTS, _ROWS = 400, 24
+
+
+def accepted(stops: Mapping[str, Stops], called: Mapping[float, str] | None = None) -> Figure:
+    """Return the fraction of cases that each stopping rule accepts in each round."""
+    caption = "Fraction of cases accepted after each round; the last has everything measured."
+    if not called:
+        caption = "Fraction of cases accepted after each acceleration; R = 1 is a full scan."
+    series = series_of(
+        [(rule, stop) for rule, of in stops.items() for stop in of],
+        lambda pair: pair[0],
+        lambda pair: _round(pair[1], called),
+        # A mean of fractions may be negative by a rounding error.
+        lambda pair: max(0.0, number(pair[1]["fraction"])),
+        style="bars",
+    )
+    x_label = "round" if called else "acceleration R"
+    return Figure("accepted-by-acceleration", caption, x_label, "fraction of cases", series,
+                  x_scale="category")  # fmt: skip
+
+
+def _round(stop: Mapping[str, Any], called: Mapping[float, str] | None) -> str:
+    R = float(stop["acceleration"])
+    return called[R] if called else f"{R:g}"
+
+
+def _called(record: Mapping[str, Any]) -> dict[float, str] | None:
+    if not (record.get("inputs") or {}).get("round_names"):
+        return None
+    rates = [float(stop["acceleration"]) for stop in record["results"][0]["stops"]]
+    return {R: round_called(record, R) for R in rates}
+
+
+def _coverage_at_stop(record: Mapping[str, Any]) -> Figure:
+    called = _called(record)
+    series = series_of(
+        [(rule, stop) for rule, of in _stops(record).items() for stop in of[:-1]],
+        lambda pair: pair[0],
+        lambda pair: _round(pair[1], called),
+        lambda pair: None if pair[1]["fraction"] == 0 else number(pair[1]["coverage"]),
+        style="points",
+    )
+    caption = (
+        f"Coverage among the cases stopped at each {'round' if called else 'acceleration'}; "
+        "measured. The guarantee is for all stops together."
+    )
+    return Figure(
+        "coverage-by-stop", caption, "stopped at" if called else "stopped at acceleration R",
+        "coverage", series, x_scale="category",
+        reference=(("target", 1 - record["results"][0]["alpha"]),),
+    )  # fmt: skip
+
+
+def acceleration_against_width(
+    points: Sequence[tuple[str, float, float]], style: Style = "points"
+) -> Figure:
+    """Return average acceleration against the mean width of early reports, by rule."""
+    caption = (
+        "Average acceleration against the mean width of early reports: up and to the left is "
+        "better. Policies named paper have no guarantee."
+    )
+    series = series_of(points, lambda p: p[0], lambda p: p[1], lambda p: p[2], style=style)
+    return Figure("acceleration-against-width", caption, "mean width of early reports",
+                  "average acceleration", series)  # fmt: skip
+
+
+def _most(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    most = max(int(row["samples"]) for row in record["results"])
+    return [row for row in record["results"] if int(row["samples"]) == most]
+
+
+def _stops(record: Mapping[str, Any]) -> dict[str, Stops]:
+    return {policy_name(row): row["stops"] for row in _most(record)}
+
+
+def _trade_off(record: Mapping[str, Any]) -> list[Figure]:
+    if has_several_tasks(record):
+        return []  # their widths have no common axis
+    rows = [(policy_name(r), r["width"], r["mean_acceleration"]) for r in _most(record)]
+    return [acceleration_against_width([(name, number(w), number(R)) for name, w, R in rows])]
+
+
+def _evidence(record: Mapping[str, Any]) -> Figure:
+    each, units = record["statistics"], f"{record['unit']}s"
+    series = []
+    for one in each:
+        evidence, last = one["evidence"], len(one["evidence"]) - 1
+        drawn = np.unique(np.linspace(0, last, min(last + 1, _POINTS)).astype(int)).tolist()
+        y = tuple(float(evidence[k]) for k in drawn)
+        series += [Series(str(one["name"]), tuple(k + 1 for k in drawn), y)] if evidence else []
+    caption = (
+        f"Evidence against exchangeability after each new {record['unit']}, for each monitored "
+        f"statistic. Were all {units} exchangeable, any of them would ever reach the line with "
+        f"probability at most {record['delta']:g}."
+    )
+    limit = "the guarantee is withdrawn", len(each) / float(record["delta"])
+    return Figure("evidence", caption, f"new {units}", "evidence", tuple(series), y_scale="log",
+                  reference=(limit,))  # fmt: skip
+
+
+def lines_record(table: TaskOutputs, words: Terminology) -> dict[str, Any]:
+    """Return the lines measured for each case of a table, as a record."""
+    assert table.lines is not None, "a rule chose them"
+    some = np.unique(np.linspace(0, table.cases - 1, min(table.cases, _ROWS)).astype(int))
+    names = np.arange(table.cases) if table.case is None else table.case
+    # The number of rounds before the one that measured a line first; all of them where none did.
+    first = (~table.lines).sum(axis=0)
+    return {
+        "schema": records.LINES,
+        "cases": table.cases,
+        "rounds": list(table.round_labels),
+        "shares": table.lines.mean(axis=1).tolist(),
+        "first": [{"case": str(names[i]), "rounds": first[i].tolist()} for i in some],
+        "words": [words.case, words.many("case"), words.measurement, words.many("measurement")],
+    }
+
+
+def _lines_figures(record: Mapping[str, Any]) -> list[Figure]:
+    """Return maps of lines against rounds and against cases."""
+    case, cases, line, lines = map(str, record["words"])
+    shares = np.asarray(record["shares"], dtype=float)
+    rounds, places = [str(name) for name in record["rounds"]], tuple(range(shares.shape[1]))
+    by_round = tuple(
+        Series(f"{name}: {of.sum():.0f} of {len(of)}", places, tuple(map(float, of)), style="strip")
+        for name, of in zip(rounds, shares, strict=True)
+    )
+    # Dark in the first round, fainter in each later one, and nothing for what was left.
+    shade = [1 - k / len(rounds) for k in range(len(rounds))] + [0.0]
+    by_case = tuple(
+        Series(f"{case} {row['case']}", places, tuple(shade[int(k)] for k in row["rounds"]),
+               style="strip")
+        for row in record["first"]
+    )  # fmt: skip
+    measured = (
+        f"Which {lines} the rule measured: the darker, the larger the share of the "
+        f"{int(record['cases'])} {cases}."
+    )
+    when = f"When each {line} was measured of some {cases}: the darker, the earlier the round."
+    return [
+        Figure("lines-by-round", measured, line, f"share of {cases}", by_round),
+        Figure("lines-by-case", when, line, "how early", by_case),
+    ]
+
+
+ACCEPTED = FigureKind(
+    records.SIMULATE, lambda record: [accepted(_stops(record), _called(record))], HEADING
+)
+COVERAGE = FigureKind(records.SIMULATE, lambda record: [_coverage_at_stop(record)], HEADING)
+TRADE_OFF = FigureKind(records.SIMULATE, _trade_off, HEADING)
+EVIDENCE = FigureKind(
+    records.MONITOR, lambda record: [_evidence(record)], "Monitoring exchangeability",
+    "Evidence against exchangeability", lambda record: str(record["sentence"]),
+)  # fmt: skip
+LINES = FigureKind(records.LINES, _lines_figures, "Measurement and images")

@@ -1,1 +1,0 @@
-"""Which lines to measure: learned orders and adaptive rules."""

@@ -1,0 +1,7 @@
+"""One scan in time: acquisition rounds, state on disk, audit trail and monitor."""
+
+from taskuq.scan._acquire import acquire
+from taskuq.scan._monitor import Monitor
+from taskuq.scan._state import GroupScan, RoundRecord, Scan, load_scan
+
+__all__ = ["GroupScan", "Monitor", "RoundRecord", "Scan", "acquire", "load_scan"]

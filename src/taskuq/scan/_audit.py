@@ -1,0 +1,163 @@
+"""Hash-chained audit trail."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taskuq._io import (
+    append_jsonl,
+    file_lock,
+    fingerprint,
+    make_folder,
+    read_jsonl,
+    to_json_value,
+    writing,
+)
+from taskuq.errors import InputError
+from taskuq.scan._state import RoundRecord
+
+SCHEMA = "taskuq.audit/1"
+# What the first line follows.
+BEGINNING = "0" * 64
+
+
+def audit_entry(record: RoundRecord, latency: float, **scan: Any) -> dict[str, Any]:
+    """Return what the trail says about one case in one round.
+
+    Arguments:
+        record: What happened.
+        latency: Seconds that recovery, task and decision took.
+        scan: What the scan was made with: its id, and the fingerprints of its parts.
+    """
+    x = record.outputs
+    summary: dict[str, float] = {"count": int(x.size)}
+    if x.size:
+        summary |= {n: float(getattr(np, n)(x)) for n in ("mean", "std", "min", "max")}
+    kept = record.to_dict()
+    line = {
+        "schema": SCHEMA,
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        **scan,
+        **{name: kept[name] for name in ("case", "round", "acceleration")},
+        "outputs": summary,
+        **{name: kept[name] for name in ("lower", "upper", "stop", "reason", "fault")},
+        **{name: kept[name] for name in ("void", "shadow")},
+        "latency": round(latency, 6),
+    }
+    return dict(to_json_value(line))
+
+
+def append_entries(path: str | os.PathLike[str], lines: list[dict[str, Any]]) -> None:
+    """Add lines to a trail, each with the hash of the one before; they are on the disk afterwards.
+
+    Arguments:
+        path: The trail; it is made where there is none.
+        lines: What to add; without any a file that is no trail is refused all the same.
+    """
+    target = Path(path).resolve()
+    make_folder(target.parent)
+    with file_lock(target.with_name(f".{target.name}.lock"), wait=True), writing(target):
+        previous, chained = _last_hash(target), []
+        for line in lines:
+            record = {**line, "previous": previous}
+            previous = fingerprint(record)
+            chained.append({**record, "hash": previous})
+        append_jsonl(target, chained, durable=bool(chained))
+
+
+def read_audit_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return all lines of a trail, or say which of them does not follow from the one before.
+
+    A line that was changed, removed or put in breaks the chain there. Lines taken off the end leave
+    a shorter chain that is whole: keep the number of lines, or the last hash, elsewhere.
+
+    Arguments:
+        path: The trail.
+    """
+    previous, found = BEGINNING, []
+    for number, line in _lines(path):
+        chained = {name: value for name, value in line.items() if name != "hash"}
+        if line.get("previous") != previous or line.get("hash") != fingerprint(chained):
+            raise InputError(
+                f"{path}: line {number} is not as it was written, or does not follow from the line "
+                "before: the trail was damaged or edited there"
+            )
+        previous = line["hash"]
+        found.append(line)
+    return found
+
+
+def entries_by_scan(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the lines of each scan, in the order in which scans began.
+
+    Example:
+        >>> list(entries_by_scan([{"scan_id": "b"}, {"scan_id": "a"}, {"scan_id": "b"}]))
+        ['b', 'a']
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        found.setdefault(str(line.get("scan_id")), []).append(line)
+    return found
+
+
+def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        records = list(read_jsonl(Path(path)))
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path}: {error.strerror or error}", code="file.missing"
+        ) from None
+    for number, line in enumerate(records, start=1):
+        if line is None or line.get("schema") != SCHEMA:
+            raise InputError(
+                f"{path}: line {number} is not a line of an audit trail ({SCHEMA})",
+                code="file.schema",
+            )
+        yield number, line
+
+
+def _last_hash(path: Path) -> str:
+    """The hash of the last line; a file that is no trail is not added to.
+
+    A line that a power cut tore was never told as kept: it is taken off.
+    """
+    if not path.exists() or path.stat().st_size == 0:
+        return BEGINNING
+    text, whole = _last_line(path)
+    try:
+        line = json.loads(text)
+    except ValueError:
+        line = None
+    if not isinstance(line, dict) or line.get("schema") != SCHEMA:
+        raise InputError(
+            f"{path} does not end in a line of an audit trail; move it away, or name another log"
+        )
+    if whole < path.stat().st_size:
+        os.truncate(path, whole)
+    return str(line["hash"])
+
+
+def _last_line(path: Path) -> tuple[bytes, int]:
+    """The last whole line, and where it ends.
+
+    A trail is never cut, and every round of every scan asks for its end: the rest is not read.
+    """
+    length = 2**16
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        while True:
+            start = max(0, size - length)
+            file.seek(start)
+            data = file.read(size - start)
+            end = data.rfind(b"\n") + 1
+            begin = data.rfind(b"\n", 0, max(0, end - 1)) + 1
+            if begin or start == 0:
+                return data[begin:end], start + end
+            length *= 2

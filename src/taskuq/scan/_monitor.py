@@ -1,0 +1,551 @@
+"""Monitor: conformal test martingale."""
+
+from __future__ import annotations
+
+import math
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from taskuq._arrays import as_real_array, require_in_ranges
+from taskuq._io import complete_record, file_lock, fingerprint, read_json, write_json
+from taskuq.conformal._quantiles import exact_alpha
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray
+from taskuq.policy._policy import ERROR, Decision, Policy, monitor_statistics, round_significant
+from taskuq.table._table import TaskOutputs
+
+# A bet pays as this power of the rank, counted from below or from above: the first two for ranks
+# near an end, the others for most ranks in one half. The first two also bet on both ends at once.
+POWERS = np.array([-0.75, -0.5, 1.0, 3.0])
+ENDS = 2
+BETS = 2 * len(POWERS) + ENDS
+# More is never said: beyond it floats would end before the evidence does.
+MOST = 1e100
+# Evidence has to pass what is needed by this share, which absorbs rounding.
+SLACK = 1e-9
+
+
+def _betting_payoffs(low: Any, high: Any, units: int) -> FloatArray:
+    r"""Return what each bet pays for the rank of a new unit among all units so far.
+
+    .. math:: f_a(r) = \frac{(r - \frac12)^a}{\frac1m \sum_{j \le m} (j - \frac12)^a}
+
+    Over the ranks 1 to m each bet pays 1 on average. A unit that ties with others has any of their
+    ranks, and is paid for the worst of them.
+
+    Arguments:
+        low: The smallest rank of the new unit, of any shape: one more than the units below it.
+        high: The largest: the units that are not above it, itself included.
+        units: How many units there are, :math:`m`, the new one included.
+
+    Returns:
+        One number for each bet, along a last axis.
+
+    Example:
+        >>> ranks = np.arange(1, 11)
+        >>> _betting_payoffs(ranks, ranks, 10).mean(axis=0).round(12)
+        array([1., 1., 1., 1., 1., 1., 1., 1., 1., 1.])
+        >>> bool((_betting_payoffs(4, 6, 10) <= _betting_payoffs(5, 5, 10)).all())
+        True
+    """
+    first, last = np.asarray(low)[..., None], np.asarray(high)[..., None]
+
+    def paid(first: np.ndarray, last: np.ndarray) -> FloatArray:
+        worst = np.where(POWERS < 0, last, first)
+        return np.asarray((worst - 0.5) ** POWERS / _means(units))
+
+    below, above = paid(first, last), paid(units + 1 - last, units + 1 - first)
+    both = (below[..., :ENDS] + above[..., :ENDS]) / 2
+    return np.concatenate([below, above, both], axis=-1)
+
+
+def _unbet_wealth(bet_on: int) -> float:
+    """Return the share of the capital that has not been bet after so many units.
+
+    Half of it is bet on the first unit, and some of the rest begins with each later one, so that a
+    change is seen whenever it comes: after ten thousand units 7 % are still kept for it.
+
+    Arguments:
+        bet_on: How many units were bet on.
+
+    Example:
+        >>> [round(_unbet_wealth(n), 3) for n in (0, 1, 3, 10_000)]
+        [1.0, 0.5, 0.333, 0.07]
+    """
+    return 1 / (1 + math.log2(bet_on + 1))
+
+
+def _update_wealth(capital: FloatArray, bet_on: int, low: Any, high: Any, units: int) -> FloatArray:
+    """Return the capital in each bet after one more unit.
+
+    Arguments:
+        capital: In each bet before, (..., bet); zeros to begin with.
+        bet_on: How many units were bet on before.
+        low: The smallest rank of the new unit among all.
+        high: The largest, where it ties.
+        units: How many units there are, calibration units and the new one included.
+    """
+    woken = (_unbet_wealth(bet_on) - _unbet_wealth(bet_on + 1)) / BETS
+    return np.asarray(np.minimum((capital + woken) * _betting_payoffs(low, high, units), MOST))
+
+
+def _total_wealth(capital: FloatArray, bet_on: int) -> FloatArray:
+    r"""Return all that has come of a capital of 1, in bets or not.
+
+    If the units are exchangeable, it reaches :math:`1/\delta` at any time with probability at most
+    :math:`\delta`: see docs/guarantees.md.
+
+    Arguments:
+        capital: In each bet, (..., bet).
+        bet_on: How many units were bet on.
+
+    Example:
+        >>> capital = np.zeros(BETS)
+        >>> for n in range(6):  # 20 calibration units, and each new unit is larger than all so far
+        ...     capital = _update_wealth(capital, n, 21 + n, 21 + n, 21 + n)
+        >>> round(float(_total_wealth(capital, 6)))
+        3053
+    """
+    return np.asarray(capital.sum(axis=-1) + _unbet_wealth(bet_on))
+
+
+def _means(units: int) -> FloatArray:
+    """The mean of each power over the ranks 1 to so many."""
+    size = 1 << max(6, (units - 1).bit_length())
+    return np.asarray(_sums(size)[units - 1] / units)
+
+
+@lru_cache(maxsize=32)
+def _sums(size: int) -> FloatArray:
+    return np.cumsum((np.arange(size)[:, None] + 0.5) ** POWERS, axis=0)
+
+
+SCHEMA = "taskuq.monitor/1"
+Names = str | Sequence[str] | None
+# How far a unit that is seen again may be off, relative to its size.
+AGREES = 1e-4
+
+
+@dataclass
+class _MartingaleStream:
+    """One statistic: of the calibration units, of the units since, and the evidence after each.
+
+    Arguments:
+        calibration: Of the calibration units, in rising order.
+        units: The names of the units since; None where they have none.
+        values: What was seen of them.
+        evidence: What the bets on this statistic had come to after each.
+    """
+
+    calibration: tuple[float, ...]
+    units: list[str | None] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    evidence: list[float] = field(default_factory=list)
+    _all: list[float] = field(init=False, repr=False)
+    _capital: FloatArray = field(init=False, repr=False)
+    _value_of: dict[str, float] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._all, self._capital = list(self.calibration), np.zeros(BETS)
+
+    @property
+    def largest(self) -> float:
+        """The largest evidence so far; 1 before anything is seen."""
+        return max(self.evidence, default=1.0)
+
+    @property
+    def median_rank(self) -> float:
+        """The share of calibration units that lie below the median of the units since."""
+        middle = float(np.median(self.values))
+        ends = bisect_left(self.calibration, middle), bisect_right(self.calibration, middle)
+        return sum(ends) / 2 / len(self.calibration)
+
+    def add(self, value: float, unit: str | None) -> None:
+        """Bet on a new unit, and let it join those that later ones are compared with."""
+        low, high = bisect_left(self._all, value), bisect_right(self._all, value)
+        self._all.insert(high, value)
+        bet_on, units = len(self.values), len(self._all)
+        self._capital = _update_wealth(self._capital, bet_on, low + 1, high + 1, units)
+        self.units.append(unit)
+        self.values.append(value)
+        self.evidence.append(float(_total_wealth(self._capital, bet_on + 1)))
+        if unit is not None:
+            self._value_of[unit] = value
+
+    def has(self, unit: str | None, value: float) -> bool:
+        """Whether a unit was seen already; with another number it is refused."""
+        before = None if unit is None else self._value_of.get(unit)
+        if before is None:
+            return False
+        if abs(before - value) > AGREES * (1 + abs(before)):
+            raise InputError(
+                f"{unit} was seen with {before:g} and now comes with {value:g}; give every unit a "
+                "name of its own, and each unit once"
+            )
+        return True
+
+
+@dataclass
+class Monitor:
+    r"""Evidence that new units are not exchangeable with the calibration units of a policy.
+
+    What is seen of each new unit in the first round (the centre and the spread of its outputs, and
+    statistics of your own) is ranked among all units so far, calibration units first. Somebody with
+    a capital of 1 bets on these ranks. If the units are exchangeable no bet can be expected to
+    gain, and the capital reaches :math:`1/\delta` at any time with probability at most
+    :math:`\delta`. Where it does, the promise is withdrawn for good: plan again with new units.
+
+    No targets are needed. :meth:`audit` takes those of scans that were completed at random, and
+    bets on how far outputs are from them.
+
+    Arguments:
+        policy: The policy, which knows what was seen of its calibration units.
+        delta: The probability :math:`\delta` of a false alarm, over all time.
+        reference: Statistics of your own: of each calibration unit, by name, e.g. of the noise.
+        look: Reads those statistics off what a scan measured in its first round, by name; only
+            :func:`taskuq.acquire` needs it. Of a group the mean over its cases counts.
+        state: Where to keep what was seen, as JSON; a monitor of the same file goes on with it.
+
+    Example:
+        >>> from taskuq.policy._plan import plan
+        >>> from taskuq.table._examples import SyntheticTable, synthetic_outputs
+        >>> table = synthetic_outputs(SyntheticTable(volumes=30), seed=0)
+        >>> monitor = Monitor(plan(table, alpha=0.1, max_width=0.2, unit="case"), delta=0.05)
+        >>> for outputs in table.outputs[:1, :12].swapaxes(0, 1):
+        ...     monitor.update(outputs / 2)  # another contrast, and the task says half of it
+        >>> monitor.is_withdrawn
+        True
+    """
+
+    policy: Policy
+    delta: float = 0.01
+    reference: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    look: Callable[[Any], Mapping[str, float]] | None = None
+    state: str | os.PathLike[str] | None = None
+    streams: dict[str, _MartingaleStream] = field(init=False, repr=False)
+    _made_of: dict[str, Any] = field(init=False, repr=False)
+    _is_open: bool = field(init=False, repr=False, default=False)
+    _lock: Any = field(init=False, repr=False, default_factory=RLock)
+
+    def __post_init__(self) -> None:
+        self.delta = float(exact_alpha(self.delta, "delta"))
+        if not self.policy.watch:
+            raise InputError(
+                "this policy does not hold what was seen of its calibration units, so nothing can "
+                "be compared with them; plan again"
+            )
+        if twice := set(self.policy.watch) & set(self.reference):
+            raise InputError(f"the policy has a statistic {min(twice)!r} already; rename yours")
+        known = {**self.policy.watch, **self.reference}
+        self.streams = {
+            name: _MartingaleStream(_sorted(name, values)) for name, values in known.items()
+        }
+        self._made_of = {
+            "policy": fingerprint(self.policy.to_dict()),
+            "reference": fingerprint(
+                {name: list(map(float, v)) for name, v in self.reference.items()}
+            ),
+            "delta": self.delta,
+        }
+        with self.kept():
+            pass
+
+    def __repr__(self) -> str:
+        return self.sentence
+
+    @property
+    def is_by_group(self) -> bool:
+        """Whether the units are groups."""
+        return self.policy.guarantee.whom.is_group
+
+    def is_of(self, policy: Policy) -> bool:
+        """Whether this is the policy that is watched."""
+        return policy is self.policy or fingerprint(policy.to_dict()) == self._made_of["policy"]
+
+    @property
+    def units(self) -> int:
+        """How many new units were seen; audits are counted by themselves."""
+        return max(len(s.values) for name, s in self.streams.items() if name not in self._audited)
+
+    @property
+    def _audited(self) -> list[str]:
+        """The statistics that need targets."""
+        return [name for name in self.policy.watch if name.partition(" of ")[0] == ERROR]
+
+    @property
+    def evidence(self) -> float:
+        """The largest evidence so far, shared fairly among the statistics."""
+        return max(stream.largest for stream in self.streams.values()) / len(self.streams)
+
+    @property
+    def enough(self) -> float:
+        """The evidence in one statistic that withdraws the promise: all share delta equally."""
+        return len(self.streams) * (1 + SLACK) / self.delta
+
+    @property
+    def changed(self) -> dict[str, _MartingaleStream]:
+        """The statistics whose evidence is enough by itself to withdraw the promise."""
+        return {name: s for name, s in self.streams.items() if s.largest >= self.enough}
+
+    @property
+    def withdrawn_after(self) -> int | None:
+        """After how many units, or audits, the evidence was enough; None where it never was."""
+        changed = self.changed.values()
+        first = [next(k for k, e in enumerate(s.evidence) if e >= self.enough) for s in changed]
+        return 1 + min(first) if first else None
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether the promise is withdrawn."""
+        return bool(self.changed)
+
+    @property
+    def sentence(self) -> str:
+        """What the evidence says."""
+        unit = self.policy.guarantee.unit
+        n = len(next(iter(self.policy.watch.values())))
+        if not self.is_withdrawn:
+            return (
+                f"No evidence that new {unit}s are not exchangeable with the {n} calibration "
+                f"{unit}s: at most {self.evidence:.3g} after {self.units}, where "
+                f"{1 / self.delta:g} would withdraw the promise."
+            )
+        found = [
+            f"{name} (the median new {unit} lies above {100 * s.median_rank:.3g} % of them)"
+            for name, s in self.changed.items()
+        ]
+        return (
+            f"The promise is withdrawn: new {unit}s are not exchangeable with the {n} calibration "
+            f"{unit}s, with evidence {self.evidence:.3g} where {1 / self.delta:g} is enough (seen "
+            f"after {self.withdrawn_after}). What has changed: {'; '.join(found)}. Plan again with "
+            f"{unit}s of today."
+        )
+
+    def update(
+        self, outputs: Any, *, name: Names = None, seen: Mapping[str, Any] | None = None
+    ) -> None:
+        """Look at new units.
+
+        Arguments:
+            outputs: As :meth:`Policy.decide` takes them; what is beyond the first round is not
+                looked at. Where groups are the units, those of all cases of one group.
+            name: What the unit is called, or each of several: one that was seen before is not
+                counted again.
+            seen: Your own statistics of the unit, or of each of several, by name.
+        """
+        found = self._seen(outputs, None)
+        given = dict(seen or {})
+        if given.keys() != self.reference.keys():
+            raise InputError(
+                f"this monitor has the statistics {', '.join(self.reference) or 'of outputs alone'}"
+                f", got {', '.join(given) or 'none'}; give those that it was made with"
+            )
+        units = len(next(iter(found.values())))
+        for mine, values in given.items():
+            each = as_real_array(values, mine, ndim=(0, 1)).astype(float).reshape(-1)
+            if len(each) != units:
+                raise InputError(f"{mine} has {len(each)} numbers for {units} units; give one each")
+            found[mine] = tuple(map(round_significant, each))
+        self._add(found, name)
+
+    def audit(self, outputs: Any, targets: Any, *, name: Names = None) -> None:
+        """Look at units whose scans were completed on purpose, so that their targets are known.
+
+        They have to be chosen at random: scans that a policy measured in full are the hard ones.
+
+        Arguments:
+            outputs: As for :meth:`update`, of the first round at least.
+            targets: One for each case, (case,) or (case, task); a number for one case.
+            name: What the unit is called, or each of several.
+        """
+        found = self._seen(outputs, targets)
+        self._add({key: found[key] for key in self._audited}, name)
+
+    def judge(self, decision: Decision) -> Decision:
+        """Return a decision as it stands: nothing stops early once the promise is withdrawn.
+
+        Arguments:
+            decision: What the policy said.
+        """
+        if not self.is_withdrawn or decision.round == len(self.policy.accelerations):
+            return decision
+        return replace(
+            decision,
+            stop=False,
+            stops=np.zeros_like(decision.stops),
+            reason=f"continue: {self.sentence}",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as values that JSON can hold: the state, and what a page shows."""
+        return {
+            "schema": SCHEMA,
+            **self._made_of,
+            "unit": self.policy.guarantee.unit,
+            "units": self.units,
+            "evidence": self.evidence,
+            "withdrawn": self.is_withdrawn,
+            "withdrawn_after": self.withdrawn_after,
+            "changed": list(self.changed),
+            "sentence": self.sentence,
+            "statistics": [
+                {
+                    "name": name,
+                    "calibration_units": len(s.calibration),
+                    "median_rank": s.median_rank if s.values else None,
+                    "units": s.units,
+                    "values": s.values,
+                    "evidence": s.evidence,
+                }
+                for name, s in self.streams.items()
+            ],
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write what was seen and what came of it as JSON, and return the path."""
+        return write_json(path, self.to_dict())
+
+    def _seen(self, outputs: Any, targets: Any) -> dict[str, tuple[float, ...]]:
+        """The statistics of the units that outputs, and perhaps targets, are of."""
+        x, single = self.policy.checked(outputs)
+        if single and self.is_by_group:
+            raise InputError(
+                f"this policy is about groups, got outputs of shape {np.shape(outputs)}, which "
+                "have no case axis; pass those of all cases of the group, (round, case, sample)"
+            )
+        z = None
+        if targets is not None:
+            shape = (x.shape[1], x.shape[3])
+            z = as_real_array(targets, "targets", ndim=(0, 1, 2)).astype(float)
+            if z.size != shape[0] * shape[1]:
+                raise InputError(f"{shape[0]} cases of {shape[1]} tasks need as many targets, got "
+                                 f"{z.size}")  # fmt: skip
+            z = z.reshape(shape)
+            require_in_ranges(z, self.policy.task_ranges, "targets")
+        cases = np.arange(x.shape[1])
+        index = np.zeros_like(cases) if self.is_by_group else cases
+        return monitor_statistics(x[0], index, self.policy.task_names, z)
+
+    def _add(self, found: Mapping[str, Sequence[float]], name: Names) -> None:
+        units = len(next(iter(found.values())))
+        names: list[str | None] = [None] * units
+        if name is not None:
+            names = [name] if isinstance(name, str) else list(map(str, name))
+        if len(names) != units:
+            raise InputError(f"{units} units need as many names, got {len(names)}")
+        with self.kept():
+            for i, unit in enumerate(names):
+                known = [self.streams[key].has(unit, found[key][i]) for key in found]
+                if not any(known):
+                    for key, values in found.items():
+                        self.streams[key].add(values[i], unit)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Work on what the state holds, by whomever, and keep what comes of it, once."""
+        with self._lock:
+            if self.state is None or self._is_open:
+                yield
+                return
+            path = Path(self.state)
+            with file_lock(path.with_name(f".{path.name}.lock"), wait=True):
+                if path.exists():
+                    self._catch_up(path)
+                before = [len(stream.values) for stream in self.streams.values()]
+                self._is_open = True
+                try:
+                    yield
+                finally:
+                    self._is_open = False
+                if before != [len(stream.values) for stream in self.streams.values()]:
+                    self.save(path)
+
+    def _catch_up(self, path: Path) -> None:
+        """Add what others have seen since; a state of another monitor is refused."""
+        record = read_json(path, SCHEMA, remedy="begin a new one")
+        for name, mine in self._made_of.items():
+            if record.get(name) != mine:
+                was, is_ = (str(value)[:16] for value in (record.get(name), mine))
+                raise InputError(
+                    f"{path} is of another {name} ({was}, got {is_}); go on with the former, or "
+                    "begin a new one in another file"
+                )
+        with complete_record(path, "monitor", "begin a new one"):
+            for one in record["statistics"]:
+                stream, units = self.streams[one["name"]], one["units"]
+                if units[: len(stream.units)] != stream.units:
+                    raise InputError(f"{path} has lost units that were seen; begin a new one")
+                fresh = slice(len(stream.units), None)
+                for unit, value in zip(units[fresh], one["values"][fresh], strict=True):
+                    stream.add(float(value), unit)
+
+
+def _sorted(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    each = as_real_array(values, f"calibration {name}", ndim=(1,)).astype(float)
+    if not len(each):
+        raise InputError(f"statistic {name!r} has no calibration unit; give one number for each")
+    return tuple(sorted(map(round_significant, each)))
+
+
+def monitor_table(monitor: Monitor, table: TaskOutputs, *, audited: bool = False) -> None:
+    """Show the units of a table to a monitor, each group in the place of its first case.
+
+    Arguments:
+        monitor: The monitor.
+        table: Task outputs of new cases; their names are the names of the units.
+        audited: Whether its targets are those of scans that were completed at random.
+
+    Example:
+        >>> from taskuq.policy._plan import plan
+        >>> from taskuq.table._examples import SyntheticTable, synthetic_outputs
+        >>> table = synthetic_outputs(SyntheticTable(volumes=60), seed=0)
+        >>> old, new = (table.select(group=np.unique(table.group)[part]) for part in
+        ...             (slice(40), slice(40, None)))
+        >>> monitor = Monitor(plan(old, alpha=0.2, max_width=0.2))
+        >>> monitor_table(monitor, new)
+        >>> monitor.units, monitor.is_withdrawn
+        (20, False)
+    """
+    _require_first_round(monitor, table)
+    if audited and not table.has_targets:
+        raise InputError("the table has no targets, so its cases were not audited; leave that out")
+    named = table.group if monitor.is_by_group else table.case
+    if monitor.is_by_group and named is None:
+        raise InputError(
+            "the policy is about groups, and the table does not say which group its cases are of"
+        )
+    units = np.arange(table.cases) if named is None else named
+    _, first, index = np.unique(units, return_index=True, return_inverse=True)
+    cases = np.argsort(index, kind="stable")
+    ends = np.cumsum(np.bincount(index))
+    with monitor.kept():
+        for unit in np.argsort(first):
+            members = cases[ends[unit - 1] if unit else 0 : ends[unit]]
+            name = None if named is None else str(named[members[0]])
+            outputs = table.outputs[:1, members]
+            monitor.update(outputs, name=name)
+            if audited:
+                monitor.audit(outputs, table.targets_at(0)[members], name=name)
+
+
+def _require_first_round(monitor: Monitor, table: TaskOutputs) -> None:
+    """Refuse a table whose first round is another: what is seen there depends on how much it has.
+
+    Later rounds are not looked at, and a table that does not name its rounds is taken at its word.
+    """
+    mine, theirs = (list(map(float, one.accelerations)) for one in (monitor.policy, table))
+    if not np.isnan(theirs[0]) and mine[0] != theirs[0]:
+        said = [", ".join(f"{R:g}" for R in rates) for rates in (mine, theirs)]
+        raise InputError(
+            f"the policy has rounds of acceleration {said[0]}, and the table has {said[1]}; give "
+            "outputs of new cases whose first round is the policy's"
+        )

@@ -1,0 +1,290 @@
+"""Export of recovery and task by torch.export."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+import taskuq
+from taskuq._io import atomic_write, fingerprint, write_json
+from taskuq.errors import InputError, first_line
+from taskuq.measure._coils import rss
+from taskuq.measure._fourier import broadcast_mask, central_lines, fft2c, ifft2c
+from taskuq.policy._policy import Policy
+from taskuq.protocols import Fingerprinted
+from taskuq.recover._estimate import varnet_estimate
+from taskuq.recover._methods import rescale_pow2
+from taskuq.recover._varnet_training import VarNetRecovery
+from taskuq.recover.flow._around import COOLER, ResidualFlowSampler, temperature_at
+from taskuq.recover.flow._sample import ATTEMPTS
+from taskuq.recover.sampler._network import unflatten_samples
+from taskuq.recover.sampler._sample import SamplerRecovery, counter_normal
+from taskuq.scan._round import component_name
+from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
+
+
+class _ExportSpec(NamedTuple):
+    """A recovery as a program, and how it is drawn with.
+
+    Attributes:
+        module: Zero-filled coil images (coil, height, width), a mask (width,) and draws to images
+            (sample, height, width) and the size of each draw (sample,).
+        draws: What the third argument is: of ``kind`` 'gaussian', so many normal ``numbers`` in
+            each row; 'seeds', a seed for each sample; or 'none'.
+    """
+
+    module: nn.Module
+    draws: dict[str, Any]
+
+
+class _FlowExport(nn.Module):
+    """Samples around an estimate, from normal numbers as wide as they are drawn."""
+
+    def __init__(self, recover: ResidualFlowSampler) -> None:
+        super().__init__()
+        # In a list, so that what was folded is written as constants and not as parameters.
+        self.parts = [recover]
+
+    def forward(self, zero_filled: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw."""
+        recover = self.parts[0]
+        found = varnet_estimate(recover.net, zero_filled[None], mask[None])
+        inputs = found.inputs()
+        shapes = recover.flow.latent_shapes(*inputs.shape[-2:])
+        rows = torch.split(draws, [math.prod(shape) for shape in shapes], dim=1)
+        latents = [
+            row.view(-1, height, width, channels)
+            for row, (channels, height, width) in zip(rows, shapes, strict=True)
+        ]
+        errors = recover.folded.inverse(latents, recover.folded.shares(inputs))
+        return rss(found.coil_images(0, errors)), errors.abs().amax((1, 2, 3))
+
+
+class _SamplerExport(nn.Module):
+    """Samples in one evaluation, from a seed for each."""
+
+    def __init__(self, recover: SamplerRecovery) -> None:
+        super().__init__()
+        self.parts: list[Any] = [recover]
+
+    def forward(self, zero_filled: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw."""
+        recover = self.parts[0]
+        found = recover.estimating.of(zero_filled[None], mask[None])
+        told, net = found.inputs(), recover._drawing
+        noise = counter_normal(draws, net.noise_size(*told.shape[-2:]))
+        residuals = net.draw(net.know(told, found.share()), unflatten_samples(noise, 1))
+        return found.images(residuals.float())[0], torch.zeros(len(draws))
+
+
+class _VarNetExport(nn.Module):
+    """A point estimate, whatever is drawn."""
+
+    def __init__(self, recover: VarNetRecovery) -> None:
+        super().__init__()
+        self.parts = [recover]
+
+    def forward(self, zero_filled: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Estimate."""
+        images, size = rescale_pow2(zero_filled[None])
+        kspace = fft2c(images)
+        kspace = torch.where(broadcast_mask(mask[None], kspace), kspace, 0)
+        recovered = self.parts[0].net(kspace, mask[None], central_lines(mask[None]))
+        return recovered * size.view(-1, 1, 1), torch.zeros(1)
+
+
+def _drawing_of(recover: Any, masks: Tensor, height: int) -> _ExportSpec:
+    """Return a recovery as a program.
+
+    Arguments:
+        recover: A flow around estimates, a sampler around estimates, or a variational network.
+        masks: The masks it will see, booleans (round, width).
+        height: Of the images.
+    """
+    match recover:
+        case ResidualFlowSampler():
+            shapes = recover.flow.latent_shapes(height, masks.shape[1])
+            return _ExportSpec(_FlowExport(recover), {
+                "kind": "gaussian",
+                "numbers": sum(math.prod(shape) for shape in shapes),
+                "limit": float(recover.flow.config.limit),
+                "attempts": ATTEMPTS,
+                "cooler": COOLER,
+                # How wide draws are depends on how much was measured.
+                "deviations": [[int(mask.sum()), _deviation(recover, mask)] for mask in masks],
+            })  # fmt: skip
+        case SamplerRecovery() if hasattr(recover.estimating, "of"):
+            return _ExportSpec(_SamplerExport(recover), {"kind": "seeds"})
+        case VarNetRecovery():
+            return _ExportSpec(_VarNetExport(recover), {"kind": "none"})
+    raise InputError(
+        f"a recovery {type(recover).__name__} cannot be written as a program; a flow or a sampler "
+        "around estimates and a variational network can"
+    )
+
+
+def _deviation(recover: ResidualFlowSampler, mask: Tensor) -> float:
+    from taskuq.recover._estimate import WIDEST
+
+    unmeasured = 1 - mask.float().mean().item()
+    widening = min(unmeasured**-0.5, WIDEST) if unmeasured else 1.0
+    return temperature_at(recover.temperature, mask) * widening
+
+
+def _export_module(module: nn.Module, example: tuple[Tensor, ...], what: str) -> ExportedProgram:
+    """Return a module as a program of torch's own operations, for inputs of the example's size.
+
+    Arguments:
+        module: The module.
+        example: Inputs.
+        what: What to call it in an error.
+    """
+    try:
+        with torch.no_grad():
+            program = torch.export.export(module.eval(), example)
+    except Exception as error:
+        raise InputError(
+            f"torch cannot write the {what} down as a program ({first_line(error):.160})"
+        ) from None
+    return _allow_any_strides(program)
+
+
+def _allow_any_strides(program: ExportedProgram) -> ExportedProgram:
+    """Let a program not rely on how the memory of its numbers was laid out when it was traced.
+
+    Where tracing believes that numbers lie in order already, it leaves out the copy that puts them
+    in order; convolutions then lay them out in another way than it believed.
+
+    Arguments:
+        program: The program; it is changed.
+    """
+    ops, graph = torch.ops.aten, program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.target is ops.view.default:
+            node.target = ops.reshape.default
+        elif node.target is ops.view_as_complex.default:
+            with graph.inserting_before(node):
+                ordered = graph.call_function(ops.contiguous.default, (node.args[0],))
+            ordered.meta = dict(node.args[0].meta)
+            node.replace_input_with(node.args[0], ordered)
+    program.graph_module.recompile()
+    return program
+
+
+# How far outputs of a runtime may be from those of the networks it was made of.
+AGREES = 1e-4
+
+
+def write_runtime(
+    folder: Path,
+    policy: Policy,
+    recover: Any,
+    task: Any,
+    columns: Sequence[NDArray[np.intp]],
+    shape: tuple[int, int, int],
+) -> Path:
+    """Write recovery and task as programs, and see that they say what the networks say.
+
+    Arguments:
+        folder: Where to write; what is there is replaced.
+        policy: The policy they will decide with.
+        recover: The recovery, on the CPU.
+        task: The task, a torch module on the CPU.
+        columns: The columns of k-space that each round adds.
+        shape: Coil, height, width of a slice.
+    """
+    if not isinstance(task, torch.nn.Module):
+        raise InputError(f"a task {type(task).__name__} is no torch module; give its weights")
+    _, height, width = shape
+    masks = torch.zeros(len(columns), width, dtype=torch.bool)
+    for k, added in enumerate(columns):
+        masks[k:, torch.as_tensor(np.asarray(added))] = True
+    drawing = _drawing_of(recover, masks, height)
+    # The round before the last: with more lines networks are steadier.
+    mask = masks[max(0, len(masks) - 2)]
+    zero_filled = ifft2c(torch.where(mask, fft2c(_example_slice(*shape)), 0))
+    given = (zero_filled, mask, _example_draws(drawing.draws, policy.samples))
+    recovery = _export_module(drawing.module, given, "recovery")
+    with torch.no_grad():
+        images = drawing.module(*given)[0]
+        seen = _export_module(task, (images,), "task")
+        _require_agreeing(recovery.module()(*given)[0], images, "recovery")
+        _require_agreeing(seen.module()(images), task(images), "task")
+    return write_json(folder / MANIFEST, {
+        "schema": SCHEMA,
+        "policy": fingerprint(policy.to_dict()),
+        "shape": list(shape),
+        "samples": policy.samples,
+        "images": len(images),
+        "columns": [np.asarray(added).tolist() for added in columns],
+        "recover": {**_saved(recovery, folder / "recover.pt2"), "draws": drawing.draws,
+                    "made_of": component_name(recover), "mark": _mark(recover)},
+        "task": {**_saved(seen, folder / "task.pt2"), "made_of": component_name(task), "mark": _mark(task)},
+        "versions": {"taskuq": taskuq.__version__, "torch": torch.__version__},
+    })  # fmt: skip
+
+
+def _mark(part: Any) -> str:
+    """What a run calls a network; nothing where it was not opened by its weights."""
+    return str(part.fingerprint) if isinstance(part, Fingerprinted) else ""
+
+
+def _example_draws(draws: dict[str, Any], samples: int) -> Tensor:
+    """Return draws of the right size, the same every time."""
+    if draws["kind"] == "gaussian":
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(samples, draws["numbers"], generator=generator) / 2
+    return torch.arange(samples) if draws["kind"] == "seeds" else torch.zeros(1)
+
+
+def _example_slice(coils: int, height: int, width: int) -> Tensor:
+    """Return coil images of something like a head: networks are steady on what they know.
+
+    On a square with nothing around it a variational network multiplies rounding by a million.
+
+    Arguments:
+        coils: How many coils, around the head.
+        height: Rows.
+        width: Columns.
+
+    Example:
+        >>> _example_slice(2, 16, 16).shape
+        torch.Size([2, 16, 16])
+    """
+    generator = torch.Generator().manual_seed(0)
+    y, x = torch.linspace(-1, 1, height)[:, None], torch.linspace(-1, 1, width)
+    coarse = torch.randn(1, 1, 8, 8, generator=generator)
+    texture = torch.nn.functional.interpolate(coarse, size=(height, width), mode="bicubic")[0, 0]
+    inside = torch.sigmoid(20 * (0.7 - torch.sqrt((y / 1.1) ** 2 + x**2)))
+    angle = 2 * math.pi * torch.arange(coils).view(-1, 1, 1) / coils
+    near = torch.exp(-((y - torch.sin(angle)) ** 2 + (x - torch.cos(angle)) ** 2) / 2)
+    seen = torch.polar(near * inside * (1 + 0.3 * texture), angle + x + y)
+    noise = torch.randn(2, coils, height, width, generator=generator)
+    return seen + 0.01 * torch.complex(noise[0], noise[1])
+
+
+def _require_agreeing(found: Tensor, expected: Tensor, what: str) -> None:
+    apart = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+    if not apart <= AGREES:
+        raise InputError(
+            f"the program of the {what} is {apart:.2g} away from what it was made of, and "
+            f"{AGREES:g} is allowed; nothing is written"
+        )
+
+
+def _saved(program: ExportedProgram, path: Path) -> dict[str, Any]:
+    with atomic_write(path) as partial, warnings.catch_warnings():
+        # Weights whose memory is not in order are written in order, which is meant.
+        warnings.filterwarnings("ignore", "No complete tensor found")
+        with partial.open("wb") as file:
+            torch.export.save(program, file)
+    return {"file": path.name, "sha256": checksum(path)}

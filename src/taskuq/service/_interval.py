@@ -1,0 +1,247 @@
+"""Interval of a scan as JSON and DICOM SR."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import taskuq
+from taskuq._io import (
+    atomic_write,
+    fingerprint,
+    number_from_json,
+    read_json,
+    to_json_value,
+    write_json,
+)
+from taskuq.errors import InputError, first_line
+from taskuq.policy._policy import Policy
+from taskuq.scan._state import GroupScan, Scan, format_reason, load_scan
+
+SCHEMA = "taskuq.interval/1"
+# The coding scheme of what DICOM has no code for.
+SCHEME = "99TASKUQ"
+
+
+def _interval_record(scan: Scan, policy: Policy, *, scan_id: str | None = None) -> dict[str, Any]:
+    """Return the interval of a finished scan as values that JSON can hold.
+
+    docs/schemas/interval.json says what they mean. The value of a task is the mean of its outputs,
+    or the nearest end of the interval where that lies outside; the target itself where everything
+    was measured.
+
+    Arguments:
+        scan: The scan of a case, finished.
+        policy: The policy it was made under.
+        scan_id: What the scan is called.
+    """
+    if not scan.is_finished:
+        raise InputError("the scan is not finished, so nothing is reported of it yet")
+    last = scan.rounds[-1]
+    x = np.asarray(last.outputs, dtype=float).reshape(len(last.outputs), -1)
+    ends = np.atleast_1d(last.lower), np.atleast_1d(last.upper)
+    values = np.clip(x.mean(axis=0), *ends)
+    return {
+        "schema": SCHEMA,
+        "scan_id": scan_id,
+        "case": last.case,
+        "tasks": [
+            to_json_value(
+                {"name": name, "value": float(v), "lower": float(low), "upper": float(high)}
+            )
+            for name, v, low, high in zip(policy.task_names, values, *ends, strict=True)
+        ],
+        "known": last.acceleration == 1,
+        "alpha": policy.alpha,
+        "guaranteed": policy.is_guaranteed and scan.void is None,
+        "promise": scan.void or policy.sentence,
+        "round": last.round,
+        "acceleration": to_json_value(float(last.acceleration)),
+        "reason": format_reason(last.reason, shadow=last.shadow),
+        "policy": fingerprint(policy.to_dict()),
+        "version": taskuq.__version__,
+    }
+
+
+def stored_interval(state: Path, policy: Policy, case: str | None = None) -> dict[str, Any]:
+    """Return the interval of a scan that is stored.
+
+    Arguments:
+        state: What :func:`taskuq.acquire` wrote.
+        policy: The policy it was made under.
+        case: Which case of a group.
+    """
+    found = load_scan(state, policy)
+    kept = _kept(state)
+    cases = found.cases if isinstance(found, GroupScan) else {str(kept["cases"][0]): found}
+    chosen = next(iter(cases)) if case is None and len(cases) == 1 else case
+    if chosen is None or chosen not in cases:
+        got = "" if case is None else f", got {case:.60}"
+        raise InputError(
+            f"{state} is a scan of the cases {', '.join(cases):.300}; say which by --case{got}"
+        )
+    return _interval_record(cases[chosen], policy, scan_id=kept.get("scan_id"))
+
+
+def scan_patient(state: Path) -> str | None:
+    """Return whose scan is stored; None where that is not known.
+
+    Arguments:
+        state: What a service stored.
+    """
+    found = _kept(state).get("patient")
+    return None if found is None else str(found)
+
+
+def _kept(state: Path) -> dict[str, Any]:
+    return read_json(state, "taskuq.acquisition/1", remedy="start a new scan")
+
+
+def write_interval(
+    record: dict[str, Any], path: Path, image: Path | None = None, *, patient: str | None = None
+) -> Path:
+    """Write an interval: a DICOM structured report for a name that ends in .dcm, JSON otherwise.
+
+    Arguments:
+        record: What :func:`_interval_record` returned.
+        path: The file.
+        image: The DICOM image that a report is about.
+        patient: Whose scan it is: an image of another patient is refused. None for anybody's.
+    """
+    if path.suffix != ".dcm":
+        if image is not None:
+            raise InputError(
+                f"{path} is to be JSON, which refers to no image; leave --image out, or let the "
+                "name end in .dcm"
+            )
+        return write_json(path, record)
+    if image is None:
+        raise InputError(
+            f"{path} is to be a DICOM report, which refers to the image it is about; give the image"
+        )
+    opened = _opened(image)
+    shown = str(opened.get("PatientID", ""))
+    if patient is not None and shown != patient:
+        raise InputError(
+            f"the scan is of patient {patient:.60} and {image} of {shown or 'nobody':.60}; give "
+            "the image of the scan, or --other-patient where both are the same"
+        )
+    report = _dicom_report(record, opened)
+    with atomic_write(path) as partial:
+        report.save_as(partial, enforce_file_format=True)
+    return path
+
+
+def _dicom_report(record: dict[str, Any], image: Any) -> Any:
+    """Return an interval as a DICOM Enhanced SR, a measurement report (TID 1500).
+
+    Each task is a measurement; what its interval reaches above and below the value is its upper and
+    lower measurement uncertainty (TID 310). An infinite end has none.
+
+    Arguments:
+        record: What :func:`_interval_record` returned.
+        image: The image, a pydicom dataset with patient and study.
+    """
+    import highdicom as hd
+    from highdicom import sr
+    from pydicom.sr.codedict import codes
+
+    measurements = []
+    for task in record["tasks"]:
+        value = float(task["value"])
+        above, below = (abs(number_from_json(task[end]) - value) for end in ("upper", "lower"))
+        properties = sr.MeasurementProperties(
+            upper_measurement_uncertainty=above if np.isfinite(above) else None,
+            lower_measurement_uncertainty=below if np.isfinite(below) else None,
+        )
+        measurements.append(
+            sr.Measurement(
+                name=sr.CodedConcept(_code(task["name"]), SCHEME, str(task["name"])[:64]),
+                value=value,
+                unit=codes.UCUM.NoUnits,
+                properties=properties,
+            )
+        )
+    group = sr.MeasurementsAndQualitativeEvaluations(
+        tracking_identifier=sr.TrackingIdentifier(
+            uid=hd.UID(), identifier=str(record["case"])[:64]
+        ),
+        algorithm_id=sr.AlgorithmIdentification(
+            name="taskuq",
+            version=record["version"],
+            parameters=[
+                f"promise: {record['promise']}",
+                f"reason: {record['reason']}",
+                f"policy: {record['policy']}",
+            ],
+        ),
+        measurements=measurements,
+        source_images=[sr.SourceImageForMeasurementGroup(image.SOPClassUID, image.SOPInstanceUID)],
+    )
+    device = sr.DeviceObserverIdentifyingAttributes(uid=hd.UID(), name="taskuq")
+    content = sr.MeasurementReport(
+        observation_context=sr.ObservationContext(
+            observer_device_context=sr.ObserverContext(codes.DCM.Device, device)
+        ),
+        procedure_reported=sr.CodedConcept("18748-4", "LN", "Diagnostic imaging study"),
+        imaging_measurements=[group],
+        title=codes.DCM.ImagingMeasurementReport,
+    )
+    return sr.EnhancedSR(
+        evidence=[image],
+        content=content[0],
+        series_number=9000,
+        series_instance_uid=hd.UID(),
+        sop_instance_uid=hd.UID(),
+        instance_number=1,
+        manufacturer="taskuq",
+        is_complete=True,
+    )
+
+
+def _read_report(path: Path) -> dict[str, tuple[float, float, float]]:
+    """Return value, lower and upper end of each task of a DICOM report.
+
+    Arguments:
+        path: What :func:`write_interval` wrote.
+    """
+    from highdicom import sr
+
+    try:
+        report: Any = sr.srread(path)
+        groups = report.content.get_image_measurement_groups()
+    except Exception as error:
+        raise InputError(f"{path} cannot be read as a report ({first_line(error):.120})") from None
+    found = {}
+    for group in groups:
+        for one in group.get_measurements():
+            reach = {"371886008": np.inf, "371885007": np.inf}
+            for item in one[0].ContentSequence if "ContentSequence" in one[0] else ():
+                code = item.ConceptNameCodeSequence[0].CodeValue
+                if code in reach:
+                    reach[code] = _number(item)
+            value = _number(one[0])
+            above, below = reach["371886008"], reach["371885007"]
+            found[one.name.meaning] = (value, value - below, value + above)
+    return found
+
+
+def _number(item: Any) -> float:
+    """A number with all its digits; its decimal string has room for sixteen characters alone."""
+    measured = item.MeasuredValueSequence[0]
+    return float(measured.get("FloatingPointValue", measured.NumericValue))
+
+
+def _code(name: str) -> str:
+    return fingerprint(str(name))[:16]
+
+
+def _opened(image: Path) -> Any:
+    import pydicom
+
+    try:
+        return pydicom.dcmread(image)
+    except Exception as error:
+        raise InputError(f"{image} cannot be read as DICOM ({first_line(error):.120})") from None

@@ -1,0 +1,201 @@
+"""Exported runtime without network code."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from taskuq._io import complete_record, fingerprint, read_json, safe_join
+from taskuq._seeds import mix_seeds
+from taskuq.errors import InputError, first_line
+from taskuq.policy._policy import Policy
+from taskuq.training._determinism import gaussian_rows
+
+SCHEMA, MANIFEST = "taskuq.runtime/1", "manifest.json"
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of every byte of a file.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a"
+        >>> _ = path.write_text("taskuq")
+        >>> checksum(path)[:8]
+        'd4b24d1c'
+    """
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(2**20):
+            found.update(part)
+    return found.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class _ExportedRecover:
+    """A recovery that is a program.
+
+    Arguments:
+        program: What :func:`~taskuq.service._export.write_runtime` wrote.
+        shape: Coil, height, width that it takes.
+        samples: How many samples it draws at once.
+        draws: What it is drawn with.
+        fingerprint: What the audit trail calls it.
+    """
+
+    program: Any = field(repr=False)
+    shape: tuple[int, int, int]
+    samples: int
+    draws: Mapping[str, Any] = field(repr=False)
+    fingerprint: str
+
+    @torch.no_grad()
+    def __call__(self, measurement: Any, *, samples: int, seed: int) -> Tensor:
+        """Return samples (sample, height, width): the first of those that the program draws."""
+        zero_filled = torch.as_tensor(measurement.zero_filled).to(torch.complex64)
+        if tuple(zero_filled.shape) != self.shape or samples > self.samples:
+            raise InputError(
+                f"the runtime is for {self.samples} samples of slices {self.shape} (coil, height, "
+                f"width), got {samples} of {tuple(zero_filled.shape)}; export another"
+            )
+        if not bool(torch.isfinite(torch.view_as_real(zero_filled)).all()):
+            raise InputError(
+                "the measurement holds NaN or infinite values; measure that case again"
+            )
+        mask = torch.as_tensor(measurement.mask).bool()
+        if self.draws["kind"] == "gaussian":
+            return self._drawn_again(zero_filled, mask, seed)[:samples]
+        rows = [mix_seeds(seed, j, 0) for j in range(self.samples)]
+        draws = torch.tensor(rows) if self.draws["kind"] == "seeds" else torch.zeros(1)
+        images: Tensor = self.program(zero_filled, mask, draws)[0]
+        return images[:samples]
+
+    def _drawn_again(self, zero_filled: Tensor, mask: Tensor, seed: int) -> Tensor:
+        """Draw, and those draws again that are beyond the flow's limit, in the end ever cooler."""
+        deviations = {int(lines): float(wide) for lines, wide in self.draws["deviations"]}
+        lines, most = int(mask.sum()), int(self.draws["attempts"])
+        if lines not in deviations:
+            raise InputError(f"the runtime knows no round of {lines} lines; export another")
+        attempt = np.zeros(self.samples, dtype=int)
+        for _ in range(most + int(self.draws["cooler"])):
+            rows = [mix_seeds(seed, j, int(attempt[j])) for j in range(self.samples)]
+            draws = gaussian_rows(torch.empty(self.samples, int(self.draws["numbers"])), rows)
+            wide = deviations[lines] * 0.5 ** np.maximum(0, attempt - most + 1)
+            draws *= torch.as_tensor(wide, dtype=draws.dtype)[:, None]
+            found: tuple[Tensor, Tensor] = self.program(zero_filled, mask, draws)
+            images, sizes = found
+            # Not "above the limit": NaN must count as beyond it too.
+            beyond = ~(sizes <= float(self.draws["limit"])).numpy()
+            if not beyond.any():
+                return images
+            attempt += beyond
+        raise InputError(
+            f"a sample is not finite or beyond {self.draws['limit']} after "
+            f"{most + int(self.draws['cooler'])} draws, the last ones at ever lower temperatures"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _ExportedTask:
+    """A task that is a program.
+
+    Arguments:
+        program: What :func:`~taskuq.service._export.write_runtime` wrote.
+        images: How many images it takes at once.
+        fingerprint: What the audit trail calls it.
+    """
+
+    program: Any = field(repr=False)
+    images: int
+    fingerprint: str
+
+    @torch.no_grad()
+    def __call__(self, images: Any) -> Tensor:
+        """Images (image, height, width) to outputs (image,) or (image, task)."""
+        given = torch.as_tensor(images).float()
+        if not 1 <= len(given) <= self.images:
+            raise InputError(
+                f"the runtime's task takes up to {self.images} images, got {len(given)}"
+            )
+        filled = torch.cat([given, given[:1].expand(self.images - len(given), *given.shape[1:])])
+        outputs: Tensor = self.program(filled)
+        return outputs[: len(given)]
+
+
+@dataclass(frozen=True)
+class _ExportedModel:
+    """What a service decides with, from a folder.
+
+    Arguments:
+        recover: The recovery.
+        task: The task.
+        columns: The columns of k-space that each round adds.
+        shape: Coil, height, width of a slice.
+    """
+
+    recover: _ExportedRecover
+    task: _ExportedTask
+    columns: list[NDArray[np.intp]]
+    shape: tuple[int, int, int]
+
+
+def open_runtime(folder: Path, policy: Policy) -> _ExportedModel:
+    """Open a runtime for a policy, or say why it cannot be used.
+
+    A program is code: open runtimes of those alone whom you would let install software.
+
+    Arguments:
+        folder: What ``taskuq export`` wrote.
+        policy: The policy; another one than it was made for is refused.
+    """
+    path = folder / MANIFEST
+    record = read_json(path, SCHEMA, remedy="export again")
+    if record.get("policy") != fingerprint(policy.to_dict()):
+        raise InputError(f"{folder} was made for another policy; export one for this policy")
+    with complete_record(path, "runtime", "export again"):
+        coils, height, width = map(int, record["shape"])
+        parts = {name: record[name] for name in ("recover", "task")}
+        programs = {name: _program(folder, part) for name, part in parts.items()}
+        return _ExportedModel(
+            recover=_ExportedRecover(
+                programs["recover"], (coils, height, width), int(record["samples"]),
+                parts["recover"]["draws"], _called(parts["recover"]),
+            ),
+            task=_ExportedTask(programs["task"], int(record["images"]), _called(parts["task"])),
+            columns=[np.asarray(added, dtype=np.intp) for added in record["columns"]],
+            shape=(coils, height, width),
+        )  # fmt: skip
+
+
+def _called(part: Mapping[str, Any]) -> str:
+    """What a program's network is called by a run, and so by policies; the program's own SHA-256
+    where nobody knows.
+    """
+    return str(part["mark"] or part["sha256"])
+
+
+def _program(folder: Path, part: Mapping[str, Any]) -> Any:
+    path = safe_join(folder, str(part["file"]))
+    if not path.is_file():
+        raise InputError(f"{path} is missing; export again")
+    # Looked at before it is opened: what was changed is not even read.
+    if checksum(path) != part["sha256"]:
+        raise InputError(
+            f"{path} is not the program that the manifest names: it was damaged or swapped; export "
+            "again"
+        )
+    try:
+        return torch.export.load(path).module()
+    except Exception as error:
+        raise InputError(
+            f"{path} cannot be opened with torch {torch.__version__} ({first_line(error):.120}); "
+            "export again with this version"
+        ) from None

@@ -1,0 +1,293 @@
+"""ResNet backbones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from taskuq.errors import InputError
+from taskuq.training._weights import load_tensors, read_card, read_pickled, read_tensors
+
+FEATURES = 2048
+
+
+class _Bottleneck(nn.Module):
+    """Residual block of three convolutions, the last of which widens its input four times."""
+
+    def __init__(self, before: int, width: int, stride: int, shortcut: nn.Module | None) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(4 * width)
+        self.act = nn.ReLU(inplace=True)
+        self.downsample = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.bn1(self.conv1(x)))
+        y = self.act(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        y += x if self.downsample is None else self.downsample(x)
+        out: Tensor = self.act(y)
+        return out
+
+
+def _stage(before: int, width: int, blocks: int, stride: int) -> nn.Sequential:
+    shortcut = nn.Sequential(
+        nn.Conv2d(before, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
+    )
+    first = _Bottleneck(before, width, stride, shortcut)
+    rest = [_Bottleneck(4 * width, width, 1, None) for _ in range(1, blocks)]
+    return nn.Sequential(first, *rest)
+
+
+class _ResNet50(nn.Module):
+    """Three channels to 2048 features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.act = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.layer1 = _stage(64, 64, 3, stride=1)
+        self.layer2 = _stage(256, 128, 4, stride=2)
+        self.layer3 = _stage(512, 256, 6, stride=2)
+        self.layer4 = _stage(1024, 512, 3, stride=2)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.maxpool(self.act(self.bn1(self.conv1(images))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        features: Tensor = self.avgpool(x).flatten(1)
+        return features
+
+
+def _resnet50() -> nn.Module:
+    """Make a ResNet-50 without its last layer: three channels to 2048 features.
+
+    References:
+        He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
+
+    Example:
+        >>> sum(p.numel() for p in _resnet50().parameters())
+        23508032
+    """
+    return _ResNet50()
+
+
+def _read_imagenet(network: nn.Module, path: Path | str) -> None:
+    """Fill a ResNet-50 from a state dict with torchvision's names, except for its last layer.
+
+    Files .safetensors and .pth are read; no objects are unpickled.
+    """
+    path = Path(path)
+    if path.suffix == ".safetensors":
+        found = read_tensors(path)
+    else:
+        found = read_pickled(path, "torchvision's file")
+        if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
+            raise InputError(
+                f"{path} holds no plain state dict; use torchvision's file", code="file.format"
+            )
+    load_tensors(network, {k: v for k, v in found.items() if not k.startswith("fc.")}, path)
+
+
+class _SmallResNet(nn.Module):
+    """Residual blocks of two 3×3 convolutions; each stage halves the image and doubles the width.
+
+    Small findings fill a few pixels: the mean over the image alone would drown them, so that
+    features are the mean and the maximum of the last stage.
+
+    References:
+        He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
+
+    Arguments:
+        channels: Channels of the input.
+        width: Channels of the first stage.
+        blocks: Residual blocks of each stage.
+
+    Example:
+        >>> _SmallResNet(1, width=8, blocks=(1, 1))(torch.ones(2, 1, 32, 32)).shape
+        torch.Size([2, 32])
+    """
+
+    def __init__(self, channels: int, width: int, blocks: Sequence[int]) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, width, 5, stride=2, padding=2, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        layers: list[nn.Module] = []
+        before = width
+        for stage, count in enumerate(blocks):
+            after = width << stage
+            for k in range(count):
+                layers.append(_Block(before, after, stride=2 if k == 0 and stage > 0 else 1))
+                before = after
+        self.blocks = nn.Sequential(*layers)
+        self.features = 2 * before
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (image, channel, height, width) to features (image, feature)."""
+        maps = self.blocks(functional.relu(self.norm(self.stem(images))))
+        return torch.cat([maps.mean((-2, -1)), maps.amax((-2, -1))], dim=1)
+
+
+class _Block(nn.Module):
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(after)
+        self.second = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(after)
+        same = before == after and stride == 1
+        self.shortcut: nn.Module = nn.Identity()
+        if not same:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.first_norm(self.first(x)))
+        y = self.second_norm(self.second(y))
+        return functional.relu(y + self.shortcut(x))
+
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    """The convolutional part of a task network.
+
+    Arguments:
+        kind: ``"resnet50"`` (three equal channels, normalised as ImageNet is) or ``"small"`` (one
+            channel).
+        width: Channels of the first stage of the small network.
+        blocks: Residual blocks of each stage of the small network.
+
+    Example:
+        >>> BackboneConfig(kind="small", width=16).blocks
+        (2, 2, 2, 2)
+    """
+
+    kind: Literal["resnet50", "small"] = "resnet50"
+    width: int = 32
+    blocks: tuple[int, ...] = (2, 2, 2, 2)
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or not self.blocks or min(self.blocks) < 1:
+            raise InputError(
+                f"a backbone of width {self.width} and blocks {list(self.blocks)} is asked for; "
+                "give a width and numbers of blocks above 0",
+                code="value.invalid",
+            )
+
+
+class _BackboneBody(NamedTuple):
+    """Constructor and kind of a backbone.
+
+    Attributes:
+        make: A configuration to the network, and to how many features it gives.
+        is_imagenet: Whether it takes images as ImageNet's are, and can start from its weights.
+    """
+
+    make: Callable[[BackboneConfig], tuple[nn.Module, int]]
+    is_imagenet: bool
+
+
+def _small(config: BackboneConfig) -> tuple[nn.Module, int]:
+    body = _SmallResNet(1, config.width, config.blocks)
+    return body, body.features
+
+
+BODIES = {
+    "resnet50": _BackboneBody(lambda config: (_resnet50(), FEATURES), is_imagenet=True),
+    "small": _BackboneBody(_small, is_imagenet=False),
+}
+
+
+class Backbone(nn.Module):
+    """Images between 0 and 1 to features.
+
+    Arguments:
+        config: Which network.
+
+    Example:
+        >>> net = Backbone(BackboneConfig("small", width=4))
+        >>> net(torch.rand(2, 32, 32)).shape
+        torch.Size([2, 64])
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.is_imagenet = BODIES[config.kind].is_imagenet
+        self.body, self.features = BODIES[config.kind].make(config)
+        # Constants of the architecture, not weights: they are not stored with them.
+        for name, values in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
+            self.register_buffer(name, torch.tensor(values)[:, None, None], persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (image, height, width) in [0, 1] to features (image, feature)."""
+        x = images[:, None]
+        if self.is_imagenet:
+            x = (x - self.mean) / self.std
+        features: Tensor = self.body(x)
+        return features
+
+
+@dataclass(frozen=True)
+class InitConfig:
+    """Initial weights of a network: of an earlier training, ImageNet's, or random ones.
+
+    Arguments:
+        simclr: Weights that ``taskuq train simclr`` wrote.
+        imagenet: A file of torchvision's ResNet-50 weights.
+        classifier: Weights that ``taskuq train classifier`` wrote, head included: plain training
+            first and adversarial training after it is much quicker than the second alone.
+
+    Example:
+        >>> InitConfig(simclr=Path("a.safetensors"), imagenet=Path("b.pth"))
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: start names several files; name one
+    """
+
+    simclr: Path | None = None
+    imagenet: Path | None = None
+    classifier: Path | None = None
+
+    def __post_init__(self) -> None:
+        if sum(path is not None for path in (self.simclr, self.imagenet, self.classifier)) > 1:
+            raise InputError("start names several files; name one", code="option.conflict")
+
+    def fill(self, backbone: Backbone) -> None:
+        """Fill a backbone from what was pre-trained."""
+        if self.imagenet is not None:
+            if not backbone.is_imagenet:
+                raise InputError(
+                    f"start.imagenet is for a resnet50; the backbone is {backbone.config.kind}: "
+                    "leave it",
+                    code="option.unused",
+                )
+            _read_imagenet(backbone.body, self.imagenet)
+        if self.simclr is not None:
+            read_card(self.simclr, ("simclr",))
+            prefix = "backbone."
+            found = read_tensors(self.simclr)
+            shared = {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}
+            load_tensors(backbone, shared, self.simclr)

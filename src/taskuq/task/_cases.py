@@ -1,0 +1,325 @@
+"""Cases of task networks, augmentation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from taskuq._seeds import per_case_random
+from taskuq.data._dataset import Dataset, LabelledSubset, SplitConfig, load_all_images, precision_of
+from taskuq.data._readers import Data, open_task_data, paper_data
+from taskuq.errors import InputError
+from taskuq.measure._coils import magnitude
+from taskuq.task._backbone import InitConfig
+from taskuq.training._config import TrainingConfig
+from taskuq.training._determinism import DeviceDataset
+from taskuq.training._fit import TrainerOptions
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """How far a view may be from its image; the defaults are the paper's for the classifier.
+
+    The paper's brightness jitter is not here: images are scaled to [0, 1] afterwards, which undoes
+    it.
+
+    Arguments:
+        flip: The probability of a left-right flip.
+        rotation: The largest rotation, in degrees.
+        shift: The largest shift, as a share of the image.
+        crop: The smallest share of the area that a view shows, stretched to the whole.
+        contrast: The largest exponent that grey values are raised to, less 1; 0 leaves them.
+        blur: The largest standard deviation of a Gaussian blur, in pixels; 0 does not blur.
+        share: The share of images whose contrast is changed.
+
+    Example:
+        >>> AugmentConfig().rotation
+        15.0
+    """
+
+    flip: float = 0.5
+    rotation: float = 15.0
+    shift: float = 0.1
+    crop: float = 0.8
+    contrast: float = 0.0
+    blur: float = 0.0
+    share: float = 0.8
+
+    def __post_init__(self) -> None:
+        shares = (self.flip, self.shift, self.share)
+        if not all(0 <= share <= 1 for share in shares) or not 0 < self.crop <= 1:
+            raise InputError(
+                f"flip {self.flip}, shift {self.shift}, share {self.share}, crop {self.crop}; "
+                "give shares between 0 and 1, and a crop above 0"
+            )
+        if min(self.rotation, self.contrast, self.blur) < 0:
+            raise InputError(
+                f"rotation {self.rotation}, contrast {self.contrast}, blur {self.blur}; give no "
+                "negative number"
+            )
+
+
+def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
+    """Draw a random view of each image in [0, 1], black where it looks beyond the image.
+
+    Arguments:
+        images: Images in [0, 1], (image, height, width).
+        config: How far a view may go.
+        generator: Draws everything; on the images' device.
+
+    Example:
+        >>> still = AugmentConfig(flip=0, rotation=0, shift=0, crop=1)
+        >>> x = torch.rand(2, 8, 8)
+        >>> bool(torch.allclose(augment(x, still, torch.Generator()), x, atol=1e-6))
+        True
+    """
+
+    def uniform(low: float, high: float) -> Tensor:
+        draws = per_case_random(torch.rand, (len(images),), generator, device=images.device)
+        return low + (high - low) * draws
+
+    flips = uniform(0, 1) < config.flip
+    angles = uniform(-config.rotation, config.rotation) * (math.pi / 180)
+    shifts = uniform(-config.shift, config.shift), uniform(-config.shift, config.shift)
+    # A crop of share s of the area shows sqrt(s) of each side, somewhere inside the image.
+    side = uniform(config.crop, 1).sqrt()
+    corners = uniform(-1, 1), uniform(-1, 1)
+    # Axes of the grid run from -1 to 1: a shift by a share of the image is twice that.
+    offset = [2 * s + (1 - side) * c for s, c in zip(shifts, corners, strict=True)]
+    views = _resample(images, flips, angles, side, offset[0], offset[1])
+    if config.contrast:
+        exponent = (1 + config.contrast) ** uniform(-1, 1)
+        exponent = torch.where(uniform(0, 1) < config.share, exponent, 1.0)
+        views = views.clamp(0, 1) ** exponent[:, None, None]
+    if config.blur:
+        widest = max(config.blur, 0.1)
+        views = _blur(views, uniform(0.1, widest), widest=widest)
+    return views.clamp(0, 1)
+
+
+def _blur(images: Tensor, sigma: Tensor, *, widest: float | None = None) -> Tensor:
+    r"""Blur each image by a Gaussian of its own width.
+
+    .. math:: k(t) \propto \exp\Big(-\frac{t^2}{2 \sigma^2}\Big)
+
+    :math:`t` counts pixels, up to :math:`3\sigma` of the widest; edges are reflected.
+
+    Arguments:
+        images: Images (image, height, width).
+        sigma: Standard deviations :math:`\sigma` in pixels, (image,).
+        widest: None of them is larger; by default the largest of them.
+
+    Example:
+        >>> point = functional.pad(torch.ones(1, 1, 1), (4, 4, 4, 4))
+        >>> round(_blur(point, torch.tensor([1.0])).max().item(), 3)  # 1 / (2 pi), nearly
+        0.159
+    """
+    # Where it is known, nobody waits for a GPU, and an image does not depend on those beside it.
+    widest = float(sigma.max()) if widest is None else widest
+    reach = min(max(math.ceil(3 * widest), 1), min(images.shape[-2:]) - 1)
+    t = torch.arange(-reach, reach + 1, device=images.device)
+    kernel = torch.exp(-(t**2) / (2 * sigma[:, None] ** 2))
+    kernel = (kernel / kernel.sum(1, keepdim=True)).to(images.dtype)
+    # Images stand as channels, each with a kernel of its own.
+    padded = functional.pad(images[None], (reach,) * 4, mode="reflect")
+    count = len(images)
+    rows = functional.conv2d(padded, kernel[:, None, :, None], groups=count)
+    return functional.conv2d(rows, kernel[:, None, None, :], groups=count)[0]
+
+
+def _resample(
+    images: Tensor, flips: Tensor, angles: Tensor, side: Tensor, right: Tensor, down: Tensor
+) -> Tensor:
+    """Flip, turn, zoom and shift in one interpolation."""
+    height, width = images.shape[-2:]
+    cos, sin, ratio = angles.cos() * side, angles.sin() * side, width / height
+    mirror = 1 - 2 * flips.to(images.dtype)
+    # Angles are in pixels, the grid in shares of each axis.
+    matrix = torch.stack(
+        [
+            torch.stack([cos * mirror, -sin / ratio, right], -1),
+            torch.stack([sin * ratio * mirror, cos, down], -1),
+        ],
+        dim=1,
+    )
+    grid = functional.affine_grid(matrix, [len(images), 1, height, width], align_corners=False)
+    return functional.grid_sample(images[:, None], grid, align_corners=False)[:, 0]
+
+
+def unit_scale(images: Tensor) -> Tensor:
+    r"""Shift and stretch each image to the range from 0 to 1, in at least float32.
+
+    .. math:: \tilde x = \frac{x - \min x}{\max x - \min x}
+
+    A task on :math:`\tilde x` says the same about :math:`x` and about :math:`a x + b`, for
+    :math:`a > 0`: the scale of a recovery does not matter. A constant image becomes 0.
+
+    Arguments:
+        images: Real images (..., height, width).
+
+    Example:
+        >>> unit_scale(torch.tensor([[[2.0, 4.0], [3.0, 6.0]]]))
+        tensor([[[0.0000, 0.5000], [0.2500, 1.0000]]])
+        >>> unit_scale(torch.full((1, 2, 2), 7.0)).max()  # no 0 / 0
+        tensor(0.)
+    """
+    if images.dtype not in (torch.float32, torch.float64):
+        images = images.float()
+    low = images.amin((-2, -1), keepdim=True)
+    span = images.amax((-2, -1), keepdim=True) - low
+    # The smallest normal number keeps 0 / 0 away; where the span is 0 so is the numerator.
+    return ((images - low) / span.clamp_min(torch.finfo(span.dtype).tiny)).clamp(0, 1)
+
+
+def require_images(images: Tensor) -> None:
+    """Refuse what is not a stack of magnitude images.
+
+    Arguments:
+        images: What was handed in.
+
+    Example:
+        >>> require_images(torch.ones(8, 8))
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: images have shape (8, 8) and type torch.float32; give ...
+    """
+    if images.ndim != 3 or images.is_complex() or 0 in images.shape:
+        raise InputError(
+            f"images have shape {tuple(images.shape)} and type {images.dtype}; give real "
+            "magnitude images (image, height, width)"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class TaskDataset:
+    """A data set by (epoch, index), with the target of each case.
+
+    Views are drawn later, on the device: a case is the same in every epoch.
+
+    Arguments:
+        source: The data set.
+        targets: What the network should say, (case, task).
+
+    Example:
+        >>> from taskuq.data._arrays import ArrayDataset
+        >>> data = ArrayDataset(np.ones((2, 8, 8)), label=[0, 1], group="each")
+        >>> case = TaskDataset(data, np.array([[0.0], [1.0]]))[0, 1]
+        >>> case["image"].shape, case["target"]
+        (torch.Size([8, 8]), tensor([1.]))
+    """
+
+    source: Dataset
+    targets: NDArray[np.floating]
+
+    @property
+    def precision(self) -> str | None:
+        """How exact the images are, where their source says."""
+        return precision_of(self.source)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, place: tuple[int, int]) -> dict[str, Tensor]:
+        item = self.source[place[1]]
+        image = magnitude(item.image)
+        if not bool(torch.isfinite(image).all()):
+            raise InputError(f"case {item.case} holds NaN or infinite values; leave it out")
+        target = torch.as_tensor(self.targets[place[1]], dtype=torch.float32)
+        return {"image": image, "target": target}
+
+    def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
+        """All magnitude images and targets on a device."""
+        images = load_all_images(self.source, magnitude, device, most)
+        if images is None:
+            return None
+        bad = (~torch.isfinite(images).all(-1).all(-1)).nonzero()
+        if len(bad):
+            self[0, int(bad[0])]  # says which
+        targets = torch.as_tensor(self.targets, dtype=torch.float32)
+        return DeviceDataset({"image": images, "target": targets.to(device)})
+
+
+def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Make a batch: images (case, height, width) of one size and targets (case, task).
+
+    Arguments:
+        cases: What :class:`TaskDataset` gives.
+
+    Example:
+        >>> some = [{"image": torch.ones(n, 8), "target": torch.ones(1)} for n in (8, 9)]
+        >>> collate(some)
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: images are of size 8×8 and 9×8; give images of one size, ...
+    """
+    sizes = sorted({tuple(case["image"].shape) for case in cases})
+    if len(sizes) > 1:
+        raise InputError(
+            f"images are of size {' and '.join('×'.join(map(str, s)) for s in sizes[:2])}; give "
+            "images of one size, or cut them (data.cut for a folder of images)"
+        )
+    return {name: torch.stack([case[name] for case in cases]) for name in ("image", "target")}
+
+
+@dataclass(frozen=True)
+class TaskTraining:
+    """What the TOML file of a task network's training says, whatever the network.
+
+    Arguments:
+        network: The size of the network.
+        training: Optimiser, epochs, batch.
+        data: Where images come from, with their labels.
+        split: Who is trained on, tuned on, judged: the same file for all networks.
+        views: How far a view is from its image.
+        start: What the network starts from.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from taskuq.data._arrays import NpzData
+        >>> path = Path(tempfile.mkdtemp()) / "mine.npz"
+        >>> np.savez(path, images=np.ones((10, 8, 8)), label=[0, 1] * 5, group=np.arange(10))
+        >>> [len(part.cases) for part in TaskTraining(data=NpzData(path=path)).open_parts()]
+        [6, 1, 3]
+    """
+
+    network: Any = None
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    data: Data = field(default_factory=paper_data)
+    split: SplitConfig = field(default_factory=SplitConfig)
+    views: AugmentConfig = field(default_factory=AugmentConfig)
+    start: InitConfig = field(default_factory=InitConfig)
+
+    def open_parts(
+        self, *, is_stored: bool = True
+    ) -> tuple[LabelledSubset, LabelledSubset, LabelledSubset]:
+        """Open the data in three parts that share no patient: to train on, to tune on, to judge.
+
+        Arguments:
+            is_stored: Whether the split is written where the settings say, if it is new.
+        """
+        whole = open_task_data(self.data)
+        split = self.split.split(whole.cases.groups, is_stored=is_stored)
+        train, tune, judge = whole.split(split)
+        if self.data.in_memory:
+            processes = self.data.processes
+            return train.in_memory(processes), tune.in_memory(processes), judge
+        return train, tune, judge
+
+    def open_unstored(self) -> tuple[LabelledSubset, LabelledSubset, LabelledSubset]:
+        """The same parts, and a new split is not written."""
+        return self.open_parts(is_stored=False)
+
+    def prepare(
+        self, machine: TrainerOptions, data: Sequence[LabelledSubset] | None = None
+    ) -> tuple[TaskDataset, ...]:
+        """Cases of the parts by (epoch, index): of those the settings name, or of others."""
+        return tuple(TaskDataset(part.cases, part.targets) for part in data or self.open_parts())

@@ -1,0 +1,161 @@
+"""Task network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise, zip_longest
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from taskuq.errors import InputError
+from taskuq.task._backbone import Backbone, BackboneConfig
+from taskuq.task._cases import require_images, unit_scale
+
+# What outputs lie between.
+RANGES = {"probability": (0.0, 1.0), "number": None, "positive": (0.0, math.inf)}
+
+
+@dataclass(frozen=True)
+class ClassifierConfig:
+    """A task network; the defaults are the paper's.
+
+    Arguments:
+        backbone: The convolutional part.
+        hidden: Widths of the layers between features and outputs.
+        dropout: The share of features dropped in training.
+        tasks: A name for each output.
+        output: ``"probability"`` (a sigmoid; how sure the network is that the finding is there),
+            ``"number"`` (regression, any number) or ``"positive"`` (regression of what cannot be
+            below 0, such as an area, by its logarithm).
+        units: Of each number, e.g. ``["mm²"]``; none by default.
+
+    Example:
+        >>> ClassifierConfig().hidden
+        (256, 128)
+    """
+
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)
+    hidden: tuple[int, ...] = (256, 128)
+    dropout: float = 0.2
+    tasks: tuple[str, ...] = ("finding",)
+    output: Literal["probability", "number", "positive"] = "probability"
+    units: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.tasks or len(set(self.tasks)) != len(self.tasks):
+            raise InputError(f"tasks are {list(self.tasks)}; give each output a name of its own")
+        if self.units and (len(self.units) != len(self.tasks) or self.output == "probability"):
+            raise InputError(
+                f"units are {list(self.units)} for the tasks {list(self.tasks)}, output "
+                f"{self.output}; give each number its unit, and a probability none"
+            )
+        if not 0 <= self.dropout < 1 or any(width < 1 for width in self.hidden):
+            raise InputError(
+                f"dropout is {self.dropout} and hidden {list(self.hidden)}; give a share below 1 "
+                "and widths above 0"
+            )
+
+
+class Classifier(nn.Module):
+    r"""A task network :math:`f`: images to one number each, or several.
+
+    .. math:: f(x) = \varsigma\big(\mathrm{MLP}(\mathrm{backbone}(\tilde x))\big)
+
+    :math:`\tilde x` is the image between 0 and 1, and :math:`\varsigma` a sigmoid; regression has
+    :math:`\mu + s\,\cdot` in its place, with mean and spread of the training targets, and
+    regression of what cannot be below 0 has :math:`\mu\, (e^{\max(\cdot, 0)} - 1)`.
+
+    Arguments:
+        config: Its layers.
+
+    Example:
+        >>> net = Classifier(ClassifierConfig(BackboneConfig("small", width=4))).eval()
+        >>> images = torch.rand(3, 32, 32)
+        >>> net(images).shape
+        torch.Size([3])
+        >>> bool(torch.allclose(net(images), net(50 * images + 7), atol=1e-5))
+        True
+    """
+
+    shift: Tensor
+    spread: Tensor
+
+    def __init__(self, config: ClassifierConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or ClassifierConfig()
+        self.backbone = Backbone(config.backbone)
+        self.dropout = nn.Dropout(config.dropout)
+        layers: list[nn.Module] = []
+        widths = (self.backbone.features, *config.hidden, len(config.tasks))
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        self.head = nn.Sequential(*layers[:-1])
+        self.register_buffer("shift", torch.zeros(len(config.tasks)))
+        self.register_buffer("spread", torch.ones(len(config.tasks)))
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The smallest and largest possible output, or None where there are none."""
+        return RANGES[self.config.output]
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """What numbers are called, with their units; None for one probability."""
+        tasks, units = self.config.tasks, self.config.units
+        if self.config.output == "probability" and len(tasks) == 1:
+            return None
+        return tuple(f"{n} ({u})" if u else n for n, u in zip_longest(tasks, units, fillvalue=""))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Magnitude images (image, height, width) to outputs (image,), or (image, task)."""
+        require_images(images)
+        outputs = self.outputs(self.raw(unit_scale(images)))
+        return outputs[:, 0] if len(self.config.tasks) == 1 else outputs
+
+    def raw(self, scaled: Tensor) -> Tensor:
+        """Images in [0, 1] to what the loss sees: logits or standardised numbers, (image, task)."""
+        values: Tensor = self.head(self.dropout(self.backbone(scaled)))
+        return values
+
+    def inside(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Raw outputs, outputs (image, task) and the last hidden features (image, feature).
+
+        Arguments:
+            images: Magnitude images (image, height, width), of any scale.
+        """
+        hidden = self.head[:-1](self.dropout(self.backbone(unit_scale(images))))
+        raw = self.head[-1](hidden)
+        return raw, self.outputs(raw), hidden
+
+    def outputs(self, raw: Tensor) -> Tensor:
+        """What :meth:`raw` gave, as probabilities or numbers in their own unit."""
+        raw = raw.float()
+        if self.config.output == "probability":
+            return raw.sigmoid()
+        if self.config.output == "positive":
+            return self.shift * torch.expm1(raw.clamp_min(0))
+        return self.shift + self.spread * raw
+
+    def standardised(self, targets: Tensor) -> Tensor:
+        """What the loss compares raw outputs with, of targets in their own unit, (image, task)."""
+        if self.config.output == "probability":
+            return targets
+        if self.config.output == "positive":
+            return torch.log1p(targets / self.shift)
+        return (targets - self.shift) / self.spread
+
+
+@contextmanager
+def eval_mode(network: nn.Module) -> Iterator[None]:
+    """Ask a network in evaluation mode; its own mode is put back."""
+    was_training = network.training
+    network.eval()
+    try:
+        yield
+    finally:
+        network.train(was_training)

@@ -1,0 +1,379 @@
+"""Classifier: method, training, quality."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from taskuq.conformal._diagnose import (
+    auroc,
+    classification_rates,
+    reliability,
+    require_classes,
+    roc_curve,
+)
+from taskuq.data._dataset import LabelledSubset
+from taskuq.errors import InputError
+from taskuq.interval import FloatArray
+from taskuq.task._attack import AttackConfig, adversarial_images
+from taskuq.task._backbone import BackboneConfig
+from taskuq.task._cases import (
+    AugmentConfig,
+    TaskDataset,
+    TaskTraining,
+    augment,
+    collate,
+    unit_scale,
+)
+from taskuq.task._classifier import Classifier, ClassifierConfig, eval_mode
+from taskuq.task._methods import TASKS
+from taskuq.training._config import Batch, Recipe, TrainingConfig, mean_summary
+from taskuq.training._fit import TrainerOptions
+from taskuq.training._networks import NetworkKind
+from taskuq.training._weights import load_weights, read_card
+
+
+def _classifier_metrics(
+    network: Classifier,
+    part: LabelledSubset,
+    attack: AttackConfig | None = None,
+    *,
+    batch: int = 256,
+) -> list[dict[str, Any]]:
+    """Return rates, AUROC, reliability, ROC curve and robustness, a row for each task."""
+    if network.config.output != "probability":
+        raise InputError(
+            "the network gives numbers; judge_classifier judges probabilities",
+            code="option.conflict",
+        )
+    clean = _task_outputs(network, part, batch=batch)
+    harmed = None
+    if attack is not None and attack.radius > 0:
+        harmed = _task_outputs(network, part, attack, batch=batch)
+    tasks = []
+    for k, name in enumerate(network.config.tasks):
+        z, y = clean[:, k], part.targets[:, k]
+        false, true = roc_curve(z, y)
+        row: dict[str, Any] = {
+            "task": name,
+            "cases": len(y),
+            "groups": len(np.unique(part.cases.groups)),
+            "positive": int(y.sum()),
+            **{key: _plain(value) for key, value in classification_rates(z, y).items()},
+            "auroc": auroc(z, y),
+            "reliability": reliability(z, y),
+            "roc": {"false": false.tolist(), "true": true.tolist()},
+        }
+        if harmed is not None:
+            row["robust_accuracy"] = classification_rates(harmed[:, k], y)["accuracy"]
+            row["robust_auroc"] = auroc(harmed[:, k], y)
+        tasks.append(row)
+    return tasks
+
+
+def _regression_metrics(
+    network: Classifier, part: LabelledSubset, *, batch: int = 256
+) -> list[dict[str, Any]]:
+    """Return mean absolute error and the share of variance explained, a row for each task."""
+    z = _task_outputs(network, part, batch=batch)
+    rows = []
+    for k, name in enumerate(network.config.tasks):
+        error, y = z[:, k] - part.targets[:, k], part.targets[:, k]
+        variance = float(y.var())
+        rows.append(
+            {
+                "task": name,
+                "cases": len(y),
+                "groups": len(np.unique(part.cases.groups)),
+                "error": float(np.abs(error).mean()),
+                "explained": 1 - float((error**2).mean()) / variance if variance else None,
+            }
+        )
+    return rows
+
+
+def _task_outputs(
+    network: Classifier,
+    part: LabelledSubset,
+    attack: AttackConfig | None = None,
+    *,
+    batch: int = 256,
+) -> FloatArray:
+    """Return the outputs (case, task) of a network for images, or for them under attack."""
+    device, cases, outputs = network.shift.device, TaskDataset(part.cases, part.targets), []
+    with eval_mode(network):
+        for first in range(0, len(cases), batch):
+            chosen = range(first, min(first + batch, len(cases)))
+            together = collate([cases[0, index] for index in chosen])
+            images = unit_scale(together["image"].to(device))
+            if attack is not None:
+                images = adversarial_images(network, images, together["target"].to(device), attack)
+            with torch.no_grad():
+                outputs.append(network.outputs(network.raw(images)).double().cpu().numpy())
+    return np.concatenate(outputs)
+
+
+def _plain(value: float) -> float | None:
+    """JSON has no NaN: a rate of nothing is missing."""
+    return None if math.isnan(value) else value
+
+
+SCHEMA = "taskuq.task/1"
+
+
+def _table(record: dict[str, Any]) -> list[str]:
+    r"""Return a record as lines of text, a header first and one for each part and task."""
+    rows = [(part, row) for part, found in record["parts"].items() for row in found]
+    names = ["auroc", "accuracy", "precision", "recall", "robust_accuracy"]
+    heads = [" AUROC", "accuracy", "precision", " recall", " attacked"]
+    if rows and "error" in rows[0][1]:
+        names, heads = ["error", "explained"], ["mean error", "explained"]
+    lines = [f"{'part':6s} {'task':12s} cases groups  " + " ".join(heads)]
+    for part, row in rows:
+        values = [_number(row.get(n), len(h)) for n, h in zip(names, heads, strict=True)]
+        counts = f"{row['cases']:5d} {row['groups']:6d}"
+        lines.append(f"{part:6s} {row['task']:12s} {counts}  " + " ".join(values))
+    return lines
+
+
+def _number(value: float | None, width: int) -> str:
+    return f"{'-':>{width}s}" if value is None else f"{value:{width}.3f}"
+
+
+PRESETS = {
+    "paper": ClassifierConfig(),
+    # 128×128: 0.7 million parameters.
+    "demo": ClassifierConfig(BackboneConfig("small", width=16), hidden=(64,)),
+    # For teaching and tests.
+    "tiny": ClassifierConfig(BackboneConfig("small", width=8, blocks=(1, 1, 1)), hidden=(16,)),
+}
+PAPER = TrainingConfig(
+    epochs=100, batch=128, learning_rate=1e-4, weight_decay=1e-2, schedule="cosine", decay=0.02
+)
+
+
+@dataclass(frozen=True)
+class _ClassifierMethod:
+    """The table ``[task]`` of a classifier.
+
+    Arguments:
+        weights: The trained classifier: a .safetensors file, or 'classifier-atlas'.
+    """
+
+    weights: Path | None = None
+
+    def open(self, device: torch.device | str) -> Classifier:
+        """Load the classifier on a device."""
+        network: Classifier = TASKS.trained("classifier", self.weights)[1]
+        return network.to(device)
+
+
+@dataclass(frozen=True)
+class _ClassifierTraining(TaskTraining):
+    """One TOML file for a task network; the defaults are the paper's.
+
+    ``training.patience`` stops early by AUROC on tuning patients.
+
+    Arguments:
+        attack: Radius and steps of adversarial training; radius 0 trains plainly.
+        balance: Whether both classes count alike in the loss.
+
+    Example:
+        >>> _ClassifierTraining().training.epochs, _ClassifierTraining().attack.radius
+        (100, 1.5)
+    """
+
+    network: ClassifierConfig = field(default_factory=ClassifierConfig)
+    training: TrainingConfig = PAPER
+    attack: AttackConfig = field(default_factory=AttackConfig)
+    balance: bool = True
+
+    def recipe(self, cases: tuple[TaskDataset, ...], machine: TrainerOptions) -> Recipe:
+        """The network, started as configured, to be trained on attacked views."""
+        network = Classifier(self.network)
+        self.start.fill(network.backbone)
+        if self.start.classifier is not None:
+            read_card(self.start.classifier, ("classifier",))
+            load_weights(network, self.start.classifier)
+        tasks, targets = len(self.network.tasks), cases[0].targets
+        if targets.shape[1] != tasks:
+            raise InputError(
+                f"the data have {targets.shape[1]} targets for each case and the network "
+                f"{tasks} outputs; give network.tasks one name for each target"
+            )
+        weights = torch.ones(tasks, 2)
+        if self.network.output == "probability":
+            require_classes(targets, "training patients")
+            require_classes(cases[1].targets, "tuning patients")
+            weights = _class_weights(targets, self.balance)
+        else:
+            _standardise(network, targets)
+        return _classifier_recipe(network, self.views, self.attack, weights)
+
+
+def _classifier_recipe(
+    network: Classifier, views: AugmentConfig, attack: AttackConfig, weights: Tensor
+) -> Recipe:
+    r"""Train a task network on attacked views, judged by AUROC, or by the loss of regression.
+
+    .. math:: \min_\theta\; \mathbb E\, \max_{\|\delta\|_2 \le \epsilon}
+              w_z\, \ell\big(f_\theta(\tilde x + \delta), z\big)
+
+    :math:`\ell` is the cross entropy (for regression the Huber loss of standardised numbers),
+    :math:`\tilde x` a view of the image between 0 and 1, :math:`\epsilon` the radius of the attack
+    and :math:`w_z` the weight of the class.
+
+    References:
+        Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018.
+
+    Arguments:
+        network: The task network.
+        views: How far a view is from its image.
+        attack: Radius and steps; radius 0 trains on the views as they are.
+        weights: Weights of the classes 0 and 1 of each task, (task, 2).
+
+    Example:
+        >>> from taskuq.task import build
+        >>> net = build("classifier", preset="tiny")
+        >>> _classifier_recipe(net, AugmentConfig(), AttackConfig(), torch.ones(1, 2)).monitor
+        'auroc'
+    """
+
+    def loss(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
+        net = cast("Classifier", net)
+        targets = net.standardised(batch["target"])
+        images = unit_scale(augment(unit_scale(batch["image"]), views, generator))
+        images = adversarial_images(net, images, targets, attack)
+        return _losses(net, net.raw(images), targets, weights).mean()
+
+    def validate(net: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
+        net = cast("Classifier", net)
+        raw = net.raw(unit_scale(batch["image"]))
+        values = {"loss": _losses(net, raw, net.standardised(batch["target"]), weights)}
+        # Engines gather one number for each case and name.
+        for k, (z, y) in enumerate(zip(net.outputs(raw).T, batch["target"].T, strict=True)):
+            values |= {f"output_{k}": z.contiguous(), f"target_{k}": y.contiguous()}
+        return values
+
+    is_probability = network.config.output == "probability"
+    return Recipe(
+        kind="classifier",
+        network=network,
+        config=network.config,
+        loss=loss,
+        validate=validate,
+        summary=_classifier_summary if is_probability else _regression_summary,
+        collate=collate,
+        monitor="auroc" if is_probability else "loss",
+        mode="max" if is_probability else "min",
+    )
+
+
+def _evaluate_classifier(
+    settings: _ClassifierTraining, weights: Path | str, cases: tuple[TaskDataset, ...]
+) -> dict[str, Any]:
+    """Judge trained weights on tuning patients and on patients that nothing was chosen by.
+
+    Arguments:
+        settings: What it was trained with; a network that was trained plainly is judged under the
+            paper's attack, scaled to its images.
+        weights: The .safetensors file.
+        cases: Cases to train on, to tune on, to judge.
+    """
+    network: Classifier = TASKS.load(weights)
+    network.to("cuda" if torch.cuda.is_available() else "cpu")
+    attack = settings.attack if settings.attack.radius > 0 else AttackConfig()
+    record: dict[str, Any] = {"schema": SCHEMA, "weights": str(weights), "parts": {}}
+    for name, part in zip(("tune", "judge"), cases[1:], strict=True):
+        if len(part) == 0:
+            continue
+        judged = LabelledSubset(part.source, part.targets)
+        if network.config.output != "probability":
+            record["parts"][name] = _regression_metrics(network, judged)
+        else:
+            record["parts"][name] = _classifier_metrics(network, judged, attack)
+    if network.config.output == "probability":
+        record["attack"] = asdict(attack)
+    return record
+
+
+def _class_weights(targets: NDArray[np.floating], balance: bool) -> Tensor:
+    r"""Return the weight of each class in the loss, (task, 2).
+
+    .. math:: w_c = \frac{n}{2 n_c}
+
+    for :math:`n_c` of :math:`n` cases of class :math:`c`: both classes count alike, and the mean
+    weight is 1.
+
+    Arguments:
+        targets: 0 or 1, (case, task).
+        balance: Without it all weights are 1.
+
+    Example:
+        >>> _class_weights(np.array([[0.0], [0.0], [0.0], [1.0]]), balance=True)
+        tensor([[0.6667, 2.0000]])
+    """
+    if not balance:
+        return torch.ones(targets.shape[1], 2)
+    positives = targets.mean(axis=0)
+    weights = np.stack([0.5 / (1 - positives), 0.5 / positives], axis=1)
+    return torch.as_tensor(weights, dtype=torch.float32)
+
+
+def _losses(net: Classifier, raw: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """The loss of each case, mean over its tasks."""
+    if net.config.output != "probability":
+        return functional.smooth_l1_loss(raw.float(), targets, reduction="none").mean(1)
+    losses = functional.binary_cross_entropy_with_logits(raw.float(), targets, reduction="none")
+    absent, present = weights.to(raw.device).T
+    weighted: Tensor = losses * (absent + (present - absent) * targets)
+    return weighted.mean(1)
+
+
+def _classifier_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
+    tasks = sum(name.startswith("output_") for name in values)
+    z, y = (
+        [values[f"{name}_{k}"].double().cpu().numpy() for k in range(tasks)]
+        for name in ("output", "target")
+    )
+    # A trial may have looked at cases of one class alone.
+    areas = [auroc(*pair) if 0 < pair[1].mean() < 1 else np.nan for pair in zip(z, y, strict=True)]
+    return {"loss": float(values["loss"].double().mean()), "auroc": float(np.mean(areas))}
+
+
+def _regression_summary(values: Mapping[str, Tensor]) -> dict[str, float]:
+    tasks = sum(name.startswith("output_") for name in values)
+    errors = [(values[f"output_{k}"] - values[f"target_{k}"]).abs() for k in range(tasks)]
+    return mean_summary({"loss": values["loss"], "error": torch.stack(errors).mean(0)})
+
+
+def _standardise(network: Classifier, targets: NDArray[np.floating]) -> None:
+    spread = targets.std(axis=0)
+    if (spread == 0).any():
+        raise InputError("all training targets are the same number; give others to learn from")
+    if network.config.output == "positive" and targets.min() < 0:
+        raise InputError(
+            f"a training target is {targets.min():g}; give none below 0, or output = 'number'"
+        )
+    network.shift.copy_(torch.as_tensor(targets.mean(axis=0)))
+    network.spread.copy_(torch.as_tensor(spread))
+
+
+NETWORK = NetworkKind(
+    ClassifierConfig,
+    Classifier,
+    _ClassifierTraining,
+    _ClassifierMethod,
+    PRESETS,
+    judge=_evaluate_classifier,
+    table=_table,
+)

@@ -1,0 +1,292 @@
+"""Registry of tasks; functionals; several tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from taskuq.data._chest import THRESHOLD, air_fraction
+from taskuq.errors import InputError
+from taskuq.interval import TaskRange
+from taskuq.protocols import RangedTask, Task
+from taskuq.task._cases import require_images
+from taskuq.task._classifier import eval_mode
+from taskuq.training._networks import MethodConfig, MethodRegistry
+
+
+@dataclass(frozen=True)
+class AirFraction:
+    """The share of the body that is air, between 0 and 1 (:func:`taskuq.data._chest.air_fraction`).
+
+    It is its own table ``[task]``.
+
+    Arguments:
+        threshold: What is below it is air, in units of the images.
+
+    Example:
+        >>> chest = torch.zeros(2, 64, 64)
+        >>> chest[:, 8:56, 8:56] = 0.7
+        >>> chest[1, 20:44, 20:44] = 0.1
+        >>> AirFraction()(chest)
+        tensor([0.0000, 0.2500])
+    """
+
+    threshold: float = THRESHOLD
+
+    names = ("air share",)
+    range = (0.0, 1.0)
+
+    def __call__(self, images: Any) -> Tensor:
+        """Images (image, height, width) to shares (image,)."""
+        images = torch.as_tensor(images)
+        require_images(images)
+        shares = air_fraction(images.detach().float().cpu().numpy(), self.threshold)
+        return torch.as_tensor(shares, dtype=torch.float32, device=images.device)
+
+    def open(self, device: torch.device | str) -> AirFraction:
+        """Return itself: it runs on the CPU."""
+        return self
+
+
+@dataclass(frozen=True)
+class Area:
+    r"""The area of an image above a level, in units of one's own.
+
+    .. math:: z = a \, \#\{i : x_i > t\}
+
+    It is its own table ``[task]``. Summed over the slices of a patient (``taskuq table
+    --sum-groups``) it is a volume.
+
+    Arguments:
+        threshold: The level :math:`t`, in units of the images.
+        pixel: The area :math:`a` of a pixel; 0 for the share of the image instead.
+        unit: What that is measured in, for the task's name.
+        below: Whether to count what is below the level.
+
+    Example:
+        >>> image = torch.zeros(1, 10, 10)
+        >>> image[:, :3, :4] = 1
+        >>> Area(0.5, pixel=0.25, unit="mm²")(image), Area(0.5, pixel=0)(image)
+        (tensor([3.]), tensor([0.1200]))
+        >>> Area(0.5, pixel=0.25, unit="mm²").names
+        ('area (mm²)',)
+    """
+
+    threshold: float
+    pixel: float = 1.0
+    unit: str = "px"
+    below: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.threshold) and 0 <= self.pixel < math.inf):
+            raise InputError(
+                f"threshold is {self.threshold} and pixel {self.pixel}; give a level of the images "
+                "and the area of a pixel, or 0 for the share of the image"
+            )
+
+    @property
+    def names(self) -> tuple[str]:
+        """What the task is called, with its unit."""
+        return (f"area ({self.unit})" if self.pixel else "share of the image",)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """A share is at most 1; how large an image may be is not known."""
+        return (0.0, math.inf if self.pixel else 1.0)
+
+    def __call__(self, images: Any) -> Tensor:
+        """Images (image, height, width) to areas (image,)."""
+        images = torch.as_tensor(images)
+        require_images(images)
+        inside = images < self.threshold if self.below else images > self.threshold
+        found: Tensor = inside.float().mean((-2, -1))
+        return found * (self.pixel * inside[0].numel() if self.pixel else 1.0)
+
+    def open(self, device: torch.device | str) -> Area:
+        """Return itself: it runs where its images are."""
+        return self
+
+
+TASKS = MethodRegistry(
+    "task",
+    "task",
+    {
+        "air-share": "taskuq.task._methods:AirFraction",
+        "area": "taskuq.task._methods:Area",
+        "mean-intensity": "taskuq.task._methods:MeanIntensityMethod",
+        "several": "taskuq.task._methods:MultiTaskMethod",
+    },
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TorchTask:
+    """A task from a torch module or any function of images.
+
+    A module is asked in evaluation mode, without gradients, on the device it is on; its mode is
+    put back afterwards. Nothing is scaled: the function sees the images as they are.
+
+    Arguments:
+        function: Takes images (image, height, width) and returns (image,), (image, 1) or (image,
+            task).
+        batch: Images handed over at a time.
+
+    Example:
+        >>> task = TorchTask(nn.Sequential(nn.Flatten(), nn.Linear(16, 1), nn.Sigmoid()))
+        >>> task(np.ones((5, 4, 4))).shape
+        torch.Size([5])
+    """
+
+    function: Callable[[Tensor], Any]
+    batch: int = 256
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise InputError(f"batch is {self.batch}; give a whole number above 0")
+
+    @torch.no_grad()
+    def __call__(self, images: Any) -> Tensor:
+        """Images (image, height, width) to outputs (image,) or (image, task), on their device."""
+        images = torch.as_tensor(images)
+        require_images(images)
+        module = self.function if isinstance(self.function, nn.Module) else None
+        where = next(module.parameters(), images) if module is not None else images
+        with nullcontext() if module is None else eval_mode(module):
+            parts = [
+                self._outputs(part.to(where.device, torch.float32))
+                for part in images.split(self.batch)
+            ]
+        return torch.cat(parts).to(images.device)
+
+    def _outputs(self, images: Tensor) -> Tensor:
+        outputs = torch.as_tensor(self.function(images))
+        if outputs.ndim == 2 and outputs.shape[1] == 1:
+            outputs = outputs[:, 0]
+        if outputs.ndim not in (1, 2) or len(outputs) != len(images):
+            raise InputError(
+                f"the task gave shape {tuple(outputs.shape)} for {len(images)} images; let it "
+                "return (image,) or (image, task)"
+            )
+        return outputs.float()
+
+
+@dataclass(frozen=True)
+class MeanIntensity:
+    """The mean of a rectangle of the image.
+
+    Arguments:
+        rows: First and last edge of the rectangle, as shares of the height.
+        columns: The same for the width.
+
+    Example:
+        >>> task = MeanIntensity(rows=(0.0, 0.5))  # the upper half
+        >>> task(torch.tensor([[[1.0, 3.0], [9.0, 9.0]]]))
+        tensor([2.])
+    """
+
+    rows: tuple[float, float] = (0.0, 1.0)
+    columns: tuple[float, float] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "columns"):
+            first, last = getattr(self, name)
+            if not 0 <= first < last <= 1:
+                raise InputError(
+                    f"{name} are {first} to {last}; give two increasing numbers between 0 and 1"
+                )
+
+    def __call__(self, images: Any) -> Tensor:
+        """Images (image, height, width) to their means (image,)."""
+        images = torch.as_tensor(images)
+        require_images(images)
+        rows, columns = (
+            slice(int(first * size), max(round(last * size), int(first * size) + 1))
+            for (first, last), size in zip((self.rows, self.columns), images.shape[1:], strict=True)
+        )
+        means: Tensor = images[:, rows, columns].float().mean((-2, -1))
+        return means
+
+
+@dataclass(frozen=True)
+class MeanIntensityMethod:
+    """The table ``[task]`` of the mean intensity of a rectangle, for whoever has no network.
+
+    Arguments:
+        rows: The rectangle's first and last edge, as shares of the height.
+        columns: The same for the width.
+    """
+
+    rows: tuple[float, float] = (0.25, 0.75)
+    columns: tuple[float, float] = (0.25, 0.75)
+
+    def open(self, device: torch.device | str) -> MeanIntensity:
+        """Return the task; it runs where its images are."""
+        return MeanIntensity(self.rows, self.columns)
+
+
+@dataclass(frozen=True, eq=False)
+class _MultiTask:
+    """Tasks side by side, each with a name and a range of its own.
+
+    Arguments:
+        tasks: One number for each image, by name.
+
+    Example:
+        >>> from taskuq.task._methods import MeanIntensity
+        >>> upper, all_ = MeanIntensity(rows=(0.0, 0.5)), MeanIntensity()
+        >>> both = _MultiTask({"upper": upper, "all": all_})
+        >>> both(torch.tensor([[[1.0, 3.0], [8.0, 8.0]]])), both.names
+        (tensor([[2., 5.]]), ('upper', 'all'))
+    """
+
+    tasks: Mapping[str, Task]
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise InputError("there is no task; name at least one")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the numbers are called."""
+        return tuple(self.tasks)
+
+    @property
+    def range(self) -> list[TaskRange]:
+        """The range of each task, None where it has none."""
+        return [t.range if isinstance(t, RangedTask) else None for t in self.tasks.values()]
+
+    def __call__(self, images: Any) -> Tensor:
+        """Images (image, height, width) to numbers (image, task)."""
+        columns = []
+        for name, task in self.tasks.items():
+            column = torch.as_tensor(task(images)).float()
+            if column.ndim == 2 and column.shape[1] == 1:
+                column = column[:, 0]
+            if column.ndim != 1:
+                raise InputError(
+                    f"the task {name} gives shape {tuple(column.shape)}; several tasks take one "
+                    "number for each image from each of them"
+                )
+            columns.append(column.cpu())
+        return torch.stack(columns, dim=1)
+
+
+@dataclass(frozen=True)
+class MultiTaskMethod:
+    """The table ``[task]`` of several tasks: a table ``[task.of.NAME]`` for each.
+
+    Arguments:
+        of: The tasks by the names that they have in the table of outputs.
+    """
+
+    of: dict[str, Annotated[MethodConfig, TASKS]] = field(default_factory=dict)
+
+    def open(self, device: torch.device | str) -> _MultiTask:
+        """Open all of them."""
+        return _MultiTask({name: method.open(device) for name, method in self.of.items()})

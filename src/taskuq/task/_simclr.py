@@ -1,0 +1,232 @@
+"""SimCLR pre-training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn import functional
+
+from taskuq._seeds import ShardedGenerator
+from taskuq.errors import InputError
+from taskuq.task._backbone import Backbone, BackboneConfig
+from taskuq.task._cases import (
+    AugmentConfig,
+    TaskDataset,
+    TaskTraining,
+    augment,
+    collate,
+    unit_scale,
+)
+from taskuq.training._config import Batch, Recipe, TrainingConfig
+from taskuq.training._fit import TrainerOptions
+from taskuq.training._networks import NetworkKind
+
+
+@dataclass(frozen=True)
+class _SimCLRConfig:
+    """A contrastive network; the defaults are the paper's.
+
+    Arguments:
+        backbone: The part that the classifier starts from afterwards.
+        hidden: Width of the layer between features and embedding.
+        embedding: Numbers in an embedding.
+        temperature: The temperature of the loss.
+
+    Example:
+        >>> _SimCLRConfig().temperature
+        0.07
+    """
+
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)
+    hidden: int = 512
+    embedding: int = 128
+    temperature: float = 0.07
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0 or self.hidden < 1 or self.embedding < 1:
+            raise InputError(
+                f"temperature is {self.temperature}, hidden {self.hidden} and embedding "
+                f"{self.embedding}; give positive numbers"
+            )
+
+
+class _SimCLRNet(nn.Module):
+    """Images between 0 and 1 to embeddings.
+
+    Arguments:
+        config: Its layers.
+
+    Example:
+        >>> small = _SimCLRConfig(BackboneConfig("small", width=4), hidden=8, embedding=5)
+        >>> _SimCLRNet(small)(torch.rand(2, 32, 32)).shape
+        torch.Size([2, 5])
+    """
+
+    def __init__(self, config: _SimCLRConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = Backbone(config.backbone)
+        self.projection = nn.Sequential(
+            nn.Linear(self.backbone.features, config.hidden),
+            nn.ReLU(),
+            nn.Linear(config.hidden, config.embedding),
+        )
+
+    def forward(self, scaled: Tensor) -> Tensor:
+        """Images (image, height, width) in [0, 1] to embeddings (image, feature)."""
+        embeddings: Tensor = self.projection(self.backbone(scaled))
+        return embeddings
+
+
+# Embeddings shorter than this are not stretched to length 1: the gradient of doing so would leave
+# the range of float16, and an embedding that short says nothing.
+SHORTEST = 1e-3
+PAPER = TrainingConfig(
+    epochs=500, batch=128, learning_rate=2e-4, weight_decay=1e-2, schedule="cosine", decay=0.02
+)
+VIEWS = AugmentConfig(contrast=0.5, blur=2.0)
+
+
+def _nt_xent(first: Tensor, second: Tensor, temperature: float, *, counts: bool = True) -> Tensor:
+    r"""Return the normalised, temperature-scaled cross entropy of each view, (2 image,).
+
+    .. math:: \ell_i = -\log \frac{\exp(\langle u_i, u_{p(i)} \rangle / \tau)}
+                                  {\sum_{k \ne i} \exp(\langle u_i, u_k \rangle / \tau)}
+
+    :math:`u_i` are the embeddings of all :math:`2N` views, scaled to length 1, :math:`p(i)` is the
+    other view of the image of :math:`i`, and :math:`\tau` is the temperature. Everything is
+    computed in float32, whatever comes in, and no exponential is formed that could overflow. In
+    a distributed training the sum runs over the views of all processes, and so do gradients.
+
+    References:
+        Chen et al., A Simple Framework for Contrastive Learning of Visual Representations,
+        ICML 2020.
+
+    Arguments:
+        first: Embeddings of one view of each image, (image, feature).
+        second: Embeddings of the other view.
+        temperature: :math:`\tau`.
+        counts: Whether the images are this process's own, not another's that it takes to keep
+            step; such images have no loss, and no view is compared with theirs.
+
+    Example:
+        >>> same = torch.eye(2)
+        >>> _nt_xent(same, same, temperature=1.0)  # log(1 + 2 / e), by hand
+        tensor([0.5514, 0.5514, 0.5514, 0.5514])
+    """
+    own = torch.cat([first, second]).float()
+    own = functional.normalize(own, eps=SHORTEST)
+    everyone, before = _gathered(own, counts)
+    with torch.autocast(own.device.type, enabled=False):
+        similarity = own @ everyone.T / temperature
+    if not counts:
+        return 0 * similarity.sum(1)
+    count, images = len(own), len(first)
+    here = torch.arange(count, device=own.device)
+    itself = here + before
+    similarity = similarity.index_put((here, itself), own.new_tensor(-torch.inf))
+    partner = (here + images) % count + before
+    return functional.cross_entropy(similarity, partner, reduction="none")
+
+
+def _gathered(own: Tensor, counts: bool) -> tuple[Tensor, int]:
+    """The rows of all processes that count, with gradients, and how many come before our own."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return own, 0
+    lengths = [torch.zeros((), dtype=torch.long, device=own.device) for _ in range(_world())]
+    distributed.all_gather(lengths, lengths[0].new_tensor(len(own) if counts else 0))
+    rows = [int(length) for length in lengths]
+    # Processes hand over as many rows each; those beyond their own are left out.
+    longest = max(*rows, len(own))
+    padded = functional.pad(own, (0, 0, 0, longest - len(own)))
+    parts: Tensor = _AllGather.apply(padded)  # type: ignore[no-untyped-call]
+    blocks = parts.reshape(len(rows), longest, -1)
+    everyone = torch.cat([block[:n] for block, n in zip(blocks, rows, strict=True)])
+    return everyone, sum(rows[: distributed.get_rank()])
+
+
+def _world() -> int:
+    return int(distributed.get_world_size())
+
+
+class _AllGather(torch.autograd.Function):
+    """Gather rows; the gradient of a row is the sum of what all processes have to say about it."""
+
+    @staticmethod
+    def forward(ctx: object, own: Tensor) -> Tensor:
+        parts = [torch.empty_like(own) for _ in range(_world())]
+        distributed.all_gather(parts, own.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        gradient = gradient.contiguous()
+        distributed.all_reduce(gradient)
+        return gradient.chunk(_world())[distributed.get_rank()]
+
+
+@dataclass(frozen=True)
+class _SimCLRTraining(TaskTraining):
+    """One TOML file for self-supervised pre-training; the defaults are the paper's.
+
+    Labels are not looked at, and the network starts from random weights, ImageNet's or another
+    pre-training's; :class:`taskuq.task._cases.TaskTraining` says the rest.
+
+    Example:
+        >>> _SimCLRTraining().training.epochs, _SimCLRTraining().views.blur
+        (500, 2.0)
+    """
+
+    network: _SimCLRConfig = field(default_factory=_SimCLRConfig)
+    training: TrainingConfig = PAPER
+    views: AugmentConfig = VIEWS
+
+    def recipe(self, cases: tuple[TaskDataset, ...], machine: TrainerOptions) -> Recipe:
+        """The network, started as configured, to be trained by the contrastive loss."""
+        if self.training.batch < 2:
+            raise InputError("training.batch is 1; a contrastive loss compares images: give more")
+        recipe = _simclr_recipe(self.network, self.views)
+        if self.start.classifier is not None:
+            raise InputError("start.classifier is for a classifier; name simclr or imagenet")
+        self.start.fill(cast(_SimCLRNet, recipe.network).backbone)
+        return recipe
+
+
+def _simclr_recipe(config: _SimCLRConfig, views: AugmentConfig) -> Recipe:
+    """Train a backbone to tell images apart, whatever the view.
+
+    Arguments:
+        config: The size of the network.
+        views: How far a view is from its image.
+
+    Example:
+        >>> small = _SimCLRConfig(BackboneConfig("small", width=4))
+        >>> _simclr_recipe(small, AugmentConfig()).mode
+        'min'
+    """
+
+    def losses(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
+        scaled = unit_scale(batch["image"])
+        both = [unit_scale(augment(scaled, views, generator)) for _ in range(2)]
+        # One pass for both views: their batch statistics must not tell them apart.
+        first, second = net(torch.cat(both)).chunk(2)
+        counts = not isinstance(generator, ShardedGenerator) or generator.share.counts
+        return _nt_xent(first, second, config.temperature, counts=counts)
+
+    def validate(net: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"loss": losses(net, batch, generator).reshape(2, -1).mean(0)}
+
+    return Recipe(
+        kind="simclr",
+        network=_SimCLRNet(config),
+        config=config,
+        loss=lambda net, batch, generator: losses(net, batch, generator).mean(),
+        validate=validate,
+        collate=collate,
+    )
+
+
+NETWORK = NetworkKind(_SimCLRConfig, _SimCLRNet, _SimCLRTraining)

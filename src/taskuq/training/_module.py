@@ -1,0 +1,416 @@
+"""Lightning module and timing."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+
+from taskuq._io import read_json, write_json
+from taskuq._seeds import BatchShard, mix_seeds
+from taskuq.pipeline._executor import peak_host_bytes
+from taskuq.training._config import Batch, Recipe, TrainingConfig
+from taskuq.training._determinism import CaseGenerator, EpochSampler, SyncLayers
+
+TRAINING, VALIDATION = 0, 1
+# Steps between two losses that are shown: each of them waits for the GPU.
+SHOWN = 20
+
+
+class TrainingModule(LightningModule):
+    """Lightning module of a recipe; state files hold the network's weights alone."""
+
+    def __init__(self, recipe: Recipe, config: TrainingConfig) -> None:
+        super().__init__()
+        self.recipe, self.settings = recipe, config
+        self.network: nn.Module = recipe.network
+        self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
+        # How many epochs are trained: what is configured, or what fits into the minutes.
+        self.register_buffer("epochs", torch.tensor(config.epochs))
+        weights = _network_weights(recipe.network) if config.average else []
+        self.mean = nn.ParameterList(
+            nn.Parameter(weight.detach().clone(), requires_grad=False) for weight in weights
+        )
+        # Used where processes share batches.
+        self.layers = SyncLayers()
+        self._has_begun: bool | None = None
+        self._values: list[dict[str, Tensor]] = []
+        self._losses: list[Tensor] = []
+
+    def training_step(self, batch: Batch, index: int) -> Tensor:
+        """One step's loss."""
+        share = _share(self.trainer.train_dataloader, index)
+        generator = self._draws(TRAINING, self.current_epoch, index, share)
+        self.layers.begin(share, generator)
+        # Dropout takes no generator: only the global one can make a restart exact for it.
+        torch.manual_seed(generator.initial_seed())
+        if self.recipe.first_batch is not None and not self._begun():
+            self.recipe.first_batch(self.network, batch, generator)
+            self.begun.fill_(True)  # type: ignore[operator]
+            self._has_begun = True
+        done = (
+            self.current_epoch + index / max(1, self.trainer.num_training_batches)
+        ) / self.planned
+        loss = self.recipe.loss(self.network, {**batch, "progress": done}, generator)
+        loss = share.weight * loss if share.world > 1 else loss
+        self._losses.append(loss.detach())
+        if index % SHOWN == 0:
+            self.log("training_loss", loss, on_step=True, on_epoch=False, prog_bar=True)
+        return loss
+
+    def mean_loss(self) -> float:
+        """The mean loss of the steps since it was asked for last, of all processes."""
+        mean = torch.stack(self._losses).double().mean()
+        self._losses.clear()
+        return float(self.trainer.strategy.reduce(mean, reduce_op="mean"))
+
+    @property
+    def planned(self) -> int:
+        """Number of epochs that are trained."""
+        assert self.trainer.max_epochs is not None
+        return self.trainer.max_epochs
+
+    def on_train_start(self) -> None:
+        """Keep the number of epochs that fitted into the minutes of a resumed training."""
+        if self.settings.minutes:
+            self.plan(int(self.epochs))  # type: ignore[arg-type]
+
+    def plan(self, epochs: int) -> None:
+        """Train so many epochs in all, schedule included."""
+        self.epochs.fill_(epochs)  # type: ignore[operator]
+        self.trainer.fit_loop.max_epochs = epochs
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Update the EMA of the weights after a step."""
+        if not self.settings.average:
+            return
+        step = self.global_step
+        decay = min(self.settings.average, (1 + step) / (10 + step))
+        with torch.no_grad():
+            now = [weight.detach() for weight in _network_weights(self.network)]
+            torch._foreach_lerp_([weight.data for weight in self.mean], now, 1 - decay)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Exchange the weights for their EMA for a while, if there is one."""
+        if not self.settings.average:
+            yield
+            return
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        # The weights stay where they are: recorded GPU work knows them by their place.
+        for weight, mean in zip(_network_weights(self.network), self.mean, strict=True):
+            before = weight.clone()
+            weight.copy_(mean)
+            mean.copy_(before)
+
+    def validation_step(self, batch: Batch, index: int) -> None:
+        """Collect the quantities of each case; the same randomness in every epoch."""
+        share = _share(self.trainer.val_dataloaders, index)
+        generator = self._draws(VALIDATION, 0, index, share)
+        with self.averaged():
+            found = self.recipe.validate(self.network, batch, generator)
+        own = slice(None) if share.counts else slice(0)
+        self._values.append({name: value[own] for name, value in found.items()})
+
+    def on_validation_epoch_end(self) -> None:
+        """Summarise the quantities of all cases of all processes."""
+        names = self._values[0]
+        values = {name: torch.cat([part[name] for part in self._values]) for name in names}
+        self._values.clear()
+        if self.trainer.world_size > 1:
+            values = {name: _gather(value) for name, value in values.items()}
+        if self.trainer.sanity_checking:
+            return
+        for name, value in self.recipe.summary(values).items():
+            self.log(f"validation_{name}", value, prog_bar=True)
+
+    def configure_optimizers(self) -> Any:
+        """Adam, and the schedule the configuration names."""
+        c = self.settings
+        weights = _network_weights(self.network)
+        optimiser = (torch.optim.AdamW if c.decoupled else torch.optim.Adam)(
+            weights,
+            lr=c.learning_rate,
+            betas=(c.betas[0], c.betas[1]),
+            weight_decay=c.weight_decay,
+            fused=weights[0].is_cuda,
+        )
+        if c.schedule == "constant":
+            return optimiser
+        if c.schedule == "step":
+            schedule: Any = torch.optim.lr_scheduler.StepLR(optimiser, c.decay_epochs, c.decay)
+        else:
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, self._cosine)
+        return {"optimizer": optimiser, "lr_scheduler": schedule}
+
+    def _cosine(self, epoch: int) -> float:
+        # Of the number of epochs now, which may change until half of them are done.
+        wave = (1 + math.cos(math.pi * epoch / self.planned)) / 2
+        return self.settings.decay + (1 - self.settings.decay) * wave
+
+    def risen(self, step: int) -> float:
+        """Return the share of its rate that a step takes, counted from 1: all after the warm-up."""
+        return min(1.0, step / max(1, self.settings.warmup))
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> None:
+        """One step, at the rate that the schedule says or, in the beginning, below it."""
+        rates = [group["lr"] for group in optimizer.param_groups]
+        risen = self.risen(self.global_step + 1)
+        for group in optimizer.param_groups:
+            group["lr"] *= risen
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        """Clip the norm of the gradient as configured.
+
+        Lightning's own clipping refuses a fused optimiser in mixed precision, because gradients
+        may be scaled there. In bfloat16, the only mixed precision here, they never are.
+        """
+        if self.settings.clip:
+            weights = [p for group in optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(weights, self.settings.clip)
+
+    def _draws(self, phase: int, epoch: int, index: int, share: BatchShard) -> CaseGenerator:
+        own, whole = (
+            mix_seeds(self.settings.seed, phase, epoch, index, rank)
+            for rank in (self.global_rank, 0)
+        )
+        draws = CaseGenerator(self.device)
+        draws.manual_seed(own)
+        draws.share = share
+        if share.world > 1:
+            draws.whole = torch.Generator(self.device).manual_seed(whole)
+        return draws
+
+    def _begun(self) -> bool:
+        # Read back from the device once, not in every step.
+        if self._has_begun is None:
+            self._has_begun = bool(self.begun)
+        return self._has_begun
+
+
+def _network_weights(network: nn.Module) -> list[nn.Parameter]:
+    """Return the trained weights of a network, in its own order."""
+    return [weight for weight in network.parameters() if weight.requires_grad]
+
+
+def _share(loader: Any, index: int) -> BatchShard:
+    order: EpochSampler = loader.sampler
+    return order.share(index)
+
+
+def _gather(values: Tensor) -> Tensor:
+    """The values of all processes, which may hold different numbers of cases."""
+    from torch import distributed
+
+    parts: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(parts, values.cpu().tolist())
+    return torch.tensor([value for part in parts for value in part], dtype=values.dtype)
+
+
+SCHEMA = "taskuq.timing/1"
+FILE = "timing.json"
+# Steps of an epoch after which the GPU is waited for, so that the clock shows its time, and in how
+# many epochs: a GPU that is waited for idles until it gets more work.
+SYNCHRONISED, CLOCKED = 20, 5
+
+
+class StepTimer(Callback):
+    """Callback that times steps and epochs, and ends a trial."""
+
+    def __init__(
+        self,
+        kind: str,
+        config: TrainingConfig,
+        *,
+        validation_steps: int,
+        folder: Path | None = None,
+        steps: int | None = None,
+        before: dict[str, Any] | None = None,
+    ) -> None:
+        self.kind, self.config, self.validation_steps = kind, config, validation_steps
+        self.folder, self.most, self.before = folder, steps, before
+        self.record: dict[str, Any] = {}
+        self._steps: deque[float] = deque(maxlen=1000)
+        self._validation: deque[float] = deque(maxlen=1000)
+        self._epochs: list[float] = []
+        self._first: float | None = None
+        self._waited = self._trained = self._wait = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget what memory was needed before."""
+        if pl_module.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(pl_module.device)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at the clock."""
+        self._epoch_began = self._step_began = self._batch_ended = _now(pl_module)
+        self._step, self._is_idle = trainer.global_step, True
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Take the time that the batch was waited for."""
+        self._wait = time.perf_counter() - self._batch_ended
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Count a step, and stop where enough were taken."""
+        is_timed = batch_idx < SYNCHRONISED * self.config.accumulate and self._is_clocked()
+        now = _now(pl_module if is_timed else None)
+        was_idle, self._is_idle = self._is_idle, is_timed or pl_module.device.type != "cuda"
+        # A batch that comes while the GPU still computes is not waited for.
+        if self._first is not None and was_idle and self._is_idle:
+            self._trained += now - self._batch_ended
+            self._waited += self._wait
+        self._batch_ended = now
+        if trainer.global_step == self._step:
+            return  # gradients are still being added up
+        seconds, self._step_began, self._step = now - self._step_began, now, trainer.global_step
+        if self._first is None:
+            self._first = seconds
+        elif is_timed:
+            self._steps.append(seconds)
+        if self.most is not None and trainer.global_step >= self.most:
+            trainer.should_stop = True
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Count a batch of validation."""
+        is_timed = batch_idx < SYNCHRONISED and self._is_clocked()
+        now = _now(pl_module if is_timed else None)
+        if is_timed:
+            self._validation.append(now - self._batch_ended)
+        self._batch_ended = now
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation is over and weights are written: sum up."""
+        now = _now(pl_module)
+        if self.most is None:
+            self._epochs.append(now - self._epoch_began)
+        self.record = self._sum_up(trainer, pl_module, kept=now - self._batch_ended)
+        if self.folder is not None and trainer.is_global_zero:
+            write_json(self.folder / FILE, self.record)
+
+    def _is_clocked(self) -> bool:
+        return len(self._epochs) < CLOCKED
+
+    def _sum_up(self, trainer: Trainer, module: LightningModule, *, kept: float) -> dict[str, Any]:
+        network = module.network
+        assert isinstance(network, nn.Module)
+        config, first = self.config, self._first or 0.0
+        device, is_gpu = module.device, module.device.type == "cuda"
+        validation = list(self._validation)
+        steps = -(-int(trainer.num_training_batches) // config.accumulate)
+        record = {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "device": torch.cuda.get_device_name(device) if is_gpu else device.type,
+            "devices": trainer.world_size,
+            "parameters": sum(p.numel() for p in network.parameters()),
+            "precision": config.precision,
+            "batch": config.batch,
+            "trial": self.most is not None,
+            "steps": trainer.global_step,
+            "first_step_s": first,
+            "step_s": statistics.median(self._steps) if self._steps else first,
+            "wait_share": self._waited / self._trained if self._trained else 0.0,
+            # The first batch of all may compile.
+            "validation_step_s": statistics.median(validation[1:] or validation),
+            "keep_s": kept if self.folder is not None else 0.0,
+            "epoch_s": statistics.median(self._epochs) if self._epochs else None,
+            "peak_gpu_bytes": torch.cuda.max_memory_allocated(device) if is_gpu else 0,
+            "reserved_gpu_bytes": torch.cuda.max_memory_reserved(device) if is_gpu else 0,
+            "peak_host_bytes": peak_host_bytes(),
+            "steps_per_epoch": steps,
+            "validation_steps": self.validation_steps,
+            "epochs": config.epochs,
+            "keep_every": config.keep_every,
+            "minutes": config.minutes,
+            "before": self.before,
+        }
+        return {**record, "projected_hours": projected_hours(record)}
+
+
+def read_timing(folder: Path) -> dict[str, Any]:
+    """Read the timing of a folder's training."""
+    record: dict[str, Any] = read_json(folder / FILE, SCHEMA)
+    return record
+
+
+def projected_hours(record: Mapping[str, Any]) -> float:
+    """Return the hours of all epochs, with validation, writing, and the part trained before.
+
+    Epochs count as they were seen where a whole one was, else by their steps; with ``minutes``
+    there are no more of them than fit.
+    """
+    epoch = record["epoch_s"]
+    if epoch is None:
+        epoch = record["steps_per_epoch"] * record["step_s"]
+        epoch += record["validation_steps"] * record["validation_step_s"]
+        epoch += record["keep_s"] / record["keep_every"]
+    compiling = max(0.0, record["first_step_s"] - record["step_s"])
+    before = record["before"]
+    earlier = 0.0 if before is None else float(before["projected_hours"])
+    most = 60 * record["minutes"] or math.inf
+    return min(float(compiling + record["epochs"] * epoch), most) / 3600 + earlier
+
+
+def format_timing(record: Mapping[str, Any]) -> str:
+    """Return the cost of a training in a sentence."""
+    lines = [] if record["before"] is None else [format_timing(record["before"])]
+    gpu = f"{record['peak_gpu_bytes'] / 2**30:.2f} GiB of GPU memory and "
+    hours = record["projected_hours"]
+    lines.append(
+        f"{record['kind']}, {record['parameters']:,} parameters, batches of {record['batch']} on "
+        f"{record['devices']} × {record['device']}: first step {record['first_step_s']:.3g} s, "
+        f"then {record['step_s']:.3g} s each ({record['wait_share']:.0%} of it waiting for data); "
+        f"{gpu if record['peak_gpu_bytes'] else ''}{record['peak_host_bytes'] / 2**30:.2f} GiB of "
+        f"host memory. {record['epochs']} epochs of {record['steps_per_epoch']} steps and "
+        f"{record['validation_steps']} batches of validation: about "
+        + (f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.2g} minutes")
+        + ("." if record["before"] is None else ", with what comes before.")
+    )
+    return "\n".join(lines)
+
+
+def _now(module: LightningModule | None) -> float:
+    """Return the time after a module's GPU has finished."""
+    if module is not None and module.device.type == "cuda":
+        torch.cuda.synchronize(module.device)
+    return time.perf_counter()

@@ -1,0 +1,185 @@
+"""Registry of networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from taskuq._config import from_toml_table
+from taskuq._io import reading
+from taskuq._registry import Registry
+from taskuq.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class _NetworkEntry(NamedTuple):
+    """One line of the list: it must be read without importing torch."""
+
+    module: str
+    method: str | None
+    about: str
+
+
+LISTED = {
+    "recover": {
+        "flow": _NetworkEntry(
+            "taskuq.recover.flow._train",
+            "FlowMethod",
+            "Train the conditional flow, a posterior sampler.",
+        ),
+        "sampler": _NetworkEntry(
+            "taskuq.recover.sampler._train",
+            "SamplerMethod",
+            "Train the one-step sampler around estimates, and these.",
+        ),
+        "unrolled": _NetworkEntry(
+            "taskuq.recover._tomography",
+            "UnrolledMethod",
+            "Train the unrolled network of tomography, a point estimate.",
+        ),
+        "varnet": _NetworkEntry(
+            "taskuq.recover._varnet_training",
+            "VarNetMethod",
+            "Train the variational network, a point estimate.",
+        ),
+        "views-sampler": _NetworkEntry(
+            "taskuq.recover._tomography",
+            "ViewsSamplerMethod",
+            "Train the one-step sampler of tomography, and its estimates.",
+        ),
+    },
+    "task": {
+        "simclr": _NetworkEntry(
+            "taskuq.task._simclr", None, "Pre-train the classifier's backbone without labels."
+        ),
+        "classifier": _NetworkEntry(
+            "taskuq.task._classifier_training",
+            "ClassifierMethod",
+            "Train the task network, adversarially where configured.",
+        ),
+    },
+}
+
+
+@dataclass(frozen=True)
+class NetworkKind:
+    """All that belongs to a network.
+
+    Arguments:
+        config: The dataclass of its size; the table ``network`` of its TOML files.
+        make: Makes the torch module from a configuration.
+        training: The layout of its training's TOML file: a dataclass whose instances are
+            :class:`taskuq.training._fit._TrainingSettings`.
+        method: The :class:`MethodConfig` of its table ``[recover]`` or ``[task]``.
+        presets: Configurations by name.
+        judge: Settings, weights and cases of a training to a record, with its ``schema``, of how
+            good the network is.
+        table: Such a record to lines of text; without it the record is stored and not shown.
+        large: Whether random numbers for its start would take seconds. Such a network is made
+            without them where trained weights fill it at once; every tensor that it holds must
+            then be stored with them.
+        any_input: Whether a recovery network claims that it takes any finite measurement, of any
+            size, mask and number of coils, and gives finite images that agree with it, without a
+            draw that is rejected. Tests hold it to that.
+    """
+
+    config: type[Any]
+    make: Callable[[Any], nn.Module]
+    training: type[Any]
+    method: type[Any] | None = None
+    presets: Mapping[str, Any] = field(default_factory=dict)
+    judge: Callable[[Any, Path, Any], dict[str, Any]] | None = None
+    table: Callable[[dict[str, Any]], list[str]] | None = None
+    large: bool = False
+    any_input: bool = False
+
+    def load(self, path: Path, table: Mapping[str, Any]) -> nn.Module:
+        """Make the network that a file's table describes, and fill it with the file's weights."""
+        import torch
+
+        from taskuq.training._weights import load_weights
+
+        config = from_toml_table(self.config, table, "network")
+        card = path.with_suffix(".toml")
+        with reading(card, "the card of a network", "use the one written with the weights"):
+            if self.large:
+                with torch.device("meta"):
+                    net = self.make(config)
+                net = net.to_empty(device="cpu")
+            else:
+                # Weights drawn here are overwritten at once: leave the caller's numbers alone.
+                with torch.random.fork_rng(devices=[]):
+                    net = self.make(config)
+        load_weights(net, path)
+        return net.eval()
+
+
+NETWORKS: Registry[NetworkKind] = Registry(
+    "network",
+    {name: f"{line.module}:NETWORK" for lines in LISTED.values() for name, line in lines.items()},
+)
+
+
+class MethodConfig(Protocol):
+    """A table ``[recover]`` or ``[task]``: a frozen dataclass whose fields are the table's keys."""
+
+    def open(self, device: torch.device | str) -> Any:
+        """Return what the pipeline calls, on a device."""
+
+
+class MethodRegistry(Registry[type[Any]]):
+    """Registry of the methods without weights and networks of ``[recover]`` or ``[task]``."""
+
+    def __init__(self, what: str, table: str, listed: Mapping[str, str]) -> None:
+        lines = LISTED[table].items()
+        networks = {name: f"{line.module}:{line.method}" for name, line in lines if line.method}
+        super().__init__(what, {**listed, **networks})
+        self.table = table
+
+    def add(self, name: str, network: NetworkKind) -> NetworkKind:
+        """List a network of your own: it can be trained, and opened where it has a method."""
+        NETWORKS.register(name, network)
+        if network.method is not None:
+            self.register(name, network.method)
+        return network
+
+    def networks(self) -> list[str]:
+        """The names of those that are networks."""
+        return [name for name in self if name in NETWORKS]
+
+    def build(self, name: str, preset: str = "paper") -> Any:
+        """Make a network with random weights."""
+        if name not in self or name not in NETWORKS or preset not in NETWORKS[name].presets:
+            known = (f"{kind} ({', '.join(NETWORKS[kind].presets)})" for kind in self.networks())
+            raise InputError(
+                f"there is no {name} {preset}; choose {' or '.join(known)}", code="choice.unknown"
+            )
+        return NETWORKS[name].make(NETWORKS[name].presets[preset])
+
+    def load(self, path: Path | str) -> Any:
+        """Read a trained network on the CPU: safetensors, with a TOML file of its configuration."""
+        from taskuq.training._weights import read_card
+
+        card = read_card(path, self.networks())
+        return NETWORKS[card["kind"]].load(Path(path), card["network"])
+
+    def trained(self, kind: str, weights: Path | str | None) -> tuple[Path, Any]:
+        """The file of a table's weights, and the network of a kind that it must hold."""
+        from taskuq.training._weights import locate, read_card
+
+        if weights is None:
+            raise InputError(
+                f"{self.table}.weights is missing; name the trained {kind}", code="config.missing"
+            )
+        path = locate(weights)
+        card = read_card(path, self.networks())
+        if card["kind"] != kind:
+            raise InputError(
+                f"{weights} does not hold a {kind}; name another file", code="weights.mismatch"
+            )
+        return path, NETWORKS[kind].load(path, card["network"])

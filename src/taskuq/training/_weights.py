@@ -1,0 +1,262 @@
+"""Bundled and trained weights, cards."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from taskuq._config import read_toml, to_toml_table, toml_text
+from taskuq._io import atomic_write, content_fingerprint, fingerprint, reading
+from taskuq.errors import InputError
+
+FOLDER = Path(__file__).parent / "bundled"
+
+
+def shipped() -> list[str]:
+    """Return the names of the networks in the package.
+
+    Example:
+        >>> "classifier-atlas" in shipped()
+        True
+    """
+    return sorted(path.stem for path in FOLDER.glob("*.safetensors"))
+
+
+def locate(weights: Path | str) -> Path:
+    """Return the file of a network: a path as it is, or a name of the package's own.
+
+    Arguments:
+        weights: A .safetensors file, or one of :func:`shipped`.
+
+    Example:
+        >>> locate("classifier-atlas").name
+        'classifier-atlas.safetensors'
+        >>> locate("classifier-moon")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: the package has no weights 'classifier-moon'; name a ...
+    """
+    path = Path(weights)
+    if path.suffix:
+        return path
+    if path.name not in shipped() or path.name != str(weights):
+        raise InputError(
+            f"the package has no weights {str(weights)!r}; name a .safetensors file or one of "
+            f"{', '.join(shipped())}"
+        )
+    return FOLDER / f"{path.name}.safetensors"
+
+
+def referenced_files(settings: Any) -> Iterator[Path]:
+    """Yield the files and folders that settings name, and what the cards of networks name in turn.
+
+    Arguments:
+        settings: A dataclass whose fields may be paths.
+    """
+    for field_ in fields(settings):
+        value = getattr(settings, field_.name)
+        if isinstance(value, dict):
+            # Tables by names of the user's choice.
+            for part in value.values():
+                yield from referenced_files(part)
+            continue
+        for named in value if isinstance(value, tuple) else (value,):
+            if field_.name != "cache" and isinstance(named, Path):
+                yield from _files_behind(named)
+
+
+def weights_fingerprint(weights: Path | str) -> str:
+    """Return what a run calls a network with these weights in its fingerprints.
+
+    Arguments:
+        weights: A .safetensors file, or a name of the package's own networks.
+
+    Example:
+        >>> len(weights_fingerprint("varnet-atlas"))
+        16
+    """
+    return _mark(_files_behind(Path(weights)))
+
+
+def _mark(files: Iterable[Path]) -> str:
+    return fingerprint([content_fingerprint(path) for path in files])[:16]
+
+
+def _files_behind(named: Path) -> Iterator[Path]:
+    """The file or folder that a path names, or those of a network."""
+    path = named if named.exists() or named.suffix else locate(named)
+    if path.suffix == ".safetensors":
+        yield from _network_files(path)
+    elif path.exists():
+        yield path
+
+
+def _network_files(path: Path) -> Iterator[Path]:
+    """Weights and the card beside them; and the network around whose estimates they draw."""
+    card = path.with_suffix(".toml")
+    yield from (path, card)
+    named = read_toml(card).get("estimate")
+    if isinstance(named, dict):
+        # A sampler's table names it, or it lies where it was trained.
+        named = named.get("weights", "estimate/best.safetensors")
+    if isinstance(named, str):
+        beside = path.parent / named
+        other = beside if beside.exists() else locate(named)
+        if other.exists() and other != path:
+            yield from (other, other.with_suffix(".toml"))
+
+
+def save_weights(
+    network: nn.Module,
+    path: Path | str,
+    *,
+    kind: str,
+    config: Any,
+    notes: Mapping[str, Any] | None = None,
+    half: bool = False,
+) -> Path:
+    """Write a network's weights and, beside them, what it is.
+
+    Arguments:
+        network: The network.
+        path: The file, ending in .safetensors; the configuration goes to the same name with .toml.
+        kind: What the network is, e.g. ``"flow"``.
+        config: The dataclass it was made from.
+        notes: More tables for the TOML file: how it was trained, what it reached.
+        half: Whether to store numbers in float16, for weights that travel with the package.
+
+    Example:
+        >>> import tempfile
+        >>> from dataclasses import make_dataclass
+        >>> Line = make_dataclass("Line", [("width", int)])
+        >>> path = save_weights(nn.Linear(2, 1), Path(tempfile.mkdtemp()) / "best.safetensors",
+        ...                     kind="line", config=Line(width=2))
+        >>> read_toml(path.with_suffix(".toml"))["network"]["width"]
+        2
+    """
+    from safetensors.torch import save_file
+
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise InputError(f"the weights' name is {path.name}; let it end in .safetensors")
+    trained = {name for name, _ in network.named_parameters()}
+    state = {
+        name: _stored(value, half and name in trained)
+        for name, value in network.state_dict().items()
+    }
+    table = {"kind": kind, "network": to_toml_table(config), **(notes or {})}
+    with atomic_write(path) as partial:
+        save_file(state, partial, metadata={"kind": kind})
+    with atomic_write(path.with_suffix(".toml")) as partial:
+        partial.write_text(toml_text(table), encoding="utf-8")
+    return path
+
+
+def read_card(path: Path | str, kinds: Collection[str]) -> dict[str, Any]:
+    """Return the TOML beside a weights file after checking what kind of network it is.
+
+    Arguments:
+        path: The weights, ending in .safetensors.
+        kinds: What is accepted.
+
+    Example:
+        >>> read_card("weights.pt", ("flow",))
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: weights are weights.pt; give a .safetensors file, ...
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise InputError(
+            f"weights are {path}; give a .safetensors file, which cannot run code when it is read"
+        )
+    if not path.exists():
+        raise InputError(f"there are no weights {path}; train them, or name others")
+    card = read_toml(path.with_suffix(".toml"))
+    if card.get("kind") not in kinds or not isinstance(card.get("network"), dict):
+        raise InputError(
+            f"{path.with_suffix('.toml')} describes kind {card.get('kind')!r}; "
+            f"give weights of kind {' or '.join(kinds)}"
+        )
+    return card
+
+
+def load_weights(network: nn.Module, path: Path | str) -> None:
+    """Fill a network from a weights file; every name and shape must agree.
+
+    Arguments:
+        network: A network of the same configuration.
+        path: The file.
+
+    Example:
+        >>> load_weights(nn.Linear(1, 1), "absent.safetensors")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: absent.safetensors cannot be read as safetensors ...
+    """
+    load_tensors(network, read_tensors(path), path)
+
+
+def load_tensors(network: nn.Module, found: Mapping[str, Tensor], path: Path | str) -> None:
+    """Fill a network from tensors by name; every name and shape must agree.
+
+    Arguments:
+        network: The network.
+        found: Tensors by name.
+        path: Where they come from, for the message.
+
+    Example:
+        >>> load_tensors(nn.Linear(1, 1), {"weight": torch.ones(1, 1)}, "a.safetensors")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: a.safetensors is of another configuration (1 weights missing, ...
+    """
+    state = network.state_dict()
+    missing, extra = sorted(set(state) - set(found)), sorted(set(found) - set(state))
+    wrong = [k for k in state if k in found and state[k].shape != found[k].shape]
+    if missing or extra or wrong:
+        name = (missing + extra + wrong)[0]
+        raise InputError(
+            f"{path} is of another configuration ({len(missing)} weights missing, {len(extra)} "
+            f"unknown, {len(wrong)} of another shape, first {name}); use the TOML beside it"
+        )
+    with torch.no_grad():
+        for key, value in state.items():
+            value.copy_(found[key])
+
+
+def read_tensors(path: Path | str) -> dict[str, Tensor]:
+    """Return all tensors of a safetensors file by name, or say why that is impossible.
+
+    Example:
+        >>> read_tensors("absent.safetensors")
+        Traceback (most recent call last):
+        ...
+        taskuq.errors.InputError: absent.safetensors cannot be read as safetensors ...
+    """
+    from safetensors.torch import load_file
+
+    with reading(path, "safetensors", "give a weights file of this package"):
+        return dict(load_file(path))
+
+
+def read_pickled(path: Path | str, give: str) -> Any:
+    """Return what a .pt or .pth file holds; a hostile one is refused, as no object is unpickled.
+
+    Arguments:
+        path: The file.
+        give: What to give instead, for the message.
+    """
+    with reading(path, "a plain state dict", f"give {give}"):
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _stored(value: Tensor, half: bool) -> Tensor:
+    value = value.detach().cpu().contiguous()
+    # Biases and scalars stay exact: they cost nothing.
+    return value.half() if half and value.is_floating_point() and value.ndim > 1 else value.clone()
