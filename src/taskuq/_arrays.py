@@ -20,13 +20,13 @@ CALLED = "cannot be called; give a function"
 
 
 def is_tensor(values: Any) -> bool:
-    """Return True if something is a torch tensor, without importing torch."""
+    """Return True for a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
 
 
 def no_grad() -> AbstractContextManager[None]:
-    """Turn torch's gradients off, where torch is loaded."""
+    """torch.no_grad() if torch is loaded, else a null context."""
     torch = sys.modules.get("torch")
     return nullcontext() if torch is None else torch.no_grad()
 
@@ -55,7 +55,7 @@ def _from_tensor(tensor: Any) -> Any:
 
 
 def as_real_array(values: Any, name: str, *, ndim: tuple[int, ...]) -> FloatArray:
-    """Take real, finite numbers; float32 stays float32, everything else becomes float64."""
+    """Validate real, finite values; keep float32, else convert to float64."""
     array = as_array(values, name)
     if array.dtype.kind not in "fiub":
         raise InputError(
@@ -99,7 +99,7 @@ def _all_moderate(array: FloatArray) -> bool:
 
 
 def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
-    """Take one integer or string per case."""
+    """Validate one integer or string per case."""
     try:
         array = as_array(values, name) if is_tensor(values) else np.asarray(values)
     except ValueError:
@@ -141,7 +141,7 @@ def as_ids(values: Any, name: str, cases: int) -> np.ndarray:
 
 
 def as_task_range(value: Any) -> tuple[float, float] | None:
-    """Take a task range (low, high), or None where there is none."""
+    """Validate a task range (low, high) or None; either end may be infinite."""
     if value is None:
         return None
     try:
@@ -160,10 +160,7 @@ def as_task_range(value: Any) -> tuple[float, float] | None:
 def as_outputs_and_targets(
     outputs: Any, targets: Any, range_: TaskRange
 ) -> tuple[FloatArray, FloatArray]:
-    """Take outputs, (case, sample) or with rounds first, and one target per case.
-
-    Outputs (case,) are point estimates: one sample each.
-    """
+    """Validate outputs and targets of one round."""
     x = as_real_array(outputs, "outputs", ndim=(1, 2, 3))
     x = x[:, None] if x.ndim == 1 else x
     z = as_real_array(targets, "targets", ndim=(1,)).astype(float)
@@ -183,7 +180,7 @@ def as_outputs_and_targets(
 
 
 def require_methods(part: Any, name: str, kinds: Any, lacks: str = CALLED) -> None:
-    """Refuse a part that cannot do what it is for."""
+    """Raise InputError if a component lacks a required method."""
     if not isinstance(part, kinds):
         raise InputError(
             f"{name} is a {type(part).__name__}, which {lacks}", code="component.invalid"
@@ -210,7 +207,7 @@ def require_in_range(values: FloatArray, range_: TaskRange, name: str) -> None:
 
 
 def require_nested_lines(found: Any, lines: BoolArray, round: int) -> BoolArray:
-    """See that what a rule chose keeps the lines measured so far."""
+    """Raise InputError if chosen lines drop measured ones."""
     chosen = np.asarray(found)
     if chosen.dtype != bool or chosen.shape != lines.shape or (chosen < lines).any():
         raise InputError(
@@ -227,7 +224,7 @@ T = TypeVar("T")
 def per_task(
     value: Any, names: Sequence[str], what: str, read: Callable[[Any], T]
 ) -> tuple[T, ...]:
-    """Return one value for each task."""
+    """Broadcast one value, a list or a mapping to all tasks."""
     if isinstance(value, Mapping):
         unknown = [name for name in value if name not in names]
         if unknown:

@@ -33,7 +33,7 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 def from_toml_table(
     cls: type[T], table: Mapping[str, Any], where: str = "", *, over: T | None = None
 ) -> T:
-    """Make a dataclass from a table of TOML or JSON; nested dataclasses are nested tables.
+    """Build a dataclass from a TOML table.
 
     Args:
         cls: The dataclass.
@@ -60,14 +60,7 @@ def from_toml_table(
 def from_registry(
     kinds: Registry[type[T]], table: Mapping[str, Any], where: str, *, over: T | None = None
 ) -> T:
-    """Make one of several dataclasses from a table whose ``kind`` names it.
-
-    Args:
-        kinds: The dataclasses by name.
-        table: ``kind``, and the settings of that kind.
-        where: The name of the table, for messages.
-        over: Settings that hold where the table names no other kind.
-    """
+    """Build the dataclass that the key `kind` names."""
     kind = table.get("kind") if over is None else table.get("kind", kinds.name_of(type(over)))
     if not isinstance(kind, str):
         raise InputError(
@@ -81,17 +74,12 @@ def from_registry(
 
 
 def read_config(layout: Any, config: Path | str) -> Any:
-    """Read a TOML file over the defaults of a dataclass; tables name only what they change."""
+    """Read a TOML file over the defaults."""
     return from_toml_table(layout, read_toml(config), over=layout())
 
 
 def to_toml_table(config: Any, *, complete: bool = False) -> dict[str, Any]:
-    """Return a dataclass as a TOML table, with the ``kind`` of tables that have one.
-
-    Args:
-        config: An instance.
-        complete: Also name settings that are None, which JSON can hold and TOML cannot.
-    """
+    """Convert a dataclass to a TOML table."""
     table: dict[str, Any] = {}
     hints = get_type_hints(type(config), include_extras=True)
     for field in fields(config):

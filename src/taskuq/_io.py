@@ -43,7 +43,7 @@ NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn what the disk refuses while a file is written into one sentence that names it."""
+    """Convert OSError into one MachineError that names the file."""
     try:
         yield
     except MachineError:
@@ -56,11 +56,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterator[None]:
-    """Turn whatever goes wrong while a file is read into one sentence that names it.
-
-    Every library has its own errors for damaged bytes. What is wrong with the file is the user's to
-    mend; a failing disk and memory that runs out are the machine's.
-    """
+    """Turn whatever goes wrong while a file is read into one sentence that names it."""
     tail = f"; {advice}" if advice else ""
     try:
         yield
@@ -80,11 +76,7 @@ def reading(path: str | os.PathLike[str], what: str, advice: str = "") -> Iterat
 
 
 def require_plausible_size(path: str | os.PathLike[str], claimed: int) -> None:
-    """Refuse a file that claims to unpack to more than a file of its size can be believed to hold.
-
-    Images and outputs shrink a few times when they are packed. What claims half a gibibyte and
-    fifty times its size is damaged, or made to fill the memory.
-    """
+    """Raise InputError for a decompression bomb."""
     size = Path(path).stat().st_size
     if claimed > max(ROOM, MOST_PACKED * size):
         raise InputError(
@@ -95,7 +87,7 @@ def require_plausible_size(path: str | os.PathLike[str], claimed: int) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk and not in memory alone."""
+    """Flush a file or directory to disk."""
     if os.name != "posix" and path.is_dir():  # pragma: no cover
         return
     file = os.open(path, os.O_RDONLY)
@@ -121,7 +113,7 @@ def make_folder(folder: Path) -> None:
 
 
 def _replace_file(partial: Path, target: Path, *, exclusive: bool) -> None:
-    """Give a finished file its name; where that must be new, of two that try one succeeds."""
+    """Rename a finished temporary file, optionally without overwriting."""
     fsync(partial)
     if not exclusive:
         os.replace(partial, target)
@@ -149,7 +141,7 @@ def _copy_in(partial: Path, target: Path) -> None:
 
 
 def is_regular_file(path: Path) -> bool:
-    """Return True if a path is a regular file, not a link or a pipe."""
+    """Return True for a regular file that is not a link."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -181,10 +173,7 @@ def _append_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 @contextmanager
 def sigterm_as_exit() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that what is finished is written first.
-
-    A handler of the application, and threads other than the main one, are left alone.
-    """
+    """Convert SIGTERM into SystemExit."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -207,10 +196,7 @@ WHOLE, BLOCKS, BLOCK = 2**25, 64, 2**16
 
 
 def fingerprint(record: Any) -> str:
-    """Return the SHA-256 of what JSON can hold, whatever the order of its keys.
-
-    Numbers count with all of their digits, lists and tuples alike.
-    """
+    """Return the SHA-256 of what JSON can hold, whatever the order of its keys."""
     # There and back, because keys that are numbers become texts.
     plain = json.loads(json.dumps(record))
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
@@ -218,7 +204,7 @@ def fingerprint(record: Any) -> str:
 
 
 def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with the fingerprint of everything else in it."""
+    """Return a record with its SHA-256."""
     rest = {name: value for name, value in record.items() if name != SEAL}
     return {**rest, SEAL: fingerprint(rest)}
 
@@ -230,7 +216,7 @@ def verify_checksum(
     *,
     always: bool = True,
 ) -> None:
-    """Refuse a record that is not as it was written."""
+    """Raise InputError if a record was changed after writing."""
     if SEAL in record:
         if record[SEAL] != with_checksum(record)[SEAL]:
             raise InputError(
@@ -248,11 +234,7 @@ def verify_checksum(
 
 
 def content_fingerprint(path: Path) -> str:
-    """Return the fingerprint of a file, or of a folder's files and their names.
-
-    Small files count with every byte; of one beyond 32 MiB its size and 64 blocks spread over it
-    do, so that terabytes of images are looked at in minutes.
-    """
+    """Return the fingerprint of a file, or of a folder's files and their names."""
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
         return fingerprint([(str(p.relative_to(path)), content_fingerprint(p)) for p in files])
@@ -271,7 +253,7 @@ def content_fingerprint(path: Path) -> str:
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], *, exclusive: bool = False) -> Iterator[Path]:
-    """Give a temporary name to write to; on success it becomes the file, on failure nothing does.
+    """Yield a temporary path that replaces the file on success.
 
     Once this is left, a power cut does not lose the file: it and its name are on the disk. What the
     disk refuses is one sentence, a :class:`~taskuq.errors.MachineError`.
@@ -288,7 +270,7 @@ def atomic_write(path: str | os.PathLike[str], *, exclusive: bool = False) -> It
 
 
 def image_format(path: str | os.PathLike[str]) -> str:
-    """Return what kind of picture a name asks for by its ending."""
+    """Return the image format of a file name."""
     ending = Path(path).suffix.lower().removeprefix(".") or "png"
     if ending not in ("png", "svg", "pdf"):
         raise InputError(
@@ -298,10 +280,7 @@ def image_format(path: str | os.PathLike[str]) -> str:
 
 
 def safe_join(folder: str | os.PathLike[str], name: str) -> Path:
-    """Return the path of a name inside a folder; refuse one that leads out of it.
-
-    Names of cases come from files that others wrote, and ``../../home`` is a name too.
-    """
+    """Join a name to a folder; raise InputError if it escapes."""
     try:
         root = Path(folder).resolve()
         path = (root / name).resolve()
@@ -318,23 +297,14 @@ def safe_join(folder: str | os.PathLike[str], name: str) -> Path:
 
 
 def json_text(record: Mapping[str, Any], *, indent: int | None = 1) -> str:
-    """Return a record as the JSON that files and the terminal get; NaN and infinity are refused.
-
-    Its last entry is the SHA-256 of all others, which is verified when the record is read.
-    """
+    """Return a record as the JSON that files and the terminal get; NaN and infinity are refused."""
     return json.dumps(with_checksum(record), indent=indent, allow_nan=False)
 
 
 def write_json(
     path: str | os.PathLike[str], record: Mapping[str, Any], *, exclusive: bool = False
 ) -> Path:
-    """Write a record as JSON and return its path; NaN and infinity are refused.
-
-    Arguments:
-        path: The file.
-        record: What it is to hold.
-        exclusive: Refuse to take the place of another file, as :func:`atomic_write` does.
-    """
+    """Write a record as JSON and return its path; NaN and infinity are refused."""
     with atomic_write(path, exclusive=exclusive) as partial:
         partial.write_text(json_text(record) + "\n", encoding="utf-8")
     return Path(path)
@@ -346,7 +316,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def load_json(path: str | os.PathLike[str]) -> Any:
-    """Return what a JSON file holds; ValueError or RecursionError where it is no JSON."""
+    """Parse a JSON file."""
     text = Path(path).read_text(encoding="utf-8")
     return json.loads(text, parse_constant=_refuse_constant)
 
@@ -357,10 +327,7 @@ def read_json(
     remedy: str = "write it again",
     is_sealed: bool = True,
 ) -> dict[str, Any]:
-    """Read a record of the given schema, or of one of several, or say why that is impossible.
-
-    A record that is not as it was written is refused: its SHA-256 tells.
-    """
+    """Read a record of the given schema, or of one of several, or say why that is impossible."""
     try:
         record = load_json(path)
     except OSError as error:
@@ -390,7 +357,7 @@ def read_json(
 
 @contextmanager
 def complete_record(path: str | os.PathLike[str], what: str, remedy: str = "") -> Iterator[None]:
-    """Turn the errors of reading an incomplete record into one sentence."""
+    """Convert KeyError into an "incomplete file" InputError."""
     try:
         yield
     except InputError:
@@ -440,7 +407,7 @@ def range_to_json(range_: tuple[float, float] | None) -> list[str] | None:
 
 
 def to_json_value(value: Any) -> Any:
-    """Make values fit for JSON: infinity as a word, a missing number as null."""
+    """Convert values to JSON types; infinity as a string, NaN as null."""
     if isinstance(value, Mapping):
         return {str(k): to_json_value(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -454,12 +421,7 @@ def to_json_value(value: Any) -> Any:
 def open_npz(
     path: str | os.PathLike[str], what: str = "arrays"
 ) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """Open an .npz file from any source; its arrays are read on access.
-
-    Python objects are never loaded, and an array whose header claims another size than the file
-    holds, or more than such a file can hold, is refused before memory is taken for it. Whatever is
-    wrong with the file while it is open becomes one sentence.
-    """
+    """Open an .npz file from any source; its arrays are read on access."""
     import numpy as np  # here, so that writing JSON alone does not load it
 
     if not Path(path).exists():
@@ -498,18 +460,7 @@ def _refuse_lying_headers(archive: zipfile.ZipFile, path: str | os.PathLike[str]
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool = False, what: str = "this file") -> Iterator[None]:
-    """Hold a lock on an empty file; a second holder waits or is refused.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "scan.lock"
-        >>> with file_lock(path):
-        ...     with file_lock(path, what="scan.json"):
-        ...         pass
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: another process is working on scan.json; wait until it has ended
-    """
+    """Hold a file lock (filelock)."""
     from filelock import FileLock, Timeout  # here: most commands take no lock
 
     make_folder(path.parent)

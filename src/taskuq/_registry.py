@@ -21,7 +21,7 @@ GROUP = "taskuq.extensions"
 
 
 class Registry(Generic[T]):
-    """The names of one kind, each with what it stands for, loaded on first use.
+    """Names of one kind of extension, each loaded on first use.
 
     Arguments:
         what: What one of them is called in a sentence, e.g. ``"score"``.
@@ -99,11 +99,7 @@ class Registry(Generic[T]):
 
 
 def _load_extensions() -> None:
-    """Run, once, the files and modules that register extensions.
-
-    They are named by entry points of installed packages, and by the environment variable
-    ``TASKUQ_EXTENSIONS``. Nothing that a table, a policy or a configuration says is ever run.
-    """
+    """Run, once, the files and modules that register extensions."""
     for point in _installed():
         _load_once(point.name, point.load)
     for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):

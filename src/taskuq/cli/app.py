@@ -106,10 +106,7 @@ app.register_install_completion_command()
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exit 0 when done, 2 on bad input, 1 where the machine or we failed.
-
-    In each case there is one sentence on stderr, and with ``--traceback`` where it happened.
-    """
+    """Run the command line; exit 0 when done, 2 on bad input, 1 where the machine or we failed."""
     # Two threads spinning for one free core make torch 17 times slower; it asks when it is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -173,13 +170,11 @@ def _ending(error: Exception) -> tuple[int, str]:
 
 
 def _own_words(error: Exception) -> str:
-    """What an error says; one of a process that reads data comes with that process's traceback."""
     text = str(error)
     return text.rpartition(f"{type(error).__name__}: ")[2] if text.startswith("Caught ") else text
 
 
 def _say_warnings() -> None:
-    """Let what a person should know be said in one sentence, like everything else."""
     show = warnings.showwarning
 
     def say(message: Any, category: Any, *where: Any, **more: Any) -> None:
@@ -192,7 +187,6 @@ def _say_warnings() -> None:
 
 
 def _kept(stopped: BaseException) -> str:
-    """What an interruption leaves, in the words of whoever was interrupted."""
     notes = getattr(stopped, "__notes__", ())
     return "; ".join(notes) or "stopped; nothing half-written is left, what was there is untouched"
 
@@ -222,12 +216,7 @@ Seed = Annotated[int, Parameter(validator=validators.Number(gte=0))]
 
 
 def parse_floats(text: str | None, name: str) -> tuple[float, ...] | None:
-    """Read numbers separated by commas.
-
-    Example:
-        >>> parse_floats("16,8", "acceleration")
-        (16.0, 8.0)
-    """
+    """Parse comma-separated numbers."""
     if text is None:
         return None
     try:
@@ -237,12 +226,7 @@ def parse_floats(text: str | None, name: str) -> tuple[float, ...] | None:
 
 
 def parse_ints(text: str | None, name: str) -> tuple[int, ...] | None:
-    """Read positive whole numbers separated by commas.
-
-    Example:
-        >>> parse_ints("2,32", "samples")
-        (2, 32)
-    """
+    """Parse comma-separated positive integers."""
     values = parse_floats(text, name)
     if values is None:
         return None
@@ -252,12 +236,7 @@ def parse_ints(text: str | None, name: str) -> tuple[int, ...] | None:
 
 
 def parse_per_task(text: str | None, name: str) -> float | dict[str, float] | None:
-    """Read one number for all tasks, or one for each by its name.
-
-    Example:
-        >>> parse_per_task("0.2", "max-width"), parse_per_task("lesion=0.1,area=20", "max-width")
-        (0.2, {'lesion': 0.1, 'area': 20.0})
-    """
+    """Parse one number, or one per task."""
     if text is None:
         return None
     try:
@@ -272,12 +251,7 @@ def parse_per_task(text: str | None, name: str) -> float | dict[str, float] | No
 
 
 def ranges(text: str | None) -> tuple[float, ...] | dict[str, tuple[float, ...]] | None:
-    """Read the range of all tasks, or that of some by their names.
-
-    Example:
-        >>> ranges("0,1"), ranges("lesion=0:1,area=0:inf")
-        ((0.0, 1.0), {'lesion': (0.0, 1.0), 'area': (0.0, inf)})
-    """
+    """Read the range of all tasks, or that of some by their names."""
     if text is None or "=" not in text:
         declared = parse_floats(text, "range")
         if declared is not None and len(declared) != 2:
@@ -298,22 +272,12 @@ def ranges(text: str | None) -> tuple[float, ...] | dict[str, tuple[float, ...]]
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """Read words separated by commas.
-
-    Example:
-        >>> parse_list("ar, lwr")
-        ('ar', 'lwr')
-    """
+    """Parse a comma-separated list."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def parse_round(text: str) -> float | str:
-    """Read which round is meant: an acceleration, or else a round's name.
-
-    Example:
-        >>> parse_round("8"), parse_round("24 views")
-        (8.0, '24 views')
-    """
+    """Parse an acceleration or a round name."""
     try:
         return float(text)
     except ValueError:
@@ -321,12 +285,7 @@ def parse_round(text: str) -> float | str:
 
 
 def parse_mapping(text: str | None, name: str) -> dict[str, str] | None:
-    """Read words by name.
-
-    Example:
-        >>> parse_mapping("case=slice, group=patient", "words")
-        {'case': 'slice', 'group': 'patient'}
-    """
+    """Parse NAME=VALUE pairs."""
     if text is None:
         return None
     pairs = [part.partition("=") for part in parse_list(text)]
@@ -336,12 +295,7 @@ def parse_mapping(text: str | None, name: str) -> dict[str, str] | None:
 
 
 def parse_coverage_mode(text: str) -> float | str:
-    """Read whom a promise about groups is for: 'random', 'all' or a share.
-
-    Example:
-        >>> parse_coverage_mode("0.9"), parse_coverage_mode("all")
-        (0.9, 'all')
-    """
+    """Parse --cases: random, all or a fraction."""
     try:
         return float(text)
     except ValueError:
@@ -367,15 +321,12 @@ WIDEST = 100
 
 
 def print_message(sentence: str) -> None:
-    """Tell the person something that is not a result, on stderr."""
+    """Print a message to stderr."""
     sys.stderr.write(f"{sentence}\n")
 
 
 def print_wrapped(lines: Sequence[str]) -> None:
-    """Tell several sentences; on a terminal they are broken between words.
-
-    What continues an indented line is indented further. A file gets one line for each.
-    """
+    """Print wrapped messages to stderr."""
     if not sys.stderr.isatty():
         columns = sys.maxsize
     else:
@@ -386,10 +337,7 @@ def print_wrapped(lines: Sequence[str]) -> None:
 
 
 def print_table_notes(table: TaskOutputs) -> None:
-    """Tell what a person should know of a table whose numbers were used.
-
-    After the work: whoever is refused hears one sentence, the refusal.
-    """
+    """Print warnings about a table."""
     from taskuq.table._table import suggest_range
 
     if count := len(table.missing):
@@ -400,7 +348,7 @@ def print_table_notes(table: TaskOutputs) -> None:
 
 
 def print_result(text: str) -> None:
-    """Print a result on stdout."""
+    """Print a result to stdout."""
     sys.stdout.write(f"{text}\n")
 
 
@@ -423,7 +371,7 @@ def show_table(
 
 
 def print_json(record: Mapping[str, Any], path: str | None) -> None:
-    """Write a record as JSON to a file, or to stdout for '-'."""
+    """Write JSON to a file or stdout."""
     if path == "-":
         print_result(json_text(record))
     elif path is not None:

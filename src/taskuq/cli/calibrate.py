@@ -60,26 +60,7 @@ def calibrate(
     joint: Literal["max", "scale", "minimax", "rank"] | None = None,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("bound.json"),
 ) -> None:
-    """Calibrate intervals and store them as JSON.
-
-    Arguments:
-        table: A table of task outputs.
-        score: ar, lwr, cqr, mlwr or learned.
-        alpha: The error rate.
-        acceleration: The round to calibrate for, by its acceleration or its name; needed where
-            the table has several.
-        unit: Promise for a new case or a new group; for groups where the table has them.
-        cases: With groups, cover a 'random' case, 'all' cases, or a share of them.
-        delta: Promise coverage given the calibration set, but for this share of sets.
-        side: Two-sided intervals, with one quantile or one for each end, or upper or lower bounds.
-        by_label: Promise coverage within each class of the table's labels.
-        within: With --by-label and groups, draw a case of a new group, given its class ('case', the
-            default), or a case of the class in a new group that has some ('group').
-        range: The task's range, low,high, where the table does not declare it.
-        task: One task of a table of several.
-        joint: Cover all tasks of a table together, by this method.
-        output: Where to write the bound.
-    """
+    """Calibrate intervals and store them as JSON."""
     from taskuq.conformal._calibrate import calibrate as calibrate_arrays
     from taskuq.conformal._joint import calibrate_joint
     from taskuq.conformal._units import as_unit
@@ -129,17 +110,7 @@ def predict(
     task: str | None = None,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("intervals.csv"),
 ) -> None:
-    """Write the interval of each case of a table as CSV.
-
-    Arguments:
-        bound: A bound that taskuq calibrate wrote.
-        table: A table of task outputs; targets are not needed.
-        alpha: Refuse a bound of another error rate.
-        score: Refuse a bound of another score.
-        acceleration: The round, by its acceleration or its name, where the bound does not say.
-        task: The task that the bound is for, of a table of several.
-        output: Where to write the intervals.
-    """
+    """Write the interval of each case of a table as CSV."""
     from taskuq._io import atomic_write
     from taskuq.conformal._bound import Bound
 
@@ -178,17 +149,6 @@ def plan_size(
     icc: float = 0.0,
     json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
 ) -> None:
-    """Say how many calibration cases keep coverage near its target.
-
-    Arguments:
-        alpha: The error rate.
-        epsilon: The deviation of coverage that is still acceptable.
-        delta: The probability of a larger deviation.
-        one_sided: Count only too little coverage as a deviation.
-        group_size: The mean number of cases in a group, where cases come in groups.
-        icc: The correlation of misses within a group.
-        json: Write the record to this file, or to stdout for '-'.
-    """
     from taskuq.conformal._quantiles import calibration_size, min_calibration_size
 
     size = calibration_size(
@@ -308,27 +268,7 @@ def evaluate(
     json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
     figures: Path | None = None,
 ) -> None:
-    """Judge scores over random splits, or exactly over all splits by case.
-
-    Arguments:
-        table: A table of task outputs.
-        score: Scores, separated by commas: ar, lwr, cqr, mlwr, learned.
-        alpha: The error rate.
-        acceleration: Rounds, by acceleration or name, separated by commas; all by default.
-        samples: Numbers of posterior samples, separated by commas; all by default.
-        trials: The number of random splits.
-        exact: Take all splits at once, in closed form.
-        unit: Split by case or by group; by group where the table has groups.
-        cases: With groups, cover a 'random' case, 'all' cases, or a share of them.
-        delta: Promise coverage given the calibration set, but for this share of sets.
-        side: Two-sided intervals, with one quantile or one for each end, or upper or lower bounds.
-        range: The task's range, low,high, where the table does not declare it.
-        task: One task of a table of several.
-        size_bins: Edges of width ranges; the paper's by default.
-        seed: The seed of the splits.
-        json: Write the record to this file, or to stdout for '-'.
-        figures: Draw figures into this folder, SVG and PNG.
-    """
+    """Judge scores over random splits, or exactly over all splits by case."""
     from taskuq.conformal._evaluate import EvaluationGrid, evaluate_table
 
     loaded = load_table(table, range, task)

@@ -42,24 +42,6 @@ def check(
     thorough: bool = False,
     json_file: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
 ) -> None:
-    """Tell in a table what a folder holds, what would be skipped, and why.
-
-    Arguments:
-        source: A folder of fastMRI volumes (.h5) or of your own images, an .npz file, or the .toml
-            of any command, whose table [data] then says everything.
-        labels: fastMRI+ annotations, or for your own images a CSV with file, label, group.
-        files: The fastMRI+ list of annotated volumes; others are skipped.
-        pathology: Which fastMRI+ pathology is counted.
-        acquisition: Which acquisition is used; '' takes all.
-        minimum_coils: Volumes with fewer receive coils are skipped.
-        minimum_width: Volumes with fewer encoded lines are skipped.
-        size: Rows and columns of the central crop; smaller volumes are skipped.
-        slices: Which slices of a volume are used.
-        group: What a group is where a table of your own images does not say.
-        strict: Stop at the first file or label row that cannot be used.
-        thorough: Read all k-space, which finds files that break off.
-        json_file: Write the table as JSON; '-' prints it.
-    """
     from taskuq.data._readers import check as look
 
     reader = _reader(
@@ -129,25 +111,7 @@ def prepare(
     workers: int = 1,
     strict: bool = False,
 ) -> None:
-    """Keep the slices of every fastMRI volume as networks see them: compressed, cropped, scaled.
-
-    Every command whose table [data] names the cache then reads no raw k-space. Started again, it
-    goes on where it stopped; several may work on one cache.
-
-    Arguments:
-        folder: A folder of fastMRI volumes (.h5).
-        cache: Where the slices are kept.
-        precision: Half precision rounds, which training does not feel; single precision is, to the
-            bit, what raw files give, and what cases that are judged need.
-        acquisition: Which acquisition is used; '' takes all.
-        minimum_coils: Volumes with fewer receive coils are skipped.
-        minimum_width: Volumes with fewer encoded lines are skipped.
-        size: Rows and columns of the central crop.
-        coils: The number of virtual coils.
-        compression: Virtual coils from the lines of the first round, or, as the paper, from all.
-        workers: The number of processes.
-        strict: Stop at the first file that cannot be used.
-    """
+    """Keep the slices of every fastMRI volume as networks see them: compressed, cropped, scaled."""
     from taskuq.data._dataset import parallel_map
     from taskuq.data._fastmri import FastMRIDataset, is_prepared, prepared_bytes, require_disk_space
     from taskuq.data._volume import FastMRIPreprocessing
@@ -195,19 +159,7 @@ def atlas(
     workers: int = 1,
     output: Output = Path("atlas.npz"),
 ) -> None:
-    """Draw synthetic patients into one .npz file: images, label, group, case, lesion masks.
-
-    Arguments:
-        patients: The number of patients.
-        seed: The seed; patient k of a seed is always the same.
-        first: The number of the first patient.
-        size: Rows and columns of a slice.
-        slices: Slices for each patient.
-        contrast: What the images look like.
-        base: A base file, where nilearn is not installed.
-        workers: The number of processes.
-        output: The .npz file to write.
-    """
+    """Draw synthetic patients into one .npz file: images, label, group, case, lesion masks."""
     from taskuq.data._atlas import Atlas, PatientDistribution, save_atlas
 
     plan = PatientDistribution(size=size, slices=slices, contrast=contrast)
@@ -216,13 +168,7 @@ def atlas(
 
 
 def atlas_base(*, output: Output = Path("atlas-base.npz")) -> None:
-    """Write the base volumes of the atlas into one file, for machines without nilearn.
-
-    Name the file there in the environment variable TASKUQ_ATLAS_BASE.
-
-    Arguments:
-        output: The .npz file to write.
-    """
+    """Write the base volumes of the atlas into one file, for machines without nilearn."""
     from taskuq.data._atlas import save_anatomy
 
     print_result(str(save_anatomy(output)))
@@ -240,18 +186,7 @@ def sheet(
     cases: int = 48,
     output: Output = Path("sheet.png"),
 ) -> None:
-    """Draw a contact sheet of the atlas, or of an .npz file of images.
-
-    Arguments:
-        source: An .npz file; without it the atlas is shown.
-        seed: Seed of the atlas.
-        patients: Patients of the atlas.
-        size: Rows and columns of the atlas.
-        contrast: What the atlas looks like.
-        outline: Draw the outline of the atlas's lesions.
-        cases: How many images of a file, spread over it.
-        output: The picture to write.
-    """
+    """Draw a contact sheet of the atlas, or of an .npz file of images."""
     from taskuq.data._arrays import read_npz
     from taskuq.data._atlas import Atlas, PatientDistribution
     from taskuq.data._readers import plot_contact_sheet
@@ -320,22 +255,7 @@ def masks(
     fresh: bool = False,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("masks.npz"),
 ) -> None:
-    """Make nested sampling masks: arrays masks (round, size) and accelerations, and a picture.
-
-    Arguments:
-        learn: A TOML file: learn the order of lines or views on training patients. Size,
-            accelerations and seed are then its own. A learning that was interrupted goes on.
-        size: Number of k-space columns.
-        accelerations: Accelerations of the rounds, decreasing, separated by commas.
-        published: Take the masks of the paper (size 320; 16, 8, 4, 2).
-        rule: How random lines are drawn: as the paper says, or as its masks look.
-        acs: Width of the fully sampled centre in each round, separated by commas.
-        seed: Seed of the random lines.
-        picture: Where the picture goes; by default beside the output.
-        device: Where networks run while an order is learned: cpu, cuda, mps.
-        fresh: Begin learning again, whatever was kept of an earlier start.
-        output: The .npz file to write.
-    """
+    """Make nested sampling masks: arrays masks (round, size) and accelerations, and a picture."""
     drawn = picture or output.with_suffix(".png")
     if output.suffix != ".npz":
         raise InputError(f"the output is {output}; give a name that ends in .npz")

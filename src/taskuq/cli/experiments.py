@@ -50,27 +50,7 @@ def experiment(
     task: str | None = None,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/experiments"),
 ) -> None:
-    """Look at one of the paper's claims, or at all that the inputs permit, and record it.
-
-    Arguments:
-        name: The experiment, or all.
-        samples: A table of posterior samples.
-        point: A table of point estimates of the same cases, for AR.
-        quality: A record of image quality, as taskuq quality writes it.
-        classifier: A record of the task network, as taskuq train classifier writes it.
-        masks: Masks as taskuq masks writes them; the paper's without it.
-        data: A configuration whose data table names training data, to count them too.
-        alpha: The error rate of lengths and coverage; the paper's 0.05 by default.
-        max_width: Widths to stop at, separated by commas, each at --alpha; the paper's pairs of
-            error rates and widths by default.
-        size_bins: Edges of width ranges for coverage by width; the paper's by default.
-        score: Scores to compare, separated by commas; the paper's and ours by default.
-        trials: The number of random splits; the paper's 10 000 by default.
-        seed: The seed of the splits.
-        range: The task's range, low,high, where the tables do not declare it.
-        task: One task of tables of several.
-        output: The run's folder; records go to its folder records.
-    """
+    """Look at one of the paper's claims, or at all that the inputs permit, and record it."""
     from taskuq._io import read_json, write_json
     from taskuq.experiments._claims import ClaimSettings, make_inputs
 
@@ -166,22 +146,7 @@ def quality(
     device: str | None = None,
     threads: int | None = None,
 ) -> None:
-    """Judge recovery networks: PSNR and SSIM of whole volumes, and FID, at each acceleration.
-
-    What is judged is kept beside the output until all is; started again after a stop, it goes on.
-
-    Arguments:
-        config: What to judge.
-        output: The JSON record to write.
-        engine: This process (local), a Ray cluster (ray), SLURM jobs (slurm), or one of your own.
-        address: Of a running Ray cluster, host:port; a local one is started without it. With
-            slurm, 'local' runs the jobs on this machine.
-        workers: How many Ray workers, or SLURM jobs, share the volumes.
-        slurm: What SLURM is asked for, as submitit names it, e.g. slurm_partition=gpu; repeatable.
-            Jobs get a GPU (gpus_per_node=1) and four hours (timeout_min=240) by default.
-        device: Where networks run: cpu, cuda, mps; the best there is by default.
-        threads: Threads of each worker on a CPU; with equal threads all bits are equal.
-    """
+    """Judge recovery networks: PSNR and SSIM of whole volumes, and FID, at each acceleration."""
     from taskuq._config import read_config
     from taskuq._io import write_json
     from taskuq.experiments._quality import QualityConfig, evaluate_quality
@@ -197,18 +162,7 @@ def quality(
 
 
 def table(record: dict[str, Any]) -> list[str]:
-    r"""The record as lines of text, one for each acceleration and method.
-
-    Arguments:
-        record: What :func:`taskuq.experiments._quality.evaluate_quality` returns.
-
-    Example:
-        >>> row = {"acceleration": 4.0, "method": "flow", "psnr": {"mean": 37.974,
-        ...        "standard_error": 0.216}, "ssim": {"mean": 0.926, "standard_error": 0.003}}
-        >>> print("\n".join(table({"results": [row]})))
-          R method           PSNR             SSIM          FID
-          4 flow        37.97 ± 0.22     0.926 ± 0.003    -
-    """
+    """The record as lines of text, one for each acceleration and method."""
     lines = ["  R method           PSNR             SSIM          FID"]
     for row in record["results"]:
         psnr, ssim = (_with_error(row[name], digits) for name, digits in (("psnr", 2), ("ssim", 3)))
@@ -234,20 +188,7 @@ def rehearse(
     toy: bool = False,
     fresh: bool = False,
 ) -> None:
-    """Run every command of docs/fastmri.md at its real size, a few steps each; project the hours.
-
-    A command that fails does not end the rehearsal. Started again, it keeps what has passed.
-
-    Arguments:
-        configs: The folder of configurations, configs/fastmri-knee.
-        output: The folder for the record, the logs and the working folder.
-        steps: Steps of each training, at least 2: the first compiles.
-        volumes: Training volumes, and validation volumes, to make or to link.
-        data: Your own files, laid out as data/ of the document; they are linked and only read.
-            Without it, volumes of the same layout are made.
-        toy: Small images and networks: the machinery without a GPU.
-        fresh: Throw away an earlier rehearsal.
-    """
+    """Run every command of docs/fastmri.md at its real size, a few steps each; project the hours."""
     from taskuq.experiments._rehearse import PAGE, Rehearsal, rehearsal_markdown
 
     rehearsal = Rehearsal(output, configs, steps, volumes, data, toy, print_message)

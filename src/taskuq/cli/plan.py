@@ -40,20 +40,7 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class _GuaranteeOptions:
-    """What is asked of a policy, and for whom.
-
-    Arguments:
-        alpha: The error rate.
-        max_width: Stop when the interval is this narrow; for several tasks one number for all, or
-            one for each, e.g. lesion=0.1,area=20.
-        at_least: Stop when a lower bound exceeds this level.
-        at_most: Stop when an upper bound is below this level.
-        unit: case, group (a random case of a new group) or whole-group (one decision for all).
-        cases: With groups, cover a 'random' case, 'all' cases, or a share of them.
-        delta: _GuaranteeOptions given the calibration set, but for this share of sets.
-        given: _GuaranteeOptions coverage among the scans that stop early; needs --delta.
-        side: Two-sided, or a bound on one side.
-    """
+    """Options --alpha, --max-width, --unit, ... of plan and simulate."""
 
     alpha: float = 0.05
     max_width: str | None = None
@@ -94,22 +81,7 @@ def plan(
     task: str | None = None,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("policy.json"),
 ) -> None:
-    """Plan when to stop scanning and store the policy as JSON.
-
-    Arguments:
-        table: A table of task outputs with all rounds.
-        policy: fixed-width, adaptive, anytime, paper (no guarantee), or a kind of your own.
-        score: The score of adaptive, anytime and paper policies.
-        statistic: The risk statistic of fixed-width policies.
-        budget: For fixed-width: below 1, trade acceleration for narrower reports.
-        choose: Policies to choose among on cases of their own, separated by commas, e.g.
-            fixed-width:spread,fixed-width:learned,adaptive:mlwr.
-        promise: What is asked of the policy, and for whom.
-        range: The task's range, low,high, where the table does not declare it.
-        samples: Use the first so many posterior samples.
-        task: One task of a table of several, or some; without it all have to be satisfied.
-        output: Where to write the policy.
-    """
+    """Plan when to stop scanning and store the policy as JSON."""
     from taskuq.policy._plan import plan as plan_policy
 
     loaded = load_table(table, range, task)
@@ -134,7 +106,6 @@ def plan(
 
 
 def _acceleration(certificate: Mapping[str, Any]) -> str:
-    """Say how fast a policy was at calibration, how fast it is certain to be, and for whom."""
     mean, of_cases = (
         f"{certificate[name]:.2f}" for name in ("mean_acceleration", "mean_acceleration_of_cases")
     )
@@ -167,24 +138,7 @@ def simulate(
     json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
     figures: Path | None = None,
 ) -> None:
-    """Replay policies on a stored table over random splits.
-
-    Arguments:
-        table: A table of task outputs with all rounds.
-        policy: Policies, separated by commas: paper, fixed-width, adaptive, anytime, your own.
-        score: Scores of paper, adaptive and anytime policies, separated by commas.
-        statistic: Statistics of fixed-width policies, separated by commas: spread, learned.
-        budget: Budgets of fixed-width policies, separated by commas; below 1 reports shrink.
-        promise: What is asked of the policies, and for whom.
-        samples: Numbers of posterior samples, separated by commas; all by default.
-        trials: The number of random splits.
-        range: The task's range, low,high, where the table does not declare it.
-        task: One task of a table of several, or some; without it all have to be satisfied.
-        tunings: Tuning folds to average over, for policies that learn from targets.
-        seed: The seed of the splits.
-        json: Write the record to this file, or to stdout for '-'.
-        figures: Draw figures into this folder, SVG and PNG.
-    """
+    """Replay policies on a stored table over random splits."""
     import numpy as np
 
     from taskuq.policy._goal import make_goals
@@ -222,10 +176,7 @@ def simulate(
 def _plans(
     policies: tuple[str, ...], asked: dict[str, str], promise: _GuaranteeOptions, goal: Goal | Goals
 ) -> list[PolicySpec]:
-    """Every policy with every choice of the options that tell plans of its kind apart.
-
-    Kinds that promise nothing about early stops are compared as they are.
-    """
+    """Every policy with every choice of the options that tell plans of its kind apart."""
     from taskuq.policy._kinds import POLICIES, PolicySpec
 
     def choices(option: str) -> tuple[Any, ...]:
@@ -304,7 +255,9 @@ def _policy(result: Simulation) -> str:
 
 
 def _differing(found: list[tuple[int, Simulation]]) -> tuple[bool, bool]:
-    """Whether coverage differs from that of cases, and mean R from that where all count alike."""
+    """Return True if coverage differs from that of cases, and mean R from that where all count
+    alike.
+    """
     return (
         any(not math.isclose(r.coverage, r.case_coverage) for _, r in found),
         any(not math.isclose(r.mean_acceleration, r.mean_acceleration_of_cases) for _, r in found),
@@ -324,15 +277,7 @@ def specify(
     cases: int = 20,
     seed: Seed = 0,
 ) -> None:
-    """Write the specification of a policy's decisions, and cases to try an implementation on.
-
-    Arguments:
-        policy: The policy's file.
-        output: Where to write the specification.
-        vectors: Where to write made-up cases and what is decided about them.
-        cases: How many cases for each round.
-        seed: The seed of the cases.
-    """
+    """Write the specification of a policy's decisions, and cases to try an implementation on."""
     from taskuq._io import write_json
     from taskuq.policy._policy import load_policy
     from taskuq.policy._specification import export_policy, export_test_vectors

@@ -31,18 +31,7 @@ def demo(
     seed: Seed = 0,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs/demo"),
 ) -> None:
-    """Scan synthetic patients until the answer is certain enough, judge everything, write a page.
-
-    Measures new patients of the embedded atlas round by round, draws posterior samples, runs the
-    classifier and lets a calibrated policy decide when to stop; then repeats the paper's evaluation
-    on the stored table of the package.
-
-    Arguments:
-        fast: Fewer slices and fewer random splits.
-        verbose: Tell every round of every scan, and what was found of every claim.
-        seed: The seed of samples and splits.
-        output: The folder for tables, records and the page.
-    """
+    """Scan synthetic patients until the answer is certain enough, judge everything, write a page."""
     from taskuq.experiments._demo import DemoSettings, run_demo
     from taskuq.report._report import answer_lines
 
@@ -78,27 +67,7 @@ def report(
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     export: bool = False,
 ) -> None:
-    """Build report.html: of a run's folder, or of any table with --alpha.
-
-    Of a run's folder the page shows what is stored there. A table is judged, a policy is planned
-    where --max-width is given, and all of it is written into a folder of its own.
-
-    Arguments:
-        source: The folder of a run; or a table of task outputs: a folder, .npz, .csv or .parquet.
-        alpha: Of a table: the error rate.
-        max_width: Of a table: stop when intervals are this narrow; one number, or one for each
-            task, e.g. lesion=0.1,area=20.
-        unit: Of a table: promise for a case, a group, or whole groups; groups where it has them.
-        trials: Of a table: the number of random splits.
-        seed: Of a table: the seed of the splits.
-        range: Of a table: the task's range, low,high, where the table does not declare it; of
-            several tasks lesion=0:1,area=0:inf.
-        title: Of a table: what the page is called.
-        words: Of a table: what things are called where it does not say, e.g.
-            case=slice,group=patient; also estimate, round, measurement and truth.
-        output: Of a table: the folder of the page; the table's name and -report by default.
-        export: Also write tables (CSV, JSON, LaTeX), figures (SVG, PNG, PDF) and intervals.csv.
-    """
+    """Build report.html: of a run's folder, or of any table with --alpha."""
     from taskuq.report._report import answer_lines, write_report
 
     is_table = source.is_file() or (source / "table.json").is_file()
@@ -144,24 +113,7 @@ def run(
     fresh: bool = False,
     dry_run: bool = False,
 ) -> None:
-    """Fill a table of task outputs, or go on filling it after a stop.
-
-    Arguments:
-        config: A TOML file that names data, measurement, recovery and task.
-        output: The folder of the table.
-        engine: This process (local), a Ray cluster (ray), SLURM jobs (slurm), or one of your own.
-        address: Of a running Ray cluster, host:port; a local one is started without it. With
-            slurm, 'local' runs the jobs on this machine.
-        workers: How many Ray workers, or SLURM jobs, share the cases.
-        slurm: What SLURM is asked for, as submitit names it, e.g. slurm_partition=gpu; repeatable.
-            Jobs get a GPU (gpus_per_node=1) and four hours (timeout_min=240) by default.
-        device: Where networks run: cpu, cuda, mps; the best there is by default.
-        batch: How many cases run at once; chosen by memory by default.
-        threads: Threads of each worker on a CPU; with equal threads and batches all bits are equal.
-        pictures: Of how many cases to keep pictures for the page of the table (taskuq report).
-        fresh: Throw away what the folder holds and begin again.
-        dry_run: Try a few cases, say what all of them will take, and write nothing.
-    """
+    """Fill a table of task outputs, or go on filling it after a stop."""
     from taskuq.experiments._run import estimate_run_cost, open_run, read_run
     from taskuq.pipeline._engines import ENGINES, EngineOptions
 
@@ -190,12 +142,6 @@ def status(
     *,
     json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
 ) -> None:
-    """Tell how far a run is and what failed.
-
-    Arguments:
-        table: The folder of a table.
-        json: Write the record to this file, or to stdout for '-'.
-    """
     from taskuq.pipeline._pipeline import status as look
 
     found = look(table)
@@ -220,21 +166,7 @@ def table(
     unit: Literal["case", "group"] | None = None,
     sum_groups: float | None = None,
 ) -> None:
-    """Make a table of task outputs that were made elsewhere, or two of one.
-
-    A CSV or Parquet file has one row for each case and round: case, acceleration, target, group,
-    label, and output_0, output_1 and so on; or one row for each sample, with sample and output.
-
-    Arguments:
-        source: A .csv, .parquet or .npz file.
-        output: The table to write: a folder, or an .npz file.
-        range: The task's range, low,high; outputs and targets must lie in it.
-        share: Write this share of the groups (or cases) to the output, taken at even steps.
-        rest: Where to write the others.
-        unit: What the share counts: group where the table has groups, else case.
-        sum_groups: Make one case of each group, the sum of its cases times this weight: of areas
-            and the distance of slices a volume.
-    """
+    """Make a table of task outputs that were made elsewhere, or two of one."""
     if (share is None) != (rest is None):
         raise InputError("--share and --rest go together: a part of the table, and the others")
     if rest is not None and len({path.resolve() for path in (source, output, rest)}) < 3:
@@ -278,20 +210,7 @@ def command(kind: str) -> Callable[..., None]:
         json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
         progress: bool = True,
     ) -> None:
-        """Train a network; started again after it was stopped, it goes on.
-
-        Arguments:
-            config: A TOML file; configs/ has one for each data set.
-            output: The folder of weights and logs.
-            devices: Processes on each node, one for each GPU.
-            nodes: Nodes that take part; start the same command on each, e.g. by srun.
-            accelerator: What to train on.
-            fresh: Begin again and overwrite what the folder holds.
-            steps: A trial: stop after so many steps and leave everything that a training leaves.
-            dry_run: Take a few steps (5, or --steps), say what all will take, and write nothing.
-            json: Where a dry run writes its record; '-' is stdout.
-            progress: Draw a progress bar.
-        """
+        """Train a network; started again after it was stopped, it goes on."""
         # torch and lightning take seconds to import: only when there is something to train.
         from taskuq.training._fit import (
             PROBES,

@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 def audit(log: Path, *, scan: str | None = None) -> None:
-    """Check that an audit trail is whole, and tell what was decided about each scan.
-
-    Arguments:
-        log: The log.jsonl that scans were told to.
-        scan: Tell about this scan only.
-    """
+    """Check that an audit trail is whole, and tell what was decided about each scan."""
     lines = read_audit_log(log)
     for name, story in entries_by_scan(lines).items():
         if scan is not None and name != scan:
@@ -62,17 +57,7 @@ def interval(
     other_patient: bool = False,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("interval.json"),
 ) -> None:
-    """Write the interval of a finished scan as JSON, or as a DICOM structured report.
-
-    Arguments:
-        state: The state of the scan, as acquire or serve keeps it.
-        policy: The policy's file.
-        case: Which case of a scan of several, e.g. patient-3000-slice-0; the only one otherwise.
-        image: The DICOM image that the report is about.
-        other_patient: Take an image whose PatientID is not what the scan calls its patient: the
-            report is filed under the image's.
-        output: Where to write: a DICOM report for a name that ends in .dcm, JSON otherwise.
-    """
+    """Write the interval of a finished scan as JSON, or as a DICOM structured report."""
     from taskuq.policy._policy import load_policy
     from taskuq.service._interval import scan_patient, stored_interval, write_interval
 
@@ -90,18 +75,7 @@ def monitor(
     audited: bool = False,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("monitor.json"),
 ) -> None:
-    """Look for evidence that new cases are not exchangeable with a policy's calibration cases.
-
-    Arguments:
-        policy: The policy's file.
-        table: Task outputs of new cases, in the order in which they came, .npz or folder; targets
-            are not needed.
-        delta: The probability of a false alarm, over all time.
-        audited: Whether the table's targets are those of scans that were completed at random: then
-            how far outputs are from them is watched too.
-        output: Where to keep what was seen. With the file of an earlier call the watch goes on, and
-            units that it has seen are not counted again.
-    """
+    """Look for evidence that new cases are not exchangeable with a policy's calibration cases."""
     from taskuq.policy._policy import load_policy
     from taskuq.scan._monitor import Monitor, monitor_table
     from taskuq.table._table import TaskOutputs
@@ -161,36 +135,7 @@ def serve(
     unlike: bool = False,
     seed: Seed = 0,
 ) -> None:
-    """Decide about scans that arrive as MRD streams, until it is stopped.
-
-    Arguments:
-        policy: The policy's file.
-        recover: The recovery network: a name in the package, e.g. sampler-atlas, or weights.
-        task: The task network: a name in the package, e.g. classifier-atlas, or weights.
-        masks: The lines of each round, as taskuq masks writes them; the published ones where None.
-        choose: The TOML file of the run that the policy is of, where its table [choose] has lines
-            chosen for each slice.
-        runtime: What taskuq export wrote, in place of recover, task and masks.
-        folder: Where states of scans, the audit trail and the monitor are kept.
-        host: Where to listen. MRD has no authentication: anything but loopback lets everybody in
-            who can reach it.
-        port: Where to listen.
-        health_port: Tell over HTTP at this port how the service is.
-        shadow: Say what would be decided, and stop nothing.
-        watch: Watch whether scans are still like those of the calibration, with this probability of
-            a false alarm over all time, e.g. 0.01.
-        deadline: Seconds that recovery and task of a round may take; a late round stops nothing.
-        device: Where networks run; the best there is by default.
-        connections: Connections at once.
-        message_size: The largest message, in MiB.
-        scan_size: The largest scan, in MiB of k-space that its header announces.
-        kept_size: How much a connection may send of slices that are not decided yet, in MiB.
-        idle: Seconds without a message after which a connection is closed.
-        unlike: Serve networks, masks or a rule that are known not to be the policy's, and scans of
-            another number of coils. Nothing is promised then, and every reply and every stored scan
-            says so; without it they are refused.
-        seed: The seed of the recoveries.
-    """
+    """Decide about scans that arrive as MRD streams, until it is stopped."""
     import ismrmrd  # noqa: F401 - said at once where it is not installed
 
     from taskuq.service._mrd import StreamLimits
@@ -236,10 +181,6 @@ def _wait_for_the_end() -> None:
 
 
 def _say_terms(chain: ServiceModel) -> None:
-    """Say what a service promises, and what nobody but the user can see to.
-
-    That nothing is promised was said when the parts were opened.
-    """
     if chain.void is None:
         print_message(str(chain.policy))
     if chain.shadow:
@@ -283,19 +224,7 @@ def export(
     unlike: bool = False,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runtime"),
 ) -> None:
-    """Write recovery and task as programs that taskuq serve runs from, without training code.
-
-    Arguments:
-        policy: The policy's file.
-        recover: The recovery network: a name in the package, e.g. sampler-atlas, or weights.
-        task: The task network: a name in the package, e.g. classifier-atlas, or weights.
-        masks: The lines of each round, as taskuq masks writes them; the published ones where None.
-        coils: Receiver channels of the scans.
-        height: Samples of a readout; as many as there are lines where None.
-        unlike: Write networks or masks that are known not to be the policy's, about which it
-            promises nothing; without it they are refused.
-        output: The folder to write.
-    """
+    """Write recovery and task as programs that taskuq serve runs from, without training code."""
     from taskuq.service._server import export as written
 
     found = written(policy, recover, task, masks, output, coils=coils, height=height, unlike=unlike)
@@ -314,18 +243,8 @@ def replay(
     every: float = 0.0,
     json: Annotated[str | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
 ) -> None:
-    """Play scans against a service as a scanner would, and say what was saved and how long it took.
-
-    Arguments:
-        source: An MRD file (HDF5) of a Cartesian scan, or 'atlas' for synthetic patients.
-        to: Where the service is, HOST:PORT.
-        patients: How many patients of the atlas.
-        first: The number of the first of them.
-        coils: Receiver coils of the atlas.
-        seed: The seed of the atlas's patients.
-        every: Milliseconds from one line to the next, the repetition time of your sequence. Lines
-            go as fast as they can by default, and the last one of a round waits behind the others.
-        json: Write the record to this file, or to stdout for '-'.
+    """Play scans against a service as a scanner would, and say what was saved and how long it
+    took.
     """
     from taskuq.interval import Interval
     from taskuq.scan._state import format_reason

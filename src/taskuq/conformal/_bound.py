@@ -48,12 +48,7 @@ class Threshold(ABC):
 @final
 @dataclass(frozen=True)
 class SingleQuantile(Threshold):
-    """The same quantile for every case.
-
-    Example:
-        >>> SingleQuantile(0.5).at(2, None, None)
-        array([0.5, 0.5])
-    """
+    """Same quantile for every case."""
 
     kind: ClassVar[str] = "one"
     value: float
@@ -84,12 +79,7 @@ class SingleQuantile(Threshold):
 @final
 @dataclass(frozen=True)
 class StratumQuantiles(Threshold):
-    """A quantile for each stratum; a stratum never calibrated gets an infinite one.
-
-    Example:
-        >>> StratumQuantiles({"coarse": 2.0, "fine": 1.0}).at(3, ["fine", "coarse", "new"], None)
-        array([ 1.,  2., inf])
-    """
+    """A quantile for each stratum; a stratum never calibrated gets an infinite one."""
 
     kind: ClassVar[str] = "strata"
     by_stratum: Mapping[str, float]
@@ -123,28 +113,7 @@ class StratumQuantiles(Threshold):
 @final
 @dataclass(frozen=True)
 class WeightedQuantile(Threshold):
-    r"""A quantile of reweighted scores, for a known shift of the inputs.
-
-    With likelihood ratios :math:`w` of the new inputs against the calibration inputs,
-
-    .. math:: q(x) = \min\Big\{ s_i : \sum_{s_j \le s_i} w_j \ge
-        (1 - \alpha)\big(\textstyle\sum_j w_j + w(x)\big) \Big\}
-
-    or infinity where the calibration weights do not suffice.
-
-    References:
-        Tibshirani et al., Conformal Prediction Under Covariate Shift, NeurIPS 2019.
-
-    Arguments:
-        scores: Calibration scores in rising order.
-        weights: Their weights.
-        alpha: The error rate.
-
-    Example:
-        >>> threshold = WeightedQuantile(np.arange(1.0, 20.0), np.ones(19), alpha=0.1)
-        >>> threshold.at(2, None, [1.0, 5.0])
-        array([18., inf])
-    """
+    """A quantile of reweighted scores, for a known shift of the inputs."""
 
     kind: ClassVar[str] = "weighted"
     scores: FloatArray
@@ -167,15 +136,11 @@ class WeightedQuantile(Threshold):
 
     @property
     def largest_weight(self) -> float:
-        r"""The weight above which a new case gets an infinite quantile.
-
-        .. math:: \frac{\alpha}{1 - \alpha} \sum_i w_i
-        """
+        """The weight above which a new case gets an infinite quantile."""
         level = exact_alpha(self.alpha)
         return float(level / (1 - level)) * float(self.weights.sum())
 
     def shortage(self, promise: Guarantee) -> str | None:
-        """Say which new cases get no finite interval, and why; nothing where none is likely to."""
         if self.quantile == math.inf:
             enough = len(self.scores) >= promise.whom.needed(self.alpha, None)
             reason = promise.infinite(self.scores) if enough else promise.too_few()
@@ -191,10 +156,7 @@ class WeightedQuantile(Threshold):
 
     @property
     def effective_size(self) -> float:
-        r"""The number of equally weighted cases that would tell as much.
-
-        .. math:: n_\mathrm{eff} = \Big(\sum_i w_i\Big)^2 \Big/ \sum_i w_i^2
-        """
+        """The number of equally weighted cases that would tell as much."""
         return float(self.weights.sum() ** 2 / np.square(self.weights).sum())
 
     def at(self, cases: int, strata: Any, weights: Any) -> FloatArray:
@@ -232,13 +194,7 @@ class WeightedQuantile(Threshold):
 @final
 @dataclass(frozen=True)
 class EndQuantiles(Threshold):
-    """A threshold for the lower end of intervals, and another for the upper one.
-
-    Example:
-        >>> EndQuantiles(SingleQuantile(0.5), SingleQuantile(2.0)).at(2, None, None)
-        array([[0.5, 0.5],
-               [2. , 2. ]])
-    """
+    """Quantiles of the lower and the upper end."""
 
     kind: ClassVar[str] = "each"
     lower: Threshold
@@ -270,12 +226,7 @@ THRESHOLDS = (SingleQuantile, StratumQuantiles, WeightedQuantile, EndQuantiles)
 
 
 def _threshold_from_dict(record: Mapping[str, Any]) -> Threshold:
-    """Read a threshold back from its description.
-
-    Example:
-        >>> _threshold_from_dict({"kind": "one", "quantile": "inf"})
-        SingleQuantile(value=inf)
-    """
+    """Read a threshold back from its description."""
     kind = record.get("kind")
     found = next((one for one in THRESHOLDS if one.kind == kind), None)
     if found is None:
@@ -298,7 +249,7 @@ SCHEMA = "taskuq.bound/1"
 
 
 class BaseBound(ABC):
-    """What bounds of every kind share: scores with a quantile each, and a JSON file."""
+    """Common part of single, joint and online bounds."""
 
     samples: int
     rounds: int = 1
@@ -325,13 +276,7 @@ Reader: TypeAlias = Callable[[Mapping[str, Any], Score | None], B]
 def read_bound(
     path: str | os.PathLike[str], readers: Mapping[str, Reader[B]], score: Score | None = None
 ) -> B:
-    """Read a bound of one of several kinds, or say why its file is not complete.
-
-    Arguments:
-        path: The JSON file.
-        readers: How a record of each schema is read.
-        score: An object of your own score class, where the bound was made with one.
-    """
+    """Read a bound of one of several kinds, or say why its file is not complete."""
     record = read_json(path, *readers, remedy="calibrate again")
     with complete_record(path, "bound", "calibrate again"):
         bound = readers[record["schema"]](record, score)
@@ -398,14 +343,7 @@ class Bound(BaseBound):
         return ((self.score, self.quantile),)
 
     def __call__(self, outputs: Any, *, strata: Any = None, weights: Any = None) -> Interval:
-        """Return the interval of each new case.
-
-        Arguments:
-            outputs: Outputs (case, sample), or (sample,) for one case, or (round, case, sample)
-                for a score that reads the earlier rounds. Where there is one sample, (case,).
-            strata: The stratum of each case, for a bound calibrated by strata.
-            weights: The weight of each case, for a bound calibrated under a shift.
-        """
+        """Return the interval of each new case."""
         array = as_real_array(outputs, "outputs", ndim=(1, 2, 3))
         array = array[:, None] if array.ndim == 1 and self.samples == 1 < len(array) else array
         single = array.ndim == 1

@@ -48,17 +48,7 @@ from taskuq.table._table import TaskOutputs, is_stored
 
 
 class RoundArrays(NamedTuple):
-    """Arrays of one round, wherever they come from.
-
-    Arguments:
-        outputs: What was handed in as outputs, or what a table has.
-        targets: Likewise.
-        group: The group of each case, if any.
-        task_range: The range of the task, or of each.
-        acceleration: The acceleration of the round, if it is known.
-        task_names: The names of the tasks, if any are known.
-        label: The class of each case, if a table has one.
-    """
+    """Validated arrays of one round."""
 
     outputs: Any
     targets: Any
@@ -94,26 +84,7 @@ def as_round(
     task_range: Any = None,
     unit: UnitName | None = None,
 ) -> RoundArrays:
-    """Return the arrays of one task in one round, from arrays or from a table.
-
-    Arguments:
-        outputs: Outputs, or a table, its path or a data frame.
-        targets: Targets; None with a table.
-        acceleration: Which round of a table, where it has several; else what to remember.
-        task: Which task of a table, where it has several.
-        group: Groups in place of a table's.
-        task_range: A range in place of a table's.
-        unit: 'case' leaves a table's groups out.
-
-    Example:
-        >>> table = TaskOutputs(rng.random((2, 5, 3)), rng.random(5), accelerations=(8, 4))
-        >>> as_round(table, None, acceleration=4).outputs.shape  # this round and the earlier
-        (2, 5, 3)
-        >>> as_round(table, None)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: the table has the rounds R = 8, R = 4; choose one with ...
-    """
+    """Return the validated arrays of one task and round."""
     outputs = _opened(outputs, targets)
     if not isinstance(outputs, TaskOutputs):
         if task is not None:
@@ -138,17 +109,7 @@ def as_joint_round(
     task_range: Any = None,
     unit: UnitName | None = None,
 ) -> RoundArrays:
-    """Return the arrays of several tasks in one round, from arrays or from a table.
-
-    Arguments:
-        outputs: Outputs (case, sample, task), or a table, its path or a data frame.
-        targets: Targets (case, task); None with a table.
-        acceleration: As in :func:`as_round`.
-        task_names: What tasks are called, or which of a table's tasks are meant.
-        group: Groups in place of a table's.
-        task_range: Ranges in place of a table's.
-        unit: 'case' leaves a table's groups out.
-    """
+    """Return the validated arrays of several tasks."""
     outputs = _opened(outputs, targets)
     if not isinstance(outputs, TaskOutputs):
         given = _arrays(outputs, targets, acceleration, group, task_range)
@@ -213,42 +174,19 @@ def _of_table(
 
 
 def needs_tuning(score: Score) -> TypeGuard[FittedScore]:
-    """Whether a score has still to learn from cases set aside before it can be calibrated.
-
-    Example:
-        >>> from taskuq.conformal.scores._paper import LWR
-        >>> from taskuq.conformal.scores._mlwr import MLWR
-        >>> needs_tuning(LWR()), needs_tuning(MLWR())
-        (False, True)
-    """
+    """Return True if a score has still to learn from cases set aside before it can be calibrated."""
     return isinstance(score, FittedScore) and score.needs_tuning
 
 
 def tuning_fraction(score: Score) -> float:
-    """Return the share of units set aside for a score to learn from their targets; 0 for none.
-
-    Example:
-        >>> from taskuq.conformal.scores._learned import LearnedScore
-        >>> from taskuq.conformal.scores._mlwr import MLWR
-        >>> tuning_fraction(MLWR()), tuning_fraction(LearnedScore())
-        (0.0, 0.3)
-    """
+    """Return the fraction of units held out for tuning."""
     if needs_tuning(score) and score.tuning_needs_targets:
         return score.tuning_share
     return 0.0
 
 
 def is_self_tuned(score: Score, delta: float | None = None) -> TypeGuard[SelfTunedScore]:
-    """Whether a score learns from the outputs of the calibration units, so that none is set aside.
-
-    A promise given the calibration set (``delta``) needs a score that was fixed before.
-
-    Example:
-        >>> from taskuq.conformal.scores._learned import LearnedScore
-        >>> from taskuq.conformal.scores._mlwr import MLWR
-        >>> is_self_tuned(MLWR()), is_self_tuned(MLWR(), delta=0.1), is_self_tuned(LearnedScore())
-        (True, False, False)
-    """
+    """Return True if a score needs no held-out units."""
     return delta is None and isinstance(score, SelfTunedScore) and score.needs_tuning
 
 
@@ -260,30 +198,7 @@ def tuning_units(
     delta: float | None,
     least: float = 0.0,
 ) -> int:
-    """Return how many units are set aside for the score, or something beside it, to learn from.
-
-    It depends on what is promised and on the number of units alone, never on what they hold, so
-    that the units that are left stay exchangeable with a new one. A score that learns without
-    targets gives way where the others would become too few for a finite interval; one that is
-    steady (:func:`is_self_tuned`) need not be asked.
-
-    Arguments:
-        score: The score.
-        unit: What is exchangeable.
-        units: How many there are.
-        alpha: The error rate.
-        delta: For a promise given the calibration set.
-        least: The share that something beside the score learns from.
-
-    Example:
-        >>> from taskuq.conformal.scores._learned import LearnedScore
-        >>> from taskuq.conformal.scores._mlwr import MLWR
-        >>> from taskuq.conformal._units import CaseUnit
-        >>> tuning_units(MLWR(), CaseUnit(), 200, alpha=0.05, delta=0.1)
-        21
-        >>> tuning_units(LearnedScore(), CaseUnit(), 200, alpha=0.05, delta=None)
-        61
-    """
+    """Return how many units are set aside for the score, or something beside it, to learn from."""
     beside = tuning_count(units, least, alpha) if least else 0
     if not needs_tuning(score):
         return beside
@@ -296,20 +211,7 @@ def tuning_units(
 
 
 def tuning_count(units: int, share: float, alpha: float | Fraction) -> int:
-    r"""Return how many units to set aside: about a share, and none that calibration could use.
-
-    With :math:`n` units left, :math:`\lfloor \alpha (n + 1) \rfloor` may score above the
-    quantile. The nearest :math:`n` at which that number has just risen wastes none.
-
-    Arguments:
-        units: The number of units.
-        share: The share to set aside, roughly.
-        alpha: The error rate.
-
-    Example:
-        >>> tuning_count(1531, 0.3, alpha=0.01)  # leaves 1099, of which 11 may score above
-        432
-    """
+    """Return how many units to set aside: about a share, and none that calibration could use."""
     level = exact_alpha(alpha)
     take = math.floor(share * units)
     left = units - take
@@ -326,15 +228,7 @@ def tuned_score(
     range_: TaskRange,
     group: np.ndarray | None,
 ) -> Score:
-    """Return the score after learning from the given cases; one that does not learn as it is.
-
-    Arguments:
-        score: The score.
-        outputs: Outputs of the tuning cases, (case, sample) or (round, case, sample).
-        targets: Their targets (case,).
-        range_: The declared task range, if any.
-        group: Their groups, if known.
-    """
+    """Return the score after learning from the given cases; one that does not learn as it is."""
     if not needs_tuning(score):
         return score
     return score.tuned(rounds_for_score(score, outputs), targets, range_=range_, group=group)
@@ -476,7 +370,6 @@ def _learnt(
 
 
 def _condition(whom: Unit, n: int, **asked: Any) -> tuple[str, np.ndarray] | None:
-    """What a promise is conditional on, by name and for each case (case,)."""
     given = {name: value for name, value in asked.items() if value is not None}
     if len(given) > 1:
         raise InputError(f"choose one of label, strata and weights, got {' and '.join(given)}")
@@ -560,7 +453,6 @@ def _threshold(
 
 
 def _of_ends(below: Guarantee, above: Guarantee) -> str | None:
-    """Say what the ends lack: both the same, or each what it lacks by itself."""
     if below.shortage == above.shortage:
         return below.shortage
     said = [

@@ -13,25 +13,7 @@ from taskuq.interval import FloatArray
 
 
 def crps(outputs: Any, targets: Any) -> FloatArray:
-    r"""Return the fair continuous ranked probability score of each case; smaller is better.
-
-    .. math:: \frac1p \sum_j |\hat z_j - z| - \frac{1}{2p(p - 1)} \sum_{j, k} |\hat z_j - \hat z_k|
-
-    In the mean over draws of the :math:`p` samples this is the score of the law they are drawn
-    from, however few they are; a law has the smallest expected score where it is the target's own.
-
-    References:
-        Gneiting and Raftery, Strictly Proper Scoring Rules, JASA 2007; Ferro, Fair Scores for
-        Ensemble Forecasts, QJRMS 2014.
-
-    Arguments:
-        outputs: Task outputs (case, sample), at least two samples.
-        targets: Targets (case,).
-
-    Example:
-        >>> crps([[0.0, 1.0], [0.5, 0.5]], [0.0, 0.75])
-        array([0.  , 0.25])
-    """
+    """Return the fair continuous ranked probability score of each case; smaller is better."""
     x, z = _samples(outputs, targets)
     p = x.shape[1]
     # Of the sorted samples the j-th is larger than j others and smaller than the rest.
@@ -40,21 +22,7 @@ def crps(outputs: Any, targets: Any) -> FloatArray:
 
 
 def _rank_histogram(outputs: Any, targets: Any) -> FloatArray:
-    """Return the share of cases whose target has 0, 1, ..., p samples below it; flat is perfect.
-
-    A target that is equal to samples has every rank between them with the same share.
-
-    References:
-        Hamill, Interpretation of Rank Histograms, Monthly Weather Review 2001.
-
-    Arguments:
-        outputs: Task outputs (case, sample), at least two samples.
-        targets: Targets (case,).
-
-    Example:
-        >>> _rank_histogram([[0.2, 0.4], [0.2, 0.4]], [0.3, 0.4])
-        array([0.  , 0.75, 0.25])
-    """
+    """Return the share of cases whose target has 0, 1, ..., p samples below it; flat is perfect."""
     x, z = _samples(outputs, targets)
     below, equal = ((compare(x, z[:, None])).sum(axis=1) for compare in (np.less, np.equal))
     change = np.zeros(x.shape[1] + 2)
@@ -65,36 +33,12 @@ def _rank_histogram(outputs: Any, targets: Any) -> FloatArray:
 
 
 def _rank_histogram_deviation(histogram: FloatArray) -> float:
-    r"""Return the total deviation of shares from flatness, between 0 and 1.
-
-    .. math:: \frac12 \sum_k \Big| h_k - \frac{1}{p + 1} \Big|
-
-    The share of cases that would have to change their rank. Chance alone gives histograms of few
-    cases some.
-
-    Arguments:
-        histogram: Shares of ranks (p + 1,), which sum to 1.
-
-    Example:
-        >>> _rank_histogram_deviation(np.array([0.5, 0.0, 0.0, 0.5]))
-        0.5
-    """
+    """Return the total variation of a rank histogram from uniform."""
     return float(np.abs(histogram - 1 / len(histogram)).sum() / 2)
 
 
 def _outside_fraction(outputs: Any, targets: Any) -> FloatArray:
-    """Return 1 for each case whose target lies outside all samples, 0 for the others.
-
-    Where targets are exchangeable with their samples the share is 2 / (p + 1), or less with ties.
-
-    Arguments:
-        outputs: Task outputs (case, sample), at least two samples.
-        targets: Targets (case,).
-
-    Example:
-        >>> _outside_fraction([[0.2, 0.4], [0.2, 0.4]], [0.3, 0.5])
-        array([0., 1.])
-    """
+    """Flag cases whose target lies outside all samples."""
     x, z = _samples(outputs, targets)
     return np.asarray((z < x.min(axis=1)) | (z > x.max(axis=1)), dtype=float)
 
@@ -102,25 +46,7 @@ def _outside_fraction(outputs: Any, targets: Any) -> FloatArray:
 def _group_statistics(
     statistic: Callable[[FloatArray], FloatArray], parts: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    r"""Return statistics of a sum over groups, and their standard errors over groups.
-
-    .. math:: \frac{n - 1}{n} \sum_g (\theta_{-g} - \bar\theta)^2
-
-    :math:`\theta_{-g}` is the statistic without group :math:`g`, the usual jackknife.
-
-    Arguments:
-        statistic: From sums over all groups (number, ...) to statistics.
-        parts: What each group adds to the sums, (group, number, ...).
-
-    Returns:
-        The statistics, and standard errors of the same shape; NaN where there is one group.
-
-    Example:
-        >>> parts = np.array([[1.0, 1], [2, 1], [6, 1]])  # of three groups: a number, and a one
-        >>> value, error = _group_statistics(lambda sums: sums[0] / sums[1], parts)
-        >>> float(value), float(error.round(3))  # the mean, and its usual standard error
-        (3.0, 1.528)
-    """
+    """Return statistics and standard errors over groups."""
     total, n = parts.sum(axis=0), len(parts)
     value = np.asarray(statistic(total))
     if n < 2:
@@ -137,15 +63,7 @@ def _samples(outputs: Any, targets: Any) -> tuple[FloatArray, FloatArray]:
 
 
 def auroc(outputs: Any, labels: Any) -> float:
-    r"""Return the probability that a case with the finding scores above one without it.
-
-    .. math:: \mathrm{AUROC} = \Pr(f(x) > f(x')) + \tfrac12 \Pr(f(x) = f(x'))
-
-    over all pairs of a positive :math:`x` and a negative :math:`x'`.
-
-    References:
-        Hanley and McNeil, The Meaning and Use of the Area under a ROC Curve, Radiology 1982.
-    """
+    """Return the probability that a case with the finding scores above one without it."""
     from scipy.stats import rankdata
 
     z, y = _checked(outputs, labels)
@@ -166,7 +84,7 @@ def roc_curve(outputs: Any, labels: Any) -> tuple[FloatArray, FloatArray]:
 
 
 def classification_rates(outputs: Any, labels: Any, threshold: float = 0.5) -> dict[str, float]:
-    """Return accuracy, precision (NaN where nothing is positive) and recall at a threshold."""
+    """Return accuracy, precision and recall at a threshold."""
     z, y = _checked(outputs, labels)
     called = z > threshold
     hits = int((called & y).sum())

@@ -57,15 +57,7 @@ StratumCounts = dict[tuple[str, str], FloatArray]
 def _stratum_coverage(
     parts: Sequence[StratumCounts], kind: str, unit: Unit
 ) -> tuple[StratumCoverage, ...]:
-    """Average over the trials in which a stratum is not empty: empty is missing, not zero.
-
-    With groups all trials are added up first: a random case of a test group, given its stratum.
-
-    Arguments:
-        parts: What was counted.
-        kind: 'class' or 'width'.
-        unit: What was split.
-    """
+    """Average over the trials in which a stratum is not empty: empty is missing, not zero."""
     found = []
     for stratum in (stratum for stratum in parts[0] if stratum[0] == kind):
         cases, inside, covered = np.concatenate([part[stratum] for part in parts], axis=1)
@@ -88,15 +80,7 @@ def _count_strata(
     splitting: Splits,
     quantile: FloatArray,
 ) -> StratumCounts:
-    """Count and weigh test cases, and covered ones, in each class and each range of widths.
-
-    Arguments:
-        checked: The checked inputs.
-        pool: The pool that is split.
-        edges: Rising edges of the ranges of widths; none for no ranges.
-        splitting: Who is split and how.
-        quantile: The quantile of each trial.
-    """
+    """Count and weigh test cases, and covered ones, in each class and each range of widths."""
     labels = None if checked.label is None else checked.label[pool.index]
     classes = [] if labels is None else list(np.unique(labels))
     if not classes and not edges:
@@ -128,14 +112,7 @@ def _count_strata(
 def _group_coverage(
     pool: Pool, splitting: Splits, quantile: FloatArray, share: Fraction
 ) -> FloatArray:
-    """Return the share of test groups of which at least a share of cases is covered, (trial,).
-
-    Arguments:
-        pool: The pool that is split.
-        splitting: How groups are split.
-        quantile: The quantile of each trial.
-        share: The share of a group's cases.
-    """
+    """Return the share of test groups of which at least a share of cases is covered, (trial,)."""
     enough = [math.ceil(share * int(size)) for size in np.bincount(splitting.unit_of_case)]
     by_group = replace(splitting, unit_of_case=np.empty(0, np.int64))
 
@@ -180,7 +157,7 @@ def evaluate(
     acceleration: float | str | None = None,
     task: str | None = None,
 ) -> Evaluation:
-    r"""Judge a score over random splits into calibration and test folds.
+    r"""Evaluate a score over random calibration and test splits.
 
     In each trial :math:`t` the units are split, the quantile is calibrated on one fold, and the
     other fold's coverage and mean interval width are recorded:
@@ -237,7 +214,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _QuantileOptions:
-    """How the quantile is found and what is reported, shared by all scores of a call."""
+    """Options shared by all scores of one evaluation."""
 
     promise: Guarantee
     size_bins: tuple[float, ...]
@@ -290,7 +267,7 @@ def _evaluate_scores(
 
 @dataclass(frozen=True)
 class _PoolResults:
-    """What the trials of one pool gave, each (trial,) unless said otherwise."""
+    """Per-split results of one pool."""
 
     coverage: FloatArray
     case_coverage: FloatArray
@@ -388,7 +365,6 @@ def _of_ends(
     quantile: FloatArray,
     weight: FloatArray,
 ) -> _PoolResults:
-    """What trials gave where each end has a quantile of its own, (trial, end)."""
     infinite = np.isposinf(quantile)
     case_coverage, widths, errors = _means(pool, splitting, quantile, weight)
     share = checked.unit.share
@@ -425,7 +401,7 @@ def _means(pool: Pool, splitting: Splits, quantile: FloatArray, weight: FloatArr
 
 
 def _is_open(pool: Pool, quantile: ArrayLike) -> tuple[bool, bool]:
-    """Whether widths, and distances to the target, are infinite at a quantile."""
+    """Return True if widths, and distances to the target, are infinite at a quantile."""
     interval = pool.interval(quantile)
     both = np.isinf(interval.lower) & np.isinf(interval.upper)
     return bool(interval.is_unbounded.any()), bool(both.any())
@@ -498,21 +474,7 @@ ASKED = ("alpha", "trials", "seed", "side", "cases", "delta")
 
 @dataclass(frozen=True)
 class EvaluationGrid:
-    """What to compare; the defaults are the paper's values.
-
-    Arguments:
-        scores: Scores by name, or objects.
-        alpha: The error rate.
-        accelerations: The rounds; all of the table's where None.
-        samples: Numbers of posterior samples; all of the table's where None.
-        trials: Random splits; None takes all splits exactly.
-        seed: The seed of the splits.
-        unit: 'case' or 'group'; the group where the table has groups and splits are random.
-        cases: With groups, whom the promise is about.
-        delta: For a promise given the calibration set.
-        side: 'two', 'upper', 'lower' or 'each'; the last is compared with 'two'.
-        size_bins: Edges of width ranges.
-    """
+    """Scores, accelerations and sample counts to evaluate; defaults follow the paper."""
 
     scores: tuple[str | Score, ...] = ("ar", "lwr", "cqr")
     alpha: float = 0.05
@@ -528,19 +490,7 @@ class EvaluationGrid:
 
 
 def evaluate_table(table: TaskOutputs, comparison: EvaluationGrid) -> EvaluationRecord:
-    """Judge every score at every acceleration and number of samples of a table.
-
-    Arguments:
-        table: The table of task outputs.
-        comparison: What to compare.
-
-    Example:
-        >>> from taskuq.table._examples import SyntheticTable, synthetic_outputs
-        >>> table = synthetic_outputs(SyntheticTable(volumes=8), seed=0)
-        >>> record = evaluate_table(table, EvaluationGrid(trials=None, accelerations=(16.0, 2.0)))
-        >>> [(r.acceleration, r.score) for r in record.results][:3]
-        [(16.0, 'ar'), (16.0, 'lwr'), (16.0, 'cqr')]
-    """
+    """Evaluate every score, acceleration and sample count of a table."""
     if not table.has_targets:
         raise InputError("the table has no targets, so nothing can be judged on it")
     results = [

@@ -33,28 +33,7 @@ HONESTLY = (
 
 @dataclass(frozen=True)
 class _QuantileLaw:
-    r"""Where the quantile of a random calibration fold lies among all :math:`N` ordered scores.
-
-    If the quantile is the :math:`k`-th smallest of :math:`n` calibration scores, its position
-    :math:`J` among the :math:`N = n + m` ordered scores has the negative hypergeometric law
-
-    .. math:: \mathbb P(J = j) = \binom{j - 1}{k - 1} \binom{N - j}{n - k} \Big/ \binom{N}{n}
-
-    Given :math:`J = j` exactly :math:`j - k` test scores lie below, and the test fold is a uniform
-    choice of that many of the :math:`j - 1` scores below and of the rest above.
-
-    Arguments:
-        position: The positions :math:`j` that are not negligible, from 1.
-        probability: Their probabilities.
-        n_calibration: :math:`n`.
-        n_test: :math:`m`.
-        rank: :math:`k`.
-
-    Example:
-        >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
-        >>> law.position, law.probability.round(12)
-        (array([2, 3, 4]), array([0.3, 0.4, 0.3]))
-    """
+    """Distribution of the quantile's rank among all N scores over random splits."""
 
     position: NDArray[np.int64]
     probability: FloatArray
@@ -64,29 +43,14 @@ class _QuantileLaw:
 
     @property
     def test_below(self) -> NDArray[np.int64]:
-        """How many test scores lie before the position."""
         return self.position - self.rank
 
     @property
     def test_above(self) -> NDArray[np.int64]:
-        """How many test scores lie after the position."""
         return self.n_test - self.test_below
 
     def coverage(self, ordered: FloatArray, covered_from: FloatArray | None = None) -> MeanAndSD:
-        """Return mean and sd of the coverage of a test fold, ties included.
-
-        Arguments:
-            ordered: All scores in rising order.
-            covered_from: The score from which on each case is covered, in rising order; no larger
-                than its own score. That score itself where None.
-
-        Example:
-            >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
-            >>> law.coverage(np.array([1.0, 2, 3, 4, 5])).mean  # rank / (n + 1)
-            0.5
-            >>> round(law.coverage(np.array([1.0, 1, 1, 1, 1])).mean, 12)
-            1.0
-        """
+        """Return mean and sd of the coverage of a test fold, ties included."""
         tied, beyond = self._tied_above(ordered, covered_from)
         above = self.test_above
         share = tied / np.maximum(beyond, 1)
@@ -99,17 +63,7 @@ class _QuantileLaw:
     def coverage_pmf(
         self, ordered: FloatArray, covered_from: FloatArray | None = None
     ) -> FloatArray:
-        """Return the probability that 0, 1, ..., m test cases are covered, ties included.
-
-        Arguments:
-            ordered: All scores in rising order.
-            covered_from: As for :meth:`coverage`.
-
-        Example:
-            >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
-            >>> law.coverage_pmf(np.array([1.0, 2, 3, 4, 5])).round(12)
-            array([0.3, 0.4, 0.3])
-        """
+        """Return the probability that 0, 1, ..., m test cases are covered, ties included."""
         tied, beyond = self._tied_above(ordered, covered_from)
         pmf = np.zeros(self.n_test + 1)
         if not tied.any():
@@ -124,19 +78,7 @@ class _QuantileLaw:
         return pmf
 
     def mean_over_test(self, first: FloatArray, second: FloatArray) -> MeanAndSD:
-        """Return mean and sd of the test-fold mean of numbers that depend on the position.
-
-        Arguments:
-            first: Sums of the numbers at each position: over the cases before it, up to it, and
-                over all, (3, position).
-            second: The same sums of their squares.
-
-        Example:
-            >>> law = quantile_position(n_calibration=3, n_test=2, rank=2)
-            >>> of_ones = np.stack([law.position - 1, law.position, np.full(3, 5)]).astype(float)
-            >>> law.mean_over_test(2 * of_ones, 4 * of_ones).mean  # a number that is always 2
-            2.0
-        """
+        """Return mean and sd of the test-fold mean of numbers that depend on the position."""
         mean = np.zeros(len(self.position))
         variance = np.zeros(len(self.position))
         N = self.n_calibration + self.n_test
@@ -163,7 +105,6 @@ class _QuantileLaw:
     def _tied_above(
         self, ordered: FloatArray, covered_from: FloatArray | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """How many cases beyond the position are covered at it, and how many are beyond in all."""
         at = ordered[self.position - 1]
         starts = ordered if covered_from is None else covered_from
         tied = np.searchsorted(starts, at, side="right") - self.position
@@ -191,7 +132,7 @@ def _log_choose(total: ArrayLike, part: ArrayLike) -> FloatArray:
 
 @dataclass(frozen=True)
 class MeanAndSD:
-    """A mean and a standard deviation over all splits."""
+    """Mean and standard deviation over all splits."""
 
     mean: float
     sd: float
@@ -199,14 +140,7 @@ class MeanAndSD:
 
 @dataclass(frozen=True)
 class _CoverageHistogram:
-    """How often each number of test cases was covered, against its exact law.
-
-    Arguments:
-        covered: Numbers of covered test cases.
-        trials: How often each occurred.
-        expected: How often each should occur.
-        p_value: Of a chi-square test of the two.
-    """
+    """Distribution of coverage over splits and its exact law."""
 
     covered: tuple[int, ...]
     trials: tuple[int, ...]
@@ -216,23 +150,7 @@ class _CoverageHistogram:
 
 
 def coverage_histogram(covered: NDArray[np.int64], pmf: FloatArray) -> _CoverageHistogram:
-    r"""Compare how often each number of test cases was covered with its exact law.
-
-    Neighbouring numbers are pooled until at least 10 trials are expected in each bin; then
-
-    .. math:: \chi^2 = \sum_b (O_b - E_b)^2 / E_b
-
-    has one degree of freedom less than there are bins.
-
-    Arguments:
-        covered: The number of covered test cases in each trial.
-        pmf: The probability of 0, 1, ..., m covered.
-
-    Example:
-        >>> histogram = coverage_histogram(np.array([0] * 30 + [1] * 70), np.array([0.3, 0.7]))
-        >>> histogram.p_value
-        1.0
-    """
+    """Compare how often each number of test cases was covered with its exact law."""
     from scipy.special import gammaincc
 
     trials = len(covered)
@@ -266,15 +184,7 @@ def coverage_histogram(covered: NDArray[np.int64], pmf: FloatArray) -> _Coverage
 
 @dataclass(frozen=True)
 class StratumCoverage:
-    """Coverage within a class, or within a range of interval widths.
-
-    Arguments:
-        name: The class, or the range of widths.
-        coverage: Mean over the trials in which the stratum is not empty; NaN if it always is. With
-            groups, of a random case of a test group given that it falls in the stratum.
-        cases: The mean number of test cases in the stratum.
-        trials: The number of trials in which it is not empty.
-    """
+    """Coverage within a class or a range of widths."""
 
     name: str
     coverage: float
@@ -400,38 +310,7 @@ TABLE = 24_576
 
 
 def _pool_sums(pool: Pool, position: NDArray[np.int64]) -> FloatArray:
-    r"""Return sums of widths and of distances from the centre, at each position of the quantile.
-
-    As the quantile :math:`q` grows, the ends of an interval move along lines until they meet the
-    task's range. Between the smallest and the largest quantile most cases meet nothing: their
-    numbers are :math:`b_i + d_i \theta`, with :math:`\theta` the share of the way, and
-
-    .. math:: \sum_i b_i + \theta \sum_i d_i, \qquad
-        \sum_i b_i^2 + 2 \theta \sum_i b_i d_i + \theta^2 \sum_i d_i^2
-
-    need no look at single cases. The others are asked again in either half of the quantiles, and
-    again, until a few remain. For :math:`N` cases that is work of order :math:`N \log N`, and what
-    comes out is exact. Families whose ends do not move along lines are tabulated.
-
-    Arguments:
-        pool: Cases in the rising order of their scores.
-        position: Successive positions of the quantile among them, from 1.
-
-    Returns:
-        Sums (number, power, part, position): of widths and distances; of them and of their squares;
-        over the cases before the position, up to it, and over all.
-
-    Example:
-        >>> from taskuq.conformal._family import LinearFamily
-        >>> center, scores = np.zeros(4), np.array([0.1, 0.2, 0.3, 0.4])
-        >>> family = LinearFamily(center, center, np.ones(4))
-        >>> pool = Pool(np.arange(4), family, scores, scores, (-0.3, 1.0), 2, 0)
-        >>> widths, distances = _pool_sums(pool, np.array([3, 4]))
-        >>> widths[0].round(12)  # 0.6 for each case, then 0.7: two cases come before the third
-        array([[1.2, 2.1],
-               [1.8, 2.8],
-               [2.4, 2.8]])
-    """
+    """Return sums of widths and of distances from the centre, at each position of the quantile."""
     sums = np.zeros((2, 2, 3, len(position)))
     everyone = np.arange(len(pool.scores))
     _add(sums, _Segment(pool, everyone, pool.scores[position - 1], position))
@@ -440,7 +319,7 @@ def _pool_sums(pool: Pool, position: NDArray[np.int64]) -> FloatArray:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Some cases, which stand at these places of the order from 0, at some of the quantiles."""
+    """Contiguous positions of sorted scores."""
 
     pool: Pool
     rank: NDArray[np.int64]
@@ -491,10 +370,7 @@ def _add_lines(sums: FloatArray, part: _Segment) -> BoolArray:
 
 
 def _is_straight(pool: Pool, ends: list[Interval], offsets: list[FloatArray]) -> BoolArray:
-    """Whether width and distance of each case are linear between two quantiles.
-
-    Ends of intervals move one way, so what holds of them at both quantiles holds between.
-    """
+    """Return True if width and distance of each case are linear between two quantiles."""
     first, last = ends
     low, high = (-np.inf, np.inf) if pool.task_range is None else pool.task_range
     straight = (first.is_empty == last.is_empty) & (offsets[0] * offsets[1] >= 0)
@@ -518,7 +394,6 @@ def _add_tables(sums: FloatArray, part: _Segment) -> None:
 
 
 def _edges(part: _Segment) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many of the cases stand before each position, and how many up to it."""
     place = part.position - 1
     return np.searchsorted(part.rank, place), np.searchsorted(part.rank, place, side="right")
 
@@ -530,14 +405,7 @@ def _sums_at(
     *,
     squared: bool = False,
 ) -> FloatArray:
-    """Sums of each row before its position, up to it, and over all, (3, position).
-
-    Arguments:
-        values: One row for each position, or one for all of them, (row, case).
-        before: How many cases stand before each position.
-        upto: How many stand up to it.
-        squared: Sum squares.
-    """
+    """Sums of each row before its position, up to it, and over all, (3, position)."""
     low, high = int(before[0]), int(upto[-1])
     near = values[:, low:high]
     near = np.cumsum(near**2 if squared else near, axis=1)
@@ -569,7 +437,7 @@ def evaluate_exact(
     acceleration: float | str | None = None,
     task: str | None = None,
 ) -> Evaluation:
-    r"""Judge a score over all random splits by cases at once, exactly.
+    r"""Evaluate a score exactly over all splits.
 
     A split enters only through the position of the quantile among the ordered scores, whose law
     is known (:class:`~taskuq.conformal._exact._QuantileLaw`). Mean and standard deviation over
@@ -641,12 +509,7 @@ def evaluate_exact_score(
 
 
 def _mixture_moments(parts: tuple[MeanAndSD, ...]) -> MeanAndSD:
-    """Combine moments over equally likely parts.
-
-    Example:
-        >>> _mixture_moments((MeanAndSD(1.0, 0.0), MeanAndSD(3.0, 0.0)))
-        MeanAndSD(mean=2.0, sd=1.0)
-    """
+    """Combine moments over equally likely parts."""
     if len(parts) == 1:
         return parts[0]
     mean = float(np.mean([part.mean for part in parts]))

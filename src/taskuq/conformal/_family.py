@@ -20,27 +20,7 @@ from taskuq.protocols import IntervalFamily, MultiRoundScore, NestedScore, Score
 
 @dataclass(frozen=True)
 class Link:
-    r"""A strictly increasing map :math:`g` of the whole real line, with its inverse.
-
-    ``identity`` leaves values as they are. ``logit`` maps a task range :math:`[a, b]` by
-
-    .. math:: g(z) = \log\frac{t}{1 - t}, \qquad t = \frac{z - a}{b - a}
-
-    and continues along the tangent where :math:`t < 10^{-4}` or :math:`t > 1 - 10^{-4}`, so that
-    saturated outputs, and targets outside a range nobody declared, still have finite images.
-
-    Arguments:
-        kind: ``identity`` or ``logit``.
-        low: The lower end :math:`a` of the range of ``logit``.
-        high: The upper end :math:`b`.
-
-    Example:
-        >>> link = Link("logit")
-        >>> link([0.0, 0.5, 0.9]).round(3)
-        array([-10.21 ,   0.   ,   2.197])
-        >>> link.inverse(link([-0.1, 0.5, 0.9])).round(12)
-        array([-0.1,  0.5,  0.9])
-    """
+    """A strictly increasing map :math:`g` of the whole real line, with its inverse."""
 
     kind: Literal["identity", "logit"] = "identity"
     low: float = 0.0
@@ -54,7 +34,7 @@ class Link:
 
     @property
     def is_identity(self) -> bool:
-        """Whether values stay as they are."""
+        """Return True if values stay as they are."""
         return self.kind == "identity"
 
     def __call__(self, values: ArrayLike) -> FloatArray:
@@ -81,18 +61,7 @@ IDENTITY = Link()
 
 
 def natural_link(range_: TaskRange, *seen: FloatArray) -> Link:
-    """Choose the scale for a task: a logit on its range, or on [0, 1] if all seen lies there.
-
-    Arguments:
-        range_: The declared task range, if any.
-        seen: Outputs and targets of other data than those the guarantee is about.
-
-    Example:
-        >>> natural_link(None, np.array([0.2, 0.9])).kind
-        'logit'
-        >>> natural_link(None, np.array([28.1, 33.0])).kind
-        'identity'
-    """
+    """Choose the scale for a task: a logit on its range, or on [0, 1] if all seen lies there."""
     if range_ is not None and np.isfinite(range_).all():
         return Link("logit", *map(float, range_))
     if range_ is None and all(v.size and v.min() >= 0 and v.max() <= 1 for v in seen):
@@ -110,34 +79,7 @@ ROUNDING = 4 * float(np.finfo(float).eps)
 
 @dataclass(frozen=True)
 class LinearFamily:
-    r"""Intervals that grow from two anchors at a speed of their own, on the scale of a link.
-
-    .. math:: \mathcal C_q = g^{-1}[\,a - q u,\; b + q u\,], \qquad
-        s(z) = \frac{\max\{a - g(z),\; g(z) - b\}}{u}
-
-    The absolute residual has :math:`a = b = \bar z, u = 1`; LWR has :math:`u = \sigma_z`; CQR has
-    :math:`a = \hat z(\alpha/2), b = \hat z(1 - \alpha/2), u = 1`. A one-sided family keeps one of
-    the two ends. Where :math:`u = 0` the interval is the point for every :math:`q`: a target
-    there scores 0 (one-sided: minus infinity), any other plus infinity.
-
-    Ends are rounded outwards by a few units in the last place, so that a target whose score is at
-    most :math:`q` is never lost to rounding.
-
-    Arguments:
-        low: The lower anchors :math:`a` (case,).
-        high: The upper anchors :math:`b` (case,).
-        scale: The speeds :math:`u \ge 0` (case,).
-        side: ``two``, or ``upper`` or ``lower`` for a bound on one side.
-        link: The scale :math:`g`.
-
-    Example:
-        >>> center = np.array([0.4, 0.4])
-        >>> family = LinearFamily(center, center, np.array([0.1, 0.0]))
-        >>> family.score(np.array([0.6, 0.4])).round(12)
-        array([2., 0.])
-        >>> family.interval(2.0).upper.round(12)
-        array([0.6, 0.4])
-    """
+    """Intervals growing linearly from two anchors on a link scale."""
 
     low: FloatArray
     high: FloatArray
@@ -172,10 +114,7 @@ class LinearFamily:
         return np.asarray(score)
 
     def interval(self, quantile: ArrayLike) -> Interval:
-        """Return the interval of each case; everything where the quantile is infinite.
-
-        Quantiles (quantile, 1) give all intervals at each of them, (quantile, case).
-        """
+        """Return the interval of each case; everything where the quantile is infinite."""
         q = np.asarray(quantile, dtype=float)
         finite = np.isfinite(q)
         moving = self.scale > 0
@@ -207,27 +146,7 @@ class LinearFamily:
 
 @dataclass(frozen=True)
 class _TwoQuantileFamily:
-    r"""Two-sided intervals with a quantile of its own for each end, the lower one first.
-
-    .. math:: \mathcal C_{q, q'} = g^{-1}[\,a - q u,\; b + q' u\,], \qquad
-        s(z) = \frac{a - g(z)}u, \quad s'(z) = \frac{g(z) - b}u
-
-    A target is inside exactly if both of its scores are at most their quantiles. Where the ends
-    cross the interval is empty. Scores and quantiles are (end, case).
-
-    Arguments:
-        lower: The family of lower bounds.
-        upper: The family of upper bounds, of the same cases.
-
-    Example:
-        >>> center = np.array([0.4, 0.6])
-        >>> family = each_end(LinearFamily(center, center, np.array([0.1, 0.2])))
-        >>> family.score(np.array([0.5, 0.5])).round(12)
-        array([[-1. ,  0.5],
-               [ 1. , -0.5]])
-        >>> family.interval([1.0, 2.0]).width.round(12)
-        array([0.3, 0.6])
-    """
+    """Two-sided intervals with a quantile per end."""
 
     lower: LinearFamily
     upper: LinearFamily
@@ -247,23 +166,13 @@ class _TwoQuantileFamily:
 
 
 def parse_side(side: BoundSide) -> tuple[Side, int]:
-    """Return the side of the score that a bound is made from, and how many quantiles it needs.
-
-    Example:
-        >>> parse_side("upper"), parse_side("each")
-        (('upper', 1), ('two', 2))
-    """
+    """Return the score side and the number of quantiles."""
     if side not in (*SIDES, "each"):
         raise InputError(f"side must be 'two', 'upper', 'lower' or 'each', got {side!r}")
     return ("two", 2) if side == "each" else (side, 1)
 
 
 def each_end(family: IntervalFamily) -> _TwoQuantileFamily:
-    """Let each end of two-sided intervals have a quantile of its own.
-
-    Arguments:
-        family: The nested intervals of a score that knows sides.
-    """
     if not isinstance(family, LinearFamily) or family.side != "two":
         raise InputError(
             "side='each' needs a two-sided score that grows from both ends, as ar, lwr, cqr, mlwr "
@@ -274,7 +183,7 @@ def each_end(family: IntervalFamily) -> _TwoQuantileFamily:
 
 @dataclass(frozen=True)
 class _CallableFamily:
-    """The family of a user's own score: the samples are kept and asked each time."""
+    """Family of a user-defined score."""
 
     source: Score
     outputs: FloatArray
@@ -311,14 +220,7 @@ class _CallableFamily:
 
 @dataclass(frozen=True)
 class BracketedFamily:
-    """Intervals whose scale is only known to lie between two: their largest scores.
-
-    A score rises or falls with the scale throughout, so that it is largest at one of the ends.
-
-    Arguments:
-        narrow: The family of the least scale.
-        wide: The family of the largest.
-    """
+    """Family whose scale is bracketed; returns its largest scores."""
 
     narrow: IntervalFamily
     wide: IntervalFamily
@@ -329,27 +231,14 @@ class BracketedFamily:
 
 
 def intervals_at(family: IntervalFamily, quantiles: FloatArray) -> Interval:
-    """Return the intervals of all cases at each of several quantiles, (quantile, case).
-
-    Arguments:
-        family: The nested intervals of some cases.
-        quantiles: Several quantiles, (quantile,), or (quantile, end) for a family of two ends.
-
-    Example:
-        >>> center = np.array([0.4, 0.6])
-        >>> family = LinearFamily(center, center, np.ones(2))
-        >>> intervals_at(family, np.array([0.1, 0.2, 0.3])).width.round(12)
-        array([[0.2, 0.2],
-               [0.4, 0.4],
-               [0.6, 0.6]])
-    """
+    """Return the intervals of all cases at each of several quantiles, (quantile, case)."""
     if isinstance(family, LinearFamily | _TwoQuantileFamily):
         return family.interval(np.asarray(quantiles).T[..., None])
     return stack_intervals([family.interval(q) for q in quantiles], axis=0)
 
 
 def stack_intervals(intervals: Sequence[Interval], axis: int) -> Interval:
-    """Return intervals of one shape side by side along a new axis."""
+    """Stack intervals along a new axis."""
     lower, upper = [i.lower for i in intervals], [i.upper for i in intervals]
     return Interval(np.stack(lower, axis), np.stack(upper, axis))
 
@@ -360,7 +249,7 @@ def clipped(interval: Interval, task_range: TaskRange) -> Interval:
 
 
 class NestedIntervalScore(ABC):
-    """A score given by the nested intervals it grows; all of ours are of this kind."""
+    """Base class of scores defined by nested intervals."""
 
     # Whether outputs may carry the earlier rounds, (round, case, sample), the current one last.
     uses_earlier_rounds: ClassVar[bool] = False
@@ -379,18 +268,7 @@ class NestedIntervalScore(ABC):
 
 
 def interval_family(score: Score, outputs: FloatArray, ends: int = 1) -> IntervalFamily:
-    """Return the nested intervals of any score, ours or a user's.
-
-    Arguments:
-        score: The score.
-        outputs: Outputs (case, sample), or of all rounds so far (round, case, sample).
-        ends: 2 for a quantile of its own for each end.
-
-    Example:
-        >>> from taskuq.conformal.scores._paper import AR
-        >>> interval_family(AR(), np.array([[0.2, 0.4]])).interval(0.1).width.round(12)
-        array([0.2])
-    """
+    """Return the nested intervals of any score."""
     read = rounds_for_score(score, outputs)
     family: IntervalFamily = _CallableFamily(score, read)
     if isinstance(score, NestedScore):
@@ -399,7 +277,7 @@ def interval_family(score: Score, outputs: FloatArray, ends: int = 1) -> Interva
 
 
 def rounds_for_score(score: Score, outputs: FloatArray) -> FloatArray:
-    """Return what a score reads of the outputs of all rounds so far: all, or the current ones."""
+    """Return the rounds a score reads."""
     reads_all = isinstance(score, MultiRoundScore) and score.uses_earlier_rounds
     return outputs if outputs.ndim == 2 or reads_all else outputs[-1]
 
@@ -411,27 +289,12 @@ BLOCK = 16_384
 
 
 def use_numba(work: int) -> bool:
-    """Whether the compiled loops should do ``work`` numbers: numba is there and it pays."""
+    """Return True if numba is worth using."""
     return work >= WORTH_COMPILING and importlib.util.find_spec("numba") is not None
 
 
 def mean_and_variance(outputs: FloatArray, ddof: int = 0) -> tuple[FloatArray, FloatArray]:
-    r"""Mean and variance over the samples of each case.
-
-    .. math:: \bar z = \frac1p \sum_j \hat z^{(j)}, \qquad
-        \sigma_z^2 = \frac1{p - \mathrm{ddof}} \sum_j (\hat z^{(j)} - \bar z)^2
-
-    Deviations are taken from the first sample, so that identical samples have variance exactly 0.
-
-    Arguments:
-        outputs: Task outputs (case, sample).
-        ddof: 0 for the paper's population variance, 1 for the unbiased one (0 when :math:`p = 1`).
-
-    Example:
-        >>> mean, variance = mean_and_variance(np.array([[0.1, 0.1, 0.1], [0.0, 0.5, 1.0]]))
-        >>> mean, variance
-        (array([0.1, 0.5]), array([0.        , 0.16666667]))
-    """
+    """Mean and variance over the samples of each case."""
     cases, p = outputs.shape
     mean, variance = np.empty(cases), np.empty(cases)
     if use_numba(outputs.size):
@@ -451,19 +314,7 @@ def mean_and_variance(outputs: FloatArray, ddof: int = 0) -> tuple[FloatArray, F
 
 
 def sample_quantiles(outputs: FloatArray, levels: Sequence[float]) -> tuple[FloatArray, ...]:
-    r"""Empirical quantiles :math:`\hat z(\omega)` of each case, an array (case,) for each level.
-
-    The convention is linear interpolation between order statistics, at position
-    :math:`(p - 1)\omega` counted from 0, as the paper's authors compute it.
-
-    Arguments:
-        outputs: Task outputs (case, sample).
-        levels: The levels :math:`\omega`, each in [0, 1].
-
-    Example:
-        >>> sample_quantiles(np.array([[0.0, 1.0, 2.0, 10.0]]), [0.0, 0.5, 0.75])
-        (array([0.]), array([1.5]), array([4.]))
-    """
+    r"""Empirical quantiles :math:`\hat z(\omega)` of each case, an array (case,) for each level."""
     cases, p = outputs.shape
     positions = [level * (p - 1) for level in levels]
     from_below = [math.floor(position) + 2 for position in positions]

@@ -156,7 +156,6 @@ class Guarantee:
 
     @property
     def _given(self) -> str:
-        """What the probability is conditional on."""
         if self.given:
             return " given that its scan stops before everything is measured"
         if self.within == "group" or not self.condition:
@@ -254,22 +253,7 @@ NAMED = 5
 
 
 def parse_within(within: str | None, whom: Unit, condition: str | None) -> Within | None:
-    """Take how strata or classes are read where cases come in groups.
-
-    ``case`` draws a case of a new group and looks at its stratum; ``group`` draws a group that has
-    cases of the stratum, and one of those, or all. Where the promise is for one random case, the
-    first is the default.
-
-    Arguments:
-        within: 'case', 'group', or nothing for the default.
-        whom: What is exchangeable, and which of its cases are covered.
-        condition: What the promise is conditional on: 'stratum', 'class', or nothing.
-
-    Example:
-        >>> from taskuq.conformal._units import RandomCaseUnit, _GroupFractionUnit
-        >>> parse_within(None, RandomCaseUnit(), "stratum"), parse_within(None, _GroupFractionUnit("all"), "class")
-        ('case', 'group')
-    """
+    """Validate `within`."""
     if within not in (None, "case", "group"):
         raise InputError(f"within must be 'case' or 'group', got {within!r}")
     if condition is None or not whom.is_group:
@@ -290,20 +274,7 @@ def parse_within(within: str | None, whom: Unit, condition: str | None) -> Withi
 
 
 def as_delta_for(asked: str | None, delta: float | None, condition: str | None) -> DeltaFor | None:
-    """Take what a share delta of unlucky calibration sets is allowed for.
-
-    ``each`` allows it for each stratum by itself, ``all`` for all strata together. Classes share
-    one quantile, the largest, which serves all of them at once without a price.
-
-    Arguments:
-        asked: 'each', 'all', or nothing for the default.
-        delta: The share of unlucky calibration sets, if any.
-        condition: What the promise is conditional on: 'stratum', 'class', or nothing.
-
-    Example:
-        >>> as_delta_for(None, 0.1, "stratum"), as_delta_for(None, 0.1, "class")
-        ('each', 'all')
-    """
+    """Take what a share delta of unlucky calibration sets is allowed for."""
     if asked not in (None, "each", "all"):
         raise InputError(f"delta_for must be 'each' or 'all', got {asked!r}")
     if condition is None or delta is None:
@@ -318,7 +289,7 @@ def as_delta_for(asked: str | None, delta: float | None, condition: str | None) 
 
 @dataclass(frozen=True)
 class _Stratum:
-    """The calibration cases of one stratum, and what is left of a promise within it."""
+    """Calibration cases of one stratum."""
 
     promise: Guarantee
     # The parts of alpha and delta that the stratum may spend.
@@ -336,12 +307,11 @@ class _Stratum:
 
     @property
     def is_large_enough(self) -> bool:
-        """Whether the quantile would be finite if no score were infinite."""
+        """Return True if the quantile would be finite if no score were infinite."""
         return math.isfinite(replace(self, scores=np.zeros(len(self.scores))).quantile())
 
     @property
     def needed(self) -> str:
-        """How many units a stratum needs, as a shortage says it."""
         alpha, delta = self.levels
         if self.promise.within != "case":
             needed = self.promise.whom_by_end.needed(alpha, delta)
@@ -352,7 +322,6 @@ class _Stratum:
 
     @property
     def count(self) -> str:
-        """How many units the stratum has, as a shortage says it."""
         if self.promise.within == "case":
             return f"{float(_effective_groups(self.index, self.sizes)):.4g}"
         return str(len(self.scores) if self.group is None else len(np.unique(self.group)))
@@ -361,24 +330,7 @@ class _Stratum:
 def quantiles_within(
     promise: Guarantee, scores: FloatArray, group: np.ndarray | None, strata: np.ndarray
 ) -> tuple[Guarantee, dict[str, float]]:
-    """Return the quantile of each stratum, and the promise with what the strata lack.
-
-    Arguments:
-        promise: What is promised; its ``within``, ``delta_for`` and ``condition`` are set.
-        scores: Calibration scores (case,).
-        group: The group of each case, where groups are the unit.
-        strata: The stratum or class of each case.
-
-    Example:
-        >>> promise = Guarantee(alpha=0.2, unit="case", n_cases=9, condition="each stratum")
-        >>> strata = np.array(["a"] * 6 + ["b"] * 3)
-        >>> promise, quantiles = quantiles_within(promise, np.arange(9.0), None, strata)
-        >>> quantiles
-        {'a': 5.0, 'b': inf}
-        >>> print(promise.shortage)
-        alpha=0.2 needs at least 4 calibration cases in each stratum, got 3 in b: the interval is
-        the whole task range in b
-    """
+    """Return the quantile of each stratum, and the promise with what the strata lack."""
     names = np.unique(strata)
     promise = replace(promise, strata=len(names))
     alpha, delta = promise.levels
@@ -403,16 +355,7 @@ def quantiles_within(
 
 
 def _effective_groups(index: np.ndarray, sizes: np.ndarray) -> Fraction:
-    r"""Return how many groups some cases make up: :math:`\sum_v n_{vs} / n_v`, exactly.
-
-    Arguments:
-        index: The number of each case's group, from 0.
-        sizes: The number of cases in each group.
-
-    Example:
-        >>> _effective_groups(np.array([0, 1, 1]), np.array([3, 2]))
-        Fraction(4, 3)
-    """
+    """Return the effective number of groups in a stratum."""
     size_of_case, count = np.unique(sizes[index], return_counts=True)
     return sum(
         (Fraction(int(c), int(n)) for n, c in zip(size_of_case, count, strict=True)), Fraction(0)
@@ -426,35 +369,7 @@ def _quantile_given_stratum(
     alpha: float | Fraction,
     delta: float | Fraction | None = None,
 ) -> float:
-    r"""Return the score that a random case of a new group exceeds with probability alpha, given s.
-
-    Of :math:`n_v` cases of group :math:`v`, :math:`n_{vs}` lie in stratum :math:`s`. The result is
-    the smallest score :math:`q` of the stratum with
-
-    .. math:: \sum_{v \le V} \frac{\#\{i \in s : s_{vi} > q\}}{n_v} \le \alpha (W + 1) - 1, \qquad
-        W = \sum_{v \le V} \frac{n_{vs}}{n_v}
-
-    so that the group's loss, its share of missed cases of the stratum less :math:`\alpha` times
-    its share of cases there, is at most 0 on average over groups: among all cases of the stratum
-    at most :math:`\alpha` are missed. With :math:`\delta` the loss plus :math:`\alpha`, which lies
-    in [0, 1], is at most :math:`\alpha` on average for all but :math:`\delta` of calibration sets.
-
-    Arguments:
-        scores: Calibration scores of the stratum's cases.
-        index: The number of each of these cases' group, from 0, among all groups.
-        sizes: The number of cases in each group, those outside the stratum included.
-        alpha: The error rate.
-        delta: For a promise given the calibration set.
-
-    Example:
-        >>> scores, index = np.arange(20.0), np.arange(20)
-        >>> _quantile_given_stratum(scores, index, np.full(20, 1), alpha=0.1)
-        18.0
-        >>> _quantile_given_stratum(scores, index, np.full(20, 2), alpha=0.1)  # half of each group
-        19.0
-        >>> _quantile_given_stratum(scores, index, np.full(20, 3), alpha=0.1)
-        inf
-    """
+    """Return the score that a random case of a new group exceeds with probability alpha, given s."""
     worth, level = _effective_groups(index, sizes), exact_alpha(alpha)
     if delta is None:
         allowed = level * (worth + 1) - 1
@@ -470,7 +385,6 @@ def _quantile_given_stratum(
 
 
 def _shortage(lacking: Mapping[str, _Stratum]) -> str | None:
-    """Say which strata have no finite quantile, and why."""
     if not lacking:
         return None
     promise = next(iter(lacking.values())).promise

@@ -49,19 +49,7 @@ Method: TypeAlias = Literal["max", "scale", "minimax", "rank"]
 
 @dataclass(frozen=True)
 class _MonotoneScale:
-    """A strictly increasing, piecewise linear map that goes on beyond its knots.
-
-    Arguments:
-        knots: Rising scores.
-        values: Their images, rising.
-
-    Example:
-        >>> scale = _MonotoneScale((0.0, 1.0, 3.0), (0.0, 0.5, 1.0))
-        >>> scale(np.array([0.5, 3.0, 5.0, np.inf]))
-        array([0.25, 1.  , 1.5 ,  inf])
-        >>> round(scale.inverse(1.5), 12)
-        5.0
-    """
+    """A strictly increasing, piecewise linear map that goes on beyond its knots."""
 
     knots: tuple[float, ...]
     values: tuple[float, ...]
@@ -93,14 +81,7 @@ def _interpolate(at: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
 def _make_scales(
     method: Method, tuning: FloatArray, tasks: int, alpha: float
 ) -> list[_MonotoneScale]:
-    """Return what brings the scores of each task to one scale.
-
-    Arguments:
-        method: How that is done.
-        tuning: Scores of the tuning cases (case, task).
-        tasks: The number of tasks.
-        alpha: The error rate.
-    """
+    """Return what brings the scores of each task to one scale."""
     if method == "max":
         return [_MonotoneScale((0.0, 1.0), (0.0, 1.0))] * tasks
     scales = []
@@ -353,7 +334,6 @@ def _sides(side: Any, names: Sequence[str]) -> tuple[Side, ...]:
 def _tuned_scores(
     each: Sequence[Score], outputs: FloatArray, targets: FloatArray, ranges: Sequence[TaskRange]
 ) -> tuple[Score, ...]:
-    """What a score learns for each task from the tuning cases."""
     return tuple(
         tuned_score(score, outputs[:, :, k], targets[:, k], ranges[k], None)
         for k, score in enumerate(each)
@@ -367,7 +347,6 @@ def _steady_scores(
     index: NDArray[np.int64],
     ranges: Sequence[TaskRange],
 ) -> tuple[tuple[Score, ...], FloatArray]:
-    """What a score learns from all cases for each task, and how large its scores may be."""
     everyone = np.ones(len(targets), dtype=bool)
     scores: list[Score] = []
     values = []
@@ -400,7 +379,6 @@ def _quantiles(
 def _rank_shortage(
     values: FloatArray, quantiles: tuple[float, ...], promise: Guarantee
 ) -> str | None:
-    """Say why some quantile from ranks is infinite, where one is."""
     if max(quantiles) < math.inf:
         return None
     if len(values) < promise.whom.needed(promise.alpha, None):
@@ -413,21 +391,7 @@ def _rank_shortage(
 
 
 def _max_rank_quantiles(scores: FloatArray, alpha: float) -> tuple[float, ...]:
-    r"""Return one quantile per task from ranks alone, such that all tasks are covered together.
-
-    With :math:`r_i = \max_k \#\{j : s_{jk} \le s_{ik}\}` and :math:`r` the
-    :math:`\lceil (1-\alpha)(n+1) \rceil`-th smallest of them, the quantile of task :math:`k` is
-    its :math:`(r + 1)`-th smallest score. A new case changes ranks by at most one, hence the
-    plus one; without it coverage falls short.
-
-    Arguments:
-        scores: Calibration scores (case, task).
-        alpha: The error rate.
-
-    Example:
-        >>> _max_rank_quantiles(np.array([[1.0, 10], [2, 30], [3, 20], [4, 40]]), alpha=0.5)
-        (4.0, 40.0)
-    """
+    """Return one quantile per task from ranks alone, such that all tasks are covered together."""
     n = len(scores)
     ordered = np.sort(scores, axis=0)
     ranks = np.stack(

@@ -181,7 +181,7 @@ def run_trials(  # type: ignore[no-untyped-def]  # compiled
     test_above,
     sums,
 ):
-    """Split, find the quantile of each score, and add features over the test cases."""
+    """Numba version of _run_splits."""
     words, fold, chosen = _workspace(units, features.shape[1])
     for t in range(trial_numbers.size):
         fill_test_fold(seed, trial_numbers[t], units, n_test, threshold, words, fold)
@@ -268,7 +268,7 @@ def replay(  # type: ignore[no-untyped-def]  # compiled
     thresholds, lowest, largest, covered_from, targets, low, high, scale, floor, ceiling,
     window_from, is_logit, link_low, link_high, allowance, cost, enough, sums,
 ):  # fmt: skip
-    """Replay every test case of every trial and add up what happened."""
+    """Numba version of _simulate_splits."""
     rounds, _, cases = low.shape
     words = np.empty(-(-units // 8), np.uint64)
     fold = np.empty(units, np.uint8)

@@ -18,7 +18,7 @@ FEW = 10_000
 
 
 def exact_alpha(alpha: float | Fraction, name: str = "alpha") -> Fraction:
-    """Read an error rate as the decimal number that was written, not as its nearest float.
+    """Parse an error rate exactly, as a Fraction.
 
     Arguments:
         alpha: A rate strictly between 0 and 1.
@@ -66,45 +66,12 @@ def coverage_rank(n_cal: int, alpha: float | Fraction) -> int:
 
 
 def min_calibration_size(alpha: float | Fraction) -> int:
-    r"""Return the fewest calibration cases for which a finite bound exists.
-
-    .. math:: n \ge 1/\alpha - 1
-
-    Arguments:
-        alpha: The error rate, strictly between 0 and 1.
-
-    Example:
-        >>> min_calibration_size(0.01), min_calibration_size(0.05)
-        (99, 19)
-    """
+    """Return the smallest n with a finite bound."""
     return math.ceil(1 / exact_alpha(alpha)) - 1
 
 
 def _pac_rank(n_cal: int, alpha: float | Fraction, delta: float | Fraction) -> int:
-    r"""Rank whose bound covers 1 - alpha of all new cases for all but delta of calibration sets.
-
-    Given the calibration set, the coverage of its :math:`k`-th smallest score is at least a
-    :math:`\mathrm{Beta}(k, n + 1 - k)` variable. The rank is the smallest with
-
-    .. math:: \mathbb P\{\mathrm{Beta}(k, n + 1 - k) < 1 - \alpha\} \le \delta
-
-    which exists when :math:`n \ge \log\delta / \log(1 - \alpha)`; otherwise the result is
-    :math:`n + 1` and no finite bound exists. It needs independent cases, not only exchangeable.
-
-    References:
-        Vovk, Conditional Validity of Inductive Conformal Predictors, ACML 2012.
-
-    Arguments:
-        n_cal: The number of calibration cases :math:`n`.
-        alpha: The error rate, strictly between 0 and 1.
-        delta: The probability :math:`\delta` of an unlucky calibration set.
-
-    Example:
-        >>> _pac_rank(1531, alpha=0.05, delta=0.1)
-        1466
-        >>> _pac_rank(44, alpha=0.05, delta=0.1), _pac_rank(45, alpha=0.05, delta=0.1)
-        (45, 45)
-    """
+    """Rank whose bound covers 1 - alpha of all new cases for all but delta of calibration sets."""
     from scipy.special import betainc
 
     level, allowed = float(exact_alpha(alpha)), float(exact_alpha(delta, "delta"))
@@ -120,26 +87,12 @@ def _pac_rank(n_cal: int, alpha: float | Fraction, delta: float | Fraction) -> i
 
 
 def guaranteed_rank(units: int, alpha: float | Fraction, delta: float | Fraction | None) -> int:
-    """Return the rank of the quantile among so many scores, given the calibration set or not.
-
-    Example:
-        >>> guaranteed_rank(1531, alpha=0.05, delta=None), guaranteed_rank(1531, alpha=0.05, delta=0.1)
-        (1456, 1466)
-    """
+    """Return the rank for alpha, or for alpha and delta."""
     return coverage_rank(units, alpha) if delta is None else _pac_rank(units, alpha, delta)
 
 
 def order_statistic(scores: ArrayLike, rank: int) -> float:
-    r"""Return the ``rank``-th smallest score, or infinity when there are fewer scores than that.
-
-    Arguments:
-        scores: The calibration scores.
-        rank: Counted from 1.
-
-    Example:
-        >>> order_statistic([3, 1, 2], 2), order_statistic([3, 1, 2], 4)
-        (2.0, inf)
-    """
+    """Return the ``rank``-th smallest score, or infinity when there are fewer scores than that."""
     values = np.asarray(scores, dtype=float).ravel()
     if rank > values.size:
         return math.inf
@@ -182,34 +135,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 @final
 @dataclass(frozen=True)
 class BettingEProcess:
-    r"""Evidence that independent losses in [0, 1] have a mean of at most alpha.
-
-    Somebody with capital 1 bets on each group in turn that it loses less than :math:`\alpha`:
-
-    .. math:: K_v = K_{v-1} \, (1 + \lambda_v (\alpha - L_v)), \qquad
-        0 \le \lambda_v \le \frac{1}{1 - \alpha}
-
-    If the mean loss is :math:`\alpha` or more, the capital does not grow in expectation, however
-    the bets depend on the groups before, and reaches :math:`1/\delta` with probability at most
-    :math:`\delta`. The bet is the one that takes the present capital to :math:`1/\delta` in the
-    groups that remain, were they like those before; to begin with, like :math:`1/\alpha` groups of
-    which one lost everything.
-
-    References:
-        Waudby-Smith and Ramdas, Estimating Means of Bounded Random Variables by Betting, JRSS B
-        2024; Voracek and Orabona, STaR-BettingEProcess, NeurIPS 2025.
-
-    Arguments:
-        alpha: The error rate.
-        delta: The probability :math:`\delta` of an unlucky calibration set.
-
-    Example:
-        >>> bets = BettingEProcess(alpha=0.1, delta=0.1)
-        >>> bets.certify(np.zeros((21, 1))), bets.certify(np.zeros((22, 1)))
-        (array([False]), array([ True]))
-        >>> bets.certify(np.full((70, 3), [0.05, 0.07, 0.09]))
-        array([ True, False, False])
-    """
+    """E-process for the mean of losses in [0, 1]."""
 
     alpha: float | Fraction
     delta: float | Fraction
@@ -219,16 +145,10 @@ class BettingEProcess:
         object.__setattr__(self, "delta", float(exact_alpha(self.delta, "delta")))
 
     def can_certify(self, groups: int) -> bool:
-        """Whether so many groups that lose nothing would be enough."""
+        """Return True if so many groups that lose nothing would be enough."""
         return (1 - self.alpha) ** groups <= self.delta
 
     def certify(self, losses: FloatArray, counted: BoolArray | None = None) -> BoolArray:
-        """Say where losses (group, ...) are evidence enough; a mean of alpha or more never is.
-
-        Arguments:
-            losses: The loss of each group from 0 to 1, at each of several thresholds.
-            counted: Which groups are bet on at each of them; all where None.
-        """
         alpha, delta = float(self.alpha), float(self.delta)
         takes_part = np.ones(losses.shape) if counted is None else counted.astype(float)
         left = takes_part.sum(axis=0)
@@ -251,33 +171,14 @@ class BettingEProcess:
 
 
 def _low_discrepancy_order(groups: int) -> NDArray[np.int64]:
-    """Return the order in which groups are bet on, whatever order they were numbered in.
-
-    Example:
-        >>> _low_discrepancy_order(5)
-        array([0, 2, 4, 1, 3])
-    """
+    """Return a fixed order of groups."""
     return np.argsort(np.arange(groups) * GOLDEN % 1, kind="stable")
 
 
 def smallest_certified(
     scores: FloatArray, unit: NDArray[np.int64], weight: FloatArray, bets: BettingEProcess
 ) -> float:
-    r"""Return the smallest score from which on all larger ones leave a certified loss.
-
-    The loss of a group at :math:`q` is the weight of its scores above :math:`q`.
-
-    Arguments:
-        scores: Calibration scores (case,).
-        unit: The group of each, numbered from 0.
-        weight: What each weighs in the loss of its group.
-        bets: What certifies losses.
-
-    Example:
-        >>> scores, unit = np.arange(1.0, 301.0), np.arange(300) % 30
-        >>> smallest_certified(scores, unit, np.full(300, 0.1), BettingEProcess(alpha=0.1, delta=0.1))
-        292.0
-    """
+    """Return the smallest certified score."""
     groups = int(unit.max()) + 1
     if not bets.can_certify(groups):
         return math.inf
@@ -311,7 +212,7 @@ LARGEST_SIZE = 50_000_000
 
 @dataclass(frozen=True)
 class CoverageLaw:
-    r"""The law of the number of covered cases in a test fold, for scores without ties.
+    r"""Exact (beta-binomial) distribution of empirical coverage.
 
     With :math:`n` calibration cases, rank :math:`k` and :math:`m` test cases, all exchangeable,
 

@@ -27,16 +27,7 @@ FULL = 0xFFFFFFFFFFFFFFFF
 
 
 def fold_sizes(units: int, share: float = 0.7) -> tuple[int, int]:
-    r"""Return the sizes of calibration and test fold, :math:`\lfloor 0.7 n \rfloor` and the rest.
-
-    Arguments:
-        units: The number of cases, or of groups.
-        share: The share that is used for calibration.
-
-    Example:
-        >>> fold_sizes(2188)
-        (1531, 657)
-    """
+    r"""Return the sizes of calibration and test fold, :math:`\lfloor 0.7 n \rfloor` and the rest."""
     exact = exact_alpha(share, "share")
     calibration = int(exact * units)
     if not 1 <= calibration < units:
@@ -48,12 +39,7 @@ def fold_sizes(units: int, share: float = 0.7) -> tuple[int, int]:
 
 
 def splitmix64(state: int) -> int:
-    """Return 64 well-mixed bits of a counter (the finaliser of SplitMix64).
-
-    Example:
-        >>> hex(splitmix64(GOLDEN))
-        '0xe220a8397b1dcdaf'
-    """
+    """SplitMix64 finaliser."""
     z = state & FULL
     z = ((z ^ (z >> 30)) * MIX_1) & FULL
     z = ((z ^ (z >> 27)) * MIX_2) & FULL
@@ -61,29 +47,14 @@ def splitmix64(state: int) -> int:
 
 
 def _split_state(seed: int, trial: int) -> int:
-    """Return the counter at which a trial's random words start."""
+    """Return the counter of a split's random stream."""
     return splitmix64(splitmix64(seed & FULL) + (trial + 1) * GOLDEN)
 
 
 def test_sets(
     seed: int, first_trial: int, trials: int, units: int, n_test: int
 ) -> NDArray[np.uint8]:
-    """Return which units are in the test fold of each trial, (trial, unit).
-
-    Arguments:
-        seed: The seed of all trials.
-        first_trial: The number of the first trial wanted.
-        trials: How many.
-        units: The number of units to split.
-        n_test: The size of each test fold.
-
-    Example:
-        >>> folds = test_sets(seed=7, first_trial=0, trials=4, units=10, n_test=3)
-        >>> folds.sum(axis=1)
-        array([3, 3, 3, 3], dtype=uint64)
-        >>> bool((folds[2:] == test_sets(7, 2, 2, 10, 3)).all())  # each trial by itself
-        True
-    """
+    """Return the test units of each split, (split, unit)."""
     words = -(-units // 8)
     starts = np.array([_split_state(seed, first_trial + t) for t in range(trials)], dtype=np.uint64)
     counter = np.arange(1, words + 1, dtype=np.uint64) * np.uint64(GOLDEN)
@@ -126,29 +97,7 @@ def covering_quantile(
     quantiles: FloatArray,
     contains: Callable[[NDArray[np.int64], FloatArray], BoolArray],
 ) -> FloatArray:
-    r"""Return the smallest of some quantiles at which the interval of each case has its target.
-
-    .. math:: t_i = \min\{q : z_i \in \mathcal C_q(\hat z_i)\} \le s_i
-
-    A target that scores at most :math:`q` is in the interval at :math:`q`. Intervals are rounded
-    outwards, so that it is there, too, at quantiles a few units in the last place below its score:
-    where scores tie but for their rounding, :math:`s_i \le q` would miss what the interval has.
-
-    Arguments:
-        scores: The scores of the targets (case,).
-        quantiles: All the quantiles that occur, in rising order.
-        contains: Says of some cases, each at a quantile of its own, whether the interval contains
-            the target.
-
-    Returns:
-        :math:`t_i` of each case; infinity where no quantile is large enough.
-
-    Example:
-        >>> scores = np.array([0.1, 0.2, 0.30000000000000004, 0.9])
-        >>> near = lambda cases, q: scores[cases] <= q + 1e-15
-        >>> covering_quantile(scores, np.array([0.1, 0.3]), near)
-        array([0.1, 0.3, 0.3, inf])
-    """
+    """Return the smallest quantile that covers each target."""
     first = np.searchsorted(quantiles, scores)
     cases = np.flatnonzero(first)
     cases = cases[contains(cases, quantiles[first[cases] - 1])]
@@ -163,19 +112,7 @@ def covering_quantile(
 
 @dataclass(frozen=True)
 class EvaluationInputs:
-    """EvaluationInputs inputs of an evaluation.
-
-    Arguments:
-        outputs: (case, sample), or (round, case, sample) with the current round last.
-        targets: (case,).
-        unit: What is split, and which of its cases are covered.
-        unit_of_case: The number of each case's group; of the case itself where cases are the unit.
-        n_calibration: Units in a calibration fold.
-        n_test: Units in a test fold.
-        task_range: The declared range.
-        group: The group of each case, if known.
-        label: The class of each case, if known.
-    """
+    """Validated inputs of an evaluation."""
 
     outputs: FloatArray
     targets: FloatArray
@@ -194,7 +131,6 @@ class EvaluationInputs:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What an evaluation says about its unit and its numbers."""
         return {
             "unit": self.unit.counted,
             "samples": int(self.outputs.shape[-1]),
@@ -206,17 +142,7 @@ class EvaluationInputs:
 
 @dataclass(frozen=True)
 class Pool:
-    """Cases to split, the score that judges them, and how many units of each fold remain.
-
-    Arguments:
-        index: Which cases are in the pool.
-        family: Their nested intervals.
-        targets: Their targets.
-        scores: The scores of their targets (case,), or (end, case).
-        task_range: The range intervals are clipped to, if any.
-        n_calibration: Units of the calibration fold that remain after tuning.
-        n_tuning: Units the score learnt from.
-    """
+    """Cases to split, with their fitted score."""
 
     index: NDArray[np.int64]
     family: IntervalFamily
@@ -228,7 +154,9 @@ class Pool:
 
     @property
     def moves_in_lines(self) -> bool:
-        """Whether the ends of intervals, before they are clipped, are linear in the quantile."""
+        """Return True if the ends of intervals, before they are clipped, are linear in the
+        quantile.
+        """
         return isinstance(self.family, LinearFamily) and self.family.link.is_identity
 
     @property
@@ -248,10 +176,7 @@ class Pool:
         return clipped(self.family.interval(quantile), self.task_range)
 
     def intervals(self, quantiles: FloatArray) -> Interval:
-        """Return the intervals of all cases at each of several quantiles, (quantile, case).
-
-        Where each end has a quantile of its own, ``quantiles`` is (quantile, end).
-        """
+        """Return the intervals of all cases at each of several quantiles, (quantile, case)."""
         return clipped(intervals_at(self.family, quantiles), self.task_range)
 
     def covered(self, quantiles: FloatArray) -> BoolArray:
@@ -323,20 +248,7 @@ def make_pools(
     rng: np.random.Generator | None,
     ends: int = 1,
 ) -> Iterator[Pool]:
-    """Yield the pools to split for a score.
-
-    A score that learns nothing, or only from the outputs of all cases alike (mlwr), has one pool:
-    all cases. A score that learns from targets gives up a part of the calibration fold, drawn
-    several times because the result depends on the draw; each draw leaves a smaller pool.
-
-    Arguments:
-        checked: The checked inputs.
-        score: The score.
-        alpha: The error rate.
-        tunings: How many times tuning units are drawn.
-        rng: Draws them at random; without it they are taken at even steps.
-        ends: 2 where each end of an interval has a quantile of its own.
-    """
+    """Yield the pools of a score."""
     everyone = np.arange(len(checked.targets))
     if not needs_tuning(score):
         yield _pool(checked, score, everyone, 0, ends)
@@ -366,24 +278,18 @@ def make_pools(
 
 
 def has_crossing(linear: tuple[FloatArray, FloatArray], least_quantile: float) -> bool:
-    """Whether some interval is empty at the smallest quantile, where widths are not linear."""
+    """Return True if some interval is empty at the smallest quantile."""
     base, slope = linear
     return not np.isfinite(least_quantile) or bool((base + slope * least_quantile).min() < 0)
 
 
 def center_distance(interval: Interval, targets: FloatArray, task_range: TaskRange) -> FloatArray:
-    """Return how far the target is from the centre, or from the one finite end."""
+    """Return the distance of targets from the interval centre."""
     return np.abs(_center_offset(interval, targets, task_range))
 
 
 def _center_offset(interval: Interval, targets: FloatArray, task_range: TaskRange) -> FloatArray:
-    """Return how far the target is above the centre, or above the one finite end.
-
-    Arguments:
-        interval: Intervals, clipped to the range.
-        targets: Their targets.
-        task_range: The range, if any; within a finite one no end is infinite.
-    """
+    """Return the signed distance of targets from the centre."""
     if task_range is not None and np.isfinite(task_range).all() and not interval.is_empty.any():
         return np.asarray(targets - (interval.lower + interval.upper) * 0.5)
     # The extremes tell whether any end is infinite, without an array of answers.
@@ -424,16 +330,7 @@ TABLE_NUMBERS = 8_000_000
 
 @dataclass(frozen=True)
 class Splits:
-    """Who is split, how, and how often.
-
-    Arguments:
-        units: The number of units, cases or groups.
-        n_test: The number of units in each test fold.
-        trials: The number of splits.
-        seed: Their seed.
-        unit_of_case: The group of each case where groups are split; empty where cases are.
-        is_compiled: Whether the compiled loops do the work; the numbers are the same.
-    """
+    """Units, fold sizes and seed of random splits."""
 
     units: int
     n_test: int
@@ -488,23 +385,7 @@ class Splits:
 
 @dataclass(frozen=True)
 class RankedScores:
-    """Ordered scores, of cases or of groups, in which the quantile of a calibration fold is found.
-
-    The quantile is the smallest calibration score with at most ``allowed`` weight of calibration
-    scores strictly above it. Who of a test fold is covered at it is a second order of the same
-    cases or groups, which differs from the first where scores tie but for their rounding.
-
-    Arguments:
-        scores: In rising order.
-        unit: The unit of each score.
-        weight: The weight of each score.
-        allowed: The weight that may lie above, in all trials or in each (trial,); negative where
-            no finite quantile exists.
-        test_unit: The units in the order of the scores from which on they are covered.
-        test_weight: Their weights.
-        covered: How many in that order are covered at each of the scores.
-        bets: What has to certify the losses of a fold besides, where no fixed weight allows them.
-    """
+    """Sorted scores from which calibration quantiles are read."""
 
     scores: FloatArray
     unit: NDArray[np.int64]
@@ -517,7 +398,7 @@ class RankedScores:
 
     @property
     def ends_tie(self) -> BoolArray:
-        """Whether each score is the last of its equals."""
+        """Return True if each score is the last of its equals."""
         return np.append(self.scores[1:] != self.scores[:-1], True)
 
     def quantiles(self, position: NDArray[np.int64]) -> FloatArray:
@@ -532,23 +413,7 @@ def rank_for_guarantee(
     unit_of_case: NDArray[np.int64],
     covered_from: FloatArray | None = None,
 ) -> RankedScores:
-    """Order scores so that the quantile that keeps a promise can be found in any calibration fold.
-
-    Arguments:
-        scores: The scores of all cases (case,).
-        promise: What is promised.
-        allowed: The weight of calibration scores that may lie above the quantile, in all trials or
-            in each (trial,).
-        unit_of_case: The unit of each case, numbered from 0.
-        covered_from: The score from which on each case is covered; its own where None.
-
-    Example:
-        >>> promise = Guarantee(alpha=0.2, unit="case", n_cases=5)
-        >>> allowed = promise.allowed(4)
-        >>> ranking = rank_for_guarantee(np.array([3.0, 1, 2]), promise, allowed, np.arange(3))
-        >>> ranking.scores, ranking.unit, ranking.allowed
-        (array([1., 2., 3.]), array([1, 2, 0]), 0.0)
-    """
+    """Sort scores for fast quantiles under a guarantee."""
     each, unit, weight = promise.whom_by_end.entries(scores, unit_of_case)
     order = np.argsort(each, kind="stable")
     ordered, last = each[order], order
@@ -566,13 +431,7 @@ def rank_for_guarantee(
 
 @dataclass(frozen=True)
 class SplitResults:
-    """What the splits gave for each ranking, or for one of them.
-
-    Arguments:
-        position: Where the quantile is among the ordered scores, (ranking, trial); -1 for none.
-        test_above: The weight of the test fold that is not covered at it, (ranking, trial).
-        sums: Sums of the features over the test cases, (ranking, feature, trial).
-    """
+    """Quantiles and sums of every split."""
 
     position: NDArray[np.int64]
     test_above: FloatArray
@@ -586,13 +445,7 @@ class SplitResults:
 def run_splits(
     splitting: Splits, rankings: list[RankedScores], features: FloatArray
 ) -> SplitResults:
-    """Split so many times and find the quantile of each ranking in each trial.
-
-    Arguments:
-        splitting: Who is split and how.
-        rankings: The ordered scores of each score; all of one length.
-        features: Numbers to add over the test cases, (ranking, feature, case).
-    """
+    """Find the quantile of each ranking in every split."""
     R, T = len(rankings), splitting.trials
     position = np.empty((R, T), dtype=np.int64)
     test_above = np.empty((R, T))
@@ -634,13 +487,7 @@ def run_splits(
 def sums_at_quantiles(
     splitting: Splits, quantiles: FloatArray, tables: Callable[[FloatArray], FloatArray]
 ) -> FloatArray:
-    """Add numbers that depend on the quantile over the test cases of each trial, (table, trial).
-
-    Arguments:
-        splitting: Who is split and how.
-        quantiles: The quantile of each trial (trial,), or those of each end (trial, end).
-        tables: Maps distinct quantiles to numbers (table, quantile, case).
-    """
+    """Add numbers that depend on the quantile over the test cases of each trial, (table, trial)."""
     distinct, row = np.unique(
         quantiles, axis=0 if quantiles.ndim > 1 else None, return_inverse=True
     )

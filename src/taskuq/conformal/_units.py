@@ -24,12 +24,7 @@ from taskuq.interval import BoolArray, FloatArray
 
 
 def group_index(group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number the groups 0, 1, ... and count the cases of each.
-
-    Example:
-        >>> group_index(np.array(["b", "a", "b"]))
-        (array([1, 0, 1]), array([1, 2]))
-    """
+    """Number the groups 0, 1, ... and count the cases of each."""
     _, index, sizes = np.unique(group, return_inverse=True, return_counts=True)
     return index, sizes
 
@@ -40,33 +35,7 @@ def _hierarchical_quantile(
     alpha: float | Fraction,
     delta: float | Fraction | None = None,
 ) -> float:
-    r"""Return the score that a random case of a new group exceeds with probability at most alpha.
-
-    With :math:`V` groups of :math:`n_v` cases, the smallest calibration score :math:`q` with
-
-    .. math:: \frac{1 + \sum_v L_v(q)}{V + 1} \le \alpha, \qquad
-        L_v(q) = \frac1{n_v} \#\{i : s_{vi} > q\}
-
-    or infinity when :math:`\alpha (V + 1) < 1`. Groups must be exchangeable, and cases within a
-    group; every group counts the same, whatever its size. With :math:`\delta` it is the smallest
-    score from which on the losses are certified by :class:`~taskuq.conformal._quantiles.BettingEProcess`.
-
-    References:
-        Lee, Barber and Willett, Distribution-Free Inference with Hierarchical Data, 2023.
-
-    Arguments:
-        scores: Calibration scores (case,).
-        group: The group of each case.
-        alpha: The error rate.
-        delta: For a promise given the calibration set.
-
-    Example:
-        >>> scores, group = np.arange(1.0, 41.0), np.repeat(np.arange(20), 2)
-        >>> _hierarchical_quantile(scores, group, alpha=0.1)
-        38.0
-        >>> _hierarchical_quantile(scores, group, alpha=0.04)  # 20 groups are too few
-        inf
-    """
+    """Return the score that a random case of a new group exceeds with probability at most alpha."""
     index, sizes = group_index(group)
     if delta is not None:
         return smallest_certified(scores, index, 1 / sizes[index], BettingEProcess(alpha, delta))
@@ -77,10 +46,7 @@ def _hierarchical_quantile(
 def _allowed_total_loss(
     groups: int, alpha: float | Fraction, delta: float | Fraction | None
 ) -> Fraction:
-    """Return how much loss so many groups may add up to; negative where none would do.
-
-    With delta this is a limit only: :class:`~taskuq.conformal._quantiles.BettingEProcess` looks at each loss.
-    """
+    """Return the total loss allowed over groups."""
     if delta is None:
         return exact_alpha(alpha) * (groups + 1) - 1
     return (
@@ -93,21 +59,7 @@ def _allowed_total_loss(
 def quantile_of_mean_loss(
     scores: FloatArray, index: np.ndarray, sizes: np.ndarray, allowed: Fraction
 ) -> float:
-    r"""Return the smallest score :math:`q` with :math:`\sum_v L_v(q) \le` ``allowed``, exactly.
-
-    .. math:: L_v(q) = \frac1{n_v} \#\{i : s_{vi} > q\}
-
-    Arguments:
-        scores: Calibration scores (case,), of all cases of the groups or of some.
-        index: The number of each case's group, from 0.
-        sizes: The number :math:`n_v` of cases in each group, those without a score included.
-        allowed: The largest sum of losses.
-
-    Example:
-        >>> quantile_of_mean_loss(np.array([1.0, 2, 3, 4]), np.array([0, 0, 1, 1]),
-        ...                       np.array([2, 2]), Fraction(1, 2))
-        3.0
-    """
+    r"""Return the smallest score :math:`q` with :math:`\sum_v L_v(q) \le` ``allowed``, exactly."""
     # Counting in units of 1/lcm keeps the comparison free of rounding.
     common = math.lcm(*(int(n) for n in np.unique(sizes)))
     weight = np.array([common // int(n) for n in sizes], dtype=object)
@@ -123,26 +75,7 @@ def quantile_of_mean_loss(
 
 
 def _worst_scores(scores: FloatArray, group: np.ndarray, share: float | Fraction) -> FloatArray:
-    r"""Return for each group the score that the given share of its cases does not exceed.
-
-    .. math:: S_v = s_{v(k)}, \qquad k = \lceil \mathrm{share} \cdot n_v \rceil
-
-    The conformal quantile of :math:`S_1, \dots, S_V` covers at least that share of the cases of a
-    new group with probability at least :math:`1 - \alpha`; share 1 is all of them.
-
-    References:
-        Dunn, Wasserman and Ramdas, Distribution-Free Prediction Sets for Two-Layer Hierarchical
-        Models, JASA 2022.
-
-    Arguments:
-        scores: Calibration scores (case,).
-        group: The group of each case.
-        share: The share of cases, in (0, 1].
-
-    Example:
-        >>> _worst_scores(np.array([1.0, 2, 3, 9, 4]), np.array([0, 0, 0, 1, 1]), share=0.6)
-        array([2., 9.])
-    """
+    """Return for each group the score that the given share of its cases does not exceed."""
     index, sizes = group_index(group)
     exact = Fraction(str(share))
     ordered = np.lexsort((scores, index))
@@ -159,7 +92,7 @@ NO_GROUPS = "unit={unit!r} needs the group of each case; pass group="
 
 
 class _ScoreEntries(NamedTuple):
-    """The scores among which a quantile is sought, the unit of each, and what each weighs."""
+    """Scores with unit index and weight."""
 
     scores: FloatArray
     unit: NDArray[np.int64]
@@ -167,11 +100,7 @@ class _ScoreEntries(NamedTuple):
 
 
 class Unit(ABC):
-    """What is exchangeable, and which of its cases a promise covers.
-
-    Below, ``group`` is the group of each case, or None where cases come in no groups; ``index`` is
-    the unit of each case, numbered from 0; ``alpha`` and ``delta`` are those of the promise.
-    """
+    """Exchangeable unit and the cases its guarantee covers."""
 
     is_group: ClassVar[bool]
     # Which cases of a new group are covered, as the user said it.
@@ -181,17 +110,14 @@ class Unit(ABC):
 
     @property
     def name(self) -> PolicyUnitName:
-        """What users call it."""
         return "whole-group" if self.stops_together else self.counted
 
     @property
     def counted(self) -> UnitName:
-        """What is exchangeable and counted: the ``unit`` of a guarantee."""
         return "group" if self.is_group else "case"
 
     @property
     def record(self) -> dict[str, Any]:
-        """What a guarantee says about its unit."""
         return {"unit": self.counted, "cases": self.cases}
 
     @property
@@ -201,12 +127,10 @@ class Unit(ABC):
 
     @property
     def who(self) -> str:
-        """Whose targets are covered, in a sentence."""
         return f"{self.part} of a new group" if self.is_group else self.part
 
     @property
     def mean_over(self) -> str:
-        """What is drawn at random where something is averaged, in a sentence."""
         if self.stops_together:
             return "a new group"
         return "a random case of a new group" if self.is_group else "a new case"
@@ -255,10 +179,7 @@ class Unit(ABC):
 
     @abstractmethod
     def allowed(self, units: int, alpha: Level, delta: Level | None) -> float:
-        """Return the weight that may lie above the quantile of so many calibration units.
-
-        It is negative where no finite quantile keeps the promise.
-        """
+        """Return the weight that may lie above the quantile of so many calibration units."""
 
     def bets(self, alpha: Level, delta: Level | None) -> BettingEProcess | None:
         """Return what has to certify the losses besides, where no fixed weight allows them."""
@@ -299,12 +220,7 @@ class _RankedUnit(Unit):
 @final
 @dataclass(frozen=True)
 class CaseUnit(_RankedUnit):
-    """Cases are exchangeable, and a new one is covered.
-
-    Example:
-        >>> CaseUnit().quantile(np.arange(1.0, 10.0), None, alpha=0.1, delta=None)
-        9.0
-    """
+    """Exchangeable cases; a new case is covered."""
 
     is_group: ClassVar[bool] = False
     part: ClassVar[str] = "a new case"
@@ -317,15 +233,7 @@ class CaseUnit(_RankedUnit):
 @final
 @dataclass(frozen=True)
 class RandomCaseUnit(Unit):
-    """Groups are exchangeable, and a random case of a new one is covered.
-
-    Example:
-        >>> unit = RandomCaseUnit()
-        >>> unit.entries(np.array([1.0, 3.0, 2.0]), np.array([0, 0, 1])).weight
-        array([0.5, 0.5, 1. ])
-        >>> unit.allowed(29, alpha=0.1, delta=None)  # of 29 groups
-        2.0
-    """
+    """Exchangeable groups; a random case of a new group is covered."""
 
     is_group: ClassVar[bool] = True
     part: ClassVar[str] = "a random case"
@@ -353,19 +261,7 @@ class RandomCaseUnit(Unit):
 @final
 @dataclass(frozen=True)
 class _GroupFractionUnit(_RankedUnit):
-    """Groups are exchangeable, and all cases of a new one, or a share of them, are covered.
-
-    Arguments:
-        cases: 'all', or a share in (0, 1].
-        stops_together: Whether a policy makes one decision for the group.
-
-    Example:
-        >>> unit = _GroupFractionUnit(0.9)
-        >>> unit.who
-        'at least 0.9 of the cases of a new group'
-        >>> unit.entries(np.array([1.0, 3.0, 2.0]), np.array([0, 0, 1])).scores
-        array([3., 2.])
-    """
+    """Exchangeable groups; a fraction of the cases of a new group is covered."""
 
     is_group: ClassVar[bool] = True
 
@@ -394,23 +290,7 @@ def as_unit(
     whole: bool = False,
     missing: str = NO_GROUPS,
 ) -> Unit:
-    """Take what a user calls a unit; where groups are given, they are the default.
-
-    Arguments:
-        unit: 'case', 'group', and for policies 'whole-group'.
-        cases: With groups: a 'random' case of a new group is covered, 'all', or a share.
-        has_groups: Whether the group of each case is known.
-        whole: Whether a 'whole-group' is acceptable.
-        missing: What to say where groups are asked for and not given.
-
-    Example:
-        >>> as_unit(None, "all", has_groups=True).who
-        'every case of a new group'
-        >>> as_unit("group", has_groups=False)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: unit='group' needs the group of each case; pass group=
-    """
+    """Take what a user calls a unit; where groups are given, they are the default."""
     name = unit or ("group" if has_groups else "case")
     if make_unit(name, whole=whole).is_group and not has_groups:
         raise InputError(missing.format(unit=name))
@@ -418,17 +298,7 @@ def as_unit(
 
 
 def make_unit(name: str, cases: float | str = "random", *, whole: bool = False) -> Unit:
-    """Return the unit that a name and a word about cases stand for.
-
-    Arguments:
-        name: 'case', 'group', and for policies 'whole-group'.
-        cases: With groups: 'random', 'all', or a share.
-        whole: Whether a 'whole-group' is acceptable.
-
-    Example:
-        >>> make_unit("group").who
-        'a random case of a new group'
-    """
+    """Return the unit of a name and a coverage mode."""
     if name == "case":
         if cases != "random":
             raise InputError(
@@ -444,12 +314,7 @@ def make_unit(name: str, cases: float | str = "random", *, whole: bool = False) 
 
 
 def _exact_share(cases: float | str) -> Fraction:
-    """Read which cases of a new group are to be covered: a share, or 'all'.
-
-    Example:
-        >>> _exact_share("all"), _exact_share(0.9)
-        (Fraction(1, 1), Fraction(9, 10))
-    """
+    """Read which cases of a new group are to be covered: a share, or 'all'."""
     try:
         share = Fraction(1) if cases == "all" else Fraction(str(cases))
     except ValueError:
@@ -460,27 +325,12 @@ def _exact_share(cases: float | str) -> Fraction:
 
 
 def unit_index(cases: int, group: np.ndarray | None) -> NDArray[np.int64]:
-    """Number the units of so many cases from 0: the groups, or the cases themselves.
-
-    Example:
-        >>> unit_index(3, np.array(["b", "a", "b"]))
-        array([1, 0, 1])
-    """
+    """Number the units of so many cases from 0: the groups, or the cases themselves."""
     return np.arange(cases) if group is None else group_index(group)[0]
 
 
 def choose_units(index: NDArray[np.int64], take: int, rng: np.random.Generator | None) -> BoolArray:
-    """Return which cases are set aside with so many of the units, at random or at even steps.
-
-    Arguments:
-        index: The unit of each case, numbered from 0.
-        take: The number of units to take.
-        rng: Picks at random; without it units are taken at even steps.
-
-    Example:
-        >>> choose_units(np.arange(10), 3, None)
-        array([False,  True, False, False, False,  True, False, False,  True, False])
-    """
+    """Choose units to hold out (seeded)."""
     units = int(index.max()) + 1
     if rng is not None:
         return np.isin(index, rng.permutation(units)[:take])
@@ -489,16 +339,7 @@ def choose_units(index: NDArray[np.int64], take: int, rng: np.random.Generator |
 
 
 def choose_fraction(index: NDArray[np.int64], share: float) -> BoolArray:
-    """Return which cases belong to a share of the units, taken at even steps.
-
-    Arguments:
-        index: The unit of each case, numbered from 0.
-        share: The share of units, in (0, 1); at least one is taken and one is left.
-
-    Example:
-        >>> choose_fraction(np.array([0, 0, 0, 1, 2, 3]), 0.5)
-        array([False, False, False,  True, False,  True])
-    """
+    """Choose a fraction of the units."""
     units = int(index.max()) + 1
     take = round(share * units) if 0 < share < 1 else 0
     if not 0 < take < units:

@@ -19,26 +19,7 @@ from taskuq.interval import BoolArray
 
 @dataclass(frozen=True, eq=False)
 class ArrayDataset:
-    """A data set from arrays.
-
-    Arguments:
-        images: Magnitude images (case, height, width), any real type, or complex coil images
-            (case, coil, height, width).
-        label: The label of each case, (case,).
-        group: The group of each case, (case,): patient or volume. Neighbouring slices are not
-            independent, so this is never guessed; where each image really is its own group, say
-            so with ``group="each"``.
-        case: The name of each case; by default its number.
-        normalise: Divide each group by the 99.5 % quantile of its magnitudes; or all images by a
-            number, where values mean the same in all of them.
-
-    Example:
-        >>> images = np.full((2, 4, 4), 50, dtype=np.uint8)
-        >>> data = ArrayDataset(images, label=[0, 1], group="each")
-        >>> item = data[1]
-        >>> item.label, item.group, item.scale, float(item.image.max())
-        (1, '1', 50.0, 1.0)
-    """
+    """A data set from arrays."""
 
     images: NDArray[Any]
     labels: NDArray[np.int64]
@@ -106,10 +87,7 @@ class ArrayDataset:
 
 
 def group_scale(values: NDArray[Any]) -> float:
-    """The scale of a whole group: the 99.5 % quantile of its magnitudes, 1 where it is black.
-
-    Scanners differ a lot in their units; slices of one patient share them.
-    """
+    """The scale of a whole group: the 99.5 % quantile of its magnitudes, 1 where it is black."""
     # Above this quantile lie a few bright pixels that must not set the scale.
     quantile = float(np.quantile(np.abs(values), 0.995))
     return quantile if quantile > 0 else 1.0
@@ -125,22 +103,7 @@ def _group_scales(images: NDArray[Any], groups: NDArray[np.str_]) -> NDArray[np.
 def read_npz(
     path: Path | str, *, group: str | None = None, normalise: bool | float = True
 ) -> ArrayDataset:
-    """Read a data set from one .npz file into memory.
-
-    Arguments:
-        path: A file with the arrays ``images`` (case, height, width) or (case, coil, height,
-            width), ``label`` (case,) and ``group`` (case,), and optionally ``case``; other arrays
-            are left alone.
-        group: ``"each"`` when each image is its own group and the file has no groups.
-        normalise: Divide each group by the 99.5 % quantile of its magnitudes, or all by a number.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "mine.npz"
-        >>> np.savez(path, images=np.ones((4, 8, 8)), label=[0, 0, 1, 1], group=[7, 7, 9, 9])
-        >>> read_npz(path).groups
-        array(['7', '7', '9', '9'], dtype='<U21')
-    """
+    """Read a data set from one .npz file into memory."""
     with open_npz(path, "images") as file:
         arrays = {name: file[name] for name in ("images", "label", "group", "case") if name in file}
     missing = {"images", "label"} - set(arrays)
@@ -162,11 +125,7 @@ def read_npz(
 
 
 def _save_npz(dataset: Dataset, path: Path | str, indices: Sequence[int] | None = None) -> Path:
-    """Write cases of any data set into one .npz file that :func:`read_npz` reads.
-
-    Images are written as they are delivered, divided by their scale; read them with
-    ``normalise=False`` to get the same items back.
-    """
+    """Write cases of any data set into one .npz file that :func:`read_npz` reads."""
     items = [dataset[i] for i in (range(len(dataset)) if indices is None else indices)]
     if not items:
         raise InputError("no cases are asked for; give at least one index", code="value.invalid")
@@ -184,21 +143,7 @@ def _save_npz(dataset: Dataset, path: Path | str, indices: Sequence[int] | None 
 
 @dataclass(frozen=True, kw_only=True)
 class NpzData(DataConfig):
-    """Images of one .npz file, as :func:`read_npz` reads them.
-
-    Arguments:
-        path: The file.
-        group: ``"each"`` when each image is its own group and the file has no groups.
-        keep: The name of a boolean array (case,) in the file; only its cases are used.
-        target: What a task network should say: ``"label"``, or the name of an array (case,) or
-            (case, task) in the file.
-        scale: What all images are divided by, where values mean the same in all of them; 0 divides
-            each group by the 99.5 % quantile of its magnitudes.
-
-    Example:
-        >>> NpzData(path=Path("mine.npz")).target
-        'label'
-    """
+    """Images of one .npz file, as :func:`read_npz` reads them."""
 
     path: Path | None = None
     group: Literal["each"] | None = None

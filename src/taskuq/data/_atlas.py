@@ -42,16 +42,7 @@ _VOLUMES = (*_TEMPLATES, "depth", "outer")
 
 @dataclass(frozen=True, eq=False)
 class _Anatomy:
-    """An average brain on a grid of 1 mm: (left-right, back-front, bottom-top).
-
-    Attributes:
-        t1: T1-weighted signal of the brain, 0 outside, bytes.
-        grey: Probability of grey matter, 255 is certain.
-        white: Probability of white matter, 255 is certain.
-        depth: Distance from outside to the brain with its fissures closed, in eighths of a
-            millimetre; 0 inside. The skull follows it.
-        outer: The same to the convex hull of the brain in each slice. The skin follows it.
-    """
+    """An average brain on a grid of 1 mm: (left-right, back-front, bottom-top)."""
 
     t1: NDArray[np.uint8]
     grey: NDArray[np.uint8]
@@ -74,12 +65,7 @@ class _Anatomy:
 
 
 def load_anatomy(path: Path | str | None = None) -> _Anatomy:
-    """Load the base volumes of the atlas, building them once where nilearn is installed.
-
-    Looked for in this order: the given path, the file named by the environment variable
-    TASKUQ_ATLAS_BASE, the cache of this user, and the MNI152 volumes that the nilearn package
-    carries (from which the cached file is then made).
-    """
+    """Load the base volumes of the atlas, building them once where nilearn is installed."""
     given = path or os.environ.get(BASE_VARIABLE)
     return _load(str(given) if given else None)
 
@@ -184,10 +170,7 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class _TissueSignals:
-    """Signal of each tissue, relative to the brighter of grey and white matter.
-
-    ``lesion`` is the signal of a clear lesion; a faint one lies between it and the tissue.
-    """
+    """Signal of each tissue."""
 
     grey: float
     white: float
@@ -223,11 +206,7 @@ def _draw_signals(contrast: Contrast, *, rng: np.random.Generator) -> _TissueSig
 
 @dataclass(frozen=True, eq=False)
 class _TissueMaps:
-    """_TissueMaps fractions on the slices of one patient, each (slice, height, width).
-
-    Inside the skull grey, white and csf sum to 1. ``depth`` and ``outer`` are the distances to the
-    brain and to its convex hull from outside, in millimetres.
-    """
+    """Tissue fractions of one patient."""
 
     grey: FloatArray
     white: FloatArray
@@ -246,14 +225,7 @@ def _split_tissue(
     atrophy: float,
     sharpness: float = 2.2,
 ) -> _TissueMaps:
-    r"""Make one brain out of the average one.
-
-    .. math:: p_k \propto \exp\big( \gamma (\log \bar p_k + \delta_k) \big)
-
-    The average :math:`\bar p` of many brains is blurred where they differ. Random fields
-    :math:`\delta` decide for one of the foldings that the average allows, the sharpness
-    :math:`\gamma` makes it a definite one, and atrophy favours fluid.
-    """
+    """Make one brain out of the average one."""
     inside = np.clip(1 - depth, 0, 1)
     fluid = np.clip(1 - grey - white, 0, 1)
     floor = np.float32(0.02)
@@ -308,18 +280,7 @@ Axes = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class LesionDistribution:
-    """Frequency and appearance of lesions; sizes are in millimetres.
-
-    Attributes:
-        patients: The share of patients that have any.
-        mass: The share of these that have one mass; the others have several small spots.
-        mass_radius: Smallest and largest radius of a mass.
-        spot_radius: Smallest and largest radius of a spot.
-        spots: Smallest and largest number of spots.
-        visibility: Smallest and largest share of the full lesion signal; the low end is hard.
-        dots: The mean number of dots that only look like a lesion, in every patient.
-        dot_radius: Smallest and largest radius of a dot.
-    """
+    """Frequency, size and visibility of synthetic lesions."""
 
     patients: float = 0.62
     mass: float = 0.6
@@ -339,11 +300,7 @@ def _draw_lesions(
     *,
     rng: np.random.Generator,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return how much of the full lesion signal each pixel shows, and which share of it is lesion.
-
-    Both are (slice, height, width). A lesion is an ellipsoid with an uneven edge, centred in white
-    matter, and cut where there is no brain tissue. A mass may have a core that shows less.
-    """
+    """Return how much of the full lesion signal each pixel shows, and which share of it is lesion."""
     shown = np.zeros(white.shape, dtype=np.float32)
     share = np.zeros(white.shape, dtype=np.float32)
     # Drawn before anything else, so that the share of patients does not move other numbers.
@@ -375,9 +332,8 @@ def _draw_lesions(
 def _draw_dots(
     plan: LesionDistribution, axes: Axes, white: FloatArray, *, rng: np.random.Generator
 ) -> FloatArray:
-    """Return how much of the full lesion signal each pixel shows through dots that are not lesions.
-
-    They are vessels and dilated spaces around them, too small to count.
+    """Return how much of the full lesion signal each pixel shows through dots that are not
+    lesions.
     """
     shown = np.zeros(white.shape, dtype=np.float32)
     places = np.flatnonzero(white > 0.7)
@@ -411,20 +367,7 @@ _CENTER = np.array([98.0, 116.0, 88.0])
 
 @dataclass(frozen=True)
 class PatientDistribution:
-    """Distribution of patients; lengths are in millimetres.
-
-    Attributes:
-        size: Rows and columns of a slice.
-        slices: Slices for each patient.
-        spacing: Distance between slices.
-        field_of_view: Width and height of a slice.
-        lowest: Height of the lowest slice above the base of the template, smallest and largest.
-        contrast: ``"t1"``, ``"t2"``, ``"flair"``, or ``"mixed"``: each patient one of
-            the three, FLAIR twice as often as the others.
-        noise: Smallest and largest deviation of the noise, relative to the brain's signal.
-        minimum_area: Lesion area below which a slice counts as free, in square millimetres.
-        lesions: How often and how large.
-    """
+    """Distribution of synthetic patients."""
 
     size: int = 128
     slices: int = 8
@@ -439,15 +382,7 @@ class PatientDistribution:
 
 @dataclass(frozen=True, eq=False)
 class Patient:
-    """The slices of one patient.
-
-    Attributes:
-        images: Magnitude (slice, height, width); the brain is near 1.
-        lesion: Where the lesions are, boolean (slice, height, width).
-        area: Lesion area of each slice, in square millimetres.
-        contrast: What the images show.
-        noise: Deviation of the noise that the images carry.
-    """
+    """The slices of one patient."""
 
     images: FloatArray
     lesion: NDArray[np.bool_]
@@ -569,28 +504,7 @@ _PATIENT, _COILS, _PHASE = 0, 1, 2
 
 @dataclass(frozen=True)
 class Atlas:
-    """Synthetic brain MR slices with and without lesions, as complex coil images.
-
-    The anatomy is real (an average of 152 people), the variation and the lesions are made; the
-    datasheet in docs/atlas.md says exactly what. Patient k of a seed is always the same, whatever
-    the number of patients, so that disjoint ranges of patients make training and test sets.
-
-    Arguments:
-        patients: The number of patients.
-        seed: Together with a patient's number it decides everything about the patient.
-        coils: The number of receive coils; 0 gives magnitude images (height, width).
-        plan: Size, slices, contrast and lesions.
-        first: The number of the first patient.
-        base: A base file, for machines without nilearn; see
-            :func:`taskuq.data._atlas.load_anatomy`.
-
-    Example:
-        >>> atlas = Atlas(patients=2, seed=0, plan=PatientDistribution(size=64, slices=4))
-        >>> len(atlas), atlas[5].image.shape, atlas[5].group
-        (8, torch.Size([8, 64, 64]), 'patient-1')
-        >>> atlas.labels.shape
-        (8,)
-    """
+    """Synthetic brain MR slices with and without lesions, as complex coil images."""
 
     patients: int
     seed: int
@@ -631,7 +545,7 @@ class Atlas:
         return np.array([f"{g}-slice-{k}" for g, k in zip(self.groups, slices, strict=True)])
 
     def patient(self, index: int) -> Patient:
-        """One patient: images, lesion masks, areas. The latest patients are kept in memory."""
+        """One patient: images, lesion masks, areas."""
         if not 0 <= index < self.patients:
             raise IndexError(f"patient {index} of {self.patients}")
         return _patient(self.plan, self.base, self.seed, self.first + index)
@@ -676,12 +590,7 @@ def _draw_patients(atlas: Atlas, *, workers: int = 1) -> list[Patient]:
 
 
 def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
-    """Write an atlas into one .npz file that :func:`taskuq.data._arrays.read_npz` reads.
-
-    Magnitude images are written; coils are added again by
-    :func:`taskuq.data._readers._simulate_coil_dataset`. Beside images, label, group and case the file
-    has lesion masks (``lesion``) and areas (``lesion_area``, square millimetres).
-    """
+    """Write an atlas into one .npz file that :func:`taskuq.data._arrays.read_npz` reads."""
     patients = _draw_patients(atlas, workers=workers)
     area = np.concatenate([patient.area for patient in patients])
     with atomic_write(path) as partial, partial.open("wb") as file:
@@ -701,20 +610,7 @@ def save_atlas(atlas: Atlas, path: Path | str, *, workers: int = 1) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class AtlasData(DataConfig):
-    """The embedded atlas, drawn; ``seed`` decides its patients and their coils too.
-
-    Arguments:
-        patients: How many patients.
-        size: Rows and columns of a slice.
-        slices: Slices for each patient.
-        contrast: ``"t1"``, ``"t2"``, ``"flair"``, or ``"mixed"``: each patient one of
-            the three, FLAIR twice as often as the others.
-        target: What a task network should say: ``"label"`` or ``"lesion_area"``.
-
-    Example:
-        >>> AtlasData(patients=10).size
-        128
-    """
+    """The embedded atlas, drawn; ``seed`` decides its patients and their coils too."""
 
     patients: int = 200
     size: int = 128

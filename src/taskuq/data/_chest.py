@@ -18,12 +18,7 @@ THRESHOLD = 0.3
 
 
 def air_fraction(images: ArrayLike, threshold: float = THRESHOLD) -> NDArray[np.float64]:
-    """Return the share of the body that is air, between 0 and 1, for each image, (image,).
-
-    The body is the largest connected piece of tissue, its holes filled. What is thinner than four
-    pixels of 256 or two of 128 (a table, a blanket) does not count; coarser images do not show
-    such things. An image without tissue has no body, and a share of 0.
-    """
+    """Return the air fraction of the body per image."""
     from scipy import ndimage
 
     images = np.asarray(images)
@@ -58,12 +53,7 @@ FINE = 2
 
 
 class _ChestSlices(NamedTuple):
-    """The slices of a patient.
-
-    Attributes:
-        images: Attenuation, float32 (slice, height, width).
-        nodules: How many nodules each shows, (slice,).
-    """
+    """Slices of a synthetic chest."""
 
     images: NDArray[np.float32]
     nodules: NDArray[np.int64]
@@ -71,26 +61,7 @@ class _ChestSlices(NamedTuple):
 
 @dataclass(frozen=True)
 class _ChestPhantom:
-    """Synthetic CT slices of chests: how wide, how fat, how much lung differs from all to all.
-
-    Everything is made, nothing is anatomy; the datasheet in docs/tomography.md says what. Patient
-    k of a seed is always the same, whatever the number of patients, so that disjoint ranges of
-    patients make training and test sets. The label is 1 where a slice shows a nodule.
-
-    Arguments:
-        patients: The number of patients.
-        seed: Together with a patient's number it decides everything about the patient.
-        size: Rows and columns.
-        slices: _ChestSlices of each patient, from the upper chest to the liver.
-        first: The number of the first patient.
-
-    Example:
-        >>> chest = _ChestPhantom(patients=2, seed=0, size=64, slices=3)
-        >>> len(chest), chest[4].image.shape, chest[4].group
-        (6, torch.Size([64, 64]), 'patient-1')
-        >>> chest.air.round(2)
-        array([0.47, 0.38, 0.29, 0.26, 0.25, 0.12])
-    """
+    """Synthetic chest CT slices."""
 
     patients: int
     seed: int
@@ -130,7 +101,7 @@ class _ChestPhantom:
         return np.array([f"{g}-slice-{k}" for g, k in zip(self.groups, slices, strict=True)])
 
     def patient(self, index: int) -> _ChestSlices:
-        """One patient. The latest patients are kept in memory."""
+        """One patient."""
         if not 0 <= index < self.patients:
             raise IndexError(f"patient {index} of {self.patients}")
         return _patient(self.seed, self.first + index, self.size, self.slices)
@@ -155,13 +126,8 @@ class _ChestPhantom:
 
 @dataclass(frozen=True, kw_only=True)
 class ChestData(DataConfig):
-    """Synthetic chests (:class:`_ChestPhantom`); what a task network should say is the share of air.
-
-    Arguments:
-        patients: The number of patients.
-        size: Rows and columns.
-        slices: _ChestSlices of each patient.
-        first: The number of the first patient.
+    """Synthetic chests (:class:`_ChestPhantom`); what a task network should say is the share of
+    air.
     """
 
     processes: ClassVar[int] = 8

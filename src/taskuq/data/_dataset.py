@@ -31,16 +31,7 @@ if TYPE_CHECKING:
 
 
 class Case(NamedTuple):
-    """One case.
-
-    Attributes:
-        image: Complex coil images (coil, height, width) or one magnitude image (height, width),
-            divided by ``scale``.
-        label: The class, 0 or 1 for absent and present.
-        group: What the case comes in: a volume, a patient.
-        case: A name to find the image again, unique in its data set.
-        scale: What to multiply ``image`` with to get the numbers of the source.
-    """
+    """Image of a case with label, group and name."""
 
     image: Tensor
     label: int
@@ -51,11 +42,7 @@ class Case(NamedTuple):
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Cases that are read when they are asked for.
-
-    The labels and groups of all cases are known without reading an image. A data set can be
-    pickled, so that a torch ``DataLoader`` with workers takes it as it is.
-    """
+    """Cases that are read when they are asked for."""
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -74,19 +61,7 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class Subset:
-    """Some cases of a data set, in the given order; itself a data set.
-
-    Arguments:
-        source: The data set.
-        indices: Which of its cases.
-
-    Example:
-        >>> from taskuq.data._arrays import ArrayDataset
-        >>> images = np.ones((3, 8, 8), dtype=np.float32)
-        >>> data = ArrayDataset(images, label=[0, 1, 0], group=["a", "a", "b"])
-        >>> Subset(data, (2, 0)).groups
-        array(['b', 'a'], dtype='<U1')
-    """
+    """Some cases of a data set, in the given order; itself a data set."""
 
     source: Dataset
     indices: Sequence[int]
@@ -126,18 +101,7 @@ class Subset:
 
 @dataclass(frozen=True)
 class MappedDataset:
-    """A data set whose cases are changed when they are read; itself a data set.
-
-    Arguments:
-        source: The data set.
-        change: What is done to each case; label, group and name stay.
-
-    Example:
-        >>> from taskuq.data._arrays import ArrayDataset
-        >>> data = ArrayDataset(np.ones((3, 8, 8)), label=[0, 1, 0], group="each")
-        >>> MappedDataset(data, lambda item: item._replace(image=-item.image))[0].image.max()
-        tensor(-1.)
-    """
+    """Data set with a transform applied on read."""
 
     source: Dataset
     change: Callable[[Case], Case]
@@ -170,7 +134,7 @@ class MappedDataset:
 
 
 def _case_names(dataset: Dataset) -> NDArray[np.str_] | None:
-    """The name of each case, (case,), or None where a data set knows them by reading alone."""
+    """Return case names, or None if they need reading."""
     return dataset.cases if isinstance(dataset, HasCases) else None
 
 
@@ -182,23 +146,7 @@ def precision_of(dataset: Dataset) -> str | None:
 def split_by_group(
     dataset: Dataset, fractions: Sequence[float], *, rng: np.random.Generator
 ) -> tuple[Subset, ...]:
-    """Split a data set into parts that share no group; within each, cases keep their order.
-
-    Neighbouring slices of a patient are near copies; a split by case would put copies of the
-    training images into the test fold.
-
-    Arguments:
-        dataset: The data set.
-        fractions: The share of groups in each part; the last part takes what is left over.
-        rng: Where the order of the groups comes from.
-
-    Example:
-        >>> from taskuq.data._arrays import ArrayDataset
-        >>> images = np.ones((6, 8, 8), dtype=np.float32)
-        >>> data = ArrayDataset(images, label=[0] * 6, group=["a", "a", "b", "b", "c", "c"])
-        >>> [len(part) for part in split_by_group(data, (2 / 3, 1 / 3), rng=rng)]
-        [4, 2]
-    """
+    """Split a data set into parts that share no group; within each, cases keep their order."""
     if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
         raise InputError(
             f"fractions are {list(fractions)}; give positive numbers that sum to 1",
@@ -229,7 +177,7 @@ _made = count()
 
 @dataclass(frozen=True, eq=False)
 class InMemoryDataset:
-    """Data set whose images lie in one temporary file that is mapped into memory."""
+    """Data set read into memory once."""
 
     items: tuple[Case, ...]
     labels: NDArray[np.int64]
@@ -274,10 +222,7 @@ def load_all_images(
     device: torch.device,
     most: float,
 ) -> torch.Tensor | None:
-    """Return all changed images of cases in memory as one tensor of at most ``most`` bytes.
-
-    None where cases are not in memory, of several shapes, or too large.
-    """
+    """Load all images as one tensor, or None."""
     import torch
 
     source = cases.source if isinstance(cases, Subset) else cases
@@ -297,7 +242,7 @@ def load_all_images(
 def parallel_map(
     function: Callable[..., T], *arguments: Iterable[Any], workers: int
 ) -> Iterator[T]:
-    """Map a function over arguments, in order, by several processes; 1 is this one."""
+    """Map over processes in order."""
     if workers <= 1:
         yield from map(function, *arguments)
         return
@@ -308,7 +253,7 @@ def parallel_map(
 
 
 def useful_workers(processes: int, cases: int) -> int:
-    """Return how many processes are worth starting for so many cases on this machine."""
+    """Return a sensible number of processes."""
     return min(processes, os.cpu_count() or 1) if cases >= FEW else 1
 
 
@@ -400,22 +345,7 @@ PARTS = ("train", "tune", "judge")
 
 @dataclass(frozen=True)
 class Split:
-    """Three disjoint sets of groups (patients, volumes).
-
-    Calibration and test draw from ``judge`` alone: coverage must not be measured on patients that
-    weights, thresholds or settings were chosen by.
-
-    Arguments:
-        train: Groups whose images networks learn from.
-        tune: Groups that decide when training stops and which weights are kept.
-        judge: Groups that calibrate and test.
-
-    Example:
-        >>> Split(train=("a", "b"), tune=("c",), judge=("a",))
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: 1 group is both in train and in judge, first a; ...
-    """
+    """Disjoint groups for training, tuning and testing (`judge` -> `test`)."""
 
     train: tuple[str, ...]
     tune: tuple[str, ...]
@@ -456,13 +386,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class LabelledSubset:
-    """Some cases and what should be said about them.
-
-    Arguments:
-        cases: The images.
-        targets: What a task network should say, (case, task).
-        is_read: Whether every image is in memory already.
-    """
+    """Cases of a subset with their targets."""
 
     cases: Dataset
     targets: FloatArray
@@ -474,11 +398,7 @@ class LabelledSubset:
         return cls(cases, np.asarray(cases.labels, dtype=np.float64)[:, None])
 
     def in_memory(self, processes: int = 1) -> LabelledSubset:
-        """The same with every image read, as a magnitude image: a task network sees nothing else.
-
-        Arguments:
-            processes: The number of processes that read.
-        """
+        """The same with every image read, as a magnitude image: a task network sees nothing else."""
         if self.is_read:
             return self
         # Of eight coils a sixteenth of the memory.
@@ -496,18 +416,7 @@ class LabelledSubset:
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Shares of groups for training and tuning; the rest calibrates and tests.
-
-    Arguments:
-        path: The JSON file that holds the split: written by the first training, read by all others.
-        train: The share of patients to train on.
-        tune: The share of patients that decide when to stop.
-        seed: Where the order comes from.
-
-    Example:
-        >>> SplitConfig().train, SplitConfig().tune
-        (0.6, 0.1)
-    """
+    """Shares of groups for training and tuning; the rest calibrates and tests."""
 
     path: Path | None = None
     train: float = 0.6
@@ -523,19 +432,7 @@ class SplitConfig:
 
 
 def _split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int) -> Split:
-    """Split the set of groups by a seed; what is not for training or tuning is judged.
-
-    Arguments:
-        groups: The group of each case, or each group once.
-        train: The share of groups to train on.
-        tune: The share of groups to tune on.
-        seed: Where the order comes from.
-
-    Example:
-        >>> split = _split_groups(["a", "a", "b", "c", "d"], 0.5, 0.25, seed=0)
-        >>> len(split.train), len(split.tune), len(split.judge)
-        (2, 1, 1)
-    """
+    """Split the set of groups by a seed; what is not for training or tuning is judged."""
     if min(train, tune) <= 0 or train + tune > 1 + 1e-9:
         raise InputError(
             f"shares are {train} to train and {tune} to tune; give positive shares that sum to at "
@@ -556,19 +453,7 @@ def _split_groups(groups: Iterable[str], train: float, tune: float, *, seed: int
 
 
 def _group_folds(groups: Iterable[str], count: int, tune: float, *, seed: int) -> list[Split]:
-    """Cross-validation by group: each group is judged in exactly one of the splits.
-
-    Arguments:
-        groups: The group of each case, or each group once.
-        count: The number of folds.
-        tune: The share of the other groups to tune on.
-        seed: Where the order comes from.
-
-    Example:
-        >>> parts = _group_folds("abcdef", 3, 0.25, seed=0)
-        >>> sorted(name for split in parts for name in split.judge)
-        ['a', 'b', 'c', 'd', 'e', 'f']
-    """
+    """Cross-validation splits by group."""
     names = np.random.default_rng(seed).permutation(sorted({str(group) for group in groups}))
     if not 2 <= count <= len(names):
         raise InputError(
@@ -585,22 +470,7 @@ def _group_folds(groups: Iterable[str], count: int, tune: float, *, seed: int) -
 
 
 def _save_split(split: Split, path: Path | str) -> Path:
-    """Store a split; a file that holds another one is refused, not overwritten.
-
-    Arguments:
-        split: The split.
-        path: The JSON file.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "split.json"
-        >>> _load_split(_save_split(Split(("a",), ("b",), ("c",)), path)).judge
-        ('c',)
-        >>> _save_split(Split(("b",), ("a",), ("c",)), path)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: ...split.json holds another split ...
-    """
+    """Store a split; a file that holds another one is refused, not overwritten."""
     path = Path(path)
     if path.exists():
         if _as_sets(_load_split(path)) != _as_sets(split):
@@ -616,11 +486,7 @@ def _save_split(split: Split, path: Path | str) -> Path:
 
 
 def _load_split(path: Path | str) -> Split:
-    """Read what :func:`_save_split` wrote; a split in which a group has two parts is refused.
-
-    Arguments:
-        path: The JSON file.
-    """
+    """Read what :func:`_save_split` wrote; a split in which a group has two parts is refused."""
     record = read_json(path, SCHEMA, is_sealed=False)
     parts = [record.get(part) for part in PARTS]
     if not all(isinstance(p, list) and all(isinstance(n, str) for n in p) for p in parts):

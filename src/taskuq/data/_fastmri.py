@@ -57,17 +57,7 @@ ARRAYS = ("coils", "magnitude")
 
 @dataclass(frozen=True, eq=False)
 class _StoredSlices:
-    """The prepared slices of one volume.
-
-    They are mapped while one is read: what one process has read lies in the memory of the
-    machine once, and comes from there for all others.
-
-    Attributes:
-        record: The file that describes them; the arrays lie next to it.
-        scale: What they were divided by.
-        precision: Half precision rounds; single precision is what the raw file gives, to the bit.
-        sums: The SHA-256 of each slice of both arrays.
-    """
+    """The prepared slices of one volume."""
 
     record: Path
     scale: float
@@ -124,11 +114,7 @@ def _stored_slices(volume: Volume, preparation: FastMRIPreprocessing, cache: Pat
 def prepare_slices(
     volume: Volume, preparation: FastMRIPreprocessing, cache: Path, precision: Precision = "half"
 ) -> _StoredSlices:
-    """Prepare a volume and keep its slices, unless they are there already.
-
-    Slices in single precision serve wherever half precision would, and stay. Two processes that
-    prepare one volume do so one after the other, and the second has nothing left to do.
-    """
+    """Preprocess a volume and store its slices."""
     path = _record(volume, preparation, cache)
     with file_lock(path.with_suffix(".lock"), wait=True):
         try:
@@ -152,13 +138,13 @@ def prepare_slices(
 
 
 def prepared_bytes(volume: Volume, preparation: FastMRIPreprocessing, precision: Precision) -> int:
-    """Return what the slices of a volume take on disk."""
+    """Return the disk size of a prepared volume."""
     numbers = volume.slices * preparation.size**2 * (2 * preparation.coils + 1)
     return numbers * int(np.dtype(TYPES[precision][0]).itemsize)
 
 
 def require_disk_space(cache: Path, needed: int) -> int:
-    """Refuse to begin what the disk cannot hold; return the bytes that are free."""
+    """Raise MachineError if the disk is too small."""
     place = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
@@ -172,7 +158,7 @@ def require_disk_space(cache: Path, needed: int) -> int:
 def is_prepared(
     volume: Volume, preparation: FastMRIPreprocessing, cache: Path, precision: Precision
 ) -> bool:
-    """Return True if nothing is left to do for a volume."""
+    """Return True if a volume is already prepared."""
     try:
         return _stored_slices(volume, preparation, cache).precision in (precision, "single")
     except InputError:
@@ -182,10 +168,7 @@ def is_prepared(
 def _find_prepared(
     volumes: Sequence[Volume], preparation: FastMRIPreprocessing, cache: Path | None, *, exact: bool
 ) -> tuple[list[_StoredSlices], str]:
-    """Find the slices of all volumes: those of all, or none and the reason.
-
-    Some from the store and some from raw files would be images of two kinds in one data set.
-    """
+    """Find the prepared slices of all volumes, or the reason why not."""
     if cache is None:
         return [], "no cache is named"
     found, lacking = [], []
@@ -269,15 +252,7 @@ def _write(
 
 @dataclass(frozen=True)
 class _VolumeSurvey:
-    """Finding about one file.
-
-    Attributes:
-        file: The file.
-        volume: The volume, where it could be opened.
-        reason: Why it is not used; empty where it is.
-        slices: How many slices are used.
-        positives: How many of these carry the pathology.
-    """
+    """Status of one fastMRI file."""
 
     file: Path
     volume: Volume | None
@@ -313,37 +288,7 @@ def _survey(
 
 
 class FastMRIDataset:
-    """Slices of fastMRI multi-coil volumes, complex (coil, size, size), divided by their scale.
-
-    A volume is a group. Slices come from the store where it holds those of all volumes, else from
-    raw files. Then the first slice read from a volume prepares it, which reads it whole; a cache
-    keeps virtual coils and scale for later runs and other workers.
-
-    Arguments:
-        folder: A folder with .h5 files as fastMRI distributes them.
-        preparation: Filter, crop, compression and slices; the paper's by default.
-        labels: Where labels come from; without, all labels are 0.
-        cache: A folder for prepared volumes; None keeps nothing on disk.
-        combined: Give the RSS of the virtual coils, (size, size), and not the coils.
-        exact: Leave a store alone that rounds, as cases must not be that are judged.
-        strict: Stop at the first unusable file instead of skipping it.
-
-    Attributes:
-        precision: ``"half"`` where slices come from a store that rounds.
-        raw_because: Why raw files are read; empty where the store is.
-
-    Example:
-        >>> import tempfile, h5py
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> with h5py.File(folder / "file1000001.h5", "w") as file:
-        ...     values = rng.normal(size=(3, 10, 40, 36)).astype(np.complex64)
-        ...     file["kspace"] = values
-        ...     file.attrs["acquisition"] = "CORPD_FBK"
-        >>> small = FastMRIPreprocessing(size=32, minimum_width=32, slices="all")
-        >>> data = FastMRIDataset(folder, small)
-        >>> len(data), data[0].image.shape, data[0].case
-        (3, torch.Size([8, 32, 32]), 'file1000001-0')
-    """
+    """Slices of fastMRI multi-coil volumes."""
 
     def __init__(
         self,
@@ -431,28 +376,7 @@ class FastMRIDataset:
 
 @dataclass(frozen=True, kw_only=True)
 class FastMRIData(DataConfig):
-    """Folders of fastMRI volumes; ``coils`` are virtual ones.
-
-    Arguments:
-        path: The folder of training volumes, of which all slices are used.
-        validation_path: The folder of validation volumes. Without it a share of the training
-            volumes validates.
-        labels: fastMRI+ annotations; without them every label is 0.
-        files: The list of volumes that annotators looked at; others are left out.
-        finding: Which pathology is 1.
-        cache: A folder for prepared volumes.
-        acquisition: Which acquisition to keep; empty keeps all.
-        minimum_coils: Volumes with fewer receive coils are skipped.
-        minimum_width: Volumes with fewer encoded phase-encode lines are skipped.
-        size: Rows and columns of the central crop.
-        compression: Virtual coils from the lines of the first round (``"measured"``), or from all
-            (``"full"``), as the paper's code made them.
-        slices: Which slices of validation volumes are used.
-
-    Example:
-        >>> FastMRIData(validation_path=Path("knee_multicoil_val")).slices
-        'central-60'
-    """
+    """Folders of fastMRI volumes; ``coils`` are virtual ones."""
 
     path: Path | None = None
     validation_path: Path | None = None

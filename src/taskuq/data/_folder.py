@@ -29,12 +29,7 @@ def _count_frames(path: Path) -> int:
 
 
 def _read_frame(path: Path, index: int) -> FloatArray:
-    """Read one frame as a magnitude image (height, width).
-
-    Slices of a NIfTI volume are taken along its last axis and turned so that the first axis runs
-    from left to right. Files of a DICOM series are ordered by their instance number, and stored
-    values are converted by the file's rescale slope and intercept.
-    """
+    """Read one frame as a magnitude image (height, width)."""
     image = np.asarray(_guarded(path, lambda p: _format(p)[1](p, index)), dtype=np.float32)
     if image.ndim != 2:
         raise InputError(
@@ -194,7 +189,7 @@ Grouping = Literal["file", "folder", "each"]
 
 @dataclass(frozen=True)
 class _ImageFrame:
-    """One image of a folder: which frame of which file, its label and its group."""
+    """File and frame index of one image."""
 
     path: Path
     index: int
@@ -204,28 +199,7 @@ class _ImageFrame:
 
 
 class ImageFolder:
-    r"""Magnitude images from PNG, TIFF, NIfTI or DICOM files, read when they are asked for.
-
-    Arguments:
-        folder: Where the files are.
-        labels: A CSV with the columns ``file`` (relative to the folder; the folder of a DICOM
-            series is named as one file), ``label``, ``group``, and optionally ``slice`` for files
-            with several; a row without a slice is about all of them.
-        group: What a group is where the table has no column for it: ``"file"`` (a NIfTI volume,
-            say), ``"folder"``, or ``"each"`` image on its own. It is never guessed.
-        size: Cut or pad images to this many rows and columns about their centre.
-        normalise: Divide each group by the 99.5 % quantile of its magnitudes.
-
-    Example:
-        >>> import tempfile
-        >>> from PIL import Image
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> Image.fromarray(np.full((8, 8), 100, dtype=np.uint8)).save(folder / "a.png")
-        >>> _ = (folder / "labels.csv").write_text("file,label,group\na.png,1,anna\n")
-        >>> data = ImageFolder(folder, folder / "labels.csv")
-        >>> data[0].label, data[0].group, data[0].scale
-        (1, 'anna', 100.0)
-    """
+    """Magnitude images from PNG, TIFF, NIfTI or DICOM files, read when they are asked for."""
 
     def __init__(
         self,
@@ -287,18 +261,7 @@ class ImageFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderData(DataConfig):
-    """Image files and a CSV, as :class:`ImageFolder` reads them.
-
-    Arguments:
-        path: The folder.
-        labels: The CSV with file, label and group of each image.
-        group: What a group is where the CSV does not say.
-        cut: Cut or pad images to this many rows and columns.
-
-    Example:
-        >>> FolderData(path=Path("images"), labels=Path("labels.csv"), cut=128).cut
-        128
-    """
+    """Image files and a CSV, as :class:`ImageFolder` reads them."""
 
     path: Path | None = None
     labels: Path | None = None

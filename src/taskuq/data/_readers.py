@@ -32,29 +32,13 @@ if TYPE_CHECKING:
 
 
 def _simulate_coil_dataset(dataset: Dataset, coils: int, *, seed: int) -> MappedDataset:
-    """A data set of magnitude images, seen by simulated coils: complex (coil, height, width).
-
-    The cases of a group share their coils; each case has a smooth phase of its own. The RSS of the
-    coil images is the magnitude image. Which coils a group gets depends on the seed and its name
-    alone. Cases that have coils already, complex (coil, height, width), stay as they are.
-
-    Arguments:
-        dataset: A data set of magnitude images (height, width).
-        coils: The number of coils.
-        seed: Where coils and phases come from.
-
-    Example:
-        >>> from taskuq.data._arrays import ArrayDataset
-        >>> data = ArrayDataset(np.ones((3, 16, 16)), label=[0, 1, 0], group=["a", "a", "b"])
-        >>> _simulate_coil_dataset(data, 4, seed=0)[1].image.shape
-        torch.Size([4, 16, 16])
-    """
+    """Simulate coil images of a magnitude data set."""
     return MappedDataset(dataset, _CoilSimulation(coils, seed))
 
 
 @dataclass(frozen=True)
 class _CoilSimulation:
-    """Simulated coils of a case; a class, so that it can be sent to other processes."""
+    """Picklable coil simulation of a case."""
 
     coils: int
     seed: int
@@ -93,16 +77,7 @@ def _number(name: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(ABC):
-    """Settings of every table ``[data]``; each kind adds its own.
-
-    Arguments:
-        coils: How many coils see magnitude images, by simulation; 0 leaves such images as they
-            are. Coil images stay as they are, and so do all images of task networks.
-        validation: The share of groups kept for validation.
-        seed: Where coils and the split come from.
-        in_memory: Whether to read every case once and keep it; the processes of a training share
-            one copy.
-    """
+    """Settings [data], common keys."""
 
     coils: int = 8
     validation: float = 0.1
@@ -149,7 +124,7 @@ def read_data(config: Path | str) -> DataConfig:
 
 @runtime_checkable
 class _HasTestSet(Protocol):
-    """A reader whose judged cases may have a place of their own."""
+    """Reader with a separate test set."""
 
     @property
     def is_judged_apart(self) -> bool:
@@ -163,7 +138,7 @@ class _HasTestSet(Protocol):
 
 @runtime_checkable
 class _HasTargets(Protocol):
-    """A reader that knows what a task network should say about its cases, or refuses to."""
+    """Reader that provides training targets."""
 
     def open_targets(self) -> LabelledSubset:
         """All cases as a task network sees them, with their targets."""
@@ -171,20 +146,7 @@ class _HasTargets(Protocol):
 
 
 def open_data(reader: DataConfig) -> tuple[Dataset, Dataset]:
-    """Open training and validation data, which share no group.
-
-    Arguments:
-        reader: Where they come from.
-
-    Example:
-        >>> from taskuq.data._arrays import ArrayDataset, NpzData, _save_npz
-        >>> import tempfile
-        >>> data = ArrayDataset(np.ones((4, 8, 8)), label=[0, 1, 0, 1], group=["a", "a", "b", "b"])
-        >>> path = _save_npz(data, Path(tempfile.mkdtemp()) / "mine.npz")
-        >>> train, tune = open_data(NpzData(path=path, coils=2, validation=0.5))
-        >>> len(train), len(tune), train[0].image.shape
-        (2, 2, torch.Size([2, 8, 8]))
-    """
+    """Open training and validation data, which share no group."""
     training = _with_coils(reader.open(), reader)
     if isinstance(reader, _HasTestSet) and reader.is_judged_apart:
         validation: Dataset = _with_coils(reader.open_judged(), reader)
@@ -196,16 +158,7 @@ def open_data(reader: DataConfig) -> tuple[Dataset, Dataset]:
 
 
 def open_all(reader: DataConfig) -> Dataset:
-    """Open all cases that may be judged, without a split: of fastMRI, the validation folder.
-
-    Arguments:
-        reader: Where they come from.
-
-    Example:
-        >>> from taskuq.data._atlas import AtlasData
-        >>> len(open_all(AtlasData(patients=2, slices=3)))
-        6
-    """
+    """Open all cases that may be judged, without a split: of fastMRI, the validation folder."""
     cases = reader.open_judged() if isinstance(reader, _HasTestSet) else reader.open()
     return _as_kept(_with_coils(cases, reader), reader)
 
@@ -220,7 +173,7 @@ def open_task_data(reader: DataConfig) -> LabelledSubset:
 
 
 def require_path(path: Path | None, key: str, what: str) -> Path:
-    """A path that a reader cannot do without."""
+    """Raise InputError if a required path is missing."""
     if path is None:
         raise InputError(f"data.{key} is missing; name {what}", code="config.missing")
     return path
@@ -236,16 +189,7 @@ def _as_kept(cases: Dataset, reader: DataConfig) -> Dataset:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """One file of the table.
-
-    Attributes:
-        file: Its name below the folder.
-        kind: What it is: an acquisition, or a file format.
-        size: Coils, height and width, as text.
-        slices: How many images are used.
-        positives: How many of these carry the label 1 (or larger).
-        reason: Why it is not used; empty where it is.
-    """
+    """Check result of one file."""
 
     file: str
     kind: str
@@ -267,13 +211,7 @@ class FileCheck:
 
 @dataclass(frozen=True)
 class DataCheck:
-    """The table of a folder, and what follows from it.
-
-    Attributes:
-        rows: One for each file.
-        groups: How many groups (volumes, patients) are used.
-        notes: What else a user should know, such as label rows that could not be read.
-    """
+    """Check results of a folder."""
 
     rows: tuple[FileCheck, ...]
     groups: int
@@ -304,7 +242,7 @@ class DataCheck:
 
 @runtime_checkable
 class _FileReader(Protocol):
-    """A reader that knows its files: a table by file says more than one by group."""
+    """Reader that can check its data file by file."""
 
     def check(self, *, strict: bool, thorough: bool) -> DataCheck:
         """Return a description of the files."""
@@ -342,10 +280,7 @@ def plot_contact_sheet(
     columns: int = 8,
     outline: Callable[[int], BoolArray] | None = None,
 ) -> Path:
-    """Draw cases of a data set side by side, with their label and group.
-
-    All pictures share one grey scale, from 0 to 1.25 times the 99.5 % quantile.
-    """
+    """Plot cases as a contact sheet."""
     from matplotlib.figure import Figure
 
     from taskuq.measure._coils import magnitude

@@ -49,18 +49,7 @@ FINDING = "Meniscus Tear"
 
 @dataclass(frozen=True)
 class FastMRILayout:
-    """The sizes of made volumes; the defaults are fastMRI's.
-
-    Arguments:
-        height: Rows of k-space (readout).
-        width: Columns of k-space (phase encode).
-        coils: Receive coils.
-        recon: Rows and columns of the image.
-
-    Example:
-        >>> FastMRILayout().slice_bytes
-        28262400
-    """
+    """Array sizes of synthetic fastMRI files."""
 
     height: int = 640
     width: int = 368
@@ -90,14 +79,7 @@ class FastMRILayout:
 
 @dataclass(frozen=True)
 class _SyntheticVolume:
-    """One volume to be made.
-
-    Arguments:
-        path: The file.
-        slices: How many slices it has.
-        number: Which patient of the atlas it shows.
-        acquisition: What it says that it is.
-    """
+    """Synthetic fastMRI volume."""
 
     path: Path
     slices: int
@@ -106,11 +88,7 @@ class _SyntheticVolume:
 
 
 def _make_volume(volume: _SyntheticVolume, layout: FastMRILayout) -> list[str]:
-    """Write one volume as fastMRI distributes it, and return its rows of fastMRI+ annotations.
-
-    The image is a patient of the atlas seen by simulated coils; each slice of a lesion has a row
-    with the box around it, in the category :data:`FINDING`.
-    """
+    """Write one volume as fastMRI distributes it, and return its rows of fastMRI+ annotations."""
     import h5py
     import torch
 
@@ -157,11 +135,7 @@ def make_fastmri(
     layout: FastMRILayout | None = None,
     workers: int = 1,
 ) -> None:
-    """Make the folders and tables that docs/fastmri.md asks for, as small as they can be.
-
-    Beside volumes that are used, the validation folder has one of another acquisition and one
-    that no annotator has seen, as the real one has.
-    """
+    """Make the folders and tables that docs/fastmri.md asks for, as small as they can be."""
     if min(*training, *validation) < 1:
         raise InputError(
             "a data set without volumes or slices is asked for; ask for at least one",

@@ -33,15 +33,7 @@ COLUMNS = ("file", "slice", "study_level", *_BOX, "label")
 
 @dataclass(frozen=True)
 class _Annotation:
-    """One row of a fastMRI+ file.
-
-    Attributes:
-        file: Name of the volume, without its ending.
-        slice_index: Number of the slice, from 0.
-        is_study_level: Whether the row is about the whole volume.
-        box: x, y, width, height for the image flipped up/down; None for rows without a box.
-        label: Name of the pathology.
-    """
+    """One row of a fastMRI+ file."""
 
     file: str
     slice_index: int
@@ -50,17 +42,7 @@ class _Annotation:
     label: str
 
     def rows_and_columns(self, image_height: int) -> tuple[slice, slice]:
-        """The box in the image as it is stored, not flipped.
-
-        Annotators saw the image flipped up/down: row r of the stored image was row
-        ``image_height - 1 - r`` for them. A few boxes begin a pixel outside the image; they are
-        cut there.
-
-        Example:
-            >>> note = _Annotation("file1", 0, False, (10, 30, 5, 20), "Meniscus Tear")
-            >>> note.rows_and_columns(320)
-            (slice(270, 290, None), slice(10, 15, None))
-        """
+        """The box in the image as it is stored, not flipped."""
         if self.box is None:
             raise InputError(
                 f"the row for {self.file}, slice {self.slice_index} has no box; ask rows with one",
@@ -73,12 +55,7 @@ class _Annotation:
 
 @dataclass(frozen=True)
 class _Annotations:
-    """All rows of a fastMRI+ file.
-
-    Attributes:
-        rows: The rows that could be read.
-        unreadable: For each other row, its line number and what is wrong with it.
-    """
+    """All rows of a fastMRI+ file."""
 
     rows: tuple[_Annotation, ...]
     unreadable: tuple[str, ...] = ()
@@ -89,11 +66,7 @@ class _Annotations:
         return sorted({row.label for row in self.rows})
 
     def positive_slices(self, pathology: str) -> dict[str, set[int]]:
-        """For each volume with the pathology, the slices that show it.
-
-        Names are compared without surrounding spaces (the file has some) and without regard to
-        case. Rows about a whole volume name no slice and are left to :meth:`positive_volumes`.
-        """
+        """For each volume with the pathology, the slices that show it."""
         positive: dict[str, set[int]] = {}
         for row in self._chosen(pathology):
             if not row.is_study_level:
@@ -116,28 +89,7 @@ class _Annotations:
 
 
 def read_annotations(path: Path | str, *, strict: bool = False) -> _Annotations:
-    r"""Read a fastMRI+ file such as knee.csv or brain.csv.
-
-    References:
-        Zhao et al., fastMRI+: Clinical Pathology _Annotations for Knee and Brain Fully Sampled
-        Multi-Coil MRI Data, Scientific Data 2022.
-
-    Arguments:
-        path: A CSV with the columns file, slice, study_level, x, y, width, height, label.
-        strict: Stop at the first row that cannot be read instead of listing it.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "knee.csv"
-        >>> _ = path.write_text(
-        ...     "file,slice,study_level,x,y,width,height,label\n"
-        ...     "file1,14,No,90,173,35,10,Meniscus Tear\n"
-        ...     "file1,fifteen,No,90,173,35,10,Meniscus Tear\n"
-        ... )
-        >>> notes = read_annotations(path)
-        >>> len(notes.rows), notes.unreadable
-        (1, ("line 3: slice is 'fifteen', not a number",))
-    """
+    """Read a fastMRI+ file such as knee.csv or brain.csv."""
     path = Path(path)
     rows, unreadable = [], []
     try:
@@ -167,21 +119,7 @@ def read_annotations(path: Path | str, *, strict: bool = False) -> _Annotations:
 
 
 def read_file_list(path: Path | str) -> frozenset[str]:
-    """Read the list of volumes that annotators looked at, one name in each line.
-
-    A volume on the list without a row is free of findings; a volume that is not on the list is
-    not labelled at all.
-
-    Arguments:
-        path: A file such as knee_file_list.csv.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "list.csv"
-        >>> _ = path.write_text("file1000001.h5")
-        >>> sorted(read_file_list(path))
-        ['file1000001']
-    """
+    """Read the list of volumes that annotators looked at, one name in each line."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -193,15 +131,7 @@ def read_file_list(path: Path | str) -> frozenset[str]:
 
 @dataclass(frozen=True, eq=False)
 class AnnotationLabels:
-    """Source of labels.
-
-    Attributes:
-        annotations: fastMRI+ rows.
-        pathology: Which pathology is 1.
-        files: The volumes that annotators looked at; others are skipped. None takes all.
-        per: ``"slice"`` labels each slice by its own rows; ``"volume"`` gives all slices of a
-            volume with the pathology the label 1.
-    """
+    """Slice labels from fastMRI+ annotations."""
 
     annotations: _Annotations
     pathology: str = "Meniscus Tear"
@@ -271,14 +201,7 @@ _NAMESPACE = "{http://www.ismrm.org/ISMRMRD}"
 
 @dataclass(frozen=True)
 class _VolumeHeader:
-    """Geometry of k-space from the ISMRMRD header; None where it is missing.
-
-    Attributes:
-        encoded_size: Columns (readout), rows (phase encode) and partitions of k-space.
-        recon_size: The same of the image the scanner shows.
-        padding: First and one past the last phase-encode line that was acquired; the others are
-            zeros.
-    """
+    """Fields of an ISMRMRD header."""
 
     encoded_size: tuple[int, int, int] | None = None
     recon_size: tuple[int, int, int] | None = None
@@ -287,19 +210,7 @@ class _VolumeHeader:
 
 @dataclass(frozen=True)
 class Volume:
-    """A volume that can be read slice by slice; the file is opened for each read.
-
-    Attributes:
-        path: The file.
-        slices: Number of slices.
-        coils: Number of receive coils.
-        height: Rows of k-space (readout).
-        width: Columns of k-space (phase encode).
-        acquisition: Such as CORPD_FBK; empty where the file does not say.
-        patient: Identifier of the patient; empty where the file does not say.
-        header: The ISMRMRD header.
-        has_rss: Whether the file holds the reference image.
-    """
+    """A volume that can be read slice by slice; the file is opened for each read."""
 
     path: Path
     slices: int
@@ -349,11 +260,7 @@ class Volume:
 
 
 def open_volume(path: Path | str) -> Volume:
-    """Look into a fastMRI multi-coil file, knee or brain, without reading its k-space.
-
-    References:
-        Zbontar et al., fastMRI: An Open Dataset and Benchmarks for Accelerated MRI, 2018.
-    """
+    """Look into a fastMRI multi-coil file, knee or brain, without reading its k-space."""
     path = Path(path)
     with _opened(path, "cannot be opened as HDF5") as file:
         return _volume(path, file)
@@ -456,20 +363,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class FastMRIPreprocessing:
-    """Settings that turn volumes into coil images; the defaults are the paper's.
-
-    Attributes:
-        acquisition: Which acquisition to keep; empty keeps all.
-        minimum_coils: Volumes with fewer receive coils are skipped.
-        minimum_width: Volumes with fewer encoded phase-encode lines are skipped.
-        size: Rows and columns of the central crop.
-        coils: Number of virtual coils.
-        compression: ``"measured"`` computes the virtual coils from the lines of the first round;
-            ``"full"`` from all lines, as the paper's code did.
-        first_acceleration: R of the first round, whose lines set coils and scale.
-        slices: ``"central-60"`` is the rule of the paper's 2188 slices; ``"central-80"`` is
-            what its text says; ``"all"`` keeps every slice.
-    """
+    """Coil compression, crop and scaling of volumes."""
 
     acquisition: str = "CORPD_FBK"
     minimum_coils: int = 9
@@ -541,13 +435,7 @@ class FastMRIPreprocessing:
 
 @dataclass(frozen=True, eq=False)
 class VirtualCoils:
-    """Virtual coils for each slice of a volume, and its scale.
-
-    Attributes:
-        matrices: Coil compression, complex (slice, coil, virtual coil).
-        scale: The 95 % quantile of the magnitudes of all zero-filled virtual-coil images of the
-            volume in the first round.
-    """
+    """Virtual coils for each slice of a volume, and its scale."""
 
     matrices: NDArray[np.complex64]
     scale: float
@@ -604,11 +492,7 @@ def _prepare_volume(volume: Volume, preparation: FastMRIPreprocessing) -> Virtua
 def cached_coils(
     volume: Volume, preparation: FastMRIPreprocessing, cache: Path | None
 ) -> VirtualCoils:
-    """The virtual coils of a volume, from the cache or else computed and kept.
-
-    The cache has a folder for each configuration and a file for each volume. A file appears only
-    when it is complete; workers that prepare the same volume at once write the same content.
-    """
+    """The virtual coils of a volume, from the cache or else computed and kept."""
     if cache is None:
         return _prepare_volume(volume, preparation)
     stat = volume.path.stat()

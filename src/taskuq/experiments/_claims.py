@@ -39,35 +39,7 @@ UNITS_TO_LEARN = 20
 
 @dataclass(frozen=True)
 class ClaimSettings:
-    """Values shared by all experiments.
-
-    Arguments:
-        alpha: The error rate of interval lengths and coverage.
-        samples: Numbers of posterior samples to compare, as far as the table has them.
-        samples_acceleration: The acceleration at which they are compared.
-        coverage_acceleration: The acceleration at which coverage is looked at.
-        scores: The paper's scores; AR belongs to the point estimates where there are any.
-        ours: Scores beside them.
-        trials: Random splits, where splits are drawn.
-        goals: Pairs of an error rate and a width to stop at; the paper's pair is the first.
-        round_trials: Random splits in which stopping rules are replayed; a fiftieth of the trials
-            (not below 20) where None, because rules that learn are planned anew in each, and the
-            error of a mean over splits is still far below that over tables.
-        widths: Widths to stop at, for the trade-off between acceleration and width.
-        size_bins: Edges of the ranges of widths within which coverage is looked at.
-        test_groups: Groups to test on in the paper's own multi-round protocol.
-        protocol_trials: How often such groups are drawn, a fiftieth of the trials where None;
-            the paper draws them once.
-        seed: Where all random splits come from.
-
-    Example:
-        >>> ClaimSettings().used("alpha", "seed")
-        {'alpha': 0.05, 'seed': 0}
-        >>> ClaimSettings(alpha=1.5)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: alpha ...
-    """
+    """Values shared by all experiments."""
 
     alpha: float = 0.05
     samples: tuple[int, ...] = (2, 4, 8, 16, 32)
@@ -102,7 +74,6 @@ class ClaimSettings:
 
     @property
     def draws(self) -> int:
-        """How often the groups of the paper's own protocol are drawn."""
         return max(1, self.trials // 50) if self.protocol_trials is None else self.protocol_trials
 
     def used(self, *names: str) -> dict[str, Any]:
@@ -113,13 +84,7 @@ class ClaimSettings:
 
 @dataclass(frozen=True)
 class SubsetMembers:
-    """Who belongs to one part of the data, e.g. to the one that networks learn from.
-
-    Arguments:
-        name: What the part is called.
-        group: The group of each case (case,).
-        label: The class of each case (case,); None where unknown.
-    """
+    """Cases and groups of one subset of the data."""
 
     name: str
     group: np.ndarray
@@ -128,18 +93,7 @@ class SubsetMembers:
 
 @dataclass(frozen=True)
 class ClaimInputs:
-    """Everything an experiment may look at; what is absent permits fewer experiments.
-
-    Arguments:
-        samples: Task outputs of posterior samples.
-        point: Task outputs of a point estimate of the same cases, for AR.
-        masks: Which columns of k-space each round measures (round, width).
-        mask_accelerations: R of the masks.
-        published: Whether to look at the paper's masks, whatever the table is of.
-        quality: A record ``taskuq.quality/1``.
-        task: A record ``taskuq.task/1``.
-        parts: Parts of the data beside the judged one, e.g. for training and tuning.
-    """
+    """Tables and records available to an experiment."""
 
     samples: TaskOutputs | None = None
     point: TaskOutputs | None = None
@@ -166,9 +120,8 @@ class ClaimInputs:
 
     @property
     def is_mri(self) -> bool:
-        """Whether lines of k-space were measured, as the table says; without a table the paper's.
-
-        A table that travels with the package or was made by an older version does not say so.
+        """Return True if lines of k-space were measured, as the table says; without a table the
+        paper's.
         """
         return self.samples is None or self.samples.provenance.get("words") == MRI.to_dict()
 
@@ -198,13 +151,7 @@ class ClaimInputs:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One claim and what it takes to look at it.
-
-    Arguments:
-        run: From inputs and settings to a record ``taskuq.experiment/1``.
-        needs: What of the inputs must be there.
-        shows: What it shows, in a few words.
-    """
+    """Claim of the paper and the function that tests it."""
 
     run: Callable[[ClaimInputs, ClaimSettings], dict[str, Any]]
     needs: tuple[str, ...]
@@ -214,21 +161,7 @@ class Experiment:
 def make_inputs(
     samples: TaskOutputs | None, point: TaskOutputs | None = None, **others: Any
 ) -> ClaimInputs:
-    """Return tables brought together: the same cases in the same order, and one task.
-
-    Cases that only one of the tables has are left out.
-
-    Arguments:
-        samples: Task outputs of posterior samples.
-        point: Task outputs of a point estimate of the same cases.
-        others: Further fields of :class:`ClaimInputs`.
-
-    Example:
-        >>> table = TaskOutputs(rng.random((2, 4, 8)), rng.random(4), (8, 4), case=list("abcd"))
-        >>> other = table.select(cases=[3, 1, 0], samples=1)
-        >>> make_inputs(table, other).table.case
-        array(['a', 'b', 'd'], dtype='<U1')
-    """
+    """Return tables brought together: the same cases in the same order, and one task."""
     for table in (samples, point):
         if table is not None and not table.has_targets:
             raise InputError("a table has no targets, so nothing can be judged on it; fill them in")
@@ -242,12 +175,7 @@ def make_inputs(
 
 
 def _synthetic_inputs(volumes: int = 30, seed: int = 0) -> ClaimInputs:
-    """Return posterior samples of a synthetic scanner, to try an experiment without data.
-
-    Example:
-        >>> _synthetic_inputs(volumes=20).table.rounds
-        4
-    """
+    """Return posterior samples of a synthetic scanner, to try an experiment without data."""
     return make_inputs(synthetic_outputs(SyntheticTable(volumes=volumes), seed=seed))
 
 
@@ -257,18 +185,7 @@ def units(inputs: ClaimInputs) -> tuple[Unit, ...]:
 
 
 def has_tuning_cases(inputs: ClaimInputs, unit: Unit, alphas: Sequence[float]) -> bool:
-    """Return whether a score that learns from targets has enough cases for it in every split.
-
-    Arguments:
-        inputs: The tables.
-        unit: By what they are split.
-        alphas: The error rates, on which depends how many units are set aside.
-
-    Example:
-        >>> few = ClaimInputs(TaskOutputs(rng.random((2, 55, 8)), rng.random(55), (4, 2)))
-        >>> [has_tuning_cases(few, CaseUnit(), [alpha]) for alpha in (0.05, 0.1)]  # sets aside 19 and 9
-        [True, False]
-    """
+    """Return True if learned scores have enough cases."""
     sizes = np.bincount(unit.index(inputs.table.cases, inputs.table.group))
     if len(sizes) < UNITS_TO_LEARN:
         return False
@@ -278,12 +195,7 @@ def has_tuning_cases(inputs: ClaimInputs, unit: Unit, alphas: Sequence[float]) -
 
 
 def nearest_acceleration(table: TaskOutputs, wanted: float) -> float:
-    """Return the acceleration of the table that is nearest to a wanted one, by ratio.
-
-    Example:
-        >>> nearest_acceleration(TaskOutputs(rng.random((2, 4, 8)), None, (6, 3)), 8.0)
-        6.0
-    """
+    """Return the acceleration of the table that is nearest to a wanted one, by ratio."""
     rates = table.accelerations
     if np.isnan(rates).any():
         return float("nan")
@@ -331,14 +243,7 @@ EXPERIMENTS: Registry[Experiment] = Registry(
 
 
 def run_one(name: str, inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Return the record of one of :data:`EXPERIMENTS`, by its name.
-
-    Example:
-        >>> run_one("multi-round", ClaimInputs(), ClaimSettings())
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: multi-round cannot be run: it needs a table of posterior ...
-    """
+    """Return the record of one of :data:`EXPERIMENTS`, by its name."""
     if name not in EXPERIMENTS:
         raise InputError(
             f"there is no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}, or all"
@@ -357,21 +262,7 @@ def run_all(
     tell: Tell = lambda line: None,
     **others: Any,
 ) -> list[dict[str, Any]]:
-    """Return records ``taskuq.experiment/1`` of every experiment that the inputs permit.
-
-    They come in the order of :data:`EXPERIMENTS`; equal inputs and settings give equal records.
-
-    Arguments:
-        samples_table: Task outputs of posterior samples.
-        point_table: Task outputs of a point estimate of the same cases, for AR.
-        settings: What decides the numbers; the paper's values where None.
-        tell: Called with a line of progress before each experiment.
-        others: Further fields of :class:`~taskuq.experiments._claims.ClaimInputs`, by name.
-
-    Example:
-        >>> [record["name"] for record in run_all(None)]
-        ['masks']
-    """
+    """Return records ``taskuq.experiment/1`` of every experiment that the inputs permit."""
     inputs = make_inputs(samples_table, point_table, **others)
     return list(
         run_experiments(inputs, ClaimSettings() if settings is None else settings, tell=tell)
@@ -381,13 +272,7 @@ def run_all(
 def run_experiments(
     inputs: ClaimInputs, settings: ClaimSettings, *, tell: Tell = lambda line: None
 ) -> Iterator[dict[str, Any]]:
-    """Run the experiments that the inputs permit one after the other; each record as it is found.
-
-    Arguments:
-        inputs: What is looked at.
-        settings: What decides the numbers.
-        tell: Called with a line of progress before each experiment.
-    """
+    """Run every experiment the inputs permit."""
     for name in EXPERIMENTS:
         experiment = EXPERIMENTS[name]
         lacking = inputs.lacks(experiment.needs)
@@ -408,29 +293,7 @@ def evaluate_scores(
     exact: bool = False,
     clip: bool = True,
 ) -> list[Evaluation]:
-    """Return evaluations of the paper's scores and ours on the same splits.
-
-    There is one for each acceleration, score and number of samples, in this order.
-
-    Arguments:
-        inputs: The tables.
-        settings: Scores, error rate, trials and seed.
-        unit: What is split.
-        accelerations: The rounds; all where None.
-        samples: Numbers of posterior samples; all of the table's where None.
-        exact: Whether to take all splits by case at once.
-        clip: Whether intervals are cut to the task's range.
-
-    Example:
-        >>> from taskuq.conformal._units import CaseUnit
-        >>> from taskuq.experiments._claims import make_inputs
-        >>> from taskuq.table._examples import SyntheticTable, synthetic_outputs
-        >>> table = synthetic_outputs(SyntheticTable(volumes=8), seed=0)
-        >>> inputs = make_inputs(table, table.select(samples=1))
-        >>> found = evaluate_scores(inputs, ClaimSettings(), CaseUnit(), accelerations=[16], exact=True)
-        >>> [(r.score, r.samples) for r in found]
-        [('ar', 1), ('lwr', 32), ('cqr', 32), ('mlwr', 32), ('learned', 32)]
-    """
+    """Evaluate the paper's scores and ours on the same splits."""
     names = [
         name
         for name in (*settings.scores, *settings.ours)
@@ -479,7 +342,7 @@ def length_figure(
 
 
 def table_for_score(inputs: ClaimInputs, score: str) -> TaskOutputs:
-    """Return the table a score is judged on: AR takes the point estimates, where there are any."""
+    """Return the table a score is evaluated on."""
     return inputs.point if score == "ar" and inputs.point is not None else inputs.table
 
 
@@ -506,34 +369,7 @@ def _compare(
 
 @dataclass
 class FindingWriter:
-    """What is shown and found of one claim, split by case and by group.
-
-    Arguments:
-        name: A short name for files and links.
-        title: The heading.
-        claim: What the paper says, or what we say.
-        figures: Figures as data.
-        tables: Tables as records hold them.
-        compared: What was measured, by what it is and how cases were split.
-        parts: Whether each part of the claim held, by what it says and how cases were split.
-        reasons: Why nothing could be compared.
-        rows_are: What the rows of the comparison are.
-
-    Example:
-        >>> from taskuq.conformal._units import CaseUnit
-        >>> account = FindingWriter("short", "Short intervals", "They are.")
-        >>> account.find(CaseUnit(), {"length": 0.2}, {"they are": True, "all are": False})
-        >>> record = account.record({}, "the mean length is 0.2", "length 0.2")
-        >>> record["finding"], record["tables"][0]["rows"]
-        ('Held in part: the mean length is 0.2. Not so by case: all are.', [['length', 0.2]])
-
-    Several numbers of one thing get columns of their own:
-
-        >>> account = FindingWriter("fast", "Fast scans", "They are.", rows_are="R")
-        >>> account.find(CaseUnit(), {"8": {"ours": 3.0, "theirs": 2.0}}, {"ours is faster": True})
-        >>> account.record({}, "they are", "3")["tables"][0]["columns"]
-        ['R', 'ours by case', 'theirs by case']
-    """
+    """Tables, figures and finding of one claim."""
 
     name: str
     title: str
@@ -559,14 +395,7 @@ class FindingWriter:
     def record(
         self, settings: Mapping[str, Any], said: str | None, number: str | None, *, note: str = ""
     ) -> dict[str, Any]:
-        """Return the record ``taskuq.experiment/1``.
-
-        Arguments:
-            settings: What decided the numbers.
-            said: What was found, in a sentence without its end; None where nothing was.
-            number: The one number to remember.
-            note: What is to be said beside the comparison.
-        """
+        """Return the record ``taskuq.experiment/1``."""
         judged = verdict(held for of in self.parts.values() for held in of.values())
         return experiment_record(
             self.name, self.title, self.claim, finding(judged, said, self._but), settings,
@@ -575,7 +404,6 @@ class FindingWriter:
 
     @property
     def _but(self) -> str:
-        """What did not hold, and what could not be judged."""
         wrong: dict[str, list[str]] = {}
         for by, of in self.parts.items():
             if not all(of.values()):
@@ -614,17 +442,7 @@ def _of(value: Any, name: str) -> Any:
 
 
 def finding(judged: str, said: str | None, but: str = "") -> str:
-    """Return what was found in at most two sentences, the verdict first.
-
-    Arguments:
-        judged: The verdict.
-        said: What was found, without its end; None where nothing was.
-        but: What did not hold or could not be judged, without its end.
-
-    Example:
-        >>> finding("held", "lengths fall"), finding("not measured", None, "there is one round")
-        ('Held: lengths fall.', 'Not measured: there is one round.')
-    """
+    """Return what was found in at most two sentences, the verdict first."""
     head = judged[:1].upper() + judged[1:]
     if said is None:
         return f"{head}: {but.rstrip('.')}."
@@ -632,12 +450,7 @@ def finding(judged: str, said: str | None, but: str = "") -> str:
 
 
 def verdict(parts: Iterable[bool]) -> str:
-    """Return whether a claim held, from whether its parts did.
-
-    Example:
-        >>> verdict([True, True]), verdict([True, False]), verdict([False]), verdict([])
-        ('held', 'held in part', 'not held', 'not measured')
-    """
+    """Return whether a claim held, from whether its parts did."""
     found = list(parts)
     if not found:
         return NOT_MEASURED
@@ -647,12 +460,7 @@ def verdict(parts: Iterable[bool]) -> str:
 
 
 def format_range(values: Iterable[float], digits: int = 2) -> str:
-    """Return from where to where numbers go; those that are missing are left out.
-
-    Example:
-        >>> format_range([0.2, 0.31]), format_range([0.2, 0.2]), format_range([math.nan]), format_range([1, math.inf])
-        ('0.20 to 0.31', '0.20', '–', '1.00 to ∞')
-    """
+    """Format a range of values."""
     known = [v for v in values if not math.isnan(v)]
     if not known:
         return "–"
@@ -661,12 +469,7 @@ def format_range(values: Iterable[float], digits: int = 2) -> str:
 
 
 def listing(words: Iterable[str]) -> str:
-    """Return words as a list in a sentence.
-
-    Example:
-        >>> listing(["LWR", "CQR", "MLWR"]), listing(["LWR"]), listing([])
-        ('LWR, CQR and MLWR', 'LWR', 'none')
-    """
+    """Return words as a list in a sentence."""
     found = list(words)
     if len(found) < 2:
         return found[0] if found else "none"
@@ -674,28 +477,18 @@ def listing(words: Iterable[str]) -> str:
 
 
 def title(score: str) -> str:
-    """Return what a sentence calls a score: short names are acronyms, in capitals.
-
-    Example:
-        >>> title("lwr"), title("learned")
-        ('LWR', 'learned')
-    """
+    """Return what a sentence calls a score: short names are acronyms, in capitals."""
     return score.upper() if len(score) <= 4 else score
 
 
 def is_decreasing(values: Iterable[float]) -> bool:
-    """Return whether every number is below the one before it.
-
-    Example:
-        >>> is_decreasing([0.3, 0.2, 0.1]), is_decreasing([0.3, 0.3])
-        (True, False)
-    """
+    """Return True if values decrease."""
     found = list(values)
     return all(b < a for a, b in pairwise(found))
 
 
 def no_finite_interval(found: Sequence[Evaluation]) -> str | None:
-    """Return why nothing can be compared, where no score has a finite interval; None elsewhere."""
+    """Return why nothing can be compared, or None."""
     if any(r.infinite < 1 for r in found):
         return None
     first = found[0]

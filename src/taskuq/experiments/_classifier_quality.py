@@ -20,20 +20,7 @@ MEASURES = ("accuracy", "precision", "recall", "auroc", "robust_accuracy", "robu
 
 
 def _classifier_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Judge the task network on true images: on the table's cases, and as its record says.
-
-    Targets are the network's outputs on true images, so a table with labels is enough.
-
-    Arguments:
-        inputs: A table with two classes and outputs in [0, 1], or a record ``taskuq.task/1``.
-        settings: Unused; all experiments have the same signature.
-
-    Example:
-        >>> from taskuq.experiments._claims import _synthetic_inputs
-        >>> record = _classifier_quality(_synthetic_inputs(), ClaimSettings())
-        >>> record["tables"][0]["columns"][:6]
-        ['cases of', 'cases', 'with finding', 'accuracy', 'precision', 'recall']
-    """
+    """Judge the task network on true images: on the table's cases, and as its record says."""
     rows, figures = [], []
     if inputs.lacks(("classes",)) is None:
         row, figure = _from_table(inputs)

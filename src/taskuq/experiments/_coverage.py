@@ -38,23 +38,7 @@ STRATA = {"class": ("class", "class"), "size": ("width", "interval width")}
 
 
 def _conditional_coverage(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    r"""Measure coverage within each class and within each range of interval width.
-
-    .. math:: \mathbb P(z \in \mathcal C \mid \text{class } c), \qquad
-        \mathbb P(z \in \mathcal C \mid |\mathcal C| \in \mathcal S)
-
-    Neither is guaranteed. A range that is empty in a split is left out of its mean.
-
-    Arguments:
-        inputs: A table of posterior samples, with labels for classes.
-        settings: Error rate, acceleration, scores, trials and seed.
-
-    Example:
-        >>> from taskuq.experiments._claims import _synthetic_inputs
-        >>> record = _conditional_coverage(_synthetic_inputs(volumes=20), ClaimSettings(trials=200))
-        >>> [figure["name"] for figure in record["figures"]][:2]
-        ['class-coverage-by-case', 'width-coverage-by-case']
-    """
+    """Measure coverage within each class and within each range of interval width."""
     R = nearest_acceleration(inputs.table, settings.coverage_acceleration)
     account = FindingWriter(
         "conditional-coverage", "Coverage within classes and widths", CONDITIONAL_CLAIM
@@ -152,23 +136,7 @@ SMALLEST_P = 1e-4
 
 
 def _coverage_law(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    r"""Compare the coverage of random test folds with its exact law.
-
-    .. math:: \#\text{covered} \sim \mathrm{BetaBin}(m,\, k,\, n + 1 - k), \qquad
-        k = \lceil (1 - \alpha)(n + 1) \rceil
-
-    With groups, coverage is also measured over splits by group, where no such law is known.
-
-    Arguments:
-        inputs: A table of posterior samples; AR takes the point estimates.
-        settings: Error rate, acceleration, scores, trials and seed.
-
-    Example:
-        >>> from taskuq.experiments._claims import _synthetic_inputs
-        >>> record = _coverage_law(_synthetic_inputs(volumes=20), ClaimSettings(trials=500))
-        >>> record["finding"][:4], len(record["figures"])
-        ('Held', 4)
-    """
+    """Compare the coverage of random test folds with its exact law."""
     table = inputs.table
     R = nearest_acceleration(table, settings.coverage_acceleration)
     by_unit = {

@@ -17,23 +17,7 @@ CLAIM = (
 
 
 def _data_splits(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    r"""Count cases, groups and findings in each part of the data and in each fold.
-
-    A random split by case puts cases of one group into both folds, unless all of its :math:`m`
-    cases happen to fall into one:
-
-    .. math:: \Pr(\text{both}) = 1 - \prod_{j<m} \frac{n - j}{N - j} - \prod_{j<m} \frac{N - n -
-        j}{N - j}
-
-    Arguments:
-        inputs: A table of posterior samples; further parts of the data, where given.
-        settings: Unused; all experiments have the same signature.
-
-    Example:
-        >>> from taskuq.experiments._claims import _synthetic_inputs
-        >>> _data_splits(_synthetic_inputs(), ClaimSettings())["tables"][0]["rows"][0][:2]
-        ['calibrate and test', 701]
-    """
+    """Count cases, groups and findings in each part of the data and in each fold."""
     table = inputs.table
     group = np.arange(table.cases) if table.group is None else np.asarray(table.group)
     whole = SubsetMembers("calibrate and test", group, table.label)

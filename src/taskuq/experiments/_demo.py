@@ -41,13 +41,7 @@ from taskuq.training._weights import locate
 
 @dataclass(frozen=True)
 class _DemoNetworks:
-    """The recoveries and the task of an experiment.
-
-    Arguments:
-        sampler: Draws posterior samples.
-        point: Gives a point estimate.
-        task: Reads a number off an image.
-    """
+    """Bundled recovery and task networks."""
 
     sampler: Recover
     point: Recover
@@ -55,7 +49,7 @@ class _DemoNetworks:
 
 
 def _bundled_networks() -> _DemoNetworks:
-    """Open the networks that travel with the package, on the device there is."""
+    """Load the bundled networks."""
     device = pick_device(None)
     return _DemoNetworks(
         sampler=open_recovery("sampler-atlas", device=device),
@@ -65,14 +59,14 @@ def _bundled_networks() -> _DemoNetworks:
 
 
 class _DemoScan(NamedTuple):
-    """One slice: what the policy decided, and what the explorer shows of it, by its names there."""
+    """Scan of one slice and its explorer arrays."""
 
     scan: Scan
     shown: dict[str, Any]
 
 
 class _CachedRecover:
-    """A recovery that keeps what it recovered, so that nothing is drawn twice."""
+    """Recovery that caches its samples."""
 
     def __init__(self, recover: Recover) -> None:
         self.recover, self.drawn = recover, list[Tensor]()
@@ -95,18 +89,7 @@ def _scan_slice(
     shown: int = 8,
     tell: Callable[[str], None] = lambda line: None,
 ) -> _DemoScan:
-    """Scan one slice until the policy stops; then look at the rounds it did not need.
-
-    Arguments:
-        data: The data set.
-        index: Which case of it.
-        policy: When to stop.
-        networks: Recoveries and task.
-        masks: Nested masks (round, width).
-        seed: The seed of the samples.
-        shown: How many samples to keep as images.
-        tell: Called with a sentence after every round.
-    """
+    """Scan one slice until the policy stops; then look at the rounds it did not need."""
     item = data[index]
     rates = tuple(float(R) for R in policy.accelerations)
     recover = _CachedRecover(networks.sampler)
@@ -162,16 +145,6 @@ ALPHA, MAX_WIDTH = 0.1, 0.2
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """How much of the embedded experiment to run.
-
-    Arguments:
-        patients: New patients to scan.
-        slices: Slices of each that are scanned.
-        shown: Posterior samples kept as images.
-        trials: Random splits of the evaluation.
-        seed: The seed of samples and splits.
-    """
-
     patients: int = 3
     slices: int = 4
     shown: int = 8
@@ -192,15 +165,7 @@ def run_demo(
     tell: Callable[[str], None] = lambda line: None,
     quiet: bool = True,
 ) -> Path:
-    """Run the embedded experiment, write everything the report shows, and return its page.
-
-    Arguments:
-        settings: How much of it.
-        folder: The run's folder.
-        stage: Called with a sentence before each stage.
-        tell: Called with a sentence on whatever happens in between.
-        quiet: Do not count slices and claims on stderr.
-    """
+    """Run the embedded experiment, write everything the report shows, and return its page."""
     from taskuq.report._report import write_report
 
     make_folder(folder)
@@ -295,7 +260,6 @@ def _judge(
 
 
 def _judged(settings: DemoSettings, table: TaskOutputs) -> dict[str, Any]:
-    """What the policy of the demo, and the paper's, do over random splits of the table."""
     import numpy as np
 
     goal = Goal(max_width=MAX_WIDTH)
@@ -308,7 +272,6 @@ def _judged(settings: DemoSettings, table: TaskOutputs) -> dict[str, Any]:
 
 
 def _record(scanned: Sequence[_DemoScan], settings: DemoSettings) -> dict[str, Any]:
-    """Where each scan stopped, and what was reported."""
     from taskuq.report._records import experiment_record
 
     rows = []

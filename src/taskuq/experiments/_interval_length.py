@@ -33,23 +33,7 @@ LENGTH_CLAIM = (
 
 
 def _interval_length(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    r"""Compare mean interval lengths at every acceleration, by case and by group.
-
-    .. math:: \overline{\mathrm{MIL}} = \frac1T \sum_t \frac1m \sum_{i \in \text{test}_t}
-        |\mathcal C(\{\hat x_i^{(j)}\}; d_t)|
-
-    By case the mean is over all splits, exactly; by group over random ones.
-
-    Arguments:
-        inputs: A table of posterior samples with several rounds; AR takes the point estimates.
-        settings: Error rate, scores, trials and seed.
-
-    Example:
-        >>> from taskuq.experiments._claims import _synthetic_inputs
-        >>> record = _interval_length(_synthetic_inputs(), ClaimSettings(trials=100))
-        >>> record["finding"][:5], [t["name"] for t in record["tables"]]
-        ('Held:', ['by-case', 'by-group', 'summary'])
-    """
+    """Compare mean interval lengths at every acceleration, by case and by group."""
     account = FindingWriter("interval-length", "Interval length against acceleration", LENGTH_CLAIM)
     ratios: list[float] = []
     for unit in units(inputs):
@@ -99,7 +83,7 @@ def _length_table(found: Sequence[Evaluation], unit: Unit) -> dict[str, Any]:
 
 
 class _LengthRatios(NamedTuple):
-    """Lengths against each other: in words, which parts of the claim held, the paper's to AR's."""
+    """Ratios of interval lengths and the outcome of the claim."""
 
     said: dict[str, str]
     parts: dict[str, bool]
@@ -146,21 +130,7 @@ SUFFERS = 1.5
 
 
 def _sample_count(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Compare mean interval lengths at several numbers of posterior samples.
-
-    A score's sensitivity is its mean length with the fewest samples over that with the most. It is
-    taken without cutting intervals to the task's range, which would hide how long LWR's get.
-
-    Arguments:
-        inputs: A table of several posterior samples.
-        settings: Numbers of samples, acceleration, error rate, trials and seed.
-
-    Example:
-        >>> from taskuq.experiments._claims import _synthetic_inputs
-        >>> record = _sample_count(_synthetic_inputs(), ClaimSettings(trials=100))
-        >>> [row[:2] for row in record["tables"][0]["rows"]][:2]
-        [[2, 'lwr'], [4, 'lwr']]
-    """
+    """Compare mean interval lengths at several numbers of posterior samples."""
     table = inputs.table
     counts = [p for p in settings.samples if p <= table.samples] or [table.samples]
     R = nearest_acceleration(table, settings.samples_acceleration)

@@ -39,22 +39,7 @@ SCHEMA = "taskuq.order/1"
 
 @dataclass(frozen=True)
 class MaskLearningConfig(ImagingConfig):
-    """How an order is learned, beside what every run is made of.
-
-    Only training groups are looked at; rounds have as many lines or views as those of ``measure``;
-    the recovery has to do well on any mask; and 2 samples are the fewest.
-
-    Arguments:
-        cases: How many training cases to learn from, at even steps; all where there are fewer.
-        begin: How many lines are measured before anything is chosen: the centre of k-space, or
-            evenly spread views. By default half of those of the first round.
-        block: After how many lines samples are drawn anew.
-        tries: So many random continuations compete with the lines of every block, by the CRPS of
-            the task on the same cases; none where it is 0.
-        aim: By what lines are chosen: the variance of the task by its ``"gradient"`` or by its
-            ``"outputs"``, or the plain ``"variance"`` of the image.
-        ridge: How much noise stands for what few samples do not know.
-    """
+    """Settings of taskuq masks --learn."""
 
     cases: int = 200
     begin: int | None = None
@@ -80,26 +65,14 @@ class MaskLearningConfig(ImagingConfig):
 
 @dataclass(frozen=True)
 class _LineOrder:
-    """An order of lines.
-
-    Arguments:
-        begin: The lines that are measured before anything is chosen, booleans (line,).
-        lines: The chosen ones, one after the other.
-        gains: By how much each was expected to reduce the mean variance of what was aimed at,
-            among samples drawn before its block.
-    """
+    """Learned order of k-space lines."""
 
     begin: BoolArray
     lines: tuple[int, ...] = ()
     gains: tuple[float, ...] = ()
 
     def until(self, count: int) -> BoolArray:
-        """The first so many lines of all, those of the beginning included, booleans (line,).
-
-        Example:
-            >>> np.flatnonzero(_LineOrder(np.arange(8) == 4, (2, 7)).until(2))
-            array([2, 4])
-        """
+        """The first so many lines of all, those of the beginning included, booleans (line,)."""
         mask = self.begin.copy()
         mask[list(self.lines[: count - int(mask.sum())])] = True
         return mask
@@ -112,16 +85,7 @@ class _LineOrder:
 
 @dataclass(frozen=True)
 class _MaskLearner:
-    """Everything that an order is learned with.
-
-    Arguments:
-        config: How.
-        system: Who measures.
-        recover: What draws.
-        task: The task.
-        cases: Those to learn from.
-        device: Where networks run.
-    """
+    """Data and networks for greedy mask learning."""
 
     config: MaskLearningConfig
     system: LineMeasure
@@ -131,13 +95,7 @@ class _MaskLearner:
     device: str
 
     def next(self, order: _LineOrder, count: int, progress: Progress) -> _LineOrder:
-        """Draw samples of all cases through the order so far, and choose so many lines more.
-
-        Arguments:
-            order: The order so far.
-            count: How many lines to choose.
-            progress: Told of every case.
-        """
+        """Draw samples of all cases through the order so far, and choose so many lines more."""
         measured = order.until(int(order.begin.sum()) + len(order.lines))
         spreads = []
         for index in range(len(self.cases)):
@@ -204,12 +162,7 @@ class _MaskLearner:
 
 
 def open_learner(config: MaskLearningConfig, device: str | None = None) -> _MaskLearner:
-    """Open data and networks; only training groups are looked at.
-
-    Arguments:
-        config: How an order is learned.
-        device: Where networks run; the best there is where None.
-    """
+    """Open data and networks; only training groups are looked at."""
     chosen = pick_device(device)
     images, _ = open_data(config.data)
     some = np.unique(np.linspace(0, len(images) - 1, min(config.cases, len(images))).astype(int))
@@ -227,20 +180,7 @@ def open_learner(config: MaskLearningConfig, device: str | None = None) -> _Mask
 def learn_masks(
     learner: _MaskLearner, output: Path, *, fresh: bool = False, quiet: bool = False
 ) -> tuple[BoolArray, _LineOrder]:
-    """Learn an order block by block, and write the masks of all rounds.
-
-    After every block the order so far is kept beside the output; started again, learning goes on
-    from there and ends with the same order as without an interruption.
-
-    Arguments:
-        learner: Data, networks and settings.
-        output: The .npz file to write.
-        fresh: Begin again and forget what was kept.
-        quiet: Show no progress.
-
-    Returns:
-        Masks (round, line), and the order.
-    """
+    """Learn an order block by block, and write the masks of all rounds."""
     config = learner.config
     rates = config.measure.accelerations
     counts = line_counts(learner.system.lines, rates)
@@ -272,13 +212,7 @@ def learn_masks(
 
 
 def _blocks(there: int, counts: Sequence[int], size: int) -> list[int]:
-    """Blocks of at most so many lines; no round ends inside one, which is compared as a whole.
-
-    Arguments:
-        there: How many lines there are already.
-        counts: How many each round has.
-        size: Lines of a block.
-    """
+    """Blocks of at most so many lines; no round ends inside one, which is compared as a whole."""
     blocks = []
     for end in counts:
         while there < end:

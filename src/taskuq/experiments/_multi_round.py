@@ -49,24 +49,7 @@ COLUMNS = (
 
 
 def _multi_round(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    r"""Replay stopping rules over random splits, for several error rates and widths.
-
-    .. math:: \bar R = \Big( \frac1m \sum_i \frac{1}{R_{T_i}} \Big)^{-1}
-
-    The maximum centre error is the largest distance between target and centre among the early
-    reports of a group, averaged over groups. Fully measured cases count as covered.
-
-    Arguments:
-        inputs: A table of posterior samples with several rounds; AR takes the point estimates.
-        settings: Goals, trials and seed.
-
-    Example:
-        >>> from taskuq.experiments._claims import _synthetic_inputs
-        >>> few = ClaimSettings(goals=((0.1, 0.2),), widths=(0.2,), round_trials=50)
-        >>> record = _multi_round(_synthetic_inputs(), few)
-        >>> [row[2] for row in record["tables"][0]["rows"]][:4]
-        ['paper ar', 'paper lwr', 'paper cqr', 'fixed-width spread']
-    """
+    """Replay stopping rules over random splits, for several error rates and widths."""
     account = FindingWriter("multi-round", "Multi-round scans", CLAIM, rows_are="α, τ")
     ratios: list[float] = []
     short: list[str] = []
@@ -201,14 +184,7 @@ def _accepted(rules: Rules, alpha: float, width: float) -> Figure:
 
 
 def _acceleration_width_curve(inputs: ClaimInputs, settings: ClaimSettings) -> Figure:
-    """Return a line for each stopping rule, replayed by case, a point for each width to stop at.
-
-    Example:
-        >>> from taskuq.experiments._claims import _synthetic_inputs
-        >>> few = ClaimSettings(widths=(0.1, 0.3), round_trials=20)
-        >>> [series.name for series in _acceleration_width_curve(_synthetic_inputs(volumes=20), few).series]
-        ['paper lwr', 'paper cqr', 'adaptive mlwr', 'fixed-width, half budget', 'fixed-width']
-    """
+    """Acceleration against width for each policy."""
     points = []
     for width in settings.widths:
         goal = Goal(max_width=width)
@@ -282,7 +258,7 @@ def _short(found: Simulated) -> list[str]:
 
 
 def _is_short(result: Simulation) -> bool:
-    """Whether mean coverage is below its target by more than the error of random splits."""
+    """Return True if mean coverage is below its target by more than the error of random splits."""
     error = result.sd["coverage"] / math.sqrt(result.trials)
     return result.coverage + 3 * error < 1 - result.alpha
 

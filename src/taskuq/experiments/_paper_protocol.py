@@ -40,15 +40,7 @@ CLAIM = (
 
 @dataclass(frozen=True)
 class _ProtocolDraw:
-    """What one draw of test groups gave for one score.
-
-    Arguments:
-        acceleration: Harmonic mean over test cases.
-        coverage: Mean over test groups of their share of covered cases, R = 1 counted as covered.
-        center_error: Mean over test groups of the largest centre error of their early reports;
-            NaN where none stopped early.
-        stopped: Share of test cases stopped in each round, the full one last.
-    """
+    """Result of one random choice of test groups."""
 
     acceleration: float
     coverage: float
@@ -57,23 +49,7 @@ class _ProtocolDraw:
 
 
 def _paper_protocol(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Repeat the paper's multi-round simulation over many draws of its test volumes.
-
-    Half of the test groups have the finding and half have not, where labels are known. Every round
-    is calibrated by itself on the slices of the other groups, and a slice stops when its interval
-    is narrower than the threshold. The paper makes one draw; we make many, so that the spread of a
-    single draw is seen. Nothing here is guaranteed.
-
-    Arguments:
-        inputs: A table of posterior samples with groups; AR takes the point estimates.
-        settings: The first goal, the number of test groups and of draws, and the seed.
-
-    Example:
-        >>> from taskuq.experiments._claims import _synthetic_inputs
-        >>> record = _paper_protocol(_synthetic_inputs(), ClaimSettings(protocol_trials=20))
-        >>> [row[0] for row in record["tables"][0]["rows"]]
-        ['ar', 'lwr', 'cqr']
-    """
+    """Repeat the paper's multi-round simulation over many draws of its test volumes."""
     alpha, max_width = settings.goals[0]
     table = inputs.table
     groups = np.unique(np.asarray(table.group))

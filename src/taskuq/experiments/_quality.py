@@ -46,15 +46,7 @@ FloatArray = NDArray[np.float64]
 
 
 def _volume_psnr(recovered: Tensor, truth: Tensor) -> float:
-    r"""Return the peak signal-to-noise ratio of a volume in decibels, infinite for equal ones.
-
-    .. math:: 10 \log_{10} \frac{\max(x)^2}{\operatorname{mean}(\hat x - x)^2}
-
-    :math:`x` are all slices of the volume, :math:`\hat x` their recoveries.
-
-    References:
-        Zbontar et al., fastMRI, arXiv:1811.08839.
-    """
+    """Return the peak signal-to-noise ratio of a volume in decibels, infinite for equal ones."""
     x, y = truth.double(), recovered.double()
     error = (x - y).square().mean()
     return float(10 * torch.log10(x.max() ** 2 / error))
@@ -69,26 +61,7 @@ def _volume_ssim(recovered: Tensor, truth: Tensor) -> float:
 def _spread_error_correlation(
     samples: Tensor, truth: Tensor, *, foreground: float = 0.05, block: int = 1
 ) -> float:
-    """Return Spearman's correlation of samples' deviation and their mean's absolute error, or NaN.
-
-    The error of one pixel is a single draw: put a sample in the place of the truth, and even a
-    perfect posterior reaches a modest correlation only. Blocks average that away and ask where
-    errors are, not which pixel has drawn a large one.
-
-    Arguments:
-        samples: Posterior samples of one image, (sample, height, width), at least two.
-        truth: The true image, (height, width).
-        foreground: Only pixels above this share of the maximum count; dark background has
-            neither spread nor error and would flatter the result.
-        block: Average over blocks of so many rows and columns first; with 0 as ``foreground`` the
-            whole image counts.
-
-    Example:
-        >>> truth = torch.linspace(1, 2, 16).reshape(4, 4)
-        >>> samples = torch.stack([truth, 1.5 * truth])  # spread and error both grow with truth
-        >>> round(_spread_error_correlation(samples, truth), 6)
-        1.0
-    """
+    """Return Spearman's correlation of samples' deviation and their mean's absolute error, or NaN."""
     maps = torch.stack([samples.std(0), (samples.mean(0) - truth).abs(), truth])
     maps = torch.nn.functional.avg_pool2d(maps[:, None], block)[:, 0]
     inside = maps[2] > foreground * truth.max() if foreground else torch.ones_like(maps[2]).bool()
@@ -105,16 +78,7 @@ def _rank_correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
 
 
 def _frechet_distance(first: FloatArray, second: FloatArray) -> float:
-    r"""Return the Fréchet distance between two clouds of features, each taken as a Gaussian.
-
-    .. math:: |\mu_1 - \mu_2|^2 + \operatorname{tr}\big(\Sigma_1 + \Sigma_2
-              - 2 (\Sigma_1^{1/2} \Sigma_2 \Sigma_1^{1/2})^{1/2}\big)
-
-    :math:`\mu` and :math:`\Sigma` are means and covariances of the features.
-
-    References:
-        Heusel et al., GANs Trained by a Two Time-Scale Update Rule, NeurIPS 2017.
-    """
+    """Return the Fréchet distance between two clouds of features, each taken as a Gaussian."""
     shift = first.mean(0) - second.mean(0)
     # Sigma = A' A for centred features A, so that the cross term is the sum of the singular values
     # of A1 A2': as large as the numbers of images, or of features where those are fewer.
@@ -135,21 +99,7 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class _VGG16(nn.Module):
-    """VGG-16 up to its last hidden layer: 4096 features of an image.
-
-    Parameter names are torchvision's. Magnitude images are divided by the data range they come
-    with, shown as three equal channels and normalised as ImageNet is.
-
-    References:
-        Simonyan and Zisserman, Very Deep Convolutional Networks, ICLR 2015.
-
-    Arguments:
-        width: A factor on all widths; 1 is the published network.
-
-    Example:
-        >>> _VGG16(width=1 / 64)(torch.rand(2, 64, 64), torch.ones(2)).shape
-        torch.Size([2, 64])
-    """
+    """VGG-16 up to its last hidden layer: 4096 features of an image."""
 
     def __init__(self, width: float = 1.0) -> None:
         super().__init__()
@@ -206,17 +156,7 @@ Features = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class _QualityArrays:
-    """What is known of recoveries; arrays that are put together piece after piece.
-
-    Arguments:
-        psnr: Of volumes.
-        ssim: Of volumes.
-        correlation: Of spread and error, of slices.
-        where: The same in blocks.
-        pixels: Spread and error of some pixels, (2, pixel).
-        features: For FID, (image, feature).
-        rejected: How many draws were rejected.
-    """
+    """Image quality of reconstructions, filled in chunks."""
 
     psnr: FloatArray
     ssim: FloatArray
@@ -241,13 +181,7 @@ class _QualityArrays:
 
 @dataclass(frozen=True)
 class _QualityChunk:
-    """What is judged at once.
-
-    Arguments:
-        method: The name of the recovery; None for features of training images.
-        acceleration: Of the round.
-        cases: The cases of a volume, or some training images.
-    """
+    """Volume, method and acceleration evaluated together."""
 
     method: str | None
     acceleration: float
@@ -256,20 +190,7 @@ class _QualityChunk:
 
 @dataclass(frozen=True, eq=False)
 class _QualityWork:
-    """All pieces of a judgement, and how one is judged: what an engine shares out.
-
-    Arguments:
-        pieces: All of them, in the order of the record.
-        folder: Where each is kept.
-        validation: The cases that are judged.
-        training: The cases that are FID's reference.
-        methods: Recoveries by name.
-        features: Images to features for FID.
-        measure: The masks.
-        samples: Posterior samples whose mean is judged.
-        seed: Where the samples come from.
-        threads: How many threads torch computes with, here and in every worker.
-    """
+    """All chunks of a quality evaluation."""
 
     pieces: Sequence[_QualityChunk]
     folder: Path
@@ -288,32 +209,18 @@ class _QualityWork:
         return 1
 
     def unfinished(self, todo: Sequence[int]) -> list[int]:
-        """Return the pieces that are not kept yet.
-
-        Arguments:
-            todo: The numbers of pieces.
-        """
+        """Return the pieces that are not kept yet."""
         return [index for index in todo if not self._file(index).exists()]
 
     def give_up(self, index: int, error: Exception) -> None:
-        """A judgement is whole or there is none.
-
-        Arguments:
-            index: The number of the piece.
-            error: What became of whoever tried it.
-        """
+        """A judgement is whole or there is none."""
         raise MachineError(
             f"a piece of the judgement ended its worker again and again ({first_line(error):.160})"
             "; start the same command again to do the rest"
         )
 
     def do(self, todo: list[int], progress: Progress | None = None) -> int:
-        """Judge pieces, keep each, and return how many there were.
-
-        Arguments:
-            todo: The numbers of the pieces.
-            progress: Told of every piece.
-        """
+        """Judge pieces, keep each, and return how many there were."""
         said = ""
         with pinned_threads(self.threads), sigterm_as_exit():
             for index in todo:
@@ -330,22 +237,14 @@ class _QualityWork:
         return len(todo)
 
     def kept(self, index: int) -> _QualityArrays:
-        """Read a piece that was judged.
-
-        Arguments:
-            index: Its number.
-        """
+        """Read a piece that was judged."""
         with open_npz(self._file(index)) as arrays:
             return _QualityArrays(
                 **{field.name: arrays[field.name] for field in fields(_QualityArrays)}
             )
 
     def judged(self, piece: _QualityChunk) -> _QualityArrays:
-        """Judge a piece.
-
-        Arguments:
-            piece: A volume at an acceleration, or training images.
-        """
+        """Judge a piece."""
         if piece.method is None:
             return _measures(features=[self._reference(index) for index in piece.cases])
         recover = self.methods[piece.method]
@@ -395,17 +294,7 @@ class _QualityWork:
 def _quality_chunks(
     accelerations: Sequence[float], methods: Sequence[str], volumes: Sequence[Sequence[int]]
 ) -> Iterator[_QualityChunk]:
-    """Yield what is judged: every volume by every method at every acceleration.
-
-    Arguments:
-        accelerations: Of the rounds.
-        methods: Names of recoveries.
-        volumes: The cases of each volume.
-
-    Example:
-        >>> [piece.cases for piece in _quality_chunks([4.0], ["flow"], [[0, 1], [2]])]
-        [(0, 1), (2,)]
-    """
+    """Yield every volume, method and acceleration to evaluate."""
     for acceleration in accelerations:
         for method in methods:
             for cases in volumes:
@@ -413,15 +302,7 @@ def _quality_chunks(
 
 
 def _reference_chunks(count: int) -> Iterator[_QualityChunk]:
-    """Yield the training images whose features are FID's reference, some at a time.
-
-    Arguments:
-        count: How many of them.
-
-    Example:
-        >>> [len(piece.cases) for piece in _reference_chunks(100)]
-        [64, 36]
-    """
+    """Yield the training images of the FID reference in chunks."""
     for start in range(0, count, TOGETHER):
         yield _QualityChunk(None, 1.0, tuple(range(start, min(start + TOGETHER, count))))
 
@@ -466,30 +347,6 @@ HEADER = "judging.json"
 
 @dataclass(frozen=True)
 class QualityConfig:
-    """What is judged.
-
-    Arguments:
-        data: Where cases come from; validation cases are judged, training cases are FID's
-            reference.
-        part: Which cases are judged: ``"validation"``, or ``"all"`` where the data are nobody's
-            training cases; then there is no FID.
-        measure: The masks.
-        varnet: Weights of a variational network.
-        flow: Weights of a flow; the mean of its samples is judged, and one sample for FID.
-        recoveries: Weights of other recovery networks, each called by the stem of its file.
-        estimate: For a flow around estimates, its variational network where the TOML beside the
-            flow's weights does not name it.
-        features: VGG-16 weights (safetensors, torchvision's names); without them there is no FID.
-        samples: Posterior samples whose mean is judged.
-        seed: Where the samples come from.
-        volumes: Judge only so many volumes.
-        references: Use only so many training images for FID.
-
-    Example:
-        >>> QualityConfig().samples
-        32
-    """
-
     data: Data = field(default_factory=paper_data)
     part: Literal["validation", "all"] = "validation"
     measure: MaskConfig = field(default_factory=lambda: MaskConfig(published=True))
@@ -520,26 +377,7 @@ def evaluate_quality(
     threads: int | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Judge every method at every acceleration.
-
-    ``results`` of the record has one row for each acceleration and method, with the mean over
-    volumes and its standard error. ``exact`` counts volumes that were recovered exactly; their
-    PSNR is infinite, and the mean of such a row is null. ``spread_error_ratio`` compares the
-    sizes of samples' spread and error (root mean squares; 1 where samples spread as they
-    should), ``spread_error_pooled`` is the rank correlation of the two over pixels of all
-    slices and accelerations. What is not defined is left out.
-
-    Arguments:
-        config: What to judge.
-        store: A folder for pieces that are judged, from which a judgement goes on that was
-            stopped; it is removed at the end. A temporary one where None.
-        engine: A Ray cluster or SLURM jobs to share the work; this process alone where None.
-        device: Where networks run: 'cpu', 'cuda', 'mps'; the best there is where None.
-        threads: How many threads torch computes with, in every worker; by default as many as it
-            has here, and one in the workers of another engine; as many as before where a
-            judgement is gone on with.
-        quiet: Show no progress.
-    """
+    """Evaluate image quality of every method and acceleration."""
     chosen: Engine = LocalEngine() if engine is None else engine
     here = pick_device(device)
     threads = threads or _threads_before(store)
@@ -603,7 +441,6 @@ def _threads_before(store: Path | None) -> int | None:
 
 
 def _record(config: QualityConfig, work: _QualityWork) -> dict[str, Any]:
-    """What all pieces say together."""
     found: dict[tuple[float, str | None], list[_QualityArrays]] = {}
     for number, piece in enumerate(work.pieces):
         found.setdefault((piece.acceleration, piece.method), []).append(work.kept(number))

@@ -28,19 +28,7 @@ CORRELATION = "spread_error_correlation"
 
 
 def _recovery_quality(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Read a quality record as the paper's table, with the gain over zero-filling.
-
-    Arguments:
-        inputs: A record ``taskuq.quality/1``.
-        settings: Unused; all experiments have the same signature.
-
-    Example:
-        >>> row = {"acceleration": 8.0, "method": "flow", "psnr": {"mean": 35.1,
-        ...        "standard_error": 0.2}, "ssim": {"mean": 0.91, "standard_error": None}}
-        >>> record = _recovery_quality(ClaimInputs(quality={"results": [row]}), ClaimSettings())
-        >>> record["tables"][0]["rows"]
-        [[8.0, 'flow', 35.1, 0.2, 0.91, None, None, None, None]]
-    """
+    """Read a quality record as the paper's table, with the gain over zero-filling."""
     rows = _rows(inputs.quality)
     figures = [
         *quality_figures({"results": rows}),

@@ -271,10 +271,7 @@ class Rehearsal:
 
     @property
     def slices(self) -> tuple[int, int]:
-        """Slices of a training volume and of a validation volume.
-
-        Every step of a training sees a whole batch, so that it takes what a step takes.
-        """
+        """Slices of a training volume and of a validation volume."""
         learned, training = self.volumes - 1, 6  # one volume decides which weights are best
         while any(
             (total := learned * training) < batch or (total % batch and total // batch < self.steps)

@@ -30,17 +30,7 @@ from taskuq.training._weights import _mark, referenced_files
 
 @dataclass(frozen=True)
 class ImagingConfig:
-    """How images become numbers; a run, learning an order and comparing orders add their own.
-
-    Arguments:
-        data: Where images come from.
-        measure: What the rounds measure: masks of MRI, or views of tomography.
-        noise: Standard deviation of the measurement noise.
-        recover: How images are recovered.
-        task: What is read off them.
-        samples: Posterior samples per case and round.
-        seed: The seed of noise and samples.
-    """
+    """Settings shared by run, mask learning and comparisons."""
 
     data: Data = field(default_factory=paper_data)
     measure: AnySystem = field(default_factory=MaskConfig)
@@ -53,14 +43,7 @@ class ImagingConfig:
 
 @dataclass(frozen=True)
 class RunConfig(ImagingConfig):
-    """Everything that decides a table, beside what every run is made of.
-
-    Arguments:
-        part: Which images: 'all', or the 'training' or 'validation' groups.
-        words: What things are called on a page; as the imaging system has it by default.
-        choose: How the lines of later rounds are chosen for each case; by the masks of all where
-            it says nothing.
-    """
+    """Everything that decides a table, beside what every run is made of."""
 
     part: Literal["all", "training", "validation"] = "validation"
     words: Terminology = field(default_factory=Terminology)
@@ -69,14 +52,7 @@ class RunConfig(ImagingConfig):
 
 @dataclass(frozen=True)
 class _Run:
-    """A pipeline with its images, ready to start.
-
-    Arguments:
-        pipeline: Measurement, recovery and task.
-        images: The data set.
-        config: What they were made from.
-        masks: The lines or views that each round measures, (round, line).
-    """
+    """Pipeline with its images, ready to start."""
 
     pipeline: Pipeline
     images: Any
@@ -98,17 +74,12 @@ class _Run:
 
     @property
     def words(self) -> Terminology:
-        """What things are called: as the file says, or else as the imaging system does."""
         return (
             self.config.measure.words if self.config.words == Terminology() else self.config.words
         )
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What lies behind the names in the configuration: files of data and weights, and masks.
-
-        Images that a store may have rounded say how exact they are.
-        """
         found = {"masks": mask_fingerprint(self.masks)}
         precision = precision_of(self.images)
         if precision is not None:
@@ -123,22 +94,13 @@ class _Run:
 
 
 def read_run(path: Path) -> RunConfig:
-    """Read the configuration of a run from TOML.
-
-    Arguments:
-        path: The file.
-    """
+    """Read the configuration of a run from TOML."""
     config: RunConfig = read_config(RunConfig, path)
     return config
 
 
 def open_run(config: RunConfig, device: str | None = None) -> _Run:
-    """Open the data and load the networks of a run.
-
-    Arguments:
-        config: The configuration.
-        device: Where networks run: 'cpu', 'cuda', 'mps'; the best there is where None.
-    """
+    """Open the data and load the networks of a run."""
     chosen = pick_device(device)
     images = _images(config)
     width = int(images[0].image.shape[-1])
@@ -157,11 +119,7 @@ def open_run(config: RunConfig, device: str | None = None) -> _Run:
 
 
 def _refuse_own_order(run: _Run) -> None:
-    """Refuse an order of lines that was learned on cases of this run.
-
-    A promise is about cases that nothing was learned from. Data are the same where their files
-    are; those that are made up, where their seed is.
-    """
+    """Refuse an order of lines that was learned on cases of this run."""
     path = getattr(run.config.measure, "file", None)
     made = {} if path is None else mask_provenance(path)
     then = made.get("configuration", {})
@@ -180,14 +138,7 @@ def _refuse_own_order(run: _Run) -> None:
 
 @dataclass(frozen=True)
 class _CostEstimate:
-    """What a run will take, from a few cases.
-
-    Arguments:
-        cases: How many cases there are.
-        seconds: The time they will take.
-        bytes: The disk space of the table.
-        memory: The largest memory of this process so far, in bytes.
-    """
+    """Estimated time and memory of a run."""
 
     cases: int
     seconds: float
@@ -204,12 +155,7 @@ class _CostEstimate:
 
 
 def estimate_run_cost(run: _Run, probes: int = 3) -> _CostEstimate:
-    """Run a few cases and say what all of them will take; nothing is written.
-
-    Arguments:
-        run: The run.
-        probes: How many cases to try.
-    """
+    """Estimate time and memory of a run from a few cases."""
     cases = as_cases(run.images)
     chain = run.pipeline.chain(
         run.config.measure.accelerations, samples=run.config.samples, seed=run.config.seed

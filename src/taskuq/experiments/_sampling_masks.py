@@ -23,18 +23,7 @@ CENTERS = (9, 16, 24, 32)
 
 
 def _sampling_masks(inputs: ClaimInputs, settings: ClaimSettings) -> dict[str, Any]:
-    """Count the lines of nested masks, and check that they are nested.
-
-    Arguments:
-        inputs: Masks with their accelerations; without them, or where they are asked for too, the
-            paper's, beside masks made by the rule of its text.
-        settings: The seed of the rule.
-
-    Example:
-        >>> record = _sampling_masks(ClaimInputs(), ClaimSettings())
-        >>> [row[:4] for row in record["tables"][0]["rows"]]
-        [[16.0, 20, 320, 9], [8.0, 40, 320, 17], [4.0, 80, 320, 25], [2.0, 160, 320, 34]]
-    """
+    """Count the lines of nested masks, and check that they are nested."""
     sets = {}
     if inputs.masks is not None:
         sets["masks"] = np.asarray(inputs.masks, dtype=bool), inputs.mask_accelerations

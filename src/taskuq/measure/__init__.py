@@ -1,7 +1,8 @@
 """From an image to its measurement: the Fourier transform, masks, coils and operators.
 
 Masks need NumPy alone; everything else needs torch and is imported where it is used, for instance
-``from taskuq.measure._fourier import fft2c``."""
+``from taskuq.measure._fourier import fft2c``.
+"""
 
 from __future__ import annotations
 

@@ -16,19 +16,7 @@ from taskuq.measure._fourier import image_seed, round_at
 
 @dataclass(frozen=True)
 class _CallableMeasure:
-    """A Measure put together from one callable for each acceleration.
-
-    A function ``h(image, acceleration)`` is a Measure as it stands; this is for functions
-    ``h(image)``.
-
-    Arguments:
-        systems: For each acceleration, largest first, a callable from image to measurement.
-
-    Example:
-        >>> measure = _CallableMeasure({4: lambda image: image[::4], 2: lambda image: image[::2]})
-        >>> measure(np.arange(8), acceleration=2)
-        array([0, 2, 4, 6])
-    """
+    """Measure built from one callable per acceleration."""
 
     systems: Mapping[float, Callable[[Any], Any]]
 
@@ -50,13 +38,7 @@ class _CallableMeasure:
 
 @dataclass(frozen=True, eq=False)
 class _DeepinvMeasurement:
-    """A measurement by a deepinv physics, with the physics that a recovery method asks for.
-
-    Attributes:
-        y: What ``physics(x)`` returned; its first axis is a batch of one.
-        physics: The physics object: ``A``, ``A_adjoint``, ``A_dagger``.
-        acceleration: R.
-    """
+    """Measurement with its deepinv physics."""
 
     y: Any
     physics: Any
@@ -65,26 +47,7 @@ class _DeepinvMeasurement:
 
 @dataclass(frozen=True, eq=False)
 class _DeepinvMeasure:
-    """Any deepinv physics as a Measure: one physics object for each acceleration.
-
-    Images enter as deepinv wants them, (batch, channel, height, width): a magnitude image has one
-    channel, a complex image a real and an imaginary one.
-
-    Arguments:
-        physics: For each acceleration, largest first, a deepinv physics object (or any object that
-            is called on such a batch).
-        seed: Together with the image it seeds the noise of the physics on each call, so that a
-            measurement repeats; leave it out for physics without noise. deepinv wants its noise
-            made with a generator for that: ``GaussianNoise(0.1, rng=torch.Generator())``. Whether
-            rounds share the noise of what they share is up to the physics.
-
-    Example:
-        >>> class Halve:  # stands for deepinv.physics.Inpainting(...) and the like
-        ...     def __call__(self, x): return x[..., ::2]
-        >>> measure = _DeepinvMeasure({2: Halve()})
-        >>> measure(torch.ones(4, 6), acceleration=2).y.shape
-        torch.Size([1, 1, 4, 3])
-    """
+    """deepinv physics as a Measure, one per acceleration."""
 
     physics: Mapping[float, Any]
     seed: int | None = None

@@ -25,7 +25,7 @@ TIES = 1e-9
 
 
 class ExpectedReduction(Protocol):
-    """What is expected of lines that are not measured yet."""
+    """Expected variance reduction of unmeasured lines."""
 
     def left(self, lines: list[int]) -> float:
         """The mean over cases of the variance that these lines leave."""
@@ -33,41 +33,12 @@ class ExpectedReduction(Protocol):
     def greedy(
         self, count: int, measured: BoolArray, known: Sequence[int] = ()
     ) -> tuple[list[int], list[float]]:
-        """So many lines that are not measured yet, and by how much each reduces the variance.
-
-        What ``known`` lines will tell is known already.
-        """
+        """So many lines that are not measured yet, and by how much each reduces the variance."""
 
 
 @dataclass(frozen=True, eq=False)
 class _LineCovariance:
-    r"""What posterior samples say about lines, and about what they are measured for.
-
-    The samples of a case stand for a normal posterior. With deviations :math:`\delta_j` of
-    :math:`p` samples from their mean an image is :math:`\bar x + \sum_j w_j \delta_j /
-    \sqrt{p - 1}` with standard normal :math:`w`. Line :math:`\ell`, measured with the noise
-    :math:`\sigma^2` in each of its numbers, tells about :math:`w` by its Gram matrix, so that
-    after lines :math:`S` the aim has the variance
-
-    .. math:: V(S) = \operatorname{tr}\Big(
-        \big(I + \textstyle\sum_{\ell \in S} K_\ell / \sigma^2\big)^{-1} T \Big), \qquad
-        K_\ell = \frac{\langle A_\ell \delta_j, A_\ell \delta_k \rangle_{jk}}{p - 1}, \qquad
-        T = \frac{(z_j z_k)_{jk}}{p - 1}
-
-    where :math:`A_\ell` is what the scanner measures of the line and :math:`z_j` is the deviation
-    of the task's (linear) output. This is the exact posterior variance where the image is normal
-    with the covariance of the samples.
-
-    Arguments:
-        grams: :math:`K_\ell`, (case, line, sample, sample).
-        aims: :math:`T`, (case, sample, sample).
-        noise: :math:`\sigma^2`, (case,), above 0.
-
-    Example:
-        >>> spread = _LineCovariance(grams=np.eye(2)[None, None], aims=np.eye(2)[None], noise=np.ones(1))
-        >>> spread.left([]), spread.left([0])
-        (2.0, 1.0)
-    """
+    """Covariance of lines and objective over posterior samples."""
 
     grams: FloatArray
     aims: FloatArray
@@ -91,19 +62,7 @@ class _LineCovariance:
     def greedy(
         self, count: int, measured: BoolArray, known: Sequence[int] = ()
     ) -> tuple[list[int], list[float]]:
-        """Choose lines one after the other, each by the largest expected reduction.
-
-        Equal reductions go to the lowest number. Where no line takes anything away, the line that
-        varies most is next.
-
-        Arguments:
-            count: How many lines to choose.
-            measured: Which lines are measured already, booleans (line,); they are not chosen.
-            known: Lines that were chosen before among the same samples.
-
-        Returns:
-            The lines, and by how much each reduces the mean variance.
-        """
+        """Choose lines one after the other, each by the largest expected reduction."""
         free = [int(line) for line in np.flatnonzero(~np.asarray(measured, dtype=bool))]
         if not 0 <= count <= len(free):
             raise InputError(f"{count} lines are to be chosen, and {len(free)} are left")
@@ -122,11 +81,7 @@ class _LineCovariance:
         return lines, gains
 
     def _best(self, known: FloatArray, free: list[int]) -> tuple[int, float]:
-        """The line of the largest reduction.
-
-        V is convex in what is known, so that its slope bounds every reduction from above: lines
-        are looked at in the order of their bounds, until no bound is larger than what was found.
-        """
+        """The line of the largest reduction."""
         inverse = np.linalg.inv(known)
         slope = inverse @ self.aims @ inverse
         # Each case's share of the slope along each line.
@@ -158,26 +113,7 @@ class _LineCovariance:
 
 @dataclass(frozen=True, eq=False)
 class _LowRankCovariance:
-    r"""The same where few numbers :math:`u_\ell` are looked at of each line: much less to compute.
-
-    With :math:`K_\ell = u_\ell u_\ell^{\mathsf T}`, :math:`T = z z^{\mathsf T}` and what is
-    known so far as :math:`P = (I + \sum_S K_\ell / \sigma^2)^{-1}`, a line reduces the variance by
-
-    .. math:: V(S) - V(S \cup \ell) =
-        z^{\mathsf T} P u_\ell \, (\sigma^2 I + u_\ell^{\mathsf T} P u_\ell)^{-1} \,
-        u_\ell^{\mathsf T} P z
-
-    Arguments:
-        told: :math:`u_\ell`, deviations over :math:`\sqrt{p - 1}`, (case, line, sample, number).
-        outputs: :math:`z`, deviations over :math:`\sqrt{p - 1}`, (case, sample, task).
-        noise: :math:`\sigma^2`, (case,), above 0.
-
-    Example:
-        >>> told = np.array([[1.0, -1.0], [0.0, 0.0]])[None, :, :, None]
-        >>> few = _LowRankCovariance(told, outputs=np.array([[[1.0], [-1.0]]]), noise=np.full(1, 2.0))
-        >>> few.left([]), few.left([0]), few.greedy(1, np.zeros(2, dtype=bool))[0]
-        (2.0, 1.0, [0])
-    """
+    """The same with few features per line."""
 
     told: FloatArray
     outputs: FloatArray
@@ -231,7 +167,6 @@ class _LowRankCovariance:
         return lines, gains
 
     def _follow(self, lines: Sequence[int]) -> _ScalarUpdate | _VectorUpdate:
-        """What is known once these lines are measured, to be followed further."""
         kind = _ScalarUpdate if self.told.shape[-1] == 1 else _VectorUpdate
         followed = kind(self)
         for line in lines:
@@ -239,15 +174,11 @@ class _LowRankCovariance:
         return followed
 
     def _unknown(self, lines: Sequence[int]) -> FloatArray:
-        """What these lines leave unknown."""
         return self._follow(lines).P
 
 
 class _VectorUpdate:
-    """What is unknown, P, as lines are measured one after the other.
-
-    It changes as it goes: a scan waits for a choice, and new arrays for each line would double it.
-    """
+    """Greedy posterior update, several features per line."""
 
     def __init__(self, few: _LowRankCovariance) -> None:
         cases, _, samples, _ = few.told.shape
@@ -263,7 +194,6 @@ class _VectorUpdate:
         return np.asarray((solved * cross).sum(axis=(2, 3)).mean(axis=0))
 
     def measure(self, line: int) -> None:
-        """Let a line be known."""
         u = self.told[:, line]
         Pu = self.P @ u
         inner = _with_noise(u.swapaxes(1, 2) @ Pu, self.noise)
@@ -271,12 +201,7 @@ class _VectorUpdate:
 
 
 class _ScalarUpdate:
-    r"""The same for one number of each line, where all that is asked follows by a few sums.
-
-    With :math:`k_\ell = u_\ell^{\mathsf T} P u_m` and :math:`d = \sigma^2 + u_m^{\mathsf T} P u_m`
-    a measured line :math:`m` takes :math:`k_\ell^2 / d` from :math:`u_\ell^{\mathsf T} P u_\ell`
-    and :math:`k_\ell z^{\mathsf T} P u_m / d` from :math:`z^{\mathsf T} P u_\ell`.
-    """
+    """Greedy posterior update, one feature per line."""
 
     def __init__(self, few: _LowRankCovariance) -> None:
         cases, _, samples, _ = few.told.shape
@@ -291,7 +216,6 @@ class _ScalarUpdate:
         return np.asarray((squares / (self.inner + self.noise)).mean(axis=0))
 
     def measure(self, line: int) -> None:
-        """Let a line be known."""
         # For one case these sums take a fraction of the time of products of stacked matrices.
         Pu = np.einsum("cij,cj->ci", self.P, self.told[:, line])
         along = np.einsum("clj,cj->cl", self.told, Pu)
@@ -306,11 +230,7 @@ def _with_noise(inner: FloatArray, noise: FloatArray) -> FloatArray:
 
 
 def stack_cases(spreads: Sequence[ExpectedReduction]) -> ExpectedReduction:
-    """Put what samples of several cases say together; cases count alike.
-
-    Arguments:
-        spreads: Of some cases each, all of one kind.
-    """
+    """Stack line covariances of several cases."""
     kind: Any = type(spreads[0])
     parts = {
         of.name: np.concatenate([getattr(one, of.name) for one in spreads])
@@ -328,36 +248,14 @@ def _variance(known: FloatArray, aims: FloatArray) -> FloatArray:
 
 
 def _regularisation_noise(grams: FloatArray, measured: BoolArray, ridge: float) -> FloatArray:
-    r"""Noise :math:`\sigma^2` of each case, by which few samples do not claim to know too much.
-
-    .. math:: \sigma^2 = \rho\, \frac1p \sum_{\ell \notin S} \operatorname{tr} K_\ell
-
-    A line has more numbers than there are samples, and without noise any single one would tell
-    which mixture of the samples the image is. With :math:`\rho` it takes all lines together to
-    bring the variance of a mixture down to the share :math:`\rho / (1 + \rho)`.
-
-    Arguments:
-        grams: Gram matrices (case, line, sample, sample).
-        measured: Which lines are measured already, booleans (line,).
-        ridge: :math:`\rho`, above 0.
-
-    Example:
-        >>> _regularisation_noise(np.ones((1, 4, 2, 2)), np.array([True, False, False, False]), 0.5)
-        array([1.5])
-    """
+    """Return the noise variance that regularises few samples."""
     free = grams[:, ~np.asarray(measured, dtype=bool)]
     total = np.trace(free, axis1=2, axis2=3).sum(axis=1) / grams.shape[-1]
     return _ridged(total, ridge)
 
 
 def _low_rank_noise(told: FloatArray, measured: BoolArray, ridge: float) -> FloatArray:
-    """The same noise where few numbers (case, line, sample, number) are looked at of each line.
-
-    Arguments:
-        told: Deviations over the root of one less than there are samples.
-        measured: Which lines are measured already, booleans (line,).
-        ridge: As above.
-    """
+    """The same for few features per line."""
     free = told[:, ~np.asarray(measured, dtype=bool)]
     return _ridged(np.square(free).sum(axis=(1, 2, 3)) / told.shape[2], ridge)
 
@@ -385,46 +283,7 @@ def line_covariance(
     aim: Aim = "gradient",
     ridge: float = RIDGE,
 ) -> ExpectedReduction:
-    r"""Read off the samples of one case what each line would tell, and what it is asked for.
-
-    The deviation of the task's output in sample :math:`j` is taken to first order,
-    :math:`z_j = \langle \bar g, \delta_j \rangle`, by the mean :math:`\bar g` of the task's
-    gradients at all samples (``"gradient"``; for a normal posterior this has the covariance with
-    every line that the task itself has), or as it is (``"outputs"``).
-
-    A line holds more numbers than there are samples, and as a whole it would seem to tell which
-    mixture of the samples the image is. So only what matters for the task is looked at: one number
-    for each task, :math:`\langle A_\ell d, A_\ell \delta_j \rangle` with :math:`d = \bar g`, or by
-    ``"outputs"`` :math:`\langle q_\ell, A_\ell \delta_j \rangle` with the covariance
-    :math:`q_\ell` of line and output among the other samples; lines for which these numbers fall
-    where outputs rise are taken to tell nothing. Of several tasks, all count alike.
-
-    For ``"variance"`` lines are taken as a whole and the aim is the whole image: the summed
-    variance of all lines.
-
-    Arguments:
-        system: Who measures.
-        measurement: What the samples were recovered from.
-        recoveries: Samples (sample, height, width), at least two.
-        task: The task.
-        measured: Which lines are measured already, booleans (line,).
-        aim: What lines are measured for.
-        ridge: How much noise stands for what few samples do not know
-            (:func:`taskuq.measure._adaptive._regularisation_noise`).
-
-    Example:
-        >>> from taskuq.measure._masks import center_lines
-        >>> from taskuq.measure._masks import nested_masks
-        >>> from taskuq.measure._mri import MultiCoilMRI
-        >>> scanner = MultiCoilMRI(nested_masks(16, (4, 2), rng=rng), accelerations=(4, 2))
-        >>> first = center_lines(16, 4)
-        >>> scan = scanner.take(torch.ones(1, 16, 16) + 0j, 4.0, first)
-        >>> drawn = torch.ones(2, 16, 16)
-        >>> drawn[1] += torch.cos(2 * torch.pi * torch.arange(16) * 5 / 16)  # columns 8 ± 5
-        >>> spread = line_covariance(scanner, scan, drawn, lambda x: x.square().mean((1, 2)), first)
-        >>> spread.greedy(1, first)[0]
-        [3]
-    """
+    """Compute line and objective covariance of one case."""
     images = torch.as_tensor(recoveries).detach()
     if len(images) < 2:
         raise InputError(
@@ -464,18 +323,6 @@ def line_covariance(
 
 
 def _without_itself(told: Tensor, held: Tensor, z: Tensor) -> Tensor:
-    r"""Let every sample be looked at in the direction that the others give, (line, sample, task).
-
-    A line has more numbers than there are samples: in a direction that a sample has helped to find,
-    it seems to agree with its output wherever one looks. By leaving sample :math:`j` out,
-    :math:`q_\ell` loses :math:`\frac p{p-1} z_j h_\ell \delta_j`. Lines whose numbers then fall
-    where outputs rise tell nothing.
-
-    Arguments:
-        told: Numbers in the direction of all samples, (line, sample, task).
-        held: What lines hold of the samples, (line, sample, number).
-        z: Deviations of outputs (sample, task).
-    """
     share = len(z) / (len(z) - 1)
     own = held.abs().square().sum(2)
     found = told - share * own[..., None] * z
@@ -489,16 +336,7 @@ def _inner(contents: Tensor) -> Tensor:
 
 
 def _mean_gradients(task: Task, images: Tensor) -> Tensor:
-    """Return the mean over samples of the gradient of each of the task's outputs, (task, ...).
-
-    Arguments:
-        task: The task; one without a gradient is refused.
-        images: Samples (sample, ...).
-
-    Example:
-        >>> _mean_gradients(lambda x: 3 * x.sum(1), torch.rand(4, 2))
-        tensor([[3., 3.]])
-    """
+    """Return the mean over samples of the gradient of each of the task's outputs, (task, ...)."""
     with torch.enable_grad():
         leaf = images.clone().requires_grad_()
         outputs = task(leaf)
@@ -517,16 +355,7 @@ def _mean_gradients(task: Task, images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class AdaptiveConfig:
-    """The table ``[choose]`` of a run whose rounds are chosen for each case.
-
-    Arguments:
-        aim: What lines are measured for: ``"gradient"``, ``"outputs"`` or ``"variance"``.
-        ridge: How much noise stands for what few samples do not know.
-        looks: At how many samples to look; at all where it says nothing.
-        share: Which share of a round's lines is chosen for the case; the others are the masks'.
-        ahead: Lines are chosen among those that the masks have so many rounds later; among all
-            where it says nothing.
-    """
+    """Settings [adaptive] of per-case line selection."""
 
     aim: Aim = "gradient"
     ridge: float = RIDGE
@@ -550,13 +379,7 @@ class AdaptiveConfig:
     def rule(
         self, system: Any, masks: BoolArray, accelerations: tuple[float, ...]
     ) -> AdaptiveLines:
-        """The rule, for a system that measures lines of one's choice.
-
-        Arguments:
-            system: Who measures.
-            masks: Nested masks (round, line).
-            accelerations: R of each round.
-        """
+        """The rule, for a system that measures lines of one's choice."""
         if not isinstance(system, LineMeasure):
             raise InputError("this imaging system does not measure lines of one's choice")
         return AdaptiveLines(
@@ -566,45 +389,7 @@ class AdaptiveConfig:
 
 @dataclass(frozen=True, eq=False)
 class AdaptiveLines:
-    r"""A rule that measures what settles the task of this case soonest.
-
-    The first round is the same for everybody. Each later one adds, greedily, the lines with the
-    largest expected reduction of the task's variance among this case's samples
-    (:class:`taskuq.measure._adaptive._LineCovariance`), as many as fixed masks would have:
-
-    .. math:: M_{k+1} = M_k \cup r(y_k, \hat x_k)
-
-    The same case, seed and rule always give the same lines. Nothing of other cases is looked at,
-    so that the rule is a part of :math:`h` and promises stand, where it is frozen before
-    calibration.
-
-    Arguments:
-        system: Who measures.
-        masks: Nested masks (round, line): the first is measured, the others say how many lines
-            later rounds have, and which to measure where a scan cannot choose.
-        accelerations: R of each round, decreasing.
-        aim: What lines are measured for.
-        ridge: How much noise stands for what few samples do not know.
-        looks: At how many samples to look, the first of those drawn; at all of them where None.
-            The time that a choice takes grows with their square.
-        share: Which share of the lines that a round adds is chosen among all; the others are chosen
-            among those of the masks, because few samples do not doubt all that they should.
-        ahead: Lines are chosen among those that the masks have so many rounds after the next one,
-            or in the last; among all lines where None. Masks that were learned then say which lines
-            are worth measuring, and samples which of them come first.
-
-    Example:
-        >>> import torch
-        >>> from taskuq.measure._masks import nested_masks
-        >>> from taskuq.measure._mri import MultiCoilMRI
-        >>> masks = nested_masks(16, (8, 4), rng=rng)
-        >>> rule = AdaptiveLines(MultiCoilMRI(masks, (8, 4)), masks, (8, 4))
-        >>> scan = rule.take(torch.ones(1, 16, 16) + 0j, 8, rule.first())
-        >>> drawn = torch.rand(4, 16, 16, generator=torch.Generator().manual_seed(0))
-        >>> lines = rule.choose(0, scan, drawn, lambda x: x[:, 3].mean(1), rule.first())
-        >>> int(lines.sum()), bool((lines >= rule.first()).all())
-        (4, True)
-    """
+    """Choose the lines that reduce the task's variance most."""
 
     system: LineMeasure
     masks: BoolArray

@@ -17,52 +17,21 @@ _SPACE = (-2, -1)
 
 
 def fft2c(image: Tensor) -> Tensor:
-    r"""Take images to k-space of the same shape, with the zero frequency in the middle.
-
-    .. math:: k = F x, \qquad F^{\mathsf H} F = I
-
-    :math:`F` is the unitary discrete Fourier transform with both origins at index ``size // 2``.
-
-    Arguments:
-        image: A real or complex tensor (..., height, width).
-
-    Example:
-        >>> import torch
-        >>> k = fft2c(torch.ones(4, 4))
-        >>> k.abs().nonzero().tolist(), k[2, 2].item()
-        ([[2, 2]], (4+0j))
-    """
+    """Take images to k-space of the same shape, with the zero frequency in the middle."""
     shifted = torch.fft.ifftshift(image, dim=_SPACE)
     kspace: Tensor = torch.fft.fftshift(torch.fft.fft2(shifted, norm="ortho"), dim=_SPACE)
     return kspace
 
 
 def ifft2c(kspace: Tensor) -> Tensor:
-    r"""Take k-space to complex images: the inverse, and the adjoint, of :func:`fft2c`.
-
-    .. math:: x = F^{\mathsf H} k
-
-    Arguments:
-        kspace: A complex tensor (..., height, width), the zero frequency in the middle.
-
-    Example:
-        >>> import torch
-        >>> image = torch.arange(6.0).reshape(2, 3)
-        >>> ifft2c(fft2c(image)).real.round().tolist()
-        [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
-    """
+    """Take k-space to complex images: the inverse, and the adjoint, of :func:`fft2c`."""
     shifted = torch.fft.ifftshift(kspace, dim=_SPACE)
     image: Tensor = torch.fft.fftshift(torch.fft.ifft2(shifted, norm="ortho"), dim=_SPACE)
     return image
 
 
 def require_seed(noise: float, seed: int | None) -> None:
-    """Refuse a noise level below 0, and noise that nothing decides.
-
-    Arguments:
-        noise: A standard deviation.
-        seed: Together with an image it decides the noise.
-    """
+    """Refuse a noise level below 0, and noise that nothing decides."""
     if noise < 0 or (noise > 0 and seed is None):
         raise InputError(
             f"noise is {noise} and seed {seed}; give a noise level of at least 0, and a seed with "
@@ -71,75 +40,27 @@ def require_seed(noise: float, seed: int | None) -> None:
 
 
 def noise_for(image: Tensor, shape: tuple[int, ...], seed: int | None) -> Tensor:
-    """Standard normal noise, on the CPU, that depends on a seed and on the bytes of one image.
-
-    Rounds of a scan share the samples they share: noise that belongs to the image, not to the
-    call, stays on a line that later rounds keep. An operator called twice gives the same answer.
-
-    Arguments:
-        image: The image; its bytes tell cases apart.
-        shape: The shape of the noise.
-        seed: The seed.
-
-    Example:
-        >>> image = torch.ones(4, 4)
-        >>> torch.equal(noise_for(image, (3,), seed=0), noise_for(image, (3,), seed=0))
-        True
-        >>> torch.equal(noise_for(image, (3,), seed=0), noise_for(2 * image, (3,), seed=0))
-        False
-    """
+    """Standard normal noise, on the CPU, that depends on a seed and on the bytes of one image."""
     assert seed is not None, "checked when the operator is made"
     rng = np.random.default_rng(image_seed(image, seed))
     return torch.as_tensor(rng.standard_normal(shape, dtype=np.float32))
 
 
 def image_seed(image: Tensor, seed: int) -> int:
-    """A seed below 2**63 for one image: another image or another seed gives another number.
-
-    Arguments:
-        image: The image; its bytes tell cases apart.
-        seed: The seed.
-
-    Example:
-        >>> image_seed(torch.ones(2), seed=0) == image_seed(torch.ones(2), seed=1)
-        False
-    """
+    """A seed below 2**63 for one image: another image or another seed gives another number."""
     name = zlib.crc32(image.detach().cpu().contiguous().numpy().tobytes())
     return int(np.random.SeedSequence([seed, name]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def complex_noise(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Complex white noise like some images, its real and imaginary parts of unit variance.
-
-    Arguments:
-        images: Complex images; their shape, precision and device are the noise's.
-        generator: Where it comes from, on that device.
-
-    Example:
-        >>> complex_noise(torch.zeros(2, 3) + 0j, torch.Generator().manual_seed(0)).shape
-        torch.Size([2, 3])
-    """
+    """Complex white noise like some images, its real and imaginary parts of unit variance."""
     shape, dtype = (*images.shape, 2), images.real.dtype
     pairs = per_case_random(torch.randn, shape, generator, device=images.device, dtype=dtype)
     return torch.view_as_complex(pairs)
 
 
 def broadcast_mask(mask: Any, like: Tensor) -> Tensor:
-    """Bring a column mask to the device of images (..., height, width), to broadcast with them.
-
-    The last axis of a mask is the k-space column. Its other axes, if any, are the *leading* axes
-    of the images, so that a batch can have one mask for each case; a mask with as many axes as
-    the images is used as it is.
-
-    Arguments:
-        mask: Booleans (width,), (case, width) or as many axes as ``like``; True is measured.
-        like: The images or k-space to be masked.
-
-    Example:
-        >>> import torch
-        >>> broadcast_mask(torch.ones(5, 128, dtype=bool), like=torch.ones(5, 8, 96, 128)).shape
-        torch.Size([5, 1, 1, 128])
-    """
+    """Bring a column mask to the device of images (..., height, width), to broadcast with them."""
     tensor = torch.as_tensor(mask, device=like.device).bool()
     if tensor.ndim == 0 or tensor.shape[-1] not in (1, like.shape[-1]) or tensor.ndim > like.ndim:
         raise InputError(
@@ -158,77 +79,25 @@ def broadcast_mask(mask: Any, like: Tensor) -> Tensor:
 
 
 def project_measured(images: Tensor, mask: Any) -> Tensor:
-    r"""Keep the measured columns of k-space: the zero-filled image.
-
-    .. math:: A x = F^{\mathsf H} M F x
-
-    :math:`M` is 1 on measured columns and 0 elsewhere; :math:`A` is an orthogonal projection,
-    block-diagonal over coils.
-
-    Arguments:
-        images: Complex images (..., height, width).
-        mask: Booleans (width,) or (case, width); True is measured.
-
-    Example:
-        >>> import torch
-        >>> x = torch.randn(2, 8, 16, 16, dtype=torch.complex64)
-        >>> torch.equal(project_measured(x, np.zeros(16, dtype=bool)), torch.zeros_like(x))
-        True
-    """
+    """Project onto the measured subspace (zero-filled image)."""
     kspace = fft2c(images)
     return ifft2c(torch.where(broadcast_mask(mask, kspace), kspace, 0))
 
 
 def project_null_space(images: Tensor, mask: Any) -> Tensor:
-    r"""Keep what the measurement cannot see; with :func:`project_measured` it sums to the images.
-
-    .. math:: (I - A) x = F^{\mathsf H} (I - M) F x
-
-    Arguments:
-        images: Complex images (..., height, width).
-        mask: Booleans (width,) or (case, width); True is measured.
-
-    Example:
-        >>> import torch
-        >>> x = torch.randn(8, 16, 16, dtype=torch.complex64)
-        >>> mask = np.arange(16) % 4 == 0
-        >>> torch.allclose(project_measured(x, mask) + project_null_space(x, mask), x, atol=1e-6)
-        True
-    """
+    """Project onto the null space of the measurement."""
     kspace = fft2c(images)
     return ifft2c(torch.where(broadcast_mask(mask, kspace), 0, kspace))
 
 
 def _data_consistency(images: Tensor, measured: Tensor, mask: Any) -> Tensor:
-    r"""Replace the measured columns of a recovery by what was measured.
-
-    .. math:: F^{\mathsf H} \big( (I - M) F x + M F y \big)
-
-    Arguments:
-        images: A recovery :math:`x`, complex (..., height, width).
-        measured: The zero-filled images :math:`y`; broadcasts against ``images``.
-        mask: Booleans (width,) or (case, width); True is measured.
-
-    Example:
-        >>> import torch
-        >>> truth = torch.randn(8, 16, 16, dtype=torch.complex64)
-        >>> mask = np.arange(16) % 4 == 0
-        >>> y = project_measured(truth, mask)
-        >>> x = _data_consistency(torch.zeros_like(truth), y, mask)
-        >>> torch.allclose(x, y, atol=1e-6)
-        True
-    """
+    """Replace measured columns by the measurement."""
     recovered, known = fft2c(images), fft2c(measured)
     return ifft2c(torch.where(broadcast_mask(mask, recovered), known, recovered))
 
 
 def round_at(acceleration: float, accelerations: Sequence[float]) -> int:
-    """The number of the round of an acceleration, counted from 0; refuse one that is not there.
-
-    Example:
-        >>> round_at(4, (8, 4, 2))
-        1
-    """
+    """The number of the round of an acceleration, counted from 0; refuse one that is not there."""
     if acceleration not in accelerations:
         raise InputError(
             f"acceleration {acceleration} is not measured here; choose from {list(accelerations)}"
@@ -237,37 +106,14 @@ def round_at(acceleration: float, accelerations: Sequence[float]) -> int:
 
 
 def _central_window(count: Tensor, width: int) -> Tensor:
-    """Mark the ``count`` columns around the zero frequency, booleans (case, width).
-
-    On an even grid an even count takes one column more on the left of the centre than on its
-    right, where the centred Fourier transform has its extra frequency.
-
-    Arguments:
-        count: How many columns for each case, integers (case,).
-        width: The number of k-space columns.
-
-    Example:
-        >>> _central_window(torch.tensor([2, 3]), width=6).int().tolist()
-        [[0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0]]
-    """
+    """Mark the ``count`` columns around the zero frequency, booleans (case, width)."""
     start = (width - count + 1) // 2
     column = torch.arange(width, device=count.device)
     return (column >= start[:, None]) & (column < (start + count)[:, None])
 
 
 def sensitivity_window(count: Tensor, width: int) -> Tensor:
-    """Mark the columns that sensitivities are estimated from, booleans (case, width).
-
-    They are the central ones; where there are none, every column that was measured has to do.
-
-    Arguments:
-        count: The number of central columns of each case, integers (case,).
-        width: The number of k-space columns.
-
-    Example:
-        >>> sensitivity_window(torch.tensor([0, 3]), width=6).int().tolist()
-        [[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 0]]
-    """
+    """Mark the columns that sensitivities are estimated from, booleans (case, width)."""
     return _central_window(count, width) | (count == 0)[:, None]
 
 
@@ -300,26 +146,7 @@ def central_lines(mask: Tensor) -> Tensor:
 
 
 def data_consistency_1d(x: Tensor, measured: Tensor, mask: Tensor) -> Tensor:
-    r"""Replace the measured columns of a recovery by what was measured, with half of the work.
-
-    .. math:: (I - A) x + y, \qquad A = F_w^{\mathsf H} M F_w
-
-    :math:`A` keeps whole columns, so that the transform along the height cancels and the one
-    along the width, :math:`F_w`, suffices; a circular filter needs no centring of the image
-    either. Equal to :func:`taskuq.measure._fourier._data_consistency` when :math:`y` is a
-    zero-filled image of the same mask, :math:`A y = y`.
-
-    Arguments:
-        x: A recovery, complex (..., height, width).
-        measured: The zero-filled image :math:`y`; broadcasts against ``x``.
-        mask: Booleans that broadcast against ``x``, the last axis the column; True is measured.
-
-    Example:
-        >>> x = torch.randn(8, 16, 16, dtype=torch.complex64)
-        >>> full = torch.ones(16, dtype=torch.bool)
-        >>> torch.allclose(data_consistency_1d(x, 2 * x, full), 2 * x, atol=1e-5)
-        True
-    """
+    """Replace measured columns using only the Fourier transform along the width."""
     lost = torch.fft.ifftshift(~mask, dim=-1)
     unseen: Tensor = torch.fft.ifft(torch.fft.fft(x) * lost)
     return unseen + measured

@@ -18,18 +18,7 @@ from taskuq.interval import BoolArray
 
 
 def center_lines(width: int, lines: int) -> BoolArray:
-    """The central columns of k-space, as a mask (width,).
-
-    Arguments:
-        width: The number of k-space columns.
-        lines: How many of them, around column ``width // 2``.
-
-    Example:
-        >>> np.flatnonzero(center_lines(320, 9))
-        array([156, 157, 158, 159, 160, 161, 162, 163, 164])
-        >>> np.flatnonzero(center_lines(320, 4))
-        array([158, 159, 160, 161])
-    """
+    """The central columns of k-space, as a mask (width,)."""
     mask = np.zeros(width, dtype=bool)
     start = width // 2 - lines // 2
     mask[start : start + lines] = True
@@ -37,15 +26,7 @@ def center_lines(width: int, lines: int) -> BoolArray:
 
 
 def acs_width(mask: BoolArray) -> int:
-    """The length of the unbroken run of lines through the middle of a mask, 0 where it is missing.
-
-    Arguments:
-        mask: Booleans (width,); True is measured.
-
-    Example:
-        >>> acs_width(center_lines(320, 9))
-        9
-    """
+    """The length of the unbroken run of lines through the middle of a mask, 0 where it is missing."""
     center = len(mask) // 2
     if not mask[center]:
         return 0
@@ -64,25 +45,7 @@ def save_masks(
     gains: Sequence[float] = (),
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write masks as an .npz file, whole or not at all.
-
-    Arguments:
-        path: The file, ending in .npz.
-        masks: Booleans (round, line).
-        accelerations: R of each round.
-        order: Lines in the order in which they were chosen, where they were.
-        gains: By how much each was expected to reduce the variance.
-        provenance: How they were made, as values that JSON can hold.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "masks.npz"
-        >>> _ = save_masks(path, np.eye(2, 8, dtype=bool) | (np.arange(8) == 4), (4, 3))
-        >>> read_masks(path, (4, 3), 8).sum(axis=1)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: ...masks.npz holds masks that are not nested; make them anew
-    """
+    """Write masks as an .npz file, whole or not at all."""
     if path.suffix != ".npz":
         raise InputError(f"the output is {path}; give a name that ends in .npz")
     arrays: dict[str, Any] = {
@@ -99,13 +62,7 @@ def save_masks(
 
 
 def read_masks(path: Path, accelerations: Sequence[float], width: int | None = None) -> BoolArray:
-    """Read the masks (round, line) of some accelerations; others in the file are left out.
-
-    Arguments:
-        path: What :func:`save_masks` wrote.
-        accelerations: R of the rounds.
-        width: How many lines or views there have to be; any number where None.
-    """
+    """Read the masks (round, line) of some accelerations; others in the file are left out."""
     with open_npz(path, "masks") as arrays:
         if not {"masks", "accelerations"} <= set(arrays):
             raise InputError(f"{path} holds no masks; make them with taskuq masks")
@@ -127,29 +84,13 @@ def read_masks(path: Path, accelerations: Sequence[float], width: int | None = N
 
 
 def mask_fingerprint(masks: BoolArray) -> str:
-    """Return a text that is another one for other masks, as tables and policies keep it.
-
-    Example:
-        >>> mask_fingerprint(np.eye(2, 8, dtype=bool))
-        '89063da2926620b0'
-    """
+    """Return the fingerprint of masks."""
     plain_masks = np.ascontiguousarray(np.asarray(masks, dtype=bool))
     return hashlib.sha256(plain_masks.tobytes()).hexdigest()[:16]
 
 
 def mask_provenance(path: Path) -> dict[str, Any]:
-    """Return how the masks of a file were made; nothing where it does not say.
-
-    Arguments:
-        path: What :func:`save_masks` wrote.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "masks.npz"
-        >>> _ = save_masks(path, np.eye(1, 8, dtype=bool), (8,), provenance={"seed": 3})
-        >>> mask_provenance(path)
-        {'seed': 3}
-    """
+    """Return the provenance of a mask file."""
     with open_npz(path, "masks") as arrays:
         text = str(arrays["provenance"]) if "provenance" in arrays else "{}"
     return dict(json.loads(text))
@@ -163,21 +104,7 @@ def plot_masks(
     *,
     what: str = "lines",
 ) -> Path:
-    """Draw nested masks, one strip for each round; lines new in a round stand out.
-
-    Arguments:
-        masks: Booleans (round, width); True is measured.
-        accelerations: R of each round.
-        path: The picture to write, .png or .svg.
-        order: Lines in the order in which they were chosen, for a strip of its own.
-        what: What is measured: lines, or views.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "masks.png"
-        >>> plot_masks(np.eye(3, 32, dtype=bool), (32, 16, 8), path).exists()
-        True
-    """
+    """Plot nested masks."""
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
@@ -214,18 +141,7 @@ Rule = Literal["inverse-distance", "uniform"]
 def with_random_lines(
     mask: BoolArray, count: int, rule: Rule, rng: np.random.Generator
 ) -> BoolArray:
-    """Return a mask with lines at random beside its own.
-
-    Arguments:
-        mask: The lines that are there, booleans (line,).
-        count: How many there are to be in all.
-        rule: How likely a line is: by the inverse of its distance from the centre, or as any other.
-        rng: The source of randomness.
-
-    Example:
-        >>> int(with_random_lines(np.arange(8) == 4, 3, "inverse-distance", rng).sum())
-        3
-    """
+    """Return a mask with lines at random beside its own."""
     free = np.flatnonzero(~mask)
     # The central line is always measured, so no distance is 0.
     weight = np.ones(len(free)) if rule == "uniform" else 1 / np.abs(free - len(mask) / 2).clip(0.5)
@@ -243,37 +159,7 @@ _GOLDEN_STEP = 2 / (1 + math.sqrt(5))
 def _gro_lines(
     width: int, lines: int, *, density: float = 15.0, sharpness: float = 8.0, frame: int = 0
 ) -> list[int]:
-    r"""Sorted columns of a GRO frame as the formula gives them, fewer where several round to one.
-
-    Equispaced positions on a compressed grid are stretched to the whole of k-space, most of all
-    at its edge, which leaves the centre dense:
-
-    .. math:: w_i = u_i + \kappa \operatorname{sign}(u_i) |u_i|^{\alpha}, \qquad
-        u_i = -\tfrac P2 + \tfrac Pn \big((i + t g) \bmod n\big), \qquad
-        \kappa = \frac{(N - P) / 2}{(P / 2)^{\alpha}}
-
-    :math:`N` is the width, :math:`n` the number of lines, :math:`P = \lceil N / s \rceil` the
-    compressed width, :math:`s` the density, :math:`\alpha` the sharpness, :math:`t` the frame and
-    :math:`g` the golden-ratio step.
-
-    References:
-        Joshi et al., Technical Report (v1.0): Pseudo-random Cartesian Sampling for Dynamic MRI,
-        2022.
-
-    Arguments:
-        width: The number of k-space columns.
-        lines: The number of lines :math:`n` to place.
-        density: How dense the centre is, at least 1.
-        sharpness: How sharp the transition from the centre to the edge is, at least 1.
-        frame: The frame; frame 0 is the one that the nested masks use.
-
-    Example:
-        >>> _gro_lines(320, 20)
-        [0, 86, 126, 144, 151, 154, 156, 157, 158, 159, 160, 161, 162, 163, 164, 166, 169, 176,
-         194, 234]
-        >>> len(_gro_lines(320, 40))  # 8 of the 40 positions round to a column already taken
-        32
-    """
+    """Sorted columns of a GRO frame as the formula gives them, fewer where several round to one."""
     if not 0 < lines <= width:
         raise InputError(f"{lines} lines of {width} are asked for; ask for 1 to {width} lines")
     if density < 1 or sharpness < 1:
@@ -293,23 +179,7 @@ def _gro_lines(
 def gro_mask(
     width: int, lines: int, *, density: float = 15.0, sharpness: float = 8.0, frame: int = 0
 ) -> BoolArray:
-    """A GRO mask (width,) with exactly the asked number of lines, the central line among them.
-
-    Where the formula misses the centre (it can for odd numbers of lines) its nearest line is
-    moved there; where positions coincide, the free lines nearest to the centre are added.
-
-    Arguments:
-        width: The number of k-space columns.
-        lines: The number of lines.
-        density: How dense the centre is, at least 1.
-        sharpness: How sharp the transition from the centre to the edge is, at least 1.
-        frame: The frame.
-
-    Example:
-        >>> mask = gro_mask(128, 8)
-        >>> np.flatnonzero(mask)
-        array([ 0, 55, 62, 63, 64, 65, 66, 73])
-    """
+    """A GRO mask (width,) with exactly the asked number of lines, the central line among them."""
     mask = np.zeros(width, dtype=bool)
     mask[_gro_lines(width, lines, density=density, sharpness=sharpness, frame=frame)] = True
     center_out = np.argsort(np.abs(np.arange(width) - width // 2), kind="stable")
@@ -352,37 +222,7 @@ def nested_masks(
     density: float | None = None,
     sharpness: float = 8.0,
 ) -> BoolArray:
-    r"""Nested masks (round, width) for any decreasing accelerations; True is measured.
-
-    The first round is a GRO mask. Each later round adds the lines of a wider centre and then
-    random lines, until :math:`N / R` lines are measured:
-
-    .. math:: M_k = M_{k-1} \cup \text{centre}(w_k) \cup S_k, \qquad |M_k| = N / R_k
-
-    :math:`N` is the width, :math:`R_k` the acceleration, :math:`w_k` the width of the centre
-    (autocalibration signal, ACS). The lines of :math:`S_k` are drawn without replacement from
-    those left, with weights :math:`1 / |\ell - N/2|` (``"inverse-distance"``, as the paper says)
-    or equal ones (``"uniform"``, as its published masks look).
-
-    Arguments:
-        width: The number of k-space columns :math:`N`.
-        accelerations: :math:`R`, decreasing, larger than or equal to 1.
-        rng: Where the random lines come from.
-        rule: How the random lines are drawn.
-        acs: The width of the centre in each round; 0 asks for none. By default the first round
-            has what GRO gives and round :math:`k = 2, 3, \dots` has :math:`8 k` lines for each 320
-            columns (16, 24, 32 in the paper), or as many as fit.
-        density: The GRO density :math:`s`; by default 15/16 of the first acceleration, the paper's
-            15 at R = 16.
-        sharpness: The GRO sharpness :math:`\alpha`.
-
-    Example:
-        >>> masks = nested_masks(320, (16, 8, 4, 2), rng=rng)
-        >>> masks.sum(axis=1)
-        array([ 20,  40,  80, 160])
-        >>> bool((masks[1:] >= masks[:-1]).all())
-        True
-    """
+    """Nested masks (round, width) for any decreasing accelerations; True is measured."""
     lines = line_counts(width, accelerations)
     if rule not in ("inverse-distance", "uniform"):
         raise InputError(f"the rule is {rule!r}; choose 'inverse-distance' or 'uniform'")
@@ -406,19 +246,7 @@ def nested_masks(
 
 
 def published_masks(accelerations: Sequence[float] = (16, 8, 4, 2)) -> BoolArray:
-    """The masks (round, 320) the paper used, at R = 16, 8, 4 and 2; True is measured.
-
-    References:
-        Wen, Ahmad, Schniter, Task-Driven Uncertainty Quantification in Inverse Problems via
-        Conformal Prediction, ECCV 2024.
-
-    Arguments:
-        accelerations: Which of 16, 8, 4, 2 (and 1, everything measured), in decreasing order.
-
-    Example:
-        >>> published_masks().sum(axis=1)
-        array([ 20,  40,  80, 160])
-    """
+    """The masks (round, 320) the paper used, at R = 16, 8, 4 and 2; True is measured."""
     unknown = [R for R in accelerations if R not in (*_NEW_LINES, 1)]
     if unknown or list(accelerations) != sorted(set(accelerations), reverse=True):
         raise InputError(
@@ -434,12 +262,6 @@ def published_masks(accelerations: Sequence[float] = (16, 8, 4, 2)) -> BoolArray
 
 
 def line_counts(width: int, accelerations: Sequence[float]) -> list[int]:
-    """How many lines each round measures; refuse accelerations that do not each add one.
-
-    Example:
-        >>> line_counts(128, (16, 8))
-        [8, 16]
-    """
     if len(accelerations) == 0 or min(accelerations) < 1:
         raise InputError(f"accelerations are {list(accelerations)}; give numbers of at least 1")
     lines = [round(width / R) for R in accelerations]

@@ -31,19 +31,7 @@ from taskuq.table._terminology import MRI, Terminology
 
 @dataclass(frozen=True)
 class MaskConfig:
-    """The masks of the rounds; training draws one of them for each case and epoch.
-
-    Arguments:
-        accelerations: R of the rounds, decreasing.
-        published: Whether to take the paper's masks (320 columns; 16, 8, 4, 2).
-        rule: How random lines are drawn where masks are made.
-        seed: Where they come from.
-        file: What ``taskuq masks`` wrote, e.g. an order that was learned; its masks are taken.
-
-    Example:
-        >>> MaskConfig().masks(320).sum(axis=1)
-        array([ 20,  40,  80, 160])
-    """
+    """The masks of the rounds; training draws one of them for each case and epoch."""
 
     accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
     published: bool = False
@@ -62,7 +50,6 @@ class MaskConfig:
 
     @property
     def words(self) -> Terminology:
-        """What cases, groups, pictures and measurements are called."""
         return MRI
 
     def masks(self, width: int) -> BoolArray:
@@ -78,20 +65,12 @@ class MaskConfig:
 
     def scanner(self, width: int, *, noise: float, seed: int) -> Measure:
         """The scanner of coil images of a width."""
-
         return MultiCoilMRI(self.masks(width), self.accelerations, noise=noise, seed=seed)
 
 
 @dataclass(frozen=True, eq=False)
 class MRIMeasurement:
-    """What an MRI scanner has collected so far.
-
-    Attributes:
-        zero_filled: Coil images with zeros in the lines not measured, complex (..., coil, height,
-            width).
-        mask: The measured columns of k-space, boolean (width,).
-        acceleration: R.
-    """
+    """Measured k-space, mask and zero-filled image."""
 
     zero_filled: Tensor
     mask: Tensor
@@ -111,29 +90,7 @@ class MRIMeasurement:
 
 @dataclass(frozen=True, eq=False)
 class MultiCoilMRI:
-    r"""A scanner that measures whole columns of the k-space of every coil.
-
-    .. math:: y = A x + \epsilon, \qquad
-        A = \operatorname{blkdiag}\{F^{\mathsf H} P^{\mathsf T} P F, \dots\}, \qquad
-        \epsilon_b = F^{\mathsf H} P^{\mathsf T} \varepsilon_b
-
-    :math:`x` stacks the coil images, :math:`F` is the unitary Fourier transform, :math:`P` picks
-    the measured samples and :math:`\varepsilon` is complex white noise. A line measured in one
-    round is not measured again: the noise on it is the same in all later rounds.
-
-    Arguments:
-        masks: Nested masks, boolean (round, width); True is measured.
-        accelerations: R of each round, decreasing.
-        noise: Standard deviation of the real and of the imaginary part of :math:`\varepsilon`.
-        seed: Together with the image it decides the noise; required where ``noise`` is not 0.
-
-    Example:
-        >>> from taskuq.measure._masks import nested_masks
-        >>> scanner = MultiCoilMRI(nested_masks(32, (8, 4), rng=rng), accelerations=(8, 4))
-        >>> y = scanner(torch.ones(2, 32, 32, dtype=torch.complex64), acceleration=4)
-        >>> y.zero_filled.shape, int(y.mask.sum()), y.acceleration
-        (torch.Size([2, 32, 32]), 8, 4.0)
-    """
+    """A scanner that measures whole columns of the k-space of every coil."""
 
     masks: NDArray[np.bool_]
     accelerations: Sequence[float]
@@ -195,12 +152,6 @@ class MultiCoilMRI:
         return MRIMeasurement(zero_filled, mask, float(acceleration))
 
     def contents(self, images: Tensor, measurement: MRIMeasurement) -> Tensor:
-        """What columns hold of combined images (sample, height, width): (column, sample, number).
-
-        Coils see an image through what the measured centre shows of each, its phase included.
-        Columns are transformed along the width alone, about its first pixel: that changes no
-        inner product between two images' columns.
-        """
         measured = measurement.mask.cpu().numpy()
         centre = center_lines(len(measured), max(1, acs_width(measured)))
         kept = torch.as_tensor(centre & measured, device=images.device)
@@ -213,24 +164,7 @@ class MultiCoilMRI:
 
 @dataclass(frozen=True, eq=False)
 class SimulatedMRIScanner:
-    """Measures an image that is already known, as a real scanner would measure a patient.
-
-    Every round gives only the columns it adds; nothing is measured twice, and after all rounds the
-    rest of k-space follows.
-
-    Arguments:
-        image: Complex coil images (coil, height, width).
-        masks: Nested masks, boolean (round, width).
-        accelerations: R of each round, decreasing.
-
-    Example:
-        >>> from taskuq.measure._masks import nested_masks
-        >>> masks = nested_masks(32, (8, 4), rng=rng)
-        >>> scanner = SimulatedMRIScanner(torch.ones(2, 32, 32) + 0j, masks, (8, 4))
-        >>> pieces = [scanner.measure(0), scanner.measure(1)]
-        >>> [len(piece["columns"]) for piece in pieces], int(scanner.combine(pieces).mask.sum())
-        ([4, 4], 8)
-    """
+    """Simulated scanner of a known image."""
 
     image: Tensor
     masks: NDArray[np.bool_]
@@ -250,18 +184,7 @@ class SimulatedMRIScanner:
 
 @dataclass(eq=False)
 class _AdaptiveMRIScanner:
-    """Measures columns of an image that is already known, those that it is asked for.
-
-    Arguments:
-        image: Complex coil images (coil, height, width).
-        accelerations: R of each round, decreasing.
-
-    Example:
-        >>> scanner = _AdaptiveMRIScanner(torch.ones(2, 8, 8) + 0j, (4.0, 2.0))
-        >>> scanner.want(0, np.array([3, 4]))
-        >>> scanner.combine([scanner.measure(0)]).mask.nonzero().flatten()
-        tensor([3, 4])
-    """
+    """Simulated scanner that measures requested columns."""
 
     image: Tensor
     accelerations: Sequence[float]
@@ -288,13 +211,7 @@ def _combine_columns(
     shape: tuple[int, ...],
     accelerations: Sequence[float],
 ) -> MRIMeasurement:
-    """Join the columns that all rounds so far have measured into one measurement.
-
-    Arguments:
-        pieces: Of each round, its ``columns`` and their ``kspace`` (coil, height, column).
-        shape: Of the coil images: coil, height, width.
-        accelerations: R of each round; everything is measured after the last.
-    """
+    """Combine the columns of all rounds."""
     mask = torch.zeros(shape[-1], dtype=torch.bool)
     kspace = torch.zeros(shape, dtype=torch.complex64)
     for piece in pieces:
@@ -307,16 +224,7 @@ def _combine_columns(
 
 
 def added_columns(masks: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
-    """Return the columns that each round adds, and after the last those that are left.
-
-    Arguments:
-        masks: Nested masks, boolean (round, width).
-
-    Example:
-        >>> masks = np.array([[0, 1, 0, 0], [0, 1, 1, 0]], dtype=bool)
-        >>> [columns.tolist() for columns in added_columns(masks)]
-        [[1], [2], [0, 3]]
-    """
+    """Return the columns that each round adds, and after the last those that are left."""
     everything = np.ones((1, masks.shape[1]), dtype=bool)
     until = np.concatenate([~everything, masks, everything])
     return [np.flatnonzero(now & ~before) for before, now in pairwise(until)]

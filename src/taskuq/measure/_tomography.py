@@ -25,29 +25,7 @@ from taskuq.table._terminology import Terminology
 
 @dataclass(frozen=True)
 class Radon:
-    r"""Line integrals of images along parallel rays.
-
-    .. math:: (A x)_{\theta, s} = \sum_{u} x_u \int_{s - 1/2}^{s + 1/2}
-        \tau_\theta\big(t - \langle u, (\cos\theta, \sin\theta) \rangle\big)\, dt
-
-    Pixels are squares: the shadow :math:`\tau_\theta` of one is a trapezoid of area 1, and each
-    bin of the detector gets what falls into it, so that no mass is lost and even areas stay even.
-    The detector is as long as the image's diagonal. The matrix is made once for each size and set
-    of views, and kept.
-
-    Arguments:
-        size: Rows and columns of the image.
-        angles: Angles :math:`\theta`, in radians.
-        footprint: ``"strip"`` as above; ``"hat"`` shares a pixel between the two bins nearest to
-            its centre, as is often done: diagonal views of even areas then have ripples, which
-            filtered back-projection makes louder.
-
-    Example:
-        >>> image = torch.zeros(8, 8)
-        >>> image[2, 5] = 3.0
-        >>> Radon(8, (0.0, np.pi / 2))(image).sum(-1)
-        tensor([3., 3.])
-    """
+    """Line integrals of images along parallel rays."""
 
     size: int
     angles: tuple[float, ...]
@@ -83,21 +61,12 @@ class Radon:
 
 
 def hat_radon(size: int, angles: tuple[float, ...]) -> Radon:
-    """The transform with the coarser footprint.
-
-    Arguments:
-        size: Rows and columns of the image.
-        angles: In radians.
-
-    Example:
-        >>> hat_radon(8, (0.0,)).footprint
-        'hat'
-    """
+    """The transform with the coarser footprint."""
     return Radon(size, angles, "hat")
 
 
 class _SparseMatmul(torch.autograd.Function):
-    """Rows times the transpose of a sparse matrix, differentiable by its own transpose."""
+    """Sparse matrix product with autograd."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
@@ -151,7 +120,6 @@ Shares = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 def _places(radon: Radon) -> NDArray[np.float64]:
-    """Where the centre of each pixel falls, in bins, (view, pixel)."""
     axis = np.arange(radon.size) - (radon.size - 1) / 2
     y, x = np.meshgrid(-axis, axis, indexing="ij")
     theta = np.array(radon.angles)[:, None]
@@ -192,20 +160,7 @@ _FOOTPRINTS = {"strip": _strip, "hat": _hat}
 
 @dataclass(frozen=True)
 class DeepinvRadon:
-    r"""Line integrals of images by ``deepinv.physics.Tomography``, which turns the image.
-
-    Its detector has another number of bins, and where the image is padded by an odd number of
-    pixels it turns about a place half a pixel off the centre. Both are undone by shifting each
-    view by the phase of its Fourier transform, which keeps all of its frequencies.
-
-    Arguments:
-        size: Rows and columns of the image.
-        angles: In radians.
-
-    Example:
-        >>> DeepinvRadon(8, (0.0,)).detectors == Radon(8, (0.0,)).detectors
-        True
-    """
+    """Line integrals of images by ``deepinv.physics.Tomography``, which turns the image."""
 
     size: int
     angles: tuple[float, ...]
@@ -258,16 +213,6 @@ EVEN = 1.13
 
 @dataclass(frozen=True, eq=False)
 class Sinogram:
-    """What a CT scanner has collected so far.
-
-    Attributes:
-        projections: Line integrals (..., view, detector).
-        angles: The angle of each view, in radians.
-        size: Rows and columns of the image.
-        acceleration: R.
-        variance: The mean variance of a line integral, known from the counts; 0 without noise.
-    """
-
     projections: Tensor
     angles: tuple[float, ...]
     size: int
@@ -282,15 +227,7 @@ class Sinogram:
 
 @dataclass(frozen=True, eq=False)
 class SinogramBatch:
-    """Measured views of several cases, which need not be the same views.
-
-    Attributes:
-        projections: Line integrals, 0 where not measured, (case, view, detector).
-        mask: Which views each case has, booleans (case, view).
-        radon: The operator of all views.
-        share: How much of a full scan was measured, (case,).
-        variance: The mean variance of a line integral of each case, (case,).
-    """
+    """Measured views of several cases."""
 
     projections: Tensor
     mask: Tensor
@@ -312,20 +249,7 @@ class SinogramBatch:
 def stack_sinograms(
     measurements: Sequence[Sinogram], device: torch.device | str = "cpu"
 ) -> SinogramBatch:
-    """Put measurements of one size together, over all views that any of them has.
-
-    Arguments:
-        measurements: What :class:`taskuq.measure._tomography.ParallelBeamCT` gives for one image
-            each.
-        device: Where to.
-
-    Example:
-        >>> early = Sinogram(torch.ones(1, 13), (0.0,), 8, 2.0)
-        >>> late = Sinogram(torch.ones(2, 13), (0.0, 1.5), 8, 1.0)
-        >>> stack_sinograms([early, late]).mask
-        tensor([[ True, False],
-                [ True,  True]])
-    """
+    """Stack measurements of one size over the union of their views."""
     for scan in measurements:
         if not isinstance(scan, Sinogram) or scan.projections.ndim != 2:
             raise InputError(
@@ -355,26 +279,7 @@ def stack_sinograms(
 def filtered_back_projection(
     sinograms: SinogramBatch | Sinogram, window: Window = "ram-lak"
 ) -> Tensor:
-    """The classical recovery (..., size, size): a ramp filter, then back-projection.
-
-    Each view counts for the angle that it stands for.
-
-    References:
-        Kak and Slaney, Principles of Computerized Tomographic Imaging, 1988.
-
-    Arguments:
-        sinograms: The measurements.
-        window: ``"ram-lak"`` leaves the ramp, ``"hann"`` fades high frequencies out.
-
-    Example:
-        >>> from taskuq.measure._tomography import ParallelBeamCT
-        >>> scanner = ParallelBeamCT(size=32, views=64, accelerations=(2,))
-        >>> image = torch.zeros(32, 32)
-        >>> image[8:24, 8:24] = 1.0
-        >>> recovery = filtered_back_projection(scanner(image, acceleration=1))
-        >>> round(float(recovery[12:20, 12:20].mean()), 1)
-        1.0
-    """
+    """The classical recovery (..., size, size): a ramp filter, then back-projection."""
     if isinstance(sinograms, Sinogram):
         radon = Radon(sinograms.size, sinograms.angles)
         weights = _view_weights(
@@ -396,21 +301,7 @@ def filtered_back_projection(
 
 
 def _view_weights(mask: Tensor, angles: Sequence[float]) -> Tensor:
-    r"""The angle that each measured view stands for: half of the way to its neighbours.
-
-    .. math:: a_v = (\theta_{v+} - \theta_{v-}) / 2, \qquad \textstyle\sum_v a_v = \pi
-
-    A view from behind sees what the one from the front does: behind the last view comes the first
-    one. Evenly spread views all stand for the same angle.
-
-    Arguments:
-        mask: Which views are measured, booleans (case, view); at least one of each case.
-        angles: The angle of each view, in radians, between 0 and half a turn.
-
-    Example:
-        >>> _view_weights(torch.tensor([[True, True, False, False]]), [0, np.pi / 4, np.pi / 2, 2.5])
-        tensor([[1.5708, 1.5708, 0.0000, 0.0000]])
-    """
+    """Return the angular weight of each view."""
     order = np.argsort(angles)
     ahead = torch.as_tensor(np.asarray(angles)[order], dtype=torch.float64, device=mask.device)
     here = mask[:, torch.as_tensor(order, device=mask.device)]
@@ -429,35 +320,7 @@ def _view_weights(mask: Tensor, angles: Sequence[float]) -> Tensor:
 
 
 def landweber_update(images: Tensor, sinograms: SinogramBatch, *, steps: int = STEPS) -> Tensor:
-    r"""Bring images towards the measured views, and change nothing else about them.
-
-    .. math:: x \leftarrow x + A^{\mathsf T} P\, t\, (y - A x), \qquad
-        P_v(\kappa) = \frac1N \min(1, a_v \kappa), \qquad
-        t = \max\Big(0, 1 - \frac{\sigma^2}{\operatorname{mean}\,(y - A x)^2}\Big)
-
-    Views are lines through the centre of frequency space, about one frequency wide: near the
-    centre they overlap, further out each stands alone. :math:`P` divides by how often a frequency
-    :math:`\kappa` was measured (in cycles across the :math:`N` pixels of a side; :math:`a_v` is the
-    angle that view :math:`v` stands for, see :func:`arcs`, and views that crowd together count for
-    less), so that few steps suffice, and every step lies in the range of :math:`A^{\mathsf T}`:
-    what the views cannot see is left alone. With noise of variance :math:`\sigma^2` an image that
-    is as far from the views as the noise is not moved; without noise :math:`t = 1`.
-
-    Arguments:
-        images: (case, ..., size, size).
-        sinograms: The measured views.
-        steps: How many steps.
-
-    Example:
-        >>> from taskuq.measure._tomography import ParallelBeamCT
-        >>> image = torch.zeros(32, 32)
-        >>> image[8:24, 8:24] = 1.0
-        >>> views = stack_sinograms([ParallelBeamCT(32, 64, accelerations=(8,))(image, acceleration=8)])
-        >>> gaps = [(views.radon(landweber_update(torch.zeros(1, 32, 32), views, steps=n))
-        ...          - views.projections).norm().item() for n in (0, 3)]
-        >>> gaps[1] < 0.1 * gaps[0]
-        True
-    """
+    """Preconditioned Landweber steps towards the measured views."""
     radon, lead = sinograms.radon, (1,) * (images.ndim - 3)
     mask = sinograms.mask.to(images.dtype)
     count = mask.sum(1)
@@ -490,7 +353,6 @@ def _frequencies(radon: Radon, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=12)
 def _overlaps(radon: Radon, device: torch.device) -> Tensor:
-    """How much of one view's line another's covers at each frequency, (view, view, frequency)."""
     angles = torch.tensor(radon.angles, device=device)
     apart = (angles[:, None] - angles).abs() % torch.pi
     apart = torch.minimum(apart, torch.pi - apart)
@@ -519,20 +381,7 @@ OPERATORS: Registry[Callable[[int, tuple[float, ...]], Callable[[Tensor], Tensor
 
 
 def _nested_views(views: int, accelerations: Sequence[float]) -> list[NDArray[np.int64]]:
-    """Sorted sets of views, each spread evenly over the half turn and part of the next.
-
-    Each round adds views between those measured. Where the number of views halves from round to
-    round and the first is a whole step apart, all rounds are evenly spread; otherwise views are
-    taken in the order of van der Corput, each new one into the widest gap.
-
-    Arguments:
-        views: The number of views of a full scan.
-        accelerations: R, decreasing; round k has views / R views.
-
-    Example:
-        >>> [list(map(int, chosen)) for chosen in _nested_views(16, (8, 4))]
-        [[0, 8], [0, 4, 8, 12]]
-    """
+    """Sorted sets of views, each spread evenly over the half turn and part of the next."""
     counts = [round(views / R) for R in accelerations]
     if not counts or counts[0] < 1 or counts[-1] > views or counts != sorted(set(counts)):
         raise InputError(
@@ -552,22 +401,7 @@ def _nested_views(views: int, accelerations: Sequence[float]) -> list[NDArray[np
 
 @dataclass(frozen=True)
 class _PhotonNoise:
-    r"""The noise of counted photons.
-
-    .. math:: n \sim \operatorname{Poisson}\big(n_0\, e^{-c p}\big), \qquad
-        \hat p = -\frac1c \ln \frac{\max(n, 1)}{n_0}, \qquad c = \frac aN
-
-    :math:`p` is a line integral in units of pixels, :math:`N` the number of pixels of a side. To
-    first order :math:`\hat p` has the variance :math:`1 / (c^2 n)`.
-
-    Arguments:
-        photons: Photons :math:`n_0` that reach a detector bin without a patient; 0 counts exactly.
-        attenuation: The exponent :math:`a` of a ray along a whole side of an image of ones.
-
-    Example:
-        >>> _PhotonNoise(photons=1e4).variance(torch.zeros(2), size=6)
-        tensor([1.0000e-04, 1.0000e-04])
-    """
+    """Poisson noise of photon counts."""
 
     photons: float = 0.0
     attenuation: float = 6.0
@@ -596,29 +430,7 @@ class _PhotonNoise:
 
 @dataclass(frozen=True)
 class ParallelBeamCT:
-    r"""A CT scanner that takes views one after another.
-
-    .. math:: y = A x + \epsilon
-
-    :math:`A` is the Radon transform at the views of a round,
-    and :math:`\epsilon` what counting photons leaves (:class:`_PhotonNoise`). A view keeps its counts in
-    later rounds.
-
-    Arguments:
-        size: Rows and columns of the image.
-        views: Views of a full scan, evenly over half a turn.
-        accelerations: R of each round, decreasing.
-        counts: The noise; without it line integrals are exact.
-        seed: Together with the image it decides the counts; required where there is noise.
-        operator: Who projects: ``"taskuq"`` (:class:`taskuq.measure._tomography.Radon`), ``"hat"`` (the
-            same with the coarser footprint), ``"deepinv"``, or one of your own.
-        chosen: The numbers of the views of each round, nested; evenly spread where None.
-
-    Example:
-        >>> scanner = ParallelBeamCT(size=32, views=64, accelerations=(16, 8))
-        >>> scanner(torch.ones(32, 32), acceleration=8).projections.shape
-        torch.Size([8, 47])
-    """
+    """A CT scanner that takes views one after another."""
 
     size: int
     views: int
@@ -683,7 +495,6 @@ class ParallelBeamCT:
         return rounds[round_at(acceleration, [*self.accelerations, 1])]
 
     def contents(self, images: Tensor, measurement: Sinogram) -> Tensor:
-        """What views hold of images (sample, size, size): line integrals (view, sample, bin)."""
         angles = view_angles(np.arange(self.views), self.views)
         projections: Tensor = OPERATORS[self.operator](self.size, angles)(images)
         return projections.transpose(0, 1)
@@ -704,22 +515,7 @@ class ParallelBeamCT:
 
 @dataclass(frozen=True, eq=False)
 class _SimulatedCTScanner:
-    """Scans an image that is already known, as a real scanner would scan a patient.
-
-    Every round gives only the views it adds; no view is taken twice, and after all rounds the rest
-    of a full scan follows.
-
-    Arguments:
-        image: Attenuation, real (height, width).
-        scanner: The scanner.
-
-    Example:
-        >>> scanner = ParallelBeamCT(size=32, views=64, accelerations=(16, 8))
-        >>> patient = _SimulatedCTScanner(torch.ones(32, 32), scanner)
-        >>> pieces = [patient.measure(0), patient.measure(1)]
-        >>> [len(piece["views"]) for piece in pieces], len(patient.combine(pieces).angles)
-        ([4, 4], 8)
-    """
+    """Simulated CT scanner."""
 
     image: Tensor
     scanner: ParallelBeamCT
@@ -749,19 +545,7 @@ class _SimulatedCTScanner:
 
 @dataclass(eq=False)
 class _AdaptiveCTScanner:
-    """Takes views of an image that is already known, those that it is asked for.
-
-    Arguments:
-        image: Attenuation, real (height, width).
-        scanner: The scanner.
-
-    Example:
-        >>> scanner = ParallelBeamCT(size=32, views=64, accelerations=(16, 8))
-        >>> patient = _AdaptiveCTScanner(torch.ones(32, 32), scanner)
-        >>> patient.want(0, np.array([5, 9]))
-        >>> len(patient.combine([patient.measure(0)]).angles)
-        2
-    """
+    """Simulated CT scanner that measures requested views."""
 
     image: Tensor
     scanner: ParallelBeamCT
@@ -786,37 +570,13 @@ class _AdaptiveCTScanner:
 
 
 def view_angles(views: NDArray[np.int64], total: int) -> tuple[float, ...]:
-    """The angles of some views of a full scan, in radians.
-
-    Arguments:
-        views: Their numbers.
-        total: How many a full scan has, over half a turn.
-
-    Example:
-        >>> view_angles(np.array([0, 1]), 2)[1] == np.pi / 2
-        True
-    """
+    """The angles of some views of a full scan, in radians."""
     return tuple((np.asarray(views) * (np.pi / total)).tolist())
 
 
 @dataclass(frozen=True)
 class TomographyConfig:
-    """The table ``[measure]`` of computed tomography: the views of the rounds, and their counts.
-
-    Arguments:
-        accelerations: R of the rounds, decreasing; round k has views / R views.
-        views: Views of a full scan, evenly over half a turn.
-        photons: Photons that reach a detector bin without a patient; 0 counts exactly.
-        attenuation: The exponent of a ray along a whole side of an image of ones.
-        operator: Who projects in a run: ``"taskuq"``, ``"hat"`` or ``"deepinv"``. Recoveries take
-            each for ours; ours and deepinv's differ by a hundredth.
-        file: What ``taskuq masks`` wrote, e.g. an order of views that was learned; its views are
-            taken instead of evenly spread ones.
-
-    Example:
-        >>> TomographyConfig().round_names
-        ('12 views', '24 views', '48 views', '96 views')
-    """
+    """The table ``[measure]`` of computed tomography: the views of the rounds, and their counts."""
 
     accelerations: tuple[float, ...] = (16.0, 8.0, 4.0, 2.0)
     views: int = 192
@@ -830,7 +590,6 @@ class TomographyConfig:
 
     @property
     def words(self) -> Terminology:
-        """What cases, groups, pictures and measurements are called."""
         return Terminology(
             case="slice", group="scan", estimate="back-projected", measurement="view",
             truth="all views",
@@ -838,7 +597,6 @@ class TomographyConfig:
 
     @property
     def round_names(self) -> tuple[str, ...]:
-        """How many views each round has, in words."""
         chosen = _nested_views(self.views, self.accelerations)
         return tuple(f"{len(views)} view{'s' * (len(views) > 1)}" for views in chosen)
 

@@ -7,8 +7,8 @@ from taskuq.pipeline._engines import ENGINES, RayOptions, SlurmOptions
 from taskuq.pipeline._pipeline import Pipeline, status
 
 __all__ = [
-    "DeepinvRecover",
     "ENGINES",
+    "DeepinvRecover",
     "Pipeline",
     "RayOptions",
     "RecoveryFolder",

@@ -18,23 +18,13 @@ from taskuq.protocols import MarkovChain
 
 
 def _magnitude(images: Any) -> Any:
-    r"""Combine the channels of images: one is the image, several are real and imaginary parts.
-
-    .. math:: |x| = \sqrt{\textstyle\sum_c x_c^2}
-
-    Arguments:
-        images: (image, channel, height, width).
-
-    Example:
-        >>> _magnitude(np.array([[[[3.0]], [[4.0]]]])).tolist()
-        [[[5.0]]]
-    """
+    """Combine the channels of images: one is the image, several are real and imaginary parts."""
     return images[:, 0] if images.shape[1] == 1 else (images**2).sum(1) ** 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class DeepinvRecover:
-    """A deepinv model as a Recover, for what its physics measured.
+    """deepinv model as a Recover.
 
     That comes from :class:`taskuq.measure._adapters._DeepinvMeasure`. Samples come from a seed of
     their own, and the generators of torch and NumPy are left as they were: deepinv draws from the
@@ -145,7 +135,7 @@ ENDINGS = (".npz", ".npy", ".nii.gz", ".nii")
 
 @dataclass(frozen=True)
 class RecoveryFolder:
-    """A folder of recoveries in the place of a Recover, so that anybody's sampler can be judged.
+    """Folder of precomputed reconstructions used as a Recover.
 
     The recoveries of case ``a`` at R = 8 are either one file, ``a/R8.npz``, with all samples, or
     a folder ``a/R8/`` with a file for each, in the order of their names. Files are .npz (one

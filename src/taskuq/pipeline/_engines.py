@@ -60,7 +60,7 @@ class EngineOptions:
 
 
 class _WorkItems(Protocol):
-    """Picklable pieces of work by number, such as the cases of a run."""
+    """Picklable work items of a run."""
 
     @property
     def folder(self) -> Path:
@@ -81,7 +81,7 @@ class _WorkItems(Protocol):
 
 
 class Engine(Protocol):
-    """Options of an engine, and its way through the pieces of work."""
+    """Executor of work items with its options."""
 
     @classmethod
     def from_flags(cls, flags: EngineOptions) -> Engine:
@@ -106,7 +106,7 @@ ENGINES: Registry[type[Engine]] = Registry(
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Engine that runs all cases in this process, one batch after the other."""
+    """Run all cases in this process."""
 
     @classmethod
     def from_flags(cls, flags: EngineOptions) -> LocalEngine:

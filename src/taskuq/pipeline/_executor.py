@@ -42,25 +42,13 @@ T = TypeVar("T")
 
 @dataclass
 class DeadlineWorker:
-    """What computes within a deadline.
-
-    Python cannot stop a computation. One that is late goes on by itself, and while it does nothing
-    else is begun: what is asked for meanwhile is late too.
-
-    Arguments:
-        deadline: Seconds, or None for as long as it takes.
-    """
+    """Thread that runs a computation within a deadline."""
 
     deadline: float | None = None
     _late: threading.Thread | None = field(default=None, init=False, repr=False)
 
     def run(self, compute: Callable[[], T], *, hurry: bool = True) -> T:
-        """Return what is computed, or raise TimeoutError where it takes too long.
-
-        Arguments:
-            compute: What to compute.
-            hurry: Whether the deadline counts.
-        """
+        """Return what is computed, or raise TimeoutError where it takes too long."""
         if self._late is not None:
             self._late.join(self.deadline if hurry else None)
             if self._late.is_alive():
@@ -90,14 +78,7 @@ class DeadlineWorker:
 
 @dataclass(frozen=True)
 class RunCases:
-    """The cases of a run.
-
-    Arguments:
-        images: Anything with a length whose items are images, or items with an ``image``.
-        case: The identity of each.
-        group: The group of each, if known.
-        label: The class of each, if known.
-    """
+    """Images of a run with case, group and label."""
 
     images: Any
     case: tuple[str, ...]
@@ -119,22 +100,7 @@ def as_cases(
     group: Sequence[Any] | None = None,
     label: Sequence[Any] | None = None,
 ) -> RunCases:
-    """Take a data set, an array of images, or a list of them, as the cases of a run.
-
-    A data set brings its own labels, groups and, if it has them, identities; what is given
-    explicitly takes their place.
-
-    Arguments:
-        images: A data set, an array (case, ...), or a sequence of images.
-        case: The identity of each; numbers from 0 where nothing else is known.
-        group: The group of each.
-        label: The class of each.
-
-    Example:
-        >>> cases = as_cases(np.zeros((3, 8, 8)), group=["a", "a", "b"])
-        >>> len(cases), cases.case, cases.image(2).shape
-        (3, ('0', '1', '2'), (8, 8))
-    """
+    """Take a data set, an array of images, or a list of them, as the cases of a run."""
     try:
         n = len(images)
         images.__getitem__  # noqa: B018  # a sequence is asked for its items, nothing is read yet
@@ -160,12 +126,7 @@ def as_cases(
 
 
 def image_digest(image: Any) -> str:
-    """Return a short fingerprint of an image; empty for what is no array.
-
-    Example:
-        >>> image_digest(np.zeros((2, 2))), image_digest(object())
-        ('d867bfd4712f9f3e', '')
-    """
+    """Return the digest of an image."""
     try:
         array = np.ascontiguousarray(as_array(image, "image"))
     except (InputError, TypeError):
@@ -178,14 +139,7 @@ def image_digest(image: Any) -> str:
 
 @dataclass(frozen=True)
 class CaseOutputs:
-    r"""The numbers of one case.
-
-    Arguments:
-        targets: :math:`z = f(x)`, (task,).
-        outputs: :math:`\hat z`, (round, sample, task), in single precision as a table keeps them.
-        image: A fingerprint of the image they are of; empty where it is no array.
-        lines: What each round measured, booleans (round, line), where a rule chose it.
-    """
+    """Outputs and target of one case."""
 
     targets: FloatArray
     outputs: FloatArray
@@ -195,14 +149,7 @@ class CaseOutputs:
 
 @dataclass(frozen=True)
 class RoundBatch:
-    """What a round gave of some cases.
-
-    Arguments:
-        acceleration: The round's.
-        measurements: What was measured of each; nothing where recoveries were made elsewhere.
-        images: The recoveries, the samples of all cases one after the other.
-        lines: What was measured of each, booleans (line,), where a rule chose it.
-    """
+    """Samples of a batch in one round."""
 
     acceleration: float
     measurements: list[Any]
@@ -211,17 +158,7 @@ class RoundBatch:
 
 
 def reference_image(image: Any) -> Any:
-    r"""Return the image a task sees: coil images are combined, others stay as they are.
-
-    .. math:: |w| = \sqrt{\textstyle\sum_b |x_b|^2}
-
-    Arguments:
-        image: Complex coil images (coil, height, width), or a real image (height, width).
-
-    Example:
-        >>> reference_image(np.full((4, 2, 2), 3j)).tolist()
-        [[6.0, 6.0], [6.0, 6.0]]
-    """
+    """Return the image the task sees (coils combined)."""
     if not (image.is_complex() if is_tensor(image) else np.iscomplexobj(image)):
         return image
     magnitude = abs(image)
@@ -230,35 +167,7 @@ def reference_image(image: Any) -> Any:
 
 @dataclass(frozen=True)
 class Executor:
-    r"""Measurement, recovery and task with everything that decides their numbers.
-
-    Cases run together when the recovery is a :class:`taskuq.protocols.BatchRecover`. Batches are
-    always full: a short one is filled up with its last case. Arithmetic on a batch may depend on
-    how many cases it holds, never on which, so that for one ``size`` a case gives the same bits
-    whatever runs beside it.
-
-    Arguments:
-        measure: :math:`h`.
-        recover: :math:`g`, or recoveries that were made elsewhere.
-        task: :math:`f`.
-        accelerations: The rounds.
-        samples: Posterior samples per case and round.
-        seed: The seed of the run.
-        size: How many cases run at once.
-        device: Where tensors are put before they are measured; where they are by default.
-        round_names: What rounds are called, where they have names.
-
-    Example:
-        >>> chain = Executor(
-        ...     measure=lambda image, acceleration: image[:: int(acceleration)],
-        ...     recover=lambda y, *, samples, seed: np.tile(np.resize(y, 8), (samples, 1)),
-        ...     task=lambda images: images.mean(axis=1),
-        ...     accelerations=(4, 2), samples=3, seed=0,
-        ... )
-        >>> (found,) = chain.scan([np.ones(8)], ["a"])
-        >>> found.outputs.shape, found.targets
-        ((2, 3, 1), array([1.]))
-    """
+    """The only caller of h, g and f."""
 
     measure: Measure
     recover: Recover | StoredRecover
@@ -271,7 +180,6 @@ class Executor:
     round_names: tuple[str, ...] | None = None
 
     def at(self, R: float) -> str:
-        """Say at which round, by its name or its acceleration."""
         k = list(self.accelerations).index(R)
         return f"at {round_label(R, None if self.round_names is None else self.round_names[k])}"
 
@@ -281,12 +189,7 @@ class Executor:
         return image.to(self.device, non_blocking=True) if is_elsewhere else image
 
     def scan(self, images: Sequence[Any], names: Sequence[str]) -> list[CaseOutputs | InputError]:
-        """Measure, recover and read images of one shape at every acceleration, all at once.
-
-        Arguments:
-            images: The true images, at most ``size`` of them.
-            names: The identity of each, which its seeds depend on.
-        """
+        """Measure, recover and read images of one shape at every acceleration, all at once."""
         assert 1 <= len(images) <= self.size
         with no_grad():
             known = [reference_image(image) for image in images]
@@ -304,14 +207,7 @@ class Executor:
         return [self._case(name, targets[k], outputs[k], lines[k]) for k, name in enumerate(names)]
 
     def rounds(self, images: Sequence[Any], names: Sequence[str]) -> Iterator[RoundBatch]:
-        """Measure and recover images of one shape, round by round.
-
-        Where a rule chooses, it is replayed: each case's next lines follow from its own samples.
-
-        Arguments:
-            images: The true images, at most ``size`` of them.
-            names: The identity of each.
-        """
+        """Measure and recover images of one shape, round by round."""
         rule = self.measure if isinstance(self.measure, AdaptiveMeasure) else None
         lines = None if rule is None else [rule.first() for _ in images]
         for k, R in enumerate(self.accelerations):
@@ -435,19 +331,13 @@ class Executor:
 
 
 def _of_case(chosen: Sequence[list[BoolArray] | None], k: int) -> BoolArray | None:
-    """What each round measured of a case, (round, line), where a rule chose it."""
     each = [lines[k] for lines in chosen if lines is not None]
     return np.stack(each) if each else None
 
 
 @contextmanager
 def _blame(part: str, whom: str) -> Iterator[None]:
-    """Note on an error of a user's part in which line of it, and for which case, it arose.
-
-    Arguments:
-        part: What was called: measure, recover or task.
-        whom: For which case in which round.
-    """
+    """Add component, case and user line to an error."""
     try:
         yield
     except InputError:
@@ -459,10 +349,7 @@ def _blame(part: str, whom: str) -> Iterator[None]:
 
 
 def _user_line(error: BaseException) -> str:
-    """Say in which line of the user's own code an error arose; nothing where that is not known.
-
-    The innermost line that belongs neither to this package nor to an installed one.
-    """
+    """Return the user's source line of an error."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = str(Path(__file__).resolve().parents[1])
     mine = [f for f in frames if not f.filename.startswith(ours) and "-packages" not in f.filename]
@@ -495,11 +382,7 @@ MEMORY, SHARE = 2 * 2**30, 0.25
 
 
 def pick_device(device: str | None) -> str:
-    """Return the device to use: what was asked for, or the best one there is.
-
-    Arguments:
-        device: 'cpu', 'cuda', 'cuda:1', 'mps', or None.
-    """
+    """Return the device to use: what was asked for, or the best one there is."""
     import torch
 
     if device is None:
@@ -524,18 +407,13 @@ def _batch_memory(device: str | None) -> float:
 
 
 def num_threads() -> int | None:
-    """Return how many threads torch computes with on the CPU; None where nobody loaded it."""
+    """Return torch's CPU thread count, or None."""
     torch = sys.modules.get("torch")
     return None if torch is None else int(torch.get_num_threads())
 
 
 @contextmanager
 def pinned_threads(count: int | None) -> Iterator[None]:
-    """Let torch compute with so many threads for a while: sums of floats depend on their number.
-
-    Arguments:
-        count: How many; None leaves them as they are.
-    """
     if count is None:
         yield
         return
@@ -558,12 +436,7 @@ def _release_memory() -> None:
 
 
 def peak_host_bytes() -> int:
-    """Return the most memory that this process has had so far.
-
-    Example:
-        >>> peak_host_bytes() > 1_000_000
-        True
-    """
+    """Return the most memory that this process has had so far."""
     try:
         status = Path("/proc/self/status").read_text()
         (line,) = (row for row in status.splitlines() if row.startswith("VmHWM:"))
@@ -581,18 +454,7 @@ NAME = "log.jsonl"
 
 @dataclass(frozen=True)
 class RunLog:
-    """A file of lines, one event each, that several workers may append to.
-
-    Arguments:
-        folder: The folder of the table.
-
-    Example:
-        >>> import tempfile
-        >>> log = RunLog(Path(tempfile.mkdtemp()))
-        >>> log.failed("patient-1-slice-2", ValueError("out of range"))
-        >>> log.failures()
-        {'patient-1-slice-2': 'ValueError: out of range'}
-    """
+    """A file of lines, one event each, that several workers may append to."""
 
     folder: Path
 
@@ -646,25 +508,7 @@ def batch_size(
     device: str | None = None,
     batch: int | None = None,
 ) -> int:
-    """Return how many cases run at once; it depends on the run and the device, not on the moment.
-
-    Arguments:
-        recover: The recovery; without a method ``batch`` cases run one by one.
-        image: One of the images.
-        samples: Posterior samples per case and round.
-        cases: All cases of the run, also those already finished.
-        device: Where networks run.
-        batch: What the user asks for; chosen by memory where None.
-
-    Example:
-        >>> class Flow:
-        ...     def __call__(self, measurement, *, samples, seed): ...
-        ...     def batch(self, measurements, *, samples, seeds): ...
-        >>> batch_size(Flow(), np.ones((320, 320)), samples=32, cases=100)
-        2
-        >>> batch_size(Flow(), np.ones((128, 128)), samples=32, cases=100)
-        15
-    """
+    """Return how many cases run at once; it depends on the run and the device, not on the moment."""
     if batch is not None and batch < 1:
         raise InputError(f"batch must be at least 1, got {batch}")
     if not isinstance(recover, BatchRecover):
@@ -680,14 +524,7 @@ def batch_size(
 
 
 class BatchRunner:
-    """Runs cases together, and in smaller batches once memory has run out.
-
-    Arguments:
-        chain: Measurement, recovery and task.
-        cases: All cases.
-        log: Told when memory has run out.
-        seen: Images that have been read already, by the number of their case.
-    """
+    """Run cases in batches; halve them when memory runs out."""
 
     def __init__(
         self,
@@ -700,11 +537,7 @@ class BatchRunner:
         self.seen = dict(seen or {})
 
     def run(self, todo: Sequence[int]) -> Iterator[Ran]:
-        """Yield the numbers of each case, or why there are none, batch by batch.
-
-        Arguments:
-            todo: The numbers of the cases to run.
-        """
+        """Yield the numbers of each case, or why there are none, batch by batch."""
         together: list[_Item] = []
         for index, reading in self._read_ahead(todo):
             try:
@@ -741,10 +574,7 @@ class BatchRunner:
         return image, image_digest(image)
 
     def _together(self, items: list[_Item]) -> Iterator[Ran]:
-        """Run images of one shape.
-
-        A case that makes its batch fail is found by halving the batch; the others do not suffer.
-        """
+        """Run images of one shape."""
         waiting = [items] if items else []
         before = self.chain.size
         while waiting:

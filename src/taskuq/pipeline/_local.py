@@ -40,7 +40,7 @@ HOPELESS = 20
 
 @dataclass
 class _RowBuffer:
-    """Finished cases that wait to be written; the one thing here that changes."""
+    """Finished rows waiting to be written."""
 
     writer: TableWriter
     cases: RunCases
@@ -57,7 +57,6 @@ class _RowBuffer:
             self.flush()
 
     def _lines(self) -> BoolArray | None:
-        """What was measured in each row, (row, line), where a rule chose it."""
         each = [f.lines for f in self.found if f.lines is not None]
         return np.concatenate(np.stack(each, axis=1)) if each else None
 
@@ -85,14 +84,7 @@ class _RowBuffer:
 
 @dataclass(frozen=True)
 class CaseWorker:
-    """Everything a worker needs, picklable; what it computes it writes into the table itself.
-
-    Arguments:
-        chain: Measurement, recovery and task.
-        cases: All cases of the run.
-        writer: Where rows go: a folder that every worker can reach.
-        threads: How many threads torch computes with, here and in every worker.
-    """
+    """Compute cases and write them to the table."""
 
     chain: Executor
     cases: RunCases
@@ -101,7 +93,6 @@ class CaseWorker:
 
     @property
     def log(self) -> RunLog:
-        """What happens in the run, beside its table."""
         return RunLog(self.writer.folder)
 
     @property
@@ -111,51 +102,27 @@ class CaseWorker:
 
     @property
     def size(self) -> int:
-        """How many cases run at once."""
         return self.chain.size
 
     def unfinished(self, todo: Sequence[int]) -> list[int]:
-        """Return the cases that no shard holds yet.
-
-        Arguments:
-            todo: The numbers of cases.
-        """
+        """Return the cases that no shard holds yet."""
         names = [self.cases.case[index] for index in todo]
         done = finished_cases(self.folder, self.writer.header, names)
         return [int(index) for index in np.asarray(todo, dtype=int)[~done]]
 
     def give_up(self, index: int, error: Exception) -> None:
-        """Write to the log why a case is missing.
-
-        Arguments:
-            index: The number of the case.
-            error: The reason.
-        """
+        """Write to the log why a case is missing."""
         self.log.failed(self.cases.case[index], error)
 
     def do(self, todo: list[int], progress: Progress | None = None) -> int:
-        """Run the given cases, write their rows and return how many were tried.
-
-        RunCases run in batches; images of the next ones are read meanwhile. A case that fails is
-        written to the log with its reason, and the run goes on; memory that runs out halves the
-        batches. An interruption writes what is finished before it takes effect.
-
-        Arguments:
-            todo: The numbers of the cases to run.
-            progress: Told of every case.
-        """
+        """Run the given cases, write their rows and return how many were tried."""
         batches = BatchRunner(self.chain, self.cases, self.log)
         with pinned_threads(self.threads), sigterm_as_exit():
             self.keep(batches.run(todo), progress or Progress(len(todo), quiet=True))
         return len(todo)
 
     def keep(self, found: Iterable[Ran], progress: Progress) -> None:
-        """Write what cases gave into the table, or into the log why they gave nothing.
-
-        Arguments:
-            found: RunCases that were run.
-            progress: Told of every case.
-        """
+        """Write what cases gave into the table, or into the log why they gave nothing."""
         rows = _RowBuffer(self.writer, self.cases)
         failures = successes = 0
         try:
@@ -180,12 +147,7 @@ class CaseWorker:
 
 
 def _row_problem(found: CaseOutputs | Exception, header: TableHeader) -> Exception | None:
-    """Return why the numbers of a case cannot stand in a table, or None where they can.
-
-    Arguments:
-        found: What running the case gave.
-        header: The table's attributes.
-    """
+    """Return why a row cannot be stored, or None."""
     if isinstance(found, Exception):
         return found
     wanted = (len(header.accelerations), header.samples, len(header.task_names))
@@ -211,17 +173,7 @@ SPREAD, ROUNDING = 1e-3, 1e-5
 
 
 def verify_resume(work: CaseWorker, done: np.ndarray, *, is_silent: bool) -> None:
-    """Refuse to go on with a table whose finished cases come out differently now.
-
-    Callables cannot be compared, but what they give can: a few finished cases are computed again.
-    Images in memory are all compared with those that the shards remember, others where they are
-    computed again.
-
-    Arguments:
-        work: The run as it is now.
-        done: Which cases are finished (case,).
-        is_silent: Whether not to say that nothing is left to compute.
-    """
+    """Raise if a resumed run does not reproduce stored cases."""
     finished = [int(index) for index in np.nonzero(done)[0]]
     if not finished:
         return
@@ -276,7 +228,7 @@ def _sentence(folder: Path, name: str, what: str) -> str:
 
 
 def _agree(now: FloatArray, then: FloatArray, beside: FloatArray) -> bool:
-    """Whether numbers are the same but for rounding, seen beside others of their case."""
+    """Return True if numbers are the same but for rounding, seen beside others of their case."""
     every = np.concatenate([then.ravel(), beside.ravel()])
     room = SPREAD * np.ptp(every) + ROUNDING * np.abs(every).max()
     return bool((np.abs(now - then) <= room).all())
@@ -289,16 +241,7 @@ SAMPLES = 8
 
 
 def choose_cases(chain: Executor, cases: RunCases, count: int) -> list[int]:
-    """Choose cases to show before anything is recovered, spread over the task's targets.
-
-    Some cases are taken at even steps, their true images are read, and of these the ones at even
-    steps of the (first) target are chosen: nothing is known of any recovery.
-
-    Arguments:
-        chain: Measurement, recovery and task.
-        cases: All cases.
-        count: How many to choose.
-    """
+    """Choose cases to show before anything is recovered, spread over the task's targets."""
     n = len(cases)
     some = np.unique(np.linspace(0, n - 1, min(n, CANDIDATES * count)).astype(int)).tolist()
     read: list[tuple[float, int]] = []
@@ -318,14 +261,7 @@ def choose_cases(chain: Executor, cases: RunCases, count: int) -> list[int]:
 
 
 def store_images(folder: Path, chain: Executor, cases: RunCases, chosen: Sequence[int]) -> Path:
-    """Recover the chosen cases with the run's own seeds, and keep what can be seen of them.
-
-    Arguments:
-        folder: The folder of the table.
-        chain: Measurement, recovery and task.
-        cases: All cases.
-        chosen: The numbers of the cases to show.
-    """
+    """Store display images of chosen cases."""
     path, names = folder / PICTURES, [cases.case[index] for index in chosen]
     if path.exists() and names == _kept(path):
         return path
@@ -352,17 +288,7 @@ def store_images(folder: Path, chain: Executor, cases: RunCases, chosen: Sequenc
 
 
 def as_picture(image: Any) -> FloatArray:
-    """Return something seen as a picture: (height, width), or (height, width, 3) in colour.
-
-    A signal becomes a strip as high as an eighth of its length.
-
-    Arguments:
-        image: A signal, an image of one channel or of three; complex ones by their magnitude.
-
-    Example:
-        >>> as_picture(np.ones(64)).shape, as_picture(np.ones((3, 8, 9))).shape
-        ((8, 64), (8, 9, 3))
-    """
+    """Return something seen as a picture: (height, width), or (height, width, 3) in colour."""
     array = as_array(image, "image")
     array = np.abs(array) if np.iscomplexobj(array) else array
     array = array[0] if array.ndim == 3 and len(array) == 1 else array
@@ -379,7 +305,6 @@ def as_picture(image: Any) -> FloatArray:
 
 
 def _of_case(chain: Executor, cases: RunCases, index: int) -> dict[str, Any]:
-    """What is seen of a case in all rounds."""
     name, found = cases.case[index], dict[str, list[Any]]()
     image = chain.place(cases.image(index))
     for recovered in chain.rounds([image], [name]):

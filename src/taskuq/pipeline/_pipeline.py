@@ -66,16 +66,7 @@ PACKAGES = ("numpy", "torch", "deepinv")
 
 
 def provenance(configuration: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Return what made a table; only what is under ``made_by`` may differ when a run is resumed.
-
-    Arguments:
-        configuration: What was asked for; a resumed run must ask for the same.
-        seed: The seed of the run.
-
-    Example:
-        >>> sorted(provenance({"samples": 4}, seed=0))
-        ['code', 'configuration', 'made_by', 'seed']
-    """
+    """Return what made a table; only what is under ``made_by`` may differ when a run is resumed."""
     return {
         "configuration": dict(configuration),
         "code": _code_fingerprint(),
@@ -91,12 +82,7 @@ def provenance(configuration: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _code_fingerprint() -> str:
-    """Return a fingerprint of the code that decides what is in a table.
-
-    Example:
-        >>> len(_code_fingerprint())
-        16
-    """
+    """Return a fingerprint of the code that decides what is in a table."""
     root = Path(taskuq.__file__).parent
     files = [p for part in DECIDING for p in (root / part, *(root / part).rglob("*.py"))]
     sources = sorted({p for p in files if p.suffix == ".py"})
@@ -125,11 +111,7 @@ def _revision() -> str | None:
 
 
 def _remove_table(folder: Path) -> None:
-    """Remove the files of a table and its log; refuse a folder that holds anything else.
-
-    Arguments:
-        folder: The folder of the table.
-    """
+    """Delete the files of a table."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -145,7 +127,7 @@ def _remove_table(folder: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a run has written this file, whole or in part."""
+    """Return True if a run has written this file, whole or in part."""
     plain = "|".join(map(re.escape, (HEADER, LOG, ROSTER, PICTURES)))
     known = rf"({plain}|part-\d+-\w+\.parquet)"
     is_name = re.fullmatch(rf"{known}|\.{known}\.\w+\.partial", path.name)
@@ -397,7 +379,6 @@ def _shown(
 
 
 def _threads(asked: int | None, folder: Path, engine: Engine) -> int | None:
-    """How many threads torch is to compute with: as asked, as before, or as is usual here."""
     if asked is not None:
         if asked < 1:
             raise InputError(f"threads must be at least 1, got {asked}")
@@ -423,10 +404,7 @@ def _first_image(cases: RunCases) -> dict[int, Any]:
 def _begin(
     chain: Executor, cases: RunCases, seen: Mapping[int, Any]
 ) -> tuple[dict[int, CaseOutputs | Exception], Executor]:
-    """Run the first cases until one works, to see what the task gives and how many cases fit.
-
-    What they give is kept; nothing is run or read twice.
-    """
+    """Run the first cases until one works, to see what the task gives and how many cases fit."""
     begun: dict[int, CaseOutputs | Exception] = {}
     batches = BatchRunner(chain, cases, seen=seen)
     for start in range(0, min(len(cases), HOPELESS), chain.size):
@@ -481,7 +459,7 @@ def _report_failures(log: RunLog, quiet: bool) -> None:
 
 
 def status(folder: str | Path) -> dict[str, Any]:
-    """Tell how far a run is.
+    """Return the progress and the failures of a run.
 
     Arguments:
         folder: The folder of the table.

@@ -14,15 +14,7 @@ PAUSE = 10.0
 
 
 class Progress:
-    """A line that says how many cases are done and how long the rest will take.
-
-    Arguments:
-        total: All cases of the run.
-        done: Cases finished by an earlier run.
-        quiet: Say nothing.
-        since: When the work began, by :func:`time.monotonic`; now where None.
-        what: What is counted.
-    """
+    """A line that says how many cases are done and how long the rest will take."""
 
     def __init__(
         self,
@@ -56,7 +48,6 @@ class Progress:
             self.drawing.stop()
 
     def say(self, line: str) -> None:
-        """Say something else than how far the run is."""
         if not self.drawing.disable:
             self.drawing.console.print(line, markup=False, soft_wrap=True)
 
@@ -84,12 +75,6 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Say a time span in the two largest units that matter.
-
-    Example:
-        >>> duration(59.6), duration(3725), duration(90000)
-        ('60 s', '1 h 2 min', '25 h 0 min')
-    """
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = seconds / 60

@@ -38,21 +38,7 @@ POINTS = 40
 @final
 @dataclass(frozen=True)
 class _ResidualDistribution:
-    r"""The distribution function :math:`F` of residuals over scales, in pieces of logistic laws.
-
-    .. math:: \log\frac{F(r)}{1 - F(r)} =
-        \ell_j + \frac{\ell_{j+1} - \ell_j}{q_{j+1} - q_j} (r - q_j), \qquad q_j \le r \le q_{j+1}
-
-    and straight on beyond the first and the last, so that no residual is impossible.
-
-    Arguments:
-        quantiles: The quantiles :math:`q_j` at log odds :math:`\ell_j` from -5 to 5, by halves.
-
-    Example:
-        >>> law = _ResidualDistribution(tuple(LOG_ODDS))  # the logistic law itself
-        >>> float(law.outside(np.array(-1.0), np.array(1.0)).round(6)), round(2 / (1 + np.e), 6)
-        (0.537883, 0.537883)
-    """
+    """Smoothed distribution of scaled residuals."""
 
     quantiles: tuple[float, ...]
 
@@ -79,21 +65,7 @@ class _ResidualDistribution:
 
 
 def _fit_residual_law(residuals: FloatArray) -> _ResidualDistribution:
-    r"""Fit the law of residuals, each of them smoothed by a logistic kernel.
-
-    The kernel has the standard deviation :math:`0.9\, \mathrm{IQR} / 1.34\, n^{-1/5}`.
-
-    References:
-        Silverman, Density Estimation for Statistics and Data Analysis, 1986.
-
-    Arguments:
-        residuals: Residuals over their predicted sizes (case,).
-
-    Example:
-        >>> law = _fit_residual_law(rng.standard_normal(1000))
-        >>> bool(abs(law.outside(np.array(-1.96), np.array(1.96)) - 0.05) < 0.02)
-        True
-    """
+    """Fit the law of residuals, each of them smoothed by a logistic kernel."""
     share = (np.arange(POINTS) + 0.5) / POINTS
     iqr = float(np.subtract(*np.quantile(residuals, [0.75, 0.25])))
     deviation = 0.9 * iqr / 1.34 * len(residuals) ** -0.2
@@ -108,30 +80,7 @@ def _fit_residual_law(residuals: FloatArray) -> _ResidualDistribution:
 def _most_probable_window(
     family: LinearFamily, law: _ResidualDistribution, goal: Goal, place: TaskRange
 ) -> tuple[Interval, FloatArray]:
-    r"""Return the windows that most probably contain the targets, and their probability of a miss.
-
-    .. math:: p = \min_l \Big\{ F\Big(\frac{g(l) - m}{u}\Big) + 1 -
-        F\Big(\frac{g(l + \tau) - m}{u}\Big) \Big\}
-
-    over the window around the centre and all windows with an end at a remembered quantile of the
-    target, moved into their place. An end at the end of the place misses nothing.
-
-    Arguments:
-        family: Centres :math:`m` and scales :math:`u` of cases, and the link :math:`g`.
-        law: The law :math:`F` of residuals over scales.
-        goal: The width :math:`\tau`.
-        place: The range to stay in, if any.
-
-    Example:
-        >>> from taskuq.conformal._family import Link
-        >>> center = np.array([0.3, 0.3])  # undecided: almost sure, and any number
-        >>> family = LinearFamily(center, center, np.array([0.01, 3.0]), link=Link("logit"))
-        >>> window, p = _most_probable_window(
-        ...     family, _ResidualDistribution(tuple(LOG_ODDS)), Goal(max_width=0.2), (0.0, 1.0)
-        ... )
-        >>> window.lower.round(2), p.round(2)
-        (array([0.47, 0.8 ]), array([0.  , 0.59]))
-    """
+    """Return the most probable windows and their probability."""
     assert goal.max_width is not None
     tau, link = goal.max_width, family.link
     m, u = family.high[:, None], family.scale[:, None]
@@ -157,36 +106,7 @@ NARROWING_TUNING_SHARE = 0.3
 @final
 @dataclass(frozen=True)
 class WindowRule(StoppingRule):
-    r"""Stop when a window that achieves the goal is safe enough, and report the window.
-
-    The risk statistic of a case is the predicted error over the reach of the window,
-
-    .. math:: h = R^\gamma \cdot \frac{u}{d}
-
-    with the score's scale :math:`u` and the distance :math:`d` from its centre to the nearer end
-    of the window. In terms of the threshold :math:`\lambda = -t` the case stops when
-    :math:`h < t`. :math:`\gamma > 0` makes later rounds more tolerant, because going on costs
-    more there.
-
-    With ``residuals`` the window lies where the target most probably is
-    (:func:`~taskuq.policy._fixed_width._most_probable_window`). With the probability :math:`p` of a miss,
-
-    .. math:: h = R^\gamma \Big/ \log\frac2p
-
-    which far out, in a window around the centre under a logistic law, is :math:`R^\gamma u / d`.
-
-    With ``narrowing`` the report shrinks as long as the threshold allows: at
-    :math:`\lambda \le 1` it is the window within :math:`g^{-1}[m \pm \lambda B u]`, and the scan
-    stops when :math:`h < t_0 / \max(\lambda, 1)`.
-
-    Arguments:
-        score: A score around a centre: MLWR for the statistic 'spread', LearnedScore for 'learned'.
-        goal: What the window has to achieve.
-        task_range: The declared range, if any.
-        weight: :math:`R^\gamma`.
-        narrowing: :math:`t_0` and :math:`B`, where reports may be narrower than the window.
-        residuals: The law of :math:`(g(z) - m) / u`, where windows lie by it.
-    """
+    """Stop when the risk of a goal-sized window is below the threshold."""
 
     name: ClassVar[str] = "window"
     scaling: ClassVar[int] = 1
@@ -255,13 +175,7 @@ class WindowRule(StoppingRule):
 
 
 def window_place(score: Score, task_range: TaskRange) -> TaskRange:
-    """Return the range that windows are kept in: the declared one, or [0, 1] where it was seen.
-
-    Example:
-        >>> from taskuq.conformal._family import Link
-        >>> window_place(MLWR(link=Link("logit")), None)
-        (0.0, 1.0)
-    """
+    """Return the range that windows are kept in: the declared one, or [0, 1] where it was seen."""
     link = score.link if isinstance(score, MLWR | LearnedScore) else IDENTITY
     return (link.low, link.high) if task_range is None and not link.is_identity else task_range
 
@@ -277,7 +191,7 @@ STATISTICS: dict[str, Callable[[Side], Score]] = {"spread": _spread_score, "lear
 
 @final
 class FixedWidthPolicy(PolicyKind):
-    """Report a window that achieves the goal, and stop as soon as the risk of a miss is small."""
+    """Report a window of the requested width; stop when its risk is small."""
 
     options: ClassVar[tuple[str, ...]] = ("statistic", "budget", "lateness")
     rules: ClassVar[type[StoppingRule]] = WindowRule
@@ -301,10 +215,7 @@ class FixedWidthPolicy(PolicyKind):
         return NARROWING_TUNING_SHARE if plan.budget < 1 else 0.0
 
     def learned(self, plan: PolicySpec, rules: Rules, x: FloatArray, z: FloatArray) -> Rules:
-        """Return rules whose reports shrink, where the budget leaves something for that.
-
-        Otherwise windows of a learned score lie where its residuals on these cases say.
-        """
+        """Return rules whose reports shrink, where the budget leaves something for that."""
         return _fit_shrinkage(plan, rules, x, z) if plan.budget < 1 else _place_windows(rules, x, z)
 
     def thresholds(self, seen: StoppingStatistics, calibrator: Calibrator) -> FloatArray:
@@ -312,20 +223,13 @@ class FixedWidthPolicy(PolicyKind):
         return calibrator.stopping(seen)
 
     def sentence(self, goal: Goal | Goals, promise: str) -> str:
-        """Say what is promised at the stop."""
         return guarantee_at_stop(goal, promise)
 
 
 def window_law(
     score: Score, outputs: FloatArray, targets: FloatArray
 ) -> _ResidualDistribution | None:
-    """Return the law by which the windows of a score lie; None where they lie around its centre.
-
-    Arguments:
-        score: The score, tuned.
-        outputs: Outputs of the tuning cases in all rounds so far (round, case, sample).
-        targets: Their targets (case,).
-    """
+    """Return the law by which the windows of a score lie; None where they lie around its centre."""
     # Near the ends of a range the centre is rarely the best place. Without a range it is as good,
     # and probabilities of a miss were seen to choose rounds worse.
     if not isinstance(score, LearnedScore) or score.side != "two" or score.link.is_identity:
@@ -335,7 +239,7 @@ def window_law(
 
 
 def _place_windows(rules: Rules, outputs: FloatArray, targets: FloatArray) -> Rules:
-    """Let the windows of learned scores lie where targets most probably are, by tuning cases."""
+    """Fit where windows are centred, on tuning cases."""
     laws = [
         [
             window_law(rule.score, outputs[: k + 1, ..., t], targets[k, :, t])
@@ -352,7 +256,7 @@ def _place_windows(rules: Rules, outputs: FloatArray, targets: FloatArray) -> Ru
 def _fit_shrinkage(
     plan: PolicySpec, rules: Rules, outputs: FloatArray, targets: FloatArray
 ) -> Rules:
-    """Let reports shrink: choose when to stop, and on what scale to shrink, on tuning cases."""
+    """Fit when to stop and how reports shrink, on tuning cases."""
     seen = stopping_statistics(rules, outputs, targets)
     Lambda = stopping_score(seen.lowest, seen.largest, seen.score)
     level = float(exact_alpha(plan.alpha)) * plan.budget

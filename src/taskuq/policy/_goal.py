@@ -21,23 +21,6 @@ BISECTIONS = 60
 
 @dataclass(frozen=True)
 class Goal:
-    r"""What the reported interval must achieve before the scan may stop.
-
-    Either its width is to be below :math:`\tau` (for a bound on one side: its distance from the
-    estimate), or the bound is to be on the right side of a level.
-
-    Arguments:
-        max_width: The width :math:`\tau`, or None.
-        level: The level, or None. A lower bound has to exceed it, an upper one to stay below.
-        side: 'two', or the side of the bound.
-
-    Example:
-        >>> Goal(max_width=0.1).sentence
-        'the interval is at most 0.1 wide'
-        >>> Goal(level=30.0, side="lower").sentence
-        'the target is at least 30'
-    """
-
     max_width: float | None = None
     level: float | None = None
     side: Side = "two"
@@ -66,20 +49,7 @@ class Goal:
         return f"the bound is at most {self.max_width:g} from the estimate"
 
     def largest_threshold(self, family: IntervalFamily, task_range: TaskRange) -> FloatArray:
-        r"""Return for each case the threshold below which its interval achieves the goal.
-
-        .. math:: \lambda^* = \sup\{\lambda : |\mathcal C_\lambda| \le \tau\}
-
-        Arguments:
-            family: Nested intervals of the cases.
-            task_range: The range intervals are clipped to, if any.
-
-        Example:
-            >>> center = np.array([0.5, 0.02])
-            >>> family = LinearFamily(center, center, np.array([0.05, 0.05]))
-            >>> Goal(max_width=0.1).largest_threshold(family, (0, 1)).round(12)
-            array([1. , 1.6])
-        """
+        """Return for each case the threshold below which its interval achieves the goal."""
         if not isinstance(family, LinearFamily):
             return self._search(family, task_range)
         if self.side != "two":
@@ -99,7 +69,6 @@ class Goal:
         return _over(reach, family.scale)
 
     def _bound(self, anchor: FloatArray, link: Link) -> tuple[FloatArray, FloatArray]:
-        """How far a one-sided bound may go, and how far that is from its anchor by the link."""
         sign = 1.0 if self.side == "upper" else -1.0
         if self.level is not None:
             end = np.full(anchor.shape, self.level)
@@ -108,7 +77,6 @@ class Goal:
         return end, np.asarray(sign * (link(end) - anchor))
 
     def achieved(self, interval: Interval, estimate: FloatArray | float = 0.0) -> np.ndarray:
-        """Say for each interval whether it achieves the goal; an empty one never does."""
         end = interval.upper if self.side == "upper" else interval.lower
         width = float(self.max_width or 0.0)
         if self.level is not None:
@@ -132,22 +100,7 @@ class Goal:
     def window(
         self, center: FloatArray, link: Link, task_range: TaskRange
     ) -> tuple[Interval, FloatArray]:
-        r"""Return windows that achieve the goal, and how far their ends are from the centre.
-
-        A window of width :math:`\tau` is placed so that both ends are equally far from the centre
-        on the scale of the link; one that would leave the task's range is moved inside, and an end
-        at the range's end is infinitely far.
-
-        Arguments:
-            center: Estimates on the scale of the link (case,).
-            link: The scale.
-            task_range: The range to stay in, if any.
-
-        Example:
-            >>> window, reach = Goal(max_width=0.2).window(np.array([0.5, 0.02]), Link(), (0, 1))
-            >>> window.lower, window.upper.round(12), reach.round(12)
-            (array([0.4, 0. ]), array([0.6, 0.2]), array([0.1 , 0.18]))
-        """
+        """Return windows that achieve the goal, and how far their ends are from the centre."""
         if self.side != "two":
             end, reach = self._bound(center, link)
             is_upper = self.side == "upper"
@@ -175,17 +128,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Goals:
-    """A goal for each of several tasks, all of which have to be achieved.
-
-    Arguments:
-        names: The tasks.
-        each: The goal of each.
-
-    Example:
-        >>> goals = Goals(("lesion", "area"), (Goal(max_width=0.1), Goal(max_width=20)))
-        >>> goals.sentence
-        'lesion: the interval is at most 0.1 wide; area: the interval is at most 20 wide'
-    """
+    """A goal for each of several tasks, all of which have to be achieved."""
 
     names: tuple[str, ...]
     each: tuple[Goal, ...]
@@ -221,19 +164,7 @@ def goal_from_dict(record: Mapping[str, Any]) -> Goal | Goals:
 def make_goals(
     max_width: Any, at_least: Any, at_most: Any, side: Any, names: Sequence[str]
 ) -> Goal | Goals:
-    """Return the goal that was asked for: one for all tasks, or one for each.
-
-    Arguments:
-        max_width: A width for all tasks, or one for each, in order or by name.
-        at_least: A level for a lower bound, likewise.
-        at_most: A level for an upper bound, likewise.
-        side: The side of the bounds, likewise.
-        names: The names of the tasks.
-
-    Example:
-        >>> make_goals({"lesion": 0.1, "area": 20}, None, None, None, ("lesion", "area")).of(1)
-        Goal(max_width=20.0, level=None, side='two')
-    """
+    """Return the goal that was asked for: one for all tasks, or one for each."""
     asked = {"max_width": max_width, "at_least": at_least, "at_most": at_most}
     columns = [per_task(v, names, name, partial(_number, name)) for name, v in asked.items()]
     sides = per_task(side, names, "side", lambda one: one)
@@ -265,7 +196,7 @@ def _make_goal(
 
 
 class _Bracket(NamedTuple):
-    """Where a claim begins to hold: between ``low`` and ``high``, everywhere, or nowhere."""
+    """Bracket of the threshold at which a claim starts to hold."""
 
     low: FloatArray
     high: FloatArray
@@ -274,7 +205,7 @@ class _Bracket(NamedTuple):
 
 
 def bisect_threshold(claim: Callable[[FloatArray], BoolArray], shape: tuple[int, ...]) -> _Bracket:
-    """Return the threshold of each case from which on a claim holds, by bisection."""
+    """Find by bisection the threshold at which a claim holds."""
     low, high = np.full(shape, -1.0), np.full(shape, 1.0)
     for _ in range(BISECTIONS):
         held, fails = claim(low), ~claim(high)
@@ -307,11 +238,7 @@ def _middle(family: IntervalFamily) -> FloatArray:
 
 
 def _balanced(center: FloatArray, tau: float, link: Link) -> FloatArray:
-    r"""Lower ends of windows of width tau with the centre in their middle on the link's scale.
-
-    On a pure logit, :math:`g(l) + g(l + \tau) = 2m` is a quadratic equation in :math:`l`. Where an
-    end lies on the logit's tangent the window is searched.
-    """
+    """Lower ends of windows of width tau with the centre in their middle on the link's scale."""
     length = link.high - link.low
     a, w = tau / length, 1 / (1 + np.exp(-2 * np.clip(center, -300, 300)))
     b = a + 2 * w * (1 - a)

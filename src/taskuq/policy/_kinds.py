@@ -31,7 +31,7 @@ Given = Literal["early"]
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """What policy to plan; everything but the data.
+    """Policy kind, score, goal and error rate; everything but the data.
 
     Arguments:
         kind: A name in :data:`POLICIES`: 'fixed-width', 'adaptive', 'anytime', 'paper' or yours.
@@ -115,17 +115,13 @@ class PolicySpec:
 
 @dataclass(frozen=True)
 class TaskSpec(PolicySpec):
-    """What policy to plan for one task: a plan with one goal."""
+    """Policy specification of one task."""
 
     goal: Goal
 
 
 class PolicyKind(ABC):
-    """One kind of policy: what it looks at, how it is calibrated, and what it promises.
-
-    A kind of your own is a class with these methods (:class:`_NestedPolicy` has most of them) and
-    one line, ``POLICIES.register("mine", Mine)``.
-    """
+    """Base class of policies: statistic, calibration and guarantee."""
 
     # Which fields of a plan it reads, and so which of them tell two plans of the kind apart.
     options: ClassVar[tuple[str, ...]]
@@ -156,34 +152,18 @@ class PolicyKind(ABC):
 
     @abstractmethod
     def learned(self, plan: PolicySpec, rules: Rules, x: FloatArray, z: FloatArray) -> Rules:
-        """Return the rules after learning from the units set aside, where there is a share.
-
-        Arguments:
-            plan: What to plan.
-            rules: The rules of every round and task, their scores tuned.
-            x: Outputs of the tuning cases (round, case, sample, task).
-            z: Their targets (round, case, task).
-        """
+        """Return the rules after learning from the units set aside, where there is a share."""
 
     @abstractmethod
     def thresholds(self, seen: StoppingStatistics, calibrator: Calibrator) -> FloatArray:
         """Return one calibrated threshold for all rounds, or one for each; along the first axis."""
 
     @abstractmethod
-    def sentence(self, goal: Goal | Goals, promise: str) -> str:
-        """Say what is promised about the report at the stop.
-
-        Arguments:
-            goal: What the report achieves there.
-            promise: Whom the promise is for, a sentence that begins with "Guaranteed: ".
-        """
+    def sentence(self, goal: Goal | Goals, promise: str) -> str: ...
 
 
 class _NestedPolicy(PolicyKind):
-    """A policy that reports the nested intervals of a score and stops when one achieves the goal.
-
-    What is left to a kind is how its thresholds are calibrated, and what that promises.
-    """
+    """Policy that reports a score's nested intervals."""
 
     options: ClassVar[tuple[str, ...]] = ("score",)
     rules: ClassVar[type[StoppingRule]] = IntervalRule
@@ -220,7 +200,7 @@ POLICIES: Registry[type[PolicyKind]] = Registry(
 
 @final
 class AdaptivePolicy(_NestedPolicy):
-    """One threshold for all rounds, calibrated so that the interval at the stop is covered."""
+    """One threshold for all rounds, calibrated at the stop."""
 
     is_guaranteed: ClassVar[bool] = True
     stops_whole_groups: ClassVar[bool] = True
@@ -231,16 +211,12 @@ class AdaptivePolicy(_NestedPolicy):
         return calibrator.stopping(seen)
 
     def sentence(self, goal: Goal | Goals, promise: str) -> str:
-        """Say what is promised at the stop."""
         return guarantee_at_stop(goal, promise)
 
 
 @final
 class AnytimePolicy(_NestedPolicy):
-    """One threshold for all rounds, calibrated on each case's largest score over the rounds.
-
-    Its intervals hold in all rounds at once, for any way of stopping.
-    """
+    """One threshold for all rounds, calibrated on the maximum score over rounds."""
 
     is_guaranteed: ClassVar[bool] = True
     stops_whole_groups: ClassVar[bool] = False
@@ -251,14 +227,13 @@ class AnytimePolicy(_NestedPolicy):
         return calibrator.quantiles(seen.score.max(axis=0)[None])
 
     def sentence(self, goal: Goal | Goals, promise: str) -> str:
-        """Say what is promised in every round."""
         what = promise.removeprefix("Guaranteed: ")
         return f"Guaranteed at every round at once, whatever makes you stop: {what}"
 
 
 @final
 class PaperPolicy(_NestedPolicy):
-    """One threshold for each round, as if the scan always stopped there."""
+    """One threshold per round, as in the paper; no guarantee at the stop."""
 
     is_guaranteed: ClassVar[bool] = False
     stops_whole_groups: ClassVar[bool] = False
@@ -268,7 +243,6 @@ class PaperPolicy(_NestedPolicy):
         return calibrator.quantiles(seen.score)
 
     def sentence(self, goal: Goal | Goals, promise: str) -> str:
-        """Say that nothing is promised at the stop."""
         return (
             "Measured, not guaranteed: each round by itself keeps its error rate, but the "
             "interval reported at the stop is chosen by its width and may miss more often."

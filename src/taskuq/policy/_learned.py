@@ -29,19 +29,7 @@ from taskuq.table._table import TaskOutputs
 
 @dataclass(frozen=True)
 class _FittedRules:
-    """Rules that have learnt, and the calibration cases in the light of them.
-
-    Arguments:
-        rules: The rules of the policy.
-        aside: The cases set aside to learn from.
-        seen: What the other cases are calibrated by: as the rules see them, or as rules learnt
-            from the other units could at worst.
-        shown: The other cases as the rules see them.
-        within: For rules that learnt from these very cases: the cases in the light of all rules
-            whose quantiles over units are off by a margin.
-        tuning: The cases set aside as the rules see them, where a promise about early stops needs
-            them.
-    """
+    """Fitted rules and calibration cases evaluated under them."""
 
     rules: Rules
     aside: NDArray[np.bool_]
@@ -59,16 +47,7 @@ def fit_rules(
     delta: float | None,
     rng: np.random.Generator | None,
 ) -> _FittedRules:
-    """Let the rules of a policy learn from a table as the promise allows it.
-
-    Arguments:
-        spec: What to plan.
-        table: The table.
-        unit: What is exchangeable.
-        index: The unit of each case, numbered from 0.
-        delta: For a promise given the calibration set.
-        rng: Picks the units to set aside at random; without it they are taken at even steps.
-    """
+    """Fit the rules of a policy as its guarantee allows."""
     steady = steady_rules(spec, table, delta)
     if steady is not None:
         everyone = np.ones(table.cases, dtype=bool)
@@ -86,14 +65,7 @@ def fit_rules(
 def evaluate_rules(
     spec: PolicySpec, table: TaskOutputs, learning: np.ndarray, kept: np.ndarray
 ) -> tuple[Rules, StoppingStatistics]:
-    """Return rules that learn from some cases, and other cases in the light of them.
-
-    Arguments:
-        spec: What to plan.
-        table: The table.
-        learning: The cases that the rules learn from.
-        kept: The cases to examine.
-    """
+    """Evaluate fitted rules on other cases."""
     x, z = round_arrays(table)
     group = None if table.group is None else table.group[learning]
     rules = _tuned_rules(spec, table, x[:, learning], z[:, learning], group)
@@ -103,14 +75,7 @@ def evaluate_rules(
 def set_aside(
     rules: Rules, table: TaskOutputs, aside: NDArray[np.bool_], index: NDArray[np.int64]
 ) -> TuningCases:
-    """Return the cases set aside in the light of rules that learned from them.
-
-    Arguments:
-        rules: The rules.
-        table: The table.
-        aside: Which of its cases are set aside.
-        index: The unit of each case, numbered from 0.
-    """
+    """Return the cases set aside in the light of rules that learned from them."""
     x, z = round_arrays(table)
     seen = stopping_statistics(rules, x[:, aside], z[:, aside])
     return TuningCases(seen, unit_index(seen.cases, index[aside]))
@@ -147,19 +112,7 @@ def _tuned_rules(
 
 @dataclass(frozen=True)
 class SelfTunedRules:
-    """Rules that learn from the outputs of the calibration units, none of which is set aside.
-
-    Every calibration case is examined with the least and the largest scale that the other units
-    could give it, whatever the new unit is (:class:`~taskuq.protocols.SelfTunedScore`); new cases
-    with what all calibration units gave.
-
-    Arguments:
-        spec: What to plan.
-        table: The table.
-        parts: What is known of each task in each round before anything is learnt,
-            parts[round][task].
-        targets: (round, case, task).
-    """
+    """Rules fitted to all calibration outputs, without a held-out set."""
 
     spec: PolicySpec
     table: TaskOutputs
@@ -169,12 +122,7 @@ class SelfTunedRules:
     def learn(
         self, kept: NDArray[np.bool_], index: NDArray[np.int64]
     ) -> tuple[Rules, StoppingStatistics]:
-        """Return the rules for new cases, and the calibration cases in the light of their ranges.
-
-        Arguments:
-            kept: The calibration cases.
-            index: The unit of each of them, numbered from 0.
-        """
+        """Return the rules for new cases, and the calibration cases in the light of their ranges."""
         learnt = [[part.learner.learn(kept, index) for part in parts] for parts in self.parts]
         rules = tuple(
             tuple(self._rule(k, task, one.score) for task, one in enumerate(of_round))
@@ -238,14 +186,7 @@ Ends: TypeAlias = list[list[tuple[SelfTunedScore, SelfTunedScore]]]
 
 @dataclass(frozen=True)
 class _SelfTunedCell:
-    """One task in one round, before anything is learnt.
-
-    Arguments:
-        learner: What the score learns with.
-        read: What the score read of the outputs.
-        base: The cases as they would be at scale 1.
-        score: The scores of their targets as they would be at scale 1.
-    """
+    """Self-tuned rule of one task and round."""
 
     learner: LeaveOneOutFit
     read: Any
@@ -271,13 +212,7 @@ class _SelfTunedCell:
 def steady_rules(
     spec: PolicySpec, table: TaskOutputs, delta: float | None
 ) -> SelfTunedRules | None:
-    """Return rules that learn from the calibration units themselves, where the plan allows it.
-
-    Arguments:
-        spec: What to plan.
-        table: The table.
-        delta: For a promise given the calibration set, which needs rules fixed before.
-    """
+    """Return rules that learn from the calibration units themselves, where the plan allows it."""
     policy = spec.policy
     if policy.tuning_share(spec) or not policy.rules.scaling or not is_self_tuned(spec.base, delta):
         return None
@@ -306,13 +241,7 @@ def _scale(score: Score, read: Any) -> FloatArray:
 
 
 class _FoldFit(NamedTuple):
-    """Examinations by rules that were learnt from the units outside a fold.
-
-    Arguments:
-        units: The unit of each calibration case, numbered from 0.
-        seen: What the calibration cases are calibrated by.
-        shown: All cases as the rules see them.
-    """
+    """Policy refitted without one fold."""
 
     units: NDArray[np.int64]
     seen: StoppingStatistics
@@ -324,12 +253,7 @@ LearnFrom: TypeAlias = Callable[[NDArray[np.uint8]], _FoldFit]
 
 
 def learn_folds(steady: SelfTunedRules, index: NDArray[np.int64]) -> LearnFrom:
-    """Return a function that learns from the units outside a fold.
-
-    Arguments:
-        steady: The rules that learn.
-        index: The unit of each case of the table, numbered from 0.
-    """
+    """Return a function that learns from the units outside a fold."""
 
     def learn(fold: NDArray[np.uint8]) -> _FoldFit:
         kept = fold[index] == 0

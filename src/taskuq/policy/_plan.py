@@ -43,16 +43,7 @@ Make: TypeAlias = Callable[[PolicySpec, TaskOutputs], Policy]
 
 @dataclass(frozen=True)
 class _PolicyChoice:
-    """The policy that was chosen, among what and on what.
-
-    Arguments:
-        best: What was chosen.
-        among: The average acceleration of each policy by its name, the chosen one included.
-        aside: The cases that the choice looked at (case,).
-        units: The number of their units.
-        counted: What these are: cases or groups.
-        alpha: The error rate at which they were compared.
-    """
+    """Chosen policy, its candidates and the units used."""
 
     best: PolicySpec
     among: Mapping[str, float]
@@ -63,7 +54,6 @@ class _PolicyChoice:
 
     @property
     def sentence(self) -> str:
-        """What was chosen among what."""
         names = ", ".join(self.among)
         return (
             f"{_policy_name(self.best)} was chosen among {names} on {self.units} other "
@@ -72,7 +62,6 @@ class _PolicyChoice:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the policy's provenance says about it."""
         return {
             "policy": _policy_name(self.best),
             "sentence": self.sentence,
@@ -84,15 +73,7 @@ class _PolicyChoice:
 
 
 def _policy_name(plan: PolicySpec) -> str:
-    """Return the short name of a plan: its kind, and how it differs from others of its kind.
-
-    Example:
-        >>> from taskuq.policy._goal import Goal
-        >>> _policy_name(PolicySpec("adaptive", 0.1, Goal(max_width=0.1), score="lwr"))
-        'adaptive:lwr'
-        >>> _policy_name(PolicySpec("fixed-width", 0.1, Goal(max_width=0.1), lateness=1.0))
-        'fixed-width:spread:lateness=1'
-    """
+    """Return the short name of a policy, e.g. fixed-width:spread."""
     first, *others = plan.policy.options
     said = [_word(getattr(plan, first))]
     for name in others:
@@ -103,18 +84,7 @@ def _policy_name(plan: PolicySpec) -> str:
 
 
 def _parse_policy(named: Named, asked: PolicySpec) -> PolicySpec:
-    """Return the plan that a name stands for; what it does not say is as asked.
-
-    Arguments:
-        named: A name such as 'fixed-width:learned:budget=0.5', some fields of a plan, or a plan.
-        asked: What is asked of all of them: the error rate, the goal, and so on.
-
-    Example:
-        >>> from taskuq.policy._goal import Goal
-        >>> asked = PolicySpec("fixed-width", 0.1, Goal(max_width=0.1))
-        >>> _parse_policy("fixed-width:learned:budget=0.5", asked).budget
-        0.5
-    """
+    """Parse a policy name such as adaptive:mlwr."""
     if isinstance(named, PolicySpec):
         if (named.alpha, named.goal) != (asked.alpha, asked.goal):
             raise InputError(
@@ -149,21 +119,7 @@ def _choose_policy(
     make: Make,
     rng: np.random.Generator | None,
 ) -> _PolicyChoice:
-    """Set units aside and choose there the policy with the largest average acceleration.
-
-    The units set aside are cut into parts; each policy is calibrated on all but one part and
-    judged on that part, for every part. Where they are too few for the error rate, all are
-    compared at a larger one: the choice needs no promise, only the chosen policy does, and that is
-    calibrated on the other units.
-
-    Arguments:
-        named: The policies to choose among.
-        asked: What is asked of all of them.
-        table: All cases.
-        unit: What is exchangeable, and so what is set aside.
-        make: What calibrates a policy on some cases.
-        rng: Picks the units at random; without it they are taken at even steps.
-    """
+    """Choose the policy with the largest acceleration on held-out units."""
     if isinstance(named, str | Mapping | PolicySpec) or not isinstance(named, Iterable):
         named = [named]
     plans = [_parse_policy(one, asked) for one in named]
@@ -240,13 +196,7 @@ GOES_ON = "every scan goes on to the end"
 def _explain_no_stop(
     calibrator: Calibrator, thresholds: FloatArray, accelerations: FloatArray
 ) -> Guarantee:
-    """Return the promise of a policy with the reason why no scan may stop, where none may.
-
-    Arguments:
-        calibrator: What found the thresholds of one calibration set, with its promise.
-        thresholds: The threshold of each round (round,); at infinity no scan stops.
-        accelerations: Of the rounds.
-    """
+    """Add the reason to a guarantee under which no scan may stop."""
     promise, closed = calibrator.promise, np.isposinf(thresholds)
     if not closed.any():
         return promise
@@ -272,14 +222,7 @@ def _explain_no_stop(
 def _degenerate_warning(
     seen: StoppingStatistics, calibrator: Calibrator, thresholds: FloatArray, asked: str
 ) -> str | None:
-    """Say where no calibration scan stops early, or every one at once; nothing in between.
-
-    Arguments:
-        seen: The calibration cases in the light of the rules.
-        calibrator: What found the thresholds, and knows what stops together.
-        thresholds: The threshold of each round (round,).
-        asked: The error rates that were asked for.
-    """
+    """Return a warning if no scan, or every scan, stops early."""
     lowest, largest = seen.lowest, seen.largest
     if calibrator.unit.stops_together:
         largest = seen.allowance(calibrator.index)
@@ -324,7 +267,7 @@ def plan(
     rng: np.random.Generator | None = None,
     **described: Any,
 ) -> Policy:
-    r"""Plan when to stop scanning, with a guarantee for the interval reported at the stop.
+    r"""Calibrate when to stop scanning, with a guarantee at the stop.
 
     ===============  ======================================================================
     ``fixed-width``  report a window that achieves the goal, stop as soon as that is safe
@@ -402,16 +345,7 @@ def _calibrate_policy(
     certainty: float,
     rng: np.random.Generator | None,
 ) -> Policy:
-    """Return the policy that was asked for, calibrated on a table.
-
-    Arguments:
-        spec: What to plan.
-        table: Task outputs of all rounds.
-        whom: What is exchangeable, and which of its cases the promise covers.
-        delta: For a promise given the calibration set.
-        certainty: The error rate of the certificate.
-        rng: Picks tuning units at random; without it they are taken at even steps.
-    """
+    """Calibrate a policy specification on a table."""
     index = whom.index(table.cases, table.group)
     learnt = fit_rules(spec, table, whom, index, delta, rng)
     kept = unit_index(learnt.seen.cases, index[~learnt.aside])
@@ -458,16 +392,12 @@ def _calibrate_policy(
 
 
 def _seen(table: TaskOutputs, index: NDArray[np.int64]) -> dict[str, tuple[float, ...]]:
-    """What was seen of all units of a table in the first round, those for tuning among them."""
     x, z = round_arrays(table)
     return monitor_statistics(x[0], index, table.task_names, z[0])
 
 
 def _made_from(table: TaskOutputs) -> dict[str, Any]:
-    """Name the content of the files behind a table: data, masks, networks; where it says so.
-
-    Where a rule chose lines, that is known from the lines of the table too, if not which one did.
-    """
+    """Name the content of the files behind a table: data, masks, networks; where it says so."""
     configuration = table.provenance.get("configuration")
     found = configuration.get("fingerprints") if isinstance(configuration, Mapping) else None
     chosen = {} if table.lines is None else {"rule": ""}
@@ -477,10 +407,6 @@ def _made_from(table: TaskOutputs) -> dict[str, Any]:
 
 
 def _coils(configuration: Any) -> int | None:
-    """How many coils saw the cases of a run, where its configuration decides that.
-
-    Images of other readers may have coils of their own, whatever is asked for.
-    """
     data = configuration.get("data") if isinstance(configuration, Mapping) else None
     is_drawn = isinstance(data, Mapping) and data.get("kind") == "atlas"
     coils = data.get("coils") if is_drawn and isinstance(data, Mapping) else None
@@ -500,7 +426,6 @@ def _price(
     accelerations: FloatArray,
     certainty: float,
 ) -> dict[str, float]:
-    """What the same policy would do without a promise about early stops; nothing without one."""
     if not spec.given:
         return {}
     thresholds = replace(spec, given=None).thresholds(seen, calibrator)
@@ -516,7 +441,7 @@ def policy_unit(table: TaskOutputs, unit: PolicyUnitName | None, cases: float | 
 
 @final
 class SingleSetCalibrator(Calibrator):
-    """Thresholds from one calibration set."""
+    """Calibrate thresholds on one calibration set."""
 
     def quantiles(self, scores: FloatArray) -> FloatArray:
         """Return the quantile of each row of scores (row, case)."""

@@ -194,18 +194,16 @@ class Policy:
         )
 
     def _agree_for_once(self, outputs: FloatArray) -> np.ndarray:
-        """Which cases had samples that all agree, in any round, where no calibration case had.
-
-        They go on to the end: to stop them later than the policy would is not what it was
-        calibrated for.
-        """
+        """Which cases had samples that all agree, in any round, where no calibration case had."""
         if self.provenance.get("identical_samples") != 0 or self.samples < 2:
             return np.zeros(outputs.shape[1], dtype=bool)
         agree = (outputs == outputs[:, :, :1]).all(axis=2)
         return np.asarray(agree.any(axis=(0, 2)))
 
     def _is_part(self, cases: int) -> bool:
-        """Whether so few cases are taken as part of a group; calibration had no group of one."""
+        """Return True if so few cases are taken as part of a group; calibration had no group of
+        one.
+        """
         return self.whole_group and cases == 1 and self.smallest_group != 1
 
     def _known(self, value: float | FloatArray | None) -> Decision:
@@ -396,27 +394,7 @@ def monitor_statistics(
     task_names: Sequence[str],
     targets: FloatArray | None = None,
 ) -> dict[str, tuple[float, ...]]:
-    """Return what is seen of units in the first round, the only one that every scan has.
-
-    The centre of a case is the mean of its outputs, the spread their standard deviation, the error
-    how far the centre is from the target. Of a group it is the mean over its cases.
-
-    Arguments:
-        outputs: Of the first round, (case, sample, task).
-        index: The unit of each case, numbered from 0.
-        task_names: One per task.
-        targets: (case, task), where they are known.
-
-    Returns:
-        One number for each unit, by the name of the statistic.
-
-    Example:
-        >>> x = np.array([[0.1, 0.3], [0.5, 0.5]])[..., None]
-        >>> monitor_statistics(x, np.array([0, 1]), ["tear"], np.array([[0.2], [0.9]]))
-        {'centre': (0.2, 0.5), 'spread': (0.1, 0.0), 'error': (0.0, 0.4)}
-        >>> monitor_statistics(x, np.array([0, 0]), ["tear"])
-        {'centre': (0.35,), 'spread': (0.05,)}
-    """
+    """Return the per-unit statistics of the first round."""
     x = np.asarray(outputs, dtype=float)
     cases = np.bincount(index)
     found: dict[str, tuple[float, ...]] = {}
@@ -436,10 +414,5 @@ def monitor_statistics(
 
 
 def round_significant(value: float) -> float:
-    """Return a number with the digits that count.
-
-    Example:
-        >>> round_significant(0.123456789)
-        0.123457
-    """
+    """Round to six significant digits."""
     return float(f"{value:.{DIGITS}g}")

@@ -19,26 +19,7 @@ from taskuq.policy._stopping import costs
 
 @dataclass(frozen=True)
 class SimulatedStops:
-    """Weighted sums over the test cases of each trial, each (trial,) unless said otherwise.
-
-    The order is that in which a replay adds them up.
-
-    Arguments:
-        weight: The weight of all test cases, and the number of test units.
-        cost: Shares of measurements taken, :math:`1/R_T`.
-        covered: Cases whose report contains the target, fully measured ones included.
-        early: Cases stopped before everything was measured.
-        early_covered: Those of them that are covered.
-        width: Widths of early reports.
-        center_error: Distances between target and centre of early reports.
-        worst_error: Sum over groups of the largest such distance.
-        worst_groups: The number of groups with an early report.
-        kept: The weight of test units for which the promise holds.
-        plain_cost: Shares of measurements taken, every case counting the same.
-        cases: The number of test cases.
-        stopped: Cases stopped in each round (round, trial).
-        stopped_covered: Those of them that are covered (round, trial).
-    """
+    """Weighted sums over the simulated test cases of each split."""
 
     weight: float
     cost: FloatArray
@@ -58,20 +39,7 @@ class SimulatedStops:
 
 @dataclass(frozen=True)
 class StoredScans:
-    """Stored scans to replay.
-
-    Arguments:
-        seen: The cases in the light of the policy's rules.
-        targets: (round, case, task).
-        accelerations: Of the rounds.
-        weight: How much each case counts (case,).
-        group_of_case: The group of each case, numbered from 0; each its own where unknown.
-        unit_of_case: The unit of each case, numbered from 0.
-        enough: How many covered cases keep the promise to each group (group,); empty where it is
-            about one case.
-        allowance: For whole-group stopping: below which threshold each group stops
-            (round, group); empty otherwise.
-    """
+    """Stored rounds to simulate on."""
 
     seen: StoppingStatistics
     targets: FloatArray
@@ -88,11 +56,7 @@ class StoredScans:
         return costs(self.accelerations)
 
     def covered_from(self, thresholds: FloatArray) -> FloatArray:
-        """Return the smallest threshold at which each report has the target, (round, case).
-
-        Arguments:
-            thresholds: All the thresholds that occur in each round (round, trial).
-        """
+        """Return the smallest threshold at which each report has the target, (round, case)."""
         return np.stack(
             [
                 covering_quantile(scores, np.unique(thresholds[k]), partial(self._contains, k))
@@ -101,11 +65,7 @@ class StoredScans:
         )
 
     def covered_at(self, thresholds: FloatArray) -> FloatArray:
-        """Return the same for one threshold of each round, as far as cases stop there.
-
-        Arguments:
-            thresholds: One for each round.
-        """
+        """Return the same for one threshold of each round, as far as cases stop there."""
         found = self.seen.score.copy()
         for k, q in enumerate(thresholds):
             cases = np.flatnonzero((found[k] > q) & (q < self.seen.largest[k]))
@@ -115,7 +75,9 @@ class StoredScans:
         return found
 
     def _contains(self, k: int, cases: NDArray[np.int64], at: FloatArray) -> BoolArray:
-        """Whether reports of some cases in a round, each at a threshold of its own, are hits."""
+        """Return True if reports of some cases in a round, each at a threshold of its own, are
+        hits.
+        """
         inside = [
             e.take(cases).report(at).contains(self.targets[k, cases, t])
             for t, e in enumerate(self.seen.rounds[k])
@@ -125,12 +87,7 @@ class StoredScans:
     def outcomes(
         self, thresholds: FloatArray, covered_from: FloatArray
     ) -> tuple[NDArray[np.int64], BoolArray]:
-        """Return in which round each case stops, and whether its report has the target.
-
-        Arguments:
-            thresholds: One for each round.
-            covering_quantile: The threshold from which on each report has the target (round, case).
-        """
+        """Return in which round each case stops, and whether its report has the target."""
         q, seen = thresholds[:, None], self.seen
         if self.allowance.size:
             stops = (q < self.allowance)[:, self.unit_of_case]
@@ -142,12 +99,7 @@ class StoredScans:
         return stopped, hits[stopped, cases]
 
     def kept(self, hit: BoolArray, chosen: BoolArray) -> float:
-        """Return the weight of the chosen units for which the promise holds.
-
-        Arguments:
-            hit: Whether each case is covered.
-            chosen: Which cases are chosen, whole groups where groups are the unit.
-        """
+        """Return the weight of the chosen units for which the promise holds."""
         if not self.enough.size:
             return float((self.weight * hit)[chosen].sum())
         units = np.unique(self.unit_of_case[chosen])
@@ -157,13 +109,7 @@ class StoredScans:
 def simulate_splits(
     scans: StoredScans, splitting: Splits, thresholds: FloatArray
 ) -> SimulatedStops:
-    """Replay the test cases of every trial with its own thresholds.
-
-    Arguments:
-        scans: The stored scans.
-        splitting: Who is split and how.
-        thresholds: The calibrated threshold of each round and trial (round, trial).
-    """
+    """Apply policies to the test cases of every split."""
     rounds = len(scans.seen.rounds)
     sums = np.zeros((11 + 2 * rounds, splitting.trials))
     starts = scans.covered_from(thresholds)
@@ -179,14 +125,7 @@ def simulate_splits(
 def replay_each(
     trial: Callable[[int], tuple[StoredScans, FloatArray]], splitting: Splits, rounds: int
 ) -> SimulatedStops:
-    """Replay the test cases of every trial with rules and thresholds of its own.
-
-    Arguments:
-        trial: The scans and the threshold of each round, in the light of a trial's own rules;
-            trials differ in the scales of intervals and what follows from them.
-        splitting: Who is split and how.
-        rounds: The number of rounds.
-    """
+    """Replay the test cases of every trial with rules and thresholds of its own."""
     sums = np.zeros((11 + 2 * rounds, splitting.trials))
     arrays: _KernelArrays | None = None
     for t in range(splitting.trials):
@@ -257,7 +196,7 @@ def _report(
 
 
 class _KernelArrays(NamedTuple):
-    """What compiled loops report from: of each task in each round, (round, task, ...)."""
+    """Arrays read by the compiled simulation."""
 
     targets: FloatArray
     low: FloatArray
@@ -272,7 +211,7 @@ class _KernelArrays(NamedTuple):
 
 
 def _is_anchored(scans: StoredScans) -> bool:
-    """Whether reports are so simple that compiled loops know them."""
+    """Return True if reports are so simple that compiled loops know them."""
     return all(isinstance(e.family, LinearFamily) for row in scans.seen.rounds for e in row)
 
 

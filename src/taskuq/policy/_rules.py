@@ -24,19 +24,7 @@ LEAST = -float(np.finfo(float).max)
 
 @dataclass(frozen=True)
 class RoundStatistics:
-    r"""Cases of one round in the light of a rule.
-
-    At threshold :math:`\lambda` the policy stops a case here if
-    :math:`\lambda_\mathrm{low} \le \lambda < \lambda^*`, and reports its interval at
-    :math:`\lambda` within the window; from ``window_from`` on it reports the whole window.
-
-    Arguments:
-        family: Nested intervals of the cases.
-        window: What the report is clipped to: a window, or the task's range.
-        lowest: :math:`\lambda_\mathrm{low}`, below which the interval is empty.
-        largest: :math:`\lambda^*`.
-        window_from: The threshold from which on the window itself is reported.
-    """
+    """Stopping statistics of the cases of one round."""
 
     family: IntervalFamily
     window: Interval
@@ -46,7 +34,7 @@ class RoundStatistics:
 
     @property
     def is_risk(self) -> bool:
-        r"""Whether :math:`-\lambda^*` is a risk statistic: the window is reported anyway."""
+        r"""Return True if :math:`-\lambda^*` is a risk statistic: the window is reported anyway."""
         return self.window_from == -np.inf
 
     def rescaled(self, scale: FloatArray, scaling: int) -> RoundStatistics:
@@ -63,7 +51,7 @@ class RoundStatistics:
         )  # fmt: skip
 
     def stops(self, threshold: float) -> np.ndarray:
-        """Whether the policy stops each case at a threshold; strict, so that ties go on."""
+        """Return True if the policy stops each case at a threshold; strict, so that ties go on."""
         return np.asarray((self.lowest <= threshold) & (threshold < self.largest))
 
     def score(self, targets: FloatArray) -> FloatArray:
@@ -87,7 +75,7 @@ class RoundStatistics:
 
 
 class StoppingRule(ABC):
-    """How the outputs of the rounds so far are examined."""
+    """Stopping statistic and reported interval of one task and round."""
 
     # What files call it.
     name: ClassVar[str]
@@ -122,13 +110,7 @@ Rules: TypeAlias = tuple[tuple[StoppingRule, ...], ...]
 @final
 @dataclass(frozen=True)
 class IntervalRule(StoppingRule):
-    """Stop when the calibrated interval achieves the goal, and report it.
-
-    Arguments:
-        score: The score whose nested intervals are used.
-        goal: When to stop.
-        task_range: The range intervals are clipped to, if any.
-    """
+    """Stop when the calibrated interval reaches the goal."""
 
     name: ClassVar[str] = "family"
     scaling: ClassVar[int] = -1
@@ -159,16 +141,7 @@ class IntervalRule(StoppingRule):
 
 @dataclass(frozen=True)
 class StoppingStatistics:
-    """Cases over all rounds.
-
-    Arguments:
-        lowest: Thresholds below which a round does not stop a case (round, case).
-        largest: Thresholds from which on it does not (round, case).
-        score: The smallest threshold at which the report contains the target (round, case).
-        rounds: What each task looked like in each round, rounds[round][task].
-        surely: Where rules are only known within a range, ``largest`` and ``score`` are upper ends
-            and these are the lower ends of ``largest``; absent where rules are known.
-    """
+    """Stopping statistics of all cases and rounds."""
 
     lowest: FloatArray
     largest: FloatArray
@@ -183,15 +156,11 @@ class StoppingStatistics:
 
     @property
     def is_always_open(self) -> bool:
-        """Whether no interval is empty at any threshold that can occur."""
+        """Return True if no interval is empty at any threshold that can occur."""
         return bool(((self.lowest == 0) | (self.lowest <= LEAST)).all())
 
     def allowance(self, index: NDArray[np.int64]) -> FloatArray:
-        """Return the threshold below which each round stops each group as a whole (round, group).
-
-        Arguments:
-            index: The group of each case, numbered from 0.
-        """
+        """Return the threshold below which each round stops each group as a whole (round, group)."""
         return self.of_groups(self.largest, index)
 
     def sure_allowance(self, index: NDArray[np.int64]) -> FloatArray | None:
@@ -207,15 +176,7 @@ class StoppingStatistics:
 def stopping_statistics(
     rules: Sequence[Sequence[StoppingRule]], outputs: FloatArray, targets: FloatArray
 ) -> StoppingStatistics:
-    """Return cases in the light of rules for every round and task.
-
-    Several tasks stop together: a case stops when all of them would, and is missed when one is.
-
-    Arguments:
-        rules: rules[round][task].
-        outputs: (round, case, sample, task).
-        targets: (round, case, task).
-    """
+    """Compute stopping statistics of all rounds and tasks."""
     return examination(
         [
             [rule.examine(outputs[: k + 1, ..., t]) for t, rule in enumerate(of_round)]
@@ -228,12 +189,7 @@ def stopping_statistics(
 def examination(
     rounds: Sequence[Sequence[RoundStatistics]], targets: FloatArray
 ) -> StoppingStatistics:
-    """Put together what each task looked like in each round.
-
-    Arguments:
-        rounds: rounds[round][task].
-        targets: (round, case, task).
-    """
+    """Put together what each task looked like in each round."""
     scores = [
         np.max([e.score(targets[k, :, t]) for t, e in enumerate(seen)], axis=0)
         for k, seen in enumerate(rounds)
@@ -253,20 +209,7 @@ def joint_report(examined: Sequence[RoundStatistics], threshold: ArrayLike) -> I
 
 
 def group_allowance(largest: FloatArray, index: NDArray[np.int64], is_risk: bool) -> FloatArray:
-    r"""Return the threshold below which each group stops, (group,).
-
-    Risk statistics are averaged as root mean square, so that one doubtful slice weighs but does
-    not rule; intervals all have to achieve the goal.
-
-    Arguments:
-        largest: :math:`\lambda^*` of each case (case,).
-        index: The group of each case, numbered from 0.
-        is_risk: Whether :math:`-\lambda^*` is a risk statistic.
-
-    Example:
-        >>> group_allowance(np.array([-3.0, -4.0, -1.0]), np.array([0, 0, 1]), is_risk=True)
-        array([-3.53553391, -1.        ])
-    """
+    """Return the threshold below which each group stops, (group,)."""
     groups = int(index.max()) + 1
     if is_risk:
         sizes = np.bincount(index, minlength=groups)
@@ -277,21 +220,7 @@ def group_allowance(largest: FloatArray, index: NDArray[np.int64], is_risk: bool
 
 
 def opening_threshold(family: IntervalFamily, cases: int) -> FloatArray:
-    r"""Return for each case the threshold below which its interval is empty.
-
-    .. math:: \ell = \inf\{\lambda : \mathcal C_\lambda \ne \emptyset\} = \frac{a - b}{2u}
-
-    for intervals :math:`[a - \lambda u, b + \lambda u]`; others are searched.
-
-    Arguments:
-        family: Nested intervals of the cases.
-        cases: How many there are.
-
-    Example:
-        >>> family = LinearFamily(np.array([0.2, 0.5]), np.array([0.6, 0.5]), np.ones(2))
-        >>> opening_threshold(family, cases=2)
-        array([-0.2,  0. ])
-    """
+    """Return the threshold below which an interval is empty."""
     if not isinstance(family, LinearFamily):
         found = bisect_threshold(lambda threshold: ~family.interval(threshold).is_empty, (cases,))
         return np.where(found.everywhere, LEAST, np.where(found.nowhere, np.inf, found.high))

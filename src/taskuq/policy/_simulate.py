@@ -52,13 +52,7 @@ CLEAR = 0.25
 
 @dataclass(frozen=True)
 class _JackknifeReplicates:
-    """What a policy does where part of the table is left out and it is calibrated on the rest.
-
-    Arguments:
-        cost: The mean share of measurements taken by the rest, :math:`1/R_T` (replicate,).
-        coverage: The share of the rest for which the promise holds (replicate,).
-        kept: Which groups of the table make up the rest (replicate, group).
-    """
+    """Results with parts of the table left out."""
 
     cost: FloatArray
     coverage: FloatArray
@@ -72,15 +66,7 @@ class _JackknifeReplicates:
         group_of_case: NDArray[np.int64],
         pool: NDArray[np.int64],
     ) -> _JackknifeReplicates:
-        """Measure the rest of every replicate.
-
-        Arguments:
-            planned: The stored scans, and the threshold of each round that was calibrated on the
-                rest of a replicate.
-            splitting: Which groups of these scans are left out.
-            group_of_case: The group of each case of the table, numbered from 0.
-            pool: Which cases of the table the scans are of.
-        """
+        """Measure the rest of every replicate."""
         folds, found = splitting.all_folds, np.empty((2, splitting.trials))
         for r, fold in enumerate(folds):
             scans, thresholds = planned(r)
@@ -98,13 +84,7 @@ class _JackknifeReplicates:
 def _jackknife_folds(
     splitting: Splits, group: NDArray[np.int64], *, by_unit: bool
 ) -> Splits | None:
-    """Return whom the replicates of a jackknife leave out; None where there is one group.
-
-    Arguments:
-        splitting: How units are split in trials.
-        group: The group of each case, numbered from 0; each its own where there are none.
-        by_unit: Whether these groups are the units: as many as are tested are left out.
-    """
+    """Return the units left out in each replicate."""
     groups = int(group.max()) + 1
     if groups < 2:
         return None
@@ -116,13 +96,7 @@ def _jackknife_folds(
 def _standard_errors(
     parts: Sequence[_JackknifeReplicates], acceleration: FloatArray, coverage: FloatArray
 ) -> dict[str, float]:
-    """Return the errors of a mean acceleration and coverage over splits, NaN where unknown.
-
-    Arguments:
-        parts: The replicates of each tuning fold.
-        acceleration: The mean acceleration of each split (trial,).
-        coverage: The coverage of each split (trial,).
-    """
+    """Return the errors of a mean acceleration and coverage over splits, NaN where unknown."""
     # Calibration adapts to what is kept, so that the coverage of the rest moves in many small steps
     # and little of it is linear, or of second order.
     orders = {"mean_acceleration": 2, "coverage": 3}
@@ -144,44 +118,7 @@ def _standard_errors(
 def _jackknife_variance(
     values: FloatArray, kept: NDArray[np.float64], share: float, order: int = 2
 ) -> float:
-    r"""Return the variance over tables of a mean over all splits, from replicates of its table.
-
-    The mean over all splits of a statistic of :math:`rn` of the :math:`n` groups is a U-statistic.
-    Of the statistic's variance :math:`\sum_c V_c`, split by how many groups have to be looked at
-    together, about :math:`r^c V_c` is left in that mean, and :math:`(1 - r^c) V_c` is seen between
-    replicates of one table. The first part, linear in which groups are kept, follows from the
-    covariances :math:`c_j` of the statistic with the presence of each group, less what
-    :math:`B` replicates of variance :math:`V` give them by chance,
-
-    .. math:: L = \frac{n - 1}{n} \Big( \frac{\sum_j c_j^2}{r (1 - r)} - \frac{n - 1}{B} V \Big)
-
-    and the rest is counted as if it were of one order :math:`c`; 2 is the most that it can be:
-
-    .. math:: \frac{r}{1 - r} L + \frac{r^c}{1 - r^c} (V - L)
-
-    Where replicates are too few to tell, :math:`L = V`: the usual jackknife that deletes
-    :math:`(1 - r)n` groups.
-
-    References:
-        Efron and Stein, The Jackknife Estimate of Variance, Annals of Statistics 1981; Shao and
-        Wu, A General Theory for Jackknife Variance Estimation, Annals of Statistics 1989.
-
-    Arguments:
-        values: The statistic in each replicate (replicate,).
-        kept: Which groups were kept in it (replicate, group).
-        share: :math:`r`, the share of groups that are kept.
-        order: :math:`c` of what is not linear.
-
-    Returns:
-        The variance, or NaN where there are too few replicates or groups to know it.
-
-    Example:
-        >>> kept = np.array([[0.0, 1, 1], [1, 0, 1], [1, 1, 0]])
-        >>> kept = np.tile(kept, (1000, 1))
-        >>> mean = kept @ [1.0, 2.0, 6.0] / 2  # of two of three numbers, whose variance is 7
-        >>> round(_jackknife_variance(mean, kept, share=2 / 3), 2)
-        2.33
-    """
+    """Return the variance over tables of a mean over all splits, from replicates of its table."""
     B, n = kept.shape
     if B < 2 or n < 2:
         return math.nan
@@ -196,11 +133,7 @@ def _jackknife_variance(
 @final
 @dataclass(frozen=True)
 class _SplitCalibrator(Calibrator):
-    """Thresholds of every trial, each calibrated on its own fold.
-
-    Arguments:
-        splitting: How units are split.
-    """
+    """Calibrate thresholds in every split."""
 
     splitting: Splits
 
@@ -212,7 +145,7 @@ class _SplitCalibrator(Calibrator):
 
     @property
     def _by_unit(self) -> bool:
-        """Whether units are split, and not groups of them."""
+        """Return True if units are split, and not groups of them."""
         return self.unit.is_group or not len(self.splitting.unit_of_case)
 
     @property
@@ -261,13 +194,7 @@ class _SplitCalibrator(Calibrator):
 
 @dataclass(frozen=True)
 class _StopFraction:
-    """Cases stopped in one round.
-
-    Arguments:
-        acceleration: The acceleration of the round; 1 where everything was measured.
-        fraction: The mean share of test cases stopped there.
-        coverage: The share of them whose report contains the target; NaN if none ever stops.
-    """
+    """Fraction and coverage of cases stopped in one round."""
 
     acceleration: float
     fraction: float
@@ -375,7 +302,7 @@ def simulate(
     delta: float | None = None,
     tunings: int = 10,
 ) -> list[Simulation]:
-    r"""Replay policies over random splits of a table.
+    r"""Simulate stopping policies over random splits of a table.
 
     In each trial a policy is calibrated on one fold, and every case of the other fold is scanned
     round by round until the policy stops it. The average acceleration is harmonic,
@@ -432,7 +359,7 @@ _Part: TypeAlias = tuple[SimulatedStops, _JackknifeReplicates | None]
 
 @dataclass(frozen=True)
 class _SimulationJob:
-    """One policy to simulate."""
+    """Policy to simulate."""
 
     table: TaskOutputs
     spec: PolicySpec
@@ -633,14 +560,7 @@ def simulation_record(
     found: Sequence[tuple[int, Simulation]],
     inputs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the record ``taskuq.simulate/1``.
-
-    Arguments:
-        table: What was replayed.
-        goal: Until when scans went on.
-        found: Numbers of posterior samples, and what a policy did with as many.
-        inputs: What else decided the numbers.
-    """
+    """Return the record ``taskuq.simulate/1``."""
     first = found[0][1]
     return {
         "schema": "taskuq.simulate/1",

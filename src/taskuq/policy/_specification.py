@@ -24,22 +24,7 @@ KNOWN = ("fixed-width", "adaptive", "anytime", "paper")
 
 
 def export_policy(policy: Policy) -> dict[str, Any]:
-    """Return all that a decision depends on, as values that JSON can hold.
-
-    docs/schemas/decide.json describes them, docs/decide.md says what is done with them. What the
-    specification has no words for is refused: policies for whole groups, reports narrower than
-    their window, learned scores and those of your own.
-
-    Arguments:
-        policy: The policy.
-
-    Example:
-        >>> policy = tq.plan((rng.random((1, 99, 4)), rng.random(99)), accelerations=(2,),
-        ...                  alpha=0.1, max_width=0.5, policy="paper", score="ar")
-        >>> rule = export_policy(policy)["rules"][0][0]
-        >>> rule["center"], rule["scale"]
-        ({'kind': 'mean'}, {'kind': 'one'})
-    """
+    """Return the decision rule as JSON values."""
     if policy.kind not in KNOWN:
         raise InputError(
             f"a {policy.kind!r} policy is one of your own, which the specification does not know; "
@@ -132,17 +117,7 @@ def _range(range_: TaskRange) -> list[float | str] | None:
 
 
 def export_test_vectors(policy: Policy, *, cases: int, seed: int) -> dict[str, Any]:
-    """Return outputs of made-up cases and what the policy decides about them.
-
-    Each is ``round``, ``outputs`` (round, sample, task), ``stop`` and the ends ``lower`` and
-    ``upper`` of each task. Those with ``refused`` have to be refused. No case lies so near to a
-    threshold that rounding could decide.
-
-    Arguments:
-        policy: The policy.
-        cases: How many cases to decide about in each round.
-        seed: Decides the cases.
-    """
+    """Return synthetic cases and their decisions."""
     rng = np.random.default_rng(seed)
     vectors: list[dict[str, Any]] = []
     for k in range(len(policy.accelerations)):
@@ -187,11 +162,7 @@ def _outputs(policy: Policy, k: int, rng: np.random.Generator) -> FloatArray:
 
 
 def _is_close(policy: Policy, k: int, x: FloatArray) -> bool:
-    """Whether rounding could decide.
-
-    Widths that are the same for all cases (ar) may tie with the threshold exactly: no sum is in
-    them, and such a case goes on.
-    """
+    """Return True if rounding could decide."""
     threshold = policy.thresholds[k]
     for t, rule in enumerate(policy.rules[k]):
         examined = rule.examine(x[:, None, :, t])

@@ -28,15 +28,7 @@ STEP = 64
 
 @dataclass(frozen=True)
 class Calibrator(ABC):
-    """What finds thresholds that keep a promise: on one calibration set, or in many at once.
-
-    A threshold is a number for one set, and one for each trial, (trial,), for many.
-
-    Arguments:
-        promise: What is promised.
-        unit: Whom it is for, and what stops together.
-        index: The unit of each case, numbered from 0.
-    """
+    """Find the thresholds that give a guarantee."""
 
     promise: Guarantee
     unit: Unit
@@ -57,12 +49,7 @@ class Calibrator(ABC):
 
     @abstractmethod
     def smallest(self, thresholds: FloatArray, losses: Losses) -> FloatArray:
-        """Return the smallest threshold at which the groups lose no more than is allowed.
-
-        Arguments:
-            thresholds: Thresholds in rising order.
-            losses: The loss of each group at some of them (group, threshold), nonincreasing.
-        """
+        """Return the smallest threshold at which the groups lose no more than is allowed."""
 
     def stopping(self, seen: StoppingStatistics) -> FloatArray:
         """Return the threshold, along a first axis, at which stopped reports keep the promise."""
@@ -89,35 +76,7 @@ def stopping_score(
     score: FloatArray,
     surely: FloatArray | None = None,
 ) -> FloatArray:
-    r"""Return the supremum of the thresholds at which the policy stops with a miss.
-
-    At threshold :math:`\lambda` the policy stops in the first round :math:`k` with
-    :math:`\lambda \in [\ell_k, \lambda_k^*)` and misses there when :math:`s_k > \lambda`.
-    Without lower limits (:math:`\ell_k = -\infty`) and with
-    :math:`M_k = \max_{j \le k} \lambda_j^*` this is
-
-    .. math:: \Lambda = \max\{\min(\lambda_k^*, s_k) : \lambda_k^* > M_{k-1},\; s_k > M_{k-1}\}
-
-    or minus infinity where the policy misses at no threshold. A policy run at a threshold
-    :math:`\hat\lambda` misses only if :math:`\Lambda > \hat\lambda`: so a conformal quantile of
-    :math:`\Lambda` is a threshold that keeps the stopped report's promise.
-
-    Where :math:`\lambda_k^*` and :math:`s_k` are only known to lie in ranges, their upper ends and
-    the lower ends of :math:`\lambda_k^*` give the largest :math:`\Lambda` possible.
-
-    Arguments:
-        lowest: :math:`\ell_k` (round, case).
-        largest: :math:`\lambda_k^*` (round, case), or its upper ends.
-        score: :math:`s_k`, the smallest threshold at which the report contains the target.
-        surely: The lower ends of :math:`\lambda_k^*`, where it is known within a range only.
-
-    Example:
-        >>> lowest = np.full((2, 3), -np.inf)
-        >>> largest = np.array([[2.0, 1.0, 1.0], [5.0, 5.0, 5.0]])
-        >>> score = np.array([[1.5, 0.5, 0.5], [1.0, 3.0, 0.5]])
-        >>> stopping_score(lowest, largest, score)
-        array([1.5, 3. , 0.5])
-    """
+    """Return the supremum of the thresholds at which the policy stops with a miss."""
     sure = largest if surely is None else surely
     result = np.full(largest.shape[1], -np.inf)
     for k in range(len(largest)):
@@ -139,32 +98,7 @@ def _group_losses(
     unit: Unit,
     surely: FloatArray | None = None,
 ) -> FloatArray:
-    r"""Return the loss of each group at each threshold, made monotone, (group, threshold).
-
-    The loss is the share of cases missed at the round where the group stops, or, for a promise
-    about a share of the cases, whether too few are covered. Made monotone,
-
-    .. math:: \tilde L_v(\lambda) = \sup_{\lambda' \ge \lambda} L_v(\lambda') =
-        \max_k L_{vk}(\max(\lambda, M_{v,k-1}))
-
-    over the rounds :math:`k` with :math:`\lambda_{vk}^* > \max(\lambda, M_{v,k-1})`, where
-    :math:`M_{vk} = \max_{j \le k} \lambda_{vj}^*`.
-
-    Arguments:
-        allowance: :math:`\lambda_{vk}^*` (round, group).
-        score: The smallest threshold at which each case's report contains its target (round, case).
-        index: The group of each case.
-        thresholds: Thresholds :math:`\lambda`, in rising order.
-        unit: Whom the promise is for, which says what a missed case loses.
-        surely: The lower ends of the allowances, where they are known within a range only.
-
-    Example:
-        >>> from taskuq.conformal._units import RandomCaseUnit
-        >>> allowance, index = np.array([[2.0]]), np.array([0, 0])
-        >>> score, thresholds = np.array([[1.0, 3.0]]), np.array([0.5, 1.5, 2.5])
-        >>> _group_losses(allowance, score, index, thresholds, RandomCaseUnit())
-        array([[1. , 0.5, 0. ]])
-    """
+    """Return the loss of each group at each threshold, made monotone, (group, threshold)."""
     step = max(1, BLOCK // allowance.shape[1])
     blocks = [thresholds[start : start + step] for start in range(0, len(thresholds), step)]
     sure = allowance if surely is None else surely
@@ -198,17 +132,7 @@ def _losses(
 
 
 def smallest_threshold(thresholds: FloatArray, totals: FloatArray, allowed: float) -> FloatArray:
-    """Return the smallest threshold at which a total loss is allowed; infinity where none is.
-
-    Arguments:
-        thresholds: Thresholds in rising order.
-        totals: The total loss at each of them (..., threshold).
-        allowed: The largest total; negative where not even no loss would do.
-
-    Example:
-        >>> smallest_threshold(np.array([1.0, 2, 3]), np.array([[5.0, 2, 0], [5, 4, 3]]), allowed=2)
-        array([ 2., inf])
-    """
+    """Return the smallest threshold with an allowed total loss, or infinity."""
     # Shares of cases are not exact in floats; a meeting of sums counts as allowed.
     good = (totals <= allowed + 1e-9) & (allowed >= 0)
     first = np.where(good.any(axis=-1), good.argmax(axis=-1), len(thresholds))
@@ -216,19 +140,7 @@ def smallest_threshold(thresholds: FloatArray, totals: FloatArray, allowed: floa
 
 
 def search_allowed(thresholds: FloatArray, losses: Losses, allowed: float) -> FloatArray:
-    """Return the smallest threshold at which the groups' total is allowed, looking at few of them.
-
-    Arguments:
-        thresholds: Thresholds in rising order.
-        losses: The loss of each group at some of them, nonincreasing.
-        allowed: The largest total; negative where not even no loss would do.
-
-    Example:
-        >>> def losses(some):
-        ...     return np.maximum(5.0 - some, 0.0)[None]
-        >>> search_allowed(np.arange(1000.0), losses, allowed=2)
-        array(3.)
-    """
+    """Return the smallest threshold at which the groups' total is allowed, looking at few of them."""
     while len(thresholds) > STEP:
         step = -(-len(thresholds) // STEP)
         # The first part whose last threshold is allowed has the smallest one; else the last part.
@@ -240,18 +152,7 @@ def search_allowed(thresholds: FloatArray, losses: Losses, allowed: float) -> Fl
 
 
 def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: BettingEProcess) -> float:
-    """Return the smallest threshold from which on all losses are certified; infinity for none.
-
-    Arguments:
-        thresholds: Thresholds in rising order.
-        losses: The loss of each group at each of them (group, threshold), nonincreasing.
-        bets: What certifies losses.
-
-    Example:
-        >>> losses = np.linspace(0.2, 0.0, 5) * np.ones((30, 1))
-        >>> smallest_certified(np.arange(5.0), losses, BettingEProcess(alpha=0.1, delta=0.1))
-        4.0
-    """
+    """Return the smallest threshold from which on all losses are certified; infinity for none."""
     totals = losses.sum(axis=0)
     # Losses that add up to the same are the same: each is looked at once, where it begins.
     begins = np.flatnonzero(np.append(True, totals[1:] < totals[:-1]))
@@ -261,7 +162,7 @@ def smallest_certified(thresholds: FloatArray, losses: FloatArray, bets: Betting
 
 
 def guarantee_at_stop(goal: Goal | Goals, promise: str) -> str:
-    """Return what is promised about the report at the stop, as a kind's ``sentence`` says it."""
+    """Return the guarantee statement at the stop."""
     what = promise.removeprefix("Guaranteed: ")
     stopped = f"Guaranteed for the report at the stop, where {goal.sentence}: {what}"
     return f"{stopped} A scan that measures everything knows the target."
@@ -275,20 +176,7 @@ def make_certificate(
     certainty: float,
     within: Callable[[float], StoppingStatistics] | None = None,
 ) -> dict[str, Any]:
-    """Return the mean acceleration at calibration, and the certified one if there is.
-
-    Both are for what the unit draws at random, which ``mean_over`` names: with groups every group
-    counts the same. ``mean_acceleration_of_cases`` lets every calibration case count the same.
-
-    Arguments:
-        seen: The calibration cases in the light of the rules.
-        thresholds: The calibrated threshold of each round.
-        calibrator: What calibrated them.
-        accelerations: Of the stored rounds; there is no certificate where one is unknown.
-        certainty: The probability of an unlucky calibration.
-        within: For rules that learnt from the calibration cases: the cases in the light of all
-            rules whose quantiles over units are off by a margin.
-    """
+    """Return the mean acceleration at calibration, and the certified one if there is."""
     exact_alpha(certainty, "certainty")
     if np.isnan(accelerations).any():
         return {}
@@ -347,20 +235,7 @@ def mean_cost(
     threshold: FloatArray | float,
     weight: FloatArray | None = None,
 ) -> float:
-    r"""Return the mean share of measurements that cases take, :math:`\mathbb E[1 / R_T]`.
-
-    Arguments:
-        lowest: Thresholds below which a round does not stop a case (round, case).
-        largest: Thresholds from which on it does not (round, case).
-        accelerations: Of the stored rounds.
-        threshold: The policy's threshold, or one per round.
-        weight: How much each case counts; all the same where None.
-
-    Example:
-        >>> lowest, largest = np.full((1, 2), -np.inf), np.array([[1.0, 3.0]])
-        >>> mean_cost(lowest, largest, np.array([4.0]), 2.0)  # one goes on to R = 1
-        0.625
-    """
+    r"""Return the mean share of measurements that cases take, :math:`\mathbb E[1 / R_T]`."""
     at = np.broadcast_to(np.asarray(threshold, float), len(largest))[:, None]
     stops = (lowest <= at) & (at < largest)
     stopped = np.concatenate([stops, np.ones((1, stops.shape[1]), bool)]).argmax(axis=0)
@@ -368,12 +243,7 @@ def mean_cost(
 
 
 def costs(accelerations: FloatArray) -> FloatArray:
-    """Return the share of measurements at each round, and at the end; 0 where it is unknown.
-
-    Example:
-        >>> costs(np.array([np.nan, 4.0]))
-        array([0.  , 0.25, 1.  ])
-    """
+    """Return the share of measurements at each round, and at the end; 0 where it is unknown."""
     known = np.where(np.isnan(accelerations), np.inf, accelerations)
     return np.append(1 / known, 1.0)
 
@@ -381,33 +251,7 @@ def costs(accelerations: FloatArray) -> FloatArray:
 def _certified_acceleration(
     cost: float, accelerations: FloatArray, units: int, delta: float, *, groups: bool
 ) -> float:
-    r"""Return an average acceleration that new units exceed, but for a share delta of calibrations.
-
-    For cases it is the mean over new cases, for groups over a random case of a new group.
-
-    The mean cost is :math:`\kappa = 1/R_1 + \sum_k (1/R_{k+1} - 1/R_k)\, P_k` with the probability
-    :math:`P_k` of going on after round :math:`k`, a distribution function of the threshold. By the
-    Dvoretzky-Kiefer-Wolfowitz inequality in each of the :math:`K` rounds, for all thresholds at
-    once and so for the calibrated one,
-
-    .. math:: \kappa \le \hat\kappa + \Big(1 - \frac1{R_1}\Big) \varepsilon, \qquad
-        \varepsilon = \sqrt{\frac{\log(K/\delta)}{2n}}
-
-    Averages over groups are conditional means of such distribution functions; by Jensen's
-    inequality the tail :math:`e^{-x}`, :math:`x = 2n\varepsilon^2`, becomes :math:`e\,x\,e^{-x}`.
-
-    Arguments:
-        cost: :math:`\hat\kappa` on the calibration units.
-        accelerations: Of the stored rounds, decreasing.
-        units: The number :math:`n` of calibration units.
-        delta: The probability of an unlucky calibration.
-        groups: Whether units are groups.
-
-    Example:
-        >>> rates = np.array([16.0, 8.0, 4.0, 2.0])
-        >>> round(_certified_acceleration(1 / 14, rates, 1531, 0.1, groups=False), 2)
-        9.62
-    """
+    """Return an average acceleration that new units exceed, but for a share delta of calibrations."""
     failing = float(exact_alpha(delta, "delta")) / len(accelerations)
     epsilon = _deviation(units, failing, groups=groups)
     first = accelerations[0] if np.isfinite(accelerations[0]) else np.inf
@@ -415,17 +259,7 @@ def _certified_acceleration(
 
 
 def _deviation(units: int, failing: float, *, groups: bool) -> float:
-    r"""Return how far a distribution function exceeds the one seen, but for so many failures.
-
-    Arguments:
-        units: The number :math:`n` of independent units.
-        failing: The probability of a larger excess anywhere.
-        groups: Whether units are groups, each with a distribution of its own.
-
-    Example:
-        >>> round(_deviation(1531, 0.025, groups=False), 4)
-        0.0347
-    """
+    """Return how far a distribution function exceeds the one seen, but for so many failures."""
     x = math.log(1 / failing)
     if groups:
         while math.e * x * math.exp(-x) > failing:
@@ -441,24 +275,14 @@ RUNGS = 64
 
 @dataclass(frozen=True)
 class TuningCases:
-    """Cases set aside, in the light of the rules.
-
-    Arguments:
-        seen: The cases.
-        index: The unit of each, numbered from 0.
-    """
+    """Held-out cases evaluated under the rules."""
 
     seen: StoppingStatistics
     index: NDArray[np.int64]
 
 
 class _EarlyStops(NamedTuple):
-    """Which cases stop before everything is measured, and which of those are missed.
-
-    Arguments:
-        early: Whether each case stops early at each threshold (threshold, case).
-        missed: Whether it does and its report does not contain the target.
-    """
+    """Early stops and miscoverage per case and threshold."""
 
     early: BoolArray
     missed: BoolArray
@@ -467,14 +291,7 @@ class _EarlyStops(NamedTuple):
 def _stops_at(
     seen: StoppingStatistics, thresholds: FloatArray, unit: Unit, index: NDArray[np.int64]
 ) -> _EarlyStops:
-    """Replay the stop of each case at each of several thresholds.
-
-    Arguments:
-        seen: Cases in the light of rules.
-        thresholds: Thresholds (threshold,).
-        unit: What stops together.
-        index: The unit of each case, numbered from 0.
-    """
+    """Replay the stop of each case at each of several thresholds."""
     largest = seen.allowance(index)[:, index] if unit.stops_together else seen.largest
     at = thresholds[:, None]
     early = np.zeros((len(thresholds), seen.cases), dtype=bool)
@@ -487,18 +304,7 @@ def _stops_at(
 
 
 def threshold_grid(tuning: TuningCases, calibrator: Calibrator) -> FloatArray:
-    r"""Return the thresholds to test, from a cautious one to the boldest, falling.
-
-    They are those at which the cases set aside begin to stop. The first is the most cautious at
-    which a share :math:`(e^2 e_0)^{1/3}` of them stops early, where :math:`e` is the largest share
-    that does and :math:`e_0` the one that would be enough if no report missed: so many that chance
-    decides little, and so few that hardly any of their reports should miss. Every choice that does
-    not look at the calibration units is valid.
-
-    Arguments:
-        tuning: The cases set aside.
-        calibrator: Whom the promise is for, and the calibration sets.
-    """
+    """Return thresholds to test, from conservative to aggressive."""
     found = np.unique(tuning.seen.largest[np.isfinite(tuning.seen.largest)])[::-1]
     if not found.size:
         return found
@@ -513,22 +319,7 @@ def threshold_grid(tuning: TuningCases, calibrator: Calibrator) -> FloatArray:
 def last_certified(
     seen: StoppingStatistics, calibrator: Calibrator, rungs: FloatArray
 ) -> FloatArray:
-    r"""Return the last threshold before the first that is not certified, or infinity.
-
-    A threshold is certified if at most a share :math:`\alpha` of the scans that stop early at it
-    are missed, but for a probability :math:`\delta`: for cases by the exact binomial test of
-    :math:`m` misses among :math:`n` early stops,
-
-    .. math:: \mathbb P\{\mathrm{Bin}(n, \alpha) \le m\} \le \delta
-
-    and for groups by bets on the losses :math:`L_v = m_v + \alpha (1 - e_v)` of those groups of
-    which a share :math:`e_v > 0` stops early; a share :math:`m_v` does and is missed.
-
-    Arguments:
-        seen: The cases to calibrate on.
-        calibrator: Whom the promise is for, and the calibration sets.
-        rungs: The thresholds to test, in this order; fixed without these cases.
-    """
+    """Return the last threshold before the first failed test (fixed-sequence testing)."""
     promise, unit, index = calibrator.promise, calibrator.unit, calibrator.index
     assert promise.delta is not None
     delta = promise.delta
@@ -549,20 +340,6 @@ def last_certified(
 def _certified_cases(
     early: FloatArray, missed: FloatArray, alpha: float, delta: float
 ) -> BoolArray:
-    """Say at which thresholds few enough of the cases that stop early are missed.
-
-    Arguments:
-        early: 1 where a case stops early, else 0 (case, threshold).
-        missed: 1 where it does and is missed.
-        alpha: The error rate among early stops.
-        delta: The probability of an unlucky calibration set.
-
-    Example:
-        >>> _certified_cases(np.ones((45, 1)), np.zeros((45, 1)), alpha=0.05, delta=0.1)
-        array([ True])
-        >>> _certified_cases(np.ones((44, 1)), np.zeros((44, 1)), alpha=0.05, delta=0.1)
-        array([False])
-    """
     from scipy.special import bdtr
 
     stopped, lost = (np.rint(each.sum(axis=0)).astype(np.int64) for each in (early, missed))
@@ -572,17 +349,4 @@ def _certified_cases(
 def _certified_groups(
     early: FloatArray, missed: FloatArray, alpha: float, delta: float
 ) -> BoolArray:
-    """Say at which thresholds few enough of the cases of groups that stop early are missed.
-
-    Arguments:
-        early: The share of cases that stops early (group, threshold).
-        missed: The share that does and is missed.
-        alpha: The error rate among early stops.
-        delta: The probability of an unlucky calibration set.
-
-    Example:
-        >>> early = np.full((50, 2), [0.1, 0.9])
-        >>> _certified_groups(early, early * 0.02, alpha=0.2, delta=0.1)
-        array([False,  True])
-    """
     return BettingEProcess(alpha, delta).certify(missed + alpha * (1 - early), early > 0)

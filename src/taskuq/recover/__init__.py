@@ -2,7 +2,8 @@
 
 ``build`` makes a network by name, ``load`` reads a trained one, and ``ZeroFilled``,
 ``VarNetRecovery``, ``FlowRecovery`` and ``SamplerRecovery`` are recovery methods as the pipeline
-calls them."""
+calls them.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from taskuq.recover.sampler._sample import SamplerRecovery
 build, load = RECOVERIES.build, RECOVERIES.load
 
 __all__ = [
+    "RECOVERIES",
     "ConditionalFlow",
     "FlowConfig",
     "FlowRecovery",
     "FlowSampler",
     "FlowSamples",
-    "RECOVERIES",
     "SamplerConfig",
     "SamplerNet",
     "SamplerRecovery",

@@ -31,26 +31,7 @@ _AHEAD = 1e6
 
 @dataclass(frozen=True)
 class _RandomMasks:
-    r"""Masks with a fully measured centre and other lines by one of three rules, nested if asked.
-
-    The number of lines is log-uniform between :math:`N / R_{\max}` and :math:`N / R_{\min}`, and a
-    random share of the fewest is the centre. Lines outside the centre are drawn with weights
-    :math:`1 / |\ell - N/2|`, with equal weights, or stand at equal distances behind a random
-    offset; each case draws one of the rules. Later rounds keep the lines of earlier ones.
-
-    All cases are drawn at once, on the generator's device, without waiting for it.
-
-    Arguments:
-        accelerations: The smallest and the largest :math:`R`.
-        centre: The smallest and the largest share of a case's first lines that are the centre.
-        rules: ``"inverse-distance"``, ``"uniform"``, ``"equidistant"``, or some of them.
-
-    Example:
-        >>> draw = _RandomMasks(accelerations=(2, 8))
-        >>> masks = draw(3, 64, torch.Generator().manual_seed(0), rounds=4)
-        >>> masks.shape, bool((masks[:, 1:] >= masks[:, :-1]).all())
-        (torch.Size([3, 4, 64]), True)
-    """
+    """Masks with a fully measured centre and other lines by one of three rules, nested if asked."""
 
     accelerations: tuple[float, float] = (2.0, 16.0)
     centre: tuple[float, float] = (0.2, 0.7)
@@ -69,14 +50,7 @@ class _RandomMasks:
     def __call__(
         self, cases: int, width: int, generator: torch.Generator, *, rounds: int = 1
     ) -> Tensor:
-        """Return masks, booleans (case, round, width); True is measured, the centre always is.
-
-        Arguments:
-            cases: How many cases.
-            width: The number of k-space columns.
-            generator: Where everything comes from.
-            rounds: Nested masks for each case, fewest lines first.
-        """
+        """Return masks, booleans (case, round, width); True is measured, the centre always is."""
 
         def uniform(*shape: int) -> Tensor:
             return per_case_random(torch.rand, shape, generator, device=generator.device)
@@ -105,10 +79,7 @@ class _RandomMasks:
 
 
 def _equidistant(is_centre: Tensor, lines: Tensor, offset: Tensor) -> Tensor:
-    """So many of the lines outside the centre (case, width), at equal distances behind an offset.
-
-    Line i of m is taken where floor((i k + o) / m) steps up: k times, whatever the offset o < m.
-    """
+    """So many of the lines outside the centre (case, width), at equal distances behind an offset."""
     left = (~is_centre).sum(1, keepdim=True)
     shifted = torch.minimum((offset[:, None] * left).long(), left - 1).clamp_min(0)
     index = (~is_centre).cumsum(1)
@@ -119,25 +90,7 @@ def _equidistant(is_centre: Tensor, lines: Tensor, offset: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class MaskedDataset:
-    """A data set seen through masks, addressed by (epoch, index).
-
-    Arguments:
-        source: Complex coil images (coil, height, width), or magnitude images, which count as one
-            coil.
-        masks: Booleans (round, width).
-        seed: Draws one of the masks for each case and epoch, each with the same probability. None
-            gives case i the mask i modulo the number of rounds, as validation needs.
-        ranges: The data range of each group; the maximum of the case itself by default.
-
-    Example:
-        >>> from taskuq.data._arrays import ArrayDataset
-        >>> data = ArrayDataset(np.ones((2, 8, 8)), label=[0, 1], group="each")
-        >>> masks = np.array([[0, 0, 0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 1, 0, 1, 0]], dtype=bool)
-        >>> cases = MaskedDataset(data, masks, seed=0)
-        >>> case = cases[5, 1]  # epoch 5, case 1
-        >>> case["image"].shape, case["mask"].shape
-        (torch.Size([1, 8, 8]), torch.Size([8]))
-    """
+    """Training data set with a mask per case and epoch."""
 
     source: Dataset
     masks: NDArray[np.bool_]
@@ -149,7 +102,6 @@ class MaskedDataset:
 
     @property
     def precision(self) -> str | None:
-        """How exact the images are, where their source says."""
         return precision_of(self.source)
 
     def __len__(self) -> int:
@@ -209,33 +161,14 @@ class MaskedDataset:
 
 
 def as_coil_images(image: Tensor) -> Tensor:
-    """Return complex64 coil images (coil, height, width) of anything a data set gives.
-
-    Arguments:
-        image: Complex coil images, or one magnitude image (height, width).
-
-    Example:
-        >>> as_coil_images(torch.ones(4, 4)).shape
-        torch.Size([1, 4, 4])
-    """
+    """Return complex64 coil images."""
     if image.ndim == 2:
         image = image[None]
     return image.to(torch.complex64)
 
 
 def _volume_maxima(source: Dataset) -> dict[str, float]:
-    """Return the largest magnitude of each group: the data range of its volume.
-
-    Arguments:
-        source: The data set; every case is read once.
-
-    Example:
-        >>> from taskuq.data._arrays import ArrayDataset
-        >>> images = np.stack([np.full((4, 4), 1.0), np.full((4, 4), 3.0)])
-        >>> data = ArrayDataset(images, label=[0, 0], group=["a", "a"], normalise=False)
-        >>> _volume_maxima(data)
-        {'a': 3.0}
-    """
+    """Return the largest magnitude of each group."""
     ranges: dict[str, float] = {}
     for index in range(len(source)):
         item = source[index]
@@ -246,15 +179,6 @@ def _volume_maxima(source: Dataset) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class RecoveryTraining:
-    """What the TOML file of a recovery network's training says, whatever the network.
-
-    Arguments:
-        network: The size of the network.
-        training: Optimiser, epochs, batch.
-        data: Where cases come from.
-        measure: The masks, one of which is drawn for each case and epoch.
-    """
-
     network: Any = None
     training: TrainingConfig = field(default_factory=TrainingConfig)
     data: Data = field(default_factory=paper_data)
@@ -267,13 +191,7 @@ class RecoveryTraining:
         *,
         by_volume: bool = False,
     ) -> tuple[MaskedDataset, MaskedDataset]:
-        """The cases to train on and to validate by, each with its masks.
-
-        Arguments:
-            machine: On what to train.
-            data: Training and validation data; by default those that the settings name.
-            by_volume: Whether the data range is that of a volume, for which each case is read once.
-        """
+        """The cases to train on and to validate by, each with its masks."""
         training, validation = data or open_data(self.data)
         masks = self.measure.masks(as_coil_images(training[0].image).shape[-1])
         ranges = [_volume_maxima(part) if by_volume else {} for part in (training, validation)]
@@ -285,22 +203,7 @@ class RecoveryTraining:
 
 @dataclass(frozen=True)
 class CoilAugmentation:
-    """How far coil images are moved in training, each case and epoch anew.
-
-    Coils move with the head, and the phase of the whole image is turned.
-
-    Arguments:
-        rotation: Degrees, up to which images are turned either way.
-        shift: Share of the sides, up to which images are shifted.
-        stretch: Share, up to which each side is made longer or shorter.
-        flip: How often left and right are exchanged.
-
-    Example:
-        >>> x = torch.randn(2, 4, 16, 16, dtype=torch.complex64)
-        >>> moved = CoilAugmentation(stretch=0.0)(x, torch.Generator().manual_seed(0))
-        >>> torch.allclose(moved.norm(), x.norm(), rtol=0.2)
-        True
-    """
+    """Settings [augment]: random rotation, shift, stretch and flip of coil images."""
 
     rotation: float = 10.0
     shift: float = 0.1
@@ -316,12 +219,7 @@ class CoilAugmentation:
             )
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Return moved coil images, complex (case, coil, height, width).
-
-        Arguments:
-            images: Coil images of cases.
-            generator: Where the moves come from.
-        """
+        """Return moved coil images, complex (case, coil, height, width)."""
         cases, device = len(images), images.device
 
         def within(limit: float, *count: int) -> Tensor:
@@ -345,19 +243,7 @@ class CoilAugmentation:
 
 
 def _shear(images: Tensor, slope: Tensor, axis: int) -> Tensor:
-    """Shift each row (or column) by its distance from the centre times a slope, round and round.
-
-    Arguments:
-        images: Complex (case, coil, height, width).
-        slope: Pixels for each row's distance, (case,).
-        axis: Along which is shifted: -1 shifts rows, -2 columns.
-
-    Example:
-        >>> x = torch.randn(1, 1, 8, 8, dtype=torch.complex64)
-        >>> back = _shear(_shear(x, torch.tensor([0.3]), -1), torch.tensor([-0.3]), -1)
-        >>> torch.allclose(back, x, atol=1e-5)
-        True
-    """
+    """Shear images cyclically."""
     size, other = images.shape[axis], images.shape[-3 - axis]
     distance = torch.arange(other, device=images.device) - (other - 1) / 2
     frequency = torch.fft.fftfreq(size, device=images.device)
@@ -388,31 +274,7 @@ def _resampled(images: Tensor, axis: int, scale: Tensor, shift: Tensor) -> Tenso
 
 @dataclass(frozen=True)
 class ScanRandomisation:
-    r"""How scans differ from case to case in training.
-
-    Arguments:
-        rounds: The share of cases that are seen through a mask of the table ``[measure]``; the
-            others get one of their own.
-        masks: What masks of their own are like.
-        coils: Numbers of coils, one of which is drawn for each batch; the images must then be
-            magnitudes (``coils = 0`` in ``[data]``). None leaves the coils of the data.
-        noisy: The share of cases whose k-space gets noise; the truth has none.
-        snr: The smallest and the largest signal-to-noise ratio of those, in decibels:
-            :math:`20 \log_{10}` of the root mean square of the image over the standard deviation of
-            the real and of the imaginary part of the noise of each coil.
-        contrast: How far a random monotone map of the magnitudes may go: 0 leaves them, 1 may make
-            a tenth of the range flat.
-
-    Example:
-        >>> images = torch.rand(3, 1, 32, 48) + 0j
-        >>> batch = {"image": images, "mask": torch.ones(3, 48, dtype=torch.bool)}
-        >>> seen = ScanRandomisation(coils=(5,), contrast=0.0)(batch, torch.Generator().manual_seed(0))
-        >>> seen["image"].shape, torch.allclose(rss(seen["image"]), images[:, 0].abs(), atol=1e-5)
-        (torch.Size([3, 5, 32, 48]), True)
-        >>> lost = ~seen["mask"][:, None, None].expand(seen["kspace"].shape)
-        >>> float(seen["kspace"][lost].abs().sum())  # nothing but what was measured
-        0.0
-    """
+    """Settings [randomise]: random masks, coils, noise and contrast."""
 
     rounds: float = 0.25
     masks: _RandomMasks = field(default_factory=_RandomMasks)
@@ -435,13 +297,7 @@ class ScanRandomisation:
             )
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return the batch with true coil images, ``kspace``, mask and its central lines.
-
-        Arguments:
-            batch: ``image``, complex (case, coil, height, width), and ``mask``, (case, width), of
-                a round.
-            generator: Of this step, on the device of the batch.
-        """
+        """Return the batch with true coil images, ``kspace``, mask and its central lines."""
         images, mask = batch["image"], batch["mask"]
         if self.contrast:
             images = _random_contrast(images, self.contrast, generator)
@@ -489,19 +345,7 @@ def simulate_scan(
     views: CoilAugmentation | None = None,
     scans: ScanRandomisation | None = None,
 ) -> Batch:
-    """Return a batch with its measured ``kspace``, moved and scanned as the settings say.
-
-    Arguments:
-        batch: ``image`` and ``mask``.
-        generator: Of this step.
-        views: How images are moved first.
-        scans: How they are scanned; by default through the batch's own masks, without noise.
-
-    Example:
-        >>> batch = {"image": torch.ones(1, 2, 8, 8) + 0j, "mask": torch.arange(8)[None] == 4}
-        >>> simulate_scan(batch, torch.Generator())["kspace"].abs().sum((0, 1, 2)).tolist()
-        [0.0, 0.0, 0.0, 0.0, 16.0, 0.0, 0.0, 0.0]
-    """
+    """Augment a batch and simulate its k-space."""
     if views is not None:
         batch = {**batch, "image": views(batch["image"], generator)}
     if scans is not None:
@@ -510,24 +354,7 @@ def simulate_scan(
 
 
 def _random_contrast(images: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    r"""Map the magnitudes of each case by a random increasing function; 0 and the largest stay.
-
-    .. math:: m \mapsto L \sum_{k=1}^{10} d_k\, \min(\max(10\, m / L - k + 1, 0), 1), \qquad
-        d_k \ge 0, \quad \textstyle\sum_k d_k = 1
-
-    :math:`L` is the largest magnitude. Coils keep their phase and their share of a pixel.
-
-    Arguments:
-        images: Complex (case, coil, height, width).
-        strength: Between 0, where every :math:`d_k` is 1/10, and 1.
-        generator: Where the functions come from.
-
-    Example:
-        >>> x = torch.linspace(0, 2, 16).reshape(1, 1, 4, 4) + 0j
-        >>> y = _random_contrast(x, 1.0, torch.Generator().manual_seed(0)).real.flatten()
-        >>> bool((y.diff() >= 0).all()), round(float(y[-1]), 5)
-        (True, 2.0)
-    """
+    """Apply a random monotone intensity map."""
     cases, steps = len(images), 10
     rise = 1 - strength + strength * 2 * _uniform(generator, cases, steps)
     rise = rise / rise.sum(1, keepdim=True).clamp_min(1e-6)

@@ -47,18 +47,7 @@ def convolution_of(
 
 
 def convolve(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
-    """Convolve rows of pixels without bias, keeping the size: (image, pixel, outputs).
-
-    Arguments:
-        x: (image, pixel, channel).
-        weight: (outputs, inputs, kernel, kernel), kernel 1 or 3.
-        height: Rows of the image.
-        width: Columns of the image.
-
-    Example:
-        >>> convolve(torch.ones(1, 6, 2), torch.ones(3, 2, 3, 3), 2, 3)[0, :, 0].tolist()
-        [8.0, 12.0, 8.0, 8.0, 12.0, 8.0]
-    """
+    """Convolve rows of pixels without bias, keeping the size: (image, pixel, outputs)."""
     if weight.shape[-1] == 1:
         return x @ weight[:, :, 0, 0].T
     image = _to_image(x, height, width)
@@ -78,22 +67,7 @@ def _to_image(x: Tensor, height: int, width: int) -> Tensor:
 def _normalise_leaky(
     x: Tensor, slope: float, *, eps: float = EPS, out: Tensor | None = None, coarse: int = 0
 ) -> Tensor:
-    """Instance normalisation and a leaky ReLU.
-
-    Arguments:
-        x: (image, pixel, channel); its memory may be used for the result.
-        slope: The slope for negative values.
-        eps: What is added to variances.
-        out: Where the result goes, (image, pixel, channel); a part of the channels of something
-            larger may be given.
-        coarse: For pixels that come as 2×2 blocks, how many blocks a row of the image has; they
-            are put in order. 0 where they are in order already.
-
-    Example:
-        >>> x = torch.tensor([[[1.0], [3.0]]])
-        >>> [round(v, 4) for v in _normalise_leaky(x, slope=0.2).flatten().tolist()]
-        [-0.2, 1.0]
-    """
+    """Instance normalisation and a leaky ReLU."""
     if fused := _kernels(x):
         if out is None:
             out = torch.empty_like(x) if coarse else x
@@ -108,17 +82,7 @@ def _normalise_leaky(
 
 
 def _pool(x: Tensor, height: int, width: int) -> Tensor:
-    """Average 2×2 blocks of pixels; a last row or column that is alone is dropped.
-
-    Arguments:
-        x: (image, pixel, channel).
-        height: Rows of the image.
-        width: Columns of the image.
-
-    Example:
-        >>> _pool(torch.arange(8.0).view(1, 8, 1), 2, 4).flatten().tolist()
-        [2.5, 4.5]
-    """
+    """Average 2×2 blocks of pixels; a last row or column that is alone is dropped."""
     if fused := _kernels(x):
         result: Tensor = fused.pool(x, height, width)
         return result
@@ -126,22 +90,14 @@ def _pool(x: Tensor, height: int, width: int) -> Tensor:
 
 
 class _NormConv(NamedTuple):
-    """What comes before an instance normalisation, and the latter's smallest variance."""
+    """Convolution followed by instance normalisation."""
 
     weight: Tensor
     eps: float
 
     @classmethod
     def of(cls, weight: Tensor, *inputs: int) -> _NormConv:
-        """Divide by a power of 2, which the normalisation undoes, so that float16 cannot overflow.
-
-        With filters of unit norm at most, no result exceeds the norm of the whole input, and the
-        inputs are normalised.
-
-        Arguments:
-            weight: In float32 or float64.
-            inputs: The axes over which a filter extends.
-        """
+        """Divide by a power of 2, which the normalisation undoes, so that float16 cannot overflow."""
         largest = torch.linalg.vector_norm(weight, dim=inputs).max().item()
         scale = 2.0 ** math.ceil(math.log2(largest)) if largest > 0 else 1.0
         return cls(weight / scale, EPS / scale**2)
@@ -154,10 +110,7 @@ class _NormConv(NamedTuple):
 
 
 class FusedUNet(NamedTuple):
-    """The weights of a U-Net: pairs of 3×3 convolutions, the upsamplings, the last convolution.
-
-    Numbers of channels are filled up to what tensor cores like. What fills them is 0 and stays 0.
-    """
+    """U-Net weights arranged for inference."""
 
     down: tuple[tuple[_NormConv, _NormConv], ...]
     bottom: tuple[_NormConv, _NormConv]
@@ -208,21 +161,7 @@ class FusedUNet(NamedTuple):
 def fuse_unet(
     unet: UNet, device: torch.device, dtype: torch.dtype, *, aligned: int | None = None
 ) -> FusedUNet:
-    """Take the weights of a U-Net.
-
-    Arguments:
-        unet: The network; it is not changed.
-        device: Where it shall run.
-        dtype: The precision of its convolutions; the last one is in float32 (float64 where this
-            is float64).
-        aligned: Channels are filled up to a multiple of this; by default of 8 on a GPU.
-
-    Example:
-        >>> unet, x = UNet(2, 2, width=4, pools=2).eval(), torch.randn(1, 2, 16, 18)
-        >>> folded = fuse_unet(unet, torch.device("cpu"), torch.float32)
-        >>> torch.allclose(folded.features(x), unet.features(x), atol=1e-5)
-        True
-    """
+    """Rearrange U-Net weights for inference."""
     if aligned is None:
         aligned = ALIGNED if device.type == "cuda" else 1
 
@@ -257,7 +196,7 @@ def fuse_unet(
 
 
 def pad_to_multiple(weight: Tensor, multiple: int, *axes: int) -> Tensor:
-    """Zeros after the end of some axes, up to a multiple."""
+    """Zero-pad axes to a multiple."""
     for axis in axes:
         shape = list(weight.shape)
         shape[axis] = -shape[axis] % multiple
@@ -293,7 +232,7 @@ def _kernels(x: Tensor) -> Any:
 
 
 class _FusedCascade(NamedTuple):
-    """One refinement: its U-Net, and how far measured lines are drawn back to the measurement."""
+    """One cascade: U-Net and data-consistency weight."""
 
     unet: FusedUNet
     step: float
@@ -301,21 +240,7 @@ class _FusedCascade(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FusedVarNet:
-    """A variational network that can only recover, on one device and in one precision.
-
-    Convolutions run in the precision it was folded in; everything else stays in float32 (float64
-    where that is float64).
-
-    Example:
-        >>> from taskuq.recover._varnet import VarNetConfig
-        >>> net = VarNet(VarNetConfig(cascades=2, width=4, pools=2, sensitivity_pools=2)).eval()
-        >>> kspace, lines = torch.randn(1, 4, 16, 16, dtype=torch.complex64), torch.tensor([6])
-        >>> mask = sensitivity_window(lines, 16)
-        >>> kspace = kspace * mask
-        >>> quick = _fold_varnet(net, device="cpu", dtype=torch.float32)
-        >>> torch.allclose(quick(kspace, mask, lines), net(kspace, mask, lines), atol=1e-4)
-        True
-    """
+    """VarNet for inference on one device and precision."""
 
     sensitivity: FusedUNet
     cascades: tuple[_FusedCascade, ...]
@@ -354,19 +279,7 @@ class FusedVarNet:
 
 
 def _fold_varnet(net: VarNet, *, device: torch.device | str, dtype: torch.dtype) -> FusedVarNet:
-    """Rearrange a variational network to recover the same images.
-
-    Arguments:
-        net: The network; it is not changed.
-        device: Where to recover.
-        dtype: The precision of the convolutions: float32, or bfloat16 on a GPU.
-
-    Example:
-        >>> from taskuq.recover._varnet import VarNetConfig
-        >>> small = VarNet(VarNetConfig(cascades=2, width=4))
-        >>> len(_fold_varnet(small, device="cpu", dtype=torch.float32).cascades)
-        2
-    """
+    """Rearrange a variational network to recover the same images."""
     device = torch.device(device)
 
     def unet(part: NormUnet) -> FusedUNet:
@@ -380,24 +293,12 @@ def _fold_varnet(net: VarNet, *, device: torch.device | str, dtype: torch.dtype)
 
 
 def inference_varnet(net: VarNet, dtype: torch.dtype = torch.float16) -> VarNet | FusedVarNet:
-    """Return the network as it is on a CPU, and folded on a GPU.
-
-    Arguments:
-        net: The network, on the device where it shall run.
-        dtype: The precision of the convolutions on a GPU.
-
-    Example:
-        >>> from taskuq.recover._varnet import VarNetConfig
-        >>> net = VarNet(VarNetConfig(cascades=1, width=4))
-        >>> inference_varnet(net) is net
-        True
-    """
+    """Return the fused VarNet on a GPU, else the network."""
     device = next(net.parameters()).device
     return _fold_varnet(net, device=device, dtype=dtype) if device.type == "cuda" else net
 
 
 def _refined(unet: FusedUNet, images: Tensor) -> Tensor:
-    """What :class:`NormUnet` makes of complex images (image, height, width)."""
     x = torch.view_as_real(images.contiguous())
     height, width = x.shape[1:3]
     std, mean = torch.std_mean(x, dim=(1, 2), keepdim=True)
@@ -419,11 +320,7 @@ T = TypeVar("T")
 
 
 def capture_graphs(*steps: Callable[[], Any]) -> list[tuple[torch.cuda.CUDAGraph, Any]]:
-    """Record steps as CUDA graphs that share memory; each replay writes its result in one place.
-
-    Arguments:
-        steps: Functions that read and write tensors which stay where they are.
-    """
+    """Capture functions as CUDA graphs sharing memory."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -441,19 +338,7 @@ def capture_graphs(*steps: Callable[[], Any]) -> list[tuple[torch.cuda.CUDAGraph
 
 
 class CudaGraph(Generic[T]):
-    """A function of tensors that is recorded as a CUDA graph for the shapes it meets.
-
-    On other devices the function runs as it is. The function must not read values back to the
-    host, and its result must depend on its arguments alone.
-
-    Arguments:
-        function: Takes tensors, returns a tensor or a named tuple of tensors.
-        most: How many shapes are kept; the memory of the oldest is free for the next one.
-
-    Example:
-        >>> CudaGraph(lambda x, y: x + y)(torch.ones(1), torch.ones(1))
-        tensor([2.])
-    """
+    """Function captured as a CUDA graph per input shape."""
 
     def __init__(self, function: Callable[..., T], *, most: int = 1) -> None:
         self.function, self.most = function, most
@@ -481,24 +366,7 @@ class CudaGraph(Generic[T]):
 
 
 class GraphedFunction:
-    """A function of a network; on a GPU it is recorded once and replayed, backwards too.
-
-    A small network's thousand kernels take longer to launch than to run. The first training batch
-    on a GPU, and every other of as many cases but another shape (for instance other coils), is
-    recorded as a CUDA graph, and batches of the same shape are replays. Anything else, a CPU,
-    evaluation or a last batch that is smaller, is computed as ever. Recording leaves the
-    network's buffers as they were. A replay writes gradients where the last one's lie: they must be
-    set to None in between, as optimisers do, and cannot be accumulated.
-
-    Arguments:
-        network: The network; it decides between training and evaluation.
-        compute: What is computed with it. It must not wait for the GPU, nor draw random numbers.
-
-    Example:
-        >>> line = nn.Linear(1, 1)
-        >>> GraphedFunction(line, lambda x: line(x).square())(torch.zeros(3, 1)).shape  # as it is
-        torch.Size([3, 1])
-    """
+    """Forward and backward of a network as CUDA graphs."""
 
     def __init__(self, network: nn.Module, compute: Callable[..., Tensor]) -> None:
         self.network, self.compute = network, compute
@@ -539,7 +407,7 @@ class GraphedFunction:
 
 
 class _FunctionModule(nn.Module):
-    """The function as a module, so that torch finds the network's weights."""
+    """Function wrapped as a module, so that torch finds its weights."""
 
     def __init__(self, network: nn.Module, compute: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -550,21 +418,7 @@ class _FunctionModule(nn.Module):
 
 
 class CompiledStep:
-    """A function that is compiled for training batches of the size it first meets.
-
-    Anything else, validation, the start of a flow or a last batch that is smaller, is computed as
-    ever: each would be compiled again, which takes longer than it could save.
-
-    Arguments:
-        plain: The function.
-        compiled: The same, compiled.
-
-    Example:
-        >>> twice = CompiledStep(lambda x: 2 * x, lambda x: x + x)
-        >>> with torch.no_grad():
-        ...     twice(torch.ones(1))  # as it is
-        tensor([2.])
-    """
+    """Training function compiled for one batch size."""
 
     def __init__(self, plain: Callable[..., Any], compiled: Callable[..., Any]) -> None:
         self.plain, self.compiled = plain, compiled
@@ -581,11 +435,7 @@ class CompiledStep:
 
 
 def compile_on_first_call(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function for the shapes it is called with, at the first call.
-
-    Arguments:
-        function: The function.
-    """
+    """Compile a function for the shapes of its first call."""
     with warnings.catch_warnings():
         # torch's compiler imports a part of torch that is deprecated.
         warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
@@ -599,20 +449,7 @@ def accelerate(
     is_replayed: bool = False,
     is_compiled: bool = False,
 ) -> Callable[..., Tensor]:
-    """Return what computes the same in training, in less time.
-
-    Arguments:
-        network: The network, whose weights are trained.
-        compute: What is computed with it, of tensors. It must neither wait for the GPU nor draw
-            random numbers.
-        is_replayed: Whether to record it on a GPU and replay it.
-        is_compiled: Whether to compile it.
-
-    Example:
-        >>> line = nn.Linear(1, 1)
-        >>> accelerate(line, line) is line
-        True
-    """
+    """Compile or graph-capture a training function."""
     if is_compiled:
         compute = CompiledStep(compute, compile_on_first_call(compute))
     return GraphedFunction(network, compute) if is_replayed else compute

@@ -47,18 +47,7 @@ WIDEST = math.sqrt(2)
 
 
 class VarNetEstimate(NamedTuple):
-    """What a variational network makes of a batch of measurements.
-
-    Attributes:
-        image: The combined image that the network and the measured lines agree on, complex
-            (case, height, width).
-        first: The network's own combined image, the same shape.
-        maps: Sensitivities, unit sum of squares, (case, coil, height, width).
-        measured: Zero-filled coil images, the same shape.
-        mask: Booleans (case, width); True is measured.
-        phase: The image's smooth phase, complex numbers of modulus 1, (case, height, width).
-        scale: The 95 % quantile of each case's zero-filled magnitudes, (case,).
-    """
+    """Estimate of a batch with its condition channels."""
 
     image: Tensor
     first: Tensor
@@ -69,35 +58,17 @@ class VarNetEstimate(NamedTuple):
     scale: Tensor
 
     def inputs(self) -> Tensor:
-        """What the flow is told: the image before and after, and zero-filled, (case, 6, h, w).
-
-        Where the measured lines had to change the network's image, it was wrong.
-        """
         zero_filled = _combine(self.maps, self.measured)
         images = torch.stack([self.image, self.first, zero_filled], dim=1)
         return to_channels(images * self._turn()[:, None])
 
     def error(self, truth: Tensor) -> Tensor:
-        r"""The error of the combined image, (case, 2, height, width).
-
-        .. math:: r = \frac{e^{-i \varphi}}{q} \Big(\textstyle\sum_b \bar s_b x_b - \hat c\Big)
-
-        :math:`q` is the scale and :math:`\varphi` the image's smooth phase: the real part is an
-        error of the magnitude, most of it, the imaginary part one of the phase.
-
-        Arguments:
-            truth: True coil images, complex (case, coil, height, width).
-        """
+        """The error of the combined image, (case, 2, height, width)."""
         error = _combine(self.maps, truth) - self.image
         return to_channels((error * self._turn())[:, None])
 
     def coil_images(self, case: int, errors: Tensor) -> Tensor:
-        """Return a case's coil images (sample, coil, height, width) with these errors, consistent.
-
-        Arguments:
-            case: Which case.
-            errors: Combined errors, complex (sample, 1, height, width).
-        """
+        """Return a case's coil images (sample, coil, height, width) with these errors, consistent."""
         images = self.image[case] + errors * (self.phase[case] * self.scale[case])
         return data_consistency_1d(self.maps[case] * images, self.measured[case], self.mask[case])
 
@@ -106,21 +77,11 @@ class VarNetEstimate(NamedTuple):
         return self.mask.to(self.scale.dtype).mean(1)
 
     def images(self, residuals: Tensor) -> Tensor:
-        """Magnitude images with these errors, consistent, (case, sample, height, width).
-
-        Arguments:
-            residuals: Combined errors as real channels, (case, sample, 2, height, width).
-        """
+        """Magnitude images with these errors, consistent, (case, sample, height, width)."""
         return rss(self.coils(residuals))
 
     def coils(self, residuals: Tensor) -> Tensor:
-        r"""Coil images with these errors, consistent, (case, sample, coil, height, width).
-
-        .. math:: \hat x_b = (I - A) \big(s_b (\hat c + q e^{i \varphi} r)\big) + y_b
-
-        Arguments:
-            residuals: Combined errors :math:`r` as real channels, (case, sample, 2, height, width).
-        """
+        """Coil images with these errors, consistent, (case, sample, coil, height, width)."""
         turn = (self.phase * self.scale.view(-1, 1, 1))[:, None]
         images = self.image[:, None] + torch.complex(*residuals.unbind(2)) * turn
         return data_consistency_1d(
@@ -130,21 +91,7 @@ class VarNetEstimate(NamedTuple):
         )
 
     def widening(self, case: int) -> float:
-        r"""By how much a case's latents are widened, :math:`\min((1 - m)^{-1/2}, \sqrt 2)`.
-
-        The flow knows where an error is and how large, but hardly in which lines: it spreads
-        errors over all of them. Putting the measured lines back takes away about their share
-        :math:`m` of the variance, which is given in advance. Beyond R = 2 the flow would be asked
-        for what it has never seen.
-
-        Example:
-            >>> from taskuq.recover._varnet import VarNetConfig
-            >>> net = VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2))
-            >>> mask = torch.zeros(1, 16, dtype=torch.bool)
-            >>> mask[:, 6:10] = True
-            >>> round(varnet_estimate(net, torch.ones(1, 4, 16, 16) + 0j, mask).widening(0), 4)
-            1.1547
-        """
+        r"""By how much a case's latents are widened, :math:`\min((1 - m)^{-1/2}, \sqrt 2)`."""
         unmeasured = 1 - self.mask[case].float().mean().item()
         return min(unmeasured**-0.5, WIDEST) if unmeasured else 1.0
 
@@ -158,24 +105,7 @@ def _combine(maps: Tensor, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def varnet_estimate(net: VarNet | FusedVarNet, zero_filled: Tensor, mask: Tensor) -> VarNetEstimate:
-    """Run a variational network and let its image agree with what was measured.
-
-    Arguments:
-        net: The network.
-        zero_filled: Zero-filled coil images, complex (case, coil, height, width).
-        mask: Booleans (case, width); True is measured.
-
-    Example:
-        >>> from taskuq.recover._varnet import VarNetConfig
-        >>> net = VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2))
-        >>> mask = torch.zeros(1, 16, dtype=torch.bool)
-        >>> mask[:, 4:12] = True
-        >>> measured = project_measured(torch.randn(1, 4, 16, 16) + 0j, mask)
-        >>> found = varnet_estimate(net, measured, mask)
-        >>> images = found.coil_images(0, torch.zeros(1, 1, 16, 16) + 0j)
-        >>> torch.allclose(project_measured(images, mask), measured, atol=1e-5)
-        True
-    """
+    """Run a VarNet and enforce data consistency."""
     lines = central_lines(mask)
     kspace = fft2c(zero_filled)
     kspace = torch.where(broadcast_mask(mask, kspace), kspace, 0)
@@ -213,13 +143,7 @@ TOGETHER = {"cuda": 8, "cpu": 1}
 
 @dataclass(frozen=True, eq=False)
 class EstimateDataset:
-    """What a flow is told and what it learns, addressed by (epoch, index).
-
-    Arguments:
-        cases: The cases, with their masks.
-        inputs: What the flow is told, (case, round, 6, height, width).
-        errors: What it learns, (case, round, 2, height, width).
-    """
+    """Training pairs (condition, residual)."""
 
     cases: MaskedDataset
     inputs: Tensor
@@ -227,13 +151,7 @@ class EstimateDataset:
 
     @classmethod
     def of(cls, cases: MaskedDataset, net: VarNet, *, quiet: bool = False) -> EstimateDataset:
-        """Run a variational network on every case at every acceleration.
-
-        Arguments:
-            cases: The cases, with their masks.
-            net: The network; it runs where it is, and the results stay there.
-            quiet: Show no progress.
-        """
+        """Run a variational network on every case at every acceleration."""
         device = next(net.parameters()).device
         masks = torch.as_tensor(cases.masks, device=device)
         inputs, errors = torch.empty(0), torch.empty(0)
@@ -258,7 +176,6 @@ class EstimateDataset:
 
     @property
     def precision(self) -> str | None:
-        """How exact the images are, where their source says."""
         return self.cases.precision
 
     def __len__(self) -> int:
@@ -289,28 +206,7 @@ FILLED, SHAPES = 4, 16
 
 @dataclass(frozen=True)
 class EstimateConfig:
-    """Whose estimates a sampler draws around, the table ``[estimate]``.
-
-    Arguments:
-        weights: A trained variational network: a file, or a name of the package's own. Without it
-            one is trained first, on all training patients, in the folder ``estimate``.
-        folds: Into how many parts training patients are split. Each part is estimated by a network
-            that was trained first, on the patients of the other parts, in a folder of its own. 0
-            is for patients that ``weights`` has not seen.
-        folder: The folder of a sampler's training whose networks, of all patients and of each fold,
-            are taken as they are; none is trained. ``folds`` and ``training.seed`` have to be those
-            of that training, and so have data and masks.
-        network: The size of networks that are trained first.
-        training: How they are trained.
-        start: Weights that they start from: a file, or a name of the package's own.
-        data_range: The range of their structural similarity.
-
-    Example:
-        >>> EstimateConfig(folds=1)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: estimate.folds is 1; give 0, or at least 2
-    """
+    """Settings [estimate]: point-estimate network and its cross-fitting."""
 
     weights: Path | None = None
     folds: int = 0
@@ -334,16 +230,7 @@ class EstimateConfig:
         fresh: bool,
         steps: int | None,
     ) -> list[Path]:
-        """The network of all patients, then that of each fold; those that are missing are trained.
-
-        Arguments:
-            cases: To train on, and to validate by; the second are seen by no network.
-            settings: How images are moved and scanned.
-            folder: Where networks go.
-            machine: On what to train.
-            fresh: Whether to begin again.
-            steps: After how many steps a trial of each stops.
-        """
+        """The network of all patients, then that of each fold; those that are missing are trained."""
         settings = replace(
             settings,
             network=self.network,
@@ -373,11 +260,7 @@ class EstimateConfig:
         return paths
 
     def _there(self, folder: Path, settings: VarNetTraining) -> list[Path]:
-        """The networks of a training that has come as far as its sampler.
-
-        A patient would be estimated by a network that has seen it, were patients, folds or their
-        order others there.
-        """
+        """The networks of a training that has come as far as its sampler."""
         written = folder / "config.toml"
         if not written.exists():
             raise InputError(
@@ -405,30 +288,12 @@ class EstimateConfig:
 
 
 def estimate_weights(folder: Path) -> Path:
-    """Where a sampler's training leaves the variational network of all patients.
-
-    Arguments:
-        folder: That of the training.
-
-    Example:
-        >>> estimate_weights(Path("runs/sampler")).as_posix()
-        'runs/sampler/estimate/best.safetensors'
-    """
+    """Return the path of the point-estimate network."""
     return folder / "estimate" / "best.safetensors"
 
 
 def assign_folds(groups: NDArray[np.str_], folds: int, *, seed: int) -> NDArray[np.int64]:
-    """In which fold each case is, (case,); a group is never split.
-
-    Arguments:
-        groups: The group of each case.
-        folds: How many folds; 0 puts all cases into one.
-        seed: Where the order of groups comes from.
-
-    Example:
-        >>> assign_folds(np.array(["a", "a", "b", "c"]), 2, seed=0)
-        array([1, 1, 0, 0])
-    """
+    """Return the fold of each case; groups are never split."""
     names, of_case = np.unique(groups, return_inverse=True)
     if len(names) < folds:
         raise InputError(f"{len(names)} groups are too few for {folds} folds; give more, or fewer")
@@ -440,12 +305,7 @@ def assign_folds(groups: NDArray[np.str_], folds: int, *, seed: int) -> NDArray[
 
 @dataclass(frozen=True, eq=False)
 class CrossFitDataset:
-    """Measured cases that know by which network they are estimated, by (epoch, index).
-
-    Arguments:
-        cases: The cases, with their masks.
-        networks: The network of each case, (case,).
-    """
+    """Cases with the index of their out-of-fold network."""
 
     cases: MaskedDataset
     networks: NDArray[np.int64]
@@ -463,24 +323,13 @@ class CrossFitDataset:
 
 
 def collate(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Make a batch; the number of each case's network stays a number, known without the GPU.
-
-    Arguments:
-        cases: What :class:`CrossFitDataset` gives.
-    """
+    """Make a batch; the number of each case's network stays a number, known without the GPU."""
     rest = [{key: value for key, value in case.items() if key != "network"} for case in cases]
     return {**default_collate(rest), "network": tuple(case["network"] for case in cases)}
 
 
 class CrossFitEstimates:
-    """Estimates of a batch, each case by its own network.
-
-    Arguments:
-        networks: The networks; they are not trained.
-        views: How images are moved before they are measured, in training alone.
-        scans: How they are scanned, in training and in validation.
-        replayed: Whether to record estimates on the GPU and replay them.
-    """
+    """Out-of-fold estimates of a batch."""
 
     def __init__(
         self,
@@ -532,7 +381,6 @@ class CrossFitEstimates:
             return found, seen["image"]
 
     def _by(self, number: int, device: torch.device) -> Callable[[Tensor, Tensor], VarNetEstimate]:
-        """What estimates by one of the networks."""
         if number not in self._quick:
             quick = partial(varnet_estimate, inference_varnet(self.networks[number].to(device)))
             self._quick[number] = CudaGraph(quick, most=SHAPES) if self.replayed else quick

@@ -21,7 +21,7 @@ from taskuq.training._weights import locate, read_card
 
 @runtime_checkable
 class MeasurementLike(Protocol):
-    """What a recovery needs of a measurement (``taskuq.measure._mri.MRIMeasurement`` has it)."""
+    """Protocol of a measurement: zero_filled and mask."""
 
     @property
     def zero_filled(self) -> Tensor:
@@ -34,27 +34,14 @@ class MeasurementLike(Protocol):
 
 @runtime_checkable
 class _SamplesCoilImages(Protocol):
-    """A recovery whose samples can be seen before coils are combined.
-
-    There it shows whether they agree with the measurement.
-    """
+    """Recovery that also returns coil images."""
 
     def coil_images(self, measurement: MeasurementLike, *, samples: int, seed: int) -> Tensor:
         """Return samples, complex (sample, coil, height, width)."""
 
 
 def _check_measurement(measurement: MeasurementLike) -> MeasurementLike:
-    """Return the measurement, or say in one sentence why it cannot be used.
-
-    Arguments:
-        measurement: Anything with ``zero_filled`` and ``mask``.
-
-    Example:
-        >>> _check_measurement("a picture")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: the measurement is a str without zero_filled or mask; ...
-    """
+    """Validate a measurement."""
     if not isinstance(measurement, MeasurementLike):
         raise InputError(
             f"the measurement is a {type(measurement).__name__} without zero_filled or mask; give "
@@ -71,24 +58,7 @@ def _check_measurement(measurement: MeasurementLike) -> MeasurementLike:
 
 
 def rescale_pow2(images: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Images whose largest number lies between 1/2 and 1, and the powers of two to get them back.
-
-    .. math:: x = 2^k x', \qquad \tfrac12 \le \max(|\Re x'|, |\Im x'|) < 1
-
-    Squares of very large or very small numbers leave the range of a float. A power of two changes
-    no digit: a network that follows the scale of its input gives the same digits, too.
-
-    Arguments:
-        images: Complex images of cases, finite, (case, ...).
-
-    Returns:
-        The images in float32 precision, and the factors, (case,); 1 for an empty image.
-
-    Example:
-        >>> small, size = rescale_pow2(torch.tensor([[3 - 12j]]))
-        >>> small, size
-        (tensor([[0.1875-0.7500j]]), tensor([16.]))
-    """
+    """Scale images to [1/2, 1) by powers of two."""
     images = images.to(torch.complex64)
     largest = torch.view_as_real(images).abs().flatten(1).amax(1)
     # Factors stay normal numbers, whose reciprocals are numbers, too.
@@ -98,17 +68,7 @@ def rescale_pow2(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def stack_measurements(measurements: Sequence[MeasurementLike]) -> tuple[Tensor, Tensor]:
-    """Return zero-filled images (case, coil, height, width) and masks (case, width) of scans.
-
-    Arguments:
-        measurements: Measurements of the same size.
-
-    Example:
-        >>> from taskuq.measure._mri import MRIMeasurement
-        >>> scan = MRIMeasurement(torch.ones(4, 8, 8) + 0j, torch.ones(8, dtype=torch.bool), 1.0)
-        >>> [part.shape for part in stack_measurements([scan, scan])]
-        [torch.Size([2, 4, 8, 8]), torch.Size([2, 8])]
-    """
+    """Stack zero-filled images and masks of several cases."""
     scans = [_check_measurement(measurement) for measurement in measurements]
     return (
         torch.stack([scan.zero_filled for scan in scans]),
@@ -160,11 +120,7 @@ class ZeroFilled:
 
 @dataclass(frozen=True)
 class FolderMethod:
-    """The table ``[recover]`` of recoveries that were made elsewhere.
-
-    Arguments:
-        path: The folder (:class:`taskuq.pipeline._adapters.RecoveryFolder`).
-    """
+    """The table ``[recover]`` of recoveries that were made elsewhere."""
 
     path: Path | None = None
 
@@ -197,22 +153,7 @@ def open_recovery(
 
 @dataclass(frozen=True)
 class Ensemble:
-    r"""Sample :math:`j` is drawn by member :math:`j \bmod n`, from a seed of that member's own.
-
-    A sample depends on its measurement, the case's seed and its number, as those of the members do:
-    not on how many are drawn, nor on which cases are drawn together.
-
-    Arguments:
-        members: The recoveries, at least one.
-
-    Example:
-        >>> from taskuq.measure._mri import MRIMeasurement
-        >>> scan = MRIMeasurement(torch.ones(4, 8, 8) + 0j, torch.ones(8, dtype=torch.bool), 1.0)
-        >>> half = lambda scan, samples, seed: torch.full((samples, 8, 8), 0.5)
-        >>> one = lambda scan, samples, seed: torch.full((samples, 8, 8), 1.0)
-        >>> Ensemble((half, one))(scan, samples=3, seed=0)[:, 0, 0]
-        tensor([0.5000, 1.0000, 0.5000])
-    """
+    r"""Sample :math:`j` is drawn by member :math:`j \bmod n`, from a seed of that member's own."""
 
     members: tuple[Recover, ...]
 
@@ -222,7 +163,6 @@ class Ensemble:
 
     @property
     def rejected(self) -> int:
-        """How many draws of its members were out of bounds so far."""
         return sum(getattr(member, "rejected", 0) for member in self.members)
 
     def __call__(self, measurement: MeasurementLike, *, samples: int, seed: int) -> Tensor:
@@ -281,12 +221,7 @@ class Ensemble:
 
 @dataclass(frozen=True)
 class EnsembleMethod:
-    """The table ``[recover]`` of an ensemble.
-
-    Arguments:
-        members: The trained networks: .safetensors files, or names of the package's own; of one
-            kind or of several.
-    """
+    """The table ``[recover]`` of an ensemble."""
 
     members: tuple[Path, ...] = ()
 

@@ -52,17 +52,7 @@ from taskuq.training._weights import load_weights, locate, read_card
 
 @dataclass(frozen=True)
 class _UnrolledConfig:
-    """The size of an unrolled network; the default is for 256×256.
-
-    Arguments:
-        cascades: How many refinements follow each other.
-        width: Channels of the first level of each refinement U-Net.
-        pools: How many times a refinement U-Net halves the image.
-
-    Example:
-        >>> _UnrolledConfig().cascades
-        6
-    """
+    """The size of an unrolled network; the default is for 256×256."""
 
     cascades: int = 6
     width: int = 32
@@ -77,27 +67,7 @@ class _UnrolledConfig:
 
 
 class _UnrolledNet(nn.Module):
-    r"""Refinements, before each of which the image is brought towards the measured views.
-
-    .. math:: x \leftarrow R(x) + U_k\big(R(x), b, \ln m\big)
-
-    :math:`R` is one step of :func:`taskuq.measure._tomography.landweber_update`, :math:`b` the filtered
-    back-projection with its high frequencies faded out and :math:`m` the measured share.
-
-    References:
-        Adler and Öktem, Learned Primal-Dual Reconstruction, IEEE Transactions on Medical Imaging
-        2018.
-
-    Arguments:
-        config: The size.
-
-    Example:
-        >>> from taskuq.measure._tomography import stack_sinograms
-        >>> from taskuq.measure._tomography import ParallelBeamCT
-        >>> scan = ParallelBeamCT(32, 64, accelerations=(8,))(torch.ones(32, 32), acceleration=8)
-        >>> _UnrolledNet(_UnrolledConfig(cascades=2, width=4, pools=2))(stack_sinograms([scan])).shape
-        torch.Size([1, 32, 32])
-    """
+    """Refinements, before each of which the image is brought towards the measured views."""
 
     def __init__(self, config: _UnrolledConfig | None = None) -> None:
         super().__init__()
@@ -128,21 +98,7 @@ def _refinement(config: _UnrolledConfig) -> UNet:
 
 @dataclass(frozen=True, eq=False)
 class _SinogramDataset:
-    """A data set seen at the views of its rounds, addressed by (epoch, index).
-
-    Arguments:
-        source: Real images (height, width), as high as wide.
-        rounds: How many rounds there are.
-        seed: Draws a round for each case and epoch, each with the same probability. None gives
-            case i the round i modulo their number, as validation needs.
-
-    Example:
-        >>> from taskuq.data._arrays import ArrayDataset
-        >>> data = ArrayDataset(np.ones((2, 8, 8)), label=[0, 1], group="each")
-        >>> case = _SinogramDataset(data, 4, seed=None)[0, 1]
-        >>> case["image"].shape, case["round"]
-        (torch.Size([8, 8]), tensor(1))
-    """
+    """Training data set with a view set per case and epoch."""
 
     source: Dataset
     rounds: int
@@ -178,17 +134,7 @@ class _SinogramDataset:
 
 @dataclass(frozen=True)
 class _CTTraining:
-    """What the TOML file of a training from views says, whatever the network.
-
-    Arguments:
-        network: The size of the network.
-        training: Optimiser, epochs, batch.
-        data: Where cases come from.
-        measure: The views of the rounds, one of which is drawn for each case and epoch.
-        views: How images are moved before they are measured, in training alone.
-        anywhere: The share of training cases that are seen through random views of their own: for
-            networks that shall do well whatever views are chosen.
-    """
+    """Settings shared by CT trainings."""
 
     network: Any = None
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -198,7 +144,6 @@ class _CTTraining:
     anywhere: float = 0.0
 
     def scanning(self) -> _SinogramSimulator:
-        """How batches are measured."""
         return _SinogramSimulator(self.measure, self.views, self.anywhere)
 
     def prepare(self, machine: TrainerOptions, data: Any = None) -> tuple[Any, ...]:
@@ -212,21 +157,7 @@ class _CTTraining:
 
 
 class _SinogramSimulator:
-    """Measures a batch of cases where it is, each at the views of its round.
-
-    Arguments:
-        measure: The views of the rounds, and their counts. In training counts are drawn as
-            normal numbers, which differ little from Poisson's above some ten photons.
-        views: How images are moved first, in training alone.
-        anywhere: The share of cases that are seen through random views, in training alone: as many
-            as between the first and the last round, log-uniform.
-
-    Example:
-        >>> batch = {"image": torch.ones(2, 16, 16), "round": torch.tensor([0, 1])}
-        >>> scan = _SinogramSimulator(TomographyConfig((4.0, 2.0), views=16))
-        >>> scan(batch, torch.Generator())[0].mask.sum(1)
-        tensor([4, 8])
-    """
+    """Simulate sinograms of a batch."""
 
     def __init__(
         self,
@@ -286,19 +217,7 @@ class _SinogramSimulator:
 
 @dataclass(frozen=True)
 class FilteredBackProjection:
-    """The baseline of tomography: filtered back-projection of the measured views.
-
-    It is its own table ``[recover]``.
-
-    Arguments:
-        window: ``"ram-lak"`` leaves the ramp, ``"hann"`` fades high frequencies out.
-
-    Example:
-        >>> from taskuq.measure._tomography import ParallelBeamCT
-        >>> scan = ParallelBeamCT(32, 64, accelerations=(8,))(torch.ones(32, 32), acceleration=8)
-        >>> FilteredBackProjection()(scan, samples=32, seed=0).shape  # a point estimate has one sample
-        torch.Size([1, 32, 32])
-    """
+    """Filtered back-projection baseline."""
 
     window: Window = "ram-lak"
 
@@ -320,16 +239,7 @@ class FilteredBackProjection:
 
 @dataclass(frozen=True, eq=False)
 class _UnrolledEstimate:
-    """What an unrolled network makes of a batch of measured views.
-
-    Attenuation is an absolute quantity: the unit of every case is 1.
-
-    Attributes:
-        image: The estimate, brought towards the measured views, (case, height, width).
-        first: The network's own image, the same shape.
-        back: Filtered back-projection, its high frequencies faded out, the same shape.
-        views: The measured views.
-    """
+    """Unrolled-network estimate of a batch."""
 
     image: Tensor
     first: Tensor
@@ -342,10 +252,6 @@ class _UnrolledEstimate:
         return torch.ones_like(self.views.share)
 
     def inputs(self) -> Tensor:
-        """What the sampler is told, (case, 3, height, width).
-
-        Where the measured views had to change the network's image, it was wrong.
-        """
         return torch.stack([self.image, self.first, self.back], dim=1)
 
     def share(self) -> Tensor:
@@ -353,31 +259,13 @@ class _UnrolledEstimate:
         return self.views.share
 
     def images(self, residuals: Tensor) -> Tensor:
-        """Images with these errors, brought towards the views, (case, sample, height, width).
-
-        Arguments:
-            residuals: Errors of the estimate, (case, sample, 1, height, width).
-        """
+        """Images with these errors, brought towards the views, (case, sample, height, width)."""
         return landweber_update(self.image[:, None] + residuals[:, :, 0], self.views)
 
 
 @torch.no_grad()
 def _unrolled_estimate(net: _UnrolledNet, views: SinogramBatch) -> _UnrolledEstimate:
-    """Run an unrolled network and let its image agree with what was measured.
-
-    Arguments:
-        net: The network.
-        views: The measured views, where the network is.
-
-    Example:
-        >>> from taskuq.measure._tomography import stack_sinograms
-        >>> from taskuq.measure._tomography import ParallelBeamCT
-        >>> from taskuq.recover._tomography import _UnrolledConfig
-        >>> scan = ParallelBeamCT(32, 64, accelerations=(8,))(torch.ones(32, 32), acceleration=8)
-        >>> net = _UnrolledNet(_UnrolledConfig(cascades=1, width=4, pools=2))
-        >>> _unrolled_estimate(net, stack_sinograms([scan])).inputs().shape
-        torch.Size([1, 3, 32, 32])
-    """
+    """Run the unrolled network with data consistency."""
     first = net(views)
     back = filtered_back_projection(views, "hann")
     return _UnrolledEstimate(landweber_update(first, views), first, back, views)
@@ -402,18 +290,7 @@ HOW = TrainingConfig(
 
 
 class _UnrolledRecovery:
-    """A point estimate by an unrolled network.
-
-    Arguments:
-        net: The network, on the device where it shall run.
-
-    Example:
-        >>> from taskuq.measure._tomography import ParallelBeamCT
-        >>> scan = ParallelBeamCT(32, 64, accelerations=(8,))(torch.ones(32, 32), acceleration=8)
-        >>> net = _UnrolledNet(_UnrolledConfig(cascades=1, width=4, pools=2))
-        >>> _UnrolledRecovery(net)(scan, samples=1, seed=0).shape
-        torch.Size([1, 32, 32])
-    """
+    """A point estimate by an unrolled network."""
 
     def __init__(self, net: _UnrolledNet) -> None:
         self.net = net.eval()
@@ -434,11 +311,7 @@ class _UnrolledRecovery:
 
 @dataclass(frozen=True)
 class _UnrolledMethod:
-    """The table ``[recover]`` of an unrolled network.
-
-    Arguments:
-        weights: The trained network: a .safetensors file, or a name of the package's own.
-    """
+    """The table ``[recover]`` of an unrolled network."""
 
     weights: Path | None = None
 
@@ -449,16 +322,7 @@ class _UnrolledMethod:
 
 @dataclass(frozen=True)
 class _UnrolledTraining(_CTTraining):
-    """One TOML file for an unrolled network.
-
-    Arguments:
-        start: Weights of a network of the same size to start from: a file, or a name of the
-            package's own.
-
-    Example:
-        >>> _UnrolledTraining().measure.views
-        192
-    """
+    """One TOML file for an unrolled network."""
 
     network: _UnrolledConfig = field(default_factory=_UnrolledConfig)
     training: TrainingConfig = HOW
@@ -475,19 +339,7 @@ class _UnrolledTraining(_CTTraining):
 
 
 def _unrolled_recipe(config: _UnrolledConfig, scan: _SinogramSimulator) -> Recipe:
-    """Train an unrolled network by the root of the mean squared error of each image.
-
-    Late rounds leave small errors; their roots count for more than their squares would.
-
-    Arguments:
-        config: The size of the network.
-        scan: How a batch is measured.
-
-    Example:
-        >>> from taskuq.measure._tomography import TomographyConfig
-        >>> _unrolled_recipe(_UnrolledConfig(1, 2, 1), _SinogramSimulator(TomographyConfig())).kind
-        'unrolled'
-    """
+    """Train an unrolled network by the root of the mean squared error of each image."""
     return Recipe(
         kind="unrolled",
         network=_UnrolledNet(config),
@@ -546,11 +398,7 @@ SAMPLER_PRESETS = {
 
 
 class _UnrolledEstimator:
-    """Measurements to estimates of an unrolled network.
-
-    Arguments:
-        net: The network, on the device where it shall run.
-    """
+    """Sinograms to unrolled-network estimates."""
 
     def __init__(self, net: _UnrolledNet) -> None:
         self.net = net.eval()
@@ -563,14 +411,7 @@ class _UnrolledEstimator:
 
 @dataclass(frozen=True)
 class _CTSamplerMethod:
-    """The table ``[recover]`` of a sampler around estimates from views.
-
-    Arguments:
-        weights: The trained sampler: a .safetensors file, or a name of the package's own.
-        estimate: Its unrolled network, where neither the TOML beside the sampler's weights nor the
-            folder ``estimate`` there names it.
-        precision: 'auto' draws in bfloat16 on a GPU, 'float32' as a CPU does.
-    """
+    """Settings [recover] of the CT sampler."""
 
     weights: Path | None = None
     estimate: Path | None = None
@@ -601,26 +442,7 @@ def _unrolled(weights: Path | str) -> _UnrolledNet:
 
 @dataclass(frozen=True)
 class _CTEstimateConfig:
-    """Whose estimates a sampler draws around, the table ``[estimate]``.
-
-    Arguments:
-        weights: A trained unrolled network: a file, or a name of the package's own. Without it one
-            is trained first, on all training groups, in the folder ``estimate``.
-        folds: Into how many parts training groups are split. Each part is estimated by a network
-            that was trained first, on the groups of the other parts, in a folder of its own. 0 is
-            for groups that ``weights`` has not seen, or for more of them than it can learn by
-            heart.
-        network: The size of networks that are trained first.
-        training: How they are trained.
-        start: Weights of an unrolled network of that size that they start from: a file, or a name
-            of the package's own.
-
-    Example:
-        >>> _CTEstimateConfig(folds=1)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: estimate.folds is 1; give 0, or at least 2
-    """
+    """Settings [estimate] of the CT sampler."""
 
     weights: Path | None = None
     folds: int = 0
@@ -635,20 +457,7 @@ class _CTEstimateConfig:
 
 @dataclass(frozen=True)
 class _CTSamplerTraining(_CTTraining):
-    """One TOML file for a sampler from views and for the networks that it draws around.
-
-    Arguments:
-        estimate: Whose estimates are drawn around, and how training groups get honest ones.
-        score: How images are scored.
-        task: How a task network's view of them is scored.
-        draws: Samples of each case in a step.
-        start: Weights of a sampler of the same size to start from: a file, or a name of the
-            package's own.
-
-    Example:
-        >>> _CTSamplerTraining().network.inputs, _CTSamplerTraining().draws
-        (3, 4)
-    """
+    """Settings of a CT sampler training."""
 
     network: SamplerConfig = field(default_factory=lambda: SAMPLER_PRESETS["paper"])
     training: TrainingConfig = PAPER
@@ -727,12 +536,7 @@ class _CTSamplerTraining(_CTTraining):
 
 
 class _CrossFitCTEstimates:
-    """Estimates of a batch, each case by a network that has not seen it.
-
-    Arguments:
-        networks: The networks; they are not trained.
-        scan: How a batch is measured.
-    """
+    """Out-of-fold CT estimates of a batch."""
 
     def __init__(self, networks: Sequence[_UnrolledNet], scan: _SinogramSimulator) -> None:
         self.networks = [net.eval().requires_grad_(False) for net in networks]

@@ -20,7 +20,7 @@ except ImportError:  # a CPU build of torch: no kernel is called, its twin in pl
 
 
 def is_available() -> bool:
-    """Whether kernels can be compiled here."""
+    """Return True if kernels can be compiled here."""
     return triton is not None
 
 
@@ -31,7 +31,6 @@ def jit(function):
 
 @lru_cache
 def multiprocessors(device: int) -> int:
-    """How many multiprocessors a GPU has."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -52,7 +51,7 @@ def _leaky(y, add, size, samples, channels: tl.constexpr, per_pixel: tl.constexp
 
 
 def leaky(y: Tensor, add: Tensor, slope: float, samples: int = 1) -> Tensor:
-    """Add a bias (channel,) or a map (case, pixel, channel) and apply a leaky ReLU, in place."""
+    """Add a bias and apply leaky ReLU."""
     images, pixels, channels = y.shape
     size = pixels * channels
     _leaky[triton.cdiv(size, BLOCK), images](
@@ -133,12 +132,12 @@ BETWEEN = {64: (64, 4, 4, 2), 128: (64, 4, 4, 1)}
 
 
 def supports(channels: int) -> bool:
-    """Whether :func:`between` can take this number of channels (a limit of matrix tiles)."""
+    """Return True if :func:`between` can take this number of channels (a limit of matrix tiles)."""
     return 32 <= channels <= 128 and channels & (channels - 1) == 0
 
 
 def between(x: Tensor, raw: Tensor | None, fold, attend, kept: Tensor) -> None:
-    """Finish one step and open the next, in place (see ``rows.between``)."""
+    """Finish one step and start the next, in place."""
     images, pixels, channels = x.shape
     rows = images * pixels
     block, warps, each, stages = BETWEEN.get(channels, (64, 4, 4, 1))
@@ -189,7 +188,9 @@ PIXELWISE = {192: (64, 4), 256: (128, 8)}
 
 
 def supports_pixelwise(x: Tensor, hidden: int) -> bool:
-    """Whether :func:`pixelwise` can take these channels: bfloat16, and the published widths."""
+    """Return True if :func:`pixelwise` can take these channels: bfloat16, and the published
+    widths.
+    """
     return x.dtype == torch.bfloat16 and x.shape[-1] in (16, 32, 64) and hidden in PIXELWISE
 
 
@@ -283,7 +284,7 @@ def _finish(x, add, sums, stretch, shift, after, below, out, pixels, rows_each, 
 
 def finish(x: Tensor, add: Tensor, stretch: Tensor, shift: Tensor, after: Tensor | None,
            below: Tensor | None, groups: int, width: int, eps: float) -> Tensor:  # fmt: skip
-    """Group normalisation, stretched and shifted, and what is added (see ``folded.finish``)."""
+    """Triton version of _norm_film_silu."""
     images, pixels, channels = x.shape
     cases = next((len(part) for part in (add, after) if part is not None and part.ndim == 3), 1)
     columns = triton.next_power_of_2(channels)
@@ -327,7 +328,7 @@ def _blend(below, noise, loud, out, pixels, width, samples, stride, size,
 
 
 def blend(below: Tensor | None, noise: Tensor, loud: Tensor, filled: int, width: int) -> Tensor:
-    """What the first convolution of a level reads (see ``folded.blend``)."""
+    """Triton version of _mix_noise."""
     cases, pixels, maps = loud.shape
     images = len(noise)
     out = loud.new_empty((images, pixels, filled))

@@ -17,11 +17,7 @@ EPS = 1e-5
 
 
 class _ConvBlock(nn.Module):
-    """Layers in a row, under the name that the public fastMRI networks give them.
-
-    Arguments:
-        layers: The layers.
-    """
+    """Two convolutions with instance normalisation."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -42,12 +38,7 @@ def _conv_block(inputs: int, outputs: int) -> _ConvBlock:
 
 
 class _InstanceNorm(nn.Module):
-    """Channels of each image with mean 0 and variance 1 over its pixels.
-
-    Example:
-        >>> _InstanceNorm()(torch.tensor([[[[1.0, 3.0]]]])).round().tolist()
-        [[[[-1.0, 1.0]]]]
-    """
+    """Channels of each image with mean 0 and variance 1 over its pixels."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise (image, channel, height, width)."""
@@ -65,28 +56,7 @@ def _normed(convolution: nn.Module) -> tuple[nn.Module, ...]:
 
 
 class UNet(nn.Module):
-    r"""A U-Net with average pooling, instance normalisation and transposed convolutions.
-
-    Width doubles at each of the ``pools`` halvings. Parameter names are those of the public
-    fastMRI networks, so that their weights load.
-
-    References:
-        Ronneberger et al., U-Net, MICCAI 2015.
-        Zbontar et al., fastMRI, arXiv:1811.08839.
-
-    Arguments:
-        inputs: Channels in.
-        outputs: Channels out.
-        width: Channels of the first level.
-        pools: How many times the image is halved.
-
-    Example:
-        >>> unet = UNet(inputs=2, outputs=2, width=4, pools=2)
-        >>> unet(torch.zeros(1, 2, 16, 18)).shape
-        torch.Size([1, 2, 16, 18])
-        >>> unet.features(torch.zeros(1, 2, 16, 18)).shape  # before the last 1×1 convolution
-        torch.Size([1, 4, 16, 18])
-    """
+    """A U-Net with average pooling, instance normalisation and transposed convolutions."""
 
     def __init__(self, inputs: int, outputs: int, *, width: int, pools: int) -> None:
         super().__init__()
@@ -172,34 +142,12 @@ class VarNetConfig:
 
 
 def pad_amount(size: int, pools: int) -> int:
-    """Return how many pixels a side lacks to a multiple of 16 that can be halved so often.
-
-    Arguments:
-        size: The length of the side.
-        pools: How many times the image is halved; more than one pixel must be left.
-
-    Example:
-        >>> pad_amount(20, pools=4), pad_amount(16, pools=4)
-        (12, 16)
-    """
+    """Return the padding of one side."""
     return max(-size % 16, (2 << pools) - size)
 
 
 class NormUnet(nn.Module):
-    """A U-Net on one complex image, blind to the image's scale and offset.
-
-    Real and imaginary part are normalised to mean 0 and standard deviation 1 over the pixels, the
-    image is padded with zeros to a multiple of 16 that the U-Net can take, and both are undone
-    afterwards.
-
-    Arguments:
-        width: Channels of the first level.
-        pools: How many times the image is halved.
-
-    Example:
-        >>> NormUnet(4, 2)(torch.randn(3, 1, 20, 24, dtype=torch.complex64)).shape
-        torch.Size([3, 1, 20, 24])
-    """
+    """A U-Net on one complex image, blind to the image's scale and offset."""
 
     def __init__(self, width: int, pools: int) -> None:
         super().__init__()
@@ -220,18 +168,7 @@ class NormUnet(nn.Module):
 
 
 class _SensitivityModel(nn.Module):
-    """Estimate coil sensitivities from the central lines of k-space.
-
-    Arguments:
-        width: Channels of the first level of the U-Net, which sees each coil separately.
-        pools: How many times the image is halved.
-
-    Example:
-        >>> kspace = torch.randn(1, 4, 16, 16, dtype=torch.complex64)
-        >>> maps = _SensitivityModel(4, 2)(kspace, count=torch.tensor([6]))
-        >>> (maps.abs().square().sum(1) - 1).abs().max().item() < 1e-5  # unit sum of squares
-        True
-    """
+    """Estimate coil sensitivities from the central lines of k-space."""
 
     def __init__(self, width: int, pools: int) -> None:
         super().__init__()
@@ -248,22 +185,7 @@ class _SensitivityModel(nn.Module):
 
 
 class VarNetBlock(nn.Module):
-    r"""One refinement of k-space.
-
-    .. math::
-        k \leftarrow k - \eta M (k - k_0) - F\big(S \cdot U(S^{\mathsf H} F^{\mathsf H} k)\big)
-
-    :math:`k_0` is the measurement, :math:`M` its mask, :math:`S` the sensitivities, :math:`U` a
-    U-Net and :math:`\eta` a learned step.
-
-    Arguments:
-        width: Channels of the first level of the U-Net.
-        pools: How many times the image is halved.
-
-    Example:
-        >>> VarNetBlock(4, 2).dc_weight.item()
-        1.0
-    """
+    """One refinement of k-space."""
 
     def __init__(self, width: int, pools: int) -> None:
         super().__init__()

@@ -34,19 +34,7 @@ WINDOW, K1, K2 = 7, 0.01, 0.03
 
 
 def _ssim(images: Tensor, targets: Tensor, data_range: Tensor) -> Tensor:
-    r"""Return the mean structural similarity of each image to its target, (case,); 1 where equal.
-
-    .. math:: \frac{(2\mu_x\mu_y + C_1)(2\sigma_{xy} + C_2)}
-              {(\mu_x^2 + \mu_y^2 + C_1)(\sigma_x^2 + \sigma_y^2 + C_2)},
-              \qquad C_i = (K_i L)^2
-
-    Means :math:`\mu` and unbiased (co)variances :math:`\sigma` are taken in each uniform 7×7
-    window that lies inside the image, and the ratio is averaged over windows; :math:`L` is the
-    data range, :math:`K_1 = 0.01` and :math:`K_2 = 0.03`.
-
-    References:
-        Wang et al., Image Quality Assessment, IEEE Transactions on Image Processing 2004.
-    """
+    """Return the mean structural similarity of each image to its target, (case,); 1 where equal."""
     x, y = images[:, None], targets[:, None]
     scale = WINDOW**2 / (WINDOW**2 - 1)
     mean_x, mean_y = F.avg_pool2d(x, WINDOW, 1), F.avg_pool2d(y, WINDOW, 1)
@@ -114,12 +102,7 @@ class VarNetRecovery:
 
 @dataclass(frozen=True)
 class VarNetMethod:
-    """The table ``[recover]`` of a variational network.
-
-    Arguments:
-        weights: The trained network: a .safetensors file, or a name of the package's own.
-        precision: 'auto' convolves in float16 on a GPU, 'float32' as a CPU does.
-    """
+    """The table ``[recover]`` of a variational network."""
 
     weights: Path | None = None
     precision: Literal["auto", "float32"] = "auto"
@@ -133,22 +116,7 @@ class VarNetMethod:
 
 @dataclass(frozen=True)
 class VarNetTraining(RecoveryTraining):
-    """One TOML file for a variational network; the defaults are the paper's.
-
-    Arguments:
-        data_range: The range :math:`L` of the structural similarity: ``"volume"`` takes the
-            largest value of a volume, for which every case is read once; ``"slice"`` that of each
-            slice, as the authors do.
-        views: How images are moved before they are measured, in training alone.
-        scans: How masks, coils, noise and contrast differ from case to case, in training and in
-            validation; by default every case is seen through a mask of ``[measure]``.
-        start: Weights of a network of the same size to start from: a file, or a name of the
-            package's own.
-
-    Example:
-        >>> VarNetTraining().training.epochs, VarNetTraining().training.batch
-        (50, 16)
-    """
+    """One TOML file for a variational network; the defaults are the paper's."""
 
     network: VarNetConfig = field(default_factory=VarNetConfig)
     training: TrainingConfig = PAPER
@@ -181,18 +149,7 @@ def _varnet_recipe(
     views: CoilAugmentation | None = None,
     scans: ScanRandomisation | None = None,
 ) -> Recipe:
-    """Train a variational network to the structural similarity of magnitude images.
-
-    Arguments:
-        config: The size of the network.
-        replayed: Whether to record a step on the GPU and replay it.
-        views: How to move images before they are measured.
-        scans: How to scan them.
-
-    Example:
-        >>> _varnet_recipe(VarNetConfig(cascades=1, width=2)).kind
-        'varnet'
-    """
+    """Train a variational network to the structural similarity of magnitude images."""
     net = VarNet(config)
     dissimilarity = partial(_dissimilarity, net)
     step = GraphedFunction(net, dissimilarity) if replayed else dissimilarity  # of this network
@@ -223,17 +180,7 @@ def _seen(batch: Batch) -> tuple[Tensor, ...]:
 
 
 def estimating_network(weights: Path | str) -> VarNet:
-    """Load the variational network around whose estimates samples are drawn.
-
-    Arguments:
-        weights: A .safetensors file, or a name of the package's own networks.
-
-    Example:
-        >>> estimating_network("classifier-atlas")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: ...classifier-atlas.toml describes kind 'classifier'; ...
-    """
+    """Load the variational network around whose estimates samples are drawn."""
     net = RECOVERIES.load(locate(weights))
     if not isinstance(net, VarNet):
         raise InputError(f"estimate names {weights}, which is no variational network; name one")

@@ -368,10 +368,7 @@ def _max_width(folder: RunFolder, policy: Record | None) -> float | None:
 def _simulated(
     policy: Policy, folder: RunFolder, simulations: Mapping[str, list[Record]]
 ) -> Record | None:
-    """Return the policy's results in a stored simulation with equal settings, if there is one.
-
-    Of several such simulations the one with the most splits counts.
-    """
+    """Return the policy's results in a stored simulation with equal settings, if there is one."""
     guarantee, options = policy.guarantee, POLICIES[policy.kind].options
     by_score, by_statistic = "score" in options, "statistic" in options
     alike = {
@@ -402,10 +399,7 @@ def _simulated(
 def _guarantees(
     evaluations: Iterable[Record], opened: Sequence[Policy | Bound], monitors: Iterable[Record]
 ) -> list[Statement]:
-    """Return the guarantees: the first few, and all with a shortage.
-
-    Evaluations count where nothing calibrated is stored.
-    """
+    """Return the guarantees: the first few, and all with a shortage."""
     withdrawn = {w["policy"]: str(w["sentence"]) for w in monitors if w["withdrawn"] is not False}
     found = [
         Statement(

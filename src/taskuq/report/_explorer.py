@@ -44,11 +44,7 @@ class _OneTask(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Explorer:
-    """Shown slices and the stored calibration set.
-
-    S slices in T rounds, with J of the p posterior samples as pictures of H x W. Several tasks
-    have a last axis in outputs and targets; colours have one in all pictures but ``sd``.
-    """
+    """Shown slices and the stored calibration set."""
 
     case: np.ndarray  # (S,)
     group: np.ndarray  # (S,), patient or volume

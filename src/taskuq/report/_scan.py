@@ -22,10 +22,7 @@ MOST_CASES = 50
 
 
 def one_scan(policy: Policy | None, folder: RunFolder) -> OneScan | None:
-    """Return the first scan that stops after several rounds, or the first that stops early.
-
-    Coverage does not influence the choice: the picture shows how a scan stops.
-    """
+    """Return the first scan that stops after several rounds, or the first that stops early."""
     if policy is None or policy.whole_group:
         return None
     found = []

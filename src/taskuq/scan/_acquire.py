@@ -43,17 +43,7 @@ def _validate_scan_inputs(
     deadline: Any,
     seed: Any,
 ) -> None:
-    """Refuse a scan that its policy cannot be asked about.
-
-    Arguments:
-        policy: When to stop.
-        scanners: Who measures.
-        samples: The number of posterior samples.
-        scan_id: What the scan is called.
-        state: Where it is kept.
-        deadline: Seconds for a round.
-        seed: The seed of the recoveries.
-    """
+    """Validate policy, scanner and options before measuring."""
     if samples != policy.samples:
         raise InputError(
             f"this policy was calibrated with {policy.samples} samples, got samples={samples}"
@@ -75,13 +65,7 @@ def _validate_scan_inputs(
 
 
 def _validate_monitor(monitor: Monitor, policy: Policy, scanners: Scanners) -> None:
-    """Refuse a monitor that cannot watch a scan.
-
-    Arguments:
-        monitor: The monitor.
-        policy: The policy of the scan.
-        scanners: Who measures.
-    """
+    """Raise InputError if a monitor does not fit the scan."""
     if not monitor.is_of(policy):
         raise InputError("the monitor watches another policy; make one of this policy")
     if monitor.is_by_group and not scanners.is_group:
@@ -226,21 +210,7 @@ def acquire(
 def iter_scan(
     policy: Policy, scanner: Scanner | ScannerOfEach, **options: Any
 ) -> Generator[Awaited, None, Scanned]:
-    """Scan as :func:`acquire` does, and say before each round what is measured next.
-
-    For whoever has many scans under way and cannot wait inside each of them: nothing is measured
-    before the next value is asked for. The state is not locked; whoever keeps the scan sees to it
-    that nobody else works on it.
-
-    Arguments:
-        policy: When to stop.
-        scanner: What measures.
-        options: Those of :func:`acquire`, all but the deadline; in its place a ``worker`` that
-            keeps one, and that scans of one thread may share. Besides, the ``terms`` of the scan.
-
-    Returns:
-        A generator of rounds and the cases that are measured in them; it returns the scan.
-    """
+    """Scan as a generator that yields before each round."""
     return _scan(policy, scanner, **options).rounds()
 
 
@@ -292,7 +262,7 @@ def _scan(
 
 @dataclass(frozen=True)
 class _ScanLoop:
-    """A scan from wherever it is to its end."""
+    """Scan from its current state to its end."""
 
     steps: RoundExecutor
     terms: ScanFlags
@@ -302,7 +272,6 @@ class _ScanLoop:
     on_round: OnRound | None
 
     def locked(self) -> AbstractContextManager[None]:
-        """Let nobody else work on the state of the scan, where it has one."""
         if self.file is None:
             return nullcontext()
         path = self.file.path
@@ -366,7 +335,6 @@ class _ScanLoop:
         return replace(self.steps, scanners=replace(self.steps.scanners, combined=begin))
 
     def _repeat(self, scans: dict[str, Scan]) -> Generator[Awaited, None, None]:
-        """Let scanners show that a stored scan is theirs; what was decided is said again then."""
         scanners, asked = self.steps.scanners, self.steps.asking
         showing = {n: s for n, s in scanners.of_case.items() if isinstance(s, VerifiableScanner)}
         rounds = max((len(scans[name].pieces) for name in showing), default=0)
@@ -414,7 +382,6 @@ class _ScanLoop:
         return partial(self.file.keep_measured, k, copies, dict(scans))
 
     def _tell(self, records: list[RoundRecord], latency: float) -> None:
-        """Tell the audit trail."""
         if self.trail is not None:
             made_with = {"scan_id": self.scan_id or "", **self.steps.fingerprints}
             made_with |= {} if self.file is None else {"state": self.file.path.name}
@@ -426,7 +393,6 @@ class _ScanLoop:
 
 
 def _warn_of_pieces(path: Path, k: int) -> None:
-    """Say what a state is worth that does not hold what was measured."""
     warnings.warn(
         f"what round {k} measured is no array and no dictionary of arrays, so it is not searched "
         f"for faults and {path} keeps decisions alone: a scan that is cut off cannot be taken up, "

@@ -29,13 +29,7 @@ BEGINNING = "0" * 64
 
 
 def audit_entry(record: RoundRecord, latency: float, **scan: Any) -> dict[str, Any]:
-    """Return what the trail says about one case in one round.
-
-    Arguments:
-        record: What happened.
-        latency: Seconds that recovery, task and decision took.
-        scan: What the scan was made with: its id, and the fingerprints of its parts.
-    """
+    """Return the audit entry of one case and round."""
     x = record.outputs
     summary: dict[str, float] = {"count": int(x.size)}
     if x.size:
@@ -55,12 +49,7 @@ def audit_entry(record: RoundRecord, latency: float, **scan: Any) -> dict[str, A
 
 
 def append_entries(path: str | os.PathLike[str], lines: list[dict[str, Any]]) -> None:
-    """Add lines to a trail, each with the hash of the one before; they are on the disk afterwards.
-
-    Arguments:
-        path: The trail; it is made where there is none.
-        lines: What to add; without any a file that is no trail is refused all the same.
-    """
+    """Append hash-chained entries to an audit log."""
     target = Path(path).resolve()
     make_folder(target.parent)
     with file_lock(target.with_name(f".{target.name}.lock"), wait=True), writing(target):
@@ -73,14 +62,7 @@ def append_entries(path: str | os.PathLike[str], lines: list[dict[str, Any]]) ->
 
 
 def read_audit_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return all lines of a trail, or say which of them does not follow from the one before.
-
-    A line that was changed, removed or put in breaks the chain there. Lines taken off the end leave
-    a shorter chain that is whole: keep the number of lines, or the last hash, elsewhere.
-
-    Arguments:
-        path: The trail.
-    """
+    """Read and verify an audit log."""
     previous, found = BEGINNING, []
     for number, line in _lines(path):
         chained = {name: value for name, value in line.items() if name != "hash"}
@@ -95,12 +77,7 @@ def read_audit_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def entries_by_scan(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the lines of each scan, in the order in which scans began.
-
-    Example:
-        >>> list(entries_by_scan([{"scan_id": "b"}, {"scan_id": "a"}, {"scan_id": "b"}]))
-        ['b', 'a']
-    """
+    """Group audit entries by scan."""
     found: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
         found.setdefault(str(line.get("scan_id")), []).append(line)
@@ -124,10 +101,7 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def _last_hash(path: Path) -> str:
-    """The hash of the last line; a file that is no trail is not added to.
-
-    A line that a power cut tore was never told as kept: it is taken off.
-    """
+    """The hash of the last line; a file that is no trail is not added to."""
     if not path.exists() or path.stat().st_size == 0:
         return BEGINNING
     text, whole = _last_line(path)
@@ -145,10 +119,7 @@ def _last_hash(path: Path) -> str:
 
 
 def _last_line(path: Path) -> tuple[bytes, int]:
-    """The last whole line, and where it ends.
-
-    A trail is never cut, and every round of every scan asks for its end: the rest is not read.
-    """
+    """The last whole line, and where it ends."""
     length = 2**16
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)

@@ -35,28 +35,7 @@ SLACK = 1e-9
 
 
 def _betting_payoffs(low: Any, high: Any, units: int) -> FloatArray:
-    r"""Return what each bet pays for the rank of a new unit among all units so far.
-
-    .. math:: f_a(r) = \frac{(r - \frac12)^a}{\frac1m \sum_{j \le m} (j - \frac12)^a}
-
-    Over the ranks 1 to m each bet pays 1 on average. A unit that ties with others has any of their
-    ranks, and is paid for the worst of them.
-
-    Arguments:
-        low: The smallest rank of the new unit, of any shape: one more than the units below it.
-        high: The largest: the units that are not above it, itself included.
-        units: How many units there are, :math:`m`, the new one included.
-
-    Returns:
-        One number for each bet, along a last axis.
-
-    Example:
-        >>> ranks = np.arange(1, 11)
-        >>> _betting_payoffs(ranks, ranks, 10).mean(axis=0).round(12)
-        array([1., 1., 1., 1., 1., 1., 1., 1., 1., 1.])
-        >>> bool((_betting_payoffs(4, 6, 10) <= _betting_payoffs(5, 5, 10)).all())
-        True
-    """
+    """Return the payoff of each bet for the rank of a new unit."""
     first, last = np.asarray(low)[..., None], np.asarray(high)[..., None]
 
     def paid(first: np.ndarray, last: np.ndarray) -> FloatArray:
@@ -69,52 +48,18 @@ def _betting_payoffs(low: Any, high: Any, units: int) -> FloatArray:
 
 
 def _unbet_wealth(bet_on: int) -> float:
-    """Return the share of the capital that has not been bet after so many units.
-
-    Half of it is bet on the first unit, and some of the rest begins with each later one, so that a
-    change is seen whenever it comes: after ten thousand units 7 % are still kept for it.
-
-    Arguments:
-        bet_on: How many units were bet on.
-
-    Example:
-        >>> [round(_unbet_wealth(n), 3) for n in (0, 1, 3, 10_000)]
-        [1.0, 0.5, 0.333, 0.07]
-    """
+    """Return the fraction of wealth not yet bet."""
     return 1 / (1 + math.log2(bet_on + 1))
 
 
 def _update_wealth(capital: FloatArray, bet_on: int, low: Any, high: Any, units: int) -> FloatArray:
-    """Return the capital in each bet after one more unit.
-
-    Arguments:
-        capital: In each bet before, (..., bet); zeros to begin with.
-        bet_on: How many units were bet on before.
-        low: The smallest rank of the new unit among all.
-        high: The largest, where it ties.
-        units: How many units there are, calibration units and the new one included.
-    """
+    """Update the wealth after one unit."""
     woken = (_unbet_wealth(bet_on) - _unbet_wealth(bet_on + 1)) / BETS
     return np.asarray(np.minimum((capital + woken) * _betting_payoffs(low, high, units), MOST))
 
 
 def _total_wealth(capital: FloatArray, bet_on: int) -> FloatArray:
-    r"""Return all that has come of a capital of 1, in bets or not.
-
-    If the units are exchangeable, it reaches :math:`1/\delta` at any time with probability at most
-    :math:`\delta`: see docs/guarantees.md.
-
-    Arguments:
-        capital: In each bet, (..., bet).
-        bet_on: How many units were bet on.
-
-    Example:
-        >>> capital = np.zeros(BETS)
-        >>> for n in range(6):  # 20 calibration units, and each new unit is larger than all so far
-        ...     capital = _update_wealth(capital, n, 21 + n, 21 + n, 21 + n)
-        >>> round(float(_total_wealth(capital, 6)))
-        3053
-    """
+    """Return the e-value of the test martingale."""
     return np.asarray(capital.sum(axis=-1) + _unbet_wealth(bet_on))
 
 
@@ -137,14 +82,7 @@ AGREES = 1e-4
 
 @dataclass
 class _MartingaleStream:
-    """One statistic: of the calibration units, of the units since, and the evidence after each.
-
-    Arguments:
-        calibration: Of the calibration units, in rising order.
-        units: The names of the units since; None where they have none.
-        values: What was seen of them.
-        evidence: What the bets on this statistic had come to after each.
-    """
+    """Test martingale of one monitored statistic."""
 
     calibration: tuple[float, ...]
     units: list[str | None] = field(default_factory=list)
@@ -182,7 +120,7 @@ class _MartingaleStream:
             self._value_of[unit] = value
 
     def has(self, unit: str | None, value: float) -> bool:
-        """Whether a unit was seen already; with another number it is refused."""
+        """Return True if a unit was seen already; with another number it is refused."""
         before = None if unit is None else self._value_of.get(unit)
         if before is None:
             return False
@@ -497,24 +435,7 @@ def _sorted(name: str, values: Sequence[float]) -> tuple[float, ...]:
 
 
 def monitor_table(monitor: Monitor, table: TaskOutputs, *, audited: bool = False) -> None:
-    """Show the units of a table to a monitor, each group in the place of its first case.
-
-    Arguments:
-        monitor: The monitor.
-        table: Task outputs of new cases; their names are the names of the units.
-        audited: Whether its targets are those of scans that were completed at random.
-
-    Example:
-        >>> from taskuq.policy._plan import plan
-        >>> from taskuq.table._examples import SyntheticTable, synthetic_outputs
-        >>> table = synthetic_outputs(SyntheticTable(volumes=60), seed=0)
-        >>> old, new = (table.select(group=np.unique(table.group)[part]) for part in
-        ...             (slice(40), slice(40, None)))
-        >>> monitor = Monitor(plan(old, alpha=0.2, max_width=0.2))
-        >>> monitor_table(monitor, new)
-        >>> monitor.units, monitor.is_withdrawn
-        (20, False)
-    """
+    """Update a monitor with all units of a table."""
     _require_first_round(monitor, table)
     if audited and not table.has_targets:
         raise InputError("the table has no targets, so its cases were not audited; leave that out")
@@ -538,10 +459,7 @@ def monitor_table(monitor: Monitor, table: TaskOutputs, *, audited: bool = False
 
 
 def _require_first_round(monitor: Monitor, table: TaskOutputs) -> None:
-    """Refuse a table whose first round is another: what is seen there depends on how much it has.
-
-    Later rounds are not looked at, and a table that does not name its rounds is taken at its word.
-    """
+    """Refuse a table whose first round is another: what is seen there depends on how much it has."""
     mine, theirs = (list(map(float, one.accelerations)) for one in (monitor.policy, table))
     if not np.isnan(theirs[0]) and mine[0] != theirs[0]:
         said = [", ".join(f"{R:g}" for R in rates) for rates in (mine, theirs)]

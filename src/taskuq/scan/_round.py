@@ -35,23 +35,7 @@ from taskuq.scan._state import RoundOutputs, RoundRecord, Scan, output_fault, re
 
 @dataclass(frozen=True, eq=False)
 class _CachedTask:
-    """The task, and what it said of the samples of a round.
-
-    A scanner waits while lines are chosen: what is known need not be computed again. What is told
-    is what the task would say: it is run again where other images are given, a part of them, the
-    same with other numbers in their memory, or where gradients are asked for. (Only writing that
-    torch does not count is not noticed: by ``.data``, or by NumPy into the same memory.)
-
-    Arguments:
-        task: The task.
-        outputs: What it said; nobody else's memory.
-        memory: Where the samples lay when it was run; None where that is no torch tensor's.
-
-    Example:
-        >>> told = _CachedTask.of(lambda images: images.sum(axis=1), np.ones((2, 4)))
-        >>> told.outputs, told(np.zeros((1, 4)))
-        (array([4., 4.]), array([0.]))
-    """
+    """Task that returns stored outputs for one known batch of samples."""
 
     task: Task
     outputs: Any
@@ -82,11 +66,6 @@ def _copied(outputs: Any) -> Any:
 
 
 def _memory(images: Any) -> tuple[Any, ...] | None:
-    """Where a tensor's numbers lie, how they are read, and how often they were written.
-
-    None for anything else, for tensors of which torch does not say it, and where gradients are
-    asked for.
-    """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(images, torch.Tensor) or torch.is_grad_enabled():
         return None
@@ -105,16 +84,7 @@ VOID = "its promise is not about this one; plan again"
 def find_mismatches(
     policy: Policy, recover: Any, task: Any, rule: Any, masks: str | None = None
 ) -> list[str]:
-    """Say in sentences what is known not to be as it was in the policy's calibration.
-
-    Arguments:
-        policy: The policy; what it does not know of its calibration is not compared.
-        recover: The recovery method.
-        task: The task.
-        rule: What chooses the lines of later rounds; None where nothing does.
-        masks: The mark of the masks (:func:`taskuq.measure._masks.mask_fingerprint`), where they are
-            known.
-    """
+    """Return the differences between a scan and its policy's calibration."""
     known = policy.provenance.get("fingerprints")
     if not isinstance(known, Mapping):
         return []
@@ -135,12 +105,7 @@ def find_mismatches(
 
 
 def coil_mismatch(policy: Policy, coils: int) -> str | None:
-    """Say where a scan has another number of coils than the policy's calibration had.
-
-    Arguments:
-        policy: The policy; where it does not know its coils, nothing is said.
-        coils: Receiver channels of the scan.
-    """
+    """Return a message if the number of coils differs."""
     known = policy.provenance.get("coils")
     if known in (None, coils):
         return None
@@ -148,12 +113,7 @@ def coil_mismatch(policy: Policy, coils: int) -> str | None:
 
 
 def void_reason(found: Sequence[str], *, depth: int) -> str | None:
-    """Warn that nothing is promised where parts differ, and return that sentence; None else.
-
-    Arguments:
-        found: What :func:`differences` found.
-        depth: How many calls lie between whoever is warned and this one.
-    """
+    """Warn and return why the guarantee does not apply."""
     if not found:
         return None
     said = "; ".join(found)
@@ -167,19 +127,7 @@ AGREES = 1e-4
 
 @dataclass(frozen=True)
 class RoundExecutor:
-    """What turns the measurements of a round into decisions.
-
-    Arguments:
-        policy: When to stop.
-        scanners: Who measured.
-        recover: The recovery method.
-        task: The task.
-        seed: The seed of the recoveries.
-        worker: What keeps the deadline.
-        monitor: What watches whether the promise still stands, if anything does.
-        scan_id: What the scan is called, if it has a name.
-        asking: The rule that chooses lines, if there is one.
-    """
+    """Recover, run the task and decide one round."""
 
     policy: Policy
     scanners: Scanners
@@ -193,7 +141,6 @@ class RoundExecutor:
 
     @cached_property
     def fingerprints(self) -> dict[str, Any]:
-        """What the decisions were made with, for the audit trail."""
         return {
             "policy": self.policy.fingerprint,
             "recover": component_name(self.recover),
@@ -205,12 +152,10 @@ class RoundExecutor:
 
     @property
     def rule_name(self) -> str | None:
-        """What the rule that chooses lines calls itself; None without one."""
         return None if self.asking is None else component_name(self.asking.rule)
 
     @property
     def others(self) -> list[str]:
-        """Where recovery, task or rule are known not to be those of the calibration."""
         rule = None if self.asking is None else self.asking.rule
         return find_mismatches(self.policy, self.recover, self.task, rule)
 
@@ -233,13 +178,7 @@ class RoundExecutor:
         return found
 
     def decided(self, k: int, scans: dict[str, Scan], found: RoundOutputs) -> list[RoundRecord]:
-        """Return the record of round k of each case that was measured in it.
-
-        Arguments:
-            k: The round.
-            scans: The cases that were measured in it.
-            found: What recovery and task made of them.
-        """
+        """Return the record of round k of each case that was measured in it."""
         outputs, faults = found.outputs, found.faults
         if k == len(self.policy.accelerations):
             known = {name: self.policy.decide(k, None, value=x[0]) for name, x in outputs.items()}
@@ -258,11 +197,6 @@ class RoundExecutor:
         return [self._asked(record, scans[record.case], found.chosen) for record in records]
 
     def doubts(self, records: Sequence[RoundRecord]) -> dict[str, str]:
-        """Say of cases that would stop what has turned out wrong with what was measured of them.
-
-        Arguments:
-            records: What was decided in a round.
-        """
         found: dict[str, str] = {}
         for record in records:
             scanner = self.scanners.of_case[record.case]
@@ -272,13 +206,7 @@ class RoundExecutor:
         return self._of_all(found, [record.case for record in records])
 
     def doubted(self, record: RoundRecord, scan: Scan, fault: str) -> RoundRecord:
-        """Return what becomes of a stop when its measurements turn out wrong: measure more.
-
-        Arguments:
-            record: What was decided.
-            scan: The case, as it was before.
-            fault: What turned out.
-        """
+        """Return what becomes of a stop when its measurements turn out wrong: measure more."""
         if record.round == len(self.policy.accelerations):
             raise InputError(_unknown(record.case, fault))
         undecided = self._undecided(record.round, record.case, fault, record.outputs)
@@ -337,12 +265,7 @@ class RoundExecutor:
         monitor.update(np.stack([outputs[name] for name in scans])[None], name=called, seen=seen)
 
     def require_same(self, scans: dict[str, Scan], path: Path) -> None:
-        """Refuse a stored scan whose decisions do not come out again.
-
-        Arguments:
-            scans: What was stored of each case.
-            path: Where, for the error.
-        """
+        """Refuse a stored scan whose decisions do not come out again."""
         for k in range(max((len(scan.rounds) for scan in scans.values()), default=0)):
             stored = {
                 name: scan
@@ -393,7 +316,7 @@ class RoundExecutor:
             )
 
     def _may_skip(self) -> bool:
-        """Whether a stop keeps its promise although an earlier round was not decided."""
+        """Return True if a stop keeps its promise although an earlier round was not decided."""
         scores = [rule.score for of_round in self.policy.rules for rule in of_round]
         reads_all = any(isinstance(s, MultiRoundScore) and s.uses_earlier_rounds for s in scores)
         # A rule that could not choose has left lines that no calibration case was replayed with.
@@ -472,12 +395,7 @@ class RoundExecutor:
 
 
 def component_name(part: Any) -> str:
-    """Return what a recovery or a task calls itself: its fingerprint, or its name in the code.
-
-    Example:
-        >>> component_name(np.mean)
-        'numpy.mean'
-    """
+    """Return the fingerprint or class name of a component."""
     if isinstance(part, Fingerprinted) and part.fingerprint:
         return str(part.fingerprint)
     kind = part if hasattr(part, "__qualname__") else type(part)
@@ -502,7 +420,6 @@ def _unknown(case: str, fault: str) -> str:
 
 
 def _failure(error: Exception, k: int) -> str:
-    """What an error of the recovery, the task or the checks says, in one sentence."""
     if isinstance(error, TimeoutError | InputError):
         return first_line(error)
     said = f"{type(error).__name__}: {first_line(error):.160}"

@@ -26,14 +26,7 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Scanners:
-    """What measures the cases of a scan.
-
-    Arguments:
-        of_case: The scanner of each case, by its name.
-        is_group: Whether the cases were given as those of a group.
-        is_shared: Whether all have the same scanner, which measures all of them in a round.
-        combined: Called each time the pieces of a case have been joined.
-    """
+    """Scanner of each case."""
 
     of_case: Mapping[str, Scanner]
     is_group: bool = True
@@ -78,24 +71,7 @@ class Scanners:
 def as_scanners(
     scanner: Scanner | ScannerOfEach, case: str | None, cases: Sequence[str] | None
 ) -> Scanners:
-    """Take what a user gives to measure with, one case or those of a group.
-
-    Arguments:
-        scanner: One scanner, or one for each case of a group, in order or by name.
-        case: The name of the case, where there is one case.
-        cases: The names of the cases of a group; one scanner then measures all of them.
-
-    Example:
-        >>> class Camera:
-        ...     def measure(self, round):
-        ...         return np.ones(3)
-        >>> as_scanners(Camera(), "a", None).is_group
-        False
-        >>> as_scanners([Camera(), Camera()], None, None).cases  # as a pipeline calls its images
-        ('0', '1')
-        >>> as_scanners(Camera(), None, ["a", "b", "c"]).is_shared
-        True
-    """
+    """Take what a user gives to measure with, one case or those of a group."""
     if isinstance(scanner, Scanner) and cases is None:
         return Scanners({"0" if case is None else case: scanner}, is_group=False)
     if case is not None:
@@ -132,12 +108,7 @@ NAMES = ("columns", "views", "lines")
 
 @dataclass(frozen=True)
 class LineSelector:
-    """A rule in a scan.
-
-    Arguments:
-        rule: The rule, the one that calibration cases were replayed by.
-        rounds: How many rounds there are before everything is measured.
-    """
+    """Adaptive line rule of a running scan."""
 
     rule: AdaptiveMeasure
     rounds: int
@@ -159,12 +130,8 @@ class LineSelector:
         return require_nested_lines(found, lines, k)
 
     def wanted(self, k: int, scan: Scan, chosen: BoolArray | None) -> tuple[int, ...]:
-        """The lines that round k + 1 adds: as chosen, or as the rule has it where it cannot choose.
-
-        Arguments:
-            k: The round that is over.
-            scan: The case, as it was before that round was decided.
-            chosen: What :meth:`chosen` returned; nothing where that failed.
+        """The lines that round k + 1 adds: as chosen, or as the rule has it where it cannot
+        choose.
         """
         lines = self.measured(scan)
         if k + 1 >= self.rounds:
@@ -183,15 +150,7 @@ class LineSelector:
         stored: tuple[int, ...],
         path: Path,
     ) -> None:
-        """Refuse a stored round after which other lines were wanted than the rule wants now.
-
-        Arguments:
-            k: The round.
-            scan: The case, as it was before that round was decided.
-            chosen: What :meth:`chosen` returns now.
-            stored: The lines that were wanted.
-            path: Where they are stored, for the error.
-        """
+        """Refuse a stored round after which other lines were wanted than the rule wants now."""
         if self.wanted(k, scan, chosen) != stored:
             raise InputError(
                 f"after round {k} of {path} the rule wants other lines now: it is not the one that "
@@ -199,7 +158,6 @@ class LineSelector:
             )
 
     def tell(self, k: int, scanners: Scanners, going: Mapping[str, Scan]) -> None:
-        """Tell the scanner of each case which lines round k adds."""
         for name, scan in going.items():
             scanner = scanners.of_case[name]
             assert isinstance(scanner, AdaptiveScanner), "seen to when the scan began"
@@ -212,7 +170,6 @@ class LineSelector:
         return np.array(scan.rounds[k - 1].wanted, dtype=np.int64)
 
     def fault(self, k: int, scan: Scan, piece: Any) -> str | None:
-        """Say where a piece holds other lines than were asked for; what it does not name passes."""
         if not isinstance(piece, Mapping):
             return None
         for name in NAMES:
@@ -224,13 +181,7 @@ class LineSelector:
 
 
 def make_line_selector(rule: Any, scanners: Scanners, rounds: int) -> LineSelector | None:
-    """See that a rule can be asked, and that scanners do what it says; nothing without a rule.
-
-    Arguments:
-        rule: The rule, or None.
-        scanners: Who measures.
-        rounds: The rounds of the policy.
-    """
+    """Validate an adaptive rule and its scanners."""
     if rule is None:
         return None
     if not isinstance(rule, AdaptiveMeasure):

@@ -34,22 +34,7 @@ from taskuq.scan._monitor import Monitor
 def background(
     work: Callable[[], None] | None, *, waits: bool = False
 ) -> Iterator[Callable[[], None]]:
-    """Let work go on in a thread of its own while inside; nobody leaves before it has ended.
-
-    A disk writes while networks compute. Where the work failed, its error is raised at the end.
-
-    Arguments:
-        work: What to do, or None for nothing.
-        waits: Whether it begins when what this gives is called, and not at once. Where that is
-            called too late or never, the work is done in the end.
-
-    Example:
-        >>> written = []
-        >>> with background(lambda: written.append("a round"), waits=True) as begin:
-        ...     begin()
-        >>> written
-        ['a round']
-    """
+    """Run work in a background thread; join and re-raise on exit."""
     failed: list[BaseException] = []
     threads: list[threading.Thread] = []
     # A computation that is late may ask for the beginning while the end does: one of them has it.
@@ -91,24 +76,7 @@ def background(
 def measurement_fault(
     piece: Any, earlier: Sequence[Any], *, round: int, scan_id: str | None
 ) -> str | None:
-    """Say what is wrong with what a round measured, or nothing.
-
-    A piece that is no array and no dictionary of arrays cannot be looked into. A dictionary may
-    name the ``round`` and the ``scan_id`` it belongs to, and a ``fault`` that whoever measured has
-    seen; its largest arrays are what was measured.
-
-    Arguments:
-        piece: What was measured.
-        earlier: What the rounds before measured.
-        round: The round that was asked for.
-        scan_id: The scan, where it has a name.
-
-    Example:
-        >>> measurement_fault(np.zeros(3), [], round=0, scan_id=None)
-        'what round 0 measured is zero everywhere'
-        >>> measurement_fault({"round": 1, "lines": np.ones(3)}, [], round=0, scan_id=None)
-        'the piece of round 0 says that it is of round 1'
-    """
+    """Return the fault of a round's measurement, or None."""
     if piece is None:
         return f"round {round} measured nothing"
     if isinstance(piece, Mapping):
@@ -137,13 +105,7 @@ def measurement_fault(
 
 
 def output_fault(policy: Policy, outputs: FloatArray, *, round: int) -> str | None:
-    """Say what is wrong with the outputs of a round before the last, or nothing.
-
-    Arguments:
-        policy: The policy, which knows how many outputs there are, and their range.
-        outputs: (sample,) or (sample, task).
-        round: The round.
-    """
+    """Return the fault of a round's outputs, or None."""
     if len(outputs) != policy.samples:
         return (
             f"the recovery and task gave {len(outputs)} outputs in round {round}, but "
@@ -156,12 +118,7 @@ def output_fault(policy: Policy, outputs: FloatArray, *, round: int) -> str | No
 
 
 def require_value(policy: Policy, outputs: FloatArray) -> None:
-    """Refuse what is not the one value of a fully measured scan.
-
-    Arguments:
-        policy: The policy, which knows the range of its task.
-        outputs: What recovery and task gave, (sample,) or (sample, task).
-    """
+    """Refuse what is not the one value of a fully measured scan."""
     if len(outputs) != 1:
         raise InputError(
             f"recovery and task gave {len(outputs)} values where everything is measured; the "
@@ -187,12 +144,7 @@ def _outside(policy: Policy, outputs: FloatArray) -> str | None:
 
 
 def _arrays_of(piece: Any) -> dict[str, np.ndarray] | None:
-    """Return a piece as arrays by name, or None where it is something else.
-
-    Example:
-        >>> sorted(_arrays_of({"lines": [1.0, 2.0], "columns": [3]}))
-        ['of columns', 'of lines']
-    """
+    """Return a piece as arrays by name, or None where it is something else."""
     # The leading mark keeps names apart from the arguments of np.savez, and from a lone array.
     parts = {f"of {name}": v for name, v in piece.items()} if isinstance(piece, Mapping) else {
         "alone": piece
@@ -205,7 +157,6 @@ def _arrays_of(piece: Any) -> dict[str, np.ndarray] | None:
 
 
 def _largest(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What was measured: the largest arrays of numbers; the others say where, when and how."""
     numbers = {n: a for n, a in arrays.items() if a.dtype.kind in "biufc" and a.size}
     most = max((a.size for a in numbers.values()), default=0)
     return {name: a for name, a in numbers.items() if a.size == most}
@@ -222,13 +173,7 @@ def _said(value: Any) -> str:
 
 @dataclass(frozen=True)
 class RoundOutputs:
-    """What recovery and task made of the cases of a round, by their names.
-
-    Arguments:
-        outputs: The task's outputs, (sample,) or (sample, task).
-        chosen: The lines of the next round, where a rule chooses them.
-        faults: What went wrong.
-    """
+    """Samples and task outputs of one round, by case."""
 
     outputs: dict[str, FloatArray] = field(default_factory=dict)
     chosen: dict[str, BoolArray | None] = field(default_factory=dict)
@@ -237,7 +182,7 @@ class RoundOutputs:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What happened to one case in one round.
+    """Outputs and decision of one case in one round.
 
     Arguments:
         round: The round, counted from 0.
@@ -278,7 +223,7 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class Scan:
-    """The scan of one case, finished or under way.
+    """Scan of one case, finished or in progress.
 
     Arguments:
         rounds: What happened so far.
@@ -324,7 +269,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class GroupScan:
-    """The scans of the cases of a group, finished or under way.
+    """Scans of all cases of a group.
 
     Arguments:
         cases: The scan of each case by its name, in the order in which the cases were given.
@@ -367,13 +312,7 @@ UNTOLD = (
 
 @dataclass(frozen=True)
 class ScanFlags:
-    """What holds for all decisions of a scan, and is stored with each of them.
-
-    Arguments:
-        void: Why nothing is promised; None where the policy's promise stands.
-        shadow: Whether decisions are told and not obeyed.
-        patient: Whose scan it is, where that is known.
-    """
+    """Shadow mode and void reason, stored with every decision."""
 
     void: str | None = None
     shadow: bool = False
@@ -382,12 +321,7 @@ class ScanFlags:
     def stamped(
         self, records: Sequence[RoundRecord], monitor: Monitor | None = None
     ) -> list[RoundRecord]:
-        """Return records that say on which terms they were decided.
-
-        Arguments:
-            records: What was decided in a round.
-            monitor: What watches whether the promise still stands, if anything does.
-        """
+        """Return records that say on which terms they were decided."""
         void = self.void
         if void is None and monitor is not None and monitor.is_withdrawn:
             void = monitor.sentence
@@ -395,18 +329,7 @@ class ScanFlags:
 
 
 def format_reason(reason: str, *, shadow: bool) -> str:
-    """Return the reason of a decision as a person is told it: in shadow a stop stopped nothing.
-
-    Arguments:
-        reason: The reason.
-        shadow: Whether the decision was not obeyed.
-
-    Example:
-        >>> format_reason("stop at R = 16: the interval is at most 0.1 wide", shadow=True)
-        'would have stopped at R = 16: the interval is at most 0.1 wide'
-        >>> format_reason("stop: everything is measured, so the target is known", shadow=True)
-        'stop: everything is measured, so the target is known'
-    """
+    """Format a decision's reason, with shadow mode."""
     is_early = reason.startswith("stop ")
     return f"would have stopped {reason.removeprefix('stop ')}" if shadow and is_early else reason
 
@@ -419,21 +342,7 @@ SCAN, ROUND = "taskuq scan_id", "taskuq round"
 
 @dataclass(frozen=True)
 class ScanState:
-    """Where a scan is kept between its rounds.
-
-    The record of a single case holds its ``rounds``; that of a group holds ``scans``, the rounds
-    of each of its ``cases``. What a round measured is one file beside it.
-
-    Arguments:
-        path: The record.
-        policy: The policy of the scan.
-        cases: The names of its cases, in order.
-        is_group: Whether they are the cases of a group.
-        scan_id: What the scan is called.
-        seed: The seed of its recoveries.
-        rule: What the rule that chooses its lines calls itself; None without one.
-        patient: Whose scan it is, where that is known.
-    """
+    """State file of a scan."""
 
     path: Path
     policy: Policy
@@ -466,12 +375,7 @@ class ScanState:
     def storable(
         self, going: Sequence[str], pieces: Sequence[Any]
     ) -> tuple[list[Any], Arrays | None]:
-        """Return the pieces of a round as they will be read back, and as arrays to store.
-
-        Arguments:
-            going: The cases that were measured.
-            pieces: What was measured of each; where one cannot be stored, nothing is.
-        """
+        """Return the pieces of a round as they will be read back, and as arrays to store."""
         found = [_arrays_of(piece) for piece in pieces]
         kept = [p if a is None else _from_arrays(a) for p, a in zip(pieces, found, strict=True)]
         marks = [_mark(self.cases.index(case), self.is_group) for case in going]
@@ -483,13 +387,7 @@ class ScanState:
         return kept, arrays
 
     def keep_measured(self, round: int, arrays: Arrays, scans: Mapping[str, Scan]) -> None:
-        """Store what a round measured, with the name of its scan, and then that it was measured.
-
-        Arguments:
-            round: The round.
-            arrays: What it measured.
-            scans: The scan of each case; all that was measured before is stored.
-        """
+        """Store what a round measured, with the name of its scan, and then that it was measured."""
         named: Arrays = {SCAN: np.array(self.scan_id), ROUND: np.array(round), **arrays}
         with atomic_write(_pieces_path(self.path, round)) as partial, partial.open("wb") as file:
             np.savez(file, allow_pickle=False, **named)
@@ -502,14 +400,7 @@ class ScanState:
         pieces_stored: bool,
         first: Callable[[], None] | None = None,
     ) -> None:
-        """Store what was decided so far, and which rounds were measured.
-
-        Arguments:
-            scans: The scan of each case.
-            pieces_stored: Whether all that was measured is stored beside it.
-            first: What has to be on the disk before this is: the disk takes both at once, but the
-                file has its name only when that is done, and not at all where it fails.
-        """
+        """Store what was decided so far, and which rounds were measured."""
         # On one line: an indented one is put together by Python, piece by piece, and not by C.
         with atomic_write(self.path) as partial, background(first):
             text = json_text(self._as_json(scans, pieces_stored), indent=None)
@@ -638,7 +529,6 @@ def _marked(arrays: Arrays, mark: str) -> Arrays:
 
 
 def _mark(position: int, is_group: bool) -> str:
-    """What the names of a case's arrays begin with, in the file of a round."""
     return f"case {position} " if is_group else ""
 
 

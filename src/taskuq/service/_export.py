@@ -33,21 +33,14 @@ from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
 
 
 class _ExportSpec(NamedTuple):
-    """A recovery as a program, and how it is drawn with.
-
-    Attributes:
-        module: Zero-filled coil images (coil, height, width), a mask (width,) and draws to images
-            (sample, height, width) and the size of each draw (sample,).
-        draws: What the third argument is: of ``kind`` 'gaussian', so many normal ``numbers`` in
-            each row; 'seeds', a seed for each sample; or 'none'.
-    """
+    """Exportable recovery and its sampling parameters."""
 
     module: nn.Module
     draws: dict[str, Any]
 
 
 class _FlowExport(nn.Module):
-    """Samples around an estimate, from normal numbers as wide as they are drawn."""
+    """Exportable residual flow."""
 
     def __init__(self, recover: ResidualFlowSampler) -> None:
         super().__init__()
@@ -70,7 +63,7 @@ class _FlowExport(nn.Module):
 
 
 class _SamplerExport(nn.Module):
-    """Samples in one evaluation, from a seed for each."""
+    """Exportable one-step sampler."""
 
     def __init__(self, recover: SamplerRecovery) -> None:
         super().__init__()
@@ -87,7 +80,7 @@ class _SamplerExport(nn.Module):
 
 
 class _VarNetExport(nn.Module):
-    """A point estimate, whatever is drawn."""
+    """Exportable VarNet."""
 
     def __init__(self, recover: VarNetRecovery) -> None:
         super().__init__()
@@ -103,13 +96,7 @@ class _VarNetExport(nn.Module):
 
 
 def _drawing_of(recover: Any, masks: Tensor, height: int) -> _ExportSpec:
-    """Return a recovery as a program.
-
-    Arguments:
-        recover: A flow around estimates, a sampler around estimates, or a variational network.
-        masks: The masks it will see, booleans (round, width).
-        height: Of the images.
-    """
+    """Return a recovery as a program."""
     match recover:
         case ResidualFlowSampler():
             shapes = recover.flow.latent_shapes(height, masks.shape[1])
@@ -141,13 +128,7 @@ def _deviation(recover: ResidualFlowSampler, mask: Tensor) -> float:
 
 
 def _export_module(module: nn.Module, example: tuple[Tensor, ...], what: str) -> ExportedProgram:
-    """Return a module as a program of torch's own operations, for inputs of the example's size.
-
-    Arguments:
-        module: The module.
-        example: Inputs.
-        what: What to call it in an error.
-    """
+    """Export a module with torch.export."""
     try:
         with torch.no_grad():
             program = torch.export.export(module.eval(), example)
@@ -159,14 +140,7 @@ def _export_module(module: nn.Module, example: tuple[Tensor, ...], what: str) ->
 
 
 def _allow_any_strides(program: ExportedProgram) -> ExportedProgram:
-    """Let a program not rely on how the memory of its numbers was laid out when it was traced.
-
-    Where tracing believes that numbers lie in order already, it leaves out the copy that puts them
-    in order; convolutions then lay them out in another way than it believed.
-
-    Arguments:
-        program: The program; it is changed.
-    """
+    """Remove stride assumptions from an exported program."""
     ops, graph = torch.ops.aten, program.graph_module.graph
     for node in list(graph.nodes):
         if node.target is ops.view.default:
@@ -192,16 +166,7 @@ def write_runtime(
     columns: Sequence[NDArray[np.intp]],
     shape: tuple[int, int, int],
 ) -> Path:
-    """Write recovery and task as programs, and see that they say what the networks say.
-
-    Arguments:
-        folder: Where to write; what is there is replaced.
-        policy: The policy they will decide with.
-        recover: The recovery, on the CPU.
-        task: The task, a torch module on the CPU.
-        columns: The columns of k-space that each round adds.
-        shape: Coil, height, width of a slice.
-    """
+    """Write recovery and task as programs, and see that they say what the networks say."""
     if not isinstance(task, torch.nn.Module):
         raise InputError(f"a task {type(task).__name__} is no torch module; give its weights")
     _, height, width = shape
@@ -234,7 +199,6 @@ def write_runtime(
 
 
 def _mark(part: Any) -> str:
-    """What a run calls a network; nothing where it was not opened by its weights."""
     return str(part.fingerprint) if isinstance(part, Fingerprinted) else ""
 
 
@@ -247,19 +211,7 @@ def _example_draws(draws: dict[str, Any], samples: int) -> Tensor:
 
 
 def _example_slice(coils: int, height: int, width: int) -> Tensor:
-    """Return coil images of something like a head: networks are steady on what they know.
-
-    On a square with nothing around it a variational network multiplies rounding by a million.
-
-    Arguments:
-        coils: How many coils, around the head.
-        height: Rows.
-        width: Columns.
-
-    Example:
-        >>> _example_slice(2, 16, 16).shape
-        torch.Size([2, 16, 16])
-    """
+    """Return coil images of something like a head: networks are steady on what they know."""
     generator = torch.Generator().manual_seed(0)
     y, x = torch.linspace(-1, 1, height)[:, None], torch.linspace(-1, 1, width)
     coarse = torch.randn(1, 1, 8, 8, generator=generator)

@@ -26,17 +26,7 @@ SCHEME = "99TASKUQ"
 
 
 def _interval_record(scan: Scan, policy: Policy, *, scan_id: str | None = None) -> dict[str, Any]:
-    """Return the interval of a finished scan as values that JSON can hold.
-
-    docs/schemas/interval.json says what they mean. The value of a task is the mean of its outputs,
-    or the nearest end of the interval where that lies outside; the target itself where everything
-    was measured.
-
-    Arguments:
-        scan: The scan of a case, finished.
-        policy: The policy it was made under.
-        scan_id: What the scan is called.
-    """
+    """Return the interval of a finished scan as values that JSON can hold."""
     if not scan.is_finished:
         raise InputError("the scan is not finished, so nothing is reported of it yet")
     last = scan.rounds[-1]
@@ -66,13 +56,7 @@ def _interval_record(scan: Scan, policy: Policy, *, scan_id: str | None = None) 
 
 
 def stored_interval(state: Path, policy: Policy, case: str | None = None) -> dict[str, Any]:
-    """Return the interval of a scan that is stored.
-
-    Arguments:
-        state: What :func:`taskuq.acquire` wrote.
-        policy: The policy it was made under.
-        case: Which case of a group.
-    """
+    """Return the interval of a scan that is stored."""
     found = load_scan(state, policy)
     kept = _kept(state)
     cases = found.cases if isinstance(found, GroupScan) else {str(kept["cases"][0]): found}
@@ -86,11 +70,7 @@ def stored_interval(state: Path, policy: Policy, case: str | None = None) -> dic
 
 
 def scan_patient(state: Path) -> str | None:
-    """Return whose scan is stored; None where that is not known.
-
-    Arguments:
-        state: What a service stored.
-    """
+    """Return the patient of a stored scan, or None."""
     found = _kept(state).get("patient")
     return None if found is None else str(found)
 
@@ -102,14 +82,7 @@ def _kept(state: Path) -> dict[str, Any]:
 def write_interval(
     record: dict[str, Any], path: Path, image: Path | None = None, *, patient: str | None = None
 ) -> Path:
-    """Write an interval: a DICOM structured report for a name that ends in .dcm, JSON otherwise.
-
-    Arguments:
-        record: What :func:`_interval_record` returned.
-        path: The file.
-        image: The DICOM image that a report is about.
-        patient: Whose scan it is: an image of another patient is refused. None for anybody's.
-    """
+    """Write an interval: a DICOM structured report for a name that ends in .dcm, JSON otherwise."""
     if path.suffix != ".dcm":
         if image is not None:
             raise InputError(
@@ -135,15 +108,7 @@ def write_interval(
 
 
 def _dicom_report(record: dict[str, Any], image: Any) -> Any:
-    """Return an interval as a DICOM Enhanced SR, a measurement report (TID 1500).
-
-    Each task is a measurement; what its interval reaches above and below the value is its upper and
-    lower measurement uncertainty (TID 310). An infinite end has none.
-
-    Arguments:
-        record: What :func:`_interval_record` returned.
-        image: The image, a pydicom dataset with patient and study.
-    """
+    """Return an interval as a DICOM SR (TID 1500)."""
     import highdicom as hd
     from highdicom import sr
     from pydicom.sr.codedict import codes
@@ -202,11 +167,7 @@ def _dicom_report(record: dict[str, Any], image: Any) -> Any:
 
 
 def _read_report(path: Path) -> dict[str, tuple[float, float, float]]:
-    """Return value, lower and upper end of each task of a DICOM report.
-
-    Arguments:
-        path: What :func:`write_interval` wrote.
-    """
+    """Return value, lower and upper end of each task of a DICOM report."""
     from highdicom import sr
 
     try:

@@ -18,15 +18,6 @@ from taskuq.errors import InputError, first_line
 
 @dataclass(frozen=True)
 class ScanHeader:
-    """What a service has to know of a scan before its lines come.
-
-    Arguments:
-        scan_id: What the scan is called: the measurement's id, or else its series' UID.
-        patient: Whose it is; the scan's name where the header does not say.
-        shape: Coil, height, width of a slice: receiver channels, samples of a readout, lines.
-        slices: How many slices there are.
-    """
-
     scan_id: str
     patient: str
     shape: tuple[int, int, int]
@@ -34,29 +25,22 @@ class ScanHeader:
 
     @property
     def nbytes(self) -> int:
-        """How large its k-space is: a complex number is two of four bytes."""
         return 8 * math.prod(self.shape) * self.slices
 
     def case(self, slice_: int) -> str:
-        """What a slice is called, as the atlas calls its own."""
         return f"{self.patient}-slice-{slice_}"
 
     @property
     def known_patient(self) -> str | None:
-        """Whose it is; None where the header did not say, and the scan's name stands for it."""
         return None if self.patient == self.scan_id else self.patient
 
     def is_scan_of(self, other: ScanHeader) -> bool:
-        """Whether both name the same scan of the same patient."""
+        """Return True if both name the same scan of the same patient."""
         return (self.scan_id, self.patient) == (other.scan_id, other.patient)
 
 
 def read_header(xml: str) -> ScanHeader:
-    """Read the header of a scan, or say what it lacks.
-
-    Arguments:
-        xml: The document, as it was sent.
-    """
+    """Read the header of a scan, or say what it lacks."""
     from ismrmrd.xsd import CreateFromDocument
 
     if "<!DOCTYPE" in xml or "<!ENTITY" in xml:
@@ -96,11 +80,7 @@ def read_header(xml: str) -> ScanHeader:
 
 
 def header_xml(header: ScanHeader) -> str:
-    """Return the header of a scan as the MRD document that is sent.
-
-    Arguments:
-        header: The scan.
-    """
+    """Return the header of a scan as the MRD document that is sent."""
     from ismrmrd import xsd
 
     coils, height, width = header.shape
@@ -154,11 +134,7 @@ COUNTED = ("kspace_encode_step_2", "average", "contrast", "phase", "repetition",
 
 
 def non_imaging_kind(acquisition: Any) -> str | None:
-    """Return what an acquisition is that a scanner sends beside its image; None for a line of it.
-
-    Arguments:
-        acquisition: One of the ismrmrd package.
-    """
+    """Return the kind of a non-imaging acquisition, or None."""
     for flag, name in BESIDE.items():
         is_image = flag == CALIBRATION and acquisition.is_flag_set(CALIBRATION_AND_IMAGING)
         if acquisition.is_flag_set(flag) and not is_image:
@@ -167,14 +143,7 @@ def non_imaging_kind(acquisition: Any) -> str | None:
 
 
 def line_problem(acquisition: Any) -> str | None:
-    """Return why a line of an image cannot be taken as it is; None where it can.
-
-    A reversed line would have to be turned, and a line of another contrast or repetition is not of
-    the image that is decided about.
-
-    Arguments:
-        acquisition: One of the ismrmrd package.
-    """
+    """Return why an acquisition is rejected, or None."""
     if acquisition.is_flag_set(REVERSED):
         return "a reversed line; turn it before it is sent"
     if any(acquisition.is_flag_set(flag) for flag in COMPRESSED):
@@ -194,18 +163,7 @@ CONFIG_FILE_BYTES = 1024
 
 @dataclass(frozen=True)
 class StreamLimits:
-    """What a service takes from strangers.
-
-    Arguments:
-        message: Bytes of one message.
-        connections: Connections at once.
-        slices: Slices of a scan.
-        scan: Bytes of k-space that a header may announce: channels, samples, lines and slices.
-        kept: Bytes of lines that one connection may have under way, not decided yet.
-        idle: Seconds without a message after which a connection is closed.
-        header: Seconds after which a connection is closed that has not said who is scanned.
-        waiting: Rounds of one connection that may wait for the networks before it is read on.
-    """
+    """Maximum sizes accepted from clients."""
 
     message: int = 32 * 2**20
     connections: int = 16
@@ -218,7 +176,7 @@ class StreamLimits:
 
 
 class StreamError(InputError):
-    """What came is no MRD stream: nobody can tell where its next message begins."""
+    """Malformed MRD stream."""
 
 
 class Message(NamedTuple):
@@ -229,10 +187,7 @@ class Message(NamedTuple):
 
 
 class Connection:
-    """One end of a stream of MRD messages.
-
-    Reading is for one thread; sending is for any number.
-    """
+    """One end of an MRD stream."""
 
     def __init__(self, connection: socket.socket, limits: StreamLimits) -> None:
         self.connection, self.limits = connection, limits
@@ -247,19 +202,12 @@ class Connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def wait_until(self, until: float | None) -> None:
-        """Read nothing after a time of the monotonic clock, however often something comes.
-
-        Arguments:
-            until: The time; None for as long as something comes.
-        """
+        """Read nothing after a time of the monotonic clock, however often something comes."""
         self._until = until
         self.connection.settimeout(self.limits.idle)
 
     def read(self) -> Message | None:
-        """Return the next message, or None where the other end is done or has gone.
-
-        Waveforms are passed over: an ECG decides nothing here.
-        """
+        """Return the next message, or None where the other end is done or has gone."""
         while (message := self._next()) is not None and message.kind == WAVEFORM:
             pass
         return message
@@ -287,10 +235,7 @@ class Connection:
         raise StreamError(f"message {kind} is none of MRD's; the stream is damaged or of another")
 
     def send(self, kind: int, content: Any = None) -> None:
-        """Send a message: a text, or an acquisition or image of the ismrmrd package.
-
-        After half a message nobody can read the next one: where sending fails, the wire is closed.
-        """
+        """Send a message: a text, or an acquisition or image of the ismrmrd package."""
         parts = [struct.pack("<H", kind)]
         if isinstance(content, str):
             text = content.encode()
@@ -305,13 +250,11 @@ class Connection:
                 raise
 
     def close(self) -> None:
-        """Let go of the socket; whoever reads from it is woken."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
 
     def _too_late(self) -> str:
-        """What to say to whoever kept us waiting, with time enough to say it."""
         is_late = self._until is not None and time.monotonic() >= self._until
         self.wait_until(None)
         if is_late:

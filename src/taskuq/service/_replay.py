@@ -36,14 +36,7 @@ from taskuq.table._terminology import count_noun
 
 @dataclass(frozen=True)
 class _StoredScan:
-    """A scan that is known in full.
-
-    Arguments:
-        header: Who is scanned, and how large k-space is.
-        kspace: Of each slice, complex (coil, height, width), by its number.
-        xml: The header as it was found; made anew where None.
-        left_out: What is not played of what a file holds, in sentences.
-    """
+    """A scan that is known in full."""
 
     header: ScanHeader
     kspace: Mapping[int, NDArray[np.complex64]]
@@ -72,14 +65,7 @@ class _StoredScan:
 
 
 def read_mrd(path: Path) -> _StoredScan:
-    """Read a Cartesian scan from an MRD file; of lines measured more than once, the first.
-
-    What a service would not take is left out: lines beside the image, reversed ones, and those of
-    other contrasts, repetitions, averages and encoding spaces. The scan says what.
-
-    Arguments:
-        path: The file, HDF5 with a group ``dataset``.
-    """
+    """Read a Cartesian scan from an MRD file."""
     xml, acquisitions = _opened(path)
     header = read_header(xml)
     coils, height, width = header.shape
@@ -150,14 +136,7 @@ def _left_out(
 
 
 def simulate_atlas_scans(patients: int, seed: int, first: int, coils: int) -> Iterator[_StoredScan]:
-    """Yield scans of synthetic patients of the embedded atlas.
-
-    Arguments:
-        patients: How many.
-        seed: Their seed.
-        first: The number of the first.
-        coils: Receiver coils.
-    """
+    """Yield synthetic atlas scans."""
     from taskuq.data._atlas import Atlas
     from taskuq.measure._fourier import fft2c
 
@@ -177,16 +156,7 @@ PATIENCE, PATIENCE_FOR_RETURN, PAUSE = 10.0, 60.0, 0.25
 
 @dataclass
 class _ReplayResult:
-    """What became of the slices of a scan.
-
-    Arguments:
-        decisions: Of each slice, what the service said last.
-        latencies: Seconds from the last line of a round to its decision, of those decided now.
-        sent: Slice and column of every line that was sent, once or again.
-        said: What the service said in words.
-        reconnections: How often the connection was lost and taken up.
-        again: How many rounds were answered from what the service had stored of the scan.
-    """
+    """Decisions and latencies of a replayed scan."""
 
     decisions: dict[int, dict[str, Any]] = field(default_factory=dict)
     latencies: list[float] = field(default_factory=list)
@@ -197,7 +167,6 @@ class _ReplayResult:
 
     @property
     def lines(self) -> int:
-        """How many lines were measured; what was sent again was not measured again."""
         return len(self.sent)
 
 
@@ -210,19 +179,7 @@ def replay_scan(
     every: float = 0.0,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> _ReplayResult:
-    """Play a scan against a service, slice by slice, and obey what it decides.
-
-    Where the connection is lost, it is taken up, and what was sent of the slice is sent again.
-
-    Arguments:
-        scan: The scan.
-        host: Where the service is.
-        port: Where the service is.
-        limits: How long to wait for an answer.
-        every: Seconds from one line to the next, the repetition time of a sequence. Where 0, lines
-            go as fast as they can, and the last one waits behind all others.
-        tell: Called with a sentence where the service is not there, or has gone.
-    """
+    """Send a scan to a service and follow its decisions."""
     played, connections = _ReplayResult(), 0
     left, limits = list(scan.kspace), limits or StreamLimits()
     until, is_told = time.monotonic() + PATIENCE, False
@@ -253,7 +210,7 @@ def replay_scan(
 
 
 class _LineSender:
-    """Sends lines of a scan, one after the other at a pace."""
+    """Send acquisitions at a fixed interval."""
 
     def __init__(
         self, wire: Connection, scan: _StoredScan, played: _ReplayResult, every: float
@@ -335,12 +292,7 @@ def _decision(message: Message) -> dict[str, Any]:
 
 
 def summary(played: Sequence[_ReplayResult], width: int) -> dict[str, Any]:
-    """Return what was saved, and how long decisions took, as values that JSON can hold.
-
-    Arguments:
-        played: What became of some scans.
-        width: The lines of a slice.
-    """
+    """Return what was saved, and how long decisions took, as values that JSON can hold."""
     slices = sum(len(one.decisions) for one in played)
     lines = sum(one.lines for one in played)
     latencies = np.concatenate([one.latencies for one in played])
@@ -371,11 +323,7 @@ def summary(played: Sequence[_ReplayResult], width: int) -> dict[str, Any]:
 
 
 def format_summary(found: dict[str, Any]) -> list[str]:
-    """Return what a summary says, in sentences.
-
-    Arguments:
-        found: What :func:`summary` returned.
-    """
+    """Format the summary of a replay."""
     latency, slices = found["latency"], count_noun(found["slices"], "slice")
     early, lines = found["would_stop_early"], found["lines_sent"]
     if found["shadow"]:

@@ -23,15 +23,7 @@ SCHEMA, MANIFEST = "taskuq.runtime/1", "manifest.json"
 
 
 def checksum(path: Path) -> str:
-    """Return the SHA-256 of every byte of a file.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "a"
-        >>> _ = path.write_text("taskuq")
-        >>> checksum(path)[:8]
-        'd4b24d1c'
-    """
+    """Return the SHA-256 of every byte of a file."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         while part := file.read(2**20):
@@ -41,15 +33,7 @@ def checksum(path: Path) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _ExportedRecover:
-    """A recovery that is a program.
-
-    Arguments:
-        program: What :func:`~taskuq.service._export.write_runtime` wrote.
-        shape: Coil, height, width that it takes.
-        samples: How many samples it draws at once.
-        draws: What it is drawn with.
-        fingerprint: What the audit trail calls it.
-    """
+    """Recovery loaded from torch.export."""
 
     program: Any = field(repr=False)
     shape: tuple[int, int, int]
@@ -105,13 +89,7 @@ class _ExportedRecover:
 
 @dataclass(frozen=True, eq=False)
 class _ExportedTask:
-    """A task that is a program.
-
-    Arguments:
-        program: What :func:`~taskuq.service._export.write_runtime` wrote.
-        images: How many images it takes at once.
-        fingerprint: What the audit trail calls it.
-    """
+    """Task loaded from torch.export."""
 
     program: Any = field(repr=False)
     images: int
@@ -132,14 +110,7 @@ class _ExportedTask:
 
 @dataclass(frozen=True)
 class _ExportedModel:
-    """What a service decides with, from a folder.
-
-    Arguments:
-        recover: The recovery.
-        task: The task.
-        columns: The columns of k-space that each round adds.
-        shape: Coil, height, width of a slice.
-    """
+    """Exported recovery, task and masks of a service."""
 
     recover: _ExportedRecover
     task: _ExportedTask
@@ -148,14 +119,7 @@ class _ExportedModel:
 
 
 def open_runtime(folder: Path, policy: Policy) -> _ExportedModel:
-    """Open a runtime for a policy, or say why it cannot be used.
-
-    A program is code: open runtimes of those alone whom you would let install software.
-
-    Arguments:
-        folder: What ``taskuq export`` wrote.
-        policy: The policy; another one than it was made for is refused.
-    """
+    """Open a runtime for a policy, or say why it cannot be used."""
     path = folder / MANIFEST
     record = read_json(path, SCHEMA, remedy="export again")
     if record.get("policy") != fingerprint(policy.to_dict()):
@@ -176,9 +140,6 @@ def open_runtime(folder: Path, policy: Policy) -> _ExportedModel:
 
 
 def _called(part: Mapping[str, Any]) -> str:
-    """What a program's network is called by a run, and so by policies; the program's own SHA-256
-    where nobody knows.
-    """
     return str(part["mark"] or part["sha256"])
 
 

@@ -39,18 +39,7 @@ PAUSE = 0.1
 
 @dataclass
 class Service:
-    """Listens for scanners, with two threads for each connection and one model for all.
-
-    MRD has no authentication: whoever can reach the port can scan. It listens on loopback unless
-    told otherwise.
-
-    Arguments:
-        chain: What is decided with.
-        host: Where to listen.
-        port: Where to listen; 0 for any that is free.
-        health_port: Where to tell over HTTP how the service is, at the same host; none where None.
-        limits: What is taken from strangers.
-    """
+    """Listens for scanners, with two threads for each connection and one model for all."""
 
     chain: ServiceModel
     host: str = LOOPBACK
@@ -189,7 +178,6 @@ class Service:
                 self.sessions.pop(session, None)
 
     def _take_over(self, header: ScanHeader, newcomer: Session) -> None:
-        """Let an earlier connection of the same scan go: its scanner has come back."""
         with self._lock:
             # Of two that come at once one is the later, and sees the other.
             newcomer.header = header
@@ -235,35 +223,19 @@ def _health(service: Service) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(text)
 
-        def log_message(self, format: str, *given: Any) -> None:
-            """Say nothing."""
+        def log_message(self, format: str, *given: Any) -> None: ...
 
     return Health
 
 
 def freeze_gc() -> None:
-    """Let no search for garbage look at what is loaded so far, which stays as long as the process.
-
-    With networks loaded a full search takes a tenth of a second, and it may come while a scanner
-    waits for a decision.
-
-    Example:
-        >>> freeze_gc()
-        >>> gc.get_freeze_count() > 1000
-        True
-        >>> gc.unfreeze()
-    """
+    """Freeze the garbage collector."""
     gc.collect()
     gc.freeze()
 
 
 def as_address(text: str) -> tuple[str, int]:
-    """Read HOST:PORT.
-
-    Example:
-        >>> as_address("scanner:9002"), as_address("9002")
-        (('scanner', 9002), ('127.0.0.1', 9002))
-    """
+    """Read HOST:PORT."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or not 0 < int(port) < 2**16:
         raise InputError(f"an address is HOST:PORT, got {text!r}")
@@ -291,25 +263,7 @@ def open_service_model(
     choose: Path | None = None,
     unlike: bool = False,
 ) -> ServiceModel:
-    """Open policy, networks and masks, and see that they belong together.
-
-    Arguments:
-        policy: The policy's file.
-        recover: The recovery network, by name or by its weights.
-        task: The task network, by name or by its weights.
-        masks: What ``taskuq masks`` wrote.
-        folder: Where states are kept.
-        runtime: What ``taskuq export`` wrote, in place of networks and masks.
-        seed: The seed of the recoveries.
-        deadline: Seconds for a round.
-        watch: The probability of a false alarm of a monitor; none watches where None.
-        shadow: Whether nothing is stopped.
-        device: Where networks run.
-        choose: The run whose table ``[choose]`` says how lines are chosen for each slice; by the
-            masks where None.
-        unlike: Whether what is known not to be as it was in the policy's calibration is served all
-            the same, without a promise; it is refused otherwise.
-    """
+    """Load and check policy, networks and masks."""
     from taskuq.service._session import ServiceModel
 
     loaded = load_policy(policy)
@@ -347,7 +301,6 @@ def _unlike(
     policy: Policy, allowed: bool, recover: Any, task: Any, columns: Columns, rule: Any = None,
     **others: Any,
 ) -> str | None:  # fmt: skip
-    """Say why a policy promises nothing about these parts; refuse them unless that is allowed."""
     masks = np.zeros((len(columns) - 1, sum(map(len, columns))), dtype=bool)
     for k, added in enumerate(columns[:-1]):
         masks[k:, added] = True
@@ -395,12 +348,7 @@ def _of_networks(
 
 
 def _masks_of_rounds(policy: Policy, masks: Path | None) -> BoolArray:
-    """Return the lines that are measured in each round of a policy, booleans (round, width).
-
-    Arguments:
-        policy: The policy.
-        masks: What ``taskuq masks`` wrote; the masks of the embedded networks where None.
-    """
+    """Return the lines that are measured in each round of a policy, booleans (round, width)."""
     rates = tuple(map(float, policy.accelerations))
     if masks is None:
         return MaskConfig(accelerations=rates).masks(SIZE)
@@ -411,18 +359,7 @@ def export(
     policy: Path, recover: str, task: str, masks: Path | None, folder: Path, *, coils: int,
     height: int | None, unlike: bool = False,
 ) -> Path:  # fmt: skip
-    """Write recovery and task as programs that a service runs from.
-
-    Arguments:
-        policy: The policy's file.
-        recover: The recovery network, by name or by its weights.
-        task: The task network, by name or by its weights.
-        masks: What ``taskuq masks`` wrote.
-        folder: Where to write.
-        coils: Receiver channels of a scan.
-        height: Samples of a readout; as many as lines where None.
-        unlike: Whether parts that are known not to be the policy's are written all the same.
-    """
+    """Write recovery and task as programs that a service runs from."""
     from taskuq.service._export import write_runtime
 
     if coils < 1 or (height is not None and height < 1):

@@ -46,14 +46,7 @@ from taskuq.service._mrd import (
 
 
 class _KSpaceBuffer:
-    """The k-space of a slice, zero where no line was put, in the order of the Fourier transform.
-
-    K-space is not shifted as a whole, and images are shifted at once and not axis by axis; what
-    comes out is what :func:`taskuq.measure._mri._combine_columns` makes of the same lines, to the bit.
-
-    Arguments:
-        shape: Coil, height, width.
-    """
+    """k-space of a slice, zero where not yet measured."""
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
         self.kspace = torch.zeros(shape, dtype=torch.complex64)
@@ -89,7 +82,6 @@ class _KSpaceBuffer:
 
 
 def _halves(size: int) -> list[tuple[slice, slice]]:
-    """Where each half of an axis goes when its origin moves to the middle, and where it was."""
     middle = size // 2
     return [
         (slice(middle, None), slice(None, size - middle)),
@@ -103,19 +95,7 @@ ROOM = 32 * 2**20
 
 @dataclass
 class _StreamedSlice:
-    """A scanner that measures a round once all of its lines have come.
-
-    Lines of later rounds may come early. A line that comes twice alike is passed over; one that
-    comes again with other numbers is a fault of the slice, because nobody can tell which is right.
-
-    Arguments:
-        columns: The columns that each round adds.
-        shape: Coil, height, width.
-        accelerations: R of each round.
-        scan_id: What the scan is called.
-        lock: Held while lines are added or looked at; slices of a connection may share one.
-        canvas: Where lines are put as they come; they are when a round is over where None.
-    """
+    """Scanner fed by incoming MRD acquisitions."""
 
     columns: Sequence[NDArray[np.intp]]
     shape: tuple[int, int, int]
@@ -134,7 +114,6 @@ class _StreamedSlice:
 
     @property
     def nbytes(self) -> int:
-        """How much the lines take that have come."""
         coils, height, _ = self.shape
         return 8 * coils * height * len(self.lines)
 
@@ -168,16 +147,11 @@ class _StreamedSlice:
         self.columns = columns
 
     def has(self, round: int) -> bool:
-        """Whether all lines that a round adds have come."""
+        """Return True if all lines that a round adds have come."""
         with self.lock:
             return all(column in self.lines for column in self.columns[round].tolist())
 
     def settle(self) -> str | None:
-        """Say which line came again with other numbers; where none did, none does from now on.
-
-        A decision is about the lines that had come when it was made: one that changes after a stop
-        does not take it back.
-        """
         with self.lock:
             fault = next(iter(self.faults.values()), None)
             self.is_settled = fault is None
@@ -200,15 +174,7 @@ class _StreamedSlice:
         }
 
     def again(self, round: int, piece: dict[str, Any]) -> None:
-        """Measure a stored round once more, and refuse lines that were not stored.
-
-        The name of a scan is no proof: names are given twice, and a decision about one patient must
-        not be told to another.
-
-        Arguments:
-            round: The round.
-            piece: What was stored of it.
-        """
+        """Measure a stored round once more, and refuse lines that were not stored."""
         found = self.measure(round)
         is_same = all(np.array_equal(found[name], piece[name]) for name in ("columns", "kspace"))
         if self.faults or not is_same:
@@ -233,7 +199,9 @@ class _StreamedSlice:
         return MRIMeasurement(images, mask, float(R[rounds - 1]) if rounds <= len(R) else 1.0)
 
     def _is_drawn(self, pieces: Sequence[dict[str, Any]]) -> bool:
-        """Whether pieces are what this slice measured, and the canvas has nothing beyond them."""
+        """Return True if pieces are what this slice measured, and the canvas has nothing beyond
+        them.
+        """
         if self.canvas is None:
             return False
         own = [self._own.get(k) is piece["kspace"] for k, piece in enumerate(pieces)]
@@ -263,21 +231,14 @@ class _StreamedSlice:
         return canvas.images(canvas.kspace)
 
     def is_complete(self, pieces: Sequence[dict[str, Any]]) -> bool:
-        """Whether every line is there."""
+        """Return True if every line is there."""
         return sum(len(piece["columns"]) for piece in pieces) == self.shape[-1]
 
 
 def _assign_buffers(
     slices: Iterable[_StreamedSlice], others: Iterable[_StreamedSlice]
 ) -> list[_StreamedSlice]:
-    """Give slices a canvas as long as there is room; the others do without.
-
-    A canvas is as large as all lines of its slice, however few have come.
-
-    Arguments:
-        slices: The slices, which have none.
-        others: Those that are under way, some of which have one.
-    """
+    """Assign k-space buffers to slices while memory lasts."""
     each, taken = list(slices), sum(other.canvas is not None for other in others)
     for slice_ in each:
         taken += 1
@@ -289,15 +250,7 @@ def _assign_buffers(
 
 @dataclass(eq=False)
 class _ActiveScan:
-    """A slice, or all that go together, between two of its rounds.
-
-    Arguments:
-        slices: The slices, by number.
-        number: Of each case, the number of its slice.
-        rounds: Goes on with the scan each time it is asked, and says what it waits for next.
-        awaited: The round that it waits for, and the cases that are measured in it.
-        has_turn: Whether it is being decided about, or waits to be.
-    """
+    """Scan between two of its rounds."""
 
     slices: dict[int, _StreamedSlice]
     number: dict[str, int]
@@ -307,22 +260,14 @@ class _ActiveScan:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all lines have come that it waits for."""
+        """Return True if all lines have come that it waits for."""
         round_, cases = self.awaited
         return all(self.slices[self.number[case]].has(round_) for case in cases)
 
 
 @dataclass(eq=False)
 class _DecisionQueue:
-    """Decides the rounds of a connection, in the order in which they became ready.
-
-    Networks compute for one at a time anyway. A thread for each slice would only let a stranger
-    start as many threads as a header announces slices.
-
-    Arguments:
-        most: Rounds that may wait before :meth:`wait` waits.
-        ended: Called with a scan that is over, and what ended it where that was an error.
-    """
+    """First-in first-out queue of ready rounds."""
 
     most: int
     ended: Callable[[_ActiveScan, str | None], None]
@@ -360,11 +305,7 @@ class _DecisionQueue:
             self._thread.join()
 
     def is_busy(self, since: float) -> bool:
-        """Whether something is being decided, or was so many seconds ago.
-
-        Arguments:
-            since: The seconds.
-        """
+        """Return True if something is being decided, or was so many seconds ago."""
         with self._changed:
             return self._waiting > 0 or time.monotonic() < self._last + since
 
@@ -410,24 +351,7 @@ SCHEMA = "taskuq.mrd/1"
 
 @dataclass(frozen=True)
 class ServiceModel:
-    """What a service decides with.
-
-    Arguments:
-        policy: When to stop.
-        recover: The recovery method, one for all connections.
-        task: The task.
-        columns: The columns of k-space that each round adds.
-        folder: Where the states of scans and the audit trail are kept.
-        seed: The seed of the recoveries.
-        deadline: Seconds that recovery and task may take, waiting for each other included.
-        monitor: What watches whether the promise still stands.
-        shadow: Whether to say what would be decided, and to ask for all lines all the same.
-        rule: What chooses the lines of later rounds for each slice; the columns where None.
-        shape: Coil, height, width of the slices that can be recovered, where only some can.
-        void: Why nothing is promised, where parts are not those of the policy's calibration.
-        unlike: Whether scans that are known not to be like those are decided all the same, without
-            a promise; they are refused otherwise.
-    """
+    """Policy, networks and masks of a service."""
 
     policy: Policy
     recover: Recover
@@ -446,22 +370,14 @@ class ServiceModel:
 
     @property
     def is_together(self) -> bool:
-        """Whether all slices of a scan go through its rounds together."""
+        """Return True if all slices of a scan go through its rounds together."""
         watched = self.monitor is not None and self.monitor.is_by_group
         return self.policy.whole_group or watched
 
 
 @dataclass(eq=False)
 class Session:
-    """What one connection is scanning: one thread reads, and another one decides.
-
-    Arguments:
-        wire: The connection.
-        chain: What is decided with.
-        count: Called with the name of something that happened, for the health of the service.
-        take_over: Called with the header of a scan, which it gives to this connection: whoever
-            scans it at another one leaves.
-    """
+    """State of one client connection."""
 
     wire: Connection
     chain: ServiceModel
@@ -515,7 +431,6 @@ class Session:
         self.turns.leave()
 
     def tell(self, sentence: str, **more: Any) -> None:
-        """Say something to the other end, in words."""
         self.count("sentences")
         text = json.dumps({"schema": SCHEMA, "said": sentence, **more})
         with suppress(OSError):
@@ -573,7 +488,6 @@ class Session:
             )
 
     def _key(self, *more: int | str) -> str:
-        """What a scan, or a part of it, is called on disk."""
         assert self.header is not None, "slices come after the header"
         key = "\0".join([self.header.scan_id, self.header.patient, *map(str, more)])
         return hashlib.sha256(key.encode()).hexdigest()[:24]
@@ -735,13 +649,7 @@ REPLIED = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")
 
 
 class _LockedModel:
-    """A recovery or a task that all connections share: one computation at a time.
-
-    Arguments:
-        part: The recovery or the task.
-        model: Held by whoever computes.
-        keep: Called with what came out, and the arguments.
-    """
+    """Network shared by all connections, one call at a time."""
 
     def __init__(self, part: Any, model: threading.Lock, keep: Callable[..., None]) -> None:
         self.part, self.model, self.keep = part, model, keep

@@ -5,4 +5,4 @@ from __future__ import annotations
 from taskuq.table._table import TaskOutputs, as_table, is_stored
 from taskuq.table._terminology import Terminology
 
-__all__ = ["Terminology", "TaskOutputs", "as_table", "is_stored"]
+__all__ = ["TaskOutputs", "Terminology", "as_table", "is_stored"]

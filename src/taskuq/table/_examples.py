@@ -16,23 +16,7 @@ from taskuq.table._table import TaskOutputs
 
 @dataclass(frozen=True)
 class SyntheticTable:
-    """How the synthetic table is made; nothing in it was measured on anybody.
-
-    A case has a latent logit of the truth. Its error at a round is the sum of heavy-tailed steps
-    that later rounds remove one by one, so that measurements are nested. Posterior samples scatter
-    around the erroneous logit, with a bias per round and per volume, and less than the error
-    deserves.
-
-    Arguments:
-        volumes: The number of volumes.
-        positives: The share of cases with the pathology, in runs of neighbouring slices.
-        accelerations: The rounds.
-        samples: Posterior samples per case and round.
-        error: The standard deviation of the logit error left at each round.
-        dispersion: Reported over true spread; below 1 the sampler is too sure.
-        bias: Bias at each round, in units of its error.
-        volume_bias: Spread of a bias shared by the slices of a volume, in units of the error.
-    """
+    """Parameters of a synthetic table of task outputs."""
 
     volumes: int = 100
     positives: float = 0.15
@@ -45,17 +29,7 @@ class SyntheticTable:
 
 
 def synthetic_outputs(scanner: SyntheticTable, *, seed: int) -> TaskOutputs:
-    """Make a synthetic table.
-
-    Arguments:
-        scanner: How it is made.
-        seed: Two equal seeds give the same table.
-
-    Example:
-        >>> table = synthetic_outputs(SyntheticTable(volumes=5, samples=4), seed=0)
-        >>> table.rounds, table.samples, len(set(table.group)), table.task_range
-        (4, 4, 5, (0.0, 1.0))
-    """
+    """Make a synthetic table."""
     rng = np.random.default_rng(seed)
     group = np.repeat(np.arange(scanner.volumes), rng.integers(18, 29, scanner.volumes))
     n = len(group)
@@ -121,41 +95,17 @@ FOLDER = Path(__file__).parent / "bundled"
 
 
 def stored() -> list[str]:
-    """Return the names of the tables in the package.
-
-    Example:
-        >>> stored()
-        ['atlas-sampler', 'atlas-varnet']
-    """
+    """Return the names of the tables in the package."""
     return sorted(path.stem for path in FOLDER.glob("*.npz"))
 
 
 def stored_table(name: str) -> TaskOutputs:
-    """Read a table of the package.
-
-    ``atlas-sampler`` has posterior samples of atlas patients that no network was trained on,
-    ``atlas-varnet`` point estimates of the same slices. ``taskuq run`` makes them from
-    configs/atlas/table-sampler.toml and configs/atlas/table-varnet.toml.
-
-    Arguments:
-        name: One of :func:`stored`.
-
-    Example:
-        >>> stored_table("atlas-varnet").samples
-        1
-    """
+    """Read a table of the package."""
     if name not in stored():
         raise InputError(f"the package has no table {name!r}; it has {', '.join(stored())}")
     return TaskOutputs.load(FOLDER / f"{name}.npz")
 
 
 def stored_quality() -> dict[str, Any]:
-    """Read how well the package's networks recover patients that none of them has seen.
-
-    ``taskuq quality configs/atlas/quality.toml`` measured it.
-
-    Example:
-        >>> stored_quality()["schema"]
-        'taskuq.quality/1'
-    """
+    """Read how well the package's networks recover patients that none of them has seen."""
     return read_json(FOLDER / "atlas-quality.json", "taskuq.quality/1")

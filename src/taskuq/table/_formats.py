@@ -20,18 +20,7 @@ from taskuq.table._table import TaskOutputs
 
 
 def _join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
-    """Return one table of several tasks; a case that lacks one of them is listed as missing.
-
-    Arguments:
-        tables: A table of one task for each, by the names they are to have.
-
-    Example:
-        >>> lesion = TaskOutputs(rng.random((5, 3)), rng.random(5), case=list("abcde"))
-        >>> area = TaskOutputs(40 * rng.random((4, 3)), rng.random(4), case=list("abcd"))
-        >>> both = _join_tasks({"lesion": lesion, "area": area})
-        >>> both, both.missing
-        (TaskOutputs(1 round, 4 cases, 3 samples, 2 tasks), ('e',))
-    """
+    """Join tables of single tasks into one table."""
     names, first = list(tables), next(iter(tables.values()), None)
     if first is None:
         raise InputError("no task was given to join; give a table for each")
@@ -94,44 +83,12 @@ def _require_agreeing(parts: list[TaskOutputs], names: list[str], kind: str) -> 
 
 
 def read_rows_file(path: Path) -> TaskOutputs:
-    r"""Read a table from rows with named columns.
-
-    Either one row for each case and round, with all samples:
-
-    ============================  ============================================================
-    ``case``                      the identity of the case
-    ``acceleration``              the round's R; left out where there is one round
-    ``round``                     what the round is called; optional
-    ``task``                      which task the row is of; left out where there is one
-    ``target``                    the task on the true image; left out where it is unknown
-    ``group``, ``label``          optional
-    ``output_0``, ``output_1``…   the samples; or ``outputs``, a list, in a Parquet file; or
-                                  ``output`` for a point estimate
-    ============================  ============================================================
-
-    Or one row for each sample, with a column ``sample`` of numbers and a column ``output``.
-    A case that lacks a round is listed as missing. Other columns are passed over.
-
-    Arguments:
-        path: The file, ending in .csv or .parquet.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "mine.csv"
-        >>> _ = path.write_text("case,acceleration,target,output_0,output_1\n"
-        ...                     "a,8,0.5,0.4,0.6\na,4,0.5,0.5,0.5\nb,8,0.1,0.0,0.3\nb,4,0.1,0,0\n")
-        >>> read_rows_file(path)
-        TaskOutputs(2 rounds (R = 8, 4), 2 cases, 2 samples, 1 task)
-    """
+    """Read a CSV or Parquet file."""
     return _read_rows(_read(path), path)
 
 
 def read_frame(frame: Any) -> TaskOutputs:
-    """Read a table from a data frame with the columns of :func:`read_rows_file`.
-
-    Arguments:
-        frame: A frame of pandas, polars or Arrow, or columns by name.
-    """
+    """Read a table from a data frame with the columns of :func:`read_rows_file`."""
     import pyarrow as pa
 
     path = Path("the data frame")
@@ -146,12 +103,7 @@ def read_frame(frame: Any) -> TaskOutputs:
 
 
 def _read_rows(rows: Any, path: Path) -> TaskOutputs:
-    """Read a table from Arrow rows, of one task or of several.
-
-    Arguments:
-        rows: The rows.
-        path: What to call them in an error.
-    """
+    """Read a table from Arrow rows, of one task or of several."""
     if "task" not in rows.column_names:
         return _one_task(rows, path)
     import pyarrow.compute as pc
@@ -194,7 +146,7 @@ def _one_task(rows: Any, path: Path, of: str = "") -> TaskOutputs:
 
 @dataclass(frozen=True, eq=False)
 class _PivotedRows:
-    """Rows of a file, one for each case and round: their case, their round, their first row."""
+    """Case and round index of every row."""
 
     path: Path
     rows: Any
@@ -203,7 +155,6 @@ class _PivotedRows:
     first: np.ndarray
 
     def complete(self, rounds: int, cases: int) -> np.ndarray:
-        """Say for each case whether it has all rounds; refuse a row twice, or no such case."""
         place = self.where.astype(np.int64) * rounds + self.round
         if len(np.unique(place)) != len(place):
             named = self.rows.column_names
@@ -302,7 +253,6 @@ def _rounds(rows: Any, path: Path) -> tuple[FloatArray, np.ndarray]:
 
 
 def _round_names(rows: Any, round: np.ndarray, rounds: int, path: Path) -> tuple[str, ...] | None:
-    """What rounds are called, where rows say so; refused where a round has two names."""
     if "round" not in rows.column_names:
         return None
     values = _identities(rows, "round", path).astype(str)
@@ -421,21 +371,8 @@ def read_npz(path: Path) -> TaskOutputs:
 
 
 def write_rows(table: TaskOutputs, path: Path) -> Path:
-    """Write a table as a CSV or Parquet file, as :func:`taskuq.table._formats.read_rows_file` reads.
-
-    Columns are ``case, group, label, acceleration, round, task, target, output_0`` and so on, as
-    far as the table has them.
-
-    Arguments:
-        table: The table.
-        path: The file, ending in .csv or .parquet.
-
-    Example:
-        >>> import tempfile
-        >>> table = TaskOutputs(rng.random((2, 3, 1)), rng.random(3), (8, 4), case=list("abc"))
-        >>> path = write_rows(table, Path(tempfile.mkdtemp()) / "table.csv")
-        >>> path.read_text().splitlines()[0].replace('"', "")
-        'case,acceleration,target,output_0'
+    """Write a table as a CSV or Parquet file, as :func:`taskuq.table._formats.read_rows_file`
+    reads.
     """
     import pyarrow as pa
     import pyarrow.csv

@@ -44,14 +44,7 @@ def _write_parquet(
     *,
     exclusive: bool = False,
 ) -> Path:
-    """Write an Arrow table whole, with checksums.
-
-    Arguments:
-        table: The table.
-        path: The file.
-        remember: What else its metadata is to hold, as values that JSON can hold.
-        exclusive: Refuse to take the place of another file.
-    """
+    """Write an Arrow table whole, with checksums."""
     import pyarrow.parquet as pq
 
     columns = {name: _digest(table[name].chunks) for name in table.column_names}
@@ -67,12 +60,7 @@ def _write_parquet(
 
 
 def _read_parts(path: Path, columns: list[str]) -> Iterator[Any]:
-    """Read columns of a file, some rows at a time, or say that it is damaged.
-
-    Arguments:
-        path: The file.
-        columns: Their names.
-    """
+    """Read columns of a file, some rows at a time, or say that it is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -118,12 +106,7 @@ def _read_schema(path: Path) -> Any:
 
 
 def _read_note(path: Path, schema: Any) -> dict[str, Any]:
-    """Return what a file's metadata remembers; nothing where somebody else wrote it.
-
-    Arguments:
-        path: The file.
-        schema: Its columns, as :func:`_read_schema` returned them.
-    """
+    """Return what a file's metadata remembers; nothing where somebody else wrote it."""
     text = (schema.metadata or {}).get(NOTE)
     if text is None:
         return {}
@@ -152,18 +135,7 @@ def _damaged(path: Path, reason: str, remedy: str = REMEDY) -> InputError:
 
 
 def _digest(arrays: Iterable[Any]) -> str:
-    """Return the SHA-256 of a column, however its rows are divided into arrays.
-
-    Arguments:
-        arrays: Arrow arrays, one after the other.
-
-    Example:
-        >>> import pyarrow as pa
-        >>> _digest([pa.array(["a", "bc"])]) == _digest([pa.array(["a"]), pa.array(["bc"])])
-        True
-        >>> _digest([pa.array(["a", "bc"])]) == _digest([pa.array(["ab", "c"])])
-        False
-    """
+    """Return the SHA-256 of a column, however its rows are divided into arrays."""
     whole = _ColumnHash()
     for array in arrays:
         whole.update(array)
@@ -171,7 +143,7 @@ def _digest(arrays: Iterable[Any]) -> str:
 
 
 class _ColumnHash:
-    """The SHA-256 of a column while it is read: of its type, its texts or numbers, its lengths."""
+    """Incremental SHA-256 of a column."""
 
     def __init__(self) -> None:
         self.kinds: set[str] = set()
@@ -219,21 +191,7 @@ ROSTER = "_cases.parquet"
 
 
 def identities(column: Any, name: str, where: str, *, floats: bool = False) -> Any:
-    """Take a column of integers or strings, or say in one sentence what it holds instead.
-
-    Arguments:
-        column: An Arrow column.
-        name: Its name.
-        where: The file it is from.
-        floats: Whether integers may stand in a column of floats.
-
-    Example:
-        >>> import pyarrow as pa
-        >>> identities(pa.array(["a", None]), "case", "part-0")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: part-0 has a case that is neither an integer nor a string
-    """
+    """Take a column of integers or strings, or say in one sentence what it holds instead."""
     import pyarrow as pa
 
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
@@ -271,13 +229,7 @@ def _concatenate(arrays: Sequence[Any]) -> Any:
 
 
 def index_of(array: Any, among: Any) -> np.ndarray:
-    """Say at which place of ``among`` each identity stands; -1 where it does not.
-
-    Example:
-        >>> import pyarrow as pa
-        >>> index_of(pa.array(["b", "c", "b"]), pa.array(["a", "b"]))
-        array([ 1, -1,  1], dtype=int32)
-    """
+    """Return the index of each id, -1 if absent."""
     import pyarrow.compute as pc
 
     if array.type != among.type:
@@ -286,17 +238,7 @@ def index_of(array: Any, among: Any) -> np.ndarray:
 
 
 def to_numpy(array: Any, name: str) -> np.ndarray:
-    """Return identities as NumPy integers or strings.
-
-    Arguments:
-        array: An Arrow array.
-        name: What to call it in an error.
-
-    Example:
-        >>> import pyarrow as pa
-        >>> to_numpy(pa.array(["a", "bcd"]), "case")
-        array(['a', 'bcd'], dtype='<U3')
-    """
+    """Return identities as NumPy integers or strings."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -312,21 +254,7 @@ def to_numpy(array: Any, name: str) -> np.ndarray:
 
 
 def write_case_list(folder: Path, case: list[str], group: Any = None, label: Any = None) -> Path:
-    """Write who is to be run, with groups and classes where they are known; once for a table.
-
-    Arguments:
-        folder: The folder of the table.
-        case: The identities, in the order of the table.
-        group: One per case.
-        label: One per case.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> _ = write_case_list(folder, ["b", "a"], group=["x", "y"])
-        >>> read_roster(folder)
-        ['b', 'a']
-    """
+    """Write case, group and label of all planned cases."""
     import pyarrow as pa
 
     columns = {"case": pa.array(case)}
@@ -351,17 +279,7 @@ def read_roster(folder: Path) -> list[str] | None:
 
 
 def _lines_as_texts(lines: Any, rows: int, count: int | None) -> list[str]:
-    """Return the numbers of measured lines of each row, separated by spaces.
-
-    Arguments:
-        lines: Booleans (row, line).
-        rows: How many rows there have to be.
-        count: How many lines there have to be.
-
-    Example:
-        >>> _lines_as_texts([[False, True, True], [True, False, False]], rows=2, count=3)
-        ['1 2', '0']
-    """
+    """Return the numbers of measured lines of each row, separated by spaces."""
     found = np.asarray(lines)
     if found.dtype != bool or found.shape != (rows, count):
         raise InputError(
@@ -371,21 +289,7 @@ def _lines_as_texts(lines: Any, rows: int, count: int | None) -> list[str]:
 
 
 def _lines_from_texts(texts: list[str], count: int, where: str) -> BoolArray:
-    """Read what :func:`_lines_as_texts` wrote, booleans (row, line).
-
-    Arguments:
-        texts: One for each row.
-        count: How many lines there are.
-        where: The file they are from.
-
-    Example:
-        >>> _lines_from_texts(["1 2", "0"], 3, "part-0").astype(int).tolist()
-        [[0, 1, 1], [1, 0, 0]]
-        >>> _lines_from_texts(["7"], 3, "part-0")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: part-0 names lines that are not below 3: '7'
-    """
+    """Read what :func:`_lines_as_texts` wrote, booleans (row, line)."""
     found = np.zeros((len(texts), count), dtype=bool)
     for row, text in zip(found, texts, strict=True):
         parts = str(text).split()
@@ -404,20 +308,7 @@ LOST = "bring back a copy of it, or start the run afresh"
 
 @dataclass(frozen=True)
 class TableHeader:
-    """The attributes of a table on disk.
-
-    Arguments:
-        accelerations: One per round, decreasing.
-        samples: The number of samples per row.
-        task_names: One per task.
-        task_ranges: The range of each task's outputs and targets, if declared.
-        round_names: What rounds are called, where they have names.
-        round_targets: Whether targets depend on the round.
-        lines: How many lines or views there are to measure, where a rule chose some for each case.
-        order: 'sorted' puts cases in the order of their identities, 'written' as they were saved,
-            'roster' as the run's roster lists them.
-        provenance: How the table was made.
-    """
+    """Attributes of a table on disk."""
 
     accelerations: tuple[float, ...]
     samples: int
@@ -446,7 +337,6 @@ class TableHeader:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What decides the numbers; who computed them may change between two starts."""
         # As in the file, so that a tuple equals the list it was written as.
         record = dict(to_json_value(self.to_dict()))
         free = ("made_by", "words")
@@ -467,26 +357,7 @@ class TableHeader:
 
 
 class TableWriter:
-    """Writes rows of a table as they are computed, and knows which are there already.
-
-    Opening a folder that holds a table of the same header goes on with it; another header is
-    refused. Several writers, also on several machines, may share a folder.
-
-    Arguments:
-        folder: Where the table lives.
-        header: Its attributes.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.mkdtemp()
-        >>> writer = TableWriter(folder, TableHeader(accelerations=(4.0, 2.0), samples=3))
-        >>> for R in (4.0, 2.0):
-        ...     _ = writer.write(["a", "b"], R, rng.random((2, 3)), targets=[0.1, 0.2])
-        >>> sorted(TableWriter(folder, writer.header).finished())[:2]
-        [('a', 2.0), ('a', 4.0)]
-        >>> TaskOutputs.load(folder)
-        TaskOutputs(2 rounds (R = 4, 2), 2 cases, 3 samples, 1 task)
-    """
+    """Writes rows of a table as they are computed, and knows which are there already."""
 
     def __init__(self, folder: str | os.PathLike[str], header: TableHeader) -> None:
         self.folder = Path(folder)
@@ -521,18 +392,7 @@ class TableWriter:
         image: Any = None,
         lines: Any = None,
     ) -> Path:
-        """Write one shard of rows and return its path.
-
-        Arguments:
-            case: The identity of each row's case.
-            acceleration: The acceleration of all rows, or of each.
-            outputs: (row, sample) or (row, sample, task).
-            targets: (row,) or (row, task).
-            group: The group of each row's case.
-            label: The class of each row's case.
-            image: A fingerprint of the image of each row's case.
-            lines: What was measured of each row's case, booleans (row, line), where a rule chose.
-        """
+        """Write one shard of rows and return its path."""
         import pyarrow as pa
 
         x = np.asarray(outputs, dtype=np.float32)
@@ -566,13 +426,7 @@ class TableWriter:
 
 
 def finished_cases(folder: Path, header: TableHeader, names: Sequence[str]) -> np.ndarray:
-    """Say for each of the named cases whether whole shards hold all of its rounds.
-
-    Arguments:
-        folder: The folder of a table.
-        header: Its attributes.
-        names: Identities.
-    """
+    """Return True per case whose rounds are all stored."""
     import pyarrow as pa
 
     there = np.zeros((len(header.accelerations), len(names)), dtype=bool)
@@ -585,11 +439,7 @@ def finished_cases(folder: Path, header: TableHeader, names: Sequence[str]) -> n
 
 
 def image_marks(folder: Path) -> dict[str, str]:
-    """Return the fingerprint of each case's image, where the shards remember it.
-
-    Arguments:
-        folder: The folder of a table.
-    """
+    """Return the fingerprint of each case's image, where the shards remember it."""
     found: dict[str, str] = {}
     for shard in _shard_paths(folder):
         if "image" in _read_schema(shard).names:
@@ -601,12 +451,7 @@ def image_marks(folder: Path) -> dict[str, str]:
 
 
 def _read_places(shards: Sequence[Path], header: TableHeader) -> list[tuple[Any, np.ndarray]]:
-    """Return for each shard which case and which round each of its rows belongs to.
-
-    Arguments:
-        shards: Files of a table.
-        header: Its attributes.
-    """
+    """Return for each shard which case and which round each of its rows belongs to."""
     places = []
     for shard in shards:
         _require_of_table(shard, header)
@@ -632,7 +477,6 @@ def _require_of_table(shard: Path, header: TableHeader) -> None:
 
 
 def _rounds_of(rows: Any, header: TableHeader, shard: Path) -> np.ndarray:
-    """Say for each row of a shard which round it belongs to."""
     rate, rates = _numeric_column(rows, "acceleration", shard), np.asarray(header.accelerations)
     round: np.ndarray = np.full(len(rate), -1, dtype=np.int16)
     for k, R in enumerate(rates):
@@ -643,7 +487,7 @@ def _rounds_of(rows: Any, header: TableHeader, shard: Path) -> np.ndarray:
 
 
 def _numeric_column(rows: Any, name: str, shard: Path) -> np.ndarray:
-    """Return a column of numbers, or say what it holds instead."""
+    """Return a numeric column of a shard."""
     values = np.asarray(rows[name].to_numpy(zero_copy_only=False))
     if values.dtype.kind not in "fiu":
         raise InputError(f"shard {shard.name} holds {rows[name].type} in {name}, not numbers")

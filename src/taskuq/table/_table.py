@@ -30,21 +30,7 @@ from taskuq.table._terminology import round_label
 def as_rounds(
     accelerations: Any, costs: Any, full_cost: float | None, names: Any
 ) -> tuple[FloatArray, tuple[str, ...] | None]:
-    """Take rounds by their accelerations, or by what they cost; return those and their names.
-
-    An acceleration is the full cost over the cost of a round.
-
-    Arguments:
-        accelerations: One for each round, decreasing; or some by the rounds' names.
-        costs: What each round costs in all, rising: views, lines, seconds; or some by name.
-        full_cost: What it costs to measure everything.
-        names: What rounds are called.
-
-    Example:
-        >>> rates, names = as_rounds(None, {"12 views": 12, "48 views": 48}, 192, None)
-        >>> rates, names
-        (array([16.,  4.]), ('12 views', '48 views'))
-    """
+    """Take rounds by their accelerations, or by what they cost; return those and their names."""
     given = accelerations if costs is None else costs
     if given is None or (accelerations is not None and costs is not None):
         raise InputError("rounds are given by accelerations, or by costs and full_cost; give one")
@@ -59,12 +45,7 @@ def as_rounds(
 
 
 def called_rounds(accelerations: FloatArray, names: tuple[str, ...] | None) -> dict[str, str]:
-    """Return the names of rounds by their accelerations, as a record holds them.
-
-    Example:
-        >>> called_rounds(np.array([16.0, 4.0]), ("12 views", "48 views"))
-        {'16': '12 views', '4': '48 views'}
-    """
+    """Return the names of rounds by their accelerations, as a record holds them."""
     return {f"{R:g}": name for R, name in zip(accelerations, names or (), strict=False)}
 
 
@@ -82,18 +63,7 @@ def _full_cost_over(costs: np.ndarray, full_cost: float | None) -> FloatArray:
 
 
 def _as_accelerations(values: Any, rounds: int) -> FloatArray:
-    """Take one acceleration for each round, decreasing and above 1.
-
-    Arguments:
-        values: What was handed in; None for one round of unknown acceleration.
-        rounds: How many there must be.
-
-    Example:
-        >>> _as_accelerations((4, 8), rounds=2)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: accelerations must decrease and stay above 1 ...
-    """
+    """Take one acceleration for each round, decreasing and above 1."""
     if values is None:
         if rounds > 1:
             raise InputError(
@@ -119,12 +89,7 @@ def _as_accelerations(values: Any, rounds: int) -> FloatArray:
 
 
 def _as_round_names(values: Any, rounds: int) -> tuple[str, ...] | None:
-    """Take a different name for each round, or None where they have none.
-
-    Arguments:
-        values: What was handed in.
-        rounds: How many there must be.
-    """
+    """Take a different name for each round, or None where they have none."""
     if values is None:
         return None
     names = _as_texts(values, "round_names")
@@ -521,7 +486,7 @@ DESCRIBED = tuple(signature(TaskOutputs).parameters)[2:]
 
 
 def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs:
-    """Return a table, where one or the arrays of one were handed in.
+    """Return a TaskOutputs from a table, path, frame or arrays.
 
     Arguments:
         given: A table, its path, a data frame, or a pair (outputs, targets).
@@ -571,19 +536,7 @@ def is_stored(given: Any) -> bool:
 
 
 def suggest_range(table: TaskOutputs) -> str | None:
-    """Say how to declare the range of tasks that look like probabilities; None where none does.
-
-    Nothing is clipped on the strength of it: that all numbers seen lie between 0 and 1 does not
-    prove that others will.
-
-    Arguments:
-        table: The table.
-
-    Example:
-        >>> suggest_range(TaskOutputs(rng.random((5, 3)), rng.random(5)))
-        'All outputs and targets lie between 0 and 1 and no range is declared, so ...'
-        >>> suggest_range(TaskOutputs(rng.random((5, 3)), rng.random(5), task_range=(0, 1)))
-    """
+    """Suggest task_range=(0, 1) if outputs look like probabilities."""
     x = table.outputs.reshape(*table.outputs.shape[:3], -1)
     z = table.targets.reshape(-1, table.tasks) if table.has_targets else np.zeros((1, table.tasks))
     found = [
@@ -607,26 +560,7 @@ def _is_within(values: np.ndarray) -> bool:
 
 
 def _sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
-    r"""Return a table of one case for each group: the weighted sums over its cases.
-
-    .. math:: \hat V^{(j)}_g = w \sum_{i \in g} \hat z^{(j)}_i, \qquad V_g = w \sum_{i \in g} z_i
-
-    With areas and the distance of slices as :math:`w` these are volumes. The samples of different
-    slices are drawn on their own, so that errors which slices share are not in the spread of their
-    sum; calibration makes up for that. Intervals of the sums are promised for a new group.
-
-    Arguments:
-        table: The table, with groups and without missing cases: a sum without one of its slices
-            would be another quantity.
-        weight: :math:`w`, above 0.
-
-    Example:
-        >>> table = TaskOutputs(outputs=np.ones((1, 3, 2)), targets=[1.0, 2.0, 4.0],
-        ...                     accelerations=[2], group=["a", "a", "b"])
-        >>> sums = _sum_groups(table, weight=5.0)
-        >>> sums.case, sums.targets, sums.outputs[0, :, 0]
-        (array(['a', 'b'], dtype='<U1'), array([15., 20.]), array([10.,  5.]))
-    """
+    """Return a table of one case for each group: the weighted sums over its cases."""
     if not 0 < weight < math.inf:
         raise InputError(f"weight is {weight}; give a number above 0, e.g. a slice's thickness")
     if table.group is None:
@@ -656,7 +590,6 @@ def _sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
 
 
 def _group_provenance(table: TaskOutputs) -> dict[str, Any]:
-    """Where the table is from; what was called a group is a case now."""
     said = dict(table.provenance)
     if isinstance(said.get("words"), Mapping) and "group" in said["words"]:
         said["words"] = {**said["words"], "case": said["words"]["group"]}

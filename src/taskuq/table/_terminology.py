@@ -16,7 +16,7 @@ LONGEST = 60
 
 @dataclass(frozen=True)
 class Terminology:
-    """Names of the things of a problem, in the singular and without a capital.
+    """Display names of case, group, round and measurement.
 
     Arguments:
         case: One image: 'slice', 'digit', 'scene'.
@@ -78,7 +78,7 @@ class Terminology:
 
 
 def count_noun(count: int, word: str) -> str:
-    """Return how many of something there are, as a person says it."""
+    """Return a count with its noun ("3 cases")."""
     return f"{count} {word if count == 1 else _plural(word)}"
 
 
@@ -100,7 +100,7 @@ MRI = Terminology(
 
 
 def as_terminology(given: Any) -> Terminology:
-    """Take words as they are given: by name, as words, or None for the plain ones."""
+    """Validate display names."""
     if given is None or isinstance(given, Terminology):
         return given or Terminology()
     if not isinstance(given, Mapping):

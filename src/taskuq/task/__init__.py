@@ -1,7 +1,8 @@
 """From an image to numbers: the classifier, its self-supervised start, its adversarial training.
 
 ``build`` makes a network by name, ``load`` reads a trained one. ``MeanIntensity`` is a task without
-a network and ``AsTask`` makes one of any module or function."""
+a network and ``AsTask`` makes one of any module or function.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from taskuq.task._methods import TASKS, MeanIntensity, TorchTask
 build, load = TASKS.build, TASKS.load
 
 __all__ = [
+    "TASKS",
     "AttackConfig",
     "BackboneConfig",
     "Classifier",
     "ClassifierConfig",
     "MeanIntensity",
-    "TASKS",
     "TorchTask",
     "build",
     "load",

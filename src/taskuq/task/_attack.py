@@ -63,32 +63,7 @@ class AttackConfig:
 def l2_pgd(
     loss: Callable[[Tensor], Tensor], images: Tensor, *, radius: float, steps: int, step: float
 ) -> Tensor:
-    r"""Change images within a ball so that a loss grows.
-
-    .. math:: x_{t+1} = \Pi\Big(x_t + \eta\, \frac{\nabla \ell(x_t)}{\|\nabla \ell(x_t)\|_2}\Big)
-
-    :math:`\Pi` projects on the :math:`\ell_2` ball of the given radius :math:`\epsilon` about the
-    image and then on [0, 1]; the second projection does not leave the ball, because the image lies
-    in [0, 1]. :math:`\eta` is the length of a step. There is no random start; the last iterate is
-    returned.
-
-    References:
-        Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018.
-
-    Arguments:
-        loss: Images to the loss of each, (image,). The loss of one image must not depend on the
-            others.
-        images: Images in [0, 1], (image, height, width).
-        radius: :math:`\epsilon`.
-        steps: The number of steps.
-        step: :math:`\eta`.
-
-    Example:
-        >>> gray = torch.full((1, 2, 2), 0.5)
-        >>> attacked = l2_pgd(lambda x: x.sum((-2, -1)), gray, radius=0.2, steps=5, step=0.1)
-        >>> attacked[0, 0, 0].item(), (attacked - gray).norm().item()  # evenly, to the edge
-        (0.6000..., 0.2000...)
-    """
+    """Change images within a ball so that a loss grows."""
     x = images.detach()
     for _ in range(steps):
         with torch.enable_grad():
@@ -103,25 +78,7 @@ def l2_pgd(
 def adversarial_images(
     network: Classifier, scaled: Tensor, targets: Tensor, config: AttackConfig
 ) -> Tensor:
-    r"""Return images in [0, 1] that drive a task network away from its targets.
-
-    For one probability the gradient of the cross entropy is a multiple of the logit's; steps are
-    normalised, so that the margin :math:`(1 - 2 z) \cdot \text{logit}` gives the same attack and
-    never vanishes where the network is sure of itself.
-
-    Arguments:
-        network: The task network; asked in evaluation mode, its own mode is put back.
-        scaled: Images in [0, 1], (image, height, width).
-        targets: What the network should say, (image, task); standardised for regression.
-        config: Radius and steps.
-
-    Example:
-        >>> from taskuq.task import build
-        >>> net, x = build("classifier", preset="tiny"), torch.rand(2, 32, 32)
-        >>> worse = adversarial_images(net, x, torch.zeros(2, 1), AttackConfig())
-        >>> bool(((worse - x).flatten(1).norm(dim=1) <= 0.15 + 1e-6).all())
-        True
-    """
+    """Return adversarial images in [0, 1]."""
     radius = config.radius_for(*scaled.shape[-2:])
     if radius == 0:
         return scaled.detach()

@@ -75,23 +75,12 @@ class _ResNet50(nn.Module):
 
 
 def _resnet50() -> nn.Module:
-    """Make a ResNet-50 without its last layer: three channels to 2048 features.
-
-    References:
-        He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
-
-    Example:
-        >>> sum(p.numel() for p in _resnet50().parameters())
-        23508032
-    """
+    """Make a ResNet-50 without its last layer: three channels to 2048 features."""
     return _ResNet50()
 
 
 def _read_imagenet(network: nn.Module, path: Path | str) -> None:
-    """Fill a ResNet-50 from a state dict with torchvision's names, except for its last layer.
-
-    Files .safetensors and .pth are read; no objects are unpickled.
-    """
+    """Fill a ResNet-50 from a state dict with torchvision's names, except for its last layer."""
     path = Path(path)
     if path.suffix == ".safetensors":
         found = read_tensors(path)
@@ -105,23 +94,7 @@ def _read_imagenet(network: nn.Module, path: Path | str) -> None:
 
 
 class _SmallResNet(nn.Module):
-    """Residual blocks of two 3×3 convolutions; each stage halves the image and doubles the width.
-
-    Small findings fill a few pixels: the mean over the image alone would drown them, so that
-    features are the mean and the maximum of the last stage.
-
-    References:
-        He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
-
-    Arguments:
-        channels: Channels of the input.
-        width: Channels of the first stage.
-        blocks: Residual blocks of each stage.
-
-    Example:
-        >>> _SmallResNet(1, width=8, blocks=(1, 1))(torch.ones(2, 1, 32, 32)).shape
-        torch.Size([2, 32])
-    """
+    """Residual blocks of two 3×3 convolutions; each stage halves the image and doubles the width."""
 
     def __init__(self, channels: int, width: int, blocks: Sequence[int]) -> None:
         super().__init__()
@@ -195,12 +168,7 @@ class BackboneConfig:
 
 
 class _BackboneBody(NamedTuple):
-    """Constructor and kind of a backbone.
-
-    Attributes:
-        make: A configuration to the network, and to how many features it gives.
-        is_imagenet: Whether it takes images as ImageNet's are, and can start from its weights.
-    """
+    """Layers of a backbone."""
 
     make: Callable[[BackboneConfig], tuple[nn.Module, int]]
     is_imagenet: bool
@@ -218,16 +186,7 @@ BODIES = {
 
 
 class Backbone(nn.Module):
-    """Images between 0 and 1 to features.
-
-    Arguments:
-        config: Which network.
-
-    Example:
-        >>> net = Backbone(BackboneConfig("small", width=4))
-        >>> net(torch.rand(2, 32, 32)).shape
-        torch.Size([2, 64])
-    """
+    """Images between 0 and 1 to features."""
 
     mean: Tensor
     std: Tensor
@@ -252,20 +211,7 @@ class Backbone(nn.Module):
 
 @dataclass(frozen=True)
 class InitConfig:
-    """Initial weights of a network: of an earlier training, ImageNet's, or random ones.
-
-    Arguments:
-        simclr: Weights that ``taskuq train simclr`` wrote.
-        imagenet: A file of torchvision's ResNet-50 weights.
-        classifier: Weights that ``taskuq train classifier`` wrote, head included: plain training
-            first and adversarial training after it is much quicker than the second alone.
-
-    Example:
-        >>> InitConfig(simclr=Path("a.safetensors"), imagenet=Path("b.pth"))
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: start names several files; name one
-    """
+    """Initial weights: SimCLR, ImageNet, classifier or random."""
 
     simclr: Path | None = None
     imagenet: Path | None = None

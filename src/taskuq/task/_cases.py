@@ -26,25 +26,6 @@ from taskuq.training._fit import TrainerOptions
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """How far a view may be from its image; the defaults are the paper's for the classifier.
-
-    The paper's brightness jitter is not here: images are scaled to [0, 1] afterwards, which undoes
-    it.
-
-    Arguments:
-        flip: The probability of a left-right flip.
-        rotation: The largest rotation, in degrees.
-        shift: The largest shift, as a share of the image.
-        crop: The smallest share of the area that a view shows, stretched to the whole.
-        contrast: The largest exponent that grey values are raised to, less 1; 0 leaves them.
-        blur: The largest standard deviation of a Gaussian blur, in pixels; 0 does not blur.
-        share: The share of images whose contrast is changed.
-
-    Example:
-        >>> AugmentConfig().rotation
-        15.0
-    """
-
     flip: float = 0.5
     rotation: float = 15.0
     shift: float = 0.1
@@ -68,19 +49,7 @@ class AugmentConfig:
 
 
 def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
-    """Draw a random view of each image in [0, 1], black where it looks beyond the image.
-
-    Arguments:
-        images: Images in [0, 1], (image, height, width).
-        config: How far a view may go.
-        generator: Draws everything; on the images' device.
-
-    Example:
-        >>> still = AugmentConfig(flip=0, rotation=0, shift=0, crop=1)
-        >>> x = torch.rand(2, 8, 8)
-        >>> bool(torch.allclose(augment(x, still, torch.Generator()), x, atol=1e-6))
-        True
-    """
+    """Draw a random view of each image in [0, 1], black where it looks beyond the image."""
 
     def uniform(low: float, high: float) -> Tensor:
         draws = per_case_random(torch.rand, (len(images),), generator, device=images.device)
@@ -106,22 +75,7 @@ def augment(images: Tensor, config: AugmentConfig, generator: torch.Generator) -
 
 
 def _blur(images: Tensor, sigma: Tensor, *, widest: float | None = None) -> Tensor:
-    r"""Blur each image by a Gaussian of its own width.
-
-    .. math:: k(t) \propto \exp\Big(-\frac{t^2}{2 \sigma^2}\Big)
-
-    :math:`t` counts pixels, up to :math:`3\sigma` of the widest; edges are reflected.
-
-    Arguments:
-        images: Images (image, height, width).
-        sigma: Standard deviations :math:`\sigma` in pixels, (image,).
-        widest: None of them is larger; by default the largest of them.
-
-    Example:
-        >>> point = functional.pad(torch.ones(1, 1, 1), (4, 4, 4, 4))
-        >>> round(_blur(point, torch.tensor([1.0])).max().item(), 3)  # 1 / (2 pi), nearly
-        0.159
-    """
+    """Blur each image by a Gaussian of its own width."""
     # Where it is known, nobody waits for a GPU, and an image does not depend on those beside it.
     widest = float(sigma.max()) if widest is None else widest
     reach = min(max(math.ceil(3 * widest), 1), min(images.shape[-2:]) - 1)
@@ -155,22 +109,7 @@ def _resample(
 
 
 def unit_scale(images: Tensor) -> Tensor:
-    r"""Shift and stretch each image to the range from 0 to 1, in at least float32.
-
-    .. math:: \tilde x = \frac{x - \min x}{\max x - \min x}
-
-    A task on :math:`\tilde x` says the same about :math:`x` and about :math:`a x + b`, for
-    :math:`a > 0`: the scale of a recovery does not matter. A constant image becomes 0.
-
-    Arguments:
-        images: Real images (..., height, width).
-
-    Example:
-        >>> unit_scale(torch.tensor([[[2.0, 4.0], [3.0, 6.0]]]))
-        tensor([[[0.0000, 0.5000], [0.2500, 1.0000]]])
-        >>> unit_scale(torch.full((1, 2, 2), 7.0)).max()  # no 0 / 0
-        tensor(0.)
-    """
+    """Shift and stretch each image to the range from 0 to 1, in at least float32."""
     if images.dtype not in (torch.float32, torch.float64):
         images = images.float()
     low = images.amin((-2, -1), keepdim=True)
@@ -180,17 +119,7 @@ def unit_scale(images: Tensor) -> Tensor:
 
 
 def require_images(images: Tensor) -> None:
-    """Refuse what is not a stack of magnitude images.
-
-    Arguments:
-        images: What was handed in.
-
-    Example:
-        >>> require_images(torch.ones(8, 8))
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: images have shape (8, 8) and type torch.float32; give ...
-    """
+    """Refuse what is not a stack of magnitude images."""
     if images.ndim != 3 or images.is_complex() or 0 in images.shape:
         raise InputError(
             f"images have shape {tuple(images.shape)} and type {images.dtype}; give real "
@@ -200,28 +129,13 @@ def require_images(images: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class TaskDataset:
-    """A data set by (epoch, index), with the target of each case.
-
-    Views are drawn later, on the device: a case is the same in every epoch.
-
-    Arguments:
-        source: The data set.
-        targets: What the network should say, (case, task).
-
-    Example:
-        >>> from taskuq.data._arrays import ArrayDataset
-        >>> data = ArrayDataset(np.ones((2, 8, 8)), label=[0, 1], group="each")
-        >>> case = TaskDataset(data, np.array([[0.0], [1.0]]))[0, 1]
-        >>> case["image"].shape, case["target"]
-        (torch.Size([8, 8]), tensor([1.]))
-    """
+    """Training data set addressed by (epoch, index)."""
 
     source: Dataset
     targets: NDArray[np.floating]
 
     @property
     def precision(self) -> str | None:
-        """How exact the images are, where their source says."""
         return precision_of(self.source)
 
     def __len__(self) -> int:
@@ -248,18 +162,7 @@ class TaskDataset:
 
 
 def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Make a batch: images (case, height, width) of one size and targets (case, task).
-
-    Arguments:
-        cases: What :class:`TaskDataset` gives.
-
-    Example:
-        >>> some = [{"image": torch.ones(n, 8), "target": torch.ones(1)} for n in (8, 9)]
-        >>> collate(some)
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: images are of size 8×8 and 9×8; give images of one size, ...
-    """
+    """Make a batch: images (case, height, width) of one size and targets (case, task)."""
     sizes = sorted({tuple(case["image"].shape) for case in cases})
     if len(sizes) > 1:
         raise InputError(
@@ -271,26 +174,6 @@ def collate(cases: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class TaskTraining:
-    """What the TOML file of a task network's training says, whatever the network.
-
-    Arguments:
-        network: The size of the network.
-        training: Optimiser, epochs, batch.
-        data: Where images come from, with their labels.
-        split: Who is trained on, tuned on, judged: the same file for all networks.
-        views: How far a view is from its image.
-        start: What the network starts from.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from taskuq.data._arrays import NpzData
-        >>> path = Path(tempfile.mkdtemp()) / "mine.npz"
-        >>> np.savez(path, images=np.ones((10, 8, 8)), label=[0, 1] * 5, group=np.arange(10))
-        >>> [len(part.cases) for part in TaskTraining(data=NpzData(path=path)).open_parts()]
-        [6, 1, 3]
-    """
-
     network: Any = None
     training: TrainingConfig = field(default_factory=TrainingConfig)
     data: Data = field(default_factory=paper_data)
@@ -301,11 +184,7 @@ class TaskTraining:
     def open_parts(
         self, *, is_stored: bool = True
     ) -> tuple[LabelledSubset, LabelledSubset, LabelledSubset]:
-        """Open the data in three parts that share no patient: to train on, to tune on, to judge.
-
-        Arguments:
-            is_stored: Whether the split is written where the settings say, if it is new.
-        """
+        """Open the data in three parts that share no patient: to train on, to tune on, to judge."""
         whole = open_task_data(self.data)
         split = self.split.split(whole.cases.groups, is_stored=is_stored)
         train, tune, judge = whole.split(split)

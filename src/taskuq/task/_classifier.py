@@ -152,7 +152,7 @@ class Classifier(nn.Module):
 
 @contextmanager
 def eval_mode(network: nn.Module) -> Iterator[None]:
-    """Ask a network in evaluation mode; its own mode is put back."""
+    """Run a network in eval mode; restore its mode."""
     was_training = network.training
     network.eval()
     try:

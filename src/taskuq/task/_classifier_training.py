@@ -49,7 +49,7 @@ def _classifier_metrics(
     *,
     batch: int = 256,
 ) -> list[dict[str, Any]]:
-    """Return rates, AUROC, reliability, ROC curve and robustness, a row for each task."""
+    """Return accuracy, AUROC, reliability and robustness per task."""
     if network.config.output != "probability":
         raise InputError(
             "the network gives numbers; judge_classifier judges probabilities",
@@ -83,7 +83,7 @@ def _classifier_metrics(
 def _regression_metrics(
     network: Classifier, part: LabelledSubset, *, batch: int = 256
 ) -> list[dict[str, Any]]:
-    """Return mean absolute error and the share of variance explained, a row for each task."""
+    """Return mean absolute error and R2 per task."""
     z = _task_outputs(network, part, batch=batch)
     rows = []
     for k, name in enumerate(network.config.tasks):
@@ -131,7 +131,7 @@ SCHEMA = "taskuq.task/1"
 
 
 def _table(record: dict[str, Any]) -> list[str]:
-    r"""Return a record as lines of text, a header first and one for each part and task."""
+    """Return a record as lines of text, a header first and one for each part and task."""
     rows = [(part, row) for part, found in record["parts"].items() for row in found]
     names = ["auroc", "accuracy", "precision", "recall", "robust_accuracy"]
     heads = [" AUROC", "accuracy", "precision", " recall", " attacked"]
@@ -163,11 +163,7 @@ PAPER = TrainingConfig(
 
 @dataclass(frozen=True)
 class _ClassifierMethod:
-    """The table ``[task]`` of a classifier.
-
-    Arguments:
-        weights: The trained classifier: a .safetensors file, or 'classifier-atlas'.
-    """
+    """The table ``[task]`` of a classifier."""
 
     weights: Path | None = None
 
@@ -179,18 +175,7 @@ class _ClassifierMethod:
 
 @dataclass(frozen=True)
 class _ClassifierTraining(TaskTraining):
-    """One TOML file for a task network; the defaults are the paper's.
-
-    ``training.patience`` stops early by AUROC on tuning patients.
-
-    Arguments:
-        attack: Radius and steps of adversarial training; radius 0 trains plainly.
-        balance: Whether both classes count alike in the loss.
-
-    Example:
-        >>> _ClassifierTraining().training.epochs, _ClassifierTraining().attack.radius
-        (100, 1.5)
-    """
+    """One TOML file for a task network; the defaults are the paper's."""
 
     network: ClassifierConfig = field(default_factory=ClassifierConfig)
     training: TrainingConfig = PAPER
@@ -223,30 +208,7 @@ class _ClassifierTraining(TaskTraining):
 def _classifier_recipe(
     network: Classifier, views: AugmentConfig, attack: AttackConfig, weights: Tensor
 ) -> Recipe:
-    r"""Train a task network on attacked views, judged by AUROC, or by the loss of regression.
-
-    .. math:: \min_\theta\; \mathbb E\, \max_{\|\delta\|_2 \le \epsilon}
-              w_z\, \ell\big(f_\theta(\tilde x + \delta), z\big)
-
-    :math:`\ell` is the cross entropy (for regression the Huber loss of standardised numbers),
-    :math:`\tilde x` a view of the image between 0 and 1, :math:`\epsilon` the radius of the attack
-    and :math:`w_z` the weight of the class.
-
-    References:
-        Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018.
-
-    Arguments:
-        network: The task network.
-        views: How far a view is from its image.
-        attack: Radius and steps; radius 0 trains on the views as they are.
-        weights: Weights of the classes 0 and 1 of each task, (task, 2).
-
-    Example:
-        >>> from taskuq.task import build
-        >>> net = build("classifier", preset="tiny")
-        >>> _classifier_recipe(net, AugmentConfig(), AttackConfig(), torch.ones(1, 2)).monitor
-        'auroc'
-    """
+    """Train a task network on attacked views, judged by AUROC, or by the loss of regression."""
 
     def loss(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
         net = cast("Classifier", net)
@@ -281,14 +243,7 @@ def _classifier_recipe(
 def _evaluate_classifier(
     settings: _ClassifierTraining, weights: Path | str, cases: tuple[TaskDataset, ...]
 ) -> dict[str, Any]:
-    """Judge trained weights on tuning patients and on patients that nothing was chosen by.
-
-    Arguments:
-        settings: What it was trained with; a network that was trained plainly is judged under the
-            paper's attack, scaled to its images.
-        weights: The .safetensors file.
-        cases: Cases to train on, to tune on, to judge.
-    """
+    """Evaluate trained weights on tuning and test patients."""
     network: Classifier = TASKS.load(weights)
     network.to("cuda" if torch.cuda.is_available() else "cpu")
     attack = settings.attack if settings.attack.radius > 0 else AttackConfig()
@@ -307,21 +262,7 @@ def _evaluate_classifier(
 
 
 def _class_weights(targets: NDArray[np.floating], balance: bool) -> Tensor:
-    r"""Return the weight of each class in the loss, (task, 2).
-
-    .. math:: w_c = \frac{n}{2 n_c}
-
-    for :math:`n_c` of :math:`n` cases of class :math:`c`: both classes count alike, and the mean
-    weight is 1.
-
-    Arguments:
-        targets: 0 or 1, (case, task).
-        balance: Without it all weights are 1.
-
-    Example:
-        >>> _class_weights(np.array([[0.0], [0.0], [0.0], [1.0]]), balance=True)
-        tensor([[0.6667, 2.0000]])
-    """
+    """Return the weight of each class in the loss, (task, 2)."""
     if not balance:
         return torch.ones(targets.shape[1], 2)
     positives = targets.mean(axis=0)

@@ -22,20 +22,7 @@ from taskuq.training._networks import MethodConfig, MethodRegistry
 
 @dataclass(frozen=True)
 class AirFraction:
-    """The share of the body that is air, between 0 and 1 (:func:`taskuq.data._chest.air_fraction`).
-
-    It is its own table ``[task]``.
-
-    Arguments:
-        threshold: What is below it is air, in units of the images.
-
-    Example:
-        >>> chest = torch.zeros(2, 64, 64)
-        >>> chest[:, 8:56, 8:56] = 0.7
-        >>> chest[1, 20:44, 20:44] = 0.1
-        >>> AirFraction()(chest)
-        tensor([0.0000, 0.2500])
-    """
+    """Air fraction of the body, in [0, 1]."""
 
     threshold: float = THRESHOLD
 
@@ -56,27 +43,7 @@ class AirFraction:
 
 @dataclass(frozen=True)
 class Area:
-    r"""The area of an image above a level, in units of one's own.
-
-    .. math:: z = a \, \#\{i : x_i > t\}
-
-    It is its own table ``[task]``. Summed over the slices of a patient (``taskuq table
-    --sum-groups``) it is a volume.
-
-    Arguments:
-        threshold: The level :math:`t`, in units of the images.
-        pixel: The area :math:`a` of a pixel; 0 for the share of the image instead.
-        unit: What that is measured in, for the task's name.
-        below: Whether to count what is below the level.
-
-    Example:
-        >>> image = torch.zeros(1, 10, 10)
-        >>> image[:, :3, :4] = 1
-        >>> Area(0.5, pixel=0.25, unit="mm²")(image), Area(0.5, pixel=0)(image)
-        (tensor([3.]), tensor([0.1200]))
-        >>> Area(0.5, pixel=0.25, unit="mm²").names
-        ('area (mm²)',)
-    """
+    """The area of an image above a level, in units of one's own."""
 
     threshold: float
     pixel: float = 1.0
@@ -92,7 +59,6 @@ class Area:
 
     @property
     def names(self) -> tuple[str]:
-        """What the task is called, with its unit."""
         return (f"area ({self.unit})" if self.pixel else "share of the image",)
 
     @property
@@ -127,7 +93,7 @@ TASKS = MethodRegistry(
 
 @dataclass(frozen=True, eq=False)
 class TorchTask:
-    """A task from a torch module or any function of images.
+    """Task from a torch module or a function of images.
 
     A module is asked in evaluation mode, without gradients, on the device it is on; its mode is
     put back afterwards. Nothing is scaled: the function sees the images as they are.
@@ -215,12 +181,7 @@ class MeanIntensity:
 
 @dataclass(frozen=True)
 class MeanIntensityMethod:
-    """The table ``[task]`` of the mean intensity of a rectangle, for whoever has no network.
-
-    Arguments:
-        rows: The rectangle's first and last edge, as shares of the height.
-        columns: The same for the width.
-    """
+    """The table ``[task]`` of the mean intensity of a rectangle, for whoever has no network."""
 
     rows: tuple[float, float] = (0.25, 0.75)
     columns: tuple[float, float] = (0.25, 0.75)
@@ -232,18 +193,7 @@ class MeanIntensityMethod:
 
 @dataclass(frozen=True, eq=False)
 class _MultiTask:
-    """Tasks side by side, each with a name and a range of its own.
-
-    Arguments:
-        tasks: One number for each image, by name.
-
-    Example:
-        >>> from taskuq.task._methods import MeanIntensity
-        >>> upper, all_ = MeanIntensity(rows=(0.0, 0.5)), MeanIntensity()
-        >>> both = _MultiTask({"upper": upper, "all": all_})
-        >>> both(torch.tensor([[[1.0, 3.0], [8.0, 8.0]]])), both.names
-        (tensor([[2., 5.]]), ('upper', 'all'))
-    """
+    """Several tasks evaluated on the same images."""
 
     tasks: Mapping[str, Task]
 
@@ -253,7 +203,6 @@ class _MultiTask:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the numbers are called."""
         return tuple(self.tasks)
 
     @property
@@ -279,11 +228,7 @@ class _MultiTask:
 
 @dataclass(frozen=True)
 class MultiTaskMethod:
-    """The table ``[task]`` of several tasks: a table ``[task.of.NAME]`` for each.
-
-    Arguments:
-        of: The tasks by the names that they have in the table of outputs.
-    """
+    """Settings [task] of several tasks."""
 
     of: dict[str, Annotated[MethodConfig, TASKS]] = field(default_factory=dict)
 

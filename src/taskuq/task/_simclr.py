@@ -27,18 +27,7 @@ from taskuq.training._networks import NetworkKind
 
 @dataclass(frozen=True)
 class _SimCLRConfig:
-    """A contrastive network; the defaults are the paper's.
-
-    Arguments:
-        backbone: The part that the classifier starts from afterwards.
-        hidden: Width of the layer between features and embedding.
-        embedding: Numbers in an embedding.
-        temperature: The temperature of the loss.
-
-    Example:
-        >>> _SimCLRConfig().temperature
-        0.07
-    """
+    """Backbone, projection head and temperature of SimCLR."""
 
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
     hidden: int = 512
@@ -54,16 +43,7 @@ class _SimCLRConfig:
 
 
 class _SimCLRNet(nn.Module):
-    """Images between 0 and 1 to embeddings.
-
-    Arguments:
-        config: Its layers.
-
-    Example:
-        >>> small = _SimCLRConfig(BackboneConfig("small", width=4), hidden=8, embedding=5)
-        >>> _SimCLRNet(small)(torch.rand(2, 32, 32)).shape
-        torch.Size([2, 5])
-    """
+    """Backbone with a projection head."""
 
     def __init__(self, config: _SimCLRConfig) -> None:
         super().__init__()
@@ -91,32 +71,7 @@ VIEWS = AugmentConfig(contrast=0.5, blur=2.0)
 
 
 def _nt_xent(first: Tensor, second: Tensor, temperature: float, *, counts: bool = True) -> Tensor:
-    r"""Return the normalised, temperature-scaled cross entropy of each view, (2 image,).
-
-    .. math:: \ell_i = -\log \frac{\exp(\langle u_i, u_{p(i)} \rangle / \tau)}
-                                  {\sum_{k \ne i} \exp(\langle u_i, u_k \rangle / \tau)}
-
-    :math:`u_i` are the embeddings of all :math:`2N` views, scaled to length 1, :math:`p(i)` is the
-    other view of the image of :math:`i`, and :math:`\tau` is the temperature. Everything is
-    computed in float32, whatever comes in, and no exponential is formed that could overflow. In
-    a distributed training the sum runs over the views of all processes, and so do gradients.
-
-    References:
-        Chen et al., A Simple Framework for Contrastive Learning of Visual Representations,
-        ICML 2020.
-
-    Arguments:
-        first: Embeddings of one view of each image, (image, feature).
-        second: Embeddings of the other view.
-        temperature: :math:`\tau`.
-        counts: Whether the images are this process's own, not another's that it takes to keep
-            step; such images have no loss, and no view is compared with theirs.
-
-    Example:
-        >>> same = torch.eye(2)
-        >>> _nt_xent(same, same, temperature=1.0)  # log(1 + 2 / e), by hand
-        tensor([0.5514, 0.5514, 0.5514, 0.5514])
-    """
+    """Return the normalised, temperature-scaled cross entropy of each view, (2 image,)."""
     own = torch.cat([first, second]).float()
     own = functional.normalize(own, eps=SHORTEST)
     everyone, before = _gathered(own, counts)
@@ -170,15 +125,7 @@ class _AllGather(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _SimCLRTraining(TaskTraining):
-    """One TOML file for self-supervised pre-training; the defaults are the paper's.
-
-    Labels are not looked at, and the network starts from random weights, ImageNet's or another
-    pre-training's; :class:`taskuq.task._cases.TaskTraining` says the rest.
-
-    Example:
-        >>> _SimCLRTraining().training.epochs, _SimCLRTraining().views.blur
-        (500, 2.0)
-    """
+    """Settings of a SimCLR pre-training."""
 
     network: _SimCLRConfig = field(default_factory=_SimCLRConfig)
     training: TrainingConfig = PAPER
@@ -196,17 +143,7 @@ class _SimCLRTraining(TaskTraining):
 
 
 def _simclr_recipe(config: _SimCLRConfig, views: AugmentConfig) -> Recipe:
-    """Train a backbone to tell images apart, whatever the view.
-
-    Arguments:
-        config: The size of the network.
-        views: How far a view is from its image.
-
-    Example:
-        >>> small = _SimCLRConfig(BackboneConfig("small", width=4))
-        >>> _simclr_recipe(small, AugmentConfig()).mode
-        'min'
-    """
+    """Train a backbone to tell images apart, whatever the view."""
 
     def losses(net: nn.Module, batch: Batch, generator: torch.Generator) -> Tensor:
         scaled = unit_scale(batch["image"])

@@ -28,7 +28,7 @@ FINISHED, FOLDER_SCHEMA = "finished.json", "taskuq.finished/1"
 
 
 def prepare_folder(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Path | None:
-    """Return the state to resume from, if any; a folder of another training is refused."""
+    """Return the checkpoint to resume from, or None."""
     state, written = folder / RESUME, folder / "config.toml"
     there = read_toml(written) if written.exists() and not fresh else None
     if there is not None and "trial" in there and "trial" not in settings:
@@ -57,11 +57,7 @@ def prepare_folder(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Pa
 
 
 def mark_finished(folder: Path, epochs: int) -> None:
-    """Mark a training as ended, with its best weights in its folder.
-
-    A state to resume from is several times as large as the weights. A training
-    that has ended can move to another machine without it.
-    """
+    """Record that a training has finished."""
     write_json(folder / FINISHED, {"schema": FOLDER_SCHEMA, "epochs": epochs})
 
 
@@ -95,7 +91,7 @@ def _log_epoch(path: Path, row: Mapping[str, float]) -> None:
 
 
 class _TensorBoardLog:
-    """The same numbers for TensorBoard, where the extra ``tensorboard`` is installed."""
+    """TensorBoard scalars, if installed."""
 
     def __init__(self, folder: Path, epoch: int) -> None:
         self.records: Any = None
@@ -145,11 +141,7 @@ STATE_SCHEMA = "taskuq.state/1"
 
 
 def _save_state(state: Any, path: Path | str) -> Path:
-    """Write nested dictionaries, lists and tuples of tensors and plain values.
-
-    Tensors are stored as such, everything else as JSON in the file's header. What is neither (an
-    object of some class) is refused: only pickle could store it.
-    """
+    """Write nested dictionaries, lists and tuples of tensors and plain values."""
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
@@ -216,7 +208,7 @@ def _put_together(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 class SafetensorsIO(CheckpointIO):
-    """Lightning's checkpoints as safetensors instead of pickles."""
+    """Lightning CheckpointIO without pickles."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
@@ -237,7 +229,7 @@ class SafetensorsIO(CheckpointIO):
 
 
 class Checkpoint(Callback):
-    """Callback that writes weights after each epoch and the state to resume from."""
+    """Callback that saves weights and the resume state after each epoch."""
 
     def __init__(
         self,

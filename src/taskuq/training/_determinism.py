@@ -23,11 +23,7 @@ Place = tuple[int, int]
 
 
 class EpochSampler(Sampler[Place]):
-    """Yields (epoch, index), so that a data set can draw what belongs to this case and epoch.
-
-    Batches are those of one process, whatever the number of processes: each takes its share of
-    every batch.
-    """
+    """Sampler of (epoch, index) pairs."""
 
     def __init__(
         self, length: int, seed: int | None, *, batch: int = 1, most: int | None = None
@@ -78,7 +74,7 @@ SMALL, SHARE = 8 * 2**30, 1 / 4
 
 @dataclass(frozen=True, eq=False)
 class DeviceDataset:
-    """Cases of all batches as whole tensors on one device."""
+    """Data set preloaded on the training device."""
 
     by_case: Mapping[str, Tensor]
     by_draw: Mapping[str, Tensor] = field(default_factory=dict)
@@ -103,7 +99,7 @@ class DeviceDataset:
 
 @runtime_checkable
 class _Preloadable(Protocol):
-    """Cases by (epoch, index) that may be put on a device all at once."""
+    """Data set that can be preloaded on a device."""
 
     def stock(self, device: torch.device, most: float) -> DeviceDataset | None:
         """All of them, where they are in memory, of one size and take ``most`` bytes at most."""
@@ -111,7 +107,7 @@ class _Preloadable(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DeviceLoader:
-    """The batches of a stock in the order of its epochs, as torch's loader would give them."""
+    """Batches of a preloaded data set in epoch order."""
 
     stock: DeviceDataset
     sampler: EpochSampler
@@ -130,7 +126,7 @@ class DeviceLoader:
 def preload(
     cases: Any, feed: Literal["auto", "device", "loader"], *, on_gpu: bool, is_alone: bool
 ) -> DeviceDataset | None:
-    """Put all cases on the training device where the settings require or allow it."""
+    """Preload all cases onto the training device if configured."""
     is_asked = feed == "device"
     if feed == "loader" or not (is_asked or on_gpu):
         return None
@@ -148,7 +144,7 @@ def preload(
 
 
 class CaseGenerator(ShardedGenerator, torch.Generator):
-    """Generator of a recipe's random numbers."""
+    """Per-case random numbers of a recipe."""
 
 
 def gaussian_rows(out: Tensor, seeds: Sequence[int]) -> Tensor:
@@ -161,10 +157,7 @@ def gaussian_rows(out: Tensor, seeds: Sequence[int]) -> Tensor:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's global generator for a while, and give it back as it was.
-
-    Only for what takes no generator: the start of torch's own layers, and dropout.
-    """
+    """Seed torch globally within a context."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
@@ -172,10 +165,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class SyncLayers:
-    """Batch normalisation and dropout of a network, over the batch of all processes.
-
-    Left alone, batch normalisation looks at the cases of one process, and dropout draws for them.
-    """
+    """Batch normalisation and dropout synchronised over processes."""
 
     def __init__(self) -> None:
         self.share = BatchShard(0, 1, 1)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def _make_trainer(config: TrainingConfig, machine: TrainerOptions, callbacks: list[Any]) -> Any:
-    """Make Lightning's trainer; a missing device is refused in a sentence."""
+    """Build the Lightning Trainer."""
     import pytorch_lightning as pl
     from lightning_fabric.utilities.exceptions import MisconfigurationException
 
@@ -71,7 +71,7 @@ def _make_trainer(config: TrainingConfig, machine: TrainerOptions, callbacks: li
 
 @contextmanager
 def _silence_lightning() -> Iterator[None]:
-    """Lightning advises on worker counts and products; what it has to say goes to its log file."""
+    """Silence irrelevant Lightning messages."""
     log = logging.getLogger("pytorch_lightning")
     level = log.level
     with warnings.catch_warnings():
@@ -89,7 +89,7 @@ def _silence_lightning() -> Iterator[None]:
 
 @runtime_checkable
 class _MultiStage(Protocol):
-    """Settings of a training before which other networks are trained."""
+    """Settings of a training that needs other networks first."""
 
     def stages(
         self,
@@ -105,7 +105,7 @@ class _MultiStage(Protocol):
 
 @runtime_checkable
 class _SplitWriter(Protocol):
-    """Settings whose opened data leave a file for the trainings that follow."""
+    """Settings whose data leave a shared split file."""
 
     def open_unstored(self) -> Any:
         """Open the data for ``prepare`` and leave nothing; what is stored is still agreed with."""
@@ -113,7 +113,7 @@ class _SplitWriter(Protocol):
 
 @contextmanager
 def _explain_interrupt(keep: Checkpoint | None) -> Iterator[None]:
-    """Note on an interruption from which state the same command resumes."""
+    """Add the resume command to an interruption."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -129,7 +129,7 @@ def _explain_interrupt(keep: Checkpoint | None) -> Iterator[None]:
 
 
 def _warn_short_warmup(config: TrainingConfig, cases: int) -> str | None:
-    """Return a warning where a training ends within its warm-up."""
+    """Warn if training ends within the warm-up."""
     steps = config.epochs * max(1, cases // config.batch // config.accumulate)
     if config.warmup <= steps:
         return None
@@ -145,18 +145,7 @@ PROBES = 5
 
 @dataclass(frozen=True)
 class TrainerOptions:
-    """On what to train.
-
-    Arguments:
-        accelerator: ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"mps"``.
-        devices: Processes on each node, one for each device.
-        nodes: How many nodes.
-        progress: Whether to draw a progress bar on stderr.
-
-    Example:
-        >>> TrainerOptions(accelerator="cpu", devices=2).nodes
-        1
-    """
+    """Accelerator, devices and nodes of a training."""
 
     accelerator: str = "auto"
     devices: int = 1
@@ -176,7 +165,7 @@ class TrainerOptions:
 
 
 class _TrainingSettings(Protocol):
-    """_TrainingSettings of a training, read from its TOML file."""
+    """Protocol of the settings of a training."""
 
     @property
     def training(self) -> TrainingConfig:
@@ -240,17 +229,7 @@ def _fit(
     fresh: bool = False,
     steps: int | None = None,
 ) -> Path:
-    """Train a recipe, leave its weights in a folder and return the best.
-
-    The folder receives ``best`` and ``last`` as .safetensors with a .toml each, ``metrics.csv``,
-    ``timing.json``, the configuration, a state, and in the end ``finished.json``. Called again
-    after it was killed, the training resumes after its last whole epoch and ends with the same
-    bits as if nothing had happened; called again after it has ended, it does nothing. A
-    part that is trained before has all of this in the folder ``pretrain``.
-
-    A trial stops after a few steps, validates by as many batches, and leaves the same files, which
-    say that it was one. It always begins anew, and no training resumes from it.
-    """
+    """Train a recipe, leave its weights in a folder and return the best."""
     from taskuq.training._checkpoints import Checkpoint
     from taskuq.training._module import read_timing
 
@@ -303,7 +282,7 @@ def _estimate_training_cost(
     steps: int = PROBES,
     earlier: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Take a few steps as :func:`fit` does and project the cost of all; nothing is kept."""
+    """Time a few steps and project the full training."""
     machine = machine or TrainerOptions()
     _refuse_impossible(config, machine, training, steps)
     if recipe.before is not None:
@@ -441,7 +420,7 @@ def _refuse_impossible(
 
 
 def _batch_per_process(config: TrainingConfig, machine: TrainerOptions, cases: int) -> int:
-    """Return how many cases of a batch each process takes; refuse a batch that cannot be shared."""
+    """Return the batch size of each process."""
     processes = machine.processes
     if config.batch % processes:
         raise InputError(
@@ -468,23 +447,7 @@ def train_config(
     steps: int | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Train the network that a TOML file describes, and judge it where its kind is judged.
-
-    Arguments:
-        kind: A name of :data:`taskuq.training._networks.NETWORKS`.
-        config: The TOML file.
-        folder: Where weights, logs and the state go.
-        machine: On what to train.
-        fresh: Whether to begin again and overwrite what is there.
-        steps: After how many steps a trial stops; None trains all epochs.
-        tell: Called with what a trial took, and a table of how good the network is.
-
-    Example:
-        >>> train_config("flow", "absent.toml", "runs/flow")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: cannot read absent.toml: No such file or directory
-    """
+    """Train the network of a TOML file."""
     network, machine = NETWORKS[kind], machine or TrainerOptions()
     settings = read_config(network.training, config)
     cases = settings.prepare(machine)
@@ -507,18 +470,7 @@ def train_config(
 def foresee_training(
     kind: str, config: Path | str, *, machine: TrainerOptions | None = None, steps: int = PROBES
 ) -> dict[str, Any]:
-    """Take a few steps of the training that a TOML file describes; nothing is kept.
-
-    Arguments:
-        kind: A name of :data:`taskuq.training._networks.NETWORKS`.
-        config: The TOML file.
-        machine: On what to train.
-        steps: How many steps to take, of each part.
-
-    Returns:
-        What they took and what all will take, as ``timing.json`` of a training has it, and the
-        seconds ``prepare_s`` until cases were there.
-    """
+    """Take a few steps of the training that a TOML file describes; nothing is kept."""
     machine = machine or TrainerOptions()
     settings = read_config(NETWORKS[kind].training, config)
     start = time.perf_counter()
@@ -559,7 +511,6 @@ def _hand_over(folder: Path) -> None:
 
 
 def _one_after_another(folder: Path) -> dict[str, Any] | None:
-    """What the trainings in the folders of a folder take, one before the other."""
     from taskuq.training._module import projected_hours, read_timing
 
     earlier: dict[str, Any] | None = None

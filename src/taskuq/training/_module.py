@@ -27,7 +27,7 @@ SHOWN = 20
 
 
 class TrainingModule(LightningModule):
-    """Lightning module of a recipe; state files hold the network's weights alone."""
+    """LightningModule of a recipe."""
 
     def __init__(self, recipe: Recipe, config: TrainingConfig) -> None:
         super().__init__()
@@ -183,11 +183,7 @@ class TrainingModule(LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        """Clip the norm of the gradient as configured.
-
-        Lightning's own clipping refuses a fused optimiser in mixed precision, because gradients
-        may be scaled there. In bfloat16, the only mixed precision here, they never are.
-        """
+        """Clip the norm of the gradient as configured."""
         if self.settings.clip:
             weights = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(weights, self.settings.clip)
@@ -238,7 +234,7 @@ SYNCHRONISED, CLOCKED = 20, 5
 
 
 class StepTimer(Callback):
-    """Callback that times steps and epochs, and ends a trial."""
+    """Callback that times steps and ends a trial run."""
 
     def __init__(
         self,
@@ -374,11 +370,7 @@ def read_timing(folder: Path) -> dict[str, Any]:
 
 
 def projected_hours(record: Mapping[str, Any]) -> float:
-    """Return the hours of all epochs, with validation, writing, and the part trained before.
-
-    Epochs count as they were seen where a whole one was, else by their steps; with ``minutes``
-    there are no more of them than fit.
-    """
+    """Return the hours of all epochs, with validation, writing, and the part trained before."""
     epoch = record["epoch_s"]
     if epoch is None:
         epoch = record["steps_per_epoch"] * record["step_s"]
@@ -392,7 +384,7 @@ def projected_hours(record: Mapping[str, Any]) -> float:
 
 
 def format_timing(record: Mapping[str, Any]) -> str:
-    """Return the cost of a training in a sentence."""
+    """Format the time and memory of a training."""
     lines = [] if record["before"] is None else [format_timing(record["before"])]
     gpu = f"{record['peak_gpu_bytes'] / 2**30:.2f} GiB of GPU memory and "
     hours = record["projected_hours"]

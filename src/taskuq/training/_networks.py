@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _NetworkEntry(NamedTuple):
-    """One line of the list: it must be read without importing torch."""
+    """Registry entry of a network, readable without torch."""
 
     module: str
     method: str | None
@@ -68,25 +68,7 @@ LISTED = {
 
 @dataclass(frozen=True)
 class NetworkKind:
-    """All that belongs to a network.
-
-    Arguments:
-        config: The dataclass of its size; the table ``network`` of its TOML files.
-        make: Makes the torch module from a configuration.
-        training: The layout of its training's TOML file: a dataclass whose instances are
-            :class:`taskuq.training._fit._TrainingSettings`.
-        method: The :class:`MethodConfig` of its table ``[recover]`` or ``[task]``.
-        presets: Configurations by name.
-        judge: Settings, weights and cases of a training to a record, with its ``schema``, of how
-            good the network is.
-        table: Such a record to lines of text; without it the record is stored and not shown.
-        large: Whether random numbers for its start would take seconds. Such a network is made
-            without them where trained weights fill it at once; every tensor that it holds must
-            then be stored with them.
-        any_input: Whether a recovery network claims that it takes any finite measurement, of any
-            size, mask and number of coils, and gives finite images that agree with it, without a
-            draw that is rejected. Tests hold it to that.
-    """
+    """Config, constructor and training settings of one kind of network."""
 
     config: type[Any]
     make: Callable[[Any], nn.Module]
@@ -126,14 +108,14 @@ NETWORKS: Registry[NetworkKind] = Registry(
 
 
 class MethodConfig(Protocol):
-    """A table ``[recover]`` or ``[task]``: a frozen dataclass whose fields are the table's keys."""
+    """Settings table [recover] or [task]."""
 
     def open(self, device: torch.device | str) -> Any:
         """Return what the pipeline calls, on a device."""
 
 
 class MethodRegistry(Registry[type[Any]]):
-    """Registry of the methods without weights and networks of ``[recover]`` or ``[task]``."""
+    """Registry of [recover] or [task] methods."""
 
     def __init__(self, what: str, table: str, listed: Mapping[str, str]) -> None:
         lines = LISTED[table].items()

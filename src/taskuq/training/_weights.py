@@ -18,29 +18,12 @@ FOLDER = Path(__file__).parent / "bundled"
 
 
 def shipped() -> list[str]:
-    """Return the names of the networks in the package.
-
-    Example:
-        >>> "classifier-atlas" in shipped()
-        True
-    """
+    """Return the names of the networks in the package."""
     return sorted(path.stem for path in FOLDER.glob("*.safetensors"))
 
 
 def locate(weights: Path | str) -> Path:
-    """Return the file of a network: a path as it is, or a name of the package's own.
-
-    Arguments:
-        weights: A .safetensors file, or one of :func:`shipped`.
-
-    Example:
-        >>> locate("classifier-atlas").name
-        'classifier-atlas.safetensors'
-        >>> locate("classifier-moon")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: the package has no weights 'classifier-moon'; name a ...
-    """
+    """Return the file of a network: a path as it is, or a name of the package's own."""
     path = Path(weights)
     if path.suffix:
         return path
@@ -53,11 +36,7 @@ def locate(weights: Path | str) -> Path:
 
 
 def referenced_files(settings: Any) -> Iterator[Path]:
-    """Yield the files and folders that settings name, and what the cards of networks name in turn.
-
-    Arguments:
-        settings: A dataclass whose fields may be paths.
-    """
+    """Yield files named by a configuration."""
     for field_ in fields(settings):
         value = getattr(settings, field_.name)
         if isinstance(value, dict):
@@ -71,15 +50,7 @@ def referenced_files(settings: Any) -> Iterator[Path]:
 
 
 def weights_fingerprint(weights: Path | str) -> str:
-    """Return what a run calls a network with these weights in its fingerprints.
-
-    Arguments:
-        weights: A .safetensors file, or a name of the package's own networks.
-
-    Example:
-        >>> len(weights_fingerprint("varnet-atlas"))
-        16
-    """
+    """Return the fingerprint of a weights file."""
     return _mark(_files_behind(Path(weights)))
 
 
@@ -120,25 +91,7 @@ def save_weights(
     notes: Mapping[str, Any] | None = None,
     half: bool = False,
 ) -> Path:
-    """Write a network's weights and, beside them, what it is.
-
-    Arguments:
-        network: The network.
-        path: The file, ending in .safetensors; the configuration goes to the same name with .toml.
-        kind: What the network is, e.g. ``"flow"``.
-        config: The dataclass it was made from.
-        notes: More tables for the TOML file: how it was trained, what it reached.
-        half: Whether to store numbers in float16, for weights that travel with the package.
-
-    Example:
-        >>> import tempfile
-        >>> from dataclasses import make_dataclass
-        >>> Line = make_dataclass("Line", [("width", int)])
-        >>> path = save_weights(nn.Linear(2, 1), Path(tempfile.mkdtemp()) / "best.safetensors",
-        ...                     kind="line", config=Line(width=2))
-        >>> read_toml(path.with_suffix(".toml"))["network"]["width"]
-        2
-    """
+    """Write a network's weights and, beside them, what it is."""
     from safetensors.torch import save_file
 
     path = Path(path)
@@ -158,18 +111,7 @@ def save_weights(
 
 
 def read_card(path: Path | str, kinds: Collection[str]) -> dict[str, Any]:
-    """Return the TOML beside a weights file after checking what kind of network it is.
-
-    Arguments:
-        path: The weights, ending in .safetensors.
-        kinds: What is accepted.
-
-    Example:
-        >>> read_card("weights.pt", ("flow",))
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: weights are weights.pt; give a .safetensors file, ...
-    """
+    """Return the TOML beside a weights file after checking what kind of network it is."""
     path = Path(path)
     if path.suffix != ".safetensors":
         raise InputError(
@@ -187,35 +129,12 @@ def read_card(path: Path | str, kinds: Collection[str]) -> dict[str, Any]:
 
 
 def load_weights(network: nn.Module, path: Path | str) -> None:
-    """Fill a network from a weights file; every name and shape must agree.
-
-    Arguments:
-        network: A network of the same configuration.
-        path: The file.
-
-    Example:
-        >>> load_weights(nn.Linear(1, 1), "absent.safetensors")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: absent.safetensors cannot be read as safetensors ...
-    """
+    """Fill a network from a weights file; every name and shape must agree."""
     load_tensors(network, read_tensors(path), path)
 
 
 def load_tensors(network: nn.Module, found: Mapping[str, Tensor], path: Path | str) -> None:
-    """Fill a network from tensors by name; every name and shape must agree.
-
-    Arguments:
-        network: The network.
-        found: Tensors by name.
-        path: Where they come from, for the message.
-
-    Example:
-        >>> load_tensors(nn.Linear(1, 1), {"weight": torch.ones(1, 1)}, "a.safetensors")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: a.safetensors is of another configuration (1 weights missing, ...
-    """
+    """Load tensors into a network; names and shapes must match."""
     state = network.state_dict()
     missing, extra = sorted(set(state) - set(found)), sorted(set(found) - set(state))
     wrong = [k for k in state if k in found and state[k].shape != found[k].shape]
@@ -231,14 +150,7 @@ def load_tensors(network: nn.Module, found: Mapping[str, Tensor], path: Path | s
 
 
 def read_tensors(path: Path | str) -> dict[str, Tensor]:
-    """Return all tensors of a safetensors file by name, or say why that is impossible.
-
-    Example:
-        >>> read_tensors("absent.safetensors")
-        Traceback (most recent call last):
-        ...
-        taskuq.errors.InputError: absent.safetensors cannot be read as safetensors ...
-    """
+    """Return all tensors of a safetensors file by name, or say why that is impossible."""
     from safetensors.torch import load_file
 
     with reading(path, "safetensors", "give a weights file of this package"):
@@ -246,12 +158,7 @@ def read_tensors(path: Path | str) -> dict[str, Tensor]:
 
 
 def read_pickled(path: Path | str, give: str) -> Any:
-    """Return what a .pt or .pth file holds; a hostile one is refused, as no object is unpickled.
-
-    Arguments:
-        path: The file.
-        give: What to give instead, for the message.
-    """
+    """Return what a .pt or .pth file holds; a hostile one is refused, as no object is unpickled."""
     with reading(path, "a plain state dict", f"give {give}"):
         return torch.load(path, map_location="cpu", weights_only=True)
 

@@ -28,7 +28,7 @@ PENALTY, WEIGHTINGS = 3.0, 6
 
 
 class _SampleMoments(NamedTuple):
-    """Samples of one round on the link's scale: mean, spread, skewness (case,)."""
+    """Mean, spread and skewness of the samples."""
 
     mean: FloatArray
     spread: FloatArray
@@ -37,16 +37,7 @@ class _SampleMoments(NamedTuple):
 
 @dataclass(frozen=True)
 class _RobustRidge:
-    r"""Coefficients of :math:`y \approx b_0 + \sum_k b_k t_k`, features standardised and clipped.
-
-    Arguments:
-        intercept: :math:`b_0`.
-        coefficients: :math:`b_k`.
-        centers: The mean of each feature in the fit.
-        widths: The standard deviation of each feature in the fit.
-        lows: The smallest value of each feature in the fit; smaller ones are moved there.
-        highs: The largest.
-    """
+    r"""Coefficients of :math:`y \approx b_0 + \sum_k b_k t_k`, features standardised and clipped."""
 
     intercept: float
     coefficients: tuple[float, ...]
@@ -67,23 +58,7 @@ class _RobustRidge:
 
 
 def _fit_robust_ridge(features: FloatArray, response: FloatArray) -> _RobustRidge:
-    r"""Fit by ridge with a free intercept, down-weighting responses far from the fit.
-
-    Residuals beyond twice their median absolute deviation get Huber weights
-    :math:`2\,\mathrm{MAD}/|r|`, recomputed in a few rounds.
-
-    Arguments:
-        features: Features (case, feature), without a constant.
-        response: What to predict (case,).
-
-    Example:
-        >>> x = rng.standard_normal((200, 1))
-        >>> y = 2 * x[:, 0] + 1
-        >>> y[:5] += 50  # outliers hardly matter
-        >>> fit = _fit_robust_ridge(x, y)
-        >>> bool(abs(fit(np.array([[0.0], [1.0]])) - [1, 3]).max() < 0.1)
-        True
-    """
+    """Fit by ridge with a free intercept, down-weighting responses far from the fit."""
     centers = features.mean(axis=0)
     widths = features.std(axis=0)
     varies = widths > 1e-12 * (1 + np.abs(centers))
@@ -112,15 +87,7 @@ def _fit_robust_ridge(features: FloatArray, response: FloatArray) -> _RobustRidg
 
 @dataclass(frozen=True)
 class _LocationScale:
-    r"""A fitted prediction :math:`m \pm s` of :math:`g(z)` from the samples.
-
-    Arguments:
-        prior: How spreads vary, to steady them.
-        location: Predicts the standardised bias :math:`(g(z) - \bar L) / \tilde s`.
-        scale: Predicts :math:`\log s`.
-        typical_spreads: The median spread of each round, earlier rounds first.
-        typical_moves: The median move of the mean from each earlier round.
-    """
+    r"""A fitted prediction :math:`m \pm s` of :math:`g(z)` from the samples."""
 
     prior: SpreadPrior | None
     location: _RobustRidge
@@ -132,7 +99,7 @@ class _LocationScale:
 @final
 @dataclass(frozen=True)
 class LearnedScore(NestedIntervalScore):
-    r"""LearnedScore location and scale: narrower intervals where the sampler is biased or too sure.
+    r"""Learned location and scale.
 
     .. math:: s = \frac{|g(z) - m|}{s_x}, \qquad
         \mathcal C = g^{-1}[\,m - \hat q s_x,\; m + \hat q s_x\,]

@@ -27,13 +27,7 @@ SLACK = 1e-9
 
 
 class _UnitMedian(NamedTuple):
-    """A median over units, every unit counting the same.
-
-    Arguments:
-        value: The median over all of them.
-        low: For each unit, the least median that the others can have with any unit beside them.
-        high: The largest.
-    """
+    """Median in which every unit has equal weight."""
 
     value: float
     low: FloatArray
@@ -43,26 +37,7 @@ class _UnitMedian(NamedTuple):
 def _unit_median(
     values: FloatArray, index: NDArray[np.int64], order: NDArray[np.int64] | None = None
 ) -> _UnitMedian:
-    r"""Return the median of values that come in units, and its range were one unit another.
-
-    With :math:`F_v` the distribution function of the values of unit :math:`v`, the median of
-    :math:`V` units is the smallest value at which their mean :math:`\frac1V \sum_v F_v` reaches
-    one half. In place of unit :math:`i` any unit :math:`F'` lies between 0 and 1, so that
-
-    .. math:: \inf\Big\{x : \sum_{v \ne i} F_v(x) + 1 \ge \frac V2 \Big\} \le
-        \operatorname{median}_{v \ne i,\, F'} \le
-        \inf\Big\{x : \sum_{v \ne i} F_v(x) \ge \frac V2 \Big\}
-
-    Arguments:
-        values: One for each case.
-        index: The unit of each case, numbered from 0.
-        order: What sorts the values, where it is known.
-
-    Example:
-        >>> median = _unit_median(np.array([5.0, 1, 2, 4, 3]), np.arange(5))
-        >>> median.value, median.low, median.high
-        (3.0, array([2., 3., 3., 2., 2.]), array([3., 4., 4., 3., 4.]))
-    """
+    """Return the median of values that come in units, and its range were one unit another."""
     order = np.argsort(values, kind="stable") if order is None else order
     ordered = np.concatenate([[-np.inf], np.asarray(values, dtype=float)[order], [np.inf]])
     unit = index[order]
@@ -79,19 +54,7 @@ def _unit_median(
 
 
 def _unit_quantile(values: FloatArray, index: NDArray[np.int64], level: float) -> float:
-    """Return the smallest value at which the mean distribution function of units reaches a level.
-
-    Arguments:
-        values: One for each case.
-        index: The unit of each case, numbered from 0.
-        level: Beyond 0 and 1 the quantile is minus or plus infinity.
-
-    Example:
-        >>> _unit_quantile(np.array([1.0, 2, 3, 4]), np.array([0, 0, 0, 1]), 0.5)
-        3.0
-        >>> _unit_quantile(np.array([1.0, 2, 3, 4]), np.arange(4), 1.1)
-        inf
-    """
+    """Return the smallest value at which the mean distribution function of units reaches a level."""
     if not 0 < level <= 1:
         return -np.inf if level <= 0 else np.inf
     order = np.argsort(values, kind="stable")
@@ -117,7 +80,6 @@ def _of_cases(ordered: FloatArray, unit: NDArray[np.int64]) -> _UnitMedian:
 def _reached(
     total: FloatArray, share: FloatArray, unit: NDArray[np.int64], levels: tuple[float, float]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where sums of shares reach two levels without the shares of each unit."""
     units = int(unit.max()) + 1
     # A unit's own share is at most 1, so both levels are reached within this window.
     start = int(np.searchsorted(total, levels[0]))
@@ -139,25 +101,7 @@ MANY_DEGREES = 1000.0
 
 @dataclass(frozen=True)
 class SpreadPrior:
-    r"""What is known about the spread of a case before its samples are seen.
-
-    The sample variance :math:`v` on :math:`d = p - 1` degrees of freedom is shrunk towards a
-    trend :math:`s_0^2(x)` in a covariate :math:`x`, as if the trend had been seen on
-    :math:`d_0` degrees of freedom:
-
-    .. math:: \tilde\sigma^2 = \frac{d_0\, s_0^2(x) + d\, v}{d_0 + d}, \qquad
-        s_0^2(x) = \exp\{c_0 + c_1 x + c_2 x^2 + \psi(d_0/2) - \log(d_0/2)\}
-
-    References:
-        Smyth, Linear Models and Empirical Bayes Methods for Assessing Differential Expression,
-        2004.
-
-    Arguments:
-        coefficients: :math:`c_0, c_1, c_2`.
-        degrees: :math:`d_0`.
-        covariate_range: The covariates seen when fitting; others are moved to its ends.
-        typical: The median of :math:`\tilde\sigma` over the fitting cases.
-    """
+    """Empirical-Bayes prior of the sample spread."""
 
     coefficients: tuple[float, float, float]
     degrees: float
@@ -192,24 +136,7 @@ class SpreadPrior:
 
 
 def fit_spread_prior(variance: FloatArray, covariate: FloatArray, samples: int) -> SpreadPrior:
-    r"""Fit the prior of spreads by matching two moments of :math:`\log v`.
-
-    With :math:`e = \log v - \psi(d/2) + \log(d/2)` regressed on :math:`(1, x, x^2)`, the excess of
-    the residual variance over :math:`\psi_1(d/2)` is :math:`\psi_1(d_0/2)`.
-
-    Arguments:
-        variance: Sample variances with ``ddof=1`` (case,), at least two samples each.
-        covariate: The covariate :math:`x` (case,); constant where there is no trend.
-        samples: The number :math:`p` of samples behind each variance.
-
-    Example:
-        >>> spread = rng.gamma(4.0, 0.01, size=500)
-        >>> draws = spread[:, None] * rng.standard_normal((500, 4))
-        >>> prior = fit_spread_prior(draws.var(axis=1, ddof=1), np.zeros(500), samples=4)
-        >>> moderated = prior.moderated(draws.var(axis=1, ddof=1), np.zeros(500), samples=4)
-        >>> bool(abs(moderated - spread).mean() < abs(draws.std(axis=1, ddof=1) - spread).mean())
-        True
-    """
+    r"""Fit the prior of spreads by matching two moments of :math:`\log v`."""
     from scipy.special import digamma, polygamma
 
     v = np.maximum(np.asarray(variance, dtype=float), LEAST_VARIANCE)
@@ -264,43 +191,21 @@ BEYOND = 600.0
 
 @dataclass(frozen=True)
 class _LogSpreads:
-    r"""Logarithms of spreads, whose quantiles over units are a prior.
-
-    With :math:`e = \log v - \psi(d/2) + \log(d/2)` the level of the trend
-    :math:`s_0^2(x) = e^{c + bx}` is a quantile :math:`c` of :math:`e - bx`, and the typical spread
-    is :math:`e^{t/2}` with a quantile :math:`t` of :math:`e`; :math:`b` and :math:`d_0` are fixed.
-    The moderated spread rises with both.
-
-    Arguments:
-        level: :math:`e - bx` of each case.
-        typical: :math:`e` of each case.
-        trend: The slope :math:`b`.
-    """
+    """Log-spreads whose unit quantiles define the prior."""
 
     level: FloatArray
     typical: FloatArray
     trend: float
 
     def at(self, kept: BoolArray, index: NDArray[np.int64], share: float) -> SpreadPrior:
-        """Return the prior at a quantile over units of some cases; one half is the one in use.
-
-        Arguments:
-            kept: Which cases to learn from.
-            index: The unit of each of them, numbered from 0.
-            share: The level of the quantile.
-        """
+        """Return the prior at a quantile over units of some cases; one half is the one in use."""
         c, t = (_unit_quantile(e[kept], index, share) for e in (self.level, self.typical))
         return _steady_prior(c, t, self.trend)
 
     def learn(
         self, kept: BoolArray, index: NDArray[np.int64]
     ) -> tuple[SpreadPrior, SpreadPrior, SpreadPrior]:
-        """Return the prior of some cases, and the least and the largest for each of them.
-
-        Arguments:
-            kept: Which cases to learn from.
-            index: The unit of each of them, numbered from 0.
-        """
+        """Return the prior of some cases, and the least and the largest for each of them."""
         place = np.cumsum(kept) - 1
         c, t = (
             _unit_median(e[kept], index, place[order[kept[order]]])
@@ -314,7 +219,6 @@ class _LogSpreads:
 
     @cached_property
     def orders(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What sorts all cases, once for the many calibration sets of a simulation."""
         level, typical = (np.argsort(e, kind="stable") for e in (self.level, self.typical))
         return level, typical
 
@@ -322,21 +226,7 @@ class _LogSpreads:
 def _spread_levels(
     variance: FloatArray, covariate: FloatArray, samples: int, *, trend: float
 ) -> _LogSpreads:
-    r"""Return the logarithms of spreads that a steady prior is made of.
-
-    Arguments:
-        variance: Sample variances with ``ddof=1`` (case,), at least two samples each.
-        covariate: The covariate :math:`x` (case,).
-        samples: The number :math:`p` of samples behind each variance.
-        trend: The slope :math:`b`.
-
-    Example:
-        >>> variance = np.array([0.01, 0.02, 0.04, 0.09])
-        >>> levels = _spread_levels(variance, np.zeros(4), 1000, trend=0.0)
-        >>> prior, low, high = levels.learn(np.ones(4, dtype=bool), np.arange(4))
-        >>> round(prior.typical, 3), high.typical.round(3)
-        (0.141, array([0.2  , 0.2  , 0.141, 0.141]))
-    """
+    """Return the logarithms of spreads that a steady prior is made of."""
     from scipy.special import digamma
 
     half = (samples - 1) / 2
@@ -345,12 +235,7 @@ def _spread_levels(
 
 
 def _steady_prior(level: Any, typical: Any, trend: float) -> SpreadPrior:
-    """Return the prior of two logarithms; one number each, or one for each case.
-
-    Example:
-        >>> round(_steady_prior(-4.0, -4.0, trend=0.0).typical, 4)
-        0.1353
-    """
+    """Return the prior of two logarithms; one number each, or one for each case."""
     from scipy.special import digamma
 
     half = DEGREES / 2
@@ -369,7 +254,7 @@ FEWEST_TUNING_CASES = 8
 
 
 class _SampleVariances(NamedTuple):
-    """What the score reads of the outputs of cases: mean and variance of each, and how many."""
+    """Mean, variance and count of samples per case."""
 
     mean: FloatArray
     variance: FloatArray
@@ -476,19 +361,7 @@ class MLWR(NestedIntervalScore):
 @final
 @dataclass(frozen=True)
 class _SelfTunedMLWR:
-    r"""The score, ready to learn from any calibration units among some cases.
-
-    Unit :math:`i` of calibration units and a new one is scored with the prior
-    :math:`\theta_{-i}` of all the others: that is symmetric, so the scores are exchangeable. For
-    the new unit it is the prior of the calibration units, which ``score`` has. For a calibration
-    unit it would take the new unit too; ``narrow`` and ``wide`` have the least and the largest
-    scale that any new unit could give it, so that the larger of their scores is at least as large.
-
-    Arguments:
-        score: The score without a prior.
-        levels: What its prior is learnt from.
-        read: What was read of all cases.
-    """
+    """MLWR fitted to the calibration units."""
 
     score: MLWR
     levels: _LogSpreads
@@ -496,7 +369,7 @@ class _SelfTunedMLWR:
 
     @property
     def has_spread(self) -> bool:
-        """Whether there are several samples, so that there is something to learn."""
+        """Return True if there are several samples, so that there is something to learn."""
         return self.read.samples > 1
 
     def learn(self, kept: BoolArray, index: NDArray[np.int64]) -> SelfTuned:

@@ -32,15 +32,7 @@ def _pairs(temperature: float | Temperatures) -> list[tuple[float, float]]:
 
 
 def check_temperature(temperature: float | Temperatures) -> None:
-    """Refuse what is no temperature.
-
-    Arguments:
-        temperature: One number of at least 0, or pairs of an acceleration of at least 1 and such
-            a number.
-
-    Example:
-        >>> check_temperature([(16, 0.85), (8, 1)])
-    """
+    """Refuse what is no temperature."""
     pairs = _pairs(temperature)
     fine = pairs and all(
         len(pair) == 2 and pair[0] >= 1 and 0 <= pair[1] < math.inf for pair in pairs
@@ -53,19 +45,7 @@ def check_temperature(temperature: float | Temperatures) -> None:
 
 
 def temperature_at(temperature: float | Temperatures, mask: Tensor) -> float:
-    """Return the temperature for a mask.
-
-    Between two accelerations it is interpolated in their logarithms; beyond the ends it stays.
-
-    Arguments:
-        temperature: One number, or pairs of an acceleration and a number.
-        mask: The measured columns, booleans (width,).
-
-    Example:
-        >>> mask = torch.arange(64) % 16 == 0  # R = 16
-        >>> temperature_at([(16, 0.8), (8, 1)], mask)
-        0.8
-    """
+    """Return the temperature for a mask."""
     accelerations, values = zip(*sorted(_pairs(temperature)), strict=True)
     rate = len(mask) / max(float(mask.sum()), 1.0)
     return float(np.interp(math.log(rate), np.log(accelerations), values))
@@ -78,42 +58,7 @@ COOLER = 6
 
 
 class ResidualFlowSampler:
-    r"""Posterior samples: an image, errors that a flow draws, and the lines that were measured.
-
-    .. math:: \hat x^{(j)}_b = (I - A) \big(s_b (\hat c + q e^{i \varphi} r^{(j)})\big) + y_b
-
-    :math:`\hat c` is the combined image, :math:`s_b` are sensitivities, :math:`\varphi` is the
-    image's smooth phase, :math:`q` its scale, :math:`r^{(j)}` are errors drawn by the flow,
-    :math:`A` keeps the measured lines and :math:`y` is zero-filled: every sample agrees with the
-    measurement exactly.
-
-    Arguments:
-        flow: A flow of one combined image, told three (``coils=1, inputs=6``).
-        net: The variational network it was trained around.
-        device: Where to draw; by default where the flow is.
-        temperature: Standard deviation of the latents before they are widened
-            (:meth:`taskuq.recover._estimate.VarNetEstimate.widening`); 1 draws what was learned. Pairs of
-            an acceleration and a temperature where it is to depend on how much was measured
-            (:func:`taskuq.recover.flow._around.temperature_at`).
-        dtype: The precision of the network's convolutions on a GPU.
-
-    Attributes:
-        rejected: How many draws were beyond the flow's limit, and drawn again.
-        cooled: How many samples had to be drawn at a lower temperature, since eleven draws as
-            they were learned had been rejected.
-
-    Example:
-        >>> from taskuq.measure._mri import MRIMeasurement
-        >>> from taskuq.recover.flow._model import FlowConfig
-        >>> from taskuq.recover._varnet import VarNetConfig
-        >>> net = VarNet(VarNetConfig(cascades=1, width=4, pools=2, sensitivity_pools=2))
-        >>> flow = ConditionalFlow(FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2,
-        ...                                   condition_channels=4, steps=2))
-        >>> scan = MRIMeasurement(torch.ones(4, 16, 16) + 0j, torch.ones(16, dtype=torch.bool), 1.0)
-        >>> samples = ResidualFlowSampler(flow, net)(scan, samples=3, seed=0)
-        >>> torch.allclose(samples, torch.full((3, 16, 16), 2.0))  # all is measured: RSS of 4 coils
-        True
-    """
+    """Sample residuals around a point estimate with a flow; enforce data consistency."""
 
     def __init__(
         self,
@@ -187,11 +132,7 @@ class ResidualFlowSampler:
         seed: int,
         deviation: float,
     ) -> Tensor:
-        """Combined errors, complex (sample, 1, height, width); those beyond the limit once more.
-
-        What a measurement says may make nearly every draw explode. Then latents are halved with
-        every further draw, and the sample counts as cooled.
-        """
+        """Combined errors, complex (sample, 1, height, width); those beyond the limit once more."""
         errors = self._inverse(inputs, shares, [mix_seeds(seed, j, 0) for j in numbers], deviation)
         for attempt in range(1, ATTEMPTS + COOLER):
             again = self._beyond(errors)

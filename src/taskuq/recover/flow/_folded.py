@@ -37,11 +37,7 @@ from taskuq.recover.flow._model import (
 
 
 class _FusedAffine(NamedTuple):
-    """What follows a subnet: the bias of its last convolution, then one affine map of channels.
-
-    The map is rotation and ActNorm undone at once, ``y @ matrix + bias``; ``pair`` is the matrix
-    as a sum of two bfloat16 ones.
-    """
+    """Bias and channel affine map after a coupling net."""
 
     raw_bias: Tensor
     matrix: Tensor
@@ -57,10 +53,7 @@ class _FusedAffine(NamedTuple):
 
 
 class _FusedCouplingNet(NamedTuple):
-    """The three convolutions of a coupling, without the condition's share and the last bias.
-
-    Weights of 1×1 convolutions are matrices (inputs, outputs), others (outputs, inputs, 3, 3).
-    """
+    """Coupling net without the condition's contribution."""
 
     first: Tensor
     second: Tensor
@@ -69,7 +62,7 @@ class _FusedCouplingNet(NamedTuple):
 
 
 class _FusedAttention(NamedTuple):
-    """An iMAP to be undone: its filter, one over its gates, its offset."""
+    """Inverse iMAP for inference."""
 
     filter: Tensor
     inverse_gate: Tensor
@@ -77,18 +70,7 @@ class _FusedAttention(NamedTuple):
 
 
 def _leaky(y: Tensor, add: Tensor, slope: float, samples: int = 1) -> Tensor:
-    """Add a bias or a map, then a leaky ReLU, in place where that is possible.
-
-    Arguments:
-        y: (case * sample, pixel, channel).
-        add: A bias (channel,) or a map (case, pixel, channel) shared by the samples of a case.
-        slope: The slope for negative values.
-        samples: How many images of ``y`` follow each other for one case.
-
-    Example:
-        >>> _leaky(torch.zeros(2, 1, 2), torch.tensor([[[1.0, -1.0]]]), 0.1, samples=2).tolist()
-        [[[1.0, -0.1...]], [[1.0, -0.1...]]]
-    """
+    """Add a bias or a map, then a leaky ReLU, in place where that is possible."""
     if fused := _kernels(y):
         result: Tensor = fused.leaky(y, add, slope, samples)
         return result
@@ -104,22 +86,7 @@ def _fused_step_reference(
     attend: _FusedAttention | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
-    """Finish one step (coupling, rotation, ActNorm) and undo the attention of the next.
-
-    Returns the state and, where an attention is undone, half of its channels for the next subnet.
-
-    Arguments:
-        x: The state, (image, pixel, channel), float32.
-        raw: The subnet's raw scale and shift without its last bias, or None to finish nothing.
-        fold: What follows the subnet; None with ``raw``.
-        attend: The attention to undo, or None.
-        dtype: The precision of the next subnet.
-
-    Example:
-        >>> half = _FusedAttention(torch.zeros(2), torch.tensor([2.0, 2.0]), torch.tensor(50.0))
-        >>> _fused_step_reference(torch.ones(1, 2, 2), None, None, half, torch.float32)[0].round().tolist()
-        [[[1.0, 2.0], [2.0, 1.0]]]
-    """
+    """Reference version of _fused_step."""
     fused = _kernels(x)
     if fused and fused.supports(x.shape[-1]):
         kept = x.new_empty((*x.shape[:-1], x.shape[-1] // 2), dtype=dtype)
@@ -145,21 +112,7 @@ def _fused_step_reference(
 def _pixelwise(
     x: Tensor, share: Tensor, subnet: _FusedCouplingNet, slope: float, samples: int
 ) -> Tensor:
-    """Run 1×1 convolutions: scale and shift (case * sample, pixel, 2 * channel), no last bias.
-
-    Arguments:
-        x: The first half of the channels, (case * sample, pixel, channel).
-        share: What the condition adds, (case, pixel, hidden).
-        subnet: Its weights, as matrices.
-        slope: The slope of the leaky ReLUs.
-        samples: How many images follow each other for one case.
-
-    Example:
-        >>> eye = torch.eye(2)
-        >>> _pixelwise(torch.ones(1, 3, 2), torch.zeros(1, 3, 2),
-        ...           _FusedCouplingNet(eye, eye, torch.zeros(2), torch.ones(2, 4)), 0.01, 1)[0, 0].tolist()
-        [2.0, 2.0, 2.0, 2.0]
-    """
+    """Run 1×1 convolutions: scale and shift (case * sample, pixel, 2 * channel), no last bias."""
     fused = _kernels(x)
     if fused and fused.supports_pixelwise(x, len(subnet.second)):
         result: Tensor = fused.pixelwise(x, share, subnet, slope, samples)
@@ -173,7 +126,7 @@ def _kernels(x: Tensor) -> Any:
 
 
 class _FusedScaleNet(NamedTuple):
-    """The network that says how large residuals are."""
+    """Residual-scale network for inference."""
 
     convolutions: tuple[tuple[Tensor, Tensor], ...]
 
@@ -188,7 +141,7 @@ class _FusedScaleNet(NamedTuple):
 
 
 class _FusedStage(NamedTuple):
-    """One stage of the condition; the batch normalisation is a scale and a shift."""
+    """Condition stage for inference."""
 
     down: tuple[Tensor, Tensor]
     residual: tuple[tuple[Tensor, Tensor], ...]
@@ -235,7 +188,7 @@ def _fold_stage(stage: ConditionStage, device: torch.device, dtype: torch.dtype)
 
 
 class _FusedStep(NamedTuple):
-    """One step: a subnet, what follows it, and the attention before it."""
+    """Flow step for inference."""
 
     kernel: int
     subnet: _FusedCouplingNet
@@ -244,7 +197,7 @@ class _FusedStep(NamedTuple):
 
 
 class _FusedLayer(NamedTuple):
-    """The steps of one layer and its share of the condition, for all steps of a kernel size."""
+    """Flow layer for inference."""
 
     steps: tuple[_FusedStep, ...]
     shares: dict[int, tuple[Tensor, Tensor]]
@@ -252,25 +205,7 @@ class _FusedLayer(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FusedFlow:
-    """A flow that can only draw, on one device and in one precision.
-
-    Convolutions run in ``dtype``; couplings, rotations and attention stay in float32 (float64
-    where ``dtype`` is float64).
-
-    Example:
-        >>> from taskuq.measure._coils import to_complex
-        >>> from taskuq.recover.flow._model import ConditionalFlow, FlowConfig
-        >>> flow = ConditionalFlow(FlowConfig(coils=1, unet_width=4, unet_pools=2,
-        ...                                   condition_channels=4, steps=2)).eval()
-        >>> folded = fold(flow, device="cpu", dtype=torch.float32)
-        >>> y, z = torch.randn(1, 2, 16, 16), [torch.randn(3, c, h, w)
-        ...                                    for c, h, w in flow.latent_shapes(16, 16)]
-        >>> with torch.no_grad():
-        ...     plain = flow.inverse(z, [c.expand(3, -1, -1, -1) for c in flow.condition(y)])
-        ...     quick = folded.inverse([latent.movedim(1, -1) for latent in z], folded.shares(y))
-        >>> torch.allclose(to_complex(plain), quick, atol=1e-5)
-        True
-    """
+    """Flow for inference on one device and precision."""
 
     unet: FusedUNet
     stages: tuple[_FusedStage, ...]
@@ -281,11 +216,7 @@ class FusedFlow:
     device: torch.device
 
     def shares(self, told: Tensor) -> list[list[Tensor]]:
-        """Return what the condition adds to first convolutions: layers, finest first, of steps.
-
-        Arguments:
-            told: What the flow is told, as real channels, (case, told, height, width).
-        """
+        """Return what the condition adds to first convolutions: layers, finest first, of steps."""
         told = self._moved(told)
         x = told if self.size is not None else self.unet.features(told)
         if self.direct:
@@ -304,19 +235,13 @@ class FusedFlow:
         return shares
 
     def sizes(self, told: Tensor) -> Tensor | None:
-        """How large residuals are, (case, 2 * coil, height, width), where the flow says it."""
         return None if self.size is None else self.size(self._moved(told))
 
     def _moved(self, told: Tensor) -> Tensor:
         return told.to(self.device, self.dtype, memory_format=torch.channels_last)
 
     def inverse(self, latents: Sequence[Tensor], shares: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Turn latents into complex null-space images (case * sample, coil, height, width).
-
-        Arguments:
-            latents: (case * sample, height, width, channel) for each level, channels last.
-            shares: What :meth:`shares` made of the measurement.
-        """
+        """Turn latents into complex null-space images (case * sample, coil, height, width)."""
         *factored, on = latents
         height, width = on.shape[1:3]
         x = on.flatten(1, 2)
@@ -348,19 +273,7 @@ class FusedFlow:
 
 
 def fold(flow: ConditionalFlow, *, device: torch.device | str, dtype: torch.dtype) -> FusedFlow:
-    """Rearrange a flow to draw the same samples on one device, in one precision.
-
-    Arguments:
-        flow: The flow; it is not changed and can stay on the CPU.
-        device: Where to draw.
-        dtype: The precision of the convolutions: float32, or bfloat16 on a GPU.
-
-    Example:
-        >>> from taskuq.recover.flow._model import FlowConfig
-        >>> small = FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4, steps=2)
-        >>> len(fold(ConditionalFlow(small), device="cpu", dtype=torch.float32).layers)
-        2
-    """
+    """Rearrange a flow to draw the same samples on one device, in one precision."""
     device = torch.device(device)
     with torch.no_grad():
         return FusedFlow(

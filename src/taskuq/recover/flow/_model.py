@@ -16,26 +16,7 @@ from taskuq.recover._varnet import UNet
 
 
 class _ActNorm(nn.Module):
-    r"""Scale and shift each channel.
-
-    .. math:: y_c = e^{s_c} x_c + b_c, \qquad \log|\det| = HW \textstyle\sum_c s_c
-
-    :math:`s_c` and :math:`b_c` are learned; :math:`H, W` are the image's sides. The start is taken
-    from data (:meth:`start`), so that the first batch leaves with mean 0 and variance 1.
-
-    References:
-        Kingma and Dhariwal, Glow, NeurIPS 2018.
-
-    Arguments:
-        channels: The number of channels.
-
-    Example:
-        >>> norm, x = _ActNorm(3), 5 + 2 * torch.randn(4, 3, 8, 8)
-        >>> norm.start(x)
-        >>> y, log_det = norm(x)
-        >>> y.mean().abs().item() < 1e-5, torch.allclose(norm.inverse(y), x, atol=1e-5)
-        (True, True)
-    """
+    """Scale and shift each channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -66,19 +47,7 @@ class _ActNorm(nn.Module):
 
 
 class _ChannelRotation(nn.Module):
-    """Rotate the channels of every pixel by the same fixed matrix; its log-determinant is 0.
-
-    Arguments:
-        channels: The number of channels.
-        generator: Draws the matrix, which is stored with the weights and never trained.
-
-    Example:
-        >>> rotate, x = _ChannelRotation(8, torch.Generator().manual_seed(0)), torch.randn(1, 8, 4, 4)
-        >>> torch.allclose(rotate.inverse(rotate(x)), x, atol=1e-6)
-        True
-        >>> round(float(torch.det(rotate.matrix)), 5)
-        1.0
-    """
+    """Fixed orthogonal 1x1 convolution."""
 
     matrix: Tensor
 
@@ -87,11 +56,7 @@ class _ChannelRotation(nn.Module):
         self.register_buffer("matrix", _random_rotation(channels, generator))
 
     def exact(self) -> Tensor:
-        """The matrix in float64, orthogonal to the last digit.
-
-        The stored numbers are rounded to float32 and orthogonal to 1e-7; one step of Newton and
-        Schulz takes that to 1e-14.
-        """
+        """The matrix in float64, orthogonal to the last digit."""
         rounded = self.matrix.double()
         eye = torch.eye(len(rounded), dtype=rounded.dtype, device=rounded.device)
         return rounded @ (3 * eye - rounded.T @ rounded) / 2
@@ -132,17 +97,7 @@ STAGE_SLOPE = 0.01
 
 
 class ConditionStage(nn.Module):
-    """Halve the size, refine by a residual block, and mix channels.
-
-    Arguments:
-        inputs: Channels in.
-        channels: Channels out.
-
-    Example:
-        >>> import torch
-        >>> ConditionStage(8, 4)(torch.zeros(2, 8, 16, 16)).shape
-        torch.Size([2, 4, 8, 8])
-    """
+    """Halve the size, refine by a residual block, and mix channels."""
 
     def __init__(self, inputs: int, channels: int) -> None:
         super().__init__()
@@ -166,18 +121,7 @@ class ConditionStage(nn.Module):
 
 
 class _ConditionNet(nn.Module):
-    """A chain of stages; each stage's output conditions one layer and feeds the next stage.
-
-    Arguments:
-        inputs: Channels in: the U-Net's features, and the images themselves where ``direct``.
-        channels: Channels of every condition.
-        layers: The number of layers of the flow.
-
-    Example:
-        >>> import torch
-        >>> [tuple(c.shape) for c in _ConditionNet(8, 4, layers=2)(torch.zeros(2, 8, 16, 16))]
-        [(2, 4, 8, 8), (2, 4, 4, 4)]
-    """
+    """A chain of stages; each stage's output conditions one layer and feeds the next stage."""
 
     def __init__(self, inputs: int, channels: int, *, layers: int) -> None:
         super().__init__()
@@ -300,20 +244,7 @@ CLAMP, ATAN_SCALE = 1.5, 0.636
 
 
 class CouplingNet(nn.Module):
-    """Three convolutions that read half of the channels and the condition.
-
-    The last convolution starts at zero, so that a new coupling is the identity.
-
-    Arguments:
-        inputs: Channels of the half that is read.
-        condition: Channels of the condition.
-        kernel: 1 for a network on single pixels, 3 for one on neighbourhoods.
-
-    Example:
-        >>> subnet = CouplingNet(32, 64, kernel=3)
-        >>> subnet(torch.zeros(1, 32, 8, 8), torch.zeros(1, 64, 8, 8)).shape
-        torch.Size([1, 64, 8, 8])
-    """
+    """Convolutions that predict scale and shift."""
 
     def __init__(self, inputs: int, condition: int, *, kernel: int) -> None:
         super().__init__()
@@ -342,42 +273,12 @@ class CouplingNet(nn.Module):
 
 
 def log_scale(raw: Tensor) -> Tensor:
-    r"""Soften a raw scale to :math:`s = 1.5 \cdot 0.636 \arctan(a)`, which stays within ±1.5.
-
-    Arguments:
-        raw: The network's raw scale :math:`a`.
-
-    Example:
-        >>> round(float(log_scale(torch.tensor(1e9))), 3)
-        1.499
-    """
+    r"""Soften a raw scale to :math:`s = 1.5 \cdot 0.636 \arctan(a)`, which stays within ±1.5."""
     return CLAMP * ATAN_SCALE * torch.atan(raw)
 
 
 class _Coupling(nn.Module):
-    r"""Scale and shift the second half of the channels by what the first half says.
-
-    .. math:: y_1 = x_1, \quad y_2 = x_2 e^{s} + t, \quad (a, t) = N(x_1, c), \quad
-              \log|\det| = \textstyle\sum s
-
-    :math:`x_1, x_2` are the halves, :math:`c` is the condition, :math:`N` a :class:`CouplingNet`, and
-    :math:`s` the softened :math:`a` (:func:`log_scale`).
-
-    References:
-        Dinh et al., Density Estimation Using Real NVP, ICLR 2017.
-
-    Arguments:
-        channels: The number of channels, even.
-        condition: Channels of the condition.
-        kernel: The kernel size of the subnet, 1 or 3.
-
-    Example:
-        >>> x, c = torch.randn(1, 4, 8, 8), torch.ones(1, 2, 8, 8)
-        >>> coupling = _Coupling(4, 2, kernel=1)
-        >>> y, log_det = coupling(x, c)
-        >>> torch.allclose(coupling.inverse(y, c), x, atol=1e-6)
-        True
-    """
+    """Scale and shift the second half of the channels by what the first half says."""
 
     def __init__(self, channels: int, condition: int, *, kernel: int) -> None:
         super().__init__()
@@ -409,19 +310,7 @@ OPEN = 4.0
 
 
 def _stripes(x: Tensor) -> Tensor:
-    r"""Mark the entries (channel, height, width) whose channel plus row-major pixel index is odd.
-
-    .. math:: m_{cj} = (c + j) \bmod 2
-
-    For images of even width these are column stripes that alternate with the channel.
-
-    Arguments:
-        x: Channels (case, channel, height, width).
-
-    Example:
-        >>> _stripes(torch.zeros(1, 2, 1, 4)).int().tolist()
-        [[[0, 1, 0, 1]], [[1, 0, 1, 0]]]
-    """
+    """Mark the entries (channel, height, width) whose channel plus row-major pixel index is odd."""
     channels, height, width = x.shape[1:]
     pixel = torch.arange(height * width, device=x.device).view(1, height, width)
     channel = torch.arange(channels, device=x.device).view(-1, 1, 1)
@@ -429,31 +318,7 @@ def _stripes(x: Tensor) -> Tensor:
 
 
 class _InvertibleAttention(nn.Module):
-    r"""Attention over the channels of each pixel that can be undone.
-
-    .. math:: a_j = \sigma\big(\textstyle\sum_c w_c m_{cj} x_{cj} + r\big) + 10^{-5}, \qquad
-              g_c = \sigma(s_c) + 10^{-5}
-
-    .. math:: y_{cj} = x_{cj} \big(m_{cj} g_c + (1 - m_{cj}) a_j\big), \qquad
-              \log|\det| = \tfrac C2 \textstyle\sum_j \log a_j + \sum_{cj} m_{cj} \log g_c
-
-    :math:`m` marks the deciding half (:func:`stripes`), :math:`\sigma` is the logistic function;
-    :math:`w, r, s` are learned. The published module averages the outputs of a
-    :math:`C \times C` map; the average is one filter :math:`w` with one offset, and that is
-    what is stored here.
-
-    References:
-        Sukthanker et al., Generative Flows with Invertible Attentions, CVPR 2022.
-
-    Arguments:
-        channels: The number of channels :math:`C`, even.
-
-    Example:
-        >>> attend, x = _InvertibleAttention(4), torch.randn(1, 4, 6, 6)
-        >>> y, log_det = attend(x)
-        >>> torch.allclose(attend.inverse(y), x, atol=1e-6)
-        True
-    """
+    """Invertible map-based channel attention (iMAP)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -462,11 +327,7 @@ class _InvertibleAttention(nn.Module):
         self.gate = nn.Parameter(torch.full((channels,), OPEN))
 
     def reset(self, generator: torch.Generator) -> None:
-        """Start nearly open, with a small random filter.
-
-        Random gates would be undone by the ActNorms for the first batch but not for Gaussian
-        latents: each step would double the spread of a sample.
-        """
+        """Start nearly open, with a small random filter."""
         channels = len(self.filter)
         with torch.no_grad():
             # The mean of `channels` rows drawn from N(0, 0.02²).
@@ -502,21 +363,7 @@ class _InvertibleAttention(nn.Module):
 
 
 class FlowStep(nn.Module):
-    """_ActNorm, rotation, conditional coupling and attention, in this order.
-
-    Arguments:
-        channels: The number of channels.
-        condition: Channels of the condition.
-        kernel: The kernel size of the coupling's subnet.
-        generator: Draws the rotation and the start of the weights.
-
-    Example:
-        >>> step = FlowStep(4, 2, kernel=3, generator=torch.Generator().manual_seed(0))
-        >>> x, c = torch.randn(1, 4, 8, 8), torch.randn(1, 2, 8, 8)
-        >>> y, log_det = step(x, c)
-        >>> torch.allclose(step.inverse(y, c), x, atol=1e-5)
-        True
-    """
+    """ActNorm, rotation, conditional coupling, attention."""
 
     def __init__(
         self, channels: int, condition: int, *, kernel: int, generator: torch.Generator
@@ -548,19 +395,7 @@ class FlowStep(nn.Module):
 
 
 class FlowLayer(nn.Module):
-    """A transition (_ActNorm and rotation) and steps whose kernels alternate between 1 and 3.
-
-    Arguments:
-        channels: The number of channels.
-        condition: Channels of the condition.
-        steps: How many steps.
-        generator: Draws the rotations and the start of the weights.
-
-    Example:
-        >>> layer = FlowLayer(4, 2, steps=3, generator=torch.Generator().manual_seed(0))
-        >>> [step.coupling.subnet.kernel for step in layer.steps]
-        [1, 3, 1]
-    """
+    """Transition and alternating flow steps."""
 
     def __init__(
         self, channels: int, condition: int, *, steps: int, generator: torch.Generator
@@ -600,17 +435,7 @@ ACCELERATIONS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class ResidualScaleNet(nn.Module):
-    """The logarithm of the size of residuals at each pixel; 0 at the start.
-
-    Arguments:
-        inputs: Channels in.
-        hidden: Channels between.
-        outputs: Channels out.
-
-    Example:
-        >>> ResidualScaleNet(8, 4, 2)(torch.ones(1, 8, 6, 6)).abs().max().item()
-        0.0
-    """
+    """Predict the log standard deviation of residuals."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
@@ -629,19 +454,7 @@ class ResidualScaleNet(nn.Module):
 
 
 def inflation_at(widening: Tensor, mask: Tensor) -> Tensor:
-    """By how much residuals are widened for masks, (case, channel).
-
-    Between two accelerations it is interpolated in their logarithms; beyond the ends it stays.
-
-    Arguments:
-        widening: The factors at each of ``ACCELERATIONS``, (acceleration, channel).
-        mask: Booleans (case, width); True is measured.
-
-    Example:
-        >>> mask = torch.arange(24)[None] % torch.tensor([[2], [3]]) == 0
-        >>> inflation_at(torch.arange(1.0, 8.0)[:, None], mask)[:, 0]
-        tensor([2.0000, 2.5850])
-    """
+    """Return the inflation factor for masks."""
     share = mask.to(widening.dtype).mean(-1).clamp_min(1 / ACCELERATIONS[-1])
     place = -torch.log2(share)
     below = place.floor().long().clamp_max(len(ACCELERATIONS) - 2)

@@ -24,41 +24,14 @@ TINY = 1e-6
 
 
 class _CoilRotation(NamedTuple):
-    r"""A unitary map of the coils of each pixel, of which the first becomes the combined image.
-
-    .. math:: T x = -\bar p\, (I - 2 v v^{\mathsf H} / \lVert v \rVert^2)\, x, \qquad
-              v = \bar p\, a + e_1, \quad p = a_1 / |a_1|
-
-    :math:`a` are the coils of a smooth image, of unit norm at each pixel: :math:`T a = e_1`, so
-    that an image with the same sensitivities lies in the first coil, with the phase it has beside
-    the smooth one. Errors of coils that are drawn independently of each other would add up to a
-    bias of the root of the sum of squares and hardly change it from draw to draw; an error of the
-    first coil changes it by as much. The root of the sum of squares does not see the turn.
-
-    Attributes:
-        phase: :math:`p`, complex (case, 1, height, width).
-        mirror: :math:`v \sqrt 2 / \lVert v \rVert`, complex (case, coil, height, width).
-    """
+    """Per-pixel unitary coil combination; the first channel is the combined image."""
 
     phase: Tensor
     mirror: Tensor
 
     @classmethod
     def of(cls, measured: Tensor) -> _CoilRotation:
-        """The turn that zero-filled images ask for.
-
-        Arguments:
-            measured: Zero-filled coil images, complex (case, coil, height, width).
-
-        Example:
-            >>> a = torch.tensor([0.6, 0.8j]).view(1, 2, 1, 1)
-            >>> turn = _CoilRotation.of(a * torch.ones(1, 2, 8, 8))
-            >>> [round(x, 3) for x in turn(a)[0, :, 4, 4].abs().tolist()]
-            [1.0, 0.0]
-            >>> x = torch.randn(1, 2, 8, 8) + 0j
-            >>> torch.allclose(turn.back(turn(x)), x, atol=1e-5)
-            True
-        """
+        """The turn that zero-filled images ask for."""
         low = gaussian_blur(measured, SMOOTHING * measured.shape[-1])
         size = low.abs().square().sum(1, keepdim=True).sqrt()
         along = low / size.clamp_min(TINY)
@@ -86,16 +59,7 @@ class _CoilRotation(NamedTuple):
 
 
 def gaussian_blur(x: Tensor, width: float) -> Tensor:
-    """Blur images by a Gaussian, round and round at the edges.
-
-    Arguments:
-        x: Real or complex (..., height, width).
-        width: The standard deviation of the Gaussian, in pixels.
-
-    Example:
-        >>> gaussian_blur(torch.ones(1, 4, 4), 1.0)[0, 0, 0].item()
-        1.0
-    """
+    """Blur with periodic boundaries."""
     for axis in (-1, -2):
         frequency = torch.fft.fftfreq(x.shape[axis], device=x.device)
         window = torch.exp(-2 * (math.pi * width * frequency) ** 2).to(x.real.dtype)
@@ -110,15 +74,7 @@ Predict = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class PosteriorMean(NamedTuple):
-    """What a measurement fixes of all its samples.
-
-    Attributes:
-        turn: How coils are turned; None where they are left as they are.
-        images: The image that is expected after each pass, complex (case, coil, height, width);
-            their measured lines are those of the measurement. None where the flow has no mean.
-        told: What the flow is told, real channels (case, told, height, width); where it has a mean,
-            the U-Net's features first.
-    """
+    """Posterior mean and condition of a measurement."""
 
     turn: _CoilRotation | None
     images: tuple[Tensor, ...]
@@ -129,34 +85,13 @@ class PosteriorMean(NamedTuple):
         return images if self.turn is None else self.turn(images)
 
     def back(self, turned: Tensor) -> Tensor:
-        """What the flow sees as coil images."""
         return turned if self.turn is None else self.turn.back(turned)
 
 
 def posterior_mean(
     config: FlowConfig, measured: Tensor, mask: Tensor, predict: Predict
 ) -> PosteriorMean:
-    r"""_CoilRotation the coils and let the U-Net say what is missing, as often as configured.
-
-    .. math:: x^{(k+1)} = y + (I - A) \big(x^{(k)} + T^{\mathsf H} u(T y, T x^{(k)})\big), \qquad
-              x^{(0)} = y
-
-    :math:`y` is zero-filled, :math:`A` keeps the measured lines, :math:`T` turns coils
-    (:class:`taskuq.recover.flow._sample._CoilRotation`), :math:`u` is the U-Net.
-
-    Arguments:
-        config: Whether coils are turned, and how many passes there are.
-        measured: Zero-filled coil images, complex (case, coil, height, width).
-        mask: Booleans (case, width); True is measured.
-        predict: The U-Net; not called where there are no passes.
-
-    Example:
-        >>> y, mask = torch.randn(1, 2, 8, 8) + 0j, torch.ones(1, 8, dtype=torch.bool)
-        >>> found = posterior_mean(FlowConfig(coils=2, passes=1), y, mask,
-        ...                  lambda told: (told[:, :3], told[:, :4]))
-        >>> torch.allclose(found.images[-1], y, atol=1e-6)  # everything is measured
-        True
-    """
+    """Predict the posterior mean with the conditioning U-Net."""
     turn = _CoilRotation.of(measured) if config.turned else None
     start = PosteriorMean(turn, (), to_channels(measured if turn is None else turn(measured)))
     if not config.passes:
@@ -179,7 +114,7 @@ ATTEMPTS = 11
 
 
 class FlowSamples(NamedTuple):
-    """Posterior samples of a batch of cases.
+    """Posterior samples of a batch and rejection counts.
 
     Attributes:
         images: Complex coil images (case, sample, coil, height, width), or what ``finish`` made.
@@ -191,7 +126,7 @@ class FlowSamples(NamedTuple):
 
 
 class FlowSampler:
-    """Draws from the posterior of a flow; the same seed always gives the same samples.
+    """Sample the posterior of a conditional flow.
 
     A sample depends on its case's measurement, the case's seed and its own index, not on how
     many samples or cases are drawn together.
@@ -247,16 +182,7 @@ class FlowSampler:
         seeds: Sequence[int],
         temperature: float = 1.0,
     ) -> FlowSamples:
-        """Draw samples for a batch of cases.
-
-        Arguments:
-            measured: Zero-filled images, complex (case, coil, height, width).
-            mask: Booleans (case, width); True is measured.
-            samples: How many samples of each case.
-            seeds: One seed for each case.
-            temperature: Standard deviation of the latents; 1 is the posterior, 0 its mode in the
-                latents.
-        """
+        """Draw samples for a batch of cases."""
         self._check(measured, mask, samples, seeds)
         y = measured.to(self.device, torch.complex64)
         scale = case_scale(y) if self.config.normalise else y.real.new_ones(len(y))
@@ -285,10 +211,7 @@ class FlowSampler:
         return max(1, int(self.memory / max(layer, finish)))
 
     def _batches(self, cases: int, samples: int, height: int, width: int) -> list[list[int]]:
-        """Cases that are drawn together, equally many each time, so that one graph serves.
-
-        The last batch is filled up with the last case, which is then drawn for nothing.
-        """
+        """Cases that are drawn together, equally many each time, so that one graph serves."""
         most = max(1, self.chunk_limit(height, width) // samples)
         size = math.ceil(cases / math.ceil(cases / most))
         places = [min(i, cases - 1) for i in range(size * math.ceil(cases / size))]
@@ -381,18 +304,7 @@ class FlowSampler:
 
 
 def case_scale(y: Tensor) -> Tensor:
-    """Return the 95 % quantile of each case's magnitudes, at least a hundredth of the largest.
-
-    The largest decides where an image is nearly empty; one that is empty has the smallest positive
-    float.
-
-    Arguments:
-        y: Complex images (case, coil, height, width).
-
-    Example:
-        >>> case_scale(torch.full((1, 2, 4, 4), 3j)).item()
-        3.0
-    """
+    """Return the 95 % quantile of each case's magnitudes, at least a hundredth of the largest."""
     magnitudes = y.abs().flatten(1)
     rank = max(1, math.ceil(0.95 * magnitudes.shape[1]))
     if y.is_cuda:
@@ -414,7 +326,7 @@ def _times(x: Tensor, sizes: Tensor) -> Tensor:
 
 
 class _FlowGraph:
-    """The work for one shape of input, with its buffers; on a GPU two graphs replay it."""
+    """CUDA graphs and buffers of one input shape."""
 
     def __init__(
         self, sampler: FlowSampler, cases: int, samples: int, height: int, width: int

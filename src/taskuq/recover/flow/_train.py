@@ -46,11 +46,7 @@ from taskuq.training._networks import NetworkKind
 
 
 def _compile_flow(flow: ConditionalFlow) -> None:
-    """Compile the conditioning networks and the steps of a flow, in place, for training.
-
-    Arguments:
-        flow: The flow.
-    """
+    """Compile the conditioning networks and the steps of a flow, in place, for training."""
     condition = compile_on_first_call(flow.condition)
     # One function for all steps: those of a kind share what is compiled.
     forward = compile_on_first_call(FlowStep.forward)
@@ -68,25 +64,7 @@ PIXELS, LINES = 3.0, 4.0
 def _null_space_target(
     flow: ConditionalFlow, images: Tensor, mask: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return what a flow is told, and null-space images with noise in their complement.
-
-    Both are real channels. Where the flow has a mean it is subtracted; where coils are turned, they
-    are turned.
-
-    Arguments:
-        flow: The flow: its configuration and, where it has a mean, its U-Net, which is not trained.
-        images: True coil images, complex (case, coil, height, width).
-        mask: Booleans (case, width); True is measured.
-        generator: Draws the noise.
-
-    Example:
-        >>> flow = ConditionalFlow(FlowConfig(coils=2, unet_width=4, unet_pools=1, steps=2,
-        ...                                   condition_channels=2, noise=0.0))
-        >>> x, mask = torch.ones(1, 2, 8, 8) + 0j, torch.ones(1, 8, dtype=torch.bool)
-        >>> y, target = _null_space_target(flow, x, mask, torch.Generator())
-        >>> target.abs().max().item()  # everything is measured: nothing is left to learn
-        0.0
-    """
+    """Return the condition and null-space target of the flow."""
     config = flow.config
     images, measured = _scaled(config, images, mask)
     with torch.no_grad():
@@ -114,34 +92,7 @@ def _scaled(config: FlowConfig, images: Tensor, mask: Tensor) -> tuple[Tensor, T
 
 
 def _residual_fill(found: PosteriorMean, residual: Tensor, mask: Tensor, noise: Tensor) -> Tensor:
-    r"""Noise for the measured lines that is like the residual in the others.
-
-    .. math:: A F^{\mathsf H} g F\, T^{\mathsf H} (s\, \epsilon), \qquad
-              g^2 = \frac{N}{\lVert e \rVert^2} \cdot
-              \frac{\overline{\lVert F e \rVert^2}}{\overline{1 - M}}, \quad
-              s^2 = \overline{(T e)^2}
-
-    :math:`e` is the residual, which has no measured lines :math:`M`, :math:`N` the number of
-    pixels, :math:`\epsilon` white noise; :math:`s` is the residual's size at each pixel and in each
-    real channel of the turned coils, averaged over a few pixels, :math:`g` its density in k-space
-    relative to that of :math:`s \epsilon`, averaged over a few lines that are *not* measured: with
-    a share :math:`m` of the lines measured, :math:`g^2` is :math:`1 / (1 - m)` on average. A
-    network that cannot tell lines from each other then draws as much in those that are missing as
-    it should.
-
-    Arguments:
-        found: How coils are turned.
-        residual: What the flow has to draw, complex (case, coil, height, width).
-        mask: Booleans (case, width); True is measured.
-        noise: White noise of unit variance in real and imaginary parts, the same shape.
-
-    Example:
-        >>> e = project_null_space(torch.randn(1, 2, 32, 32) + 0j, mask := torch.arange(32)[None] % 2 == 0)
-        >>> white = torch.randn(1, 2, 32, 32) + 1j * torch.randn(1, 2, 32, 32)
-        >>> fill = _residual_fill(PosteriorMean(None, (), e.real), e, mask, white)
-        >>> 0.8 < (fill.norm() / e.norm()).item() < 1.25  # half of the lines each
-        True
-    """
+    """Noise for the measured lines that is like the residual in the others."""
     sizes = gaussian_blur(to_channels(found.turned(residual)).square(), PIXELS).clamp_min(0).sqrt()
     white = found.back(to_complex(sizes * to_channels(noise)))
     lost = (~mask).to(sizes.dtype)[:, None, :].expand(-1, residual.shape[-2], -1)
@@ -155,18 +106,7 @@ def _residual_fill(found: PosteriorMean, residual: Tensor, mask: Tensor, noise: 
 
 
 def _residual_fraction(flow: ConditionalFlow, images: Tensor, mask: Tensor) -> list[Tensor]:
-    r"""The share of what is missing that stays unexplained after each pass of the U-Net, (case,).
-
-    .. math:: \lVert (I - A)(\hat x - x) \rVert \,/\, \lVert (I - A) x \rVert
-
-    For a flow without a mean, whose U-Net only makes conditions, :math:`\hat x` is what the U-Net
-    says; nothing of a fully measured case is missing, and its share is 0.
-
-    Arguments:
-        flow: The flow whose U-Net is judged.
-        images: True coil images, complex (case, coil, height, width).
-        mask: Booleans (case, width); True is measured.
-    """
+    """Return the fraction of missing energy after each pass."""
     images, measured = _scaled(flow.config, images, mask)
     found = posterior_mean(flow.config, measured, mask, flow.predict)
     said = found.images
@@ -188,20 +128,7 @@ NARROWEST, WIDEST = 0.5, 2.0
 
 @torch.no_grad()
 def _fit_inflation(flow: ConditionalFlow, cases: MaskedDataset, *, device: str) -> None:
-    r"""Let residuals be as large as the errors of what is expected, at each acceleration.
-
-    .. math:: \lambda^2 = \frac{\sum (\bar r - r)^2 - \sum \sigma^2 / p}{\sum \sigma^2}
-
-    :math:`\bar r` and :math:`\sigma` are mean and deviation of :math:`p` drawn residuals, :math:`r`
-    is the true one; the sums are over pixels of all cases, for each real channel of the (turned)
-    coils. A network has seen the patients that it learned from: on them the image that it expects
-    is better than on new ones, and the flow learns residuals that are too small.
-
-    Arguments:
-        flow: The flow, with a mean; its ``widening`` is set.
-        cases: Cases that it was not trained on, with the masks.
-        device: Where to draw.
-    """
+    """Fit residual inflation per acceleration."""
     flow.widening.fill_(1)
     sampler = FlowSampler(flow.eval(), device=device)
     masks = torch.as_tensor(cases.masks)
@@ -306,17 +233,7 @@ class FlowRecovery:
 
 @dataclass(frozen=True)
 class FlowMethod:
-    """The table ``[recover]`` of a flow.
-
-    Arguments:
-        weights: The trained flow: a .safetensors file, or a name of the package's own.
-        estimate: For a flow around estimates, its variational network where the TOML beside the
-            flow's weights does not name it.
-        temperature: Of the flow's latents; by default what the flow's TOML says, else 1, which
-            draws what was learned.
-        precision: 'auto' draws in bfloat16 on a GPU, and estimates in float16; 'float32' does both
-            as a CPU does.
-    """
+    """The table ``[recover]`` of a flow."""
 
     weights: Path | None = None
     estimate: Path | None = None
@@ -347,24 +264,7 @@ class FlowMethod:
 
 @dataclass(frozen=True)
 class _FlowTraining(RecoveryTraining):
-    """One TOML file for a flow; the defaults are the paper's.
-
-    Arguments:
-        estimate: Weights of a variational network around whose estimates the flow is trained: a
-            file, or a name of the package's own. Without them the flow learns whole images, as
-            the paper's does.
-        temperatures: At what temperature a flow around estimates draws, as pairs of an acceleration
-            and a temperature; the TOML beside the weights keeps them. 1 where there are none.
-        pretrain: How the conditioning U-Net of a flow of whole images is trained to say what is
-            missing, before the flow is; its weights and its curve go to the folder ``pretrain``.
-            None as in the paper. A network with ``passes`` needs it.
-        views: How coil images are moved before they are measured, in both trainings. None as in
-            the paper.
-
-    Example:
-        >>> _FlowTraining().training.epochs, _FlowTraining().training.clip
-        (150, 1.0)
-    """
+    """One TOML file for a flow; the defaults are the paper's."""
 
     network: FlowConfig = field(default_factory=FlowConfig)
     training: TrainingConfig = PAPER
@@ -430,29 +330,7 @@ def _flow_recipe(
     pretrain: TrainingConfig | None = None,
     views: CoilAugmentation | None = None,
 ) -> Recipe:
-    r"""Train a flow by maximum likelihood of what the measurement cannot see.
-
-    .. math:: \min\; -\log p\big((I - A) x + \sigma A \epsilon \mid A x\big), \qquad
-              \epsilon \sim \mathcal N(0, I)
-
-    :math:`A` keeps the measured lines. The target :math:`(I - A) x` lies in a subspace and has no
-    density of its own; noise of size :math:`\sigma` in the complement, and only there, gives it
-    one and leaves the posterior as it is, because data consistency replaces that part of every
-    sample. What ``fill``, ``turned`` and ``passes`` of the configuration change of this is in
-    :func:`taskuq.recover.flow._train._null_space_target`.
-
-    Arguments:
-        config: The size of the flow.
-        compiled: Whether to compile the network for training.
-        pretrain: How to train the U-Net before, so that little stays unexplained of what is missing
-            (:func:`taskuq.recover.flow._train._residual_fraction`).
-        views: How to move coil images before they are measured.
-
-    Example:
-        >>> small = FlowConfig(coils=1, unet_width=4, unet_pools=2, condition_channels=4, steps=2)
-        >>> _flow_recipe(small).monitor
-        'loss'
-    """
+    """Train a flow by maximum likelihood of what the measurement cannot see."""
     flow = ConditionalFlow(config)
     if torch.cuda.is_available():
         # Convolutions of this size run on tensor cores, which read channels last.
@@ -465,23 +343,7 @@ def _flow_recipe(
 
 
 def _residual_flow_recipe(config: FlowConfig, *, replayed: bool = False) -> Recipe:
-    r"""Train a flow by maximum likelihood of the error of an estimate.
-
-    .. math:: \min\; -\log p\big(r + \sigma \epsilon \mid \hat x, y\big), \qquad
-              \epsilon \sim \mathcal N(0, I)
-
-    :math:`r` is the combined error of the estimate :math:`\hat x`
-    (:meth:`taskuq.recover._estimate.VarNetEstimate.error`), :math:`y` the zero-filled image,
-    :math:`\sigma` the configuration's ``null_noise``.
-
-    Arguments:
-        config: The size of the flow: ``coils=1, inputs=6``.
-        replayed: Whether to record a step on the GPU and replay it.
-
-    Example:
-        >>> _residual_flow_recipe(FlowConfig(coils=1, inputs=6, unet_width=4, unet_pools=2)).kind
-        'flow'
-    """
+    """Recipe of a residual flow."""
     return _likelihood(ConditionalFlow(config), _around, replayed=replayed)
 
 

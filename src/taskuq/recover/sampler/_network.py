@@ -84,11 +84,7 @@ QUIETEST, LOUDEST = -6.0, 2.0
 
 
 class _GroupNorm(nn.Module):
-    """Group normalisation in the precision of its input: autocast would make it float32.
-
-    Arguments:
-        channels: In groups of an eighth, where that is possible.
-    """
+    """Group normalisation in the input's precision."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -106,13 +102,7 @@ class _GroupNorm(nn.Module):
 
 
 class _FiLMBlock(nn.Module):
-    """Two convolutions with group normalisation, told the measured share, beside a skip.
-
-    Arguments:
-        inputs: Channels in.
-        outputs: Channels out.
-        inner: Numbers that shift and stretch the channels.
-    """
+    """Residual block conditioned on the sampled fraction (FiLM)."""
 
     def __init__(self, inputs: int, outputs: int, inner: int) -> None:
         super().__init__()
@@ -141,13 +131,7 @@ def _positive(logarithm: Tensor) -> Tensor:
 
 
 class _LevelCondition(NamedTuple):
-    """What a case's features bring to one level of the part that draws.
-
-    Attributes:
-        first: Added before the first normalisation, (case, drawn, height, width).
-        last: Added at the end, the same shape.
-        loud: How loud each noise map is at each pixel, (case, noise, height, width).
-    """
+    """Contribution of the condition to one decoder level."""
 
     first: Tensor
     last: Tensor
@@ -155,15 +139,7 @@ class _LevelCondition(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """What is computed once for a case, for any number of samples.
-
-    Attributes:
-        levels: For each level, the finest first.
-        mean: A residual without noise, (case, outputs, height, width).
-        amplitude: By how much what noise brings is multiplied, the same shape.
-        share: The measured share, (case,).
-        size: Height and width before filling up.
-    """
+    """Noise-independent features of a case, shared by all of its samples."""
 
     levels: list[_LevelCondition]
     mean: Tensor
@@ -173,15 +149,7 @@ class Condition(NamedTuple):
 
 
 class NoiseLevel(nn.Module):
-    """One level of the part that draws: what comes from the coarser one, features, fresh noise.
-
-    Arguments:
-        known: Channels of the features.
-        coarser: Channels of the coarser level; 0 for the coarsest.
-        drawn: Channels here.
-        noise: Noise maps.
-        inner: Numbers that shift and stretch the channels.
-    """
+    """Decoder level: coarser features, condition, fresh noise."""
 
     def __init__(self, known: int, coarser: int, drawn: int, noise: int, inner: int) -> None:
         super().__init__()
@@ -194,21 +162,13 @@ class NoiseLevel(nn.Module):
         self.film = nn.Linear(inner, 2 * drawn)
 
     def share(self, features: Tensor) -> _LevelCondition:
-        """What the features of cases bring, once for all samples."""
         first, last, loud = self.known(features).split([self.drawn, self.drawn, self.noise], dim=1)
         return _LevelCondition(first, last, _positive(loud).to(loud.dtype))
 
     def forward(
         self, x: Tensor | None, shared: _LevelCondition, noise: Tensor, inner: Tensor
     ) -> Tensor:
-        """Draw (case * sample, drawn, height, width).
-
-        Arguments:
-            x: The coarser level, or None.
-            shared: What the features bring.
-            noise: (case, sample, noise, height, width).
-            inner: (case * sample, inner).
-        """
+        """Draw (case * sample, drawn, height, width)."""
         noise = (noise.to(shared.loud.dtype) * shared.loud[:, None]).flatten(0, 1)
         if x is None or self.coarser is None:
             below, inputs = None, noise
@@ -228,16 +188,7 @@ def _beside(samples: Tensor, cases: Tensor) -> Tensor:
 
 
 def unflatten_samples(rows: Tensor, cases: int) -> Tensor:
-    """Rows (case * sample, ...) as (case, sample, ...).
-
-    Arguments:
-        rows: All samples of the first case, then those of the next.
-        cases: How many cases.
-
-    Example:
-        >>> unflatten_samples(torch.zeros(6, 2), 3).shape
-        torch.Size([3, 2, 2])
-    """
+    """Reshape (case * sample, ...) to (case, sample, ...)."""
     return rows.view(cases, len(rows) // cases, *rows.shape[1:])
 
 
@@ -348,10 +299,7 @@ class SamplerNet(nn.Module):
         return Condition(levels, self.mean(fine), amplitude, share, (height, width))
 
     def _differences(self, told: Tensor) -> Tensor:
-        """The first image as it is, and what others differ from it, in units of a residual.
-
-        In bfloat16 the difference of two images that nearly agree would be rounding.
-        """
+        """The first image as it is, and what others differ from it, in units of a residual."""
         told = told.float().nan_to_num(0.0, LARGEST, -LARGEST).clamp(-LARGEST, LARGEST)
         first, *others = torch.split(told, self.config.outputs, dim=1)
         return torch.cat([first, *((x - first) / self.config.scale for x in others)], dim=1)
@@ -381,7 +329,7 @@ def _embedding(inputs: int) -> nn.Sequential:
 
 
 def encode_fraction(share: Tensor) -> Tensor:
-    """What the network is told of the measured share, (case, 2)."""
+    """Encode the sampled fraction."""
     share = share.clamp_min(1e-3)
     return torch.stack([torch.log(share), share], dim=1)
 
@@ -395,14 +343,6 @@ GRADIENTS = 2
 
 
 def nearest_acceleration(share: Tensor) -> Tensor:
-    """The place in ``ACCELERATIONS`` that is nearest to a measured share, integers (case,).
-
-    Arguments:
-        share: (case,), above 0.
-
-    Example:
-        >>> nearest_acceleration(torch.tensor([1.0, 0.45, 0.12, 0.001]))
-        tensor([0, 1, 3, 6])
-    """
+    """The place in ``ACCELERATIONS`` that is nearest to a measured share, integers (case,)."""
     place = torch.round(-torch.log2(share.clamp_min(1e-6))).long()
     return place.clamp(0, len(ACCELERATIONS) - 1)

@@ -39,37 +39,23 @@ from taskuq.recover.sampler._network import (
 
 
 class ConditionedBatch(Protocol):
-    """A batch of estimated cases (:class:`taskuq.recover._estimate.VarNetEstimate` for MRI).
-
-    What an application brings: channels that describe the estimate, and an operator that makes an
-    image of a residual which agrees with what was measured. A network is told the first and its
-    samples go through the second, in training too.
-    """
+    """Batch of estimates with their condition channels."""
 
     @property
     def scale(self) -> Tensor:
         """The unit of each case's images, above 0, (case,)."""
 
-    def inputs(self) -> Tensor:
-        """What the network is told, in units of the scale, (case, channel, height, width)."""
+    def inputs(self) -> Tensor: ...
 
-    def share(self) -> Tensor:
-        """How much was measured, between 0 and 1, (case,)."""
+    def share(self) -> Tensor: ...
 
     def images(self, residuals: Tensor) -> Tensor:
-        """Consistent real images (case, sample, height, width); gradients flow through it.
-
-        Arguments:
-            residuals: In units of the scale, (case, sample, channel, height, width).
-        """
+        """Consistent real images (case, sample, height, width); gradients flow through it."""
 
 
 @runtime_checkable
 class _TensorEstimator(Protocol):
-    """What makes estimated cases of tensors alone, so that a GPU can replay it.
-
-    It must not wait for the GPU.
-    """
+    """Estimator of tensors only, for CUDA graphs."""
 
     def tensors(self, measurements: Sequence[Any]) -> tuple[Tensor, ...]:
         """Measurements of one size as tensors (case, ...), where estimates are made."""
@@ -82,7 +68,7 @@ EPS = 1e-5
 
 
 class _FusedLevel(NamedTuple):
-    """The weights of one level of the part that draws."""
+    """Decoder level for inference."""
 
     coarser: tuple[Tensor, Tensor] | None
     first: Tensor
@@ -94,15 +80,7 @@ class _FusedLevel(NamedTuple):
 
 
 class _FusedCondition(NamedTuple):
-    """What is known of cases, as rows of pixels: for each level (first, last, loud), and all else.
-
-    Attributes:
-        levels: Maps (case, pixel, channel), the finest level first.
-        mean: A residual without noise, (case, pixel, outputs).
-        amplitude: By how much what noise brings is multiplied, the same shape.
-        about: What is said of the measured share, (case, 2).
-        size: Height and width before filling up.
-    """
+    """Condition in (pixel, channel) layout."""
 
     levels: list[tuple[Tensor, Tensor, Tensor]]
     mean: Tensor
@@ -113,21 +91,7 @@ class _FusedCondition(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _FusedSampler:
-    """A sampler on one device and in one precision.
-
-    Convolutions run in ``dtype``; of the part that draws, sums and normalisations in float32.
-
-    Example:
-        >>> from taskuq.recover.sampler._network import SamplerConfig
-        >>> net = SamplerNet(SamplerConfig(inputs=3, outputs=1, width=4, drawn=(4, 8))).eval()
-        >>> told, share, noise = torch.randn(2, 3, 8, 8), torch.ones(2), torch.randn(
-        ...     2, 5, net.noise_size(8, 8))
-        >>> folded = _fold_sampler(net, device="cpu", dtype=torch.float32)
-        >>> with torch.no_grad():
-        ...     quick = folded.draw(folded.know(told, share), noise)
-        ...     torch.allclose(quick, net(told, share, noise), atol=1e-5)
-        True
-    """
+    """Sampler for inference on one device and precision."""
 
     net: SamplerNet
     knowing: SamplerNet
@@ -136,7 +100,6 @@ class _FusedSampler:
     dtype: torch.dtype
 
     def noise_size(self, height: int, width: int) -> int:
-        """How many normal numbers a sample of an image takes."""
         return self.net.noise_size(height, width)
 
     def know(self, told: Tensor, share: Tensor) -> _FusedCondition:
@@ -146,7 +109,6 @@ class _FusedSampler:
             return self.rows(self.knowing.know(told, share))
 
     def rows(self, known: Condition) -> _FusedCondition:
-        """What is known, as rows in this precision."""
         levels = [
             tuple(to_rows(part.to(self.dtype)) for part in (level.first, level.last, level.loud))
             for level in known.levels
@@ -156,12 +118,7 @@ class _FusedSampler:
         return _FusedCondition(levels, mean, amplitude, about, known.size)  # type: ignore[arg-type]
 
     def draw(self, known: _FusedCondition, noise: Tensor) -> Tensor:
-        """Residuals (case, sample, outputs, height, width) of what is known and noise.
-
-        Arguments:
-            known: What :meth:`know` made of cases.
-            noise: Normal numbers (case, sample, noise_size).
-        """
+        """Residuals (case, sample, outputs, height, width) of what is known and noise."""
         with torch.autocast(noise.device.type, enabled=False):
             return self._draw(known, noise)
 
@@ -194,19 +151,7 @@ class _FusedSampler:
 def _fold_sampler(
     net: SamplerNet, *, device: torch.device | str, dtype: torch.dtype
 ) -> _FusedSampler:
-    """Rearrange a sampler to draw the same samples.
-
-    Arguments:
-        net: The sampler, on that device.
-        device: Where to draw.
-        dtype: The precision of the convolutions: float32, or bfloat16 on a GPU.
-
-    Example:
-        >>> from taskuq.recover.sampler._network import SamplerConfig
-        >>> net = SamplerNet(SamplerConfig(width=4, drawn=(4, 8)))
-        >>> len(_fold_sampler(net, device="cpu", dtype=torch.float32).levels)
-        2
-    """
+    """Rearrange a sampler to draw the same samples."""
     device = torch.device(device)
     levels = tuple(_fold_level(level, device, dtype) for level in net.levels)  # type: ignore[arg-type]
     assert net.out.bias is not None
@@ -271,19 +216,7 @@ def _level(
 def _mix_noise(
     below: Tensor | None, noise: Tensor, loud: Tensor, filled: int, width: int
 ) -> Tensor:
-    """What the first convolution of a level reads: the coarser level, and noise.
-
-    Arguments:
-        below: The coarser level, (case * sample, pixel / 4, channel), or None; it is doubled.
-        noise: (case * sample, map * pixel).
-        loud: How loud each noise map is, (case, pixel, map).
-        filled: Channels of the result; those beyond are 0.
-        width: Columns of the image.
-
-    Example:
-        >>> _mix_noise(torch.ones(1, 1, 1), torch.ones(1, 4), torch.full((1, 4, 1), 3.0), 3, 2)[0, 0]
-        tensor([1., 3., 0.])
-    """
+    """Combine coarser features and noise."""
     if fused := _kernels(noise):
         result: Tensor = fused.blend(below, noise, loud, filled, width)
         return result
@@ -307,26 +240,7 @@ def _norm_film_silu(
     after: Tensor | None = None,
     below: Tensor | None = None,
 ) -> Tensor:
-    r"""Group normalisation, stretched and shifted, a SiLU, and what is added before and after.
-
-    .. math:: \mathrm{silu}\big(a\, \mathrm{norm}(x + c) + b\big) + d + u
-
-    Arguments:
-        x: (case * sample, pixel, channel); its memory may be used for the result.
-        add: :math:`c`, a bias (channel,) or a map (case, pixel, channel).
-        stretch: :math:`a`, (channel,) or (case * sample, channel).
-        shift: :math:`b`, the same shape.
-        groups: Of channels.
-        width: Columns of the image.
-        after: :math:`d`, a map (case, pixel, channel), or None.
-        below: :math:`u`, the coarser level (case * sample, pixel / 4, channel), or None; it is
-            doubled.
-
-    Example:
-        >>> x, one, none = torch.tensor([[[1.0], [3.0]]]), torch.ones(1), torch.zeros(1)
-        >>> _norm_film_silu(x, none, one, none, groups=1, width=2).flatten().tolist()
-        [-0.26..., 0.73...]
-    """
+    """Group normalisation, FiLM, SiLU and residual."""
     if fused := _kernels(x):
         result: Tensor = fused.finish(x, add, stretch, shift, after, below, groups, width, EPS)
         return result
@@ -371,26 +285,7 @@ def _shifted(x: Tensor, by: int) -> Tensor:
 
 
 def counter_normal(seeds: Tensor, count: int) -> Tensor:
-    r"""Normal numbers (row, count), each row from a seed of its own.
-
-    .. math:: \sqrt{-2 \ln u_1} \cos 2 \pi u_2, \quad \sqrt{-2 \ln u_1} \sin 2 \pi u_2
-
-    :math:`u_1` and :math:`u_2` are the halves of the splitmix64 hash of the seed and the place.
-    Rows do not depend on each other, and nothing has to be drawn in order: a GPU fills all of them
-    at once, with the numbers that a CPU gives (to rounding).
-
-    References:
-        Steele et al., Fast splittable pseudorandom number generators, OOPSLA 2014.
-
-    Arguments:
-        seeds: One seed for each row, int64 (row,).
-        count: How many numbers.
-
-    Example:
-        >>> both = counter_normal(torch.tensor([3, 4]), 5)
-        >>> torch.equal(counter_normal(torch.tensor([4]), 5)[0], both[1])
-        True
-    """
+    """Counter-based standard normal numbers."""
     if seeds.is_cuda and compiled.is_available():
         filled: Tensor = kernels.normal_numbers(
             seeds, count, *map(_signed, (_STEP, _FIRST, _SECOND))
@@ -409,14 +304,7 @@ def counter_normal(seeds: Tensor, count: int) -> Tensor:
 
 
 class _GraphedSampler:
-    """Recorded draws for the shape of measurements and the number of samples met last.
-
-    Arguments:
-        net: What knows cases and draws: a folded sampler, or a network with the same methods.
-        estimating: What makes estimated cases.
-        together: Pixels that are drawn at one time.
-        graphs: Whether to record; otherwise the same steps are taken as they are.
-    """
+    """Sampling as CUDA graphs for one input shape."""
 
     def __init__(
         self, net: Any, estimating: _TensorEstimator, *, together: int, graphs: bool = True
@@ -459,17 +347,15 @@ class _GraphedSampler:
         return torch.cat(images, dim=1)[:given, :samples]
 
     def _chunk(self, shapes: tuple[object, ...]) -> int:
-        """How many samples were recorded for inputs of these shapes."""
         return int(self._key[0]) if self._key[1:] == shapes else 0
 
     @property
     def _cases(self) -> int:
-        """How many cases were recorded."""
         return 0 if self._recording is None else self._recording.cases
 
 
 class _SamplerGraph:
-    """The work for one shape of input, with its buffers; two graphs replay it."""
+    """CUDA graphs and buffers of one input shape."""
 
     found: ConditionedBatch
     known: Any
@@ -522,21 +408,7 @@ SAMPLES, TRIED = 8, (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 def fit_noise_scale(
     net: SamplerNet, cases: Iterable[tuple[ConditionedBatch, Tensor]]
 ) -> tuple[float, ...]:
-    r"""Find at what size of the noise samples spread as much as their mean errs.
-
-    .. math:: \frac{(1 + 1/p) \sum \sigma^2}{\sum (\bar x - x)^2} = 1
-
-    :math:`\bar x` and :math:`\sigma` are mean and deviation of :math:`p` samples at noise times
-    :math:`\lambda`, :math:`x` is the true image; the sums are over pixels of all cases of an
-    acceleration, in units of their scale.
-
-    Arguments:
-        net: The sampler.
-        cases: Batches of estimated cases that it was not trained on, with their true images.
-
-    Returns:
-        The factor :math:`\lambda` for each of ``ACCELERATIONS``.
-    """
+    """Fit the noise scale so that spread matches error."""
     sums = torch.zeros(len(TRIED), len(ACCELERATIONS), 2, dtype=torch.float64)
     for number, (found, truth) in enumerate(cases):
         told, share = found.inputs(), found.share()
@@ -557,7 +429,6 @@ def fit_noise_scale(
 
 
 def _levelled(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Where spread meets error at each acceleration; in between where no case was seen."""
     seen = np.flatnonzero(sums[0, :, 1] > 0)
     if len(seen) == 0:
         return np.ones(sums.shape[1])
@@ -569,16 +440,7 @@ def _levelled(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _noise_scale_at(loudness: Tensor, share: Tensor) -> Tensor:
-    """How loud noise is for measured shares, (case,), between two accelerations interpolated.
-
-    Arguments:
-        loudness: The factors at each of ``ACCELERATIONS``.
-        share: The measured share, (case,).
-
-    Example:
-        >>> _noise_scale_at(torch.arange(7.0), torch.tensor([1.0, 0.25, 0.17678]))
-        tensor([0.0000, 2.0000, 2.5000])
-    """
+    """Interpolate the noise scale at a sampled fraction."""
     place = -torch.log2(share.clamp_min(1 / ACCELERATIONS[-1]))
     low = place.floor().long().clamp(0, len(loudness) - 2)
     part = place - low
@@ -586,18 +448,12 @@ def _noise_scale_at(loudness: Tensor, share: Tensor) -> Tensor:
 
 
 class _ScaledNoise:
-    """A sampler whose noise is made louder, asked as the sampler itself is.
-
-    Arguments:
-        net: What knows cases and draws.
-        loudness: The factors at each of ``ACCELERATIONS``, where the network is.
-    """
+    """Sampler with rescaled noise."""
 
     def __init__(self, net: Any, loudness: Tensor) -> None:
         self.net, self.loudness = net, loudness
 
     def noise_size(self, height: int, width: int) -> int:
-        """How many normal numbers a sample of an image takes."""
         size: int = self.net.noise_size(height, width)
         return size
 
@@ -626,18 +482,7 @@ def _sample_images(
     dtype: torch.dtype = torch.float32,
     compose: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Draw images (case, sample, height, width) around estimated cases.
-
-    A sample depends on its case, the case's seed and its own index, not on what is drawn with it.
-
-    Arguments:
-        net: The sampler, where the estimates are.
-        found: The estimated cases.
-        samples: How many samples of each case.
-        seeds: One seed for each case.
-        dtype: The precision of the network: float32 or bfloat16.
-        compose: What is made of residuals; by default the estimates' images.
-    """
+    """Sample images around estimates."""
     if samples < 1:
         raise InputError(f"{samples} samples are asked for; ask for at least 1")
     told = found.inputs()

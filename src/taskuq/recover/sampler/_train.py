@@ -47,25 +47,7 @@ from taskuq.training._weights import load_weights, locate, read_card
 
 
 def _fair_crps(samples: Tensor, truth: Tensor) -> Tensor:
-    r"""The fair continuous ranked probability score, averaged over what a case holds, (case,).
-
-    .. math:: \frac1P \sum_j |\hat x_j - x| - \frac{1}{P (P - 1)} \sum_{j < k} |\hat x_j - \hat x_k|
-
-    It scores each number of a case on its own; what they have to do with each other it cannot see.
-
-    References:
-        Ferro, Fair scores for ensemble forecasts, QJRMS 2014.
-
-    Arguments:
-        samples: :math:`\hat x_j`, (case, sample, ...), at least two of each case.
-        truth: :math:`x`, (case, ...).
-
-    Example:
-        >>> _fair_crps(torch.tensor([[0.0, 2.0]]), torch.tensor([1.0]))
-        tensor([0.])
-        >>> _fair_crps(torch.tensor([[0.0, 0.0]]), torch.tensor([1.0]))
-        tensor([1.])
-    """
+    """The fair continuous ranked probability score, averaged over what a case holds, (case,)."""
     _check(samples, truth)
     count = samples.shape[1]
     off = (samples - truth[:, None]).abs().mean(1)
@@ -74,22 +56,7 @@ def _fair_crps(samples: Tensor, truth: Tensor) -> Tensor:
 
 
 def _energy_score(samples: Tensor, truth: Tensor) -> Tensor:
-    r"""The fair energy score of what a case holds as one vector of length :math:`n`, (case,).
-
-    .. math:: \frac{1}{\sqrt n} \Big(\frac1P \sum_j \|\hat x_j - x\|
-              - \frac{1}{P (P - 1)} \sum_{j < k} \|\hat x_j - \hat x_k\|\Big)
-
-    References:
-        Gneiting and Raftery, Strictly Proper Scoring Rules, Prediction, and Estimation, JASA 2007.
-
-    Arguments:
-        samples: :math:`\hat x_j`, (case, sample, ...), at least two of each case.
-        truth: :math:`x`, (case, ...).
-
-    Example:
-        >>> _energy_score(torch.tensor([[[3.0, 4.0], [3.0, 4.0]]]), torch.zeros(1, 2)) * 2**0.5
-        tensor([5.])
-    """
+    """The fair energy score of what a case holds as one vector of length :math:`n`, (case,)."""
     _check(samples, truth)
     samples, truth = samples.flatten(2), truth.flatten(1)
     count = samples.shape[1]
@@ -101,7 +68,6 @@ def _energy_score(samples: Tensor, truth: Tensor) -> Tensor:
 
 
 def _apart(samples: Tensor, later: int) -> Tensor:
-    """How far the samples from a place on are from the one before it."""
     return samples[:, later:] - samples[:, later - 1 : later]
 
 
@@ -121,19 +87,7 @@ def _check(samples: Tensor, truth: Tensor) -> None:
 
 @dataclass(frozen=True)
 class ImageLossConfig:
-    """How images are scored, the table ``[score]``: a sum of proper scores, so proper itself.
-
-    Arguments:
-        pixels: The weight of the fair CRPS of pixels.
-        energy: The weight of the energy score of the whole image.
-        pooled: The weight of the fair CRPS of images averaged over squares, for each size.
-        pools: Sides of the squares, in pixels; those larger than an image do not count.
-
-    Example:
-        >>> truth = torch.ones(1, 8, 8)
-        >>> ImageLossConfig(pools=(2,))(truth[:, None].expand(-1, 4, -1, -1), truth)
-        tensor([0.])
-    """
+    """Settings [score]: weights of pixel CRPS, energy score, pooled CRPS."""
 
     pixels: float = 1.0
     energy: float = 0.5
@@ -177,7 +131,7 @@ Quick = Callable[[nn.Module, Callable[..., Tensor]], Callable[..., Tensor]]
 
 @runtime_checkable
 class _FeatureTask(Protocol):
-    """A task network whose inside can be looked at."""
+    """Task network that exposes its hidden features."""
 
     def inside(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Raw outputs, outputs (image, task) and hidden features (image, feature)."""
@@ -185,29 +139,7 @@ class _FeatureTask(Protocol):
 
 @dataclass(frozen=True)
 class TaskLossConfig:
-    """What a task network says about samples, scored too: the table ``[task]``.
-
-    Each term is divided by its own running mean at the case's measured share; all of them together
-    are limited, and then weighed by how uncertain the task's output is there, relative to the share
-    where it is most uncertain.
-
-    Arguments:
-        weights: The task network, which is not trained.
-        raw: The weight of the fair CRPS of its raw outputs (logits).
-        output: The weight of the fair CRPS of its outputs.
-        features: The weight of the energy score of its last hidden features.
-        limit: The gradient of these terms at the images is at most so many times that of the
-            images' own score where the output is most uncertain, in running means at the case's
-            measured share, and less elsewhere.
-        begin: The share of the training after which the terms begin to count.
-        full: The share after which they count fully.
-
-    Example:
-        >>> [TaskLossConfig(begin=0.5, full=0.75).fade(done) for done in (0.4, 0.625, 0.9)]
-        [0.0, 0.5, 1.0]
-        >>> TaskLossConfig(begin=0, full=0).fade(0)  # from the beginning
-        1.0
-    """
+    """Settings [task] of a sampler: weights of the task loss."""
 
     weights: Path | None = None
     raw: float = 0.1
@@ -227,7 +159,6 @@ class TaskLossConfig:
             )
 
     def fade(self, progress: float) -> float:
-        """How much the terms count when a share of the training is done."""
         if progress >= self.full:
             return 1.0
         return max(0.0, (progress - self.begin) / max(self.full - self.begin, 1e-9))
@@ -235,14 +166,7 @@ class TaskLossConfig:
 
 @dataclass(frozen=True)
 class SamplerLoss:
-    """How samples are scored in training.
-
-    Arguments:
-        image: The score of images.
-        draws: Samples of each case.
-        terms: How a task network's view is scored.
-        task: That network.
-    """
+    """Proper scoring loss of a sampler."""
 
     image: ImageLossConfig = field(default_factory=ImageLossConfig)
     draws: int = 4
@@ -270,20 +194,7 @@ class SamplerLoss:
 def sampler_recipe(
     config: SamplerConfig, scored: SamplerLoss, estimating: Estimating, quick: Quick | None = None
 ) -> Recipe:
-    """Train a sampler by proper scores of its images.
-
-    Arguments:
-        config: The size of the network.
-        scored: How samples are scored.
-        estimating: What makes estimated cases, and their true images, of a batch.
-        quick: What makes of the network, and of what it computes of tensors, the same in training,
-            in less time.
-
-    Example:
-        >>> recipe = sampler_recipe(SamplerConfig(width=4, drawn=(4, 4)), SamplerLoss(), print)
-        >>> recipe.kind, recipe.monitor
-        ('sampler', 'loss')
-    """
+    """Train a sampler by proper scores of its images."""
     net = SamplerNet(config)
     draw = net if quick is None else quick(net, net.forward)
     return Recipe(
@@ -353,10 +264,6 @@ def _weighed(terms: TaskLossConfig, views: Tensor, sizes: Tensor) -> Tensor:
 
 
 def _means_of_norms(net: SamplerNet, place: Tensor, pull: Tensor, push: Tensor) -> Tensor:
-    """How much larger the images' own gradients are than the task's, (case,), by running means.
-
-    A case's own gradients would know its truth, and weigh down samples that are far from it.
-    """
     norms = [torch.linalg.vector_norm(x.flatten(1), dim=1) * len(x) for x in (pull, push)]
     means = _update_running_means(net.sizes[:, SCORES:], place, torch.stack(norms, dim=1))
     return means[:, 0] / means[:, 1]
@@ -364,22 +271,7 @@ def _means_of_norms(net: SamplerNet, place: Tensor, pull: Tensor, push: Tensor) 
 
 @torch.no_grad()
 def _update_running_means(sizes: Tensor, place: Tensor, scores: Tensor) -> Tensor:
-    """Let running means follow the scores of a batch, in place; return each case's from before.
-
-    Arguments:
-        sizes: Running means (acceleration, score); 0 where there were no cases yet.
-        place: Which acceleration each case counts as, (case,).
-        scores: The first scores of cases, (case, some scores).
-
-    Example:
-        >>> sizes = torch.zeros(3, 1)
-        >>> _update_running_means(sizes, torch.tensor([0, 2, 2]), torch.tensor([[1.0], [2.0], [4.0]]))
-        tensor([[1.],
-                [3.],
-                [3.]])
-        >>> _update_running_means(sizes, torch.tensor([0]), torch.tensor([[2.0]])), sizes[0]
-        (tensor([[1.]]), tensor([1.0200]))
-    """
+    """Update running loss scales."""
     counted = torch.cat([scores, torch.ones_like(scores[:, :1])], dim=1)
     found = counted.new_zeros(len(sizes), counted.shape[1]).index_add_(0, place, counted)
     if distributed.is_available() and distributed.is_initialized():
@@ -419,22 +311,7 @@ def _validate(
 
 
 def _summary(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Judge samplers by all accelerations alike: the geometric mean of their mean scores.
-
-    Where a task network looks, the geometric mean of its scores counts, too, by a fourth root.
-    Beside that, for each acceleration: the PSNR of the samples' mean in dB, and how large samples'
-    deviation from their mean is beside its error (1 is right).
-
-    Arguments:
-        values: Quantities of all validation cases, each (case,).
-
-    Example:
-        >>> one, four = torch.ones(2), torch.tensor([1.0, 4.0])
-        >>> found = _summary({"loss": four, "place": torch.tensor([1, 2]), "error": four,
-        ...                  "spread": one, "peak": 10 * one})
-        >>> found["loss"], found["psnr_2"], round(found["spread_4"], 3)
-        (2.0, 20.0, 0.53)
-    """
+    """Judge samplers by all accelerations alike: the geometric mean of their mean scores."""
     found: dict[str, float] = {}
     logs = []
     for place, rate in enumerate(ACCELERATIONS):
@@ -482,12 +359,7 @@ PAPER = TrainingConfig(
 
 @dataclass(frozen=True, eq=False)
 class _RescaledEstimates:
-    """Estimates of measurements that were made unit-sized, which changes no digit of them.
-
-    Arguments:
-        found: Estimates of the unit-sized measurements.
-        size: Powers of two to get back, (case,).
-    """
+    """Estimates computed on power-of-two rescaled inputs."""
 
     found: VarNetEstimate
     size: Tensor
@@ -498,7 +370,6 @@ class _RescaledEstimates:
         return self.found.scale * self.size
 
     def inputs(self) -> Tensor:
-        """What the network is told, (case, 6, height, width)."""
         return self.found.inputs()
 
     def share(self) -> Tensor:
@@ -515,19 +386,7 @@ class _RescaledEstimates:
 
 
 class _VarNetEstimator:
-    """Measurements to estimates of a variational network.
-
-    Arguments:
-        net: The network, on the device where it shall run.
-        dtype: The precision of its convolutions on a GPU.
-
-    Example:
-        >>> from taskuq.measure._mri import MRIMeasurement
-        >>> scan = MRIMeasurement(torch.ones(4, 16, 16) + 0j, torch.ones(16, dtype=torch.bool), 1.0)
-        >>> found = _VarNetEstimator(RECOVERIES.build("varnet", preset="tiny"))([scan])
-        >>> found.inputs().shape, found.share()
-        (torch.Size([1, 6, 16, 16]), tensor([1.]))
-    """
+    """Measurements to VarNet estimates."""
 
     def __init__(self, net: VarNet, *, dtype: torch.dtype = torch.float16) -> None:
         self.net = inference_varnet(net.eval(), dtype)
@@ -555,15 +414,7 @@ def _load_estimator(
     device: torch.device | str,
     precision: Literal["auto", "float32"] = "auto",
 ) -> _VarNetEstimator:
-    """Open the network around whose estimates a trained network draws.
-
-    Arguments:
-        weights: The file of the network that draws.
-        named: Weights of the other one, where neither the TOML beside the file nor the folder
-            ``estimate`` there, or where its networks came from, names it.
-        device: Where to run.
-        precision: 'auto' estimates in float16 on a GPU, 'float32' as a CPU does.
-    """
+    """Load the point-estimate network of a sampler."""
     card = read_toml(weights.with_suffix(".toml")).get("estimate", {})
     beside = estimate_weights(Path(card.get("folder", weights.parent)))
     found = named or card.get("weights") or (beside if beside.exists() else None)
@@ -578,15 +429,7 @@ def _load_estimator(
 
 @dataclass(frozen=True)
 class _SamplerMethod:
-    """The table ``[recover]`` of a sampler.
-
-    Arguments:
-        weights: The trained sampler: a .safetensors file, or a name of the package's own.
-        estimate: Its variational network, where neither the TOML beside the sampler's weights nor
-            the folder ``estimate`` there names it.
-        precision: 'auto' draws in bfloat16 on a GPU, 'float32' as a CPU does.
-        widened: Whether noise is as loud as the validation patients of the training ask for.
-    """
+    """The table ``[recover]`` of a sampler."""
 
     weights: Path | None = None
     estimate: Path | None = None
@@ -609,23 +452,7 @@ class _SamplerMethod:
 
 @dataclass(frozen=True)
 class _SamplerTraining(RecoveryTraining):
-    """One TOML file for a sampler and for the networks that it draws around.
-
-    Arguments:
-        estimate: Whose estimates are drawn around, and how training patients get honest ones.
-        views: How images are moved before they are measured, in all trainings.
-        scans: How masks, coils, noise and contrast differ from case to case, in all trainings and
-            in validation; by default every case is seen through a mask of ``[measure]``.
-        score: How images are scored.
-        task: How a task network's view of them is scored.
-        draws: Samples of each case in a step.
-        start: Weights of a sampler of the same size to start from: a file, or a name of the
-            package's own.
-
-    Example:
-        >>> _SamplerTraining().training.average, _SamplerTraining().draws
-        (0.999, 4)
-    """
+    """One TOML file for a sampler and for the networks that it draws around."""
 
     network: SamplerConfig = field(default_factory=SamplerConfig)
     training: TrainingConfig = PAPER
@@ -699,7 +526,6 @@ class _SamplerTraining(RecoveryTraining):
 def _judge_loudness(
     net: SamplerNet, cases: CrossFitDataset, honest: CrossFitEstimates, device: str
 ) -> dict[str, Any]:
-    """Let the validation patients say how loud noise has to be."""
     generator = torch.Generator(device).manual_seed(0)
 
     def batches() -> Iterator[tuple[VarNetEstimate, Tensor]]:
@@ -718,11 +544,7 @@ def _there(batch: dict[str, Any], device: str) -> dict[str, Any]:
 
 
 def load_task_network(terms: TaskLossConfig) -> _FeatureTask:
-    """Load the task network that a table ``[task]`` names; it is not trained.
-
-    Arguments:
-        terms: The table.
-    """
+    """Load the frozen task network of the task loss."""
     assert terms.weights is not None
     path = locate(terms.weights)
     card = read_card(path, list(NETWORKS))
