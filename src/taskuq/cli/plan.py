@@ -139,8 +139,6 @@ def simulate(
     figures: Path | None = None,
 ) -> None:
     """Replay policies on a stored table over random splits."""
-    import numpy as np
-
     from taskuq.policy._goal import make_goals
     from taskuq.policy._simulate import CHOOSING, simulation_record
     from taskuq.policy._simulate import simulate as replay
@@ -153,12 +151,13 @@ def simulate(
         (p, result)
         for p in parse_ints(samples, "samples") or (loaded.samples,)
         for result in replay(
-            loaded.select(samples=p), plans, trials=trials, rng=np.random.default_rng(seed),
-            unit=promise.unit, cases=parse_coverage_mode(promise.cases), delta=promise.delta, tunings=tunings,
+            loaded.select(samples=p), plans, splits=trials, seed=seed,
+            unit=promise.unit, cases=parse_coverage_mode(promise.cases), delta=promise.delta,
+            tuning_repeats=tunings,
         )
     ]  # fmt: skip
     print_table_notes(loaded)
-    _print(found, goal.sentence, loaded, to_stderr=json == "-")
+    _print(found, goal.statement, loaded, to_stderr=json == "-")
     if len(plans) > 1:
         print_message(CHOOSING)
     inputs = {
@@ -184,7 +183,7 @@ def _plans(
         return (parse_floats(text, option) or (1.0,)) if option == "budget" else parse_list(text)
 
     def given(kind: str) -> Literal["early"] | None:
-        return promise.given if POLICIES[kind].promises_early else None
+        return promise.given if POLICIES[kind].supports_early else None
 
     plans = [
         PolicySpec(
@@ -208,7 +207,7 @@ def _print(
 ) -> None:
     first = found[0][1]
     title = (
-        f"{first.trials} random splits by {first.unit}: {first.n_calibration} to calibrate, "
+        f"{first.splits} random splits by {first.unit}: {first.n_calibration} to calibrate, "
         f"{first.n_test} to test, alpha {first.alpha:g}; stop when {goal}"
     )
     early = table.round_names or [f"R={s.acceleration:g}" for s in first.stops[:-1]]
@@ -228,7 +227,7 @@ def _print(
             "yes" if r.guaranteed else "no",
             f"{r.mean_acceleration:.3f}",
             _number(r.standard_errors["mean_acceleration"], 3),
-            *([f"{r.mean_acceleration_of_cases:.3f}"] if unequal else []),
+            *([f"{r.case_mean_acceleration:.3f}"] if unequal else []),
             f"{r.coverage:.4f}",
             _number(r.standard_errors["coverage"]),
             *([f"{r.case_coverage:.4f}"] if promised else []),
@@ -260,7 +259,7 @@ def _differing(found: list[tuple[int, Simulation]]) -> tuple[bool, bool]:
     """
     return (
         any(not math.isclose(r.coverage, r.case_coverage) for _, r in found),
-        any(not math.isclose(r.mean_acceleration, r.mean_acceleration_of_cases) for _, r in found),
+        any(not math.isclose(r.mean_acceleration, r.case_mean_acceleration) for _, r in found),
     )
 
 

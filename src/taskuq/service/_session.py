@@ -614,7 +614,7 @@ class Session:
             "lines": json.dumps(wanted),
             "scan_id": self.header.scan_id,
             # As it was when this was decided, also where it is told again.
-            "promise": record.void or self.chain.policy.sentence,
+            "promise": record.void or self.chain.policy.statement,
             "promised": str(record.void is None and self.chain.policy.is_guaranteed).lower(),
             "shadow": str(shadow).lower(),
             "stored": str(record.again).lower(),
