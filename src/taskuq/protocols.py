@@ -28,7 +28,7 @@ class DisplayableMeasurement(Protocol):
     """A measurement that can be looked at: zero-filled, back-projected, blurred."""
 
     @property
-    def picture(self) -> Any:
+    def preview(self) -> Any:
         """The measurement alone as an image, (height, width)."""
 
 
@@ -37,19 +37,19 @@ class LineMeasure(Measure, Protocol):
     """An imaging system that measures any lines or views, and tells what they hold of an image."""
 
     @property
-    def lines(self) -> int:
+    def n_lines(self) -> int:
         """How many lines or views a full measurement has."""
 
-    def begin(self, count: int) -> BoolArray:
+    def initial_lines(self, n: int) -> BoolArray:
         """The lines to begin with, booleans (line,): those that every measurement should have."""
 
-    def more(self, lines: BoolArray, count: int, rng: np.random.Generator) -> BoolArray:
+    def add_random_lines(self, lines: BoolArray, n: int, seed: np.random.Generator) -> BoolArray:
         """These lines, booleans (line,), and so many others at random, as masks would have them."""
 
-    def take(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
+    def measure_lines(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
         """Measure the given lines of an image, booleans (line,), at an acceleration."""
 
-    def contents(self, images: Any, measurement: Any) -> Any:
+    def line_values(self, images: Any, measurement: Any) -> Any:
         """What each line would hold of recoveries (sample, ...): a tensor (line, sample, number).
 
         The measurement is the one that they were recovered from.
@@ -65,13 +65,13 @@ class AdaptiveMeasure(Measure, Protocol):
     the lines of the others depend on samples.
     """
 
-    def first(self) -> BoolArray:
+    def initial_lines(self) -> BoolArray:
         """The lines of the first round, booleans (line,), the same for every case."""
 
-    def take(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
+    def measure_lines(self, image: Any, acceleration: float, lines: BoolArray) -> Any:
         """Measure the given lines of an image, booleans (line,), at an acceleration."""
 
-    def choose(
+    def next_lines(
         self, round: int, measurement: Any, recoveries: Any, task: Any, lines: BoolArray
     ) -> BoolArray:
         """The lines of the round after this one, those measured so far among them.
@@ -81,7 +81,7 @@ class AdaptiveMeasure(Measure, Protocol):
         a scan it stands behind one that knows what it said of these samples.
         """
 
-    def otherwise(self, round: int, lines: BoolArray) -> BoolArray:
+    def fallback_lines(self, round: int, lines: BoolArray) -> BoolArray:
         """Lines of the round after this one where a scan cannot choose, and goes on to its end."""
 
 
@@ -101,7 +101,7 @@ class Scanner(Protocol):
 class CombiningScanner(Scanner, Protocol):
     """A scanner that joins what its rounds measured; without it a recovery is given the list."""
 
-    def combine(self, pieces: list[Any]) -> Any:
+    def combine(self, measurements: list[Any]) -> Any:
         """Join the pieces of all rounds of a case so far into what the recovery takes."""
 
 
@@ -109,7 +109,7 @@ class CombiningScanner(Scanner, Protocol):
 class CompletableScanner(Scanner, Protocol):
     """A scanner that can tell whether its pieces are everything there is to measure."""
 
-    def is_complete(self, pieces: list[Any]) -> bool:
+    def is_complete(self, measurements: list[Any]) -> bool:
         """Whether the pieces of all rounds leave nothing out."""
 
 
@@ -117,7 +117,7 @@ class CompletableScanner(Scanner, Protocol):
 class AdaptiveScanner(Scanner, Protocol):
     """A scanner that measures the lines it is asked for; a rule that chooses them needs one."""
 
-    def want(self, round: int, lines: NDArray[np.int64]) -> None:
+    def request(self, round: int, lines: NDArray[np.int64]) -> None:
         """Be told which lines a round adds, before it is measured."""
 
 
@@ -125,7 +125,7 @@ class AdaptiveScanner(Scanner, Protocol):
 class VerifiableScanner(Scanner, Protocol):
     """A scanner that is not believed to be the one whose scan was stored until it shows it."""
 
-    def again(self, round: int, piece: Any) -> None:
+    def remeasure(self, round: int, measurement: Any) -> None:
         """Measure a stored round once more; raise an error where that is not what was stored."""
 
 
@@ -133,7 +133,7 @@ class VerifiableScanner(Scanner, Protocol):
 class FinalizingScanner(Scanner, Protocol):
     """A scanner whose measurements may turn out wrong while a round is computed from them."""
 
-    def settle(self) -> str | None:
+    def finalize(self) -> str | None:
         """Say what has turned out wrong; where nothing has, what comes later changes nothing."""
 
 
@@ -183,7 +183,7 @@ class PosteriorRecover(Recover, Protocol):
 class StoredRecover(Protocol):
     """Recoveries that were made elsewhere: found by the name of the case, not by a measurement."""
 
-    def stored(self, case: str, acceleration: float, *, samples: int) -> Any:
+    def load(self, case: str, acceleration: float, *, samples: int) -> Any:
         """Return the recoveries of a case in a round, an array (sample, height, width)."""
 
 

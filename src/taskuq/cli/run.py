@@ -128,7 +128,7 @@ def run(
         round_names=opened.config.measure.round_names,
         samples=opened.config.samples, seed=opened.config.seed, store=output,
         configuration=opened.configuration, engine=chosen, batch=batch, threads=threads,
-        fresh=fresh, pictures=pictures, words=opened.words,
+        overwrite=fresh, keep_images=pictures, terminology=opened.words,
     )  # fmt: skip
     print_message(
         f"{filled}" + (f", {len(filled.missing)} cases missing" if filled.missing else "")

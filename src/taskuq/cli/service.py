@@ -83,7 +83,7 @@ def monitor(
     watch = Monitor(load_policy(policy), delta=delta, state=output)
     before = watch.units
     monitor_table(watch, TaskOutputs.load(table), audited=audited)
-    share = len(watch.streams)
+    share = len(watch._streams)
     rows = [
         [
             name,
@@ -91,9 +91,9 @@ def monitor(
             f"{100 * stream.median_rank:.3g} %" if stream.values else "-",
             f"{stream.evidence[-1] / share:.3g}" if stream.values else "-",
             f"{stream.largest / share:.3g}",
-            "yes" if name in watch.changed else "no",
+            "yes" if name in watch.alarms else "no",
         ]
-        for name, stream in watch.streams.items()
+        for name, stream in watch._streams.items()
     ]
     title = (
         f"{watch.units - before} new {watch.policy.guarantee.unit}s, {watch.units} in all; evidence"
