@@ -400,7 +400,7 @@ def _nested_views(views: int, accelerations: Sequence[float]) -> list[NDArray[np
 
 
 @dataclass(frozen=True)
-class _PhotonNoise:
+class PhotonNoise:
     """Poisson noise of photon counts."""
 
     photons: float = 0.0
@@ -435,7 +435,7 @@ class ParallelBeamCT:
     size: int
     views: int
     accelerations: tuple[float, ...]
-    counts: _PhotonNoise = _PhotonNoise()
+    counts: PhotonNoise = PhotonNoise()
     seed: int | None = None
     operator: str = "taskuq"
     chosen: tuple[tuple[int, ...], ...] | None = None
@@ -500,7 +500,7 @@ class ParallelBeamCT:
         return projections.transpose(0, 1)
 
     def _counted(self, images: Tensor, projections: Tensor, views: NDArray[np.int64]) -> Tensor:
-        """_PhotonNoise of the chosen views, each drawn from a seed of its image and view."""
+        """PhotonNoise of the chosen views, each drawn from a seed of its image and view."""
         assert self.seed is not None, "checked when the scanner is made"
         rates = self.counts.rate(projections, self.size).double().cpu().numpy()
         flat = images.reshape(-1, self.size, self.size)
@@ -601,9 +601,9 @@ class TomographyConfig:
         return tuple(f"{len(views)} view{'s' * (len(views) > 1)}" for views in chosen)
 
     @property
-    def counts(self) -> _PhotonNoise:
+    def counts(self) -> PhotonNoise:
         """The noise."""
-        return _PhotonNoise(self.photons, self.attenuation)
+        return PhotonNoise(self.photons, self.attenuation)
 
     def masks(self, width: int) -> BoolArray:
         """The views of each round, booleans (round, view), whatever the width of images."""
