@@ -49,12 +49,12 @@ def _compare(
         system.scanner(image.shape[-1], noise=0.0, seed=0), masks, RATES
     )
     for k, R in enumerate(RATES[:-1]):
-        scan = rule.take(image, R, masks[k])
+        scan = rule.measure_lines(image, R, masks[k])
         drawn = recover(scan, samples=SAMPLES, seed=0)
         draw = _median(lambda: recover(scan, samples=SAMPLES, seed=0))  # noqa: B023  # called at once
         with torch.no_grad():
             told = _CachedTask.of(task, drawn)  # as in a scan
-            choose = _median(lambda: rule.choose(k, scan, drawn, told, masks[k]))  # noqa: B023  # called at once
+            choose = _median(lambda: rule.next_lines(k, scan, drawn, told, masks[k]))  # noqa: B023  # called at once
         print(
             f"{name:<26}{aim:<12}{R:>4.0f}{1e3 * draw:>10.1f}{1e3 * choose:>10.1f}"
             f"{choose / draw:>8.2f}"

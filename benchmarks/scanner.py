@@ -202,7 +202,7 @@ def equality(patients: int = PATIENTS) -> None:
 def noisy(measurement: Any, *, samples: int, seed: int) -> Tensor:
     """Zero-filled images with noise: a recovery that takes no time."""
     generator = torch.Generator().manual_seed(seed)
-    picture: Tensor = measurement.picture
+    picture: Tensor = measurement.preview
     return picture + 0.1 * torch.randn((samples, *picture.shape), generator=generator)
 
 
