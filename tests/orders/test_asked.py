@@ -13,7 +13,7 @@ from orders.toy import RATES, SIZE, Draws, corner, patients, scanner
 from taskuq.errors import InputError
 from taskuq.measure._adaptive import AdaptiveLines
 from taskuq.measure._mri import SimulatedMRIScanner, _AdaptiveMRIScanner
-from taskuq.measure._tomography import ParallelBeamCT, _AdaptiveCTScanner, _PhotonNoise
+from taskuq.measure._tomography import ParallelBeamCT, _AdaptiveCTScanner, PhotonNoise
 from taskuq.scan._audit import read_audit_log
 
 CASES = patients(12, seed=5)
@@ -180,7 +180,7 @@ def test_a_scanner_that_cannot_be_asked_is_refused(policy):
 
 
 def test_a_tomograph_is_asked_for_views():
-    ct = ParallelBeamCT(16, 32, (8.0, 4.0), _PhotonNoise(1e4), seed=0)
+    ct = ParallelBeamCT(16, 32, (8.0, 4.0), PhotonNoise(1e4), seed=0)
     masks = np.stack([ct.initial_lines(4), ct.initial_lines(8)])
     rule = AdaptiveLines(ct, masks, (8.0, 4.0), "outputs")
     images = torch.rand(10, 16, 16, generator=torch.Generator().manual_seed(0))

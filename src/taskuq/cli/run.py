@@ -175,7 +175,7 @@ def table(
     if sum_groups is not None:
         from taskuq.table import _table as whole_groups
 
-        loaded = whole_groups._sum_groups(loaded, sum_groups)
+        loaded = whole_groups.sum_groups(loaded, sum_groups)
     missing = f", {len(loaded.missing)} cases lack a round" if loaded.missing else ""
     print_message(f"{loaded}{missing}")
     if share is None or rest is None:

@@ -128,14 +128,15 @@ class MultiCoilMRI:
         return int(self.masks.shape[1])
 
     def initial_lines(self, n: int) -> NDArray[np.bool_]:
-        """So many columns at the centre of k-space."""
+        """Return the n columns at the centre of k-space."""
         return center_lines(self.n_lines, n)
 
     def add_random_lines(
-        self, lines: NDArray[np.bool_], n: int, seed: np.random.Generator
-    ) -> NDArray[np.bool_]:
-        """These columns and so many others, more likely the nearer they are to the centre."""
-        return with_random_lines(lines, int(lines.sum()) + n, "inverse-distance", seed)
+        self, lines: BoolArray, n: int, seed: int | np.random.Generator
+    ) -> BoolArray:
+        """Add n columns, more likely the nearer they are to the centre."""
+        rng = np.random.default_rng(seed)
+        return with_random_lines(lines, int(lines.sum()) + n, "inverse-distance", rng)
 
     def measure_lines(
         self, image: Tensor, acceleration: float, lines: NDArray[np.bool_]

@@ -400,7 +400,7 @@ def _nested_views(views: int, accelerations: Sequence[float]) -> list[NDArray[np
 
 
 @dataclass(frozen=True)
-class _PhotonNoise:
+class PhotonNoise:
     """Poisson noise of photon counts."""
 
     photons: float = 0.0
@@ -435,7 +435,7 @@ class ParallelBeamCT:
     size: int
     views: int
     accelerations: tuple[float, ...]
-    counts: _PhotonNoise = _PhotonNoise()
+    counts: PhotonNoise = PhotonNoise()
     seed: int | None = None
     operator: str = "taskuq"
     chosen: tuple[tuple[int, ...], ...] | None = None
@@ -457,20 +457,22 @@ class ParallelBeamCT:
         return self.views
 
     def initial_lines(self, n: int) -> BoolArray:
-        """So many views, evenly over the half turn."""
+        """Return n views, evenly over the half turn."""
         return np.isin(np.arange(self.views), np.arange(n) * self.views // n)
 
-    def add_random_lines(self, lines: BoolArray, n: int, seed: np.random.Generator) -> BoolArray:
-        """These views and so many others, each more likely the wider the gap that it is in."""
-        found = lines.copy()
+    def add_random_lines(
+        self, lines: BoolArray, n: int, seed: int | np.random.Generator
+    ) -> BoolArray:
+        """Add n views, each more likely the wider the gap that it is in."""
+        rng, mask = np.random.default_rng(seed), lines.copy()
         for _ in range(n):
-            at = np.flatnonzero(found)
-            # The half turn closes: behind the last view comes the first.
+            at = np.flatnonzero(mask)
+            # The half turn closes: after the last view comes the first.
             ahead = np.searchsorted(at, np.arange(self.views)) % len(at)
             gap = np.diff(at, append=at[0] + self.views)[ahead - 1]
-            weight = np.where(found, 0, gap.astype(float))
-            found[seed.choice(self.views, p=weight / weight.sum())] = True
-        return found
+            weight = np.where(mask, 0, gap.astype(float))
+            mask[rng.choice(self.views, p=weight / weight.sum())] = True
+        return mask
 
     def measure_lines(self, image: Tensor, acceleration: float, lines: BoolArray) -> Sinogram:
         """Measure the given views, booleans (view,), of images (..., size, size)."""
@@ -500,7 +502,7 @@ class ParallelBeamCT:
         return projections.transpose(0, 1)
 
     def _counted(self, images: Tensor, projections: Tensor, views: NDArray[np.int64]) -> Tensor:
-        """_PhotonNoise of the chosen views, each drawn from a seed of its image and view."""
+        """PhotonNoise of the chosen views, each drawn from a seed of its image and view."""
         assert self.seed is not None, "checked when the scanner is made"
         rates = self.counts.rate(projections, self.size).double().cpu().numpy()
         flat = images.reshape(-1, self.size, self.size)
@@ -603,9 +605,9 @@ class TomographyConfig:
         return tuple(f"{len(views)} view{'s' * (len(views) > 1)}" for views in chosen)
 
     @property
-    def counts(self) -> _PhotonNoise:
+    def counts(self) -> PhotonNoise:
         """The noise."""
-        return _PhotonNoise(self.photons, self.attenuation)
+        return PhotonNoise(self.photons, self.attenuation)
 
     def masks(self, width: int) -> BoolArray:
         """The views of each round, booleans (round, view), whatever the width of images."""
