@@ -40,7 +40,7 @@ def pictures(path):
 
 def test_pictures_are_of_the_draws_whose_numbers_the_table_holds(tmp_path):
     table = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, pictures=6)
-    kept = pictures(table.pictures)
+    kept = pictures(table.images_path)
 
     assert kept["samples"].shape == (6, 2, 3, 12, 10)
     assert sorted(kept) == ["case", "estimate", "mean", "samples", "sd", "truth"]
@@ -63,12 +63,12 @@ def test_the_choice_does_not_depend_on_recoveries(tmp_path):
 
 def test_a_run_that_goes_on_keeps_its_pictures_and_fresh_removes_them(tmp_path):
     first = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, pictures=4)
-    before = first.pictures.stat().st_mtime_ns
+    before = first.images_path.stat().st_mtime_ns
     again = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, pictures=4)
 
     assert again.pictures.stat().st_mtime_ns == before
-    assert tq.TaskOutputs.load(tmp_path).pictures == first.pictures
-    assert PIPELINE.run(IMAGES, **ASKED, store=tmp_path, fresh=True).pictures is None
+    assert tq.TaskOutputs.load(tmp_path).images_path == first.images_path
+    assert PIPELINE.run(IMAGES, **ASKED, store=tmp_path, fresh=True).images_path is None
 
 
 def test_signals_and_colours_are_shown_and_volumes_refused(tmp_path):
@@ -97,7 +97,7 @@ def test_a_measurement_that_is_no_picture_leaves_the_others(wrapped, tmp_path):
         task,
     ).run(IMAGES, **ASKED, store=tmp_path, pictures=3)
 
-    assert sorted(pictures(table.pictures)) == ["case", "mean", "samples", "sd", "truth"]
+    assert sorted(pictures(table.images_path)) == ["case", "mean", "samples", "sd", "truth"]
 
 
 def test_pixels_that_a_measurement_marks_as_missing_are_black(tmp_path):
@@ -106,7 +106,7 @@ def test_pixels_that_a_measurement_marks_as_missing_are_black(tmp_path):
         lambda y, *, samples, seed: recover(np.nan_to_num(y), samples=samples, seed=seed),
         task,
     ).run(IMAGES, **ASKED, store=tmp_path, pictures=3)
-    seen = pictures(table.pictures)
+    seen = pictures(table.images_path)
 
     unseen = seen["truth"] > 0.5
     assert unseen.any()
@@ -175,7 +175,7 @@ def test_an_error_of_a_users_part_names_case_round_and_line(tmp_path, part, when
     lines = here.read_text().splitlines()
     line = next(k for k, text in enumerate(lines, 1) if text.endswith("# the user's line"))
 
-    assert table.missing == ("3",)
+    assert table.missing_cases == ("3",)
     assert failures == {
         "3": f"ZeroDivisionError: division by zero (in {part}, {here.name} line {line}, {where})"
     }
