@@ -58,7 +58,7 @@ def test_the_choice_does_not_depend_on_recoveries(tmp_path):
     one = PIPELINE.run(IMAGES, **ASKED, store=tmp_path / "a", pictures=5)
     other = worse.run(IMAGES, **ASKED, store=tmp_path / "b", pictures=5)
 
-    assert pictures(one.pictures)["case"].tolist() == pictures(other.pictures)["case"].tolist()
+    assert pictures(one.images_path)["case"].tolist() == pictures(other.images_path)["case"].tolist()
 
 
 def test_a_run_that_goes_on_keeps_its_pictures_and_fresh_removes_them(tmp_path):
@@ -66,7 +66,7 @@ def test_a_run_that_goes_on_keeps_its_pictures_and_fresh_removes_them(tmp_path):
     before = first.images_path.stat().st_mtime_ns
     again = PIPELINE.run(IMAGES, **ASKED, store=tmp_path, pictures=4)
 
-    assert again.pictures.stat().st_mtime_ns == before
+    assert again.images_path.stat().st_mtime_ns == before
     assert tq.TaskOutputs.load(tmp_path).images_path == first.images_path
     assert PIPELINE.run(IMAGES, **ASKED, store=tmp_path, fresh=True).images_path is None
 
@@ -78,9 +78,9 @@ def test_signals_and_colours_are_shown_and_volumes_refused(tmp_path):
     colours = np.random.default_rng(0).random((5, 6, 8, 3))
     seen = PIPELINE.run(colours, **ASKED, store=tmp_path / "colours", pictures=2)
 
-    assert pictures(signals.pictures)["truth"].shape == (2, 1, 10)
-    assert pictures(seen.pictures)["mean"].shape == (2, 2, 6, 8, 3)
-    assert pictures(seen.pictures)["sd"].shape == (2, 2, 6, 8)
+    assert pictures(signals.images_path)["truth"].shape == (2, 1, 10)
+    assert pictures(seen.images_path)["mean"].shape == (2, 2, 6, 8, 3)
+    assert pictures(seen.images_path)["sd"].shape == (2, 2, 6, 8)
     with pytest.raises(InputError, match="cannot be shown as a picture"):
         PIPELINE.run(np.zeros((2, 4, 4, 4, 4)), **ASKED, store=tmp_path / "volumes", pictures=2)
     assert not (tmp_path / "volumes").exists()

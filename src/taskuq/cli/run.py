@@ -176,7 +176,7 @@ def table(
     if sum_groups is not None:
         from taskuq.table import _table as whole_groups
 
-        loaded = whole_groups._sum_groups(loaded, sum_groups)
+        loaded = whole_groups.sum_groups(loaded, sum_groups)
     missing = f", {len(loaded.missing_cases)} cases lack a round" if loaded.missing_cases else ""
     print_message(f"{loaded}{missing}")
     if share is None or rest is None:

@@ -609,7 +609,7 @@ def _is_within(values: np.ndarray) -> bool:
     return bool(values.min() >= 0 and values.max() <= 1)
 
 
-def _sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
+def sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
     """Return a table of one case for each group: the weighted sums over its cases."""
     if not 0 < weight < math.inf:
         raise InputError(
