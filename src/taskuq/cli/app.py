@@ -340,7 +340,7 @@ def print_table_notes(table: TaskOutputs) -> None:
     """Print warnings about a table."""
     from taskuq.table._table import suggest_range
 
-    if count := len(table.missing):
+    if count := len(table.missing_cases):
         cases = "1 case of the table is" if count == 1 else f"{count} cases of the table are"
         print_message(f"taskuq: {cases} unfinished and left out")
     if undeclared := suggest_range(table):

@@ -90,7 +90,7 @@ def calibrate(
         if by_label and loaded.label is None:
             raise InputError("--by-label needs a table with labels")
         bound = calibrate_arrays(
-            loaded.until(k), loaded.targets_at(k), alpha=alpha, score=score, group=group, unit=unit,
+            loaded.rounds_up_to(k), loaded.targets_at(k), alpha=alpha, score=score, group=group, unit=unit,
             cases=parse_coverage_mode(cases), delta=delta, side=side, task_range=loaded.task_range,
             label=loaded.label if by_label else None, within=within, acceleration=R,
         )  # fmt: skip
@@ -129,7 +129,7 @@ def predict(
             f"{bound} was calibrated at acceleration {remembered:g}, not {acceleration}; use the "
             "bound of that acceleration"
         )
-    outputs = loaded.outputs[k] if loaded.outputs.ndim == 4 else loaded.until(k)
+    outputs = loaded.outputs[k] if loaded.outputs.ndim == 4 else loaded.rounds_up_to(k)
     if calibrated.rounds == 1 and outputs.ndim == 3 and loaded.outputs.ndim == 3:
         outputs = outputs[-1]
     interval = calibrated(outputs)
@@ -217,7 +217,7 @@ def _round(table: TaskOutputs, asked: float | str | None) -> tuple[int, float | 
         )
     if not isinstance(asked, str) and np.isnan(table.accelerations).all():
         return 0, asked
-    k = 0 if asked is None else table.round_at(asked)
+    k = 0 if asked is None else table.round_index(asked)
     return k, float(table.accelerations[k])
 
 
@@ -274,7 +274,7 @@ def evaluate(
     loaded = load_table(table, range, task)
     bins = parse_floats(size_bins, "size-bins")
     asked = () if acceleration is None else acceleration.split(",")
-    rounds = [loaded.round_at(parse_round(one)) for one in asked]
+    rounds = [loaded.round_index(parse_round(one)) for one in asked]
     comparison = EvaluationGrid(
         scores=parse_list(score), alpha=alpha,
         accelerations=tuple(loaded.accelerations[rounds].tolist()) or None,

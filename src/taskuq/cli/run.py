@@ -131,7 +131,8 @@ def run(
         overwrite=fresh, keep_images=pictures, terminology=opened.words,
     )  # fmt: skip
     print_message(
-        f"{filled}" + (f", {len(filled.missing)} cases missing" if filled.missing else "")
+        f"{filled}"
+        + (f", {len(filled.missing_cases)} cases missing" if filled.missing_cases else "")
     )
     print_result(str(output))
 
@@ -176,7 +177,7 @@ def table(
         from taskuq.table import _table as whole_groups
 
         loaded = whole_groups.sum_groups(loaded, sum_groups)
-    missing = f", {len(loaded.missing)} cases lack a round" if loaded.missing else ""
+    missing = f", {len(loaded.missing_cases)} cases lack a round" if loaded.missing_cases else ""
     print_message(f"{loaded}{missing}")
     if share is None or rest is None:
         print_result(str(loaded.save(output)))

@@ -20,8 +20,8 @@ import numpy as np
 
 import taskuq
 from taskuq._arrays import as_ranges, require_methods
-from taskuq._io import content_fingerprint, fingerprint, sigterm_as_exit
-from taskuq.errors import FileExistsError, InputError, describe_error
+from taskuq._io import ExistingFileError, content_fingerprint, fingerprint, sigterm_as_exit
+from taskuq.errors import InputError, describe_error
 from taskuq.pipeline._engines import Engine, LocalEngine
 from taskuq.pipeline._executor import NAME as LOG
 from taskuq.pipeline._executor import (
@@ -260,7 +260,7 @@ class Pipeline:
                 table = _fill(folder, chain, cases, seen, describe, chosen, quiet=not progress)
                 if not shown:
                     return table
-                return replace(table, pictures=store_images(folder, chain, cases, shown))
+                return replace(table, images_path=store_images(folder, chain, cases, shown))
 
     def chain(
         self,
@@ -434,10 +434,10 @@ def _telling_what_is_kept(work: CaseWorker) -> Iterator[None]:
 def _check_roster(folder: Path, cases: RunCases) -> None:
     try:
         if (folder / ROSTER).exists():
-            raise FileExistsError
+            raise ExistingFileError
         write_case_list(folder, list(cases.case), cases.group, cases.label)
         return
-    except FileExistsError:
+    except ExistingFileError:
         known = read_roster(folder) or []
     if known != list(cases.case):
         other = next(

@@ -400,7 +400,7 @@ def _made_from(table: TaskOutputs) -> dict[str, Any]:
     """Name the content of the files behind a table: data, masks, networks; where it says so."""
     configuration = table.provenance.get("configuration")
     found = configuration.get("fingerprints") if isinstance(configuration, Mapping) else None
-    chosen = {} if table.lines is None else {"rule": ""}
+    chosen = {} if table.sampled_lines is None else {"rule": ""}
     marks = {**chosen, **(found if isinstance(found, Mapping) else {})}
     coils = _coils(configuration)
     return ({"fingerprints": marks} if marks else {}) | ({"coils": coils} if coils else {})

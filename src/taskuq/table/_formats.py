@@ -51,8 +51,8 @@ def _join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
         parts[0].accelerations,
         case=parts[0].case, group=parts[0].group, label=parts[0].label, task_names=names,
         task_range=tuple(part.task_range for part in parts), round_names=parts[0].round_names,
-        provenance=parts[0].provenance, lines=parts[0].lines,
-        missing=sorted({*missing, *(m for part in parts for m in part.missing)}),
+        provenance=parts[0].provenance, sampled_lines=parts[0].sampled_lines,
+        missing_cases=sorted({*missing, *(m for part in parts for m in part.missing_cases)}),
     )  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def _one_task(rows: Any, path: Path, of: str = "") -> TaskOutputs:
         group=placed.extra("group", complete), label=placed.extra("label", complete),
         round_names=_round_names(rows, round, len(rates), path),
         provenance={"source": path.name.removesuffix(of)},
-        missing=[str(name) for name in texts[~complete]],
+        missing_cases=[str(name) for name in texts[~complete]],
     )  # fmt: skip
 
 
@@ -366,13 +366,18 @@ def _gathered(placed: _PivotedRows) -> tuple[_PivotedRows, FloatArray]:
     return together, outputs[order].reshape(len(start), -1)
 
 
-ARRAYS = ("outputs", "targets", "accelerations", "group", "label", "case", "round_names", "lines")
+# Names in the file, and attributes of the table.
+ARRAYS = {
+    **{name: name for name in ("outputs", "targets", "accelerations", "group", "label", "case")},
+    "round_names": "round_names", "lines": "sampled_lines",
+}  # fmt: skip
 ATTRIBUTES = "attributes"
 
 
 def write_npz(table: TaskOutputs, path: Path) -> Path:
     """Write a table as compressed arrays of the names in the class, and its attributes as JSON."""
-    arrays = {name: getattr(table, name) for name in ARRAYS if getattr(table, name) is not None}
+    arrays = {name: getattr(table, field) for name, field in ARRAYS.items()}
+    arrays = {name: values for name, values in arrays.items() if values is not None}
     for name in ("accelerations", "targets"):
         if np.isnan(arrays[name]).any():  # unknown
             del arrays[name]
@@ -380,7 +385,7 @@ def write_npz(table: TaskOutputs, path: Path) -> Path:
         "task_names": table.task_names,
         **ranges_to_json(table.task_ranges),
         "provenance": table.provenance,
-        "missing": table.missing,
+        "missing": table.missing_cases,
     }
     with atomic_write(path) as partial, partial.open("wb") as file:
         np.savez_compressed(
@@ -397,7 +402,7 @@ def read_npz(path: Path) -> TaskOutputs:
                 f"{path} has no array outputs; it holds {', '.join(sorted(archive)) or 'nothing'}",
                 code="table.column",
             )
-        arrays: dict[str, Any] = {name: archive[name] for name in ARRAYS if name in archive}
+        arrays: dict[str, Any] = {ARRAYS[n]: archive[n] for n in ARRAYS if n in archive}
         text = str(archive[ATTRIBUTES]) if ATTRIBUTES in archive else "{}"
         attributes = json.loads(text)
     if not isinstance(attributes, dict):
@@ -408,7 +413,7 @@ def read_npz(path: Path) -> TaskOutputs:
         arrays.pop("outputs"), arrays.pop("targets", None), arrays.pop("accelerations", None),
         **arrays, task_names=attributes.get("task_names"),
         task_range=attributes.get("task_ranges") or attributes.get("task_range"),
-        provenance=attributes.get("provenance"), missing=attributes.get("missing", ()),
+        provenance=attributes.get("provenance"), missing_cases=attributes.get("missing", ()),
     )  # fmt: skip
 
 

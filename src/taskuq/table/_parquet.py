@@ -16,6 +16,7 @@ import numpy as np
 from taskuq._arrays import ranges_from_json, ranges_to_json, require_finite
 from taskuq._io import (
     SEAL,
+    ExistingFileError,
     atomic_write,
     complete_record,
     fingerprint,
@@ -26,7 +27,7 @@ from taskuq._io import (
     with_checksum,
     write_json,
 )
-from taskuq.errors import FileExistsError, InputError, TableMismatchError, first_line
+from taskuq.errors import InputError, TableMismatchError, first_line
 from taskuq.interval import BoolArray, TaskRange
 from taskuq.table._table import TaskOutputs
 
@@ -380,10 +381,10 @@ class TableWriter:
         self.header = header
         try:
             if (self.folder / HEADER).exists():
-                raise FileExistsError
+                raise ExistingFileError
             # Of several writers that begin at once one makes the header, and the others look at it.
             write_json(self.folder / HEADER, header.to_dict(), exclusive=True)
-        except FileExistsError:
+        except ExistingFileError:
             _refuse_other_header(read_header(self.folder), header, self.folder)
         self._number = len(_shard_paths(self.folder))
 
@@ -558,19 +559,19 @@ def write_shards(table: TaskOutputs, folder: Path) -> Path:
         task_ranges=table.task_ranges,
         round_names=table.round_names,
         round_targets=table.has_round_targets,
-        lines=None if table.lines is None else table.lines.shape[2],
-        order="roster" if table.missing else "written",
+        lines=None if table.sampled_lines is None else table.sampled_lines.shape[2],
+        order="roster" if table.missing_cases else "written",
         provenance=table.provenance,
     )
     writer = TableWriter(folder, header)
     case = np.arange(table.cases) if table.case is None else table.case
-    if table.missing:
+    if table.missing_cases:
         # The roster remembers who is missing; it knows cases by their names.
         case = case.astype(str)
-        write_case_list(folder, [*case, *table.missing])
+        write_case_list(folder, [*case, *table.missing_cases])
     known = {"group": table.group, "label": table.label}
     for k, R in enumerate(table.accelerations):
-        lines = None if table.lines is None else table.lines[k]
+        lines = None if table.sampled_lines is None else table.sampled_lines[k]
         writer.write(case, float(R), table.outputs[k], table.targets_at(k), lines=lines, **known)
     return folder
 
@@ -645,9 +646,9 @@ def read_shards(folder: Path) -> TaskOutputs:
         task_range=header.task_ranges,
         round_names=header.round_names,
         provenance=header.provenance,
-        missing=_as_texts(_chosen(ids, ~complete)).to_pylist(),
-        lines=_lines(header, shards, places, n),
-        pictures=folder / PICTURES if (folder / PICTURES).exists() else None,
+        missing_cases=_as_texts(_chosen(ids, ~complete)).to_pylist(),
+        sampled_lines=_lines(header, shards, places, n),
+        images_path=folder / PICTURES if (folder / PICTURES).exists() else None,
     )  # fmt: skip
 
 

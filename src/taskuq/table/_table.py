@@ -144,9 +144,9 @@ class TaskOutputs:
         task_ranges: One for each task, which is what ``task_range`` is kept as.
         round_names: What rounds are called, e.g. '20 views'; by their accelerations where None.
         provenance: How the table was made.
-        missing: Cases a run did not finish; they are not in the arrays.
-        pictures: Where a run has kept pictures of some cases.
-        lines: What each round measured of each case, booleans (round, case, line), where a rule
+        missing_cases: Cases a run did not finish; they are not in the arrays.
+        images_path: Where a run has kept pictures of some cases.
+        sampled_lines: What each round measured of each case, booleans (round, case, line), where a rule
             chose it for each case.
 
     Example:
@@ -167,9 +167,9 @@ class TaskOutputs:
     task_ranges: tuple[TaskRange, ...] = (None,)
     round_names: tuple[str, ...] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
-    pictures: Path | None = None
-    lines: BoolArray | None = None
+    missing_cases: tuple[str, ...] = ()
+    images_path: Path | None = None
+    sampled_lines: BoolArray | None = None
 
     def __init__(
         self,
@@ -185,9 +185,9 @@ class TaskOutputs:
         task_ranges: Any = None,
         round_names: Sequence[str] | None = None,
         provenance: Mapping[str, Any] | None = None,
-        missing: Iterable[str] = (),
-        pictures: Path | None = None,
-        lines: Any = None,
+        missing_cases: Iterable[str] = (),
+        images_path: Path | None = None,
+        sampled_lines: Any = None,
     ) -> None:
         x = as_real_array(outputs, "outputs", ndim=(1, 2, 3, 4))
         x = x[:, None] if x.ndim == 1 else x
@@ -225,9 +225,9 @@ class TaskOutputs:
             "task_ranges": ranges,
             "round_names": _as_round_names(round_names, rounds),
             "provenance": _provenance(provenance),
-            "missing": _as_texts(missing, "missing"),
-            "pictures": pictures,
-            "lines": None if lines is None else _lines(lines, rounds, n),
+            "missing_cases": _as_texts(missing_cases, "missing_cases"),
+            "images_path": images_path,
+            "sampled_lines": None if sampled_lines is None else _lines(sampled_lines, rounds, n),
         }
         if values["case"] is not None and len(np.unique(values["case"])) != n:  # type: ignore[arg-type]  # an array
             raise InputError(
@@ -287,7 +287,7 @@ class TaskOutputs:
         """Whether targets depend on the round, as image quality does."""
         return self.targets.ndim == self.outputs.ndim - 1
 
-    def round_at(self, acceleration: float | str) -> int:
+    def round_index(self, acceleration: float | str) -> int:
         """Return the number of a round, counted from 0.
 
         Arguments:
@@ -310,7 +310,7 @@ class TaskOutputs:
             )
         return int(found[0])
 
-    def until(self, round: int) -> FloatArray:
+    def rounds_up_to(self, round: int) -> FloatArray:
         """Return the outputs of all rounds up to this one, (round, case, sample[, task])."""
         return np.asarray(self.outputs[: round + 1])
 
@@ -338,9 +338,11 @@ class TaskOutputs:
         """
         outputs, targets, changes = self.outputs, self.targets, dict[str, Any]()
         if accelerations is not None:
-            rounds = sorted(self.round_at(R) for R in accelerations)
+            rounds = sorted(self.round_index(R) for R in accelerations)
             outputs, changes["accelerations"] = outputs[rounds], self.accelerations[rounds]
-            changes["lines"] = None if self.lines is None else self.lines[rounds]
+            changes["sampled_lines"] = (
+                None if self.sampled_lines is None else self.sampled_lines[rounds]
+            )
             targets = targets[rounds] if self.has_round_targets else targets
             if self.round_names is not None:
                 changes["round_names"] = [self.round_names[k] for k in rounds]
@@ -354,8 +356,8 @@ class TaskOutputs:
         if cases is not None or group is not None:
             kept = self._kept(cases, group)
             outputs = outputs[:, kept]
-            lines = changes.get("lines", self.lines)
-            changes["lines"] = None if lines is None else lines[:, kept]
+            lines = changes.get("sampled_lines", self.sampled_lines)
+            changes["sampled_lines"] = None if lines is None else lines[:, kept]
             targets = np.take(targets, kept, axis=1 if self.has_round_targets else 0)
             ids = {"group": self.group, "label": self.label, "case": self.case}
             changes |= {name: v if v is None else v[kept] for name, v in ids.items()}
@@ -618,9 +620,9 @@ def sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
         raise InputError(
             "the table has no groups; sums are over the cases of a group", code="groups.missing"
         )
-    if table.missing:
+    if table.missing_cases:
         raise InputError(
-            f"{len(table.missing)} cases are missing, first {table.missing[0]}; a sum without one "
+            f"{len(table.missing_cases)} cases are missing, first {table.missing_cases[0]}; a sum without one "
             "of its cases would be another quantity: finish the run",
             code="table.incomplete",
         )
