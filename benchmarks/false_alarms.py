@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import taskuq as tq
 from taskuq.scan._monitor import BETS, _total_wealth, _update_wealth, monitor_table
-from taskuq.table._examples import stored_table
+from taskuq.table import stored_table
 
 RUNS, CASES, CALIBRATION = 1000, 10_000, 200
 DELTAS = (0.1, 0.05, 0.01)

@@ -26,13 +26,11 @@ import torch
 from studies.paper import put
 
 import taskuq as tq
-from taskuq.data._chest import air_fraction
-from taskuq.measure._tomography import TomographyConfig
-from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._simulate import simulate
-from taskuq.recover._methods import open_recovery
-from taskuq.recover._tomography import FilteredBackProjection
+from taskuq.data import air_fraction
+from taskuq.measure import TomographyConfig
+from taskuq.policy import Goal, PolicySpec, simulate
+from taskuq.recover import open_recovery
+from taskuq.recover import FilteredBackProjection
 
 SAMPLES = 32
 ALPHA = 0.1

@@ -20,13 +20,10 @@ from pathlib import Path
 import numpy as np
 
 import taskuq as tq
-from taskuq.data._arrays import NpzData
-from taskuq.data._atlas import Atlas, PatientDistribution
-from taskuq.data._dataset import Dataset
-from taskuq.data._readers import open_all
+from taskuq.data import Atlas, Dataset, NpzData, PatientDistribution, open_all
 from taskuq.experiments._demo import _bundled_networks, _DemoNetworks
-from taskuq.measure._mri import MaskConfig, MultiCoilMRI
-from taskuq.table._examples import stored_table
+from taskuq.measure import MaskConfig, MultiCoilMRI
+from taskuq.table import stored_table
 
 # Patients of the seed of the stored table, beyond those it holds and those of the demo.
 SEED, FIRST, SLICES, COILS, NOISE = 1, 2000, 8, 8, 0.02

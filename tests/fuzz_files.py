@@ -115,7 +115,7 @@ def make(folder):
         Kind("scan/scan.json", stored, None, in_json, True),
         Kind("scan/scan.json-round0.npz", stored, None, in_archive, True),
         # What a training reads when it goes on; the training itself would take too long.
-        Kind("split.json", ("python", "taskuq.data._dataset:_load_split", "split.json"), None, in_json,
+        Kind("split.json", ("python", "taskuq.data._dataset:load_split", "split.json"), None, in_json,
              True),
         Kind("resume.safetensors", ("python", "taskuq.training._checkpoints:_load_state",
                                     "resume.safetensors")),
@@ -302,7 +302,7 @@ def _volumes():
 
 
 def _networks():
-    from taskuq.data._dataset import Split, _save_split
+    from taskuq.data._dataset import Split, save_split
     from taskuq.recover._varnet import VarNet, VarNetConfig
     from taskuq.training._checkpoints import _log_epoch, _save_state
     from taskuq.training._weights import save_weights
@@ -310,7 +310,7 @@ def _networks():
     config = VarNetConfig(cascades=1, width=2, pools=1, sensitivity_width=2, sensitivity_pools=1)
     save_weights(VarNet(config), "net.safetensors", kind="varnet", config=config)
     Path("varnet.toml").write_text(VARNET)
-    _save_split(Split(("0",), ("1",), ("2",)), "split.json")
+    save_split(Split(("0",), ("1",), ("2",)), "split.json")
     _save_state({"step": 3, "loss": 0.5, "weights": VarNet(config).state_dict()},
                "resume.safetensors")  # fmt: skip
     for epoch in range(3):

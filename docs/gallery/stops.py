@@ -7,12 +7,10 @@ intervals of all rounds at once, which takes longer scans.
 
 import numpy as np
 
-from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._simulate import simulate
+from taskuq.policy import Goal, PolicySpec, simulate
 from taskuq.report.figures import draw
 from taskuq.report.figures._policy import accepted
-from taskuq.table._examples import stored_table
+from taskuq.table import stored_table
 
 goal = Goal(max_width=0.2)
 plans = [

@@ -9,7 +9,7 @@ import taskuq as tq
 from taskuq.cli.app import main
 from taskuq.errors import InputError
 from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import POLICIES, PolicySpec, _NestedPolicy
+from taskuq.policy._kinds import POLICIES, PolicySpec, NestedPolicy
 from taskuq.policy._simulate import simulate
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
@@ -18,7 +18,7 @@ NEW = synthetic_outputs(SyntheticTable(volumes=2, samples=4), seed=2).outputs
 UNITS = ("case", "group", "whole-group")
 
 
-class Mine(_NestedPolicy):
+class Mine(NestedPolicy):
     """The adaptive policy under a name that nothing in the package knows."""
 
     is_guaranteed = True
@@ -31,7 +31,7 @@ class Mine(_NestedPolicy):
         return f"Mine: {promise}"
 
 
-class Halved(_NestedPolicy):
+class Halved(NestedPolicy):
     """Half of each round's own quantile: narrower, and without any promise."""
 
     is_guaranteed = False

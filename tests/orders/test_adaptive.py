@@ -56,7 +56,7 @@ def test_cases_are_measured_by_lines_of_their_own(table):
 def test_outputs_are_those_of_the_lines_that_are_stored(table):
     for k, R in enumerate(RATES):
         for i, image in enumerate(CASES):
-            scan = scanner().take(image, R, table.lines[k, i])
+            scan = scanner().measure_lines(image, R, table.lines[k, i])
             drawn = Draws()(scan, samples=6, seed=case_seed(0, NAMES[i], R))
             assert np.allclose(corner(drawn), table.outputs[k, i], atol=1e-6)
 
@@ -64,9 +64,9 @@ def test_outputs_are_those_of_the_lines_that_are_stored(table):
 def test_lines_are_chosen_by_what_the_case_itself_has_shown(table):
     again = rule()
     for i, image in enumerate(CASES):
-        scan = again.take(image, RATES[0], again.first())
+        scan = again.measure_lines(image, RATES[0], again.initial_lines())
         drawn = Draws()(scan, samples=6, seed=case_seed(0, NAMES[i], RATES[0]))
-        lines = again.choose(0, scan, drawn, corner, again.first())
+        lines = again.next_lines(0, scan, drawn, corner, again.initial_lines())
         assert np.array_equal(lines, table.lines[1, i])
 
 
@@ -146,7 +146,7 @@ def test_lines_that_cannot_be_are_refused(table, lines, said):
 class Forgetful(AdaptiveLines):
     """A rule that gives up a line it has measured."""
 
-    def choose(self, round, measurement, recoveries, task, lines):
+    def next_lines(self, round, measurement, recoveries, task, lines):
         lines[np.flatnonzero(lines)[0]] = False
         return lines
 
@@ -179,7 +179,7 @@ def test_a_rule_that_forgets_a_line_is_refused():
 
 def test_a_round_by_itself_is_refused_unless_it_is_the_first_or_all():
     one = rule()
-    assert torch.equal(one(CASES[0], 8.0).mask, torch.as_tensor(one.first()))
+    assert torch.equal(one(CASES[0], 8.0).mask, torch.as_tensor(one.initial_lines()))
     assert one(CASES[0], 1.0).mask.all()
     with pytest.raises(InputError, match="depends on the samples"):
         one(CASES[0], 4.0)
@@ -187,18 +187,20 @@ def test_a_round_by_itself_is_refused_unless_it_is_the_first_or_all():
 
 def test_where_a_scan_cannot_choose_the_masks_are_next():
     one = rule()
-    assert np.array_equal(one.otherwise(0, one.first()), one.masks[1])
+    assert np.array_equal(one.fallback_lines(0, one.initial_lines()), one.masks[1])
     other = np.arange(SIZE) % 8 == 3
-    lines = one.otherwise(0, other)
+    lines = one.fallback_lines(0, other)
     assert lines.sum() == 4
     assert (lines >= other).all()
 
 
 def test_looking_at_fewer_samples_chooses_by_the_first_of_them():
-    scan = scanner().take(CASES[0], 8.0, rule().first())
+    scan = scanner().measure_lines(CASES[0], 8.0, rule().initial_lines())
     drawn = Draws()(scan, samples=6, seed=1)
-    few = rule(looks=3).choose(0, scan, drawn, corner, rule().first())
-    assert np.array_equal(few, rule().choose(0, scan, drawn[:3], corner, rule().first()))
+    few = rule(looks=3).next_lines(0, scan, drawn, corner, rule().initial_lines())
+    assert np.array_equal(
+        few, rule().next_lines(0, scan, drawn[:3], corner, rule().initial_lines())
+    )
 
 
 def test_pictures_show_the_lines_of_their_case(table, tmp_path):

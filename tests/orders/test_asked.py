@@ -13,7 +13,7 @@ from orders.toy import RATES, SIZE, Draws, corner, patients, scanner
 from taskuq.errors import InputError
 from taskuq.measure._adaptive import AdaptiveLines
 from taskuq.measure._mri import SimulatedMRIScanner, _AdaptiveMRIScanner
-from taskuq.measure._tomography import ParallelBeamCT, _AdaptiveCTScanner, _PhotonNoise
+from taskuq.measure._tomography import ParallelBeamCT, _AdaptiveCTScanner, PhotonNoise
 from taskuq.scan._audit import read_audit_log
 
 CASES = patients(12, seed=5)
@@ -86,7 +86,7 @@ def _interrupt_after(round_):
 class Failing(AdaptiveLines):
     """A rule that cannot choose after the first round."""
 
-    def choose(self, round, measurement, recoveries, task, lines):
+    def next_lines(self, round, measurement, recoveries, task, lines):
         raise ArithmeticError("no samples to look at")
 
 
@@ -103,10 +103,10 @@ def test_a_rule_that_fails_stops_nothing_and_the_masks_are_measured(table):
 class FailingOnce(AdaptiveLines):
     """A rule that cannot choose after the first round, and can again later."""
 
-    def choose(self, round, *given):
+    def next_lines(self, round, *given):
         if round == 0:
             raise ArithmeticError("no samples to look at")
-        return super().choose(round, *given)
+        return super().next_lines(round, *given)
 
 
 def test_a_rule_that_failed_once_stops_nothing_later_even_where_any_stop_would_hold(table):
@@ -180,8 +180,8 @@ def test_a_scanner_that_cannot_be_asked_is_refused(policy):
 
 
 def test_a_tomograph_is_asked_for_views():
-    ct = ParallelBeamCT(16, 32, (8.0, 4.0), _PhotonNoise(1e4), seed=0)
-    masks = np.stack([ct.begin(4), ct.begin(8)])
+    ct = ParallelBeamCT(16, 32, (8.0, 4.0), PhotonNoise(1e4), seed=0)
+    masks = np.stack([ct.initial_lines(4), ct.initial_lines(8)])
     rule = AdaptiveLines(ct, masks, (8.0, 4.0), "outputs")
     images = torch.rand(10, 16, 16, generator=torch.Generator().manual_seed(0))
     table = tq.Pipeline(rule, back_projected, corner).run(
@@ -201,7 +201,7 @@ def test_a_tomograph_is_asked_for_views():
 def back_projected(measurement, *, samples, seed):
     generator = torch.Generator().manual_seed(seed % 2**31)
     noise = torch.randn(samples, 16, 16, generator=generator)
-    return measurement.picture + 0.3 * noise / len(measurement.angles)
+    return measurement.preview + 0.3 * noise / len(measurement.angles)
 
 
 def test_a_group_is_asked_case_by_case(policy, table):

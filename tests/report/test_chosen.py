@@ -24,21 +24,21 @@ def chosen(case, count):
 class Rule:
     """Chooses by the brightness of the image."""
 
-    def first(self):
+    def initial_lines(self):
         return chosen(0, 2)
 
     def __call__(self, image, acceleration):
         raise AssertionError("rounds are chosen")
 
-    def take(self, image, acceleration, lines):
+    def measure_lines(self, image, acceleration, lines):
         return image, lines
 
-    def choose(self, round, measurement, recoveries, task, lines):
+    def next_lines(self, round, measurement, recoveries, task, lines):
         free = np.flatnonzero(~lines)
         more = np.roll(free, int(7 * float(measurement[0].mean())))[: 4 - lines.sum()]
         return lines | np.isin(np.arange(LINES), more)
 
-    def otherwise(self, round, lines):
+    def fallback_lines(self, round, lines):
         raise AssertionError("it can choose")
 
 

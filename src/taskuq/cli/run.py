@@ -189,7 +189,7 @@ def table(
     if sum_groups is not None:
         from taskuq.table import _table as whole_groups
 
-        loaded = whole_groups._sum_groups(loaded, sum_groups)
+        loaded = whole_groups.sum_groups(loaded, sum_groups)
     missing = f", {len(loaded.missing)} cases lack a round" if loaded.missing else ""
     print_message(f"{loaded}{missing}")
     if fraction is None or remainder is None:

@@ -162,7 +162,7 @@ class PolicyKind(ABC):
     def sentence(self, goal: Goal | Goals, promise: str) -> str: ...
 
 
-class _NestedPolicy(PolicyKind):
+class NestedPolicy(PolicyKind):
     """Policy that reports a score's nested intervals."""
 
     options: ClassVar[tuple[str, ...]] = ("score",)
@@ -199,7 +199,7 @@ POLICIES: Registry[type[PolicyKind]] = Registry(
 
 
 @final
-class AdaptivePolicy(_NestedPolicy):
+class AdaptivePolicy(NestedPolicy):
     """One threshold for all rounds, calibrated at the stop."""
 
     is_guaranteed: ClassVar[bool] = True
@@ -215,7 +215,7 @@ class AdaptivePolicy(_NestedPolicy):
 
 
 @final
-class AnytimePolicy(_NestedPolicy):
+class AnytimePolicy(NestedPolicy):
     """One threshold for all rounds, calibrated on the maximum score over rounds."""
 
     is_guaranteed: ClassVar[bool] = True
@@ -232,7 +232,7 @@ class AnytimePolicy(_NestedPolicy):
 
 
 @final
-class PaperPolicy(_NestedPolicy):
+class PaperPolicy(NestedPolicy):
     """One threshold per round, as in the paper; no guarantee at the stop."""
 
     is_guaranteed: ClassVar[bool] = False

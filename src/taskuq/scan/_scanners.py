@@ -115,7 +115,7 @@ class LineSelector:
 
     def measured(self, scan: Scan) -> BoolArray:
         """The lines of a case in the round that it is in, booleans (line,)."""
-        lines = np.array(self.rule.first(), dtype=bool)
+        lines = np.array(self.rule.initial_lines(), dtype=bool)
         for record in scan.rounds:
             lines[list(record.wanted)] = True
         return lines
@@ -126,7 +126,7 @@ class LineSelector:
         """Ask the rule for the lines of round k + 1; nothing where all that is left is next."""
         if k + 1 >= self.rounds:
             return None
-        found = self.rule.choose(k, measurement, recoveries, task, lines.copy())
+        found = self.rule.next_lines(k, measurement, recoveries, task, lines.copy())
         return require_nested_lines(found, lines, k)
 
     def wanted(self, k: int, scan: Scan, chosen: BoolArray | None) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ class LineSelector:
         if k + 1 >= self.rounds:
             after = np.ones_like(lines)
         elif chosen is None:
-            after = require_nested_lines(self.rule.otherwise(k, lines.copy()), lines, k)
+            after = require_nested_lines(self.rule.fallback_lines(k, lines.copy()), lines, k)
         else:
             after = chosen
         return tuple(np.flatnonzero(after & ~lines).tolist())
@@ -166,7 +166,7 @@ class LineSelector:
     def lines_of(self, k: int, scan: Scan) -> NDArray[np.int64]:
         """The numbers of the lines that round k adds to a case."""
         if k == 0:
-            return np.flatnonzero(self.rule.first())
+            return np.flatnonzero(self.rule.initial_lines())
         return np.array(scan.rounds[k - 1].wanted, dtype=np.int64)
 
     def fault(self, k: int, scan: Scan, piece: Any) -> str | None:

@@ -33,10 +33,15 @@ def as_rounds(
     """Take rounds by their accelerations, or by what they cost; return those and their names."""
     given = accelerations if costs is None else costs
     if given is None or (accelerations is not None and costs is not None):
-        raise InputError("rounds are given by accelerations, or by costs and full_cost; give one")
+        raise InputError(
+            "rounds are given by accelerations, or by costs and full_cost; give one",
+            code="option.conflict",
+        )
     if isinstance(given, Mapping):
         if names is not None:
-            raise InputError("rounds have names already; leave round_names out")
+            raise InputError(
+                "rounds have names already; leave round_names out", code="option.conflict"
+            )
         names, given = list(given), list(given.values())
     values = np.atleast_1d(as_array(given, "accelerations" if costs is None else "costs"))
     if costs is not None:
@@ -52,12 +57,16 @@ def called_rounds(accelerations: FloatArray, names: tuple[str, ...] | None) -> d
 def _full_cost_over(costs: np.ndarray, full_cost: float | None) -> FloatArray:
     """Return accelerations: the full cost over the cost of each round."""
     if full_cost is None:
-        raise InputError("costs need full_cost, what it costs to measure everything; give it")
+        raise InputError(
+            "costs need full_cost, what it costs to measure everything; give it",
+            code="option.missing",
+        )
     is_rising = costs.dtype.kind in "fiu" and (costs > 0).all() and (np.diff(costs) > 0).all()
     if not is_rising or not costs[-1] < full_cost < np.inf:
         raise InputError(
             f"costs must be positive, rise and stay below full_cost, got "
-            f"{', '.join(map(str, costs.tolist()))[:80]} and {full_cost}"
+            f"{', '.join(map(str, costs.tolist()))[:80]} and {full_cost}",
+            code="rounds.invalid",
         )
     return np.asarray(full_cost / costs.astype(float))
 
@@ -68,22 +77,28 @@ def _as_accelerations(values: Any, rounds: int) -> FloatArray:
         if rounds > 1:
             raise InputError(
                 f"{rounds} rounds need their accelerations; give accelerations=, one for each, "
-                "fewest measurements first"
+                "fewest measurements first",
+                code="rounds.invalid",
             )
         # One round of unknown acceleration: nothing compares it with another.
         return np.full(1, np.nan)
     numbers = np.atleast_1d(as_array(values, "accelerations"))
     if numbers.dtype.kind not in "fiu":
-        raise InputError(f"accelerations must be numbers, got an array of {numbers.dtype}")
+        raise InputError(
+            f"accelerations must be numbers, got an array of {numbers.dtype}", code="dtype.invalid"
+        )
     given = numbers.astype(float)
     if given.shape != (rounds,):
-        raise InputError(f"{rounds} rounds need as many accelerations, got {given.size}")
+        raise InputError(
+            f"{rounds} rounds need as many accelerations, got {given.size}", code="rounds.invalid"
+        )
     if rounds == 1 and np.isnan(given).all():
         return given
     if not (np.isfinite(given).all() and (given > 1).all() and (np.diff(given) < 0).all()):
         raise InputError(
             f"accelerations must decrease and stay above 1 (everything measured is implied), got "
-            f"{', '.join(f'{R:g}' for R in given)}"
+            f"{', '.join(f'{R:g}' for R in given)}",
+            code="rounds.invalid",
         )
     return given
 
@@ -94,14 +109,18 @@ def _as_round_names(values: Any, rounds: int) -> tuple[str, ...] | None:
         return None
     names = _as_texts(values, "round_names")
     if len(names) != rounds or len(set(names)) != rounds or not all(map(str.strip, names)):
-        raise InputError(f"{rounds} rounds need as many different names, got {names}")
+        raise InputError(
+            f"{rounds} rounds need as many different names, got {names}", code="rounds.invalid"
+        )
     return names
 
 
 def _as_texts(values: Any, name: str) -> tuple[str, ...]:
     """Take a list of names."""
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise InputError(f"{name} must be a list of names, got {values!r:.80}")
+        raise InputError(
+            f"{name} must be a list of names, got {values!r:.80}", code="dtype.invalid"
+        )
     return tuple(map(str, values))
 
 
@@ -176,17 +195,22 @@ class TaskOutputs:
         rounds, n = x.shape[:2]
         tasks = x.shape[3] if x.ndim == 4 else 1
         if 0 in x.shape:
-            raise InputError(f"outputs of shape {x.shape} are empty; at least one case is needed")
+            raise InputError(
+                f"outputs of shape {x.shape} are empty; at least one case is needed",
+                code="table.incomplete",
+            )
         per_case = (n, tasks) if x.ndim == 4 else (n,)
         if targets is None:
             z = np.full(per_case, np.nan)
         else:
             z = as_real_array(targets, "targets", ndim=(1, 2, 3)).astype(float)
         if z.shape not in (per_case, (rounds, *per_case)):
-            raise InputError(_unlike(z.shape, x.shape, per_case))
+            raise InputError(_unlike(z.shape, x.shape, per_case), code="shape.mismatch")
         names = _names(tasks) if task_names is None else _as_texts(task_names, "task_names")
         if len(names) != tasks or len(set(names)) != tasks:
-            raise InputError(f"{tasks} tasks need as many different names, got {names}")
+            raise InputError(
+                f"{tasks} tasks need as many different names, got {names}", code="table.duplicate"
+            )
         ranges = as_ranges(task_ranges if task_range is None else task_range, names)
         require_in_ranges(z, ranges, "targets", names)
         require_in_ranges(x, ranges, "outputs", names)
@@ -206,7 +230,9 @@ class TaskOutputs:
             "lines": None if lines is None else _lines(lines, rounds, n),
         }
         if values["case"] is not None and len(np.unique(values["case"])) != n:  # type: ignore[arg-type]  # an array
-            raise InputError("case holds an identity twice; each case needs its own")
+            raise InputError(
+                "case holds an identity twice; each case needs its own", code="table.duplicate"
+            )
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -271,14 +297,16 @@ class TaskOutputs:
             if acceleration not in self.round_labels:
                 raise InputError(
                     f"there is no round {acceleration!r:.60}; the table has "
-                    f"{', '.join(self.round_labels)}"
+                    f"{', '.join(self.round_labels)}",
+                    code="choice.unknown",
                 )
             return self.round_labels.index(acceleration)
         found = np.nonzero(np.isclose(self.accelerations, acceleration, rtol=1e-9))[0]
         if not found.size:
             have = ", ".join(f"{R:g}" for R in self.accelerations)
             raise InputError(
-                f"acceleration {acceleration:g} is not in the table, which has {have}; choose one"
+                f"acceleration {acceleration:g} is not in the table, which has {have}; choose one",
+                code="choice.unknown",
             )
         return int(found[0])
 
@@ -319,7 +347,8 @@ class TaskOutputs:
         if samples is not None:
             if not 1 <= samples <= self.samples:
                 raise InputError(
-                    f"the table has {self.samples} samples per case, cannot keep {samples}"
+                    f"the table has {self.samples} samples per case, cannot keep {samples}",
+                    code="samples.mismatch",
                 )
             outputs = outputs[:, :, :samples]
         if cases is not None or group is not None:
@@ -333,11 +362,17 @@ class TaskOutputs:
         if task is not None:
             known = ", ".join(self.task_names)
             if isinstance(task, int):
-                raise InputError(f"a task is chosen by its name, got {task}; the table has {known}")
+                raise InputError(
+                    f"a task is chosen by its name, got {task}; the table has {known}",
+                    code="choice.unknown",
+                )
             chosen = [task] if isinstance(task, str) else list(task)
             for name in chosen:
                 if name not in self.task_names:
-                    raise InputError(f"there is no task {name!r:.60}; the table has {known}")
+                    raise InputError(
+                        f"there is no task {name!r:.60}; the table has {known}",
+                        code="choice.unknown",
+                    )
             index = [self.task_names.index(name) for name in chosen]
             if outputs.ndim == 4:
                 at: Any = index[0] if isinstance(task, str) else index
@@ -352,10 +387,10 @@ class TaskOutputs:
         if group is None:
             return kept
         if self.group is None:
-            raise InputError("the table has no groups to select by")
+            raise InputError("the table has no groups to select by", code="groups.missing")
         members = np.isin(self.group[kept].astype(str), np.atleast_1d(group).astype(str))
         if not members.any():
-            raise InputError(f"no case belongs to group {group!r}")
+            raise InputError(f"no case belongs to group {group!r}", code="choice.unknown")
         return kept[members]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -381,7 +416,7 @@ class TaskOutputs:
             return _with_range(READERS[FRAME](path), task_range)
         source = Path(path)
         if not source.exists():
-            raise InputError(f"there is no table at {path}; check the name")
+            raise InputError(f"there is no table at {path}; check the name", code="file.missing")
         kind = FOLDER if source.is_dir() else source.suffix
         with reading(source, "a table"):
             table = READERS[kind if kind in READERS else ".npz"](source)
@@ -448,16 +483,23 @@ def _lines(values: Any, rounds: int, n: int) -> BoolArray:
     if lines.dtype != bool or lines.ndim != 3 or lines.shape[:2] != (rounds, n):
         raise InputError(
             f"lines are {lines.dtype} of shape {lines.shape}; booleans ({rounds}, {n}, line) say "
-            "what was measured of each case"
+            "what was measured of each case",
+            code="shape.mismatch",
         )
     if (lines[1:] < lines[:-1]).any():
-        raise InputError("lines of a later round leave out some of an earlier one; rounds nest")
+        raise InputError(
+            "lines of a later round leave out some of an earlier one; rounds nest",
+            code="rounds.invalid",
+        )
     return lines
 
 
 def _provenance(values: Any) -> dict[str, Any]:
     if not isinstance(values or {}, Mapping):
-        raise InputError(f"provenance must be names with values, got {type(values).__name__}")
+        raise InputError(
+            f"provenance must be names with values, got {type(values).__name__}",
+            code="dtype.invalid",
+        )
     return dict(values or {})
 
 
@@ -469,7 +511,8 @@ def _positions(cases: Any, n: int) -> np.ndarray:
     if not whole or index.min() < -n or index.max() >= n:
         raise InputError(
             f"no case is selected, or one that is not there: give positions below {n}, or one "
-            "boolean for each case"
+            "boolean for each case",
+            code="value.invalid",
         )
     return index
 
@@ -504,7 +547,10 @@ def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs
     unknown = [name for name in described if name not in DESCRIBED]
     if unknown:
         known = ", ".join(DESCRIBED)
-        raise InputError(f"{what} does not know {unknown[0]!r}; a table is described by {known}")
+        raise InputError(
+            f"{what} does not know {unknown[0]!r}; a table is described by {known}",
+            code="choice.unknown",
+        )
     if is_stored(given):
         given = TaskOutputs.load(given, task_range=described.get("task_range"))
         described = {name: value for name, value in described.items() if name != "task_range"}
@@ -512,13 +558,15 @@ def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs
         if described:
             raise InputError(
                 f"the table brings its own {', '.join(described)}; leave that out, or make another "
-                "table"
+                "table",
+                code="option.unused",
             )
         return given
     if not isinstance(given, tuple) or len(given) != 2:
         raise InputError(
             f"{what} needs a table, or arrays as a pair (outputs, targets); got a "
-            f"{type(given).__name__}"
+            f"{type(given).__name__}",
+            code="dtype.invalid",
         )
     return TaskOutputs(*given, **described)
 
@@ -559,16 +607,22 @@ def _is_within(values: np.ndarray) -> bool:
     return bool(values.min() >= 0 and values.max() <= 1)
 
 
-def _sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
+def sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
     """Return a table of one case for each group: the weighted sums over its cases."""
     if not 0 < weight < math.inf:
-        raise InputError(f"weight is {weight}; give a number above 0, e.g. a slice's thickness")
+        raise InputError(
+            f"weight is {weight}; give a number above 0, e.g. a slice's thickness",
+            code="value.invalid",
+        )
     if table.group is None:
-        raise InputError("the table has no groups; sums are over the cases of a group")
+        raise InputError(
+            "the table has no groups; sums are over the cases of a group", code="groups.missing"
+        )
     if table.missing:
         raise InputError(
             f"{len(table.missing)} cases are missing, first {table.missing[0]}; a sum without one "
-            "of its cases would be another quantity: finish the run"
+            "of its cases would be another quantity: finish the run",
+            code="table.incomplete",
         )
     names, of_case = np.unique(np.asarray(table.group), return_inverse=True)
     members = (of_case == np.arange(len(names))[:, None]).astype(float)
