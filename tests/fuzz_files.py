@@ -228,7 +228,9 @@ def read_scan(path):
     from taskuq.scan._state import load_scan
 
     scan = load_scan(path, tq.load_policy(path.with_name("policy.json")))
-    return [one.to_dict() for one in scan.rounds], [np.asarray(p).tolist() for p in scan.pieces]
+    return [one.to_dict() for one in scan.rounds], [
+        np.asarray(p).tolist() for p in scan.measurements
+    ]
 
 
 def _images():

@@ -45,8 +45,8 @@ def run(tmp_path_factory):
     signals = rng.random((80, 1)) * (rng.random((80, 24)) < 0.7)
     table = tq.Pipeline(blurred, sharpened, read).run(
         signals, costs=SECONDS, full_cost=FULL, samples=4, seed=0, store=folder / "table",
-        task_names=list(RANGES), task_range=RANGES, pictures=4, quiet=True,
-        words={"case": "signal", "estimate": "blurred", "measurement": "second"},
+        task_names=list(RANGES), task_range=RANGES, keep_images=4, progress=False,
+        terminology={"case": "signal", "estimate": "blurred", "measurement": "second"},
     )  # fmt: skip
     return folder, table
 
@@ -177,7 +177,7 @@ def unreadable(signals):
     ],
 )
 def test_numbers_that_do_not_fit_name_whose_they_are(tmp_path, recover, task, sentence):
-    asked = {"costs": SECONDS, "full_cost": FULL, "samples": 4, "seed": 0, "quiet": True}
+    asked = {"costs": SECONDS, "full_cost": FULL, "samples": 4, "seed": 0, "progress": False}
     with pytest.raises(InputError, match=sentence):
         tq.Pipeline(blurred, recover, task).run(
             np.ones((1, 24)), case=["north"], store=tmp_path / "table", **asked

@@ -159,7 +159,7 @@ def pictured(tmp_path, **more):
     pipeline = tq.Pipeline(lambda x, R: x - 1 / R, recover, lambda x: x.mean((1, 2)))
     table = pipeline.run(
         images, costs={"one exposure": 1, "three exposures": 3}, full_cost=6, samples=4, seed=0,
-        store=tmp_path / "table", pictures=5, quiet=True, words={"case": "scene"},
+        store=tmp_path / "table", keep_images=5, progress=False, terminology={"case": "scene"},
         **more,
     )  # fmt: skip
     return tq.make_report(table, tmp_path / "page", **ASKED)

@@ -148,7 +148,7 @@ def recover(measurement, *, samples, seed):
 
 images = np.arange(9.0)[:, None, None] * np.ones((1, 4, 4))
 pipeline = tq.Pipeline(lambda image, acceleration: image, recover, lambda x: x.mean((1, 2)))
-pipeline.run(images, accelerations=(4, 2), samples=2, seed=0, quiet=True, store=sys.argv[1])
+pipeline.run(images, accelerations=(4, 2), samples=2, seed=0, progress=False, store=sys.argv[1])
 """
 
 

@@ -139,7 +139,7 @@ def run(
         round_names=opened.config.measure.round_names,
         samples=opened.config.samples, seed=opened.config.seed, store=output,
         configuration=opened.configuration, engine=chosen, batch=batch, threads=threads,
-        fresh=overwrite, pictures=keep_images, words=opened.words,
+        overwrite=overwrite, keep_images=keep_images, terminology=opened.words,
     )  # fmt: skip
     print_message(
         f"{filled}" + (f", {len(filled.missing)} cases missing" if filled.missing else "")

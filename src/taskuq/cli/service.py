@@ -88,7 +88,7 @@ def monitor(
     test = Monitor(load_policy(policy), delta=delta, state=output)
     before = test.units
     monitor_table(test, TaskOutputs.load(table), audited=audited)
-    number = len(test.streams)
+    number = len(test._streams)
     rows = [
         [
             name,
@@ -96,9 +96,9 @@ def monitor(
             f"{100 * stream.median_rank:.3g} %" if stream.values else "-",
             f"{stream.evidence[-1] / number:.3g}" if stream.values else "-",
             f"{stream.largest / number:.3g}",
-            "yes" if name in test.changed else "no",
+            "yes" if name in test.alarms else "no",
         ]
-        for name, stream in test.streams.items()
+        for name, stream in test._streams.items()
     ]
     title = (
         f"{test.units - before} new {test.policy.guarantee.unit}s, {test.units} in all; evidence "
