@@ -69,7 +69,7 @@ def test_when_the_trouble_is_over_the_same_command_works(ends, command):
 
 
 def test_a_full_pipe_is_one_sentence(tmp_path):
-    command = [sys.executable, "-m", "taskuq.cli.app", "plan-size", "--json", "-"]
+    command = [sys.executable, "-m", "taskuq.cli.app", "sample-size", "--json", "-"]
     with open("/dev/full", "w") as full:
         ran = subprocess.run(command, stdout=full, stderr=-1, text=True)
 
@@ -178,7 +178,7 @@ def test_k_space_with_a_hole_is_not_counted_as_used(tmp_path, capsys):
         values = np.ones((2, 9, 8, 8), np.complex64)
         values[1, 0, 0, 0] = np.nan
         file["kspace"] = values
-    words = ["--acquisition", "", "--minimum-width", "8", "--size", "8", "--slices", "all"]
+    words = ["--acquisition", "", "--min-lines", "8", "--size", "8", "--slices", "all"]
     app.main(["data", "check", str(tmp_path), *words, "--thorough", "--json", "-"])
 
     assert json.loads(capsys.readouterr().out)["summary"]["used"] == 0

@@ -199,12 +199,12 @@ def stop(log: Path) -> None:
     stopped = KeyboardInterrupt()
     stopped.add_note("stopped; 3 of 9 cases are finished")
     raise stopped
-audit.audit = data.sheet = stop
+audit.audit = data.preview = stop
 app.main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("command", [["audit"], ["data", "sheet"]])
+@pytest.mark.parametrize("command", [["audit"], ["data", "preview"]])
 def test_control_c_says_what_is_kept(command):
     ended = subprocess.run(
         [sys.executable, "-c", STOPPED, *command, "a"], capture_output=True, text=True, check=False

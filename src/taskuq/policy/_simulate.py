@@ -550,7 +550,7 @@ def _spread(part: FloatArray, whole: FloatArray) -> float:
 
 CHOOSING = (
     "Whoever chooses by this table and plans on the same cases has no promise left: taskuq plan "
-    "--choose compares on cases of their own, taskuq table --share parts a table."
+    "--choose compares on cases of their own, taskuq table --fraction parts a table."
 )
 
 

@@ -99,7 +99,7 @@ def write_interval(
     if patient is not None and shown != patient:
         raise InputError(
             f"the scan is of patient {patient:.60} and {image} of {shown or 'nobody':.60}; give "
-            "the image of the scan, or --other-patient where both are the same"
+            "the image of the scan, or --allow-patient-mismatch where both are the same"
         )
     report = _dicom_report(record, opened)
     with atomic_write(path) as partial:

@@ -308,7 +308,7 @@ def _unlike(
     if not found:
         return None
     if not allowed:
-        raise InputError(f"{'; '.join(found)} (--unlike goes on without a promise)")
+        raise InputError(f"{'; '.join(found)} (--allow-mismatch goes on without a promise)")
     return void_reason(found, depth=4)
 
 

@@ -463,7 +463,7 @@ class Session:
         self.void = self.chain.void
         if said := coil_mismatch(self.chain.policy, header.shape[0]):
             if not self.chain.unlike:
-                raise InputError(f"{said} (serve --unlike goes on without a promise)")
+                raise InputError(f"{said} (serve --allow-mismatch goes on without a promise)")
             self.void = self.void or f"Nothing is promised: {said}."
         if header.shape[2] != width:
             raise InputError(
@@ -480,13 +480,13 @@ class Session:
         if header.nbytes > limits.scan:
             raise InputError(
                 f"the header announces {_mib(header.nbytes)} of k-space, and {_mib(limits.scan)} "
-                "are taken; --scan-size takes more"
+                "are taken; --max-scan takes more"
             )
         at_once = header.nbytes if self.chain.is_together else header.nbytes // header.slices
         if at_once > limits.kept:
             raise InputError(
                 f"slices that are decided at once have {_mib(at_once)} of k-space, and "
-                f"{_mib(limits.kept)} are kept; --kept-size keeps more"
+                f"{_mib(limits.kept)} are kept; --max-buffer keeps more"
             )
 
     def _key(self, *more: int | str) -> str:
@@ -549,7 +549,7 @@ class Session:
             raise InputError(
                 f"lines of slices under way ({len(self.slices)}) take {_mib(self._kept)}, and "
                 f"{_mib(self.wire.limits.kept)} are kept; send slices one after another, or keep "
-                "more by --kept-size"
+                "more by --max-buffer"
             )
         self.turns.offer(scan)
 
