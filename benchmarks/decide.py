@@ -9,11 +9,9 @@ from unittest.mock import patch
 import numpy as np
 
 import taskuq as tq
+from taskuq.policy import Goal, PolicySpec, simulate
 from taskuq.policy import _simulate as simulation
-from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._simulate import simulate
-from taskuq.table._examples import SyntheticTable, synthetic_outputs
+from taskuq.table import SyntheticTable, synthetic_outputs
 
 SPLITS = 10_000
 # Splits in a run, and runs, where the time of one split is measured.

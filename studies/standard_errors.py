@@ -12,11 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from taskuq.conformal import _family as summaries
-from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._simulate import simulate
-from taskuq.table._examples import SyntheticTable, synthetic_outputs
-from taskuq.table._table import TaskOutputs
+from taskuq.policy import Goal, PolicySpec, simulate
+from taskuq.table import SyntheticTable, TaskOutputs, synthetic_outputs
 
 TABLES, TRIALS, ALPHA = 100, 100, 0.1
 # Policy, score, unit, volumes, whether only one case of each volume is kept, width to stop at.

@@ -8,7 +8,7 @@ intervals of all rounds at once, which takes longer scans.
 import taskuq as tq
 from taskuq.report.figures import draw
 from taskuq.report.figures._policy import accepted
-from taskuq.table._examples import stored_table
+from taskuq.table import stored_table
 
 table = stored_table("atlas-sampler")
 policies = ["paper:lwr", "fixed-width", "anytime"]

@@ -238,7 +238,7 @@ def test_the_command_line_chooses_and_simulate_says_what_choosing_costs(tmp_path
     main(f"plan {asked} --choose {','.join(NAMES)} -o {tmp_path}/policy.json".split())
     said = " ".join(capsys.readouterr().err.split())
     record = f"--json {tmp_path}/simulate.json"
-    main(f"simulate {asked} --policy adaptive --score lwr,ar --trials 5 {record}".split())
+    main(f"simulate {asked} --policy adaptive --score lwr,ar --splits 5 {record}".split())
     warned = " ".join(capsys.readouterr().err.split())
 
     assert tq.load_policy(tmp_path / "policy.json").provenance["chosen"]["sentence"] in said

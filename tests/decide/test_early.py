@@ -238,7 +238,7 @@ def test_a_simulation_judges_the_promise_about_early_stops(tmp_path, capsys):
     TABLE.save(tmp_path / "table.npz")
     main(
         f"simulate {tmp_path}/table.npz --policy paper,fixed-width --score lwr --statistic spread "
-        f"--alpha 0.1 --max-width 0.2 --delta 0.1 --given early --trials 20 --unit case "
+        f"--alpha 0.1 --max-width 0.2 --delta 0.1 --given early --splits 20 --unit case "
         f"--json {tmp_path}/found.json".split()
     )
     paper, early_too = json.loads((tmp_path / "found.json").read_text())["results"]

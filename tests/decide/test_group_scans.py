@@ -146,7 +146,7 @@ def test_every_case_of_a_group_draws_what_a_pipeline_draws(toy, whole, seed):
     scan = toy_scan(policy, seeds, seed=seed)
     numbered = toy_scan(policy, seeds, seed=seed,
                         scanners=list(toy_scanners(seeds).values()))  # fmt: skip
-    settings = {"accelerations": toy.ACCELERATIONS, "samples": 6, "quiet": True, "seed": seed}
+    settings = {"accelerations": toy.ACCELERATIONS, "samples": 6, "progress": False, "seed": seed}
     pipeline = tq.Pipeline(measure, toy.recover, toy.task)
     for found, names in ((scan, list(scan.cases)), (numbered, None)):
         rows = pipeline.run([toy.image(s) for s in seeds], **settings, case=names).outputs

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
-from taskuq.cli.plan import _GuaranteeOptions
+from taskuq.cli.plan import _Goal
 from taskuq.cli.plan import plan as plan_command
 
 RNG = np.random.default_rng(2)
@@ -93,7 +93,7 @@ def test_the_outlook_survives_a_file(tmp_path):
 def test_the_command_says_what_infinite_thresholds_come_to(tmp_path, capsys):
     path = table(SURE).save(tmp_path / "table.npz")
     plan_command(
-        path, promise=_GuaranteeOptions(alpha=0.1, max_width="0.5"), output=tmp_path / "policy.json"
+        path, goal=_Goal(alpha=0.1, max_width="0.5"), output=tmp_path / "policy.json"
     )
     said = " ".join(capsys.readouterr().err.split())
 

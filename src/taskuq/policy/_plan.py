@@ -195,7 +195,7 @@ def _origin(table: TaskOutputs) -> dict[str, Any]:
     record = configuration if isinstance(configuration, Mapping) else {}
     stored, coils = record.get("fingerprints"), record.get("coils")
     # Lines that were chosen in the scan have a rule, known or not.
-    fingerprints = {} if table.lines is None else {"rule": ""}
+    fingerprints = {} if table.sampled_lines is None else {"rule": ""}
     fingerprints |= stored if isinstance(stored, Mapping) else {}
     return ({"fingerprints": fingerprints} if fingerprints else {}) | (
         {"coils": coils} if isinstance(coils, int) and coils > 0 else {}

@@ -619,7 +619,7 @@ def simulation_record(
             "task_names": list(table.task_names),
             **ranges_to_json(table.task_ranges),
             "provenance": dict(table.provenance),
-            "missing_cases": list(table.missing),
+            "missing_cases": list(table.missing_cases),
             "round_names": called_rounds(table.accelerations, table.round_names),
             **inputs,
         },

@@ -262,7 +262,7 @@ def _computed(folder: RunFolder, words: Terminology, sizes: Record | None) -> It
     if folder.explorer is not None and folder.explorer.masks is not None:
         masks, rates = folder.explorer.masks, folder.explorer.accelerations
         found.append({"schema": records.MASKS, "masks": masks, "accelerations": rates})
-    if folder.table is not None and folder.table.lines is not None:
+    if folder.table is not None and folder.table.sampled_lines is not None:
         found.append(lines_record(folder.table, words))
     found += [] if sizes is None else [sizes]
     for record in found:
@@ -325,7 +325,7 @@ def _with_goal(found: StoredRecord) -> StoredRecord:
 
 def _failed(folder: RunFolder) -> dict[str, str]:
     """Reasons of failed cases, from the log of an unfinished table."""
-    if folder.table is None or not folder.table.missing or folder.table_path is None:
+    if folder.table is None or not folder.table.missing_cases or folder.table_path is None:
         return {}
     from taskuq.pipeline._pipeline import status
 
@@ -556,12 +556,12 @@ def _policy_reports(policy: Policy, table: TaskOutputs) -> Iterator[_CaseReport]
 
 def _bound_reports(bound: Bound, table: TaskOutputs) -> Iterator[_CaseReport]:
     """Apply a bound to every case of a table."""
-    k = 0 if bound.acceleration is None else table.round_at(bound.acceleration)
+    k = 0 if bound.acceleration is None else table.round_index(bound.acceleration)
     if bound.acceleration is None and table.rounds > 1:
         raise InputError("it does not say which of the table's accelerations it is for")
     if table.tasks > 1:
         raise InputError("it is for one task, the table has several")
-    outputs = table.until(k) if bound.rounds > 1 else table.outputs[k]
+    outputs = table.rounds_up_to(k) if bound.rounds > 1 else table.outputs[k]
     interval = bound(outputs)
     targets = table.targets_at(k)
     source = f"{score_name(bound.score)} at alpha {bound.alpha:g}"

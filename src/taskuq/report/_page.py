@@ -324,7 +324,7 @@ def _failure_tables(contents: Contents) -> tuple[list[Table], str]:
     failed: dict[str, str] = {}
     skipped: list[tuple[str, str]] = []
     if folder.table is not None:
-        failed |= dict.fromkeys(folder.table.missing, "not finished; the run gives no reason")
+        failed |= dict.fromkeys(folder.table.missing_cases, "not finished; the run gives no reason")
     for found in folder.of(STATUS):
         reasons = found.record.get("failed")
         if isinstance(reasons, dict):

@@ -102,7 +102,10 @@ def stored() -> list[str]:
 def stored_table(name: str) -> TaskOutputs:
     """Read a table of the package."""
     if name not in stored():
-        raise InputError(f"the package has no table {name!r}; it has {', '.join(stored())}")
+        raise InputError(
+            f"the package has no table {name!r}; it has {', '.join(stored())}",
+            code="choice.unknown",
+        )
     return TaskOutputs.load(FOLDER / f"{name}.npz")
 
 

@@ -23,13 +23,16 @@ def _join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
     """Join tables of single tasks into one table."""
     names, first = list(tables), next(iter(tables.values()), None)
     if first is None:
-        raise InputError("no task was given to join; give a table for each")
+        raise InputError("no task was given to join; give a table for each", code="config.missing")
     for name, table in tables.items():
         _require_alike(first, table, names[0], name)
     places = [{case: k for k, case in enumerate(_ids(table).tolist())} for table in tables.values()]
     shared = [case for case in places[0] if all(case in place for place in places)]
     if not shared:
-        raise InputError(f"no case has all of the tasks {', '.join(names)}; check the identities")
+        raise InputError(
+            f"no case has all of the tasks {', '.join(names)}; check the identities",
+            code="table.incomplete",
+        )
     parts = [
         table.select(cases=[place[case] for case in shared])
         for table, place in zip(tables.values(), places, strict=True)
@@ -48,8 +51,8 @@ def _join_tasks(tables: Mapping[str, TaskOutputs]) -> TaskOutputs:
         parts[0].accelerations,
         case=parts[0].case, group=parts[0].group, label=parts[0].label, task_names=names,
         task_range=tuple(part.task_range for part in parts), round_names=parts[0].round_names,
-        provenance=parts[0].provenance, lines=parts[0].lines,
-        missing=sorted({*missing, *(m for part in parts for m in part.missing)}),
+        provenance=parts[0].provenance, sampled_lines=parts[0].sampled_lines,
+        missing_cases=sorted({*missing, *(m for part in parts for m in part.missing_cases)}),
     )  # fmt: skip
 
 
@@ -60,15 +63,22 @@ def _ids(table: TaskOutputs) -> np.ndarray:
 def _require_alike(first: TaskOutputs, other: TaskOutputs, one: str, two: str) -> None:
     """Refuse tables that cannot stand side by side."""
     if other.tasks > 1:
-        raise InputError(f"the table {two} has {other.tasks} tasks; select one of them first")
+        raise InputError(
+            f"the table {two} has {other.tasks} tasks; select one of them first",
+            code="shape.mismatch",
+        )
     shapes = [(t.rounds, t.samples, t.round_labels) for t in (first, other)]
     if shapes[0] != shapes[1]:
         said = [f"{rounds} rounds ({', '.join(of)}) and {p} samples" for rounds, p, of in shapes]
         raise InputError(
-            f"task {one} has {said[0]}, task {two} has {said[1]}; every task needs the same"
+            f"task {one} has {said[0]}, task {two} has {said[1]}; every task needs the same",
+            code="samples.mismatch",
         )
     if first.has_targets != other.has_targets:
-        raise InputError(f"one of the tasks {one} and {two} has targets, the other has none")
+        raise InputError(
+            f"one of the tasks {one} and {two} has targets, the other has none",
+            code="targets.missing",
+        )
 
 
 def _require_agreeing(parts: list[TaskOutputs], names: list[str], kind: str) -> None:
@@ -78,7 +88,8 @@ def _require_agreeing(parts: list[TaskOutputs], names: list[str], kind: str) -> 
         other = getattr(part, kind)
         if (first is None) != (other is None) or not np.array_equal(first, other):
             raise InputError(
-                f"tasks {names[0]} and {name} give a case different entries in {kind}; keep one"
+                f"tasks {names[0]} and {name} give a case different entries in {kind}; keep one",
+                code="table.duplicate",
             )
 
 
@@ -97,7 +108,8 @@ def read_frame(frame: Any) -> TaskOutputs:
     except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
         raise InputError(
             f"a table is read from a path or a data frame, and a {type(frame).__name__} is neither "
-            f"({first_line(error):.80})"
+            f"({first_line(error):.80})",
+            code="dtype.invalid",
         ) from None
     return _read_rows(_checked(rows, path), path)
 
@@ -112,7 +124,9 @@ def _read_rows(rows: Any, path: Path) -> TaskOutputs:
     names = [str(name) for name in task.unique().to_pylist()]
     if "" in names:
         row = task.to_pylist().index("") + 1
-        raise InputError(f"{path.name} names no task in row {row}; fill the column task in")
+        raise InputError(
+            f"{path.name} names no task in row {row}; fill the column task in", code="table.column"
+        )
     tables = {}
     for name, one in zip(names, task.unique(), strict=True):
         of_task = _one_task(rows.filter(pc.equal(task, one)), path, f" of task {name}")
@@ -140,7 +154,7 @@ def _one_task(rows: Any, path: Path, of: str = "") -> TaskOutputs:
         group=placed.extra("group", complete), label=placed.extra("label", complete),
         round_names=_round_names(rows, round, len(rates), path),
         provenance={"source": path.name.removesuffix(of)},
-        missing=[str(name) for name in texts[~complete]],
+        missing_cases=[str(name) for name in texts[~complete]],
     )  # fmt: skip
 
 
@@ -161,17 +175,21 @@ class _PivotedRows:
             if "round" in named and "acceleration" not in named:
                 raise InputError(
                     f"{self.path.name} names rounds and gives no accelerations; add a column "
-                    "acceleration, full cost over the round's cost"
+                    "acceleration, full cost over the round's cost",
+                    code="rounds.invalid",
                 )
             tasks = "" if "task" in named else ", or tell tasks apart by a column task"
             raise InputError(
-                f"{self.path.name} has two rows for one case and round; keep one{tasks}"
+                f"{self.path.name} has two rows for one case and round; keep one{tasks}",
+                code="table.duplicate",
             )
         there = np.zeros((rounds, cases), dtype=bool)
         there[self.round, self.where] = True
         complete = np.asarray(there.all(axis=0))
         if not complete.any():
-            raise InputError(f"no case of {self.path.name} has all {rounds} rounds")
+            raise InputError(
+                f"no case of {self.path.name} has all {rounds} rounds", code="table.incomplete"
+            )
         return complete
 
     def targets(self, complete: np.ndarray) -> FloatArray | None:
@@ -192,7 +210,8 @@ class _PivotedRows:
         of_case[self.where] = values
         if (of_case[self.where] != values).any():
             raise InputError(
-                f"{self.path.name} gives a case two different entries in {name}; keep one"
+                f"{self.path.name} gives a case two different entries in {name}; keep one",
+                code="table.duplicate",
             )
         return np.asarray(of_case[complete])
 
@@ -211,19 +230,24 @@ def _read(path: Path) -> Any:
         else:
             rows = pq.read_table(path, partitioning=None)
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path} cannot be read as a table ({first_line(error):.120})") from None
+        raise InputError(
+            f"{path} cannot be read as a table ({first_line(error):.120})", code="file.format"
+        ) from None
     return _checked(rows, path)
 
 
 def _checked(rows: Any, path: Path) -> Any:
     """Refuse rows that cannot be a table."""
     if rows.num_rows == 0:
-        raise InputError(f"{path.name} has no rows; check the file")
+        raise InputError(f"{path.name} has no rows; check the file", code="table.incomplete")
     if len(set(rows.column_names)) != len(rows.column_names):
-        raise InputError(f"{path.name} has two columns of one name; rename one")
+        raise InputError(
+            f"{path.name} has two columns of one name; rename one", code="table.duplicate"
+        )
     if "case" not in rows.column_names:
         raise InputError(
-            f"{path.name} has no column case; it has {', '.join(rows.column_names)[:120]}"
+            f"{path.name} has no column case; it has {', '.join(rows.column_names)[:120]}",
+            code="table.column",
         )
     return rows
 
@@ -241,7 +265,10 @@ def _numbers(rows: Any, name: str, path: Path) -> FloatArray:
     is_number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
     values = np.asarray(column.to_numpy(zero_copy_only=False)) if is_number else None
     if values is None or column.null_count or not np.isfinite(values).all():
-        raise InputError(f"{path.name} has a {name} that is not a number; fill it or drop its rows")
+        raise InputError(
+            f"{path.name} has a {name} that is not a number; fill it or drop its rows",
+            code="table.column",
+        )
     return values.astype(float)
 
 
@@ -260,7 +287,8 @@ def _round_names(rows: Any, round: np.ndarray, rounds: int, path: Path) -> tuple
     names[round] = values
     if (names[round] != values).any():
         raise InputError(
-            f"{path.name} gives one acceleration two names in round; give each acceleration its own"
+            f"{path.name} gives one acceleration two names in round; give each acceleration its own",
+            code="rounds.invalid",
         )
     return tuple(map(str, names))
 
@@ -273,12 +301,16 @@ def _samples(rows: Any, path: Path) -> FloatArray:
         lists = rows["outputs"].combine_chunks()
         kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
         if lists.null_count or not any(is_kind(lists.type) for is_kind in kinds):
-            raise InputError(f"{path.name} has outputs that are no lists; give one to each row")
+            raise InputError(
+                f"{path.name} has outputs that are no lists; give one to each row",
+                code="table.column",
+            )
         lengths = np.unique(np.asarray(lists.value_lengths()))
         if len(lengths) != 1:
             raise InputError(
                 f"{path.name} has lists of {lengths.min()} to {lengths.max()} outputs; every row "
-                "needs as many"
+                "needs as many",
+                code="samples.mismatch",
             )
         flat = pa.table({"outputs": lists.flatten()})
         return _numbers(flat, "outputs", path).reshape(len(lists), -1)
@@ -289,7 +321,8 @@ def _samples(rows: Any, path: Path) -> FloatArray:
     if not numbered or "output" in rows.column_names:
         raise InputError(
             f"{path.name} has no outputs; name the columns output_0, output_1 and so on, or "
-            "output with a column sample"
+            "output with a column sample",
+            code="table.column",
         )
     return np.stack([_numbers(rows, numbered[k], path) for k in sorted(numbered)], axis=1)
 
@@ -298,7 +331,9 @@ def _gathered(placed: _PivotedRows) -> tuple[_PivotedRows, FloatArray]:
     """Put the rows of one case and round together, with their outputs (row, sample)."""
     rows, path, where, round = placed.rows, placed.path, placed.where, placed.round
     if "output" not in rows.column_names:
-        raise InputError(f"{path.name} has a column sample but no column output; add it")
+        raise InputError(
+            f"{path.name} has a column sample but no column output; add it", code="table.column"
+        )
     sample, outputs = _numbers(rows, "sample", path), _numbers(rows, "output", path)
     order = np.lexsort((sample, round, where))
     key = where.astype(np.int64)[order] * (int(round.max()) + 1) + round[order]
@@ -306,11 +341,14 @@ def _gathered(placed: _PivotedRows) -> tuple[_PivotedRows, FloatArray]:
     if len(np.unique(count)) != 1:
         raise InputError(
             f"{path.name} has {count.min()} to {count.max()} samples of a case in a round; every "
-            "case and round needs as many"
+            "case and round needs as many",
+            code="samples.mismatch",
         )
     numbers = sample[order].reshape(len(start), -1)
     if (np.diff(numbers, axis=1) == 0).any():
-        raise InputError(f"{path.name} has a sample of a case and round twice; keep one")
+        raise InputError(
+            f"{path.name} has a sample of a case and round twice; keep one", code="table.duplicate"
+        )
     for name in ("target", "group", "label"):
         if name not in rows.column_names:
             continue
@@ -320,20 +358,26 @@ def _gathered(placed: _PivotedRows) -> tuple[_PivotedRows, FloatArray]:
         if (values != values[:, :1]).any():
             raise InputError(
                 f"{path.name} gives the samples of one case and round two different entries in "
-                f"{name}; keep one"
+                f"{name}; keep one",
+                code="table.duplicate",
             )
     first = order[start]
     together = _PivotedRows(path, rows, where[first], round[first], first)
     return together, outputs[order].reshape(len(start), -1)
 
 
-ARRAYS = ("outputs", "targets", "accelerations", "group", "label", "case", "round_names", "lines")
+# Names in the file, and attributes of the table.
+ARRAYS = {
+    **{name: name for name in ("outputs", "targets", "accelerations", "group", "label", "case")},
+    "round_names": "round_names", "lines": "sampled_lines",
+}  # fmt: skip
 ATTRIBUTES = "attributes"
 
 
 def write_npz(table: TaskOutputs, path: Path) -> Path:
     """Write a table as compressed arrays of the names in the class, and its attributes as JSON."""
-    arrays = {name: getattr(table, name) for name in ARRAYS if getattr(table, name) is not None}
+    arrays = {name: getattr(table, field) for name, field in ARRAYS.items()}
+    arrays = {name: values for name, values in arrays.items() if values is not None}
     for name in ("accelerations", "targets"):
         if np.isnan(arrays[name]).any():  # unknown
             del arrays[name]
@@ -341,7 +385,7 @@ def write_npz(table: TaskOutputs, path: Path) -> Path:
         "task_names": table.task_names,
         **ranges_to_json(table.task_ranges),
         "provenance": table.provenance,
-        "missing": table.missing,
+        "missing": table.missing_cases,
     }
     with atomic_write(path) as partial, partial.open("wb") as file:
         np.savez_compressed(
@@ -355,18 +399,21 @@ def read_npz(path: Path) -> TaskOutputs:
     with open_npz(path, "a table") as archive:
         if "outputs" not in archive:
             raise InputError(
-                f"{path} has no array outputs; it holds {', '.join(sorted(archive)) or 'nothing'}"
+                f"{path} has no array outputs; it holds {', '.join(sorted(archive)) or 'nothing'}",
+                code="table.column",
             )
-        arrays: dict[str, Any] = {name: archive[name] for name in ARRAYS if name in archive}
+        arrays: dict[str, Any] = {ARRAYS[n]: archive[n] for n in ARRAYS if n in archive}
         text = str(archive[ATTRIBUTES]) if ATTRIBUTES in archive else "{}"
         attributes = json.loads(text)
     if not isinstance(attributes, dict):
-        raise InputError(f"{path} has attributes that are not a table's; write it again")
+        raise InputError(
+            f"{path} has attributes that are not a table's; write it again", code="file.format"
+        )
     return TaskOutputs(
         arrays.pop("outputs"), arrays.pop("targets", None), arrays.pop("accelerations", None),
         **arrays, task_names=attributes.get("task_names"),
         task_range=attributes.get("task_ranges") or attributes.get("task_range"),
-        provenance=attributes.get("provenance"), missing=attributes.get("missing", ()),
+        provenance=attributes.get("provenance"), missing_cases=attributes.get("missing", ()),
     )  # fmt: skip
 
 
@@ -414,5 +461,6 @@ def _require_plain(columns: dict[str, np.ndarray]) -> None:
         if bad:
             raise InputError(
                 f"{name} {bad[0]!r:.40} would be run as a formula where a spreadsheet opens the "
-                "file; save the table as .parquet"
+                "file; save the table as .parquet",
+                code="value.invalid",
             )

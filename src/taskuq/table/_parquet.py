@@ -16,6 +16,7 @@ import numpy as np
 from taskuq._arrays import ranges_from_json, ranges_to_json, require_finite
 from taskuq._io import (
     SEAL,
+    ExistingFileError,
     atomic_write,
     complete_record,
     fingerprint,
@@ -26,7 +27,7 @@ from taskuq._io import (
     with_checksum,
     write_json,
 )
-from taskuq.errors import FileExistsError, InputError, TableMismatchError, first_line
+from taskuq.errors import InputError, TableMismatchError, first_line
 from taskuq.interval import BoolArray, TaskRange
 from taskuq.table._table import TaskOutputs
 
@@ -98,7 +99,9 @@ def _read_schema(path: Path) -> Any:
     import pyarrow.parquet as pq
 
     if not is_regular_file(path):
-        raise InputError(f"{path} is a link, a pipe or a folder and not a file; remove it")
+        raise InputError(
+            f"{path} is a link, a pipe or a folder and not a file; remove it", code="file.format"
+        )
     try:
         return pq.read_schema(path)
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
@@ -124,13 +127,14 @@ def _read_note(path: Path, schema: Any) -> dict[str, Any]:
 def _require_column(names: list[str], name: str, path: Path) -> None:
     """Refuse a file that lacks a column."""
     if name not in names:
-        raise InputError(f"shard {path.name} has no column {name}")
+        raise InputError(f"shard {path.name} has no column {name}", code="table.column")
 
 
 def _damaged(path: Path, reason: str, remedy: str = REMEDY) -> InputError:
     """Return the error that names a damaged file and says how to make it again."""
     return InputError(
-        f"shard {path.name} cannot be read ({reason:.80}); it is truncated or damaged: {remedy}"
+        f"shard {path.name} cannot be read ({reason:.80}); it is truncated or damaged: {remedy}",
+        code="file.damaged",
     )
 
 
@@ -203,12 +207,16 @@ def identities(column: Any, name: str, where: str, *, floats: bool = False) -> A
         # A cast that would round is refused.
         found = column.cast(pa.large_string() if texts else pa.int64())
     except pa.ArrowException:
-        raise InputError(f"{where} has a {name} that is neither an integer nor a string") from None
+        raise InputError(
+            f"{where} has a {name} that is neither an integer nor a string", code="table.column"
+        ) from None
     found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
     try:
         found.validate(full=True)
     except pa.ArrowException:  # text whose bytes are no text
-        raise InputError(f"{where} is damaged in column {name}: delete it and run again") from None
+        raise InputError(
+            f"{where} is damaged in column {name}: delete it and run again", code="file.damaged"
+        ) from None
     return found
 
 
@@ -246,7 +254,10 @@ def to_numpy(array: Any, name: str) -> np.ndarray:
         return np.asarray(array)
     longest = pc.max(pc.utf8_length(array)).as_py() or 1
     if longest > LONGEST:
-        raise InputError(f"{name} has an entry of {longest} characters; {LONGEST} are the most")
+        raise InputError(
+            f"{name} has an entry of {longest} characters; {LONGEST} are the most",
+            code="value.invalid",
+        )
     texts = np.empty(len(array), dtype=f"<U{longest}")
     for start in range(0, len(array), COLUMN_ROWS):
         texts[start : start + COLUMN_ROWS] = array.slice(start, COLUMN_ROWS).to_pylist()
@@ -274,7 +285,9 @@ def read_roster(folder: Path) -> list[str] | None:
     try:
         cases = _read_columns(path, ["case"])["case"].to_pylist()
     except InputError as error:
-        raise InputError(f"{path}: {error}; without it, start the run afresh") from None
+        raise InputError(
+            f"{path}: {error}; without it, start the run afresh", code="file.damaged"
+        ) from None
     return [str(case) for case in cases]
 
 
@@ -283,7 +296,8 @@ def _lines_as_texts(lines: Any, rows: int, count: int | None) -> list[str]:
     found = np.asarray(lines)
     if found.dtype != bool or found.shape != (rows, count):
         raise InputError(
-            f"lines are {found.dtype} of shape {found.shape}; booleans {(rows, count)} are needed"
+            f"lines are {found.dtype} of shape {found.shape}; booleans {(rows, count)} are needed",
+            code="shape.mismatch",
         )
     return [" ".join(map(str, np.flatnonzero(row))) for row in found]
 
@@ -294,7 +308,10 @@ def _lines_from_texts(texts: list[str], count: int, where: str) -> BoolArray:
     for row, text in zip(found, texts, strict=True):
         parts = str(text).split()
         if not all(part.isdecimal() and len(part) < 10 and int(part) < count for part in parts):
-            raise InputError(f"{where} names lines that are not below {count}: {str(text)[:40]!r}")
+            raise InputError(
+                f"{where} names lines that are not below {count}: {str(text)[:40]!r}",
+                code="file.damaged",
+            )
         row[[int(part) for part in parts]] = True
     return found
 
@@ -364,10 +381,10 @@ class TableWriter:
         self.header = header
         try:
             if (self.folder / HEADER).exists():
-                raise FileExistsError
+                raise ExistingFileError
             # Of several writers that begin at once one makes the header, and the others look at it.
             write_json(self.folder / HEADER, header.to_dict(), exclusive=True)
-        except FileExistsError:
+        except ExistingFileError:
             _refuse_other_header(read_header(self.folder), header, self.folder)
         self._number = len(_shard_paths(self.folder))
 
@@ -403,7 +420,8 @@ class TableWriter:
         if x.shape != (rows, self.header.samples, tasks) or z.shape != (rows, tasks):
             raise InputError(
                 f"rows of outputs {x.shape} and targets {z.shape} do not fit a table of "
-                f"{self.header.samples} samples and {tasks} tasks with {rows} cases given"
+                f"{self.header.samples} samples and {tasks} tasks with {rows} cases given",
+                code="shape.mismatch",
             )
         require_finite(x, "outputs")
         columns: dict[str, Any] = {"case": pa.array(np.asarray(case))}
@@ -411,7 +429,9 @@ class TableWriter:
             if values is not None:
                 columns[name] = pa.array(np.asarray(values))
         if (lines is None) != (self.header.lines is None):
-            raise InputError("measured lines belong to every row of a table, or to none")
+            raise InputError(
+                "measured lines belong to every row of a table, or to none", code="option.missing"
+            )
         if lines is not None:
             columns["lines"] = pa.array(_lines_as_texts(lines, rows, self.header.lines))
         columns["acceleration"] = pa.array(np.broadcast_to(np.asarray(acceleration, float), rows))
@@ -472,7 +492,8 @@ def _require_of_table(shard: Path, header: TableHeader) -> None:
     if note.get("table", header.identity) != header.identity:
         raise InputError(
             f"shard {shard.name} is of another table than {HEADER} beside it; remove the shard and "
-            "run again, or bring back the table's own header"
+            "run again, or bring back the table's own header",
+            code="resume.mismatch",
         )
 
 
@@ -482,7 +503,9 @@ def _rounds_of(rows: Any, header: TableHeader, shard: Path) -> np.ndarray:
     for k, R in enumerate(rates):
         round[np.isnan(rate) if np.isnan(R) else rate == R] = k
     if (round < 0).any():
-        raise InputError(f"shard {shard.name} has rows of an acceleration not in {HEADER}")
+        raise InputError(
+            f"shard {shard.name} has rows of an acceleration not in {HEADER}", code="rounds.invalid"
+        )
     return round
 
 
@@ -490,7 +513,10 @@ def _numeric_column(rows: Any, name: str, shard: Path) -> np.ndarray:
     """Return a numeric column of a shard."""
     values = np.asarray(rows[name].to_numpy(zero_copy_only=False))
     if values.dtype.kind not in "fiu":
-        raise InputError(f"shard {shard.name} holds {rows[name].type} in {name}, not numbers")
+        raise InputError(
+            f"shard {shard.name} holds {rows[name].type} in {name}, not numbers",
+            code="table.column",
+        )
     return values.astype(float)
 
 
@@ -498,9 +524,11 @@ def read_header(folder: Path) -> TableHeader:
     """Read the attributes of a table, or say why that is impossible."""
     path = folder / HEADER
     if not path.exists():
-        raise InputError(f"{folder} holds no {HEADER}, so it is not a table")
+        raise InputError(f"{folder} holds no {HEADER}, so it is not a table", code="file.missing")
     if path.exists() and not is_regular_file(path):
-        raise InputError(f"{path} is a link, a pipe or a folder and not a file; remove it")
+        raise InputError(
+            f"{path} is a link, a pipe or a folder and not a file; remove it", code="file.format"
+        )
     record = read_json(path, SCHEMA, remedy=LOST, is_sealed=False)
     with complete_record(path, "header"):
         names, called = tuple(map(str, record["task_names"])), record.get("round_names")
@@ -521,7 +549,9 @@ def read_header(folder: Path) -> TableHeader:
 def write_shards(table: TaskOutputs, folder: Path) -> Path:
     """Write a whole table into a new or empty folder, one shard per round."""
     if folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty; choose another name for the table")
+        raise InputError(
+            f"{folder} is not empty; choose another name for the table", code="file.exists"
+        )
     header = TableHeader(
         accelerations=tuple(map(float, table.accelerations)),
         samples=table.samples,
@@ -529,19 +559,19 @@ def write_shards(table: TaskOutputs, folder: Path) -> Path:
         task_ranges=table.task_ranges,
         round_names=table.round_names,
         round_targets=table.has_round_targets,
-        lines=None if table.lines is None else table.lines.shape[2],
-        order="roster" if table.missing else "written",
+        lines=None if table.sampled_lines is None else table.sampled_lines.shape[2],
+        order="roster" if table.missing_cases else "written",
         provenance=table.provenance,
     )
     writer = TableWriter(folder, header)
     case = np.arange(table.cases) if table.case is None else table.case
-    if table.missing:
+    if table.missing_cases:
         # The roster remembers who is missing; it knows cases by their names.
         case = case.astype(str)
-        write_case_list(folder, [*case, *table.missing])
+        write_case_list(folder, [*case, *table.missing_cases])
     known = {"group": table.group, "label": table.label}
     for k, R in enumerate(table.accelerations):
-        lines = None if table.lines is None else table.lines[k]
+        lines = None if table.sampled_lines is None else table.sampled_lines[k]
         writer.write(case, float(R), table.outputs[k], table.targets_at(k), lines=lines, **known)
     return folder
 
@@ -580,11 +610,15 @@ def read_shards(folder: Path) -> TaskOutputs:
     header = read_header(folder)
     shards = _shard_paths(folder)
     if not shards:
-        raise InputError(f"the table in {folder} has no rows yet; run it first")
+        raise InputError(
+            f"the table in {folder} has no rows yet; run it first", code="table.incomplete"
+        )
     ids, places, complete = _place_rows(header, shards)
     rounds, n, tasks = len(header.accelerations), int(complete.sum()), len(header.task_names)
     if n == 0:
-        raise InputError(f"no case of the table in {folder} has all {rounds} rounds yet")
+        raise InputError(
+            f"no case of the table in {folder} has all {rounds} rounds yet", code="table.incomplete"
+        )
     for shard in shards:
         # Before memory is set aside for as many samples as the header says.
         _require_lists(_read_schema(shard), header, shard)
@@ -596,7 +630,10 @@ def read_shards(folder: Path) -> TaskOutputs:
     if not header.round_targets and not unknown:
         # NaN differs from itself; it is reported as what it is when the table is made.
         if ((targets != targets[:1]) & ~np.isnan(targets)).any():
-            raise InputError(f"the table in {folder} has targets that differ between rounds")
+            raise InputError(
+                f"the table in {folder} has targets that differ between rounds",
+                code="table.duplicate",
+            )
         targets = targets[0]
     if tasks == 1:
         outputs, targets = outputs[..., 0], targets[..., 0]
@@ -609,9 +646,9 @@ def read_shards(folder: Path) -> TaskOutputs:
         task_range=header.task_ranges,
         round_names=header.round_names,
         provenance=header.provenance,
-        missing=_as_texts(_chosen(ids, ~complete)).to_pylist(),
-        lines=_lines(header, shards, places, n),
-        pictures=folder / PICTURES if (folder / PICTURES).exists() else None,
+        missing_cases=_as_texts(_chosen(ids, ~complete)).to_pylist(),
+        sampled_lines=_lines(header, shards, places, n),
+        images_path=folder / PICTURES if (folder / PICTURES).exists() else None,
     )  # fmt: skip
 
 
@@ -714,12 +751,16 @@ def _require_lists(schema: Any, header: TableHeader, shard: Path) -> None:
         if not is_list or kind.list_size != header.samples:
             raise InputError(
                 f"shard {shard.name} holds {kind} in {name}, but the table has {header.samples} "
-                "samples"
+                "samples",
+                code="samples.mismatch",
             )
 
 
 def _samples(rows: Any, name: str, header: TableHeader, shard: Path) -> np.ndarray:
     column = rows[name]
     if column.null_count:
-        raise InputError(f"shard {shard.name} has rows without {name}; delete it and run again")
+        raise InputError(
+            f"shard {shard.name} has rows without {name}; delete it and run again",
+            code="file.damaged",
+        )
     return np.asarray(column.flatten().to_numpy(zero_copy_only=False)).reshape(-1, header.samples)

@@ -33,10 +33,15 @@ def as_rounds(
     """Take rounds by their accelerations, or by what they cost; return those and their names."""
     given = accelerations if costs is None else costs
     if given is None or (accelerations is not None and costs is not None):
-        raise InputError("rounds are given by accelerations, or by costs and full_cost; give one")
+        raise InputError(
+            "rounds are given by accelerations, or by costs and full_cost; give one",
+            code="option.conflict",
+        )
     if isinstance(given, Mapping):
         if names is not None:
-            raise InputError("rounds have names already; leave round_names out")
+            raise InputError(
+                "rounds have names already; leave round_names out", code="option.conflict"
+            )
         names, given = list(given), list(given.values())
     values = np.atleast_1d(as_array(given, "accelerations" if costs is None else "costs"))
     if costs is not None:
@@ -52,12 +57,16 @@ def called_rounds(accelerations: FloatArray, names: tuple[str, ...] | None) -> d
 def _full_cost_over(costs: np.ndarray, full_cost: float | None) -> FloatArray:
     """Return accelerations: the full cost over the cost of each round."""
     if full_cost is None:
-        raise InputError("costs need full_cost, what it costs to measure everything; give it")
+        raise InputError(
+            "costs need full_cost, what it costs to measure everything; give it",
+            code="option.missing",
+        )
     is_rising = costs.dtype.kind in "fiu" and (costs > 0).all() and (np.diff(costs) > 0).all()
     if not is_rising or not costs[-1] < full_cost < np.inf:
         raise InputError(
             f"costs must be positive, rise and stay below full_cost, got "
-            f"{', '.join(map(str, costs.tolist()))[:80]} and {full_cost}"
+            f"{', '.join(map(str, costs.tolist()))[:80]} and {full_cost}",
+            code="rounds.invalid",
         )
     return np.asarray(full_cost / costs.astype(float))
 
@@ -68,22 +77,28 @@ def _as_accelerations(values: Any, rounds: int) -> FloatArray:
         if rounds > 1:
             raise InputError(
                 f"{rounds} rounds need their accelerations; give accelerations=, one for each, "
-                "fewest measurements first"
+                "fewest measurements first",
+                code="rounds.invalid",
             )
         # One round of unknown acceleration: nothing compares it with another.
         return np.full(1, np.nan)
     numbers = np.atleast_1d(as_array(values, "accelerations"))
     if numbers.dtype.kind not in "fiu":
-        raise InputError(f"accelerations must be numbers, got an array of {numbers.dtype}")
+        raise InputError(
+            f"accelerations must be numbers, got an array of {numbers.dtype}", code="dtype.invalid"
+        )
     given = numbers.astype(float)
     if given.shape != (rounds,):
-        raise InputError(f"{rounds} rounds need as many accelerations, got {given.size}")
+        raise InputError(
+            f"{rounds} rounds need as many accelerations, got {given.size}", code="rounds.invalid"
+        )
     if rounds == 1 and np.isnan(given).all():
         return given
     if not (np.isfinite(given).all() and (given > 1).all() and (np.diff(given) < 0).all()):
         raise InputError(
             f"accelerations must decrease and stay above 1 (everything measured is implied), got "
-            f"{', '.join(f'{R:g}' for R in given)}"
+            f"{', '.join(f'{R:g}' for R in given)}",
+            code="rounds.invalid",
         )
     return given
 
@@ -94,14 +109,18 @@ def _as_round_names(values: Any, rounds: int) -> tuple[str, ...] | None:
         return None
     names = _as_texts(values, "round_names")
     if len(names) != rounds or len(set(names)) != rounds or not all(map(str.strip, names)):
-        raise InputError(f"{rounds} rounds need as many different names, got {names}")
+        raise InputError(
+            f"{rounds} rounds need as many different names, got {names}", code="rounds.invalid"
+        )
     return names
 
 
 def _as_texts(values: Any, name: str) -> tuple[str, ...]:
     """Take a list of names."""
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise InputError(f"{name} must be a list of names, got {values!r:.80}")
+        raise InputError(
+            f"{name} must be a list of names, got {values!r:.80}", code="dtype.invalid"
+        )
     return tuple(map(str, values))
 
 
@@ -125,9 +144,9 @@ class TaskOutputs:
         task_ranges: One for each task, which is what ``task_range`` is kept as.
         round_names: What rounds are called, e.g. '20 views'; by their accelerations where None.
         provenance: How the table was made.
-        missing: Cases a run did not finish; they are not in the arrays.
-        pictures: Where a run has kept pictures of some cases.
-        lines: What each round measured of each case, booleans (round, case, line), where a rule
+        missing_cases: Cases a run did not finish; they are not in the arrays.
+        images_path: Where a run has kept pictures of some cases.
+        sampled_lines: What each round measured of each case, booleans (round, case, line), where a rule
             chose it for each case.
 
     Example:
@@ -148,9 +167,9 @@ class TaskOutputs:
     task_ranges: tuple[TaskRange, ...] = (None,)
     round_names: tuple[str, ...] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
-    pictures: Path | None = None
-    lines: BoolArray | None = None
+    missing_cases: tuple[str, ...] = ()
+    images_path: Path | None = None
+    sampled_lines: BoolArray | None = None
 
     def __init__(
         self,
@@ -166,9 +185,9 @@ class TaskOutputs:
         task_ranges: Any = None,
         round_names: Sequence[str] | None = None,
         provenance: Mapping[str, Any] | None = None,
-        missing: Iterable[str] = (),
-        pictures: Path | None = None,
-        lines: Any = None,
+        missing_cases: Iterable[str] = (),
+        images_path: Path | None = None,
+        sampled_lines: Any = None,
     ) -> None:
         x = as_real_array(outputs, "outputs", ndim=(1, 2, 3, 4))
         x = x[:, None] if x.ndim == 1 else x
@@ -176,17 +195,22 @@ class TaskOutputs:
         rounds, n = x.shape[:2]
         tasks = x.shape[3] if x.ndim == 4 else 1
         if 0 in x.shape:
-            raise InputError(f"outputs of shape {x.shape} are empty; at least one case is needed")
+            raise InputError(
+                f"outputs of shape {x.shape} are empty; at least one case is needed",
+                code="table.incomplete",
+            )
         per_case = (n, tasks) if x.ndim == 4 else (n,)
         if targets is None:
             z = np.full(per_case, np.nan)
         else:
             z = as_real_array(targets, "targets", ndim=(1, 2, 3)).astype(float)
         if z.shape not in (per_case, (rounds, *per_case)):
-            raise InputError(_unlike(z.shape, x.shape, per_case))
+            raise InputError(_unlike(z.shape, x.shape, per_case), code="shape.mismatch")
         names = _names(tasks) if task_names is None else _as_texts(task_names, "task_names")
         if len(names) != tasks or len(set(names)) != tasks:
-            raise InputError(f"{tasks} tasks need as many different names, got {names}")
+            raise InputError(
+                f"{tasks} tasks need as many different names, got {names}", code="table.duplicate"
+            )
         ranges = as_ranges(task_ranges if task_range is None else task_range, names)
         require_in_ranges(z, ranges, "targets", names)
         require_in_ranges(x, ranges, "outputs", names)
@@ -201,12 +225,14 @@ class TaskOutputs:
             "task_ranges": ranges,
             "round_names": _as_round_names(round_names, rounds),
             "provenance": _provenance(provenance),
-            "missing": _as_texts(missing, "missing"),
-            "pictures": pictures,
-            "lines": None if lines is None else _lines(lines, rounds, n),
+            "missing_cases": _as_texts(missing_cases, "missing_cases"),
+            "images_path": images_path,
+            "sampled_lines": None if sampled_lines is None else _lines(sampled_lines, rounds, n),
         }
         if values["case"] is not None and len(np.unique(values["case"])) != n:  # type: ignore[arg-type]  # an array
-            raise InputError("case holds an identity twice; each case needs its own")
+            raise InputError(
+                "case holds an identity twice; each case needs its own", code="table.duplicate"
+            )
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -261,7 +287,7 @@ class TaskOutputs:
         """Whether targets depend on the round, as image quality does."""
         return self.targets.ndim == self.outputs.ndim - 1
 
-    def round_at(self, acceleration: float | str) -> int:
+    def round_index(self, acceleration: float | str) -> int:
         """Return the number of a round, counted from 0.
 
         Arguments:
@@ -271,18 +297,20 @@ class TaskOutputs:
             if acceleration not in self.round_labels:
                 raise InputError(
                     f"there is no round {acceleration!r:.60}; the table has "
-                    f"{', '.join(self.round_labels)}"
+                    f"{', '.join(self.round_labels)}",
+                    code="choice.unknown",
                 )
             return self.round_labels.index(acceleration)
         found = np.nonzero(np.isclose(self.accelerations, acceleration, rtol=1e-9))[0]
         if not found.size:
             have = ", ".join(f"{R:g}" for R in self.accelerations)
             raise InputError(
-                f"acceleration {acceleration:g} is not in the table, which has {have}; choose one"
+                f"acceleration {acceleration:g} is not in the table, which has {have}; choose one",
+                code="choice.unknown",
             )
         return int(found[0])
 
-    def until(self, round: int) -> FloatArray:
+    def rounds_up_to(self, round: int) -> FloatArray:
         """Return the outputs of all rounds up to this one, (round, case, sample[, task])."""
         return np.asarray(self.outputs[: round + 1])
 
@@ -310,34 +338,43 @@ class TaskOutputs:
         """
         outputs, targets, changes = self.outputs, self.targets, dict[str, Any]()
         if accelerations is not None:
-            rounds = sorted(self.round_at(R) for R in accelerations)
+            rounds = sorted(self.round_index(R) for R in accelerations)
             outputs, changes["accelerations"] = outputs[rounds], self.accelerations[rounds]
-            changes["lines"] = None if self.lines is None else self.lines[rounds]
+            changes["sampled_lines"] = (
+                None if self.sampled_lines is None else self.sampled_lines[rounds]
+            )
             targets = targets[rounds] if self.has_round_targets else targets
             if self.round_names is not None:
                 changes["round_names"] = [self.round_names[k] for k in rounds]
         if samples is not None:
             if not 1 <= samples <= self.samples:
                 raise InputError(
-                    f"the table has {self.samples} samples per case, cannot keep {samples}"
+                    f"the table has {self.samples} samples per case, cannot keep {samples}",
+                    code="samples.mismatch",
                 )
             outputs = outputs[:, :, :samples]
         if cases is not None or group is not None:
             kept = self._kept(cases, group)
             outputs = outputs[:, kept]
-            lines = changes.get("lines", self.lines)
-            changes["lines"] = None if lines is None else lines[:, kept]
+            lines = changes.get("sampled_lines", self.sampled_lines)
+            changes["sampled_lines"] = None if lines is None else lines[:, kept]
             targets = np.take(targets, kept, axis=1 if self.has_round_targets else 0)
             ids = {"group": self.group, "label": self.label, "case": self.case}
             changes |= {name: v if v is None else v[kept] for name, v in ids.items()}
         if task is not None:
             known = ", ".join(self.task_names)
             if isinstance(task, int):
-                raise InputError(f"a task is chosen by its name, got {task}; the table has {known}")
+                raise InputError(
+                    f"a task is chosen by its name, got {task}; the table has {known}",
+                    code="choice.unknown",
+                )
             chosen = [task] if isinstance(task, str) else list(task)
             for name in chosen:
                 if name not in self.task_names:
-                    raise InputError(f"there is no task {name!r:.60}; the table has {known}")
+                    raise InputError(
+                        f"there is no task {name!r:.60}; the table has {known}",
+                        code="choice.unknown",
+                    )
             index = [self.task_names.index(name) for name in chosen]
             if outputs.ndim == 4:
                 at: Any = index[0] if isinstance(task, str) else index
@@ -352,10 +389,10 @@ class TaskOutputs:
         if group is None:
             return kept
         if self.group is None:
-            raise InputError("the table has no groups to select by")
+            raise InputError("the table has no groups to select by", code="groups.missing")
         members = np.isin(self.group[kept].astype(str), np.atleast_1d(group).astype(str))
         if not members.any():
-            raise InputError(f"no case belongs to group {group!r}")
+            raise InputError(f"no case belongs to group {group!r}", code="choice.unknown")
         return kept[members]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -381,7 +418,7 @@ class TaskOutputs:
             return _with_range(READERS[FRAME](path), task_range)
         source = Path(path)
         if not source.exists():
-            raise InputError(f"there is no table at {path}; check the name")
+            raise InputError(f"there is no table at {path}; check the name", code="file.missing")
         kind = FOLDER if source.is_dir() else source.suffix
         with reading(source, "a table"):
             table = READERS[kind if kind in READERS else ".npz"](source)
@@ -448,16 +485,23 @@ def _lines(values: Any, rounds: int, n: int) -> BoolArray:
     if lines.dtype != bool or lines.ndim != 3 or lines.shape[:2] != (rounds, n):
         raise InputError(
             f"lines are {lines.dtype} of shape {lines.shape}; booleans ({rounds}, {n}, line) say "
-            "what was measured of each case"
+            "what was measured of each case",
+            code="shape.mismatch",
         )
     if (lines[1:] < lines[:-1]).any():
-        raise InputError("lines of a later round leave out some of an earlier one; rounds nest")
+        raise InputError(
+            "lines of a later round leave out some of an earlier one; rounds nest",
+            code="rounds.invalid",
+        )
     return lines
 
 
 def _provenance(values: Any) -> dict[str, Any]:
     if not isinstance(values or {}, Mapping):
-        raise InputError(f"provenance must be names with values, got {type(values).__name__}")
+        raise InputError(
+            f"provenance must be names with values, got {type(values).__name__}",
+            code="dtype.invalid",
+        )
     return dict(values or {})
 
 
@@ -469,7 +513,8 @@ def _positions(cases: Any, n: int) -> np.ndarray:
     if not whole or index.min() < -n or index.max() >= n:
         raise InputError(
             f"no case is selected, or one that is not there: give positions below {n}, or one "
-            "boolean for each case"
+            "boolean for each case",
+            code="value.invalid",
         )
     return index
 
@@ -504,7 +549,10 @@ def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs
     unknown = [name for name in described if name not in DESCRIBED]
     if unknown:
         known = ", ".join(DESCRIBED)
-        raise InputError(f"{what} does not know {unknown[0]!r}; a table is described by {known}")
+        raise InputError(
+            f"{what} does not know {unknown[0]!r}; a table is described by {known}",
+            code="choice.unknown",
+        )
     if is_stored(given):
         given = TaskOutputs.load(given, task_range=described.get("task_range"))
         described = {name: value for name, value in described.items() if name != "task_range"}
@@ -512,13 +560,15 @@ def as_table(given: Any, described: Mapping[str, Any], what: str) -> TaskOutputs
         if described:
             raise InputError(
                 f"the table brings its own {', '.join(described)}; leave that out, or make another "
-                "table"
+                "table",
+                code="option.unused",
             )
         return given
     if not isinstance(given, tuple) or len(given) != 2:
         raise InputError(
             f"{what} needs a table, or arrays as a pair (outputs, targets); got a "
-            f"{type(given).__name__}"
+            f"{type(given).__name__}",
+            code="dtype.invalid",
         )
     return TaskOutputs(*given, **described)
 
@@ -559,16 +609,22 @@ def _is_within(values: np.ndarray) -> bool:
     return bool(values.min() >= 0 and values.max() <= 1)
 
 
-def _sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
+def sum_groups(table: TaskOutputs, weight: float = 1.0) -> TaskOutputs:
     """Return a table of one case for each group: the weighted sums over its cases."""
     if not 0 < weight < math.inf:
-        raise InputError(f"weight is {weight}; give a number above 0, e.g. a slice's thickness")
-    if table.group is None:
-        raise InputError("the table has no groups; sums are over the cases of a group")
-    if table.missing:
         raise InputError(
-            f"{len(table.missing)} cases are missing, first {table.missing[0]}; a sum without one "
-            "of its cases would be another quantity: finish the run"
+            f"weight is {weight}; give a number above 0, e.g. a slice's thickness",
+            code="value.invalid",
+        )
+    if table.group is None:
+        raise InputError(
+            "the table has no groups; sums are over the cases of a group", code="groups.missing"
+        )
+    if table.missing_cases:
+        raise InputError(
+            f"{len(table.missing_cases)} cases are missing, first {table.missing_cases[0]}; a sum without one "
+            "of its cases would be another quantity: finish the run",
+            code="table.incomplete",
         )
     names, of_case = np.unique(np.asarray(table.group), return_inverse=True)
     members = (of_case == np.arange(len(names))[:, None]).astype(float)

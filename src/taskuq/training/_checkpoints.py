@@ -34,12 +34,12 @@ def prepare_folder(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Pa
     if there is not None and "trial" in there and "trial" not in settings:
         raise InputError(
             f"{folder} holds a trial of {there['trial']['steps']} steps; give another folder, or "
-            "--fresh to train there",
+            "--overwrite to train there",
             code="file.exists",
         )
     if there is not None and "trial" in settings and "trial" not in there:
         raise InputError(
-            f"{folder} holds a training; give a trial another folder, or --fresh to overwrite it",
+            f"{folder} holds a training; give a trial another folder, or --overwrite to overwrite it",
             code="file.exists",
         )
     if fresh or "trial" in settings:
@@ -48,7 +48,7 @@ def prepare_folder(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Pa
     elif there is not None and settings and there != settings:
         raise InputError(
             f"{folder} holds a training of another configuration ({_difference(there, settings)}"
-            "); give another folder, or --fresh to begin again",
+            "); give another folder, or --overwrite to begin again",
             code="resume.mismatch",
         )
     with atomic_write(written) as partial:
@@ -156,13 +156,13 @@ def _load_state(path: Path | str) -> Any:
     """Read what :func:`_save_state` wrote, on the CPU."""
     from safetensors import safe_open
 
-    with reading(path, "a training state", "train with --fresh"):
+    with reading(path, "a training state", "train with --overwrite"):
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if header.get("schema") != STATE_SCHEMA:
             raise InputError(
-                f"{path} is no training state of this version; train with --fresh",
+                f"{path} is no training state of this version; train with --overwrite",
                 code="file.schema",
             )
         return _put_together(json.loads(header["skeleton"]), tensors)

@@ -251,7 +251,7 @@ def _fit(
     resume = prepare_folder(folder, settings, fresh=fresh)
     best = folder / "best.safetensors"
     if best.exists() and is_finished(folder, config.epochs):
-        _tell(f"{folder} is trained already; --fresh trains it again", machine)
+        _tell(f"{folder} is trained already; --overwrite trains it again", machine)
         return best
     if steps is None and (said := _warn_short_warmup(config, len(training))) is not None:  # type: ignore[arg-type]
         _tell(said, machine)

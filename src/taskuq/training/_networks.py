@@ -23,6 +23,7 @@ class _NetworkEntry(NamedTuple):
     module: str
     method: str | None
     about: str
+    network: str = "NETWORK"
 
 
 LISTED = {
@@ -49,8 +50,9 @@ LISTED = {
         ),
         "views-sampler": _NetworkEntry(
             "taskuq.recover._tomography",
-            "ViewsSamplerMethod",
+            "CTSamplerMethod",
             "Train the one-step sampler of tomography, and its estimates.",
+            network="SAMPLER_NETWORK",
         ),
     },
     "task": {
@@ -103,7 +105,11 @@ class NetworkKind:
 
 NETWORKS: Registry[NetworkKind] = Registry(
     "network",
-    {name: f"{line.module}:NETWORK" for lines in LISTED.values() for name, line in lines.items()},
+    {
+        name: f"{line.module}:{line.network}"
+        for lines in LISTED.values()
+        for name, line in lines.items()
+    },
 )
 
 

@@ -428,7 +428,7 @@ def _load_estimator(
 
 
 @dataclass(frozen=True)
-class _SamplerMethod:
+class SamplerMethod:
     """The table ``[recover]`` of a sampler."""
 
     weights: Path | None = None
@@ -558,5 +558,5 @@ def load_task_network(terms: TaskLossConfig) -> _FeatureTask:
 
 
 NETWORK = NetworkKind(
-    SamplerConfig, SamplerNet, _SamplerTraining, _SamplerMethod, PRESETS, large=True, any_input=True
+    SamplerConfig, SamplerNet, _SamplerTraining, SamplerMethod, PRESETS, large=True, any_input=True
 )
