@@ -4,12 +4,11 @@ from math import floor
 
 import numpy as np
 import pytest
-from watching import watched
+from raising import refused
 
 import taskuq as tq
 from taskuq.conformal import _splits as splits
 from taskuq.conformal._family import LinearFamily, Link, NestedIntervalScore
-from taskuq.errors import InputError
 from taskuq.policy import _simulate as simulation
 from taskuq.policy._fixed_width import STATISTICS, _spread_score
 from taskuq.policy._goal import Goal
@@ -28,6 +27,17 @@ class BeyondTheRange(NestedIntervalScore):
         link = Link("logit")
         center = link(outputs[:, 0] + 0.5)
         return LinearFamily(center, center, 0.1 + outputs.std(axis=1), "two", link)
+
+
+def watched(monkeypatch, table, spec, trials, is_compiled=False, **options):
+    """Simulate, and return the result, the scans, how they were split, and the thresholds."""
+    seen, original = [], simulation.simulate_splits
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation, "use_numba", lambda work: is_compiled)
+        patch.setattr(simulation, "simulate_splits", lambda *a: seen.append(a) or original(*a))
+        rng = np.random.default_rng(3)
+        (found,) = simulation.simulate(table, [spec], splits=trials, seed=rng, **options)
+    return found, *seen[0]
 
 
 def two_tasks():
@@ -76,7 +86,7 @@ def replays(monkeypatch, is_compiled, table, spec, unit):
         patch.setattr(simulation, "use_numba", lambda work: is_compiled)
         patch.setattr(simulation, "simulate_splits", keeping(simulation.simulate_splits))
         patch.setattr(simulation, "simulate_each_split", keeping(simulation.simulate_each_split))
-        simulate(table, [spec], trials=12, rng=np.random.default_rng(7), unit=unit, tunings=2)
+        simulate(table, [spec], splits=12, seed=np.random.default_rng(7), unit=unit, tuning_repeats=2)
     return kept
 
 
@@ -90,7 +100,7 @@ def agree(one, other, unit):
 @pytest.mark.parametrize("name", PLANS)
 def test_compiled_and_numpy_replays_agree(monkeypatch, name, unit):
     if unit == "whole-group" and name in EACH_CASE:
-        with pytest.raises(InputError, match="whole groups"):
+        with refused("option.conflict"):
             replays(monkeypatch, False, TABLE, PLANS[name], unit)
         return
     pair = [replays(monkeypatch, c, TABLE, PLANS[name], unit) for c in (True, False)]
@@ -119,7 +129,7 @@ def test_the_comparison_of_engines_can_fail(monkeypatch):
 
 def records(seed, unit="case"):
     found = simulate(
-        TABLE, list(PLANS.values()), trials=15, rng=np.random.default_rng(seed), unit=unit
+        TABLE, list(PLANS.values()), splits=15, seed=np.random.default_rng(seed), unit=unit
     )
     return [r.to_dict() for r in found]
 
@@ -164,14 +174,14 @@ def test_a_replayed_trial_is_what_the_rules_say(monkeypatch, kind, is_compiled):
     covered, scanning = np.ones(test.sum(), bool), np.ones(test.sum(), bool)
     ties = 0
     for k, threshold in enumerate(thresholds[:, 0]):
-        (examined,) = scans.seen.rounds[k]
+        (examined,) = scans.statistics.rounds[k]
         ties += int((examined.largest[test] == threshold)[scanning].sum())
         stops = scanning & examined.stops(threshold)[test]
         hits = examined.report(threshold).contains(table.targets)[test]
         covered[stops] = hits[stops]
         scanning &= ~stops
     assert found.coverage == pytest.approx(covered.mean())
-    assert found.early == pytest.approx(1 - scanning.mean())
+    assert found.early_fraction == pytest.approx(1 - scanning.mean())
     # The statistic of a window is what its threshold ties with.
     assert ties > 0 or kind != "fixed-width"
 
@@ -213,7 +223,7 @@ PLANNED = [
 @pytest.mark.parametrize(("name", "promise"), PLANNED, ids=str)
 def test_a_trial_of_a_policy_that_learns_is_a_plan_and_its_decisions(name, promise):
     spec, table = PLANS[name], two_tasks() if name == "spread" else TABLE
-    (found,) = simulate(table, [spec], trials=2, rng=np.random.default_rng(9), **promise)
+    (found,) = simulate(table, [spec], splits=2, seed=np.random.default_rng(9), **promise)
 
     seed = int(np.random.default_rng(9).integers(2**63))
     group = np.unique(table.group, return_inverse=True)[1]
@@ -231,7 +241,7 @@ def test_a_trial_of_a_policy_that_learns_is_a_plan_and_its_decisions(name, promi
         early.append(np.average(stopped, weights=weight[test]))
         hits.append(np.average(covered, weights=weight[test]))
 
-    assert found.early == pytest.approx(np.mean(early), abs=1e-12)
+    assert found.early_fraction == pytest.approx(np.mean(early), abs=1e-12)
     if promise.get("cases", "random") == "random":
         assert found.coverage == pytest.approx(np.mean(hits), abs=1e-12)
 
@@ -241,9 +251,9 @@ def test_what_one_threshold_covers_is_what_many_would(monkeypatch, name):
     kept, original = [], simulation.simulate_each_split
     with monkeypatch.context() as patch:
         patch.setattr(simulation, "simulate_each_split", lambda *a: kept.append(a[0](0)) or original(*a))
-        simulate(TABLE, [PLANS[name]], trials=1, rng=np.random.default_rng(1), unit="case")
+        simulate(TABLE, [PLANS[name]], splits=1, seed=np.random.default_rng(1), unit="case")
     scans, _ = kept[0]
-    score, ties = scans.seen.score, 0
+    score, ties = scans.statistics.score, 0
     for case in np.flatnonzero(np.isfinite(score).all(axis=0))[:40]:
         # A report is rounded outwards, so that it has the target just below its score.
         just_below = np.nextafter(score[:, case], -np.inf)

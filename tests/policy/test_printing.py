@@ -13,7 +13,7 @@ TABLE = synthetic_outputs(SyntheticTable(volumes=20), seed=0)
 
 def test_a_simulation_prints_its_numbers():
     plans = [PolicySpec(kind, 0.2, Goal(max_width=0.3)) for kind in ("fixed-width", "paper")]
-    rule, paper = simulate(TABLE, plans, trials=3, rng=np.random.default_rng(0))
+    rule, paper = simulate(TABLE, plans, splits=3)
     first, *rows = repr(rule).splitlines()
 
     assert first.startswith("fixed-width, spread, guaranteed: 3 random splits by group, 14 to ")
@@ -23,11 +23,3 @@ def test_a_simulation_prints_its_numbers():
     assert float(printed["coverage"]) == float(f"{rule.coverage:.4g}")
     assert rows[-1].count(",") == len(rule.stops) - 1
     assert "everything measured" in rows[-1]
-
-
-def test_a_monitor_prints_what_it_says():
-    policy = tq.plan(TABLE, alpha=0.2, max_width=0.3)
-    monitor = tq.Monitor(policy)
-
-    assert repr(monitor) == monitor.sentence
-    assert "(" not in repr(monitor).split()[0]

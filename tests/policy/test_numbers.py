@@ -4,12 +4,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from watching import watched
 
 import taskuq as tq
-from taskuq.policy import _replay as replay
+from taskuq.policy import _stored_scans as replay
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
+from taskuq.policy import _simulate as simulation
 from taskuq.policy._simulate import simulate
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
@@ -45,6 +45,17 @@ def scanned(policy, table):
         hit[stops] = decision.interval.contains(table.targets)[stops]
         scanning &= ~stops
     return cost, hit
+
+
+def watched(monkeypatch, table, spec, trials, is_compiled=False, **options):
+    """Simulate, and return the result, the scans, how they were split, and the thresholds."""
+    seen, original = [], simulation.simulate_splits
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation, "use_numba", lambda work: is_compiled)
+        patch.setattr(simulation, "simulate_splits", lambda *a: seen.append(a) or original(*a))
+        rng = np.random.default_rng(3)
+        (found,) = simulation.simulate(table, [spec], splits=trials, seed=rng, **options)
+    return found, *seen[0]
 
 
 def with_folds(monkeypatch, table, spec, trials, is_compiled=False, **options):
@@ -137,7 +148,7 @@ def test_coverage_is_what_is_promised_and_means_are_for_what_they_name(
 def test_the_certificate_and_the_simulation_name_the_same_random_thing(unit, over):
     policy = tq.plan(UNEQUAL, alpha=0.2, max_width=0.25, unit=unit)
     spec = PolicySpec("fixed-width", 0.2, Goal(max_width=0.25))
-    (found,) = simulate(UNEQUAL, [spec], trials=5, rng=np.random.default_rng(0), unit=unit)
+    (found,) = simulate(UNEQUAL, [spec], splits=5, unit=unit)
 
     assert policy.certificate["mean_over"] == found.mean_over == over
 
@@ -161,6 +172,6 @@ def test_missing_errors_are_null_and_everything_else_is_a_number():
                          group=np.zeros(len(GROUP), int), task_range=(0.0, 1.0))  # fmt: skip
     spec = PolicySpec("adaptive", 0.2, Goal(max_width=0.25), score="lwr")
     for table, unit in ((one, "case"), (UNEQUAL, "case")):
-        (found,) = simulate(table, [spec], trials=5, rng=np.random.default_rng(0), unit=unit)
+        (found,) = simulate(table, [spec], splits=5, unit=unit)
         errors = found.to_dict()["standard_errors"]
         assert (errors == {"mean_acceleration": None, "coverage": None}) == (table is one)

@@ -40,9 +40,9 @@ def test_replays_of_exact_outputs_stop_at_once_too(unit):
     goal = Goal(max_width=0.1)
     plans = [PolicySpec("adaptive", 0.2, goal, score=s) for s in ("ar", "cqr")]
 
-    found = simulate(exact_table(), plans, trials=3, rng=np.random.default_rng(0), unit=unit)
+    found = simulate(exact_table(), plans, splits=3, unit=unit)
 
-    assert [r.early for r in found] == pytest.approx([1.0, 1.0])
+    assert [r.early_fraction for r in found] == pytest.approx([1.0, 1.0])
 
 
 def test_a_whole_group_is_never_stopped_with_an_empty_report():

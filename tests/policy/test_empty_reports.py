@@ -10,7 +10,7 @@ from taskuq.conformal._family import LinearFamily, Link, NestedIntervalScore
 from taskuq.conformal.scores._learned import LearnedScore
 from taskuq.conformal.scores._mlwr import MLWR
 from taskuq.conformal.scores._paper import AR, CQR, LWR
-from taskuq.policy._fixed_width import WindowRule
+from taskuq.policy._rules import WindowRule
 from taskuq.policy._goal import Goal
 from taskuq.policy._rules import IntervalRule
 

@@ -11,7 +11,8 @@ from taskuq.conformal._units import RandomCaseUnit, _GroupFractionUnit
 from taskuq.conformal.scores._mlwr import MLWR, SpreadPrior
 from taskuq.conformal.scores._paper import AR, CQR, LWR
 from taskuq.policy import _stopping as stopping
-from taskuq.policy._fixed_width import WindowRule, _spread_score
+from taskuq.policy._fixed_width import _spread_score
+from taskuq.policy._rules import WindowRule
 from taskuq.policy._goal import Goal
 from taskuq.policy._rules import IntervalRule, joint_report, stopping_statistics
 from taskuq.policy._stopping import _group_losses, search_threshold, stopping_score

@@ -184,10 +184,9 @@ MISTAKES = {
 @pytest.mark.parametrize("name", ["fixed-width spread", "adaptive mlwr", "whole group"])
 def test_a_mistake_is_one_sentence_and_never_a_stop(name, round_, outputs):
     is_case = name != "whole group" or np.ndim(outputs) != 2
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         planned(PLANS[name]).decide(round_, outputs if is_case else np.stack([outputs] * 2, axis=1))
-    assert "\n" not in str(refused.value)
-    assert "all cases of a group" not in str(refused.value)
+    assert "all cases of a group" not in str(error.value)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, "high", [[[0.1]]]])
@@ -220,9 +219,9 @@ def test_a_value_that_is_no_number_is_refused(value):
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused_in_one_sentence(options):
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         planned(options)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 def shorter(record, key):
@@ -248,9 +247,9 @@ def test_a_damaged_policy_is_refused_when_it_is_read(damage, tmp_path):
     path = tmp_path / "policy.json"
     write_json(path, damage(planned({}).to_dict()))
 
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         tq.load_policy(path)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_policy_made_with_your_own_score_asks_for_it_back(tmp_path):
@@ -263,7 +262,7 @@ def test_a_policy_made_with_your_own_score_asks_for_it_back(tmp_path):
 
 
 def test_only_the_paper_is_measured_and_everybody_else_guaranteed():
-    sentences = {name: planned(options).sentence for name, options in PLANS.items()}
+    sentences = {name: planned(options).statement for name, options in PLANS.items()}
 
     paper = sentences.pop("paper lwr")
     assert paper.startswith("Measured, not guaranteed")

@@ -10,7 +10,7 @@ from taskuq.policy import _simulate as simulation
 from taskuq.policy._fixed_width import STATISTICS
 from taskuq.policy._goal import Goal
 from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._simulate import _jackknife_variance, _JackknifeReplicates, simulate
+from taskuq.policy._simulate import _jackknife_variance, simulate
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 from taskuq.table._table import TaskOutputs
 
@@ -101,7 +101,7 @@ def measured_ratios(spec, make, unit, trials, tables):
     found = []
     for seed in range(tables):
         rng = np.random.default_rng(seed)
-        (one,) = simulate(make(seed), [spec], trials=trials, rng=rng, unit=unit)
+        (one,) = simulate(make(seed), [spec], splits=trials, seed=rng, unit=unit)
         errors = one.standard_errors
         found.append([one.mean_acceleration, one.coverage, *errors.values()])
     R, coverage, error_of_R, error_of_coverage = np.array(found).T
@@ -129,13 +129,13 @@ def test_standard_errors_know_what_rules_learn_from_their_calibration_set(monkey
 @pytest.mark.parametrize("kind", ["fixed-width", "adaptive"])
 def test_a_jackknife_that_does_not_recalibrate_would_say_too_little(monkeypatch, kind):
     pytest.importorskip("numba")
-    measured = _JackknifeReplicates.measured
+    measured = simulation._replicate
 
     def not_again(planned, splitting, *rest):
         middle = np.median([planned(r)[1] for r in range(splitting.trials)], axis=0)
         return measured(lambda r: (planned(r)[0], middle), splitting, *rest)
 
-    monkeypatch.setattr(_JackknifeReplicates, "measured", not_again)
+    monkeypatch.setattr(simulation, "_replicate", not_again)
     of_R, of_coverage = ratios(monkeypatch, kind, by_group(20), "group", tables=60)
 
     assert of_R < 0.8
