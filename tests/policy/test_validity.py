@@ -85,9 +85,7 @@ def rules_of(name):
         return tuple((IntervalRule(FAMILIES[name], GOAL, None),) for _ in RATES)
     if name in ("learned", "probable"):
         law = (
-            ResidualDistribution(tuple(LOG_ODDS**3 / 30 + LOG_ODDS))
-            if name == "probable"
-            else None
+            ResidualDistribution(tuple(LOG_ODDS**3 / 30 + LOG_ODDS)) if name == "probable" else None
         )
         return tuple(
             (WindowRule(learned_elsewhere(k + 1), GOAL, None, 1.0, None, law),) for k in range(3)

@@ -6,10 +6,10 @@ from functools import cache
 
 import numpy as np
 import pytest
-from raising import refused
 from test_validity import ALPHAS, arrays_of, joined, make_policy
 
 import taskuq as tq
+from raising import refused
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 
 POPULATIONS = 90

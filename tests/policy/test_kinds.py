@@ -1,10 +1,9 @@
 """A policy kind of your own: one class, one registration, and everything else follows."""
 
-import numpy as np
 import pytest
-from raising import refused
 
 import taskuq as tq
+from raising import refused
 from taskuq.policy import POLICIES, Goal, NestedPolicy, PolicySpec
 from taskuq.policy._simulate import simulate
 from taskuq.table._examples import SyntheticTable, synthetic_outputs

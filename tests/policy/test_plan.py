@@ -5,16 +5,16 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from raising import refused
 
 import taskuq as tq
+from raising import refused
 from taskuq.conformal._calibrate import tuning_count
 from taskuq.conformal._units import choose_units
 from taskuq.conformal.scores._mlwr import MLWR
 from taskuq.policy import _plan as planning
 from taskuq.policy._goal import Goal
-from taskuq.policy._kinds import PolicySpec
-from taskuq.policy._kinds import parse_policy
+from taskuq.policy._kinds import PolicySpec, parse_policy
+from taskuq.policy._simulate import simulate
 from taskuq.table._examples import SyntheticTable, synthetic_outputs
 from taskuq.table._table import TaskOutputs
 
@@ -52,7 +52,12 @@ def best_on_the_calibration_set(table):
     ]
     made = [
         tq.plan(
-            table, alpha=ALPHA, max_width=WIDTH, policy=p.kind, score=p.score, round_tolerance=p.round_tolerance
+            table,
+            alpha=ALPHA,
+            max_width=WIDTH,
+            policy=p.kind,
+            score=p.score,
+            round_tolerance=p.round_tolerance,
         )
         for p in plans
     ]
@@ -217,3 +222,130 @@ def test_every_policy_is_listed_though_two_share_a_name():
 def test_too_few_units_to_choose_on_are_refused():
     with refused("units.few"):
         tq.plan(TABLE.select(cases=[0, 1, 2]), unit="case", choose=NAMES, **ASKED)
+
+
+RNG = np.random.default_rng(2)
+TRUTH = RNG.uniform(0.3, 0.7, 200)
+# Every report of a width of 0.5 contains the target.
+SURE = TRUTH[None, :, None] + 0.001 * RNG.standard_normal((2, 200, 4))
+# The samples of every fourth case agree, and are wrong.
+AGREED = TRUTH[None, :, None] + 0.1 * RNG.standard_normal((2, 200, 4))
+AGREED[:, ::4] = AGREED[:, ::4, :1]
+
+
+def table(outputs, cases=200, **more):
+    return tq.TaskOutputs(
+        outputs=outputs[:, :cases], targets=TRUTH[:cases], accelerations=np.array([8.0, 4.0]),
+        **{name: value[:cases] for name, value in more.items()},
+    )  # fmt: skip
+
+
+def planned(outputs, cases=200, *, policy="fixed-width", group=None, **asked):
+    more = {} if group is None else {"group": group}
+    return tq.plan(
+        table(outputs, cases, **more), alpha=0.1, max_width=0.5, policy=policy, score="lwr", **asked
+    )
+
+
+@pytest.mark.parametrize("unit", ["case", "group", "whole-group"])
+def test_a_threshold_of_minus_infinity_says_that_every_scan_stops_in_the_first_round(unit):
+    policy = planned(SURE, group=np.arange(200) // 2, unit=unit)
+
+    assert set(policy.thresholds) == {-np.inf}
+    assert policy.decide(0, SURE[:1, :2]).stop
+    assert policy.warning in str(policy)
+    assert policy.guarantee.shortage is None
+
+
+def test_too_few_units_give_the_reason_first():
+    policy = planned(SURE, cases=5)
+
+    assert "got 5" in policy.guarantee.shortage
+    assert policy.guarantee.shortage in policy.decide(0, SURE[:1, 0]).reason
+    assert str(policy).index("got 5") < str(policy).index("Guaranteed")
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "anytime", "paper"])
+def test_scores_that_no_threshold_covers_are_not_called_too_few_cases(policy):
+    made = planned(AGREED, policy=policy)
+
+    assert set(made.thresholds) == {np.inf}
+    assert "at any threshold" in made.guarantee.shortage
+
+
+def test_a_round_without_a_threshold_is_named():
+    outputs = np.stack([AGREED[0], SURE[1]])
+
+    assert planned(outputs, policy="paper").guarantee.shortage.endswith("no scan stops at R = 8")
+
+
+def test_a_finite_threshold_at_which_nothing_stops_is_said():
+    blurred = TRUTH[None, :, None] + 3 * RNG.standard_normal((2, 200, 4))
+    policy = planned(blurred, policy="anytime")
+
+    assert np.isfinite(policy.thresholds).all()
+    assert "200 calibration cases" in policy.warning
+
+
+def test_an_ordinary_policy_has_nothing_to_add():
+    policy = planned(TRUTH[None, :, None] + 0.5 * RNG.standard_normal((2, 200, 4)))
+
+    assert policy.warning is None
+    assert policy.guarantee.shortage is None
+
+
+def test_the_outlook_survives_a_file(tmp_path):
+    policy = planned(SURE)
+
+    assert str(tq.load_policy(policy.save(tmp_path / "policy.json"))) == str(policy)
+
+
+def exact_table():
+    truth = np.linspace(0.1, 0.9, 60)
+    outputs = np.broadcast_to(truth[None, :, None], (2, 60, 4))
+    return tq.TaskOutputs(outputs, truth, (4, 2), group=np.arange(60) // 3, task_range=(0, 1))
+
+
+@pytest.mark.parametrize("score", ["ar", "lwr", "cqr", "mlwr"])
+@pytest.mark.parametrize("kind", ["adaptive", "anytime", "paper"])
+@pytest.mark.parametrize("unit", ["case", "group"])
+def test_exact_outputs_stop_at_once(kind, score, unit):
+    policy = tq.plan(exact_table(), alpha=0.2, max_width=0.1, policy=kind, score=score, unit=unit)
+
+    decision = policy.decide(0, [0.5, 0.5, 0.5, 0.5])
+
+    assert decision.stop
+    assert decision.interval.contains(0.5)
+
+
+@pytest.mark.parametrize("unit", ["case", "group", "whole-group"])
+@pytest.mark.parametrize("budget", [1.0, 0.5])
+def test_exact_outputs_stop_at_once_with_windows(budget, unit):
+    policy = tq.plan(exact_table(), alpha=0.2, max_width=0.1, budget=budget, unit=unit)
+
+    assert policy.decide(0, np.full((1, 3, 4), 0.5)).stop
+
+
+@pytest.mark.parametrize("unit", ["case", "group"])
+def test_replays_of_exact_outputs_stop_at_once_too(unit):
+    goal = Goal(max_width=0.1)
+    plans = [PolicySpec("adaptive", 0.2, goal, score=s) for s in ("ar", "cqr")]
+
+    found = simulate(exact_table(), plans, splits=3, unit=unit)
+
+    assert [r.early_fraction for r in found] == pytest.approx([1.0, 1.0])
+
+
+def test_a_whole_group_is_never_stopped_with_an_empty_report():
+    # Nearly every group has a case that is too uncertain, so hardly any group ever stops.
+    rng = np.random.default_rng(1)
+    truth = rng.random(90)
+    spread = np.where(np.arange(90) % 3 == 0, 0.3, 0.001)
+    spread[:3] = 0.001
+    outputs = truth[:, None] + spread[:, None] * rng.standard_normal((1, 90, 4))
+    table = tq.TaskOutputs(outputs, truth, (4,), group=np.arange(90) // 3)
+
+    policy = tq.plan(table, alpha=0.3, max_width=0.1, budget=0.5, unit="whole-group")
+    decision = policy.decide(0, outputs[:, :3])
+
+    assert not (decision.stops & decision.interval.is_empty).any()
