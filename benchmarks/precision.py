@@ -18,7 +18,7 @@ from taskuq.data._atlas import Atlas
 from taskuq.measure._coils import rss
 from taskuq.measure._fourier import central_lines, fft2c
 from taskuq.measure._masks import nested_masks
-from taskuq.recover._compiled import _fold_varnet
+from taskuq.recover._compiled import fuse_varnet
 from taskuq.recover._methods import RECOVERIES
 from taskuq.training._weights import locate
 
@@ -48,7 +48,7 @@ def main() -> None:
         plain = net(*arguments)
         line = [f"R = {rate:<4g} plain {decibels(plain, truth, peak):.3f}"]
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            found = _fold_varnet(net, device="cpu", dtype=dtype)(*arguments)
+            found = fuse_varnet(net, device="cpu", dtype=dtype)(*arguments)
             near = decibels(found, plain, peak)
             shown = "" if math.isinf(near) else f" ({near:.1f})"
             line.append(f"{str(dtype)[6:]} {decibels(found, truth, peak):.3f}{shown}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from taskuq.errors import InputError
 from taskuq.measure._coils import rss
 from taskuq.measure._fourier import _central_window, central_lines, fft2c, ifft2c
 from taskuq.recover._varnet import UNet, VarNet, VarNetConfig
+from taskuq.recover._varnet_training import _ssim
 
 SMALL = VarNetConfig(cascades=2, width=4, pools=2, sensitivity_width=4, sensitivity_pools=2)
 
@@ -122,3 +124,17 @@ def test_a_unet_keeps_odd_sizes_and_refuses_tiny_ones():
     assert unet(torch.zeros(1, 2, 37, 50)).shape == (1, 3, 37, 50)
     with pytest.raises(InputError, match="too small"):
         unet(torch.zeros(1, 2, 8, 8))
+
+
+def test_parity_with_scikit_image_and_a_range_of_its_own_for_each_case():
+    metrics = pytest.importorskip("skimage.metrics")
+    rng = np.random.default_rng(0)
+    x = rng.random((3, 40, 36))
+    y = x + 0.1 * rng.standard_normal(x.shape)
+    ranges = np.array([0.5, 1.0, 2.0])
+    found = _ssim(torch.as_tensor(y), torch.as_tensor(x), torch.as_tensor(ranges))
+    expected = []
+    for a, b, r in zip(y, x, ranges, strict=True):
+        # Its mean leaves out a border of 3 pixels, where its windows would be padded.
+        expected.append(metrics.structural_similarity(a, b, win_size=7, data_range=r))
+    assert found.numpy() == pytest.approx(expected, abs=1e-9)

@@ -63,7 +63,7 @@ def sampler():
 
 def test_samples_differ_where_views_do_not_see_and_agree_where_they_do():
     recover = sampler()
-    found = recover.estimating([scan(0)])
+    found = recover.estimator([scan(0)])
 
     def gap(compose):
         samples = _sample_images(recover.net, found, samples=6, seeds=[3], compose=compose)
