@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.func import jacrev
 
-from taskuq.errors import InputError
+from raising import refused
 from taskuq.recover.flow._model import (
     ConditionalFlow,
     FlowConfig,
@@ -137,8 +137,8 @@ def test_a_standard_normal_has_its_entropy_in_bits(draw):
     )
 
 
-def test_sides_that_do_not_divide_are_refused_in_one_sentence(small_flow, draw):
-    with pytest.raises(InputError, match="sides divisible by 4"):
+def test_sides_that_do_not_divide_are_refused(small_flow, draw):
+    with refused("shape.mismatch"):
         small_flow.condition(draw(1, 4, 18, 16, dtype=torch.float32))
 
 

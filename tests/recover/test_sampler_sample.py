@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from raising import refused
 from taskuq.data._arrays import ArrayDataset
 from taskuq.data._readers import _simulate_coil_dataset
-from taskuq.errors import InputError
 from taskuq.measure._fourier import _central_window, project_measured
 from taskuq.measure._mri import MRIMeasurement, MultiCoilMRI
 from taskuq.recover import build
@@ -89,7 +89,8 @@ def test_samples_agree_with_the_measurement(net, varnet, acceleration):
     noise = torch.randn(3, 5, net.noise_size(SIZE, SIZE), generator=torch.Generator())
     residuals = net(found.inputs(), found.sampled_fraction(), noise)
     assert residuals.std(1).mean() > 1e-2  # samples differ
-    coils, mask = found.coils(residuals), torch.stack([scan.mask for scan in cases])
+    coils = found.estimate.coils(residuals) * found.size.view(-1, 1, 1, 1, 1)
+    mask = torch.stack([scan.mask for scan in cases])
     kept = project_measured(coils.flatten(0, 1), mask.repeat_interleave(5, 0))
     measured = torch.stack([scan.zero_filled for scan in cases])
     assert (kept - measured.repeat_interleave(5, 0)).abs().max() < 1e-5
@@ -257,7 +258,7 @@ def gradient_of(progress, terms):
     return torch.cat([p.grad.flatten() for p in recipe.network.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("quick", [{"is_replayed": True}, {"is_compiled": True}])
+@pytest.mark.parametrize("quick", [{"cuda_graphs": True}, {"compiled": True}])
 def test_quick_steps_are_steps(monkeypatch, quick):
     """On a CPU nothing is replayed; here nothing is compiled, but asked to be."""
     asked = []
@@ -274,7 +275,7 @@ def test_quick_steps_are_steps(monkeypatch, quick):
         grads = [p.grad for p in recipe.network.parameters() if p.grad is not None]
         found.append(torch.cat([grad.flatten() for grad in grads]))
     assert torch.equal(*found)
-    assert len(asked) == quick.get("is_compiled", False)
+    assert len(asked) == quick.get("compiled", False)
 
 
 def test_a_network_is_compiled_in_one_piece(net):
@@ -370,7 +371,7 @@ def test_folds_split_patients_evenly_and_keep_them_whole():
     counts = np.bincount(parts) // 3
     assert counts.max() - counts.min() <= 1
     assert not np.array_equal(parts, assign_folds(groups, 4, seed=1))
-    with pytest.raises(InputError, match="11 groups are too few for 12 folds"):
+    with refused("units.few"):
         assign_folds(groups, 12, seed=0)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from taskuq.errors import InputError
+from raising import refused
 from taskuq.measure._coils import rss
 from taskuq.measure._fourier import _central_window, central_lines, fft2c, ifft2c
 from taskuq.recover._varnet import UNet, VarNet, VarNetConfig
@@ -106,23 +106,23 @@ def test_without_central_lines_sensitivities_see_all_that_was_measured(net, scan
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "code"),
     [
-        (lambda k, m, n: (k[0], m, n), "complex tensor"),
-        (lambda k, m, n: (k, m[:2], n), "one for each case"),
-        (lambda k, m, n: (k, m, n[:1]), "number of central lines"),
+        (lambda k, m, n: (k[0], m, n), "shape.axes"),
+        (lambda k, m, n: (k, m[:2], n), "shape.mismatch"),
+        (lambda k, m, n: (k, m, n[:1]), "shape.mismatch"),
     ],
 )
-def test_bad_input_is_one_sentence(net, scan, change, sentence):
+def test_bad_input_is_refused(net, scan, change, code):
     kspace, mask = scan
-    with pytest.raises(InputError, match=sentence):
+    with refused(code):
         net(*change(kspace, mask, central_lines(mask)))
 
 
 def test_a_unet_keeps_odd_sizes_and_refuses_tiny_ones():
     unet = UNet(2, 3, width=4, pools=3)
     assert unet(torch.zeros(1, 2, 37, 50)).shape == (1, 3, 37, 50)
-    with pytest.raises(InputError, match="too small"):
+    with refused("shape.mismatch"):
         unet(torch.zeros(1, 2, 8, 8))
 
 
