@@ -216,7 +216,7 @@ def command(kind: str) -> Callable[..., None]:
         from taskuq.training._fit import (
             PROBES,
             TrainerOptions,
-            foresee_training,
+            estimate_training,
             is_first_process,
             train_config,
         )
@@ -227,12 +227,12 @@ def command(kind: str) -> Callable[..., None]:
             raise InputError("--json is for --dry-run; a training writes timing.json to its folder")
         if dry_run:
             taken = PROBES if steps is None else steps
-            record = foresee_training(kind, config, machine=machine, steps=taken)
+            record = estimate_training(kind, config, machine=machine, steps=taken)
             if is_first_process():
                 _show_cost(record, json)
             return
         path = train_config(
-            kind, config, folder, machine=machine, fresh=fresh, steps=steps, tell=print_message
+            kind, config, folder, machine=machine, fresh=fresh, steps=steps, log=print_message
         )
         if is_first_process():
             print_result(str(path))
