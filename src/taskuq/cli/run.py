@@ -225,7 +225,7 @@ def train_command(kind: str) -> Callable[..., None]:
         from taskuq.training._fit import (
             PROBES,
             TrainerOptions,
-            foresee_training,
+            estimate_training,
             is_first_process,
             train_config,
         )
@@ -239,12 +239,12 @@ def train_command(kind: str) -> Callable[..., None]:
             )
         if dry_run:
             taken = PROBES if steps is None else steps
-            record = foresee_training(kind, config, machine=machine, steps=taken)
+            record = estimate_training(kind, config, machine=machine, steps=taken)
             if is_first_process():
                 _show_cost(record, json)
             return
         path = train_config(
-            kind, config, folder, machine=machine, fresh=overwrite, steps=steps, tell=print_message
+            kind, config, folder, machine=machine, fresh=overwrite, steps=steps, log=print_message
         )
         if is_first_process():
             print_result(str(path))

@@ -49,12 +49,12 @@ from taskuq.protocols import Measure, NamedTask, RangedTask, Recover, StoredReco
 from taskuq.table._parquet import (
     HEADER,
     PICTURES,
-    ROSTER,
+    CASE_LIST,
     TableHeader,
     TableWriter,
     finished_cases,
     read_header,
-    read_roster,
+    read_case_list,
     write_case_list,
 )
 from taskuq.table._table import TaskOutputs, as_rounds
@@ -128,7 +128,7 @@ def _remove_table(folder: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     """Return True if a run has written this file, whole or in part."""
-    plain = "|".join(map(re.escape, (HEADER, LOG, ROSTER, PICTURES)))
+    plain = "|".join(map(re.escape, (HEADER, LOG, CASE_LIST, PICTURES)))
     known = rf"({plain}|part-\d+-\w+\.parquet)"
     is_name = re.fullmatch(rf"{known}|\.{known}\.\w+\.partial", path.name)
     return is_name is not None and path.is_file() and not path.is_symlink()
@@ -433,12 +433,12 @@ def _telling_what_is_kept(work: CaseWorker) -> Iterator[None]:
 
 def _check_roster(folder: Path, cases: RunCases) -> None:
     try:
-        if (folder / ROSTER).exists():
+        if (folder / CASE_LIST).exists():
             raise ExistingFileError
         write_case_list(folder, list(cases.case), cases.group, cases.label)
         return
     except ExistingFileError:
-        known = read_roster(folder) or []
+        known = read_case_list(folder) or []
     if known != list(cases.case):
         other = next(
             (a for a, b in zip(known, cases.case, strict=False) if a != b), "another number"
@@ -466,7 +466,7 @@ def status(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder)
     header = read_header(path)
-    roster = read_roster(path) or []
+    roster = read_case_list(path) or []
     done = finished_cases(path, header, roster)
     failed = RunLog(path).failures()
     return {

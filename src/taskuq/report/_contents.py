@@ -196,7 +196,7 @@ def build_contents(folder: RunFolder) -> Contents:
     return Contents(
         folder, words, alpha, max_width, stored_policy,
         None if policy is None else _simulated(policy, folder, simulations),
-        [Statement(words.said(one), tuple(map(words.said, of))) for one, of in guarantees],
+        [Statement(words.apply(one), tuple(map(words.apply, of))) for one, of in guarantees],
         unit is not None and unit.is_group, cases, numbers, scan, _failed(folder), evaluations,
         simulations, _sections([*shown, *_computed(folder, words, sizes)]),
         [one.table for one in shown if one.table is not None], experiments, notes,
