@@ -58,7 +58,9 @@ def test_the_choice_does_not_depend_on_recoveries(tmp_path):
     one = PIPELINE.run(IMAGES, **ASKED, store=tmp_path / "a", keep_images=5)
     other = worse.run(IMAGES, **ASKED, store=tmp_path / "b", keep_images=5)
 
-    assert pictures(one.images_path)["case"].tolist() == pictures(other.images_path)["case"].tolist()
+    assert (
+        pictures(one.images_path)["case"].tolist() == pictures(other.images_path)["case"].tolist()
+    )
 
 
 def test_a_run_that_goes_on_keeps_its_pictures_and_fresh_removes_them(tmp_path):

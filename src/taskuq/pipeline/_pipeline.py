@@ -47,14 +47,14 @@ from taskuq.pipeline._local import (
 from taskuq.pipeline._progress import Progress
 from taskuq.protocols import Measure, NamedTask, RangedTask, Recover, StoredRecover, Task
 from taskuq.table._parquet import (
+    CASE_LIST,
     HEADER,
     PICTURES,
-    CASE_LIST,
     TableHeader,
     TableWriter,
     finished_cases,
-    read_header,
     read_case_list,
+    read_header,
     write_case_list,
 )
 from taskuq.table._table import TaskOutputs, as_rounds
