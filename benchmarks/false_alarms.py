@@ -86,8 +86,8 @@ def adversary() -> None:
 def _withdrawn(policy: tq.Policy, table: tq.TaskOutputs, *, audited: bool) -> str:
     monitor = tq.Monitor(policy, delta=0.01)
     monitor_table(monitor, table, audited=audited)
-    after = monitor.withdrawn_after
-    return f"never (evidence {monitor.evidence:.2g})" if after is None else f"after {after}"
+    after = monitor.alarm_after
+    return f"never (evidence {monitor.e_value:.2g})" if after is None else f"after {after}"
 
 
 def main() -> None:

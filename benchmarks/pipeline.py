@@ -52,7 +52,7 @@ def against_a_loop(repeats: int = 7) -> None:
 
     def pipeline() -> None:
         tq.Pipeline(measure, recover, task).run(
-            images, accelerations=RATES, samples=32, seed=0, quiet=True
+            images, accelerations=RATES, samples=32, seed=0, progress=False
         )
 
     pipeline()
@@ -117,7 +117,7 @@ def join_ray(cpus: int) -> Any:
 
 def run_on(workers: int, recover: Sleep | Busy, cases: int) -> tq.TaskOutputs:
     return tq.Pipeline(measure, recover, numbers).run(
-        np.zeros((cases, 2)), accelerations=(2.0,), samples=1, seed=0, quiet=True,
+        np.zeros((cases, 2)), accelerations=(2.0,), samples=1, seed=0, progress=False,
         engine=RayOptions(workers=workers, chunk=1),
     )  # fmt: skip
 

@@ -80,7 +80,7 @@ def volumes(source: Path) -> tuple[tq.TaskOutputs, tq.TaskOutputs]:
     masks = nested_masks(images.shape[-1], RATES, rng=np.random.default_rng(0))
     coil = torch.as_tensor(slices[judged], dtype=torch.complex64)[:, None]
     read = tq.Pipeline(MultiCoilMRI(masks, RATES), ZeroFilled(), reader).run(
-        list(coil), accelerations=RATES, samples=1, seed=0, group=group[judged], quiet=True
+        list(coil), accelerations=RATES, samples=1, seed=0, group=group[judged], progress=False
     )
     of_masks = replace(read, targets=areas[judged])
     return sum_groups(read), sum_groups(of_masks)

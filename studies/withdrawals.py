@@ -89,10 +89,10 @@ def watch(
         items = [images[k] for k in range(start, start + SLICES, step)]
         table = pipeline.run(
             [item.image for item in items], case=[item.case for item in items],
-            accelerations=rates[:1], samples=monitor.policy.samples, seed=0, quiet=True,
+            accelerations=rates[:1], samples=monitor.policy.samples, seed=0, progress=False,
         )  # fmt: skip
         monitor.update(table.outputs, name=items[0].group)
-        if monitor.is_withdrawn:
+        if monitor.alarm:
             return
 
 

@@ -33,7 +33,7 @@ class Together(Draws):
 def run(recover, store=None, measure=None, **options):
     pipeline = tq.Pipeline(measure or rule(), recover, corner)
     return pipeline.run(
-        CASES, accelerations=RATES, samples=6, seed=0, store=store, case=NAMES, quiet=True,
+        CASES, accelerations=RATES, samples=6, seed=0, store=store, case=NAMES, progress=False,
         **options,
     )  # fmt: skip
 
@@ -204,7 +204,7 @@ def test_looking_at_fewer_samples_chooses_by_the_first_of_them():
 
 
 def test_pictures_show_the_lines_of_their_case(table, tmp_path):
-    run(Draws(), tmp_path / "t", pictures=2)
+    run(Draws(), tmp_path / "t", keep_images=2)
     with np.load(tmp_path / "t" / "pictures.npz") as kept:
         for case, lines in zip(kept["case"], kept["masks"], strict=True):
             assert np.array_equal(lines, table.sampled_lines[:, NAMES.index(str(case))])

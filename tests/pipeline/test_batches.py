@@ -18,7 +18,7 @@ from taskuq.recover._varnet_training import VarNetRecovery
 from taskuq.recover.flow._train import FlowRecovery
 from taskuq.task._methods import MeanIntensity
 
-RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
+RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
 RATES = (8.0, 4.0)
 
 
@@ -167,7 +167,7 @@ def mri(recover, images, **settings):
     measure = MultiCoilMRI(nested_masks(32, RATES, rng=np.random.default_rng(0)), RATES)
     pipeline = tq.Pipeline(measure, recover, MeanIntensity())
     return pipeline.run(
-        images, **{"accelerations": RATES, "samples": 3, "seed": 0, "quiet": True, **settings}
+        images, **{"accelerations": RATES, "samples": 3, "seed": 0, "progress": False, **settings}
     )
 
 

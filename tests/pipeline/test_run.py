@@ -9,7 +9,7 @@ from taskuq.pipeline import _local as local
 from taskuq.pipeline._executor import Executor
 from taskuq.pipeline._pipeline import status
 
-RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
+RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
 PIPELINE = tq.Pipeline(toy.measure, toy.recover, toy.task)
 
 
@@ -94,7 +94,7 @@ def test_a_changed_configuration_is_refused_with_the_difference(tmp_path, change
 
     with pytest.raises(tq.InputError, match="but now"):
         PIPELINE.run(toy.images(3), store=tmp_path / "t", **{**base, **change})
-    fresh = PIPELINE.run(toy.images(3), store=tmp_path / "t", fresh=True, **{**base, **change})
+    fresh = PIPELINE.run(toy.images(3), store=tmp_path / "t", overwrite=True, **{**base, **change})
     assert fresh.cases == 3
 
 
@@ -113,7 +113,7 @@ def test_fresh_never_removes_a_folder_with_other_things(tmp_path, name):
     (tmp_path / name).write_text("years of work")
 
     with pytest.raises(tq.InputError, match="not part of a table"):
-        PIPELINE.run(toy.images(3), store=tmp_path, fresh=True, **RUN)
+        PIPELINE.run(toy.images(3), store=tmp_path, overwrite=True, **RUN)
     assert (tmp_path / name).read_text() == "years of work"
     assert set(before) < set(tmp_path.iterdir())
 

@@ -99,7 +99,7 @@ def write_run(folder, *, volumes=30, samples=16, trials=200, slices=6, size=64, 
     goal = Goal(max_width=0.1)
     plans = [PolicySpec("paper", 0.1, goal, score="lwr"), PolicySpec("fixed-width", 0.1, goal),
              PolicySpec("adaptive", 0.1, goal, score="lwr")]  # fmt: skip
-    found = simulate(table, plans, trials=trials, rng=np.random.default_rng(0), unit="group")
+    found = simulate(table, plans, splits=trials, seed=0, unit="group")
     write(folder / "simulate.json", {
         "schema": "taskuq.simulate/1", "alpha": 0.1, "goal": goal.to_dict(), "unit": "group",
         "results": [{"samples": table.samples, **r.to_dict()} for r in found],

@@ -52,7 +52,13 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chosen")
     images = np.random.default_rng(0).random((40, LINES, LINES))
     table = tq.Pipeline(Rule(), recover, lambda x: x[:, 2].mean(axis=1)).run(
-        images, accelerations=RATES, samples=4, seed=0, store=folder / "t", pictures=3, quiet=True
+        images,
+        accelerations=RATES,
+        samples=4,
+        seed=0,
+        store=folder / "t",
+        keep_images=3,
+        progress=False,
     )
     return table, tq.make_report(table, folder / "run", alpha=0.2, max_width=0.1, trials=20)
 

@@ -27,9 +27,9 @@ CPU = TrainerOptions(accelerator="cpu", progress=False)
 SCRIPT = """
 import sys
 from pathlib import Path
-from taskuq.cli.run import command
+from taskuq.cli.run import train_command
 if __name__ == "__main__":
-    train = command("{kind}")
+    train = train_command("{kind}")
     train(Path(sys.argv[1]), output=Path(sys.argv[2]), devices=int(sys.argv[3]),
           accelerator="cpu", progress=False, **{options})
 """
@@ -352,7 +352,7 @@ def test_a_training_that_goes_on_says_so_where_it_is_looked_at(tmp_path, configu
     train_config("varnet", config, tmp_path / "run", machine=seen)
     assert "resuming" not in capsys.readouterr().err
     train_config("varnet", config, tmp_path / "run", machine=seen)
-    assert "run is trained already; --fresh trains it again" in capsys.readouterr().err
+    assert "run is trained already; --overwrite trains it again" in capsys.readouterr().err
     (tmp_path / "run" / "finished.json").unlink()
     longer = Path(config).read_text().replace("epochs = 1\n", "epochs = 2\n")
     Path(config).write_text(longer)

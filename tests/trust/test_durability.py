@@ -149,7 +149,7 @@ def recover(measurement, *, samples, seed):
 
 images = np.arange(9.0)[:, None, None] * np.ones((1, 4, 4))
 pipeline = tq.Pipeline(lambda image, acceleration: image, recover, lambda x: x.mean((1, 2)))
-pipeline.run(images, accelerations=(4, 2), samples=2, seed=0, quiet=True, store=sys.argv[1])
+pipeline.run(images, accelerations=(4, 2), samples=2, seed=0, progress=False, store=sys.argv[1])
 """
 
 
@@ -199,12 +199,12 @@ def stop(log: Path) -> None:
     stopped = KeyboardInterrupt()
     stopped.add_note("stopped; 3 of 9 cases are finished")
     raise stopped
-audit.audit = data.sheet = stop
+audit.audit = data.preview = stop
 app.main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("command", [["audit"], ["data", "sheet"]])
+@pytest.mark.parametrize("command", [["audit"], ["data", "preview"]])
 def test_control_c_says_what_is_kept(command):
     ended = subprocess.run(
         [sys.executable, "-c", STOPPED, *command, "a"], capture_output=True, text=True, check=False

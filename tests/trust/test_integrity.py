@@ -278,7 +278,7 @@ def test_four_hundred_bits_of_a_scan(tmp_path, part):
     def read():
         scan = load_scan(tmp_path / "scan.json", policy)
         rounds = [record.to_dict() for record in scan.rounds]
-        return json.dumps(rounds), [np.asarray(piece).tolist() for piece in scan.pieces]
+        return json.dumps(rounds), [np.asarray(piece).tolist() for piece in scan.measurements]
 
     whole = read()
     found, harmless = ends(path, read, lambda scan: scan == whole)

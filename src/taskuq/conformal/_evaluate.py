@@ -521,7 +521,7 @@ def _round(table: TaskOutputs, k: int, comparison: EvaluationGrid) -> list[Evalu
     if trials is None:
         unit = unit or CaseUnit().name
         if make_unit(unit).is_group:
-            raise InputError("exact evaluation is for splits by case; groups take --trials")
+            raise InputError("exact evaluation is for splits by case; groups take --splits")
     checked = check_cases(
         table.rounds_up_to(k),
         table.targets_at(k),

@@ -193,7 +193,7 @@ class _AdaptiveMRIScanner:
     accelerations: Sequence[float]
     columns: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
-    def want(self, round: int, lines: NDArray[np.int64]) -> None:
+    def request(self, round: int, lines: NDArray[np.int64]) -> None:
         """Be told which columns a round adds."""
         self.columns[round] = np.asarray(lines)
 

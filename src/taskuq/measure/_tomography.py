@@ -553,7 +553,7 @@ class _AdaptiveCTScanner:
     scanner: ParallelBeamCT
     wanted: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
-    def want(self, round: int, lines: NDArray[np.int64]) -> None:
+    def request(self, round: int, lines: NDArray[np.int64]) -> None:
         """Be told which views a round adds."""
         self.wanted[round] = np.asarray(lines)
 

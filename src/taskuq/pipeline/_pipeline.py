@@ -156,7 +156,7 @@ class Pipeline:
         >>> def task(images):
         ...     return images.reshape(len(images), -1).mean(axis=1)
         >>> pipeline = Pipeline(measure, recover, task)
-        >>> pipeline.run(rng.random((6, 8)), accelerations=(4, 2), samples=5, seed=0, quiet=True)
+        >>> pipeline.run(rng.random((6, 8)), accelerations=(4, 2), samples=5, seed=0, progress=False)
         TaskOutputs(2 rounds (R = 4, 2), 6 cases, 5 samples, 1 task)
     """
 
@@ -190,10 +190,10 @@ class Pipeline:
         engine: Engine | None = None,
         batch: int | None = None,
         threads: int | None = None,
-        pictures: int = 0,
-        words: Any = None,
-        fresh: bool = False,
-        quiet: bool = False,
+        keep_images: int = 0,
+        terminology: Any = None,
+        overwrite: bool = False,
+        progress: bool = True,
     ) -> TaskOutputs:
         """Fill a table of task outputs, or go on filling it.
 
@@ -225,11 +225,11 @@ class Pipeline:
             threads: How many threads torch computes with, in every worker. By default as many as
                 it has here, one in the workers of another engine, and those of the table where it
                 is gone on with. Tables of equal threads and batches are equal bit for bit.
-            pictures: Of how many cases to keep pictures for the explorer; they are chosen before
+            keep_images: Of how many cases to keep pictures for the explorer; they are chosen before
                 anything is recovered, spread over the targets, and lie beside the table.
-            words: What cases, groups and rounds are called on a page (:class:`taskuq.table._terminology.Terminology`).
-            fresh: Throw away what the folder holds and begin again.
-            quiet: Show no progress.
+            terminology: What cases, groups and rounds are called on a page (:class:`taskuq.table._terminology.Terminology`).
+            overwrite: Throw away what the folder holds and begin again.
+            progress: Show progress.
         """
         if samples < 1:
             raise InputError(f"samples must be at least 1, got {samples}")
@@ -248,16 +248,16 @@ class Pipeline:
         with tempfile.TemporaryDirectory() as scratch, chosen.ready(Path(scratch)):
             # Within the scratch, so that what an engine leaves beside a table is gone with it.
             folder = Path(scratch) / "table" if store is None else Path(store)
-            if fresh and store is not None:
+            if overwrite and store is not None:
                 _remove_table(folder)
             count = _threads(threads, folder, chosen)
             describe = partial(
                 self._header, task_names=task_names, task_range=task_range, called=called,
-                configuration=configuration, threads=count, words=as_terminology(words),
+                configuration=configuration, threads=count, words=as_terminology(terminology),
             )  # fmt: skip
             with pinned_threads(count):
-                shown = _shown(chain, cases, seen, pictures, store)
-                table = _fill(folder, chain, cases, seen, describe, chosen, quiet=quiet)
+                shown = _shown(chain, cases, seen, keep_images, store)
+                table = _fill(folder, chain, cases, seen, describe, chosen, quiet=not progress)
                 if not shown:
                     return table
                 return replace(table, images_path=store_images(folder, chain, cases, shown))

@@ -317,7 +317,7 @@ def _with_goal(found: StoredRecord) -> StoredRecord:
     if found.schema != records.SIMULATE:
         return found
     try:
-        until = goal_from_dict(found.record["goal"]).sentence
+        until = goal_from_dict(found.record["goal"]).statement
     except (InputError, KeyError, TypeError):
         return found
     return replace(found, record={**found.record, "until": until})
@@ -373,7 +373,7 @@ def _simulated(
     by_score, by_statistic = "score" in options, "statistic" in options
     alike = {
         "policy": policy.kind,
-        "score": score_name(policy.rules[0][0].score) if by_score else "-",
+        "score": score_name(policy._rules[0][0].score) if by_score else "-",
         "statistic": policy.provenance.get("statistic") if by_statistic else None,
         "budget": policy.provenance.get("budget", 1.0),
         "alpha": policy.alpha,
@@ -403,7 +403,7 @@ def _guarantees(
     withdrawn = {w["policy"]: str(w["sentence"]) for w in monitors if w["withdrawn"] is not False}
     found = [
         Statement(
-            one.sentence if isinstance(one, Policy) else one.guarantee.sentence,
+            one.statement if isinstance(one, Policy) else one.guarantee.sentence,
             _shortages(one, withdrawn),
         )
         for one in opened
@@ -421,7 +421,7 @@ def _shortages(stored: Policy | Bound, withdrawn: Mapping[str, str]) -> tuple[st
         if short is None and np.isposinf(stored.thresholds).any():
             short = "no scan may stop in a round whose threshold is infinite"
         lost = withdrawn and withdrawn.get(fingerprint(stored.to_dict()))
-        return tuple(s for s in (lost, short and f"But {short}.", stored.outlook) if s)
+        return tuple(s for s in (lost, short and f"But {short}.", stored.warning) if s)
     if short is None and not stored.is_finite:
         short = "no finite interval keeps it: the interval is the whole task range"
     return (f"But {short}.",) if short else ()
@@ -500,7 +500,7 @@ def _explorer_numbers(
     unit = "group" if run_unit is None else run_unit.counted
     widths: list[float | None] = [None] * explorer.tasks
     if policy is not None and len(policy.task_names) == explorer.tasks:
-        widths = [policy.goal.of(task).max_width for task in range(explorer.tasks)]
+        widths = [policy.goal.for_task(task).max_width for task in range(explorer.tasks)]
     return explorer_numbers(
         explorer,
         alpha=alpha or 0.05,

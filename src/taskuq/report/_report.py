@@ -114,8 +114,7 @@ def make_report(
         kinds = dict.fromkeys((policy, *others))
         plans = [PolicySpec(kind, alpha, goal) for kind in kinds]
         tell(f"Replaying {', '.join(kinds)} over {trials} random splits.")
-        rng = np.random.default_rng(seed)
-        found = simulate(loaded, plans, trials=trials, rng=rng, unit=unit)
+        found = simulate(loaded, plans, splits=trials, seed=seed, unit=unit)
         record = simulation_record(
             loaded, goal, [(loaded.samples, one) for one in found], {"seed": seed}
         )

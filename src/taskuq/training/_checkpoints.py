@@ -33,7 +33,7 @@ def prepare_folder(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Pa
         steps = stored.get("trial", {}).get("steps")
         what = "training" if steps is None else f"trial of {steps} steps"
         raise InputError(
-            f"{folder} holds a {what}; use another folder, or --fresh to overwrite it",
+            f"{folder} holds a {what}; use another folder, or --overwrite to overwrite it",
             code="file.exists",
         )
     if fresh or "trial" in settings:
@@ -45,7 +45,7 @@ def prepare_folder(folder: Path, settings: dict[str, Any], *, fresh: bool) -> Pa
         shown = ", ".join(f"{k}: {old.get(k)} there, {new.get(k)} here" for k in changed[:3])
         raise InputError(
             f"{folder} holds a training of another configuration ({shown}); use another folder, or "
-            "--fresh to overwrite it",
+            "--overwrite to overwrite it",
             code="resume.mismatch",
         )
     with atomic_write(path) as partial:
@@ -137,13 +137,13 @@ def _load_state(path: Path | str) -> Any:
     """Read a state on the CPU."""
     from safetensors import safe_open
 
-    with reading(path, "a training state", "train with --fresh"):
+    with reading(path, "a training state", "train with --overwrite"):
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if header.get("schema") != STATE_SCHEMA:
             raise InputError(
-                f"{path} has another schema; train with --fresh",
+                f"{path} has another schema; train with --overwrite",
                 code="file.schema",
             )
         return _from_json(json.loads(header["skeleton"]), tensors)

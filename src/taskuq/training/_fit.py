@@ -235,7 +235,7 @@ def _fit(
     resume = prepare_folder(folder, settings, fresh=fresh)
     best = folder / "best.safetensors"
     if best.exists() and is_finished(folder, config.epochs):
-        _print(f"{folder} is trained already; --fresh trains it again", machine)
+        _print(f"{folder} is trained already; --overwrite trains it again", machine)
         return best
     planned = config.epochs * max(1, len(training) // config.batch // config.accumulate)  # type: ignore[arg-type]
     if steps is None and config.warmup > planned:
