@@ -190,9 +190,9 @@ def test_serve_takes_a_runtime_or_networks(written, tmp_path):
 
     folder, policy, _ = written
     policy.save(tmp_path / "policy.json")
-    chain = open_service_model(tmp_path / "policy.json", None, None, None, tmp_path, runtime=folder)
-    assert chain.shape == SHAPE
-    assert [c.tolist() for c in chain.columns] == [c.tolist() for c in added_columns(MASKS)]
+    model = open_service_model(tmp_path / "policy.json", None, None, None, tmp_path, runtime=folder)
+    assert model.shape == SHAPE
+    assert [c.tolist() for c in model.columns] == [c.tolist() for c in added_columns(MASKS)]
     for given in ((None, None, None), ("flow-atlas", None, Path("x"))):
         with pytest.raises(tq.InputError, match="runtime"):
             open_service_model(
@@ -221,8 +221,8 @@ def test_a_runtime_is_served_where_its_parts_are_the_policys(swapped, task, tmp_
     with pytest.raises(tq.InputError, match=f"calibrated with {swapped} cccc"):
         open_service_model(*given, runtime=tmp_path / "r")
     with pytest.warns(UserWarning, match="nothing is promised"):
-        chain = open_service_model(*given, runtime=tmp_path / "r", unlike=True)
-    assert "Nothing is promised" in chain.void
+        model = open_service_model(*given, runtime=tmp_path / "r", allow_mismatch=True)
+    assert "Nothing is promised" in model.void
 
 
 def test_the_manifest_says_what_it_was_made_of(written):
