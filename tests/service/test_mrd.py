@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import taskuq as tq
+from raising import refused
 from taskuq.scan._round import coil_mismatch
 from taskuq.service import _mrd as lines
 from taskuq.service import _replay as replay
@@ -70,7 +71,7 @@ def test_lines_that_are_not_of_the_image_are_not_decided_on(small, serving, conn
 
     assert decisions == []
     refused = len(small.COLUMNS[0]) if mark in UNFIT else 0
-    assert sum("passed over" in sentence for sentence in said) == (refused or 1)
+    assert sum("skipped" in sentence for sentence in said) == (refused or 1)
     assert service.counts["refused lines"] == refused
 
 
@@ -150,12 +151,12 @@ def test_a_service_refuses_readouts_with_oversampling(small, serving, connect):
     wire = connect(serving())
     wire.send(HEADER, oversampled(small))
     said = json.loads(wire.read().content)["said"]
-    assert "readouts of 16 samples for images of 8; remove readout oversampling" in said
+    assert "readouts of 16 samples for images of 8" in said
 
 
 def test_a_replay_refuses_readouts_with_oversampling(small, tmp_path):
     replace(small.scan_of(1), xml=oversampled(small)).save(tmp_path / "a.h5")
-    with pytest.raises(tq.InputError, match="remove readout oversampling"):
+    with refused("shape.mismatch", "16", "8"):
         read_mrd(tmp_path / "a.h5")
 
 
@@ -172,7 +173,7 @@ def of_eight_coils(small):
 
 def test_scans_of_another_number_of_coils_are_refused(small, serving, of_eight_coils):
     service = serving(policy=of_eight_coils)
-    with pytest.raises(tq.InputError, match="calibrated with 8 coils, and this scan has 2"):
+    with refused("policy.mismatch", "8 coils", "2"):
         replay_scan(small.scan_of(5), HOST, service.port)
 
 
