@@ -80,7 +80,7 @@ def test_a_finite_threshold_at_which_nothing_stops_is_said():
 def test_an_ordinary_policy_has_nothing_to_add():
     policy = planned(TRUTH[None, :, None] + 0.5 * RNG.standard_normal((2, 200, 4)))
 
-    assert policy.outlook is None
+    assert policy.warning is None
     assert policy.guarantee.shortage is None
 
 

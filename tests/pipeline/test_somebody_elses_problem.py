@@ -80,7 +80,7 @@ def test_tasks_have_widths_and_ranges_of_their_own_and_come_by_csv(run, tmp_path
     assert again.task_ranges == table.task_ranges == ((0, 1), (0, np.inf))
     one, other = (tq.plan(t, alpha=0.2, max_width=WIDTHS) for t in (table, again))
     assert one.goal == other.goal
-    assert one.goal.sentence.count("wide") == 2
+    assert one.goal.statement.count("wide") == 2
 
 
 def test_tables_and_arrays_stand_for_each_other(run):
@@ -110,7 +110,7 @@ def test_results_print_as_sentences_or_short_tables(run):
         tq.evaluate_exact(mean, acceleration="1 s", alpha=0.2), tq.Monitor(policy),
         tq.evaluate(mean, acceleration="1 s", alpha=0.2, trials=3, rng=rng),
         tq.calibrate_joint(table, acceleration="1 s", alpha=0.2),
-        *simulate(mean, plans, trials=3, rng=rng),
+        *simulate(mean, plans, splits=3, seed=rng),
     ]  # fmt: skip
 
     for result in results:

@@ -261,7 +261,7 @@ def test_it_learns_how_large_errors_are_and_where(net):
         error = torch.randn(16, 2, SIZE, SIZE, generator=generator) * spread
         batch = {"inputs": inputs, "error": error}
         if step == 0:
-            recipe.first_batch(flow, batch, generator)
+            recipe.example_batch(flow, batch, generator)
         loss = recipe.loss(flow, batch, generator)
         optimiser.zero_grad()
         loss.backward()

@@ -227,13 +227,13 @@ def test_a_dicom_report_says_that_nothing_is_promised(scanned_terms, tmp_path):
     record = stored_interval(states[0], policy)
     report = write_interval(record, tmp_path / "report.dcm", image).read_bytes()
     assert VOID.encode() in report
-    assert policy.sentence[:40].encode() not in report
+    assert policy.statement[:40].encode() not in report
 
 
 def test_a_scan_that_keeps_its_promise_says_so(scanned_terms, tmp_path, capsys):
     played, states, policy = scanned_terms()
     record = stored_interval(states[0], policy)
-    assert (record["guaranteed"], record["promise"]) == (True, policy.sentence)
+    assert (record["guaranteed"], record["promise"]) == (True, policy.statement)
     assert all(d["promised"] for d in played.decisions.values())
     assert len(format_summary(summarise([played], 16))) == 1
     assert "Shadow mode" not in audited(tmp_path, capsys)

@@ -20,7 +20,7 @@ from taskuq._config import read_toml
 from taskuq.errors import InputError
 from taskuq.recover._methods import open_recovery
 from taskuq.training._checkpoints import _load_state, _read_log
-from taskuq.training._fit import TrainerOptions, foresee_training, train_config
+from taskuq.training._fit import TrainerOptions, estimate_training, train_config
 from taskuq.training._weights import read_tensors
 
 CPU = TrainerOptions(accelerator="cpu", progress=False)
@@ -153,7 +153,7 @@ def test_a_sampler_can_be_as_loud_as_its_validation_patients_ask_for(tmp_path, c
 
 
 def test_a_dry_run_of_a_training_in_stages_foresees_all_of_them(configure):
-    record = foresee_training("sampler", configure("sampler", cases=12), machine=CPU, steps=1)
+    record = estimate_training("sampler", configure("sampler", cases=12), machine=CPU, steps=1)
     kinds, hours = [], []
     while record is not None:
         kinds.append(record["kind"])

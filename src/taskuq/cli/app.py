@@ -332,7 +332,7 @@ def print_table_notes(table: TaskOutputs) -> None:
     """Print warnings about a table."""
     from taskuq.table._table import suggest_range
 
-    if count := len(table.missing):
+    if count := len(table.missing_cases):
         cases = "1 case is" if count == 1 else f"{count} cases are"
         print_message(f"taskuq: {cases} incomplete and skipped")
     if undeclared := suggest_range(table):

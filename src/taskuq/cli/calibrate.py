@@ -96,7 +96,7 @@ def calibrate(
         if by_label and loaded.label is None:
             raise InputError("--by-label needs a table with labels", code="groups.missing")
         bound = calibrate_arrays(
-            loaded.until(k), loaded.targets_at(k), alpha=alpha, score=score, group=group, unit=unit,
+            loaded.rounds_up_to(k), loaded.targets_at(k), alpha=alpha, score=score, group=group, unit=unit,
             cases=parse_number_or_name(cases), delta=delta, side=side, task_range=loaded.task_range,
             label=loaded.label if by_label else None, within=within, acceleration=R,
         )  # fmt: skip
@@ -136,7 +136,7 @@ def predict(
             f"--acceleration {acceleration}; use the bound of that acceleration",
             code="policy.mismatch",
         )
-    outputs = loaded.outputs[k] if loaded.outputs.ndim == 4 else loaded.until(k)
+    outputs = loaded.outputs[k] if loaded.outputs.ndim == 4 else loaded.rounds_up_to(k)
     if calibrated.rounds == 1 and outputs.ndim == 3 and loaded.outputs.ndim == 3:
         outputs = outputs[-1]
     interval = calibrated(outputs)
@@ -224,7 +224,7 @@ def _round(table: TaskOutputs, choice: float | str | None) -> tuple[int, float |
         )
     if not isinstance(choice, str) and np.isnan(table.accelerations).all():
         return 0, choice
-    k = 0 if choice is None else table.round_at(choice)
+    k = 0 if choice is None else table.round_index(choice)
     return k, float(table.accelerations[k])
 
 
@@ -284,7 +284,7 @@ def evaluate(
 
     loaded = load_table(table, range, task)
     bins = parse_floats(size_bins, "size-bins")
-    rounds = [loaded.round_at(parse_number_or_name(R)) for R in parse_list(acceleration or "")]
+    rounds = [loaded.round_index(parse_number_or_name(R)) for R in parse_list(acceleration or "")]
     grid = EvaluationGrid(
         scores=parse_list(score), alpha=alpha,
         accelerations=tuple(loaded.accelerations[rounds].tolist()) or None,

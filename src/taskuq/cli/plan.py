@@ -139,8 +139,6 @@ def simulate(
     json: Json = None,
     figures: Path | None = None,
 ) -> None:
-    import numpy as np
-
     from taskuq.policy._goal import make_goals
     from taskuq.policy._simulate import CHOOSING, simulation_record
     from taskuq.policy._simulate import simulate as replay
@@ -153,13 +151,13 @@ def simulate(
         (p, result)
         for p in parse_ints(samples, "samples") or (loaded.samples,)
         for result in replay(
-            loaded.select(samples=p), plans, trials=splits, rng=np.random.default_rng(seed),
+            loaded.select(samples=p), plans, splits=splits, seed=seed,
             unit=goal.unit, cases=parse_number_or_name(goal.cases), delta=goal.delta,
-            tunings=tuning_repeats,
+            tuning_repeats=tuning_repeats,
         )
     ]  # fmt: skip
     print_table_notes(loaded)
-    _print(results, stop.sentence, loaded, to_stderr=json == "-")
+    _print(results, stop.statement, loaded, to_stderr=json == "-")
     if len(plans) > 1:
         print_message(CHOOSING)
     inputs = {
@@ -185,7 +183,7 @@ def _plans(
         return (parse_floats(text, option) or (1.0,)) if option == "budget" else parse_list(text)
 
     def given(kind: str) -> Literal["early"] | None:
-        return goal.given if POLICIES[kind].promises_early else None
+        return goal.given if POLICIES[kind].supports_early else None
 
     plans = [
         PolicySpec(
@@ -209,7 +207,7 @@ def _print(
 ) -> None:
     first = results[0][1]
     title = (
-        f"{first.trials} random splits by {first.unit}: {first.n_calibration} to calibrate, "
+        f"{first.splits} random splits by {first.unit}: {first.n_calibration} to calibrate, "
         f"{first.n_test} to test, alpha {first.alpha:g}; stop when {goal}"
     )
     early = table.round_names or [f"R={s.acceleration:g}" for s in first.stops[:-1]]
@@ -229,7 +227,7 @@ def _print(
             "yes" if r.guaranteed else "no",
             f"{r.mean_acceleration:.3f}",
             _number(r.standard_errors["mean_acceleration"], 3),
-            *([f"{r.mean_acceleration_of_cases:.3f}"] if unequal else []),
+            *([f"{r.case_mean_acceleration:.3f}"] if unequal else []),
             f"{r.coverage:.4f}",
             _number(r.standard_errors["coverage"]),
             *([f"{r.case_coverage:.4f}"] if differs else []),
@@ -259,9 +257,7 @@ def _differing(results: list[tuple[int, Simulation]]) -> tuple[bool, bool]:
     """Return whether coverage, and mean R, differ from their means over cases."""
     return (
         any(not math.isclose(r.coverage, r.case_coverage) for _, r in results),
-        any(
-            not math.isclose(r.mean_acceleration, r.mean_acceleration_of_cases) for _, r in results
-        ),
+        any(not math.isclose(r.mean_acceleration, r.case_mean_acceleration) for _, r in results),
     )
 
 

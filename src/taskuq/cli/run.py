@@ -142,7 +142,8 @@ def run(
         overwrite=overwrite, keep_images=keep_images, terminology=opened.words,
     )  # fmt: skip
     print_message(
-        f"{filled}" + (f", {len(filled.missing)} cases missing" if filled.missing else "")
+        f"{filled}"
+        + (f", {len(filled.missing_cases)} cases missing" if filled.missing_cases else "")
     )
     print_result(str(output))
 
@@ -190,7 +191,7 @@ def table(
         from taskuq.table import _table as whole_groups
 
         loaded = whole_groups.sum_groups(loaded, sum_groups)
-    missing = f", {len(loaded.missing)} cases lack a round" if loaded.missing else ""
+    missing = f", {len(loaded.missing_cases)} cases lack a round" if loaded.missing_cases else ""
     print_message(f"{loaded}{missing}")
     if fraction is None or remainder is None:
         print_result(str(loaded.save(output)))
@@ -224,7 +225,7 @@ def train_command(kind: str) -> Callable[..., None]:
         from taskuq.training._fit import (
             PROBES,
             TrainerOptions,
-            foresee_training,
+            estimate_training,
             is_first_process,
             train_config,
         )
@@ -238,12 +239,12 @@ def train_command(kind: str) -> Callable[..., None]:
             )
         if dry_run:
             taken = PROBES if steps is None else steps
-            record = foresee_training(kind, config, machine=machine, steps=taken)
+            record = estimate_training(kind, config, machine=machine, steps=taken)
             if is_first_process():
                 _show_cost(record, json)
             return
         path = train_config(
-            kind, config, folder, machine=machine, fresh=overwrite, steps=steps, tell=print_message
+            kind, config, folder, machine=machine, fresh=overwrite, steps=steps, log=print_message
         )
         if is_first_process():
             print_result(str(path))

@@ -20,8 +20,8 @@ import numpy as np
 
 import taskuq
 from taskuq._arrays import as_ranges, require_methods
-from taskuq._io import content_fingerprint, fingerprint, sigterm_as_exit
-from taskuq.errors import FileExistsError, InputError, describe_error
+from taskuq._io import ExistingFileError, content_fingerprint, fingerprint, sigterm_as_exit
+from taskuq.errors import InputError, describe_error
 from taskuq.pipeline._engines import Engine, LocalEngine
 from taskuq.pipeline._executor import NAME as LOG
 from taskuq.pipeline._executor import (
@@ -47,14 +47,14 @@ from taskuq.pipeline._local import (
 from taskuq.pipeline._progress import Progress
 from taskuq.protocols import Measure, NamedTask, RangedTask, Recover, StoredRecover, Task
 from taskuq.table._parquet import (
+    CASE_LIST,
     HEADER,
     PICTURES,
-    ROSTER,
     TableHeader,
     TableWriter,
     finished_cases,
+    read_case_list,
     read_header,
-    read_roster,
     write_case_list,
 )
 from taskuq.table._table import TaskOutputs, as_rounds
@@ -128,7 +128,7 @@ def _remove_table(folder: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     """Return True if a run has written this file, whole or in part."""
-    plain = "|".join(map(re.escape, (HEADER, LOG, ROSTER, PICTURES)))
+    plain = "|".join(map(re.escape, (HEADER, LOG, CASE_LIST, PICTURES)))
     known = rf"({plain}|part-\d+-\w+\.parquet)"
     is_name = re.fullmatch(rf"{known}|\.{known}\.\w+\.partial", path.name)
     return is_name is not None and path.is_file() and not path.is_symlink()
@@ -260,7 +260,7 @@ class Pipeline:
                 table = _fill(folder, chain, cases, seen, describe, chosen, quiet=not progress)
                 if not shown:
                     return table
-                return replace(table, pictures=store_images(folder, chain, cases, shown))
+                return replace(table, images_path=store_images(folder, chain, cases, shown))
 
     def chain(
         self,
@@ -433,12 +433,12 @@ def _telling_what_is_kept(work: CaseWorker) -> Iterator[None]:
 
 def _check_roster(folder: Path, cases: RunCases) -> None:
     try:
-        if (folder / ROSTER).exists():
-            raise FileExistsError
+        if (folder / CASE_LIST).exists():
+            raise ExistingFileError
         write_case_list(folder, list(cases.case), cases.group, cases.label)
         return
-    except FileExistsError:
-        known = read_roster(folder) or []
+    except ExistingFileError:
+        known = read_case_list(folder) or []
     if known != list(cases.case):
         other = next(
             (a for a, b in zip(known, cases.case, strict=False) if a != b), "another number"
@@ -466,7 +466,7 @@ def status(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder)
     header = read_header(path)
-    roster = read_roster(path) or []
+    roster = read_case_list(path) or []
     done = finished_cases(path, header, roster)
     failed = RunLog(path).failures()
     return {

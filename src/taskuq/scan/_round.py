@@ -322,7 +322,7 @@ class RoundExecutor:
 
     def _may_skip(self) -> bool:
         """Return True if a stop keeps its promise although an earlier round was not decided."""
-        scores = [rule.score for of_round in self.policy.rules for rule in of_round]
+        scores = [rule.score for of_round in self.policy._rules for rule in of_round]
         reads_all = any(isinstance(s, MultiRoundScore) and s.uses_earlier_rounds for s in scores)
         # A rule that could not choose has left lines that no calibration case was replayed with.
         is_free = self.asking is None and not reads_all
@@ -394,7 +394,7 @@ class RoundExecutor:
             interval=Interval(*(ends[0] if tasks == 1 else ends.T)),
             round=k,
             acceleration=R,
-            reason=f"continue {self.policy.at(k)}: {fault}",
+            reason=f"continue {self.policy.round_label(k)}: {fault}",
             task_names=self.policy.task_names,
         )
         kept = np.empty(0) if outputs is None or not np.isfinite(outputs).all() else outputs

@@ -46,7 +46,7 @@ def _interval_record(scan: Scan, policy: Policy, *, scan_id: str | None = None) 
         "known": last.acceleration == 1,
         "alpha": policy.alpha,
         "guaranteed": policy.is_guaranteed and scan.void_reason is None,
-        "promise": scan.void_reason or policy.sentence,
+        "promise": scan.void_reason or policy.statement,
         "round": last.round,
         "acceleration": to_json_value(float(last.acceleration)),
         "reason": format_reason(last.reason, shadow=last.shadow),

@@ -506,7 +506,7 @@ class Session:
             "would_stop": str(record.stop).lower(),
             "lines": json.dumps(self._next_lines(record, slice_)),
             "scan_id": self.header.scan_id,
-            "promise": record.void_reason or self.model.policy.sentence,
+            "promise": record.void_reason or self.model.policy.statement,
             "promised": str(record.void_reason is None and self.model.policy.is_guaranteed).lower(),
             "shadow": str(shadow).lower(),
             "stored": str(record.restored).lower(),

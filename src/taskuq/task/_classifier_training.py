@@ -320,6 +320,6 @@ NETWORK = NetworkKind(
     _ClassifierTraining,
     _ClassifierMethod,
     PRESETS,
-    judge=_evaluate_classifier,
+    evaluate=_evaluate_classifier,
     table=_table,
 )

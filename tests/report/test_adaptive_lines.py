@@ -1,6 +1,4 @@
-"""A page of a table whose lines a rule chose: maps of them, and each slice's own when played."""
-
-from __future__ import annotations
+"""A report of a table whose lines a rule chose."""
 
 import numpy as np
 import pytest
@@ -63,10 +61,24 @@ def made(tmp_path_factory):
     return table, tq.make_report(table, folder / "run", alpha=0.2, max_width=0.1, trials=20)
 
 
-def test_the_page_draws_both_maps(made):
-    text = made[1].read_text()
-    assert "Which measurements the rule measured" in text
-    assert "the darker, the earlier the round" in text
+def test_the_player_has_the_lines_of_each_slice(made):
+    table, page = made
+    explorer = load_explorer(page.parent / "explorer.npz")
+    payload = explorer_payload(explorer, {}, Terminology())
+    names = [str(c) for c in table.case]
+    assert payload["lines"] is None
+    for one in payload["slices"]:
+        lines = table.sampled_lines[:, names.index(one["case"])]
+        assert one["lines"]["all"] == LINES
+        assert one["lines"]["new"][0] == np.flatnonzero(lines[0]).tolist()
+        assert one["lines"]["new"][1] == np.flatnonzero(lines[1] & ~lines[0]).tolist()
+
+
+def test_masks_of_another_number_of_slices_are_refused(made):
+    explorer = load_explorer(made[1].parent / "explorer.npz")
+    arrays = {**vars(explorer), "masks": explorer.masks[:-1]}
+    with pytest.raises(InputError, match="masks must be"):
+        _check_explorer(arrays)
 
 
 def test_shares_and_rounds_are_those_of_the_table(made):
@@ -83,24 +95,4 @@ def test_shares_and_rounds_are_those_of_the_table(made):
 
 def test_shades_follow_shares(made):
     drawn = str(figure_svg(_lines_figures(lines_record(made[0], Terminology()))[0]))
-    assert 'fill-opacity="0.' in drawn
-
-
-def test_the_player_has_the_lines_of_each_slice(made):
-    table, page = made
-    explorer = load_explorer(page.parent / "explorer.npz")
-    payload = explorer_payload(explorer, {}, Terminology())
-    names = [str(c) for c in table.case]
-    assert payload["lines"] is None
-    for one in payload["slices"]:
-        lines = table.lines[:, names.index(one["case"])]
-        assert one["lines"]["all"] == LINES
-        assert one["lines"]["new"][0] == np.flatnonzero(lines[0]).tolist()
-        assert one["lines"]["new"][1] == np.flatnonzero(lines[1] & ~lines[0]).tolist()
-
-
-def test_masks_of_another_number_of_slices_are_refused(made):
-    explorer = load_explorer(made[1].parent / "explorer.npz")
-    arrays = {**vars(explorer), "masks": explorer.masks[:-1]}
-    with pytest.raises(InputError, match="masks must be"):
-        _check_explorer(arrays)
+    assert "opacity:0." in drawn
