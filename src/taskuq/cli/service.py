@@ -102,7 +102,7 @@ def monitor(
     )
     columns = ["statistic", "seen", "median lies above", "evidence", "largest", "changed"]
     show_table(title, columns, rows)
-    print_message(watch.sentence)
+    print_message(watch.statement)
     print_result(str(watch.save(output)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,8 @@ from taskuq._io import atomic_write, fingerprint, write_json
 from taskuq.errors import InputError, first_line
 from taskuq.measure._coils import rss
 from taskuq.measure._fourier import broadcast_mask, central_lines, fft2c, ifft2c
+from taskuq.pipeline._executor import Executor
 from taskuq.policy._policy import Policy
-from taskuq.protocols import Fingerprinted
 from taskuq.recover._estimate import varnet_estimate
 from taskuq.recover._methods import rescale_pow2
 from taskuq.recover._varnet_training import VarNetRecovery
@@ -28,7 +28,6 @@ from taskuq.recover.flow._around import COOLER, ResidualFlowSampler, temperature
 from taskuq.recover.flow._sample import ATTEMPTS
 from taskuq.recover.sampler._network import unflatten_samples
 from taskuq.recover.sampler._sample import SamplerRecovery, counter_normal
-from taskuq.scan._round import component_name
 from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
 
 
@@ -165,6 +164,7 @@ def write_runtime(
     task: Any,
     columns: Sequence[NDArray[np.intp]],
     shape: tuple[int, int, int],
+    fingerprints: Mapping[str, str] | None = None,
 ) -> Path:
     """Write recovery and task as programs, and see that they say what the networks say."""
     if not isinstance(task, torch.nn.Module):
@@ -179,11 +179,12 @@ def write_runtime(
     zero_filled = ifft2c(torch.where(mask, fft2c(_example_slice(*shape)), 0))
     given = (zero_filled, mask, _example_draws(drawing.draws, policy.samples))
     recovery = _export_module(drawing.module, given, "recovery")
+    executor = Executor(recover, task, fingerprints=fingerprints or {})
     with torch.no_grad():
         images = drawing.module(*given)[0]
         seen = _export_module(task, (images,), "task")
         _require_agreeing(recovery.module()(*given)[0], images, "recovery")
-        _require_agreeing(seen.module()(images), task(images), "task")
+        _require_agreeing(seen.module()(images), executor.read(images), "task")
     return write_json(folder / MANIFEST, {
         "schema": SCHEMA,
         "policy": fingerprint(policy.to_dict()),
@@ -192,14 +193,11 @@ def write_runtime(
         "images": len(images),
         "columns": [np.asarray(added).tolist() for added in columns],
         "recover": {**_saved(recovery, folder / "recover.pt2"), "draws": drawing.draws,
-                    "made_of": component_name(recover), "mark": _mark(recover)},
-        "task": {**_saved(seen, folder / "task.pt2"), "made_of": component_name(task), "mark": _mark(task)},
+                    "made_of": executor.name("recover"), "mark": executor.fingerprint("recover")},
+        "task": {**_saved(seen, folder / "task.pt2"), "made_of": executor.name("task"),
+                 "mark": executor.fingerprint("task")},
         "versions": {"taskuq": taskuq.__version__, "torch": torch.__version__},
     })  # fmt: skip
-
-
-def _mark(part: Any) -> str:
-    return str(part.fingerprint) if isinstance(part, Fingerprinted) else ""
 
 
 def _example_draws(draws: dict[str, Any], samples: int) -> Tensor:

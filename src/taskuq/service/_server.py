@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,7 +24,7 @@ from taskuq.interval import BoolArray
 from taskuq.measure._adaptive import AdaptiveLines
 from taskuq.measure._masks import mask_fingerprint, read_masks
 from taskuq.measure._mri import MaskConfig, added_columns
-from taskuq.pipeline._executor import pick_device
+from taskuq.pipeline._executor import Executor, pick_device
 from taskuq.policy._policy import Policy, load_policy
 from taskuq.scan._monitor import Monitor
 from taskuq.scan._round import find_mismatches, void_reason
@@ -112,7 +112,7 @@ class Service:
             counts = dict(self.counts)
         monitor, reason = self.chain.monitor, self.chain.void
         if reason is None and monitor is not None and monitor.alarm:
-            reason = monitor.sentence
+            reason = monitor.statement
         return {
             "schema": "taskuq.health/1",
             "status": "stopping" if self._listener is None else "ready",
@@ -299,12 +299,15 @@ def open_service_model(
 
 def _unlike(
     policy: Policy, allowed: bool, recover: Any, task: Any, columns: Columns, rule: Any = None,
-    **others: Any,
+    fingerprints: Mapping[str, str] | None = None, **others: Any,
 ) -> str | None:  # fmt: skip
     masks = np.zeros((len(columns) - 1, sum(map(len, columns))), dtype=bool)
     for k, added in enumerate(columns[:-1]):
         masks[k:, added] = True
-    found = find_mismatches(policy, recover, task, rule, mask_fingerprint(masks))
+    found = find_mismatches(
+        policy, Executor(recover, task, fingerprints=fingerprints or {}), rule,
+        mask_fingerprint(masks),
+    )  # fmt: skip
     if not found:
         return None
     if not allowed:
@@ -341,9 +344,10 @@ def _of_networks(
         "recover": open_recovery(recover, device=chosen),
         "task": load(locate(task)).to(chosen),
     }
-    for name, weights in (("recover", recover), ("task", task)):
-        # What a run calls them, so that a policy knows whether they are its own.
-        object.__setattr__(parts[name], "fingerprint", weights_fingerprint(weights))
+    # As a run names them, so that they can be compared with those of the policy.
+    parts["fingerprints"] = {
+        "recover": weights_fingerprint(recover), "task": weights_fingerprint(task)
+    }  # fmt: skip
     return {**parts, "columns": added_columns(_masks_of_rounds(policy, masks))}
 
 

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +24,13 @@ from taskuq._io import file_lock, to_json_value
 from taskuq._seeds import case_seed
 from taskuq.errors import InputError, first_line
 from taskuq.measure._mri import MRIMeasurement
-from taskuq.pipeline._executor import DeadlineWorker
+from taskuq.pipeline._executor import DeadlineWorker, Executor
 from taskuq.policy._policy import Policy
 from taskuq.protocols import AdaptiveMeasure, Recover, Task
-from taskuq.scan._acquire import Awaited, iter_scan
+from taskuq.scan._acquire import Awaited, ScanOptions, open_scan
 from taskuq.scan._monitor import Monitor
-from taskuq.scan._round import coil_mismatch, component_name
+from taskuq.scan._round import coil_mismatch
+from taskuq.scan._scanners import as_scanners
 from taskuq.scan._state import RoundRecord, ScanFlags
 from taskuq.service._mrd import (
     ACQUISITION,
@@ -368,6 +369,7 @@ class ServiceModel:
     shape: tuple[int, int, int] | None = None
     void: str | None = None
     unlike: bool = False
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
     model: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
@@ -564,28 +566,29 @@ class Session:
         images: dict[int, Any] = {}
         rates = [*map(float, chain.policy.accelerations), 1.0]
 
-        def keep(recoveries: Any, *, seed: int, **options: Any) -> None:
+        def keep(recoveries: Any, seed: int) -> None:
             images[seed] = _mean(recoveries)
 
         def reply(record: RoundRecord) -> None:
             drawn = case_seed(chain.seed, record.case, rates[record.round])
             self._reply(record, number[record.case], images.pop(drawn, None))
 
-        options: dict[str, Any] = {
-            "recover": _LockedModel(chain.recover, chain.model, keep),
-            "task": _LockedModel(chain.task, chain.model, lambda *found: None),
-            "samples": chain.policy.samples, "seed": chain.seed, "worker": self._worker,
-            "scan_id": header.scan_id, "state": chain.folder / f"scan-{key}.json",
-            "audit_log": chain.folder / "log.jsonl", "monitor": chain.monitor, "on_round": reply,
-            "adaptive": chain.rule, "terms": ScanFlags(self.void, chain.shadow, header.known_patient),
-        }  # fmt: skip
+        executor = Executor(
+            chain.recover, chain.task, chain.seed, chain.fingerprints, self._worker, chain.model,
+            keep,
+        )  # fmt: skip
+        options = ScanOptions(
+            header.scan_id, chain.folder / f"scan-{key}.json", chain.folder / "log.jsonl",
+            chain.monitor, reply, chain.rule,
+            ScanFlags(self.void, chain.shadow, header.known_patient),
+        )  # fmt: skip
         # A generator of its own, so that nothing is begun before the first lines have come.
         if chain.is_together:
-            scanners = {name: slices[k] for name, k in number.items()}
-            yield from iter_scan(chain.policy, scanners, **options)
+            scanners = as_scanners({name: slices[k] for name, k in number.items()}, None, None)
         else:
             ((name, k),) = number.items()
-            yield from iter_scan(chain.policy, slices[k], case=name, **options)
+            scanners = as_scanners(slices[k], name, None)
+        yield from open_scan(chain.policy, scanners, executor, options).rounds()
 
     def _ended(self, scan: _ActiveScan, error: str | None) -> None:
         """Keep nothing of slices that are decided, or that cannot be."""
@@ -648,23 +651,6 @@ class Session:
 
 # What a reply says of a round, as JSON.
 REPLIED = ("case", "round", "acceleration", "lower", "upper", "reason", "fault")
-
-
-class _LockedModel:
-    """Network shared by all connections, one call at a time."""
-
-    def __init__(self, part: Any, model: threading.Lock, keep: Callable[..., None]) -> None:
-        self.part, self.model, self.keep = part, model, keep
-        self.fingerprint = getattr(part, "fingerprint", "")
-        # What the audit trail calls it is what it wraps.
-        self.__module__, _, self.__qualname__ = component_name(part).rpartition(".")
-
-    def __call__(self, *given: Any, **options: Any) -> Any:
-        """Wait for whoever computes, then compute."""
-        with self.model:
-            found = self.part(*given, **options)
-        self.keep(found, **options)
-        return found
 
 
 def _mean(recoveries: Any) -> Any:

@@ -23,7 +23,6 @@ from torch.utils.data import Dataset as TorchDataset
 from taskuq._config import read_config, read_toml, to_toml_table
 from taskuq._io import write_json
 from taskuq.errors import InputError, MachineError, first_line, is_out_of_memory
-from taskuq.protocols import HasPrecision
 from taskuq.training._checkpoints import RESUME, is_finished, mark_finished, prepare_folder
 from taskuq.training._config import Recipe, TrainingConfig
 from taskuq.training._determinism import DeviceLoader, EpochSampler, preload, seeded
@@ -213,7 +212,7 @@ def train(
 
 def _precision(cases: Any) -> dict[str, Any]:
     """A table for the precision of images, where they were stored: a training keeps to one."""
-    precision = cases.precision if isinstance(cases, HasPrecision) else None
+    precision = getattr(cases, "precision", None)
     return {} if precision is None else {"images": {"precision": precision}}
 
 
