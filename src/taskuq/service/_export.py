@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,6 @@ from taskuq.errors import InputError, first_line
 from taskuq.measure._coils import rss
 from taskuq.measure._fourier import broadcast_mask, central_lines, fft2c, ifft2c
 from taskuq.policy._policy import Policy
-from taskuq.protocols import Fingerprinted
 from taskuq.recover._estimate import varnet_estimate
 from taskuq.recover._methods import rescale_pow2
 from taskuq.recover._varnet_training import VarNetRecovery
@@ -28,7 +27,6 @@ from taskuq.recover.flow._around import COOLER, ResidualFlowSampler, temperature
 from taskuq.recover.flow._sample import ATTEMPTS
 from taskuq.recover.sampler._network import unflatten_samples
 from taskuq.recover.sampler._sample import SamplerRecovery, counter_normal
-from taskuq.scan._round import component_name
 from taskuq.service._runtime import MANIFEST, SCHEMA, checksum
 
 
@@ -164,6 +162,7 @@ def write_runtime(
     task: Any,
     columns: Sequence[NDArray[np.intp]],
     shape: tuple[int, int, int],
+    fingerprints: Mapping[str, str] | None = None,
 ) -> Path:
     """Export recovery and task, and require that they agree with the networks."""
     if not isinstance(task, torch.nn.Module):
@@ -198,10 +197,6 @@ def write_runtime(
                  "made_of": component_name(task), "mark": _mark(task)},
         "versions": {"taskuq": taskuq.__version__, "torch": torch.__version__},
     })  # fmt: skip
-
-
-def _mark(part: Any) -> str:
-    return str(part.fingerprint) if isinstance(part, Fingerprinted) else ""
 
 
 def _example_draws(draws: dict[str, Any], samples: int) -> Tensor:

@@ -109,7 +109,7 @@ class Service:
             counts = dict(self.counts)
         monitor, reason = self.model.monitor, self.model.void
         if reason is None and monitor is not None and monitor.alarm:
-            reason = monitor.sentence
+            reason = monitor.statement
         return {
             "schema": "taskuq.health/1",
             "status": "stopping" if self._listener is None else "ready",

@@ -25,9 +25,9 @@ from taskuq.measure._mri import MRIMeasurement, _combine_columns
 from taskuq.pipeline._executor import DeadlineWorker
 from taskuq.policy._policy import Policy
 from taskuq.protocols import AdaptiveMeasure, Recover, Task
-from taskuq.scan._acquire import Awaited, iter_scan
+from taskuq.scan._acquire import Awaited
 from taskuq.scan._monitor import Monitor
-from taskuq.scan._round import coil_mismatch, component_name
+from taskuq.scan._round import coil_mismatch
 from taskuq.scan._state import RoundRecord, ScanFlags
 from taskuq.service._mrd import (
     ACQUISITION,
@@ -457,7 +457,7 @@ class Session:
         images: dict[int, Any] = {}
         rates = [*map(float, model.policy.accelerations), 1.0]
 
-        def keep(recoveries: Any, *, seed: int, **options: Any) -> None:
+        def keep(recoveries: Any, seed: int) -> None:
             images[seed] = _mean(recoveries)
 
         def reply(record: RoundRecord) -> None:
