@@ -32,15 +32,14 @@ import torch
 from torch import Tensor
 
 import taskuq as tq
-from taskuq.data._atlas import Atlas
-from taskuq.measure._fourier import fft2c
-from taskuq.measure._masks import nested_masks
-from taskuq.measure._mri import MaskConfig, SimulatedMRIScanner, added_columns
+from taskuq.data import Atlas
+from taskuq.measure import MaskConfig, SimulatedMRIScanner, fft2c, nested_masks
+from taskuq.measure._mri import added_columns
 from taskuq.service._mrd import ScanHeader
 from taskuq.service._replay import _StoredScan, replay_scan, simulate_atlas_scans
 from taskuq.service._server import LOOPBACK, Service, freeze_gc
 from taskuq.service._session import ServiceModel
-from taskuq.table._examples import SyntheticTable, stored_table, synthetic_outputs
+from taskuq.table import SyntheticTable, stored_table, synthetic_outputs
 
 RATES, SIZE, FIRST, SEED = (16.0, 8.0, 4.0, 2.0), 128, 3000, 1
 ROUNDS, PATIENTS, SLICES = 100, 13, 1000
@@ -67,9 +66,9 @@ class Timed:
 
 
 @contextmanager
-def serving(chain: ServiceModel) -> Iterator[Service]:
+def serving(model: ServiceModel) -> Iterator[Service]:
     """A service over loopback, on a port that is free."""
-    service = Service(chain, port=0)
+    service = Service(model, port=0)
     freeze_gc()
     service.start()
     try:
@@ -107,10 +106,10 @@ def latency(rounds: int = ROUNDS) -> None:
     found: list[float] = []
     masks = MaskConfig(accelerations=RATES).masks(SIZE)
     with tempfile.TemporaryDirectory() as folder:
-        chain = ServiceModel(atlas_policy(32), recover, task, added_columns(masks), Path(folder))
-        with serving(chain) as service:
+        model = ServiceModel(atlas_policy(32), recover, task, added_columns(masks), Path(folder))
+        with serving(model) as service:
             for scan in simulate_atlas_scans(rounds, SEED, FIRST, 8):
-                found += replay_scan(scan, LOOPBACK, service.port, every=EVERY).latencies
+                found += replay_scan(scan, LOOPBACK, service.port, tr=EVERY).latencies
                 if len(found) >= rounds:
                     break
     print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, 8 coils, {SIZE} x {SIZE}, "
@@ -125,8 +124,7 @@ def latency(rounds: int = ROUNDS) -> None:
 
 def published(slices: int = 27, warm: int = 2) -> None:
     """Print the latency with networks of the published size; the first slices are not counted."""
-    from taskuq.recover import build
-    from taskuq.recover.sampler._sample import SamplerRecovery
+    from taskuq.recover import SamplerRecovery, build
     from taskuq.recover.sampler._train import VarNetEstimator
     from taskuq.task import build as build_task
 
@@ -170,7 +168,7 @@ def _played(port: int, slices: int) -> list[float]:
     """Latencies of slices that are played against a service."""
     kspace = {k: _smooth(k, (8, 320, 320)) for k in range(slices)}
     scan = _StoredScan(ScanHeader("MR", "patient", (8, 320, 320), slices), kspace)
-    return replay_scan(scan, LOOPBACK, port, every=EVERY).latencies
+    return replay_scan(scan, LOOPBACK, port, tr=EVERY).latencies
 
 
 def _smooth(seed: int, shape: tuple[int, int, int]) -> Any:
@@ -188,8 +186,8 @@ def equality(patients: int = PATIENTS) -> None:
     masks = MaskConfig(accelerations=RATES).masks(SIZE)
     atlas, same, slices = Atlas(patients, SEED, first=FIRST, coils=8), 0, 0
     with tempfile.TemporaryDirectory() as folder:
-        chain = ServiceModel(policy, recover, task, added_columns(masks), Path(folder))
-        with serving(chain) as service:
+        model = ServiceModel(policy, recover, task, added_columns(masks), Path(folder))
+        with serving(model) as service:
             for scan in simulate_atlas_scans(patients, SEED, FIRST, 8):
                 for k, decision in replay_scan(scan, LOOPBACK, service.port).decisions.items():
                     scanner = SimulatedMRIScanner(atlas[slices].image, masks, RATES)
@@ -204,7 +202,7 @@ def equality(patients: int = PATIENTS) -> None:
 def noisy(measurement: Any, *, samples: int, seed: int) -> Tensor:
     """Zero-filled images with noise: a recovery that takes no time."""
     generator = torch.Generator().manual_seed(seed)
-    picture: Tensor = measurement.picture
+    picture: Tensor = measurement.preview
     return picture + 0.1 * torch.randn((samples, *picture.shape), generator=generator)
 
 

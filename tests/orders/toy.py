@@ -10,7 +10,7 @@ import torch
 from taskuq.experiments._mask_learning import MaskLearningConfig, _MaskLearner
 from taskuq.measure._masks import nested_masks
 from taskuq.measure._mri import MultiCoilMRI
-from taskuq.pipeline._executor import as_cases
+from taskuq.pipeline._local import as_cases
 
 SIZE, RATES = 16, (8.0, 4.0, 2.0)
 
@@ -49,7 +49,7 @@ class Draws:
         free = torch.fft.ifft2(
             torch.fft.ifftshift(noise * falling * ~measurement.mask, dim=(-2, -1)), norm="ortho"
         )
-        return (measurement.picture + free.real).float()
+        return (measurement.preview + free.real).float()
 
 
 def corner(images: Any) -> torch.Tensor:

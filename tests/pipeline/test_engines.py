@@ -15,7 +15,7 @@ import taskuq as tq
 from taskuq.cli.app import main
 from taskuq.pipeline._engines import ENGINES, RayOptions, SlurmOptions
 
-RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
+RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
 SLOW = tq.Pipeline(toy.measure, toy.slow_recover, toy.task)
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
@@ -145,7 +145,7 @@ class Backwards:
     done: ClassVar[list] = []
 
     @classmethod
-    def from_flags(cls, flags):
+    def from_options(cls, options):
         return cls()
 
     def ready(self, scratch):
@@ -153,7 +153,7 @@ class Backwards:
 
     def run(self, work, todo, progress):
         self.done.extend(todo[::-1])
-        work.do(todo[::-1], progress)
+        work.run(todo[::-1], progress)
 
 
 def test_an_engine_of_your_own_takes_one_registration(tmp_path, monkeypatch):

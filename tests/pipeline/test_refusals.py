@@ -9,7 +9,7 @@ import toy
 import taskuq as tq
 from taskuq.pipeline._engines import ENGINES, EngineOptions, RayOptions, SlurmOptions
 
-RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "quiet": True}
+RUN = {"accelerations": toy.ACCELERATIONS, "samples": 4, "seed": 3, "progress": False}
 
 
 def never(measurement, *, samples, seed):
@@ -60,7 +60,7 @@ def test_rounds_in_the_wrong_order_are_refused_at_once(accelerations):
 def test_flags_that_do_not_go_together_are_refused(flags, sentence):
     name, *said = flags
     with pytest.raises(tq.InputError, match=sentence):
-        ENGINES[name].from_flags(EngineOptions(*said))
+        ENGINES[name].from_options(EngineOptions(*said))
 
 
 def test_a_command_refuses_with_status_2_and_one_sentence(tmp_path):

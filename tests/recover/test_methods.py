@@ -195,7 +195,7 @@ def test_provenance_names_all_members_and_whatever_they_draw_around(tmp_path, sa
     assert set(samplers) <= set(referenced_files(run.recover))
 
 
-CLAIMS = [kind for kind in RECOVERIES.networks() if NETWORKS[kind].any_input]
+CLAIMS = [kind for kind in RECOVERIES.networks() if NETWORKS[kind].flexible_input]
 SHIPPED = [f"{kind}-atlas" for kind in CLAIMS if f"{kind}-atlas" in shipped()]
 SAMPLES = 3
 

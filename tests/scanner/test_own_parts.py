@@ -66,7 +66,7 @@ def test_what_a_run_was_made_with_is_served(planned, tmp_path):
     chain = open_service_model(policy, *OWN.values(), masks, tmp_path)
     known = chain.policy.provenance["fingerprints"]
     assert chain.void is None
-    assert (chain.recover.fingerprint, chain.task.fingerprint) == (known["recover"], known["task"])
+    assert chain.fingerprints == {name: known[name] for name in ("recover", "task")}
 
 
 @pytest.mark.parametrize("other", ["published masks", "other masks", "recover"])

@@ -76,7 +76,7 @@ def test_a_withdrawn_promise_is_withdrawn_in_state_trail_and_export(small, servi
     policy = small.policy(width=0.15)
     monitor = tq.Monitor(policy, delta=0.4)
     monitor.update(np.full((1, 60, small.SAMPLES), 0.999))
-    assert monitor.is_withdrawn
+    assert monitor.alarm
     played = replay_scan(
         small.scan_of(5, slices=1), HOST, serving(policy=policy, monitor=monitor).port
     )
@@ -105,8 +105,8 @@ def test_acquire_stores_that_its_parts_are_not_the_policys(small, tmp_path):
             policy, scanner, recover=Recover(), task=small.task, samples=small.SAMPLES,
             scan_id="A", state=tmp_path / "a.json",
         )  # fmt: skip
-    assert "another network" in scan.void
-    assert load_scan(tmp_path / "a.json", policy).void == scan.void
+    assert "another network" in scan.void_reason
+    assert load_scan(tmp_path / "a.json", policy).void_reason == scan.void_reason
 
 
 def test_a_state_of_an_earlier_version_promises_nothing(scanned):
@@ -156,7 +156,7 @@ def test_health_says_why_a_promise_was_withdrawn(small, serving):
     service = serving(policy=policy, monitor=monitor)
     assert service.health()["reason"] is None
     monitor.update(np.full((1, 60, small.SAMPLES), 0.999))
-    assert service.health()["reason"] == monitor.sentence
+    assert service.health()["reason"] == monitor.statement
 
 
 def test_the_trail_names_the_file_of_each_scan(scanned, tmp_path, capsys):

@@ -321,7 +321,7 @@ class _FlowTraining(RecoveryTraining):
             return recipe
         flow = cast(ConditionalFlow, recipe.network)
         fit = partial(_fit_inflation, flow, cases[1], device=_device(machine))
-        return replace(recipe, after=fit)
+        return replace(recipe, on_end=fit)
 
 
 def _device(machine: TrainerOptions) -> str:
@@ -350,7 +350,7 @@ def _flow_recipe(
     recipe = _likelihood_recipe(flow, _whole_pair, augment=augment)
     if pretrain is None:
         return recipe
-    return replace(recipe, before=(_unet_recipe(flow, augment), pretrain))
+    return replace(recipe, pretraining=(_unet_recipe(flow, augment), pretrain))
 
 
 def _residual_flow_recipe(config: FlowConfig, *, cuda_graphs: bool = False) -> Recipe:
@@ -405,7 +405,7 @@ def _likelihood_recipe(
         config=flow.config,
         loss=lambda net, batch, generator: step(*training_pair(batch, generator)).mean(),
         validate=lambda net, batch, generator: {"loss": bits(*pair(flow, batch, generator))},
-        first_batch=start,
+        example_batch=start,
     )
 
 

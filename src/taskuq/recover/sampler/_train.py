@@ -525,7 +525,7 @@ class _SamplerTraining(SamplerTrainingMixin, RecoveryTraining):
         recipe = self.sampler_recipe("sampler", estimates, machine)
         on_gpu = machine.accelerator != "cpu" and torch.cuda.is_available()
         net, device = cast(SamplerNet, recipe.network), "cuda" if on_gpu else "cpu"
-        return replace(recipe, after=partial(_fit_noise_scale, net, cases[1], estimates, device))
+        return replace(recipe, on_end=partial(_fit_noise_scale, net, cases[1], estimates, device))
 
 
 def _fit_noise_scale(
@@ -562,5 +562,11 @@ def load_task_network(config: TaskLossConfig) -> _FeatureTask:
 
 
 NETWORK = NetworkKind(
-    SamplerConfig, SamplerNet, _SamplerTraining, SamplerMethod, PRESETS, large=True, any_input=True
+    SamplerConfig,
+    SamplerNet,
+    _SamplerTraining,
+    SamplerMethod,
+    PRESETS,
+    large=True,
+    flexible_input=True,
 )

@@ -49,7 +49,7 @@ def policy(unit="case", width=0.02):
     table = tq.Pipeline(measure, recover, task).run(
         [image(k) for k in range(90)], case=[f"old-{k}" for k in range(90)],
         group=[f"patient {k // 3}" for k in range(90)], accelerations=RATES, samples=SAMPLES,
-        seed=0, task_range=(0, 1), quiet=True,
+        seed=0, task_range=(0, 1), progress=False,
     )  # fmt: skip
     return tq.plan(table, alpha=0.2, max_width=width, unit=unit)
 
@@ -66,10 +66,10 @@ def serve(folder, port):
     from taskuq.service._server import Service
     from taskuq.service._session import ServiceModel
 
-    chain = ServiceModel(
+    model = ServiceModel(
         tq.load_policy(folder / "policy.json"), recover, task, COLUMNS, folder / "states"
     )
-    Service(chain, port=port).start()
+    Service(model, port=port).start()
     while True:
         time.sleep(1)
 

@@ -1,9 +1,11 @@
 """The command line: exit status, records, and one sentence for bad input."""
 
 import csv
+import io
 import json
 import subprocess
 import sys
+from importlib import import_module
 from inspect import signature
 
 import numpy as np
@@ -11,7 +13,8 @@ import pytest
 
 import taskuq as tq
 from taskuq.cli import app
-from taskuq.cli.app import main
+from taskuq.cli import calibrate as bounds
+from taskuq.cli.app import WIDEST, main, print_wrapped
 from taskuq.cli.calibrate import calibrate, evaluate
 from taskuq.cli.plan import plan, simulate
 from taskuq.errors import InputError
@@ -55,25 +58,24 @@ def test_evaluate_writes_the_record_to_stdout(table, capsys):
 
 def test_a_quantile_for_each_end_is_compared_and_calibrated(table, capsys, tmp_path):
     flags = ("--score", "mlwr", "--acceleration", "8", "--side", "each", "--unit", "case")
-    assert run("evaluate", table, *flags, "--trials", "50", "--json", "-") == 0
+    assert run("evaluate", table, *flags, "--splits", "50", "--json", "-") == 0
     captured = capsys.readouterr()
     result = json.loads(captured.out)["results"][0]
     path = tmp_path / "bound.json"
 
     assert f"{result['width']['mean'] / result['width_by_one']['mean']:.3f}" in captured.err
-    assert "the choice was made on other cases" in captured.err
     assert run("calibrate", table, *flags, "-o", path) == 0
     assert "below, " in capsys.readouterr().err
     assert run("predict", path, table, "-o", tmp_path / "intervals.csv") == 0
     capsys.readouterr()
-    assert "takes --trials" in refused(capsys, "evaluate", table, *flags, "--exact")
+    refused(capsys, "evaluate", table, *flags, "--exact")
 
 
 def test_exact_and_drawn_evaluations_agree(table, capsys):
     flags = ("--score", "lwr", "--acceleration", "8", "--unit", "case", "--json", "-")
     run("evaluate", table, "--exact", *flags)
     exact = json.loads(capsys.readouterr().out)["results"][0]
-    run("evaluate", table, "--trials", "500", *flags)
+    run("evaluate", table, "--splits", "500", *flags)
     drawn = json.loads(capsys.readouterr().out)["results"][0]
 
     # Six standard errors of a seeded mean.
@@ -83,7 +85,7 @@ def test_exact_and_drawn_evaluations_agree(table, capsys):
 
 def test_the_same_seed_gives_the_same_record(table, tmp_path, capsys):
     for name in ("a.json", "b.json"):
-        run("evaluate", table, "--trials", "50", "--seed", "4", "--json", tmp_path / name)
+        run("evaluate", table, "--splits", "50", "--seed", "4", "--json", tmp_path / name)
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
@@ -118,7 +120,7 @@ def test_a_policy_goes_from_plan_to_file(table, tmp_path, capsys):
 
 
 def test_simulate_has_the_layout_of_its_schema(table, capsys):
-    assert run("simulate", table, "--alpha", "0.1", "--max-width", "0.2", "--trials", "20",
+    assert run("simulate", table, "--alpha", "0.1", "--max-width", "0.2", "--splits", "20",
                "--unit", "case", "--json", "-") == 0  # fmt: skip
     record = json.loads(capsys.readouterr().out)
 
@@ -135,9 +137,9 @@ def test_figures_are_drawn_on_request(table, tmp_path, capsys):
 
 
 def test_plan_size_answers_in_a_sentence_and_a_record(capsys):
-    assert run("plan-size", "--json", "-") == 0
+    assert run("sample-size", "--json", "-") == 0
     assert json.loads(capsys.readouterr().out)["n_calibration"] == 442
-    run("plan-size")
+    run("sample-size")
     assert capsys.readouterr().out.startswith("442 calibration cases")
 
 
@@ -149,16 +151,16 @@ def test_plan_size_answers_in_a_sentence_and_a_record(capsys):
         (("evaluate", "{table}", "--score", "best"), "unknown score"),
         (("evaluate", "{table}", "--acceleration", "3"), "not in the table"),
         (("evaluate", "{table}", "--samples", "99"), "cannot keep"),
-        (("evaluate", "{table}", "--samples", "two"), "numbers separated by commas"),
-        (("evaluate", "{table}", "--range", "0.4,0.5"), "outside the declared range"),
+        (("evaluate", "{table}", "--samples", "two"), "--samples must be"),
+        (("evaluate", "{table}", "--range", "0.4,0.5"), "0.4, 0.5"),
         (("evaluate", "{table}", "--exact", "--unit", "group"), "splits by case"),
         (("evaluate", "{table}", "--no-such-flag"), "no-such-flag"),
         (("evaluate",), "TABLE"),
         (("calibrate", "{table}"), "--acceleration"),
         (("calibrate", "{table}", "--acceleration", "8", "--joint", "max"), "several tasks"),
-        (("plan", "{table}"), "when to stop is missing"),
+        (("plan", "{table}"), "--max-width"),
         (("simulate", "{table}", "--max-width", "-1"), "positive"),
-        (("plan-size", "--epsilon", "0"), "epsilon"),
+        (("sample-size", "--epsilon", "0"), "epsilon"),
         (("run", "absent.toml", "-o", "x"), "absent.toml"),
         (("status", "absent"), "table"),
     ],
@@ -201,11 +203,11 @@ def test_a_missing_extra_is_named(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["calibrate", "plan", "simulate", "evaluate"])
-def test_one_new_case_has_no_share_of_cases(table, capsys, command):
+def test_cases_need_groups(table, capsys, command):
     more = {"calibrate": ("--acceleration", 8), "evaluate": ()}.get(command, ("--max-width", 0.2))
     said = refused(capsys, command, table, "--unit", "case", "--cases", "all", *more)
 
-    assert "cases='all' is about the cases of a new group, but the unit is one case" in said
+    assert "--cases" in said
 
 
 def test_classes_of_groups_are_read_in_either_way(table, capsys, tmp_path):
@@ -218,14 +220,14 @@ def test_classes_of_groups_are_read_in_either_way(table, capsys, tmp_path):
         assert json.loads(path.read_text())["guarantee"]["within"] == within
         assert ("given the class it falls in" in said) == (within == "case")
         assert ("in a new group that has some" in said) == (within == "group")
-    assert "leave it out" in refused(capsys, "calibrate", table, *flags[:2], "--within", "case")
+    refused(capsys, "calibrate", table, *flags[:2], "--within", "case")
 
 
 def test_a_table_is_cut_into_two_by_its_groups(tmp_path):
     whole = synthetic_outputs(SyntheticTable(volumes=10), seed=0)
     whole.save(tmp_path / "table.npz")
     part, rest = tmp_path / "part.npz", tmp_path / "rest.npz"
-    main(f"table {tmp_path}/table.npz --share 0.3 -o {part} --rest {rest}".split())
+    main(f"table {tmp_path}/table.npz --fraction 0.3 -o {part} --remainder {rest}".split())
     part, rest = tq.TaskOutputs.load(part), tq.TaskOutputs.load(rest)
 
     assert len(set(part.group)) == 3
@@ -249,7 +251,7 @@ def test_an_error_of_a_process_that_reads_data_is_its_sentence_alone(monkeypatch
     assert capsys.readouterr().err == "taskuq: a slice is damaged; prepare it again\n"
 
 
-@pytest.mark.parametrize("command", ["calibrate", "predict", "evaluate", "plan", "simulate"])
+@pytest.mark.parametrize("command", ["calibrate", "evaluate", "plan", "simulate"])
 def test_help_names_every_format_of_a_table(command, capsys):
     main([command, "--help"])
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
@@ -269,8 +271,120 @@ def test_what_is_compared_by_default_holds_what_is_calibrated_by_default():
 
 
 def test_the_package_itself_is_the_command():
-    asked = [sys.executable, "-m", "taskuq", "plan-size", "--alpha", "1.5"]
+    asked = [sys.executable, "-m", "taskuq", "sample-size", "--alpha", "1.5"]
     ended = subprocess.run(asked, capture_output=True, text=True, check=False)
 
     assert ended.returncode == 2
     assert ended.stderr.startswith("taskuq: ")
+
+
+LINES = ["One sentence that is longer than a narrow terminal is wide.", "  0.2 ± 0  is the width"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("columns", [12, 40, 1000])
+def test_a_terminal_gets_no_line_that_is_too_long_and_every_word(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stderr", Terminal())
+    print_wrapped([*LINES, "word " * 50])
+
+    said = sys.stderr.getvalue()
+    assert max(map(len, said.splitlines())) <= min(columns, WIDEST)
+    assert said.split() == " ".join([*LINES, "word " * 50]).split()
+
+
+def test_a_file_gets_one_line_for_each(capsys):
+    print_wrapped(LINES)
+
+    assert capsys.readouterr().err.splitlines() == LINES
+
+
+RNG = np.random.default_rng(3)
+TRUTH = RNG.random((60, 2))
+OUTPUTS = np.clip(TRUTH[:, None] + 0.1 * RNG.standard_normal((60, 4, 2)), 0, 1)
+HEAD = ["case", "group", "acceleration", "task", "lower", "upper", "width", "center", "target"]
+
+
+@pytest.fixture
+def files(tmp_path):
+    table, bound = tmp_path / "table.npz", tmp_path / "bound.json"
+    tq.TaskOutputs(
+        OUTPUTS[None], TRUTH, (8,), group=np.arange(60) // 5, task_names=("tear", "fluid")
+    ).save(table)
+    main(["calibrate", str(table), "--joint", "scale", "--alpha", "0.2", "-o", str(bound)])
+    return bound, table, tmp_path / "intervals.csv"
+
+
+def predict(files):
+    bound, table, output = files
+    main(["predict", str(bound), str(table), "-o", str(output)])
+    return output.read_bytes()
+
+
+def expected(bound, table):
+    """One line at a time, each from its own case and task."""
+    loaded, interval = tq.TaskOutputs.load(table), bounds._load(bound)(OUTPUTS)
+    yield [*HEAD, "covered"]
+    for i, k in np.ndindex(60, 2):
+        one, z = interval[i, k], float(TRUTH[i, k])
+        numbers = (one.lower, one.upper, one.width, one.center, z)
+        yield [str(i), str(loaded.group[i]), "8", loaded.task_names[k],
+               *(repr(float(v)) for v in numbers), str(int(one.contains(z)))]  # fmt: skip
+
+
+@pytest.mark.parametrize("cases", [7, 65536])
+def test_each_line_is_that_of_its_case_and_task(files, monkeypatch, cases):
+    monkeypatch.setattr(bounds, "CASES", cases)
+    lines = predict(files).decode().splitlines()
+
+    assert list(csv.reader(lines)) == list(expected(*files[:2]))
+
+
+def test_no_property_of_all_intervals_is_computed_for_each_line(files, monkeypatch):
+    asked = []
+    for name in ("width", "center"):
+        whole = getattr(tq.Interval, name)
+        monkeypatch.setattr(
+            tq.Interval, name, property(lambda self, f=whole.fget: asked.append(1) or f(self))
+        )
+    predict(files)
+
+    assert len(asked) == 2
+
+
+def test_the_bound_of_one_task_is_asked_for_that_task(files, capsys):
+    bound, table, output = map(str, files)
+    main(["calibrate", table, "--task", "fluid", "--alpha", "0.2", "-o", bound])
+    with pytest.raises(SystemExit):
+        main(["predict", bound, table, "-o", output])
+    assert "tear, fluid; use --task" in capsys.readouterr().err
+    main(["predict", bound, table, "--task", "fluid", "-o", output])
+
+    assert {row["task"] for row in csv.DictReader(files[2].read_text().splitlines())} == {"fluid"}
+
+
+def test_every_option_has_one_help_text():
+    used = set()
+    for name, texts in app.COMMANDS.items():
+        module = import_module(f"taskuq.cli.{texts['module']}")
+        command = module.train_command("varnet") if name == "train" else getattr(
+            module, name.split()[-1].replace("-", "_")
+        )  # fmt: skip
+        options = set(signature(command).parameters) - {"goal"}
+        assert options <= texts.keys() | app.OPTIONS.keys(), name
+        assert texts.keys() - options <= {"help", "module", "example"}, name
+        used |= options
+    assert app.OPTIONS.keys() <= used
+
+
+@pytest.mark.parametrize(("words", "last"), [(["foo"], "data"), (["data", "foo"], "atlas-base")])
+def test_an_unknown_command_gets_the_whole_list(words, last, capsys):
+    error = refused(capsys, *words)
+    depth = len(words) - 1
+    commands = [name.split() for name in app.COMMANDS if name.startswith("data " * depth)]
+    assert error.rstrip().endswith(last)
+    assert all(name[depth] in error for name in commands)
