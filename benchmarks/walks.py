@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 import taskuq as tq
-
 try:
     from taskuq.cli.app import main
 except ImportError:
